@@ -1,0 +1,65 @@
+"""Logistic regression on the adversary's own columns: what its auxiliary labels are worth without the federation."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression as Classifier
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from torch import Tensor
+
+from vflsec.core.attack import Attack
+from vflsec.core.view import Guess, Need, View
+
+PENALTIES = np.logspace(-4, 2, 7)
+
+
+class LogisticRegression(Attack):
+    """Regularised logistic regression from own columns to labels, fitted on the auxiliary samples alone.
+
+    It reads neither the model nor a message, so its leak is a prior: an adversary who never joined reaches it. It is a
+    candidate for *alone* beside every attack, because a small neural network on few labels is a weak opponent.
+
+    The penalty C is chosen among 10^-4 .. 10^2 by log loss on folds of the auxiliary samples.
+
+    Source: common practice; ``A_prior`` of FedHSSL (arXiv 2208.10278), section VI-B, asks the same question.
+
+    Args:
+        folds: of the search for C; fewer where a class has fewer auxiliary samples, none (C = 1) below two.
+    """
+
+    name = "logistic"
+    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
+    reference = "none: the baseline 'alone' of this toolkit"
+    verified = "scikit-learn's own estimator"
+
+    def __init__(self, *, folds: int = 5) -> None:
+        self.folds = folds
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return log-probabilities (n, C) for every split."""
+        x, y = view.features["train"][view.aux_rows].cpu().numpy(), view.aux_labels.cpu().numpy()
+        folds = min(self.folds, int(np.bincount(y)[np.unique(y)].min()))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ConvergenceWarning)
+            model = self._fit(x, y, folds, seed=int(torch.randint(2**31, (), generator=rng)))
+        scores = {split: self._log_probabilities(model, own, view.n_classes) for split, own in view.features.items()}
+        unfinished = any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
+        return Guess(scores, converged=not unfinished, budget={"fits": folds * len(PENALTIES) + 1})
+
+    def _fit(self, x: np.ndarray, y: np.ndarray, folds: int, seed: int) -> Classifier:
+        if folds < 2:
+            return Classifier(max_iter=2000).fit(x, y)
+        split = StratifiedKFold(folds, shuffle=True, random_state=seed)
+        search = GridSearchCV(Classifier(max_iter=2000), {"C": PENALTIES}, scoring="neg_log_loss", cv=split)
+        return search.fit(x, y).best_estimator_
+
+    def _log_probabilities(self, model: Classifier, own: Tensor, n_classes: int) -> Tensor:
+        """Return (n, C); a class without an auxiliary sample is the least likely one everywhere."""
+        known = torch.from_numpy(model.predict_log_proba(own.cpu().numpy())).clamp_min(-1e4)
+        scores = torch.full((len(own), n_classes), float(known.min()) - 1.0, dtype=known.dtype)
+        scores[:, torch.as_tensor(model.classes_)] = known
+        return scores

@@ -1,0 +1,220 @@
+"""Passive model completion (MC): put a head on one's own trained bottom model, fit it on few auxiliary labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vflsec.core.attack import Attack
+from vflsec.core.checks import fraction, positive
+from vflsec.core.view import Guess, Need, View
+
+
+class Budget(NamedTuple):
+    """What one fit may spend: the source's numbers for each mode."""
+
+    epochs: int
+    lr: float
+    batch: int
+
+
+BUDGETS = {"supervised": Budget(300, 5e-3, 64), "mixmatch": Budget(25, 2e-3, 16)}
+
+
+class ModelCompletion(Attack):
+    """Label inference from one's own bottom model and a handful of labelled samples.
+
+    *supervised*: embeddings are standardised by the adversary's own training rows, then one linear layer is fitted by
+    cross-entropy. Source: FedHSSL (arXiv 2208.10278), section VI-B: "trains an inference head"; its team's public
+    pipeline has Adam, lr 0.005, weight decay 1e-6, 300 epochs, batch 64. Standardising is ours: it makes one learning
+    rate fit embeddings of any scale, and only strengthens the attack.
+
+    *mixmatch*: semi-supervised, with all other training rows unlabelled. Source: Fu et al., USENIX Security 2022,
+    section 4.1 and released code: T = 0.8, alpha = 0.75, lambda_u = 50, Adam 2e-3, EMA 0.999, 25 x 1024 steps.
+    Labelled and unlabelled rows go through the network in one batch, which is what the source's interleaving is for.
+
+    Fu's paper fine-tunes the bottom model; the released code in effect freezes it, and so does the default here.
+
+    Args:
+        mode: ``supervised`` or ``mixmatch``.
+        freeze_bottom: keep the bottom model as the federation left it.
+        layers: depth of the mixmatch head, blocks of BatchNorm, ReLU, Linear.
+        epochs: passes (supervised) or rounds of ``steps`` updates (mixmatch); None for the source's number.
+        steps: updates in one mixmatch epoch.
+        lr: learning rate; None for the source's.
+        batch: labelled rows in a batch (as many unlabelled ones in mixmatch); None for the source's.
+    """
+
+    name = "mc"
+    needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
+    reference = "Fu et al., USENIX Security 2022, section 4.1 (mixmatch); He et al. 2022, arXiv 2208.10278, VI-B"
+    verified = "mixmatch: against published figures of a public re-implementation; supervised: unverified"
+
+    def __init__(
+        self,
+        *,
+        mode: Literal["supervised", "mixmatch"] = "supervised",
+        freeze_bottom: bool = True,
+        layers: int = 1,
+        epochs: int | None = None,
+        steps: int = 1024,
+        lr: float | None = None,
+        batch: int | None = None,
+    ) -> None:
+        default = BUDGETS[mode]
+        self.mode = mode
+        self.freeze_bottom = freeze_bottom
+        self.layers = layers
+        self.epochs = epochs or default.epochs
+        self.steps = steps
+        self.lr = lr or default.lr
+        self.batch = batch or default.batch
+        positive(layers=layers, epochs=self.epochs, steps=steps, lr=self.lr, batch=self.batch)
+
+    def alone(self) -> Attack:
+        """Return the same training from an untrained bottom model, all of it fitted: the prior of this attack."""
+        return ModelCompletion(
+            mode=self.mode,
+            freeze_bottom=False,
+            layers=self.layers,
+            epochs=self.epochs,
+            steps=self.steps,
+            lr=self.lr,
+            batch=self.batch,
+        )
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return logits (n, C) of the completed model."""
+        assert view.model is not None
+        bottom = view.model.requires_grad_(not self.freeze_bottom).train(not self.freeze_bottom)
+        fit = self._supervised if self.mode == "supervised" else self._mixmatch
+        completed, losses = fit(bottom, view, rng)
+        completed.eval()
+        with torch.no_grad():
+            scores = {split: completed(own) for split, own in view.features.items()}
+        updates = self.epochs * (self.steps if self.mode == "mixmatch" else -(-len(view.aux_rows) // self.batch))
+        return Guess(scores, converged=not still_falling(losses), budget={"updates": updates})
+
+    def _supervised(self, bottom: nn.Module, view: View, rng: torch.Generator) -> tuple[nn.Module, list[float]]:
+        own = view.features["train"]
+        with torch.no_grad():
+            embeddings = bottom(own)  # (n, d)
+        scale = Standardize(embeddings)
+        head = nn.Linear(embeddings.shape[1], view.n_classes).to(own.device)
+        completed = nn.Sequential(bottom, scale, head)
+        x, y, fitted = own[view.aux_rows], view.aux_labels, completed
+        if self.freeze_bottom:  # what does not change is computed once
+            x, fitted = scale(embeddings[view.aux_rows]), nn.Sequential(head)
+        optimizer = torch.optim.Adam(fitted.parameters(), self.lr, weight_decay=1e-6, fused=True)
+        losses = []
+        for _ in range(self.epochs):
+            total = 0.0
+            for rows in torch.randperm(len(y), generator=rng).to(y.device).split(self.batch):
+                loss = F.cross_entropy(fitted(x[rows]), y[rows])
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                total += loss.item() * len(rows)
+            losses.append(total / len(y))
+        return completed, losses
+
+    def _mixmatch(self, bottom: nn.Module, view: View, rng: torch.Generator) -> tuple[nn.Module, list[float]]:
+        own, n = view.features["train"], view.n_classes
+        known = torch.ones(len(own), dtype=torch.bool, device=own.device)
+        known[view.aux_rows] = False
+        x_known, x_other = own[view.aux_rows], own[known]
+        y_known = F.one_hot(view.aux_labels, n).float()
+        with torch.no_grad():
+            width = bottom(own[:2]).shape[1]
+        head = inference_head(width, n, self.layers).to(own.device)
+        completed = nn.Sequential(bottom, head)
+        fitted = [p for p in completed.parameters() if p.requires_grad]
+        average = [p.detach().clone() for p in fitted]
+        optimizer = torch.optim.Adam(fitted, self.lr, fused=True)
+        size = min(self.batch, len(x_known), len(x_other))
+        losses = []
+        for epoch in range(self.epochs):
+            total = torch.zeros((), device=own.device)
+            for step, draw in enumerate(self._draws(len(x_known), len(x_other), size, rng)):
+                x, q = x_known[draw.known], y_known[draw.known]
+                u = x_other[draw.other]
+                with torch.no_grad():
+                    guessed = sharpen(F.softmax(completed(u), dim=1), temperature=0.8)
+                inputs, targets = torch.cat([x, u]), torch.cat([q, guessed])  # (2B, p), (2B, C)
+                inputs = torch.lerp(inputs[draw.partner], inputs, draw.share)
+                targets = torch.lerp(targets[draw.partner], targets, draw.share)
+                logits = completed(inputs)
+                labelled = F.cross_entropy(logits[:size], targets[:size])
+                unlabelled = F.mse_loss(F.softmax(logits[size:], dim=1), targets[size:])
+                loss = labelled + 50 * ((epoch + step / self.steps) / self.epochs) * unlabelled
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                with torch.no_grad():
+                    torch._foreach_lerp_(average, fitted, 1 - 0.999)
+                    torch._foreach_mul_(fitted, 1 - 0.02 * self.lr)
+                total += labelled.detach()
+            losses.append(float(total) / self.steps)
+        with torch.no_grad():
+            for parameter, mean in zip(fitted, average, strict=True):
+                parameter.copy_(mean)
+        return completed, losses
+
+    def _draws(self, n_known: int, n_other: int, size: int, rng: torch.Generator) -> Iterator[Draw]:
+        """Yield the random choices of one epoch, drawn at once because drawing them singly is half the cost."""
+        known = torch.rand(self.steps, n_known, generator=rng).argsort(dim=1)[:, :size]
+        other = torch.randint(n_other, (self.steps, size), generator=rng)
+        partner = torch.rand(self.steps, 2 * size, generator=rng).argsort(dim=1)
+        beta = np.random.default_rng(int(torch.randint(2**31, (), generator=rng))).beta(0.75, 0.75, self.steps)
+        for row in zip(known, other, partner, np.maximum(beta, 1 - beta), strict=True):
+            yield Draw(*row)
+
+
+class Draw(NamedTuple):
+    """The random choices of one mixmatch step: rows, mixing partners (2B,), and the share of the row itself."""
+
+    known: Tensor
+    other: Tensor
+    partner: Tensor
+    share: float
+
+
+class Standardize(nn.Module):
+    """Maps (B, d) to zero mean and unit deviation by the statistics of given embeddings (n, d); nothing is learned."""
+
+    def __init__(self, embeddings: Tensor) -> None:
+        super().__init__()
+        self.mean = embeddings.mean(dim=0)
+        self.deviation = embeddings.std(dim=0, correction=0).clamp_min(1e-12)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the standardised embeddings (B, d)."""
+        return (h - self.mean) / self.deviation
+
+
+def inference_head(width: int, n_classes: int, layers: int) -> nn.Sequential:
+    """Return Fu's head: ``layers - 1`` blocks BatchNorm-ReLU-Linear(width, width), then one to C classes."""
+    widths = [width] * layers + [n_classes]
+    blocks = [
+        nn.Sequential(nn.BatchNorm1d(a), nn.ReLU(), nn.Linear(a, b)) for a, b in zip(widths, widths[1:], strict=False)
+    ]
+    return nn.Sequential(*blocks)
+
+
+def sharpen(p: Tensor, *, temperature: float) -> Tensor:
+    """Return p^(1/T) / sum p^(1/T), row by row (B, C)."""
+    fraction(temperature=temperature)
+    powered = p ** (1 / temperature)
+    return powered / powered.sum(dim=1, keepdim=True)
+
+
+def still_falling(losses: list[float]) -> bool:
+    """Whether the loss had not settled: its last tenth lies below the tenth before by over 1 % of the whole fall."""
+    tenth = max(1, len(losses) // 10)
+    last, before = np.mean(losses[-tenth:]), np.mean(losses[-2 * tenth : -tenth] or losses[:1])
+    return bool(before - last > 0.01 * max(losses[0] - last, 0.0) and before > last)

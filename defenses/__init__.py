@@ -1,0 +1,5 @@
+"""Defences: each changes what leaves a party. One file each."""
+
+CATALOGUE = {
+    "iso": "vflsec.defenses.iso:IsotropicNoise",
+}

@@ -1,0 +1,44 @@
+"""Plain split learning: embeddings go up and gradients come down in clear."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vflsec.core.message import Kind
+from vflsec.core.protocol import Boundary, Step
+
+
+class PlainBoundary(Boundary):
+    """The boundary of ordinary split learning; nothing is hidden but what the parties' own defences hide.
+
+    Source: Vepakomma et al. 2018 (arXiv 1812.00564), the vertically partitioned configuration.
+    """
+
+    name = "plain"
+    reference = "Vepakomma et al. 2018, arXiv 1812.00564, vertically partitioned configuration"
+    reveals = {  # noqa: RUF012  (declared ClassVar in the base class)
+        "active": ("the embedding of every row that it asks for, after the passive party's defences",),
+        "passive": ("the loss gradient with respect to each embedding it sent, after the active party's defences",),
+    }
+
+    def up(self, h: Tensor, step: Step) -> Tensor:
+        """Send the embedding (B, d); return what the active party received (B, d)."""
+        message = self.passive.send(
+            Kind.EMBEDDING, {"value": h}, to=self.active.name, step=step.number, phase=step.phase, rows=step.rows
+        )
+        received: Tensor = message.payload["value"]
+        return received
+
+    def down(self, g: Tensor, step: Step) -> Tensor:
+        """Send the gradient (B, d); return what the passive party received (B, d)."""
+        message = self.active.send(
+            Kind.GRADIENT,
+            {"value": g},
+            to=self.passive.name,
+            step=step.number,
+            phase=step.phase,
+            rows=step.rows,
+            labels=step.labels,
+        )
+        received: Tensor = message.payload["value"]
+        return received

@@ -1,0 +1,38 @@
+"""Measure what a vertical federated learning system leaks.
+
+    import vflsec
+    report = vflsec.evaluate(attack="mc", defense="iso", strengths=[1, 5, 25])
+    print(report.table())
+
+Names are imported on first use, so ``import vflsec`` and ``vflsec --help`` do not load torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vflsec.api import attack, evaluate, load_dataset, train
+    from vflsec.report.report import Report
+
+__version__ = "0.1.0"
+__all__ = ["Report", "__version__", "attack", "evaluate", "load_dataset", "train"]
+
+_HOME = {
+    "Report": "vflsec.report.report",
+    "attack": "vflsec.api",
+    "evaluate": "vflsec.api",
+    "load_dataset": "vflsec.api",
+    "train": "vflsec.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'vflsec' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,5 @@
+"""``python -m vflsec`` is ``vflsec``."""
+
+from vflsec.cli import main
+
+main()

@@ -1,0 +1,78 @@
+"""The command line. Commands are imported when they run: help and lists load no torch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import click
+
+from vflsec import __version__
+from vflsec.core.errors import VflsecError
+
+COMMANDS = {
+    "list": "List attacks, defenses, methods, protocols and datasets.",
+    "show": "Show the card of one attack, defense, method, protocol or dataset.",
+    "train": "Train one federation and save it.",
+    "eval": "Train, defend, attack: print the privacy-utility table, draw the curve.",
+    "report": "Print a finished evaluation again, in any format.",
+}
+
+
+class Lazy(click.Group):
+    """A group whose commands are modules of this package, with their short help kept here."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names, in the order of use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f"vflsec.cli.{cmd_name}_").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands from the table, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run, turning our errors into one line and their exit code."""
+        try:
+            return super().invoke(ctx)
+        except VflsecError as error:
+            if ctx.params["traceback"]:
+                raise
+            raise Failure(error) from None
+
+
+class Failure(click.ClickException):
+    """One line on stderr, and the exit code of the error."""
+
+    def __init__(self, error: VflsecError) -> None:
+        super().__init__(str(error))
+        self.exit_code = error.exit_code
+
+
+@click.group(cls=Lazy, context_settings={"auto_envvar_prefix": "VFLSEC", "help_option_names": ["-h", "--help"]})
+@click.option("--traceback", is_flag=True, help="Show where an error came from.")
+@click.version_option(__version__, prog_name="vflsec")
+def cli(traceback: bool) -> None:  # noqa: ARG001  (read from the context)
+    """Measure what a vertical federated learning system leaks.
+
+    \b
+    vflsec eval --attack mc --defense iso --lambda 1,5,25
+    vflsec list attacks
+    vflsec show attack mc
+
+    Results go to stdout, all else to stderr. Exit codes: 0 done and gates hold, 1 a gate failed, 2 wrong usage,
+    3 a cell errored or diverged, 130 interrupted (finished results are kept).
+    """
+
+
+def main() -> None:
+    """Run the command line."""
+    cli(prog_name="vflsec")

@@ -1,0 +1,26 @@
+"""``vflsec list``: what there is, read without importing any of it."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from vflsec.core import registry
+
+
+@click.command("list")
+@click.argument("kind", type=click.Choice(list(registry.PACKAGES)), required=False)
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def command(kind: str | None, form: str) -> None:
+    """List attacks, defenses, methods, protocols and datasets."""
+    kinds = [kind] if kind else list(registry.PACKAGES)
+    found = {k: {name: registry.summary(entry) for name, entry in registry.entries(k).items()} for k in kinds}
+    if form == "json":
+        click.echo(json.dumps(found, ensure_ascii=False))
+        return
+    width = max((len(name) for names in found.values() for name in names), default=0)
+    for k, names in found.items():
+        click.echo(f"{k}:")
+        for name, text in names.items():
+            click.echo(f"  {name:{width}}  {text}")

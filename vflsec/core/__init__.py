@@ -1,0 +1,1 @@
+"""What every part of vflsec stands on; it imports no plug-in."""

@@ -1,0 +1,107 @@
+"""Base class of attacks: a subclass turns a View into a Guess; everything that must not vary is final here."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, ClassVar, final
+
+import torch
+from torch import nn
+
+from vflsec.core.errors import InsufficientView
+from vflsec.core.view import Guess, Need, View
+
+
+class Attack(ABC):
+    """An adversary's procedure. It never sees the truth and never computes its own success.
+
+    Class attributes:
+        name: short, as in the papers.
+        side: who can mount it, ``passive`` or ``active``.
+        target: what it recovers, ``labels`` | ``features`` | ``attribute`` | ``membership``.
+        needs: what the view must hold.
+        reference: paper and section.
+        verified: against what the implementation was checked, or "unverified".
+        version: raised whenever results change; part of every cache key.
+    """
+
+    name: ClassVar[str]
+    side: ClassVar[str] = "passive"
+    target: ClassVar[str] = "labels"
+    needs: ClassVar[frozenset[Need]]
+    reference: ClassVar[str]
+    verified: ClassVar[str]
+    version: ClassVar[int] = 1
+
+    @abstractmethod
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return a guess for every row of ``view.features``.
+
+        Args:
+            view: a private copy; changing it leaves no trace.
+            rng: the attacker's own randomness, on the CPU.
+        """
+
+    @final
+    def __call__(self, view: View, *, seed: int) -> Guess:
+        """Check the view, seed, run on a private copy, check the guess.
+
+        Raises:
+            InsufficientView: the view lacks a need.
+            UsageError: the guess does not fit the view.
+        """
+        self.check(view.side, view.has())
+        devices = {x.device for x in view.features.values() if x.is_cuda}
+        with torch.random.fork_rng(sorted(devices, key=str)), torch.enable_grad():
+            torch.manual_seed(seed)
+            guess = self.run(view.private_copy(), rng=torch.Generator().manual_seed(seed))
+        return guess.checked(view)
+
+    @final
+    def check(self, side: str, shown: Iterable[Need]) -> None:
+        """Raise InsufficientView if an adversary on ``side`` who sees ``shown`` cannot mount this attack."""
+        if side != self.side:
+            raise InsufficientView(
+                f"attack {self.name!r} is for the {self.side} side, got an adversary on the {side} side: "
+                f"choose another --adversary"
+            )
+        missing = sorted(self.needs - set(shown))
+        if missing:
+            raise InsufficientView(
+                f"attack {self.name!r} needs {', '.join(missing)}; this adversary has only {', '.join(sorted(shown))}"
+            )
+
+    def alone(self) -> Attack | None:
+        """Return the same attacker without the federation, run on ``View.without_federation``, or None.
+
+        Its leak is the prior: what the adversary could do had it never joined.
+        """
+        return None
+
+    def optimizer(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer | None:
+        """Return the optimizer that a malicious adversary trains its own bottom with, or None to play by the rules."""
+        return None
+
+    @property
+    def acts_in_training(self) -> bool:
+        """Whether this attack changes the adversary's own training, so that it needs a training of its own."""
+        return type(self).optimizer is not Attack.optimizer
+
+    def __repr__(self) -> str:
+        """Show every option: the label in tables and the id in tests."""
+        options = ", ".join(f"{key}={value!r}" for key, value in sorted(vars(self).items()) if key[0] != "_")
+        return f"{self.name}({options})"
+
+
+def describe(attack: type[Attack]) -> dict[str, Any]:
+    """Return the card of an attack as data."""
+    return {
+        "name": attack.name,
+        "recovers": attack.target,
+        "adversary": attack.side,
+        "needs": ", ".join(sorted(attack.needs)),
+        "reference": attack.reference,
+        "verified": attack.verified,
+        "version": attack.version,
+    }

@@ -1,0 +1,49 @@
+"""Checks of a single argument: the keyword is the name the message shows.
+
+>>> positive(epochs=0)
+Traceback (most recent call last):
+    ...
+vflsec.core.errors.UsageError: expected epochs > 0, got 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from difflib import get_close_matches
+
+from vflsec.core.errors import UsageError
+
+
+def positive(**named: float) -> None:
+    """Raise UsageError unless every named number is greater than zero."""
+    for name, value in named.items():
+        if not value > 0:
+            raise UsageError(f"expected {name} > 0, got {value}")
+
+
+def non_negative(**named: float) -> None:
+    """Raise UsageError unless every named number is at least zero."""
+    for name, value in named.items():
+        if not value >= 0:
+            raise UsageError(f"expected {name} >= 0, got {value}")
+
+
+def fraction(**named: float) -> None:
+    """Raise UsageError unless every named number lies in (0, 1]."""
+    for name, value in named.items():
+        if not 0 < value <= 1:
+            raise UsageError(f"expected 0 < {name} <= 1, got {value}")
+
+
+def one_of(known: Collection[str], **named: str) -> None:
+    """Raise UsageError, with a suggestion, unless every named string is among ``known``."""
+    for name, value in named.items():
+        if value not in known:
+            raise UsageError(unknown(name, value, known))
+
+
+def unknown(what: str, value: str, known: Collection[str]) -> str:
+    """Return the sentence for an unknown name: the nearest known one, then all of them."""
+    near = get_close_matches(value, known, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return f"unknown {what} {value!r}.{hint} Known: {', '.join(sorted(known))}"

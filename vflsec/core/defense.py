@@ -1,0 +1,149 @@
+"""Base class of defences: named points at which a sender may change what leaves it."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vflsec.core.checks import non_negative, one_of
+from vflsec.core.errors import UsageError
+from vflsec.core.message import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What the sender knows when something leaves it.
+
+    Attributes:
+        sender: its own name.
+        receiver: name of the party that will hear.
+        kind: what is released.
+        step: number of the step.
+        phase: the method's phase, or ``predict``.
+        key: name of the tensor in the payload; for parameters, the parameter's name.
+        rows: (B,) sample positions, or None.
+        labels: (B,) labels of these rows if the sender owns them, else None.
+        rng: the sender's own noise stream, on the tensor's device.
+    """
+
+    sender: str
+    receiver: str
+    kind: Kind
+    step: int
+    phase: str
+    key: str
+    rows: Tensor | None
+    labels: Tensor | None
+    rng: torch.Generator
+
+
+class Defense(ABC):
+    """Changes what a party releases. A subclass overrides only the hooks it needs; each is the identity here.
+
+    Strength 0 is the exact identity, bit for bit, for every defence: it is the common baseline of every curve.
+
+    Args:
+        strength: how strong; 0 is off, larger never protects less on average.
+        at: the kinds of release to act on; default the first of ``points``.
+
+    Raises:
+        UsageError: a negative strength, or a point at which this defence cannot act.
+    """
+
+    name: ClassVar[str]
+    reference: ClassVar[str]
+    guarantee: ClassVar[str]
+    points: ClassVar[tuple[Kind, ...]]
+    strength_name: ClassVar[str] = "strength"
+
+    def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
+        non_negative(strength=strength)
+        if strength == float("inf"):
+            raise UsageError("expected a finite strength, got inf")
+        self.strength = float(strength)
+        names = list(at) if at else [self.points[0].value]
+        for point in names:
+            one_of([kind.value for kind in self.points], at=point)
+        self.at = frozenset(Kind(point) for point in names)
+
+    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
+        """Return what leaves in place of the embeddings ``h`` (B, d)."""
+        return h
+
+    def on_gradient(self, g: Tensor, release: Release) -> Tensor:
+        """Return what leaves in place of the cut-layer gradients ``g`` (B, d)."""
+        return g
+
+    def on_parameters(self, p: Tensor, release: Release) -> Tensor:
+        """Return what leaves in place of one named parameter tensor, any shape."""
+        return p
+
+    def on_labels(self, y: Tensor, *, n_classes: int, rng: torch.Generator) -> Tensor:
+        """Return the labels (N,) that the active party trains on; called once before training."""
+        return y
+
+    def on_predictions(self, logits: Tensor) -> Tensor:
+        """Return the logits (B, C) that the active party uses, from those the trained model gives."""
+        return logits
+
+    def on_received(self, h: Tensor, sender: str) -> Tensor:
+        """Return what the active party feeds its top model in place of the embedding (B, d) it received."""
+        return h
+
+    def penalty(self, h: Tensor, labels: Tensor, sender: str) -> Tensor | None:
+        """Return an extra term (scalar) of the active party's loss on one received embedding, or None."""
+        return None
+
+    def modules(self) -> Iterable[nn.Module]:
+        """Return the learned parts, trained by the party that carries this defence."""
+        return ()
+
+    def spent(self) -> dict[str, float] | None:
+        """Return the privacy spent, as {"epsilon", "delta"}, or None where there is no such guarantee."""
+        return None
+
+    def __repr__(self) -> str:
+        """Show every option: the label in tables and the id in tests."""
+        where = ",".join(sorted(self.at))
+        rest = {k: v for k, v in vars(self).items() if k not in ("strength", "at") and not k.startswith("_")}
+        options = "".join(f",{key}={value}" for key, value in sorted(rest.items()))
+        return f"{self.name}:{self.strength_name}={self.strength:g}{options}@{where}"
+
+
+_HOOKS = {
+    Kind.EMBEDDING: Defense.on_embedding.__name__,
+    Kind.GRADIENT: Defense.on_gradient.__name__,
+    Kind.PARAMETERS: Defense.on_parameters.__name__,
+}
+
+
+def apply(defenses: Iterable[Defense], value: Tensor, release: Release) -> Tensor:
+    """Run the defences that act on this kind of release, in the order given.
+
+    Defences at strength 0 are skipped: then the identity holds bit for bit whatever a hook does.
+    """
+    for defense in acting(defenses, release.kind):
+        shape, value = value.shape, getattr(defense, _HOOKS[release.kind])(value, release)
+        assert value.shape == shape, f"{defense!r} changed the shape of a release from {shape} to {value.shape}"
+    return value
+
+
+def acting(defenses: Iterable[Defense], kind: Kind) -> Iterator[Defense]:
+    """Yield the defences that act on releases of ``kind``, strength 0 left out."""
+    return (defense for defense in defenses if kind in defense.at and defense.strength > 0)
+
+
+def describe(defense: type[Defense]) -> dict[str, Any]:
+    """Return the card of a defence as data."""
+    return {
+        "name": defense.name,
+        "acts at": ", ".join(point.value for point in defense.points),
+        "strength": defense.strength_name,
+        "reference": defense.reference,
+        "guarantee": defense.guarantee,
+    }

@@ -1,0 +1,48 @@
+"""Everything vflsec raises on purpose, and the exit code that each one ends the command line with.
+
+    VflsecError                 2   base class: one line that says what was expected, what came, the way out
+    ├── UsageError              2   a setting, a name or an argument is wrong
+    ├── DataError               2   a user's file is wrong; the line names file, column and row
+    ├── InsufficientView        2   an attack needs something that its adversary does not see
+    ├── StoreError              2   a results folder cannot be read or is in use
+    ├── Diverged                3   training produced a non-finite loss (a status, never a number)
+    └── GateFailed              1   a leak is above, or a utility below, the limit the user set
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class VflsecError(Exception):
+    """Base of all deliberate errors; its text is one line that teaches the way out."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class UsageError(VflsecError):
+    """A setting, a name or an argument is wrong."""
+
+
+class DataError(VflsecError):
+    """A data file or table is wrong."""
+
+
+class InsufficientView(VflsecError):
+    """An attack needs something that its adversary's view lacks."""
+
+
+class StoreError(VflsecError):
+    """A results folder cannot be read or is in use."""
+
+
+class Diverged(VflsecError):
+    """Training produced a non-finite loss or output."""
+
+    exit_code = 3
+
+
+class GateFailed(VflsecError):
+    """A leak above the user's limit, or a utility below it."""
+
+    exit_code = 1

@@ -1,0 +1,119 @@
+"""What parties say to each other, and the wire that carries it.
+
+The wire detaches, counts and shows; it changes nothing. Defences act before it, at the sender (``core.party``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Kind(StrEnum):
+    """What a message carries; defences name the kinds they act on."""
+
+    EMBEDDING = "embedding"
+    GRADIENT = "gradient"
+    PARAMETERS = "parameters"
+    CIPHERTEXT = "ciphertext"
+    CONTROL = "control"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message between two parties.
+
+    Attributes:
+        kind: what it carries.
+        sender: name of the party that speaks.
+        receiver: name of the party that hears.
+        step: number of the training step, or of the batch at prediction.
+        phase: the method's phase, or ``predict``.
+        payload: named tensors, embeddings and gradients as (B, d); or ciphertexts with an ``nbytes``.
+        rows: (B,) positions of the samples in the split that the phase walks, or None.
+    """
+
+    kind: Kind
+    sender: str
+    receiver: str
+    step: int
+    phase: str
+    payload: Mapping[str, Any]
+    rows: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the payload on the wire, in bytes."""
+        return sum(_nbytes(value) for value in self.payload.values())
+
+
+class Route(NamedTuple):
+    """What traffic is counted by."""
+
+    phase: str
+    sender: str
+    receiver: str
+    kind: Kind
+
+
+class Channel:
+    """Carries messages: cuts the autograd graph, counts bytes by route, shows each message to its taps."""
+
+    def __init__(self) -> None:
+        self.traffic: Counter[Route] = Counter()
+        self.taps: list[Callable[[Message], None]] = []
+
+    def deliver(self, message: Message) -> Message:
+        """Return what the receiver gets: a copy that shares neither graph nor memory with the sender.
+
+        A tensor passed on as it is would still carry its graph, and gradients would then reach the other party
+        without passing any defence.
+        """
+        message = replace(message, payload={key: _copy(value) for key, value in message.payload.items()})
+        self.traffic[Route(message.phase, message.sender, message.receiver, message.kind)] += message.nbytes
+        for tap in self.taps:
+            tap(message)
+        return message
+
+
+class Transcript:
+    """A tap that keeps what one adversary legitimately saw: messages that it sent or received.
+
+    Args:
+        parties: names of the party, or of the colluding parties.
+        kinds: the kinds to keep; an attack that reads no messages keeps none.
+    """
+
+    def __init__(self, parties: frozenset[str], kinds: frozenset[Kind]) -> None:
+        self.parties = parties
+        self.kinds = kinds
+        self.messages: list[Message] = []
+
+    def __call__(self, message: Message) -> None:
+        """Keep ``message`` if the adversary took part in it."""
+        if message.kind in self.kinds and {message.sender, message.receiver} & self.parties:
+            self.messages.append(message)
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _nbytes(value: Any) -> int:
+    size = value.nbytes
+    assert isinstance(size, int), "a payload is tensors, or objects that know their size on the wire"
+    return size
+
+
+def stack(messages: list[Message], key: str = "value") -> tuple[Tensor, Tensor]:
+    """Return all rows of ``messages`` under one another: (N, d) values and (N,) sample positions."""
+    values = torch.cat([message.payload[key] for message in messages])
+    rows = torch.cat([message.rows for message in messages if message.rows is not None])
+    assert len(values) == len(rows)
+    return values, rows

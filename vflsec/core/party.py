@@ -1,0 +1,93 @@
+"""A party: its private columns, its models, its defences, and the one road by which anything leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vflsec.core.defense import Defense, Release, acting, apply
+from vflsec.core.message import Channel, Kind, Message
+
+
+class Party:
+    """One company in the federation.
+
+    Args:
+        name: ``active``, ``passive_1``...
+        features: its own columns by split; each (n, d) float.
+        channel: the wire.
+        rng: its own noise stream.
+        labels: labels by split, (n,) long; the active party alone has any.
+        defenses: run in this order on whatever leaves.
+
+    Attributes:
+        modules: its models by role (``bottom``, ``top``...), filled in by the method.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        features: Mapping[str, Tensor],
+        channel: Channel,
+        *,
+        rng: torch.Generator,
+        labels: Mapping[str, Tensor] | None = None,
+        defenses: Sequence[Defense] = (),
+    ) -> None:
+        self.name = name
+        self.features = features
+        self.labels = labels or {}
+        self.defenses = tuple(defenses)
+        self.modules = nn.ModuleDict()
+        self._channel = channel
+        self._rng = rng
+
+    @property
+    def active(self) -> bool:
+        """Whether this is the party that holds the labels."""
+        return bool(self.labels)
+
+    @property
+    def n_features(self) -> int:
+        """Number of input columns after encoding."""
+        return next(iter(self.features.values())).shape[1]
+
+    def send(
+        self,
+        kind: Kind,
+        payload: Mapping[str, Tensor],
+        *,
+        to: str,
+        step: int,
+        phase: str,
+        rows: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> Message:
+        """Defend ``payload``, put it on the wire and return what the receiver gets. The only road out.
+
+        Args:
+            kind: what is sent; decides which defences act.
+            payload: named tensors.
+            to: name of the receiver.
+            step: number of the step.
+            phase: the method's phase, or ``predict``.
+            rows: (B,) sample positions.
+            labels: (B,) labels of these rows, if the sender owns them.
+        """
+        assert labels is None or self.active, f"{self.name} owns no labels"
+        if any(True for _ in acting(self.defenses, kind)):
+            payload = {
+                key: apply(
+                    self.defenses,
+                    value.detach(),
+                    Release(self.name, to, kind, step, phase, key, rows, labels, self._rng),
+                )
+                for key, value in payload.items()
+            }
+        return self._channel.deliver(Message(kind, self.name, to, step, phase, payload, rows))
+
+    def __repr__(self) -> str:
+        """Show name and role, never data."""
+        return f"Party({self.name!r}, {'active' if self.active else 'passive'}, defenses={list(self.defenses)})"

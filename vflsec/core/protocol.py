@@ -1,0 +1,68 @@
+"""Base classes of protocols: fixed exchanges of messages, each saying what every role learns from it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor, nn
+
+from vflsec.core.party import Party
+
+
+class Step(NamedTuple):
+    """Where in the run an exchange happens.
+
+    Attributes:
+        number: the step, or the batch at prediction.
+        phase: the method's phase, or ``predict``.
+        rows: (B,) sample positions.
+        labels: (B,) their labels, known to the active party alone; None at prediction.
+    """
+
+    number: int
+    phase: str
+    rows: Tensor
+    labels: Tensor | None = None
+
+
+class Protocol(ABC):
+    """What parties say to each other so that something stays secret, or so that they agree.
+
+    Class attributes:
+        name: registry name.
+        roles: who takes part.
+        reveals: for each role, what it learns, in words.
+        reference: paper and section.
+    """
+
+    name: ClassVar[str]
+    roles: ClassVar[tuple[str, ...]]
+    reveals: ClassVar[Mapping[str, tuple[str, ...]]]
+    reference: ClassVar[str]
+
+
+class Boundary(Protocol):
+    """The protocol between one passive party's bottom model and the active party's top model.
+
+    One instance serves one passive party, so that a boundary may hold state (an encrypted layer holds weights).
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("passive", "active")
+
+    def __init__(self, passive: Party, active: Party) -> None:
+        self.passive = passive
+        self.active = active
+
+    @abstractmethod
+    def up(self, h: Tensor, step: Step) -> Tensor:
+        """Carry the passive party's embedding (B, d) up; return what the active party computes with (B, d')."""
+
+    @abstractmethod
+    def down(self, g: Tensor, step: Step) -> Tensor:
+        """Carry the loss gradient w.r.t. what ``up`` returned (B, d') down; return the one w.r.t. h (B, d)."""
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """Return the boundary's own learned parts by the name of the party that holds them."""
+        return {}

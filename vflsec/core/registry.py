@@ -1,0 +1,153 @@
+"""Finds attacks, defences, protocols, methods and datasets by name, and imports them only when they are used.
+
+Built-in ones stand in the ``CATALOGUE`` of their package; others come from entry points of the groups
+``vflsec.attacks`` and so on; and ``path/to/file.py:Class`` is accepted wherever a name is.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import sys
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from vflsec.core.checks import one_of, unknown
+from vflsec.core.errors import UsageError
+
+PACKAGES = {
+    "attacks": "vflsec.attacks",
+    "defenses": "vflsec.defenses",
+    "protocols": "vflsec.protocols",
+    "methods": "vflsec.methods",
+    "datasets": "vflsec.data",
+}
+_BASES = {
+    "attacks": "vflsec.core.attack:Attack",
+    "defenses": "vflsec.core.defense:Defense",
+    "protocols": "vflsec.core.protocol:Protocol",
+    "methods": "vflsec.core.method:Method",
+}
+
+
+class Entry(NamedTuple):
+    """One registered thing: its name, where its object lives, who brought it."""
+
+    name: str
+    target: str
+    origin: str
+
+
+def entries(kind: str) -> dict[str, Entry]:
+    """Return all entries of ``kind`` (``attacks``, ``defenses``, ``protocols``, ``methods``, ``datasets``) by name.
+
+    Raises:
+        UsageError: an unknown kind, or a plug-in that takes a built-in name.
+    """
+    one_of(PACKAGES, kind=kind)
+    catalogue: dict[str, str] = import_module(PACKAGES[kind]).CATALOGUE
+    found = {name: Entry(name, target, "built in") for name, target in catalogue.items()}
+    for point in sorted(entry_points(group=f"vflsec.{kind}"), key=lambda point: point.name):
+        origin = point.dist.name if point.dist else "unknown package"
+        if point.name in found:
+            raise UsageError(f"plug-in {origin} claims the name {point.name!r} in {kind}, which is taken: uninstall it")
+        found[point.name] = Entry(point.name, point.value, origin)
+    return found
+
+
+def load(kind: str, name: str) -> Any:
+    """Return the class (for datasets, the loading function) registered as ``name``, or defined in a file.
+
+    Raises:
+        UsageError: an unknown name, with the nearest known one and the list; or a class of the wrong kind.
+    """
+    if is_file(name):
+        found = _from_file(name)
+    else:
+        known = entries(kind)
+        if name not in known:
+            raise UsageError(unknown(kind.removesuffix("s"), name, known))
+        found = _resolve(known[name].target)
+    base = _resolve(_BASES[kind]) if kind in _BASES else None
+    if base and not (inspect.isclass(found) and issubclass(found, base)):
+        raise UsageError(f"expected {name!r} to be a subclass of {base.__module__}.{base.__name__}, got {found!r}")
+    return found
+
+
+def build(kind: str, name: str, *args: Any, **options: Any) -> Any:
+    """Return an instance of ``name`` made with ``options``, each checked against the constructor's annotations.
+
+    Raises:
+        UsageError: an unknown name or option, or an option of the wrong type.
+    """
+    cls = load(kind, name)
+    signature = inspect.signature(cls.__init__)
+    known = {p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+    hints = get_type_hints(cls.__init__)
+    for option, value in options.items():
+        if option not in known:
+            raise UsageError(f"{name}: {unknown('option', option, known)}")
+        try:
+            options[option] = msgspec.convert(value, hints[option])
+        except msgspec.ValidationError as error:
+            raise UsageError(f"{name}: option {option}={value!r}: {error}") from None
+    return cls(*args, **options)
+
+
+def identity(kind: str, name: str) -> str:
+    """Return what cache keys call ``name``: for a file, its class and a hash of its text, wherever it lies."""
+    if not is_file(name):
+        entry = entries(kind).get(name)
+        return name if entry is None or entry.origin == "built in" else f"{name}@{entry.origin}"
+    path, attribute = name.rsplit(":", 1)
+    return f"{attribute}#{hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]}"
+
+
+def summary(entry: Entry) -> str:
+    """Return the first docstring line of an entry's object, read without importing its module."""
+    module, attribute = entry.target.split(":")
+    if entry.origin != "built in":
+        return f"plug-in from {entry.origin}"
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    node = next(n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == attribute)
+    return (ast.get_docstring(node) or "").split("\n")[0]
+
+
+def is_file(name: str) -> bool:
+    """Whether ``name`` has the form ``path/to/file.py:Class``."""
+    return ".py:" in name
+
+
+def _resolve(target: str) -> Any:
+    module, attribute = target.split(":")
+    return getattr(import_module(module), attribute)
+
+
+def _from_file(name: str) -> Any:
+    path_text, attribute = name.rsplit(":", 1)
+    path = Path(path_text).resolve()
+    if not path.is_file():
+        raise UsageError(f"expected a Python file at {path_text}, found none")
+    module_name = f"vflsec_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if module_name not in sys.modules:
+        spec = spec_from_file_location(module_name, path)
+        assert spec is not None and spec.loader is not None
+        module = module_from_spec(spec)
+        sys.modules[module_name] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[module_name]
+            raise UsageError(f"{path_text} cannot be imported: {type(error).__name__}: {error}") from error
+    found = getattr(sys.modules[module_name], attribute, None)
+    if found is None:
+        raise UsageError(f"expected a class {attribute!r} in {path_text}, found none")
+    return found

@@ -1,0 +1,14 @@
+"""Datasets split by columns: the catalogue, the alignment of ids, and the seeded split into train and test.
+
+Nothing heavy is imported here: a name resolves to its loader only when it is asked for.
+"""
+
+CATALOGUE: dict[str, str] = {
+    "credit-default": "vflsec.data.credit_default:load",
+    "census-income": "vflsec.data.census_income:load",
+    "multiple-features": "vflsec.data.multiple_features:load",
+    "digits": "vflsec.data.digits:load",
+    "toy": "vflsec.testing.worlds:toy",
+}
+
+__all__ = ["CATALOGUE"]

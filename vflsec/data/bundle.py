@@ -1,0 +1,79 @@
+"""Reading the bundled datasets: the card, the arrays behind it, and a table that keeps its own row order."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Collection
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from vflsec.core.errors import DataError
+from vflsec.core.seeds import derive
+from vflsec.data.dataset import Card, PartyTable
+
+FOLDER = Path(__file__).with_name("bundled")
+
+
+@lru_cache
+def card(name: str) -> Card:
+    """Return the card of the bundled dataset ``name``."""
+    return msgspec.convert(tomllib.loads((FOLDER / f"{name}.toml").read_text("utf-8")), Card)
+
+
+def arrays(name: str) -> dict[str, np.ndarray]:
+    """Return the arrays of the bundled dataset ``name``, by their names.
+
+    Raises:
+        DataError: the file is missing or is not the one that the card describes.
+    """
+    path = FOLDER / f"{name}.npz"
+    if not path.is_file():
+        raise DataError(f"expected {path}, which comes with vflsec; got no such file. Reinstall vflsec")
+    content = path.read_bytes()
+    verify(name, content)
+    with np.load(BytesIO(content), allow_pickle=False) as archive:
+        return dict(archive)
+
+
+def verify(name: str, content: bytes) -> None:
+    """Raise DataError unless the sha256 of ``content`` is the one on the card of ``name``."""
+    found = hashlib.sha256(content).hexdigest()
+    if found != card(name).sha256:
+        raise DataError(f"expected {name} with sha256 {card(name).sha256}, got {found}. Reinstall vflsec")
+
+
+def party_table(
+    dataset: str,
+    party: str,
+    frame: pd.DataFrame,
+    categorical: Collection[str] = (),
+    signed_log: Collection[str] = (),
+) -> PartyTable:
+    """Return a party's table in an order of its own, as two companies would never store people in the same order.
+
+    Args:
+        dataset: with ``party`` it names the fixed permutation.
+        party: ``active``, ``passive_1``, ...
+        frame: the party's columns, indexed by id.
+        categorical: categories among ``frame``'s columns; names of other parties' columns are ignored.
+        signed_log: likewise for heavy-tailed numbers.
+    """
+    order = np.random.default_rng(derive(0, dataset, party, "order")).permutation(len(frame))
+    own = frozenset(frame.columns)
+    return PartyTable(party, frame.iloc[order], own & frozenset(categorical), own & frozenset(signed_log))
+
+
+def shuffled_ids(dataset: str, rows: int) -> pd.Index:
+    """Return ids 0..rows-1 in a fixed shuffled order, for a source that sorts its rows by class."""
+    return pd.Index(np.random.default_rng(derive(0, dataset, "ids")).permutation(rows), name="id")
+
+
+def passive_names(count: int) -> list[str]:
+    """Return ``passive_1`` to ``passive_{count}``."""
+    return [f"passive_{k}" for k in range(1, count + 1)]

@@ -1,0 +1,115 @@
+"""A dataset split by columns: each party's own table, keyed by id, and the active party's labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from vflsec.core.errors import DataError
+
+
+@dataclass(frozen=True)
+class Card:
+    """Where a dataset comes from and what may be done with it.
+
+    Attributes:
+        split: the test set: official, or drawn by seed.
+        sha256: of the bundled file (for digits: of the pixel bytes); empty where nothing is bundled.
+        columns: feature columns of the source table, label and id not counted.
+    """
+
+    title: str
+    source: str
+    licence: str
+    rows: int
+    label: str
+    split: str
+    notes: str = ""
+    sha256: str = ""
+    columns: int = 0
+
+
+@dataclass(frozen=True)
+class PartyTable:
+    """One party's own rows in its own order, and what it knows of its columns.
+
+    Attributes:
+        name: ``active``, ``passive_1``, ``passive_2``...
+        frame: the columns, indexed by row id (unique); no label among them.
+        categorical: columns whose values are categories; all others are numbers.
+        signed_log: numeric columns with heavy tails (money), passed through sign(x)·log(1+|x|) before scaling.
+    """
+
+    name: str
+    frame: pd.DataFrame
+    categorical: frozenset[str] = frozenset()
+    signed_log: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Refuse what no encoder could use.
+
+        Raises:
+            DataError: unknown or contradictory column roles, a non-numeric or non-finite number, an empty category.
+        """
+        unknown = sorted((self.categorical | self.signed_log) - set(self.frame.columns))
+        if unknown:
+            raise DataError(f"{self.name}: expected a role only for its own columns, got {unknown}; drop those names")
+        both = sorted(self.categorical & self.signed_log)
+        if both:
+            raise DataError(f"{self.name}: expected signed_log columns to be numbers, got categories {both}")
+        for column in self.frame.columns:
+            _check_values(self.name, self.frame[column], column in self.categorical)
+
+
+@dataclass(frozen=True)
+class VerticalDataset:
+    """Tables of K >= 2 parties about overlapping sets of ids; the active party alone holds the labels.
+
+    Attributes:
+        parties: the active party first.
+        labels: class index 0..C-1 for each id of the active party.
+        classes: names of the C classes, in index order.
+        test_ids: the ids of an official test set, or None where a seeded split is to be drawn.
+    """
+
+    name: str
+    parties: tuple[PartyTable, ...]
+    labels: pd.Series
+    classes: tuple[str, ...]
+    test_ids: pd.Index | None = None
+    card: Card | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be split between parties or learned from.
+
+        Raises:
+            DataError: fewer than two parties, another first party, fewer than two classes, rows without label.
+        """
+        names = [party.name for party in self.parties]
+        expected = ["active", *(f"passive_{k}" for k in range(1, max(2, len(names))))]
+        if names != expected:
+            raise DataError(f"{self.name}: expected parties {expected}, got {names}; name them in this order")
+        if len(self.classes) < 2:
+            raise DataError(f"{self.name}: expected at least two classes, got {list(self.classes)}")
+        bare = ~self.parties[0].frame.index.isin(self.labels.index)
+        if bare.any():
+            raise DataError(
+                f"{self.name}: expected a label for each row of active, got none for {bare.sum()}; drop them"
+            )
+
+    @property
+    def metric(self) -> str:
+        """The headline metric: ``auc`` on binary tasks (accuracy hides a rare class), else ``accuracy``."""
+        return "auc" if len(self.classes) == 2 else "accuracy"
+
+
+def _check_values(party: str, values: pd.Series, is_categorical: bool) -> None:
+    if is_categorical:
+        if values.isna().any():
+            raise DataError(f"{party}: expected a category in every row of {values.name!r}; name the gap '(missing)'")
+    elif not pd.api.types.is_numeric_dtype(values.dtype):
+        raise DataError(f"{party}: expected numbers in {values.name!r}, got {values.dtype}; or list it as categorical")
+    elif not np.isfinite(values.to_numpy(dtype=np.float64, na_value=np.nan)).all():
+        raise DataError(f"{party}: expected finite numbers in {values.name!r}; fill or drop its gaps and infinities")

@@ -1,0 +1,92 @@
+"""From a party's raw columns to the float32 matrix its network reads, with statistics of training rows alone.
+
+    kind of column              becomes
+    number                      (x - mean) / std
+    heavy-tailed number         the same, after sign(x) log(1 + |x|)
+    category                    one-hot, the first slot for categories that training never showed
+
+Edge cases:
+
+    number constant in training                 zeros, also in the test set: it taught the network nothing
+    category unseen in training                 1 in the first slot
+    no rows                                     shape (0, d)
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from vflsec.data.dataset import PartyTable
+
+
+class Column(NamedTuple):
+    """Where a raw column lies in the encoded matrix: columns ``start`` to ``start + width``."""
+
+    name: str
+    kind: Literal["numeric", "categorical"]
+    start: int
+    width: int
+
+
+class Encoder:
+    """Encodes rows of one party.
+
+    Args:
+        table: tells which columns are categories and which are heavy-tailed.
+        fit_rows: the party's training rows; mean, std and known categories come from them and from nothing else.
+
+    Attributes:
+        columns: one entry per raw column, in the table's order.
+        width: d, the number of encoded columns.
+    """
+
+    def __init__(self, table: PartyTable, fit_rows: pd.DataFrame) -> None:
+        """Learn the statistics and lay out the encoded columns."""
+        self._signed_log: Final = table.signed_log
+        self._scales: Final[dict[str, tuple[float, float]]] = {}  # mean and 1 / std
+        self._known: Final[dict[str, pd.Index]] = {}
+        columns: list[Column] = []
+        start = 0
+        for name in fit_rows.columns:
+            if name in table.categorical:
+                self._known[name] = pd.Categorical(fit_rows[name]).remove_unused_categories().categories
+                column = Column(name, "categorical", start, 1 + len(self._known[name]))
+            else:
+                self._scales[name] = _scale(self._number(fit_rows, name))
+                column = Column(name, "numeric", start, 1)
+            columns.append(column)
+            start += column.width
+        self.columns: Final = tuple(columns)
+        self.width: Final = start
+
+    def __call__(self, rows: pd.DataFrame) -> np.ndarray:
+        """Return ``rows`` as float32 (n, d), C-contiguous."""
+        encoded = np.zeros((len(rows), self.width), dtype=np.float32)
+        every_row = np.arange(len(rows))
+        for name, kind, start, _ in self.columns:
+            if kind == "categorical":
+                encoded[every_row, start + self._slots(rows[name], name)] = 1
+            else:
+                mean, inverse = self._scales[name]
+                encoded[:, start] = (self._number(rows, name) - mean) * inverse
+        return encoded
+
+    def _number(self, rows: pd.DataFrame, name: str) -> np.ndarray:
+        values = rows[name].to_numpy(dtype=np.float64)
+        return np.sign(values) * np.log1p(np.abs(values)) if name in self._signed_log else values
+
+    def _slots(self, values: pd.Series, name: str) -> np.ndarray:
+        # Look up each category once, not each row: a table of 300,000 rows has a few dozen categories.
+        coded = pd.Categorical(values)
+        slots = self._known[name].get_indexer(coded.categories) + 1
+        return np.asarray(slots[coded.codes])
+
+
+def _scale(values: np.ndarray) -> tuple[float, float]:
+    """Return mean and 1 / std of training values; 0 for a constant, whose float std may be a tiny non-zero."""
+    if len(values) == 0 or values.min() == values.max():
+        return 0.0, 0.0
+    return float(values.mean()), 1 / float(values.std())

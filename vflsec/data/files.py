@@ -1,0 +1,215 @@
+"""The user's own data: one TOML file that says who holds which file, or which columns of one file.
+
+    name = "loans"                  # default: the TOML file's stem
+    label = "defaulted"             # a column of the active party's file
+    id = "customer_id"              # in every file
+
+    [parties.active]
+    file = "bank.csv"               # CSV with a header line, or .parquet; relative to the TOML file
+    categorical = ["job"]           # all other columns are numbers
+    signed_log = ["income"]         # heavy-tailed numbers, such as money
+
+    [parties.passive_1]
+    file = "bureau.parquet"
+    columns = ["score", "age"]      # default: all but id and label
+
+or with one ``file = "all.csv"`` at the top and ``columns`` for every party. ``encoding`` (default utf-8) and
+``separator`` (default a comma) stand at the top or beside a party's own file. A missing category is a category of its
+own; a missing number is an error, as are a constant column and a passive column that gives the label away.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from vflsec.core.checks import unknown
+from vflsec.core.errors import DataError
+from vflsec.data.alignment import align
+from vflsec.data.dataset import PartyTable, VerticalDataset
+from vflsec.data.tables import RawTable, read_table
+
+
+class PartyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ``[parties.NAME]`` section."""
+
+    file: str | None = None
+    columns: list[str] | None = None
+    categorical: list[str] = []
+    signed_log: list[str] = []
+    encoding: str | None = None
+    separator: str | None = None
+
+
+class DataFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole TOML file."""
+
+    label: str
+    id: str
+    parties: dict[str, PartyFile]
+    name: str | None = None
+    file: str | None = None
+    encoding: str = "utf-8"
+    separator: str = ","
+
+
+def load_toml(path: Path) -> VerticalDataset:
+    """Return the dataset that ``path`` describes; each party keeps the row order of its file.
+
+    Raises:
+        DataError: in one line, which file, column and row is wrong, and the way out.
+    """
+    config = _read_config(path)
+    names = _party_names(path.name, config)
+    raw = _read_files(path.parent, config, names)
+    ids = {name: _ids(table, config.id, name) for name, table in raw.items()}
+    columns = {name: _columns(config, name, raw[name]) for name in names}
+    tables = tuple(_party_table(name, config.parties[name], raw[name], columns[name], ids[name]) for name in names)
+    labels, classes = _labels(raw["active"], config.label, ids["active"])
+    dataset = VerticalDataset(config.name or path.stem, tables, labels, classes)
+    _refuse_label_copies(dataset, raw)
+    return dataset
+
+
+def _read_config(path: Path) -> DataFile:
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), DataFile)
+    except FileNotFoundError:
+        raise DataError(f"expected a TOML file {path}, found none") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path.name}: expected TOML in utf-8: {error}") from None
+    except msgspec.ValidationError as error:
+        raise DataError(f"{path.name}: {error}; see the form in the documentation of vflsec.data.files") from None
+
+
+def _party_names(file: str, config: DataFile) -> list[str]:
+    """Return active, passive_1, ... after checking that these are the sections, all in one of the two layouts."""
+    names = ["active", *(f"passive_{k}" for k in range(1, max(2, len(config.parties))))]
+    if sorted(config.parties) != sorted(names):
+        got = ", ".join(config.parties) or "none"
+        raise DataError(f"{file}: expected [parties.*] sections {', '.join(names)}, got {got}; rename or add them")
+    for name in names:
+        party = config.parties[name]
+        if (party.file is None) == (config.file is None):
+            got = "none" if party.file is None else "two"
+            way_out = "give file either at the top or with every party"
+            raise DataError(f"{file}: expected one file for parties.{name}, got {got}; {way_out}")
+        if config.file is not None and (party.encoding or party.separator):
+            raise DataError(f"{file}: expected encoding and separator beside file at the top, got them in {name}")
+    if config.file is not None:
+        _refuse_shared_columns(file, config)
+    return names
+
+
+def _refuse_shared_columns(file: str, config: DataFile) -> None:
+    owner: dict[str, str] = {}
+    for name, party in config.parties.items():
+        if party.columns is None:
+            raise DataError(f"{file}: expected columns = [...] for parties.{name}, got none, and all share one file")
+        for column in party.columns:
+            if column in owner:
+                got = f"{owner[column]} and {name}"
+                raise DataError(f"{file}: expected one party for column {column!r}, got {got}; drop it from one")
+            owner[column] = name
+
+
+def _read_files(folder: Path, config: DataFile, names: list[str]) -> dict[str, RawTable]:
+    if config.file is not None:
+        return dict.fromkeys(names, read_table(folder / config.file, config.encoding, config.separator))
+    parties = {name: config.parties[name] for name in names}
+    return {
+        name: read_table(folder / str(own.file), own.encoding or config.encoding, own.separator or config.separator)
+        for name, own in parties.items()
+    }
+
+
+def _ids(table: RawTable, column: str, party: str) -> pd.Index:
+    """Return the ids as text, so that 7 in a CSV file and 7 in a Parquet file are the same person."""
+    _expect_column(table, column, "the id")
+    ids = table.keys(column, "an id")
+    double = np.flatnonzero(ids.duplicated())
+    if len(double):
+        place, way_out = table.place(column, double[0]), f"{party} must hold one row per id"
+        raise DataError(f"{place}: expected each id once, got {ids[double[0]]!r} again; {way_out}")
+    index: pd.Index = pd.Index(ids, name="id")
+    return index
+
+
+def _labels(table: RawTable, column: str, ids: pd.Index) -> tuple[pd.Series, tuple[str, ...]]:
+    texts = table.keys(column, "a label")
+    names = sorted(set(texts), key=_natural)
+    if len(names) < 2:
+        raise DataError(f"{table.file}, column {column!r}: expected two classes or more, got {names[0]!r} in every row")
+    codes = pd.Index(names).get_indexer(pd.Index(texts))
+    return pd.Series(codes, index=ids, name="label", dtype="int64"), tuple(names)
+
+
+def _natural(text: str) -> tuple[bool, int, str]:
+    """Sort whole numbers by value and before text."""
+    is_number = text.removeprefix("-").isdecimal()
+    return (not is_number, int(text) if is_number else 0, text)
+
+
+def _columns(config: DataFile, name: str, table: RawTable) -> list[str]:
+    """Return the party's feature columns, after checking them and the label's place."""
+    party, reserved = config.parties[name], {config.id: "id", config.label: "label"}
+    if name == "active" or config.file is not None:
+        _expect_column(table, config.label, "the label")
+    elif config.label in table.frame.columns:
+        place = f"{table.file}, column {config.label!r}"
+        raise DataError(
+            f"{place}: expected the label with the active party only, got it with {name} too; drop it there"
+        )
+    own = [c for c in table.frame.columns if c not in reserved] if party.columns is None else party.columns
+    if not own:
+        raise DataError(f"{table.file}: expected a column for {name} besides id and label, got none; add one")
+    for column in own:
+        _expect_column(table, column, f"a column of {name}")
+        if column in reserved:
+            where = f"parties.{name}.columns"
+            raise DataError(f"{where}: expected features, got the {reserved[column]} {column!r}; drop it there")
+    for role in ("categorical", "signed_log"):
+        for column in getattr(party, role):
+            if column not in own:
+                raise DataError(f"parties.{name}.{role}: {unknown('column', column, own)}")
+    return own
+
+
+def _party_table(name: str, party: PartyFile, table: RawTable, columns: list[str], ids: pd.Index) -> PartyTable:
+    found = {column: _values(table, column, column in party.categorical) for column in columns}
+    return PartyTable(name, pd.DataFrame(found, index=ids), frozenset(party.categorical), frozenset(party.signed_log))
+
+
+def _values(table: RawTable, column: str, is_categorical: bool) -> pd.Categorical | np.ndarray:
+    values = pd.Categorical(table.categories(column)) if is_categorical else table.numbers(column)
+    if pd.Series(values).nunique() == 1:
+        way_out = "drop it, or leave it out with columns = [...]"
+        raise DataError(
+            f"{table.file}, column {column!r}: expected values that differ, got {values[0]} only; {way_out}"
+        )
+    return values
+
+
+def _refuse_label_copies(dataset: VerticalDataset, raw: dict[str, RawTable]) -> None:
+    """Refuse a passive column that is the label under other names: the passive party would have nothing to infer."""
+    common = align(dataset.parties)
+    labels = dataset.labels.loc[common].to_numpy()
+    for party in dataset.parties[1:]:
+        shared = party.frame.loc[common]
+        for column in shared.columns:
+            codes, values = pd.factorize(shared[column])
+            pairs = np.unique(codes * len(dataset.classes) + labels)
+            if len(pairs) == len(values) == len(np.unique(labels)):
+                place = f"{raw[party.name].file}, column {column!r}"
+                got = f"a copy of the label on the {len(common)} common rows"
+                raise DataError(f"{place}: expected features of {party.name}, got {got}; drop it")
+
+
+def _expect_column(table: RawTable, column: str, role: str) -> None:
+    known = [str(name) for name in table.frame.columns]
+    if column not in known:
+        raise DataError(f"{table.file}: expected {role}, got an {unknown('column', column, known)}")

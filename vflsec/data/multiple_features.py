@@ -1,0 +1,47 @@
+"""Multiple Features (UCI): 2,000 handwritten digits, each described in six ways by as many as six parties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from vflsec.core.checks import one_of
+from vflsec.data import bundle
+from vflsec.data.dataset import VerticalDataset
+
+NAME = "multiple-features"
+CLASSES = tuple("0123456789")
+
+# Two weak, different views by default: neither party does well alone.
+PASSIVE = ["fourier", "profile_correlations", "karhunen_loeve", "pixel_averages"]
+
+
+def load(*, parties: int = 2) -> VerticalDataset:
+    """Handwritten digits described in six ways, 10 classes. 2,000 rows, 2 to 6 parties.
+
+    Args:
+        parties: 2 to 6. The active party holds Zernike moments and morphological features (53 columns), passive_1
+            the Fourier coefficients (76). Further parties hold the profile correlations (216), the Karhunen-Loeve
+            coefficients (64), the pixel averages (240); the sixth takes the 6 morphological features from the
+            active party.
+
+    Raises:
+        UsageError: another number of parties.
+    """
+    one_of([str(count) for count in range(2, len(PASSIVE) + 3)], parties=str(parties))
+    arrays = bundle.arrays(NAME)
+    ids = bundle.shuffled_ids(NAME, len(arrays["label"]))
+    held = [["zernike", "morphological"], *([view] for view in PASSIVE[: parties - 1])]
+    if parties == len(PASSIVE) + 2:
+        held = [["zernike"], *held[1:], ["morphological"]]
+    names = ["active", *bundle.passive_names(parties - 1)]
+    tables = tuple(
+        bundle.party_table(NAME, name, pd.concat([_view(arrays[view], view, ids) for view in views], axis=1))
+        for name, views in zip(names, held, strict=True)
+    )
+    labels = pd.Series(arrays["label"], index=ids, name="label", dtype="int64")
+    return VerticalDataset(NAME, tables, labels, CLASSES, card=bundle.card(NAME))
+
+
+def _view(values: np.ndarray, name: str, ids: pd.Index) -> pd.DataFrame:
+    return pd.DataFrame(values, index=ids, columns=[f"{name}_{column}" for column in range(values.shape[1])])

@@ -1,0 +1,182 @@
+"""Who holds which rows in which role: the seeded split of a dataset into training, validation and test parts.
+
+    rows that all parties hold
+    ├── test                            official, or drawn first: it depends on the seed and on ``test`` alone
+    └── training rows, in one drawn order, of which each setting takes a prefix
+        ├── held by all (overlap)
+        │   ├── alignment known (aligned)
+        │   │   ├── label used (n_labeled)      train, and val at the end of the prefix
+        │   │   └── label not used              unlabeled
+        │   └── alignment not known             local, to every party
+        └── dealt out                           local, to one party each
+
+Prefixes make settings comparable: with the same seed, fewer labels or a smaller overlap is a subset of more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from vflsec.core.checks import fraction, positive
+from vflsec.core.errors import DataError, UsageError
+from vflsec.core.seeds import derive
+from vflsec.data.alignment import align
+from vflsec.data.dataset import PartyTable, VerticalDataset
+from vflsec.data.encode import Column, Encoder
+
+
+class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a dataset is split.
+
+    Attributes:
+        n_labeled: aligned training rows whose label the active party uses, validation included; None for all.
+        aligned: fraction of the commonly held training rows whose alignment the parties know.
+        overlap: fraction of the training rows that every party holds; each other row is dealt to one party.
+        test: fraction held out; ignored where the dataset has an official test set.
+        validation: fraction of the labeled rows moved to validation.
+        stratify: keep the class shares in test, validation and labeled rows.
+        options: the dataset's own options.
+    """
+
+    n_labeled: int | None = None
+    aligned: float = 1.0
+    overlap: float = 1.0
+    test: float = 0.3
+    validation: float = 0.0
+    stratify: bool = True
+    options: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        """Raise UsageError unless every number is in its range."""
+        if self.n_labeled is not None:
+            positive(n_labeled=self.n_labeled)
+        fraction(aligned=self.aligned, overlap=self.overlap)
+        if not 0 < self.test < 1:
+            raise UsageError(f"expected 0 < test < 1, got {self.test}")
+        if not 0 <= self.validation < 1:
+            raise UsageError(f"expected 0 <= validation < 1, got {self.validation}")
+
+
+@dataclass(frozen=True)
+class PartyData:
+    """What one party feeds its network.
+
+    Attributes:
+        features: float32 (n, d) for ``train``, ``unlabeled``, ``val``, ``test``, row by row the same people at every
+            party, and ``local``, the party's other training rows in its own order.
+        columns: which encoded columns stem from which raw column.
+        local_ids: the ids of ``local``.
+    """
+
+    name: str
+    features: dict[str, np.ndarray]
+    columns: tuple[Column, ...]
+    local_ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A split dataset.
+
+    Attributes:
+        parties: by name, the active party first.
+        labels: int64 (n,) for ``train``, ``val`` and ``test``; nobody is to use those of ``unlabeled``.
+        ids: (n,) for ``train``, ``unlabeled``, ``val`` and ``test``, sorted: row order tells nothing of the draw.
+    """
+
+    dataset: str
+    parties: dict[str, PartyData]
+    labels: dict[str, np.ndarray]
+    ids: dict[str, np.ndarray]
+    classes: tuple[str, ...]
+    metric: str
+
+
+def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
+    """Split ``dataset`` by rows and encode every party's columns.
+
+    Raises:
+        UsageError: more labeled rows asked for than there are aligned ones.
+        DataError: the parties share no id, or a class is missing in the training or the test rows.
+    """
+    shared, dealt = _draw(dataset, spec, seed)
+    ids = {split: index.sort_values() for split, index in shared.items()}
+    labels = {split: dataset.labels.loc[ids[split]].to_numpy(np.int64) for split in ("train", "val", "test")}
+    for split, way_out in (
+        ("train", "raise n_labeled, aligned or overlap"),
+        ("test", "raise test, keep stratify on, or drop the class"),
+    ):
+        _expect_every_class(dataset.classes, labels[split], split, way_out)
+    parties = {table.name: _party_data(table, dataset.test_ids, ids, dealt) for table in dataset.parties}
+    arrays = {split: index.to_numpy() for split, index in ids.items()}
+    return Partition(dataset.name, parties, labels, arrays, dataset.classes, dataset.metric)
+
+
+def _draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:
+    """Return the ids of each shared split, and those dealt to each party."""
+    labels = dataset.labels.loc[align(dataset.parties)]
+    if dataset.test_ids is None:
+        order = _order(labels, derive(seed, "split", "test"), spec.stratify)
+        test, rest = _cut(order, spec.test)
+        pool = labels.loc[rest.sort_values()]
+    else:
+        official = labels.index.isin(dataset.test_ids)
+        test, pool = labels.index[official], labels[~official]
+
+    order = _order(pool, derive(seed, "split", "rows"), spec.stratify)
+    held, rest = _cut(order, spec.overlap)
+    aligned, _ = _cut(held, spec.aligned)
+    n_labeled = len(aligned) if spec.n_labeled is None else spec.n_labeled
+    if n_labeled > len(aligned):
+        raise UsageError(f"expected n_labeled <= {len(aligned)}, the aligned training rows, got {n_labeled}")
+    train, val = _cut(aligned[:n_labeled], 1 - spec.validation)
+
+    # The place in the order decides whom a row is dealt to, so that a larger overlap moves no row between parties.
+    turn = np.arange(len(held), len(order)) % len(dataset.parties)
+    dealt = {table.name: rest[turn == k] for k, table in enumerate(dataset.parties)}
+    return {"train": train, "unlabeled": aligned[n_labeled:], "val": val, "test": test}, dealt
+
+
+def _order(labels: pd.Series, seed: int, stratify: bool) -> pd.Index:
+    """Return the ids in a random order; if stratified, each prefix holds each class's share to within a row."""
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(len(labels))
+    if not stratify:
+        return labels.index[shuffled]
+    classes, place = labels.to_numpy()[shuffled], np.empty(len(labels))
+    for label in np.unique(classes):
+        members = classes == label
+        count = members.sum()
+        place[members] = (np.arange(count) + rng.random()) / count  # evenly spaced between 0 and 1
+    return labels.index[shuffled[np.argsort(place, kind="stable")]]
+
+
+def _cut(ids: pd.Index, share: float) -> tuple[pd.Index, pd.Index]:
+    count = round(share * len(ids))
+    return ids[:count], ids[count:]
+
+
+def _party_data(
+    table: PartyTable, official_test: pd.Index | None, ids: dict[str, pd.Index], dealt: dict[str, pd.Index]
+) -> PartyData:
+    frame = table.frame
+    elsewhere = [*ids.values(), *(rows for name, rows in dealt.items() if name != table.name)]
+    if official_test is not None:
+        elsewhere.append(official_test)  # also those test rows that not all parties hold
+    local = frame.index[~frame.index.isin(elsewhere[0].append(elsewhere[1:]))]
+
+    encoder = Encoder(table, frame.loc[ids["train"].append([ids["unlabeled"], local])])
+    features = {split: encoder(frame.loc[rows]) for split, rows in {**ids, "local": local}.items()}
+    return PartyData(table.name, features, encoder.columns, local.to_numpy())
+
+
+def _expect_every_class(classes: tuple[str, ...], labels: np.ndarray, split: str, way_out: str) -> None:
+    counts = np.bincount(labels, minlength=len(classes))
+    if not counts.all():
+        missing = classes[int(counts.argmin())]
+        raise DataError(f"expected every class among the {len(labels)} {split} rows, got no {missing!r}: {way_out}")

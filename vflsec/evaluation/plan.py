@@ -1,0 +1,154 @@
+"""From settings to cells: one cell is one training, named by a hash of everything that can change its result."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vflsec.core import registry
+from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.data.partition import DataSpec
+from vflsec.evaluation.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec
+
+KEY_VERSION = 1
+"""Raised whenever the meaning of a setting changes, so that no stored result is taken for another."""
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One training: a dataset, a method, defences at their strengths, a seed.
+
+    Defences at strength 0 are left out: there they are the identity, so that all sweeps share one undefended cell.
+    """
+
+    dataset: str
+    data: DataSpec
+    method: str
+    method_options: dict[str, Any]
+    train: TrainSpec
+    model: ModelSpec
+    defenses: tuple[DefenseSpec, ...]
+    seed: int
+    malicious: tuple[str, AttackSpec] | None = None
+
+    @property
+    def key(self) -> str:
+        """Sixteen hex digits that name this cell."""
+        settings = msgspec.to_builtins(self)
+        settings["dataset"] = dataset_identity(self.dataset)
+        settings["method"] = [registry.identity("methods", self.method), registry.load("methods", self.method).version]
+        settings["defenses"] = [{**msgspec.to_builtins(d), "name": _identity("defenses", d)} for d in self.defenses]
+        if self.malicious:
+            settings["malicious"] = [self.malicious[0], _attack_settings(self.malicious[1])]
+        return digest(settings)
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a cell's result belongs in the curves."""
+
+    method: str
+    defense: str
+    strength: float
+    seed: int
+    attack: AttackSpec
+    cell: Cell
+    key: str
+
+
+class Prior(msgspec.Struct, frozen=True, kw_only=True):
+    """What the adversary could do alone: a candidate attack on a view without the federation, for one seed."""
+
+    cell: Cell
+    attack: AttackSpec
+    seed: int
+    key: str
+
+
+def rows(spec: EvalSpec) -> Iterator[Row]:
+    """Yield every (method, defence, strength, seed, attack), seeds outermost so that neighbours share their data."""
+    for seed in range(spec.seeds):
+        for method in spec.methods:
+            for sweep, strength in _sweep(spec):
+                for attack in spec.attacks:
+                    cell = _cell(spec, method, sweep, strength, seed, attack)
+                    yield Row(
+                        method=method,
+                        defense=sweep.label if sweep else "none",
+                        strength=strength,
+                        seed=seed,
+                        attack=attack,
+                        cell=cell,
+                        key=result_key(cell, attack, spec.adversary, spec.aux),
+                    )
+
+
+def priors(spec: EvalSpec) -> Iterator[Prior]:
+    """Yield, for each seed, method and attack, the attack's own *alone*; and the logistic regression.
+
+    A prior needs no training: it takes the adversary's columns and the shape of its bottom model from the cell.
+    """
+    logistic = AttackSpec(name="logistic")
+    for seed in range(spec.seeds):
+        for method in spec.methods:
+            cell = _cell(spec, method, None, 0.0, seed, logistic)
+            for attack in (*(a for a in spec.attacks if a.name != "logistic"), logistic):
+                key = digest(["prior", cell.key, _attack_settings(attack), spec.adversary, msgspec.to_builtins(spec.aux)])
+                yield Prior(cell=cell, attack=attack, seed=seed, key=key)
+
+
+def result_key(cell: Cell, attack: AttackSpec, adversary: str, aux: AuxSpec) -> str:
+    """Return the key of one attack on one cell."""
+    return digest(["result", cell.key, _attack_settings(attack), adversary, msgspec.to_builtins(aux)])
+
+
+def digest(settings: Any) -> str:
+    """Return sixteen hex digits of SHA-256 over canonical JSON."""
+    text = msgspec.json.encode([KEY_VERSION, settings], order="deterministic")
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def dataset_identity(dataset: str) -> Any:
+    """Return what keys call a dataset: its name; for a user's TOML, a hash of it and of the files beside it."""
+    if not dataset.endswith(".toml"):
+        return dataset
+    from vflsec.data.files import source_files
+
+    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in source_files(Path(dataset))]
+
+
+def _sweep(spec: EvalSpec) -> Iterator[tuple[DefenseSpec | None, float]]:
+    if not spec.defenses:
+        yield None, 0.0
+    for defense in spec.defenses:
+        for strength in sorted({0.0, *spec.strengths}):
+            yield defense, strength
+
+
+def _cell(
+    spec: EvalSpec, method: str, sweep: DefenseSpec | None, strength: float, seed: int, attack: AttackSpec
+) -> Cell:
+    swept = (msgspec.structs.replace(sweep, strength=strength),) if sweep else ()
+    acts = registry.build("attacks", attack.name, **attack.options).acts_in_training
+    return Cell(
+        dataset=spec.dataset,
+        data=spec.data,
+        method=method,
+        method_options=spec.method.get(method, {}),
+        train=spec.train,
+        model=spec.model,
+        defenses=tuple(d for d in (*swept, *spec.fixed) if d.strength > 0),
+        seed=seed,
+        malicious=(spec.adversary, attack) if acts else None,
+    )
+
+
+def _attack_settings(attack: AttackSpec) -> list[Any]:
+    cls = registry.load("attacks", attack.name)
+    return [registry.identity("attacks", attack.name), cls.version, attack.options]
+
+
+def _identity(kind: str, reference: DefenseSpec) -> str:
+    return registry.identity(kind, reference.name)

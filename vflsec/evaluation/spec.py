@@ -1,0 +1,248 @@
+"""What is to be evaluated: frozen settings, and the small grammar that names attacks and defences.
+
+    NAME[:option=value,...][@point+...]        iso:lambda=5@gradient     mc:mode=mixmatch     my.py:Mine:k=3
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomli_w
+
+from vflsec.core import registry
+from vflsec.core.checks import positive, unknown
+from vflsec.core.errors import UsageError
+from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.data.partition import DataSpec
+
+
+class AttackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An attack by name, with its options."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class DefenseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A defence by name, with its strength, where it acts (None: its default) and its options."""
+
+    name: str
+    strength: float = 0.0
+    at: tuple[str, ...] | None = None
+    options: dict[str, Any] = {}
+
+    @property
+    def label(self) -> str:
+        """The name, with the points at which it acts where they are not its default."""
+        return self.name if self.at is None else f"{self.name}@{'+'.join(self.at)}"
+
+
+class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The adversary's auxiliary labels.
+
+    Attributes:
+        n: how many labelled training rows it has.
+        balanced: as many of each class (the papers' setting), else drawn as they come.
+        folds: of these labels, on which the strongest attack is chosen; 0 chooses none.
+    """
+
+    n: int = 80
+    balanced: bool = True
+    folds: int = 5
+
+    def __post_init__(self) -> None:
+        """Check every number."""
+        if self.n < 0 or self.folds < 0 or self.folds == 1:
+            raise UsageError(f"expected aux.n >= 0 and aux.folds 0 or >= 2, got n={self.n}, folds={self.folds}")
+
+
+class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One evaluation; every setting that can change a result, and none that cannot.
+
+    Attributes:
+        dataset: a registered name, or a TOML file that describes the user's own data.
+        data: how it is split.
+        methods: each gives a curve.
+        method: options of single methods by name.
+        train: how models are fitted.
+        model: the shape of the networks.
+        attacks: each gives a row per strength.
+        defenses: each is swept over ``strengths``.
+        strengths: besides 0, which is always there.
+        fixed: further defences that stay as they are (``--with``).
+        adversary: the attacking party.
+        aux: its auxiliary labels.
+        seeds: how many; each drives split, model, noise and the attacker's draw.
+    """
+
+    dataset: str = "credit-default"
+    data: DataSpec = DataSpec()
+    methods: tuple[str, ...] = ("fedsplitnn",)
+    method: dict[str, dict[str, Any]] = {}
+    train: TrainSpec = TrainSpec()
+    model: ModelSpec = ModelSpec()
+    attacks: tuple[AttackSpec, ...] = (AttackSpec(name="mc"),)
+    defenses: tuple[DefenseSpec, ...] = ()
+    strengths: tuple[float, ...] = ()
+    fixed: tuple[DefenseSpec, ...] = ()
+    adversary: str = "passive_1"
+    aux: AuxSpec = AuxSpec()
+    seeds: int = 5
+
+    def __post_init__(self) -> None:
+        """Check what one field alone cannot tell."""
+        positive(seeds=self.seeds)
+        for field in ("methods", "attacks"):
+            if not getattr(self, field):
+                raise UsageError(f"expected at least one of {field}, got none")
+        for field, names in (("methods", self.methods), ("attacks", [a.name for a in self.attacks])):
+            if len(set(names)) < len(names):
+                raise UsageError(f"expected different {field}, got {', '.join(names)}: name each once")
+        if len({d.label for d in self.defenses}) < len(self.defenses):
+            raise UsageError(f"expected different defenses, got {', '.join(d.label for d in self.defenses)}")
+        if any(not 0 <= s < float("inf") for s in self.strengths):
+            raise UsageError(f"expected finite strengths >= 0, got {list(self.strengths)}")
+        if self.strengths and not self.defenses:
+            raise UsageError("expected --defense with --lambda, got no defense: name one, for example --defense iso")
+        if self.defenses and not any(self.strengths):
+            raise UsageError("expected strengths for the defense, got none: add for example --lambda 1,5,25")
+        for name in self.method:
+            if name not in self.methods:
+                raise UsageError(f"settings for {unknown('method', name, self.methods)}")
+
+    @property
+    def name(self) -> str:
+        """A short name for folders and titles."""
+        parts = [Path(self.dataset).stem, *self.methods, *(d.label for d in self.defenses)]
+        return "-".join([*parts, *(Path(attack.name).stem for attack in self.attacks)])
+
+
+def parse_reference(text: str, what: str) -> tuple[str, dict[str, Any], tuple[str, ...] | None]:
+    """Split ``NAME[:option=value,...][@point+...]`` into name, options and points.
+
+    Raises:
+        UsageError: an option without a value.
+    """
+    head, _, points = text.partition("@")
+    if ".py:" in head:
+        path, _, rest = head.partition(".py:")
+        attribute, _, options_text = rest.partition(":")
+        name = f"{path}.py:{attribute}"
+    else:
+        name, _, options_text = head.partition(":")
+    options = {}
+    for item in filter(None, options_text.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise UsageError(f"expected {what} {name}:option=value, got {item!r} in {text!r}")
+        options[key.strip()] = parse_value(value.strip())
+    return name, options, tuple(filter(None, points.split("+"))) or None
+
+
+def split_list(text: str) -> list[str]:
+    """Split a comma list of references; ``a:x=1,y=2,b`` is ``a:x=1,y=2`` and ``b``."""
+    items: list[str] = []
+    for piece in filter(None, (piece.strip() for piece in text.split(","))):
+        if items and "=" in piece and ":" not in piece.partition("=")[0]:
+            items[-1] += f",{piece}"
+        else:
+            items.append(piece)
+    return items
+
+
+def parse_defense(text: str) -> DefenseSpec:
+    """Read a defence; its strength may be called by the defence's own name for it (``lambda``) or ``strength``."""
+    name, options, at = parse_reference(text, "defense")
+    own_name = registry.load("defenses", name).strength_name
+    strength = options.pop(own_name, options.pop("strength", 0.0))
+    if not isinstance(strength, int | float) or isinstance(strength, bool):
+        raise UsageError(f"expected a number for {own_name} in {text!r}, got {strength!r}")
+    return DefenseSpec(name=name, strength=float(strength), at=at, options=options)
+
+
+def parse_attack(text: str) -> AttackSpec:
+    """Read an attack."""
+    name, options, points = parse_reference(text, "attack")
+    if points:
+        raise UsageError(f"expected an attack without @, got {text!r}")
+    return AttackSpec(name=name, options=options)
+
+
+def parse_value(text: str) -> Any:
+    """Read a TOML value; what is none is text, so that ``mode=mixmatch`` needs no quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def merge(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """Return ``settings`` with each ``path.to.key=value`` of ``assignments`` put in.
+
+    Raises:
+        UsageError: an assignment without ``=``, or a path through something that is no table.
+    """
+    merged: dict[str, Any] = {key: dict(v) if isinstance(v, dict) else v for key, v in settings.items()}
+    for assignment in assignments:
+        path, equals, value = assignment.partition("=")
+        *tables, key = path.strip().split(".")
+        if not equals or not key:
+            raise UsageError(f"expected --set path.to.key=value, got {assignment!r}")
+        table = merged
+        for name in tables:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise UsageError(f"expected a table at {name!r} in --set {assignment}, got {table!r}")
+        table[key] = parse_value(value.strip())
+    return merged
+
+
+def read(settings: Mapping[str, Any]) -> EvalSpec:
+    """Return the checked specification.
+
+    Raises:
+        UsageError: an unknown or ill-typed setting, with its path.
+    """
+    try:
+        return msgspec.convert(settings, EvalSpec)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"settings: {_teach(str(error))}") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the settings in a TOML file.
+
+    Raises:
+        UsageError: no such file, or not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"expected a TOML file at {path}, found none") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+
+
+def to_toml(spec: EvalSpec) -> str:
+    """Return ``spec`` as TOML, every default filled in; what is None is left out, for TOML has no null."""
+    return tomli_w.dumps(_without_none(msgspec.to_builtins(spec)))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(v) for key, v in value.items() if v is not None}
+    return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _teach(message: str) -> str:
+    """Rewrite msgspec's words for a path into those of ``--set``, and list the known keys of that table."""
+    message = message.replace("`", "'").replace("$.", "").replace("Object contains unknown field", "unknown setting")
+    structs = {"data": DataSpec, "train": TrainSpec, "model": ModelSpec, "aux": AuxSpec}
+    table = message.rpartition(" - at ")[2].strip("'") if " - at " in message else ""
+    if message.startswith("unknown setting"):
+        return f"{message}. Known: {', '.join(structs.get(table, EvalSpec).__struct_fields__)}"
+    return message

@@ -1,0 +1,59 @@
+"""Intervals: over seeds for claims about a defence, over rows for claims about one checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from vflsec.core.metrics import Labels, Scores, positive_score
+
+LEVEL = 0.95
+REPLICATES = 400
+
+
+class Interval(NamedTuple):
+    """A mean with its 95 % interval and the number of values behind it."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+def over_seeds(values: Sequence[float]) -> Interval:
+    """Return mean and t interval over seeds; with one seed there is no such interval and both ends are NaN."""
+    x = np.asarray(values, dtype=float)
+    mean = float(x.mean())
+    if len(x) < 2:
+        return Interval(mean, float("nan"), float("nan"), len(x))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
+    return Interval(mean, mean - half, mean + half, len(x))
+
+
+def over_rows(metric: str, scores: Scores, labels: Labels, rng: np.random.Generator) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of ``auc`` (binary) or ``accuracy`` over rows."""
+    if metric == "accuracy":  # the bootstrap of a share is a binomial draw
+        hits = (scores.argmax(axis=1) == labels).mean()
+        values = rng.binomial(len(labels), hits, REPLICATES) / len(labels)
+    else:
+        values = _bootstrap_auc(positive_score(scores), labels, rng)
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def _bootstrap_auc(score: Scores, labels: Labels, rng: np.random.Generator) -> np.ndarray:
+    """AUC of REPLICATES resamples. Rows are sorted once; a resample is a weight per row, ties count half."""
+    order = np.argsort(score, kind="stable")
+    positive = labels[order] == 1
+    starts = np.flatnonzero(np.r_[True, np.diff(score[order]) > 0])  # first row of each group of equal scores
+    values = np.empty(REPLICATES)
+    for i in range(REPLICATES):
+        weight = np.bincount(rng.integers(len(score), size=len(score)), minlength=len(score)).astype(float)
+        above = np.add.reduceat(weight * positive, starts)
+        below = np.add.reduceat(weight * ~positive, starts)
+        pairs = (above * (np.cumsum(below) - below / 2)).sum()
+        values[i] = pairs / (above.sum() * below.sum()) if above.sum() and below.sum() else 0.5
+    return values

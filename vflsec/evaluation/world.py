@@ -1,0 +1,79 @@
+"""Puts parties, wire and defences together for one cell."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+import torch
+
+from vflsec.core import registry
+from vflsec.core.message import Channel
+from vflsec.core.method import Method, OptimizerFactory, World
+from vflsec.core.party import Party
+from vflsec.core.seeds import generator
+from vflsec.data.dataset import VerticalDataset
+from vflsec.data.files import load_toml
+from vflsec.data.partition import DataSpec, Partition, partition
+from vflsec.evaluation.plan import Cell
+
+
+def load_dataset(name: str, **options: object) -> VerticalDataset:
+    """Return a registered dataset, or the user's own from a TOML file."""
+    if name.endswith(".toml"):
+        return load_toml(Path(name))
+    loaded = registry.load("datasets", name)(**options)
+    assert isinstance(loaded, VerticalDataset)
+    return loaded
+
+
+def partition_of(cell: Cell) -> Partition:
+    """Return the cell's split data; the last one is kept, because neighbouring cells share it."""
+    return _partition(msgspec.json.encode((cell.dataset, cell.data, cell.seed)))
+
+
+def build_world(cell: Cell, device: str) -> World:
+    """Return the world of ``cell``: every party carries every defence, and a hook acts when it sends."""
+    data, where = partition_of(cell), torch.device(device)
+    channel = Channel()
+    parties = {}
+    for name, own in data.parties.items():
+        active = not parties  # the active party comes first
+        parties[name] = Party(
+            name,
+            {split: torch.from_numpy(x).to(where) for split, x in own.features.items()},
+            channel,
+            rng=generator(cell.seed, "noise", name, device=where),
+            labels={split: torch.from_numpy(y).to(where) for split, y in data.labels.items()} if active else None,
+            defenses=[
+                registry.build("defenses", d.name, d.strength, **({"at": list(d.at)} if d.at else {}), **d.options)
+                for d in cell.defenses
+            ],
+        )
+    return World(parties, channel, len(data.classes), data.metric, cell.seed, where, _optimizers(cell))
+
+
+def build_method(cell: Cell) -> Method:
+    """Return the cell's method."""
+    method = registry.build("methods", cell.method, cell.train, cell.model, **cell.method_options)
+    assert isinstance(method, Method)
+    return method
+
+
+def _optimizers(cell: Cell) -> dict[str, OptimizerFactory]:
+    if cell.malicious is None:
+        return {}
+    party, attack = cell.malicious
+    return {party: registry.build("attacks", attack.name, **attack.options).optimizer}
+
+
+@lru_cache(maxsize=1)
+def _partition(settings: bytes) -> Partition:
+    dataset, data, seed = msgspec.json.decode(settings, type=tuple[str, DataSpec, int])
+    return partition(_dataset(dataset, msgspec.json.encode(data.options)), data, seed)
+
+
+@lru_cache(maxsize=1)
+def _dataset(name: str, options: bytes) -> VerticalDataset:
+    return load_dataset(name, **msgspec.json.decode(options))

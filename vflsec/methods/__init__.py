@@ -1,0 +1,5 @@
+"""Learning algorithms, one per file."""
+
+CATALOGUE = {
+    "fedsplitnn": "vflsec.methods.fedsplitnn:FedSplitNN",
+}

@@ -1,0 +1,182 @@
+"""Supervised training across a cut layer: the loop that split learning is, and that fine-tuning reuses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.method import Progress, TrainSpec, World
+from vflsec.core.metrics import METRICS
+from vflsec.core.party import Party
+from vflsec.core.protocol import Boundary, Step
+from vflsec.core.seeds import generator
+
+PREDICTION_BATCH = 4096
+
+
+class SplitTraining:
+    """K bottom models, a boundary for each passive party, one top model.
+
+    Args:
+        world: parties and wire.
+        bottoms: each party's bottom model by name.
+        top: the active party's top model.
+        boundaries: the protocol to each passive party by name.
+        spec: how to fit.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        bottoms: Mapping[str, nn.Module],
+        top: nn.Module,
+        boundaries: Mapping[str, Boundary],
+        spec: TrainSpec,
+    ) -> None:
+        self.world = world
+        self.bottoms = bottoms
+        self.top = top
+        self.boundaries = boundaries
+        self.spec = spec
+
+    def fit(self, phase: str, progress: Progress) -> list[float]:
+        """Train in place on the aligned labelled rows; return the mean loss of each epoch.
+
+        Raises:
+            Diverged: a loss is not finite.
+            UsageError: early stopping or selection without validation rows.
+        """
+        world, spec = self.world, self.spec
+        selection = self._selection_split()
+        labels = world.active.labels["train"]
+        rng = generator(world.seed, "labels", phase, device=world.device)
+        for defense in world.active.defenses:
+            labels = defense.on_labels(labels, n_classes=world.n_classes, rng=rng) if defense.strength else labels
+        optimizers = self._optimizers()
+        order = generator(world.seed, "batches", phase)
+        epochs, history = spec.n_epochs(len(labels)), []
+        best, best_epoch, best_states = -1.0, 0, None
+        step = 0
+        for epoch in range(epochs):
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                group["lr"] = spec.rate(epoch, epochs)
+            total = torch.zeros((), device=world.device)
+            for rows in torch.randperm(len(labels), generator=order).to(world.device).split(spec.batch):
+                loss = self._update(Step(step, phase, rows, labels[rows]), optimizers)
+                total += loss * len(rows)
+                step += 1
+            history.append(float(total) / len(labels))
+            if not history[-1] < float("inf"):
+                raise Diverged(f"the loss is {history[-1]} after epoch {epoch + 1}: lower train.lr")
+            progress(phase, epoch + 1, epochs)
+            if selection:
+                score = self._score(selection)
+                if score > best:
+                    best, best_epoch, best_states = score, epoch, self._states()
+                if spec.patience and epoch - best_epoch >= spec.patience:
+                    break
+        if best_states and spec.select != "last":
+            self._restore(best_states)
+        return history
+
+    def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
+        """One step: embeddings up, loss, gradients down, every party updates its own models."""
+        own = self.bottoms[self.world.active.name](self.world.active.features["train"][step.rows])  # (B, d)
+        sent, arrived = {}, {}
+        for party in self.world.passive:
+            sent[party.name] = self.bottoms[party.name](party.features["train"][step.rows])  # (B, d)
+            arrived[party.name] = self.boundaries[party.name].up(sent[party.name], step).requires_grad_()  # a leaf
+        loss = self._loss(own, arrived, step)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name, h in sent.items():
+            gradient = arrived[name].grad
+            assert gradient is not None
+            h.backward(self.boundaries[name].down(gradient, step))  # type: ignore[no-untyped-call]
+        for optimizer in optimizers:
+            optimizer.step()
+        return loss.detach()
+
+    def _loss(self, own: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
+        assert step.labels is not None
+        loss = F.cross_entropy(self.top([own, *self._received(arrived)]), step.labels)
+        for defense in self.world.active.defenses:
+            if defense.strength:
+                terms = [defense.penalty(h, step.labels, name) for name, h in arrived.items()]
+                loss = loss + sum(term for term in terms if term is not None)
+        return loss
+
+    def _received(self, arrived: Mapping[str, Tensor]) -> Iterator[Tensor]:
+        """What the top model is fed: each received embedding after the active party's own defences."""
+        for name, h in arrived.items():
+            for defense in self.world.active.defenses:
+                h = defense.on_received(h, name) if defense.strength else h  # noqa: PLW2901
+            yield h
+
+    @torch.no_grad()
+    def predict(self, split: str) -> Tensor:
+        """Return logits (n, C) for ``split``; no rows, no traffic: an empty split gives (0, C)."""
+        logits = []
+        for number, rows in enumerate(
+            torch.arange(self.world.n_rows(split), device=self.world.device).split(PREDICTION_BATCH)
+        ):
+            step = Step(number, "predict", rows)
+            own = self.bottoms[self.world.active.name](self.world.active.features[split][rows])
+            arrived = {
+                party.name: self.boundaries[party.name].up(self.bottoms[party.name](party.features[split][rows]), step)
+                for party in self.world.passive
+            }
+            logits.append(self.top([own, *self._received(arrived)]))
+        z = torch.cat(logits)
+        for defense in self.world.active.defenses:
+            z = defense.on_predictions(z) if defense.strength else z
+        return z
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """One optimizer per party over its own models; a malicious party brings its own."""
+        return [self._optimizer(party) for party in self.world.parties.values()]
+
+    def _optimizer(self, party: Party) -> torch.optim.Optimizer:
+        spec = self.spec
+        modules = [party.modules, *(m for d in party.defenses if d.strength for m in d.modules())]
+        parameters = [p for module in modules for p in module.parameters()]
+        own = self.world.optimizers.get(party.name)
+        malicious = own(parameters, spec.lr) if own else None
+        if malicious:
+            return malicious
+        if spec.optimizer == "sgd":
+            return torch.optim.SGD(parameters, spec.lr, spec.momentum, weight_decay=spec.weight_decay, fused=True)
+        return torch.optim.Adam(parameters, spec.lr, weight_decay=spec.weight_decay, fused=True)
+
+    def _selection_split(self) -> str | None:
+        """The split whose metric chooses the epoch, or None if the last one is taken."""
+        if self.spec.select == "paper_best_on_test":
+            return "test"
+        if self.spec.select == "last" and not self.spec.patience:
+            return None
+        if not self.world.n_rows("val"):
+            raise UsageError(
+                "early stopping and best_on_val need validation rows, got none: add --set data.validation=0.1"
+            )
+        return "val"
+
+    def _score(self, split: str) -> float:
+        """The headline metric on ``split``; its traffic is not part of the method's and is not counted."""
+        channel, before = self.world.channel, self.world.channel.traffic.copy()
+        taps, channel.taps = channel.taps, []
+        logits = self.predict(split)
+        channel.traffic, channel.taps = before, taps
+        return METRICS[self.world.metric](logits.cpu().numpy(), self.world.active.labels[split].cpu().numpy())
+
+    def _states(self) -> dict[str, dict[str, Tensor]]:
+        return {party.name: copy.deepcopy(party.modules.state_dict()) for party in self.world.parties.values()}
+
+    def _restore(self, states: dict[str, dict[str, Tensor]]) -> None:
+        for name, state in states.items():
+            self.world.parties[name].modules.load_state_dict(state)

@@ -1,0 +1,47 @@
+"""The active party's top model: joins embeddings and turns them into logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class Top(nn.Module):
+    """Aggregation and head: K embeddings of (B, d_k) -> logits (B, C).
+
+    Args:
+        widths: d_k for each party; all equal unless ``aggregation`` is ``concat``.
+        n_classes: C.
+        aggregation: ``concat``, ``sum``, ``mean`` or ``max``.
+        head: ``linear``, ``mlp`` or ``none``.
+        hidden: width of the hidden layer of an ``mlp`` head.
+    """
+
+    def __init__(self, widths: Sequence[int], n_classes: int, *, aggregation: str, head: str, hidden: int) -> None:
+        super().__init__()
+        self.aggregation = aggregation
+        width = sum(widths) if aggregation == "concat" else widths[0]
+        assert aggregation == "concat" or set(widths) == {width}, "embeddings of unequal width can only be concatenated"
+        self.head: nn.Module
+        if head == "linear":
+            self.head = nn.Linear(width, n_classes)
+        elif head == "mlp":
+            self.head = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, n_classes))
+        else:
+            assert width == n_classes, "without a head the embeddings are the logits"
+            self.head = nn.Identity()
+
+    def forward(self, embeddings: Sequence[Tensor]) -> Tensor:
+        """Return logits (B, C)."""
+        logits: Tensor = self.head(aggregate(embeddings, self.aggregation))
+        return logits
+
+
+def aggregate(embeddings: Sequence[Tensor], how: str) -> Tensor:
+    """Join K embeddings (B, d): ``concat`` gives (B, sum d), the others (B, d)."""
+    if how == "concat":
+        return torch.cat(list(embeddings), dim=1)
+    stacked = torch.stack(list(embeddings))  # (K, B, d)
+    return {"sum": stacked.sum, "mean": stacked.mean, "max": stacked.amax}[how](dim=0)

@@ -1,0 +1,1 @@
+"""Tables, curves and files, all made from one Summary."""

@@ -1,0 +1,119 @@
+"""The privacy-utility curve: utility on x, leak on y, one line per method and defence, strengths at the points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from vflsec.evaluation.summary import Point, Summary
+
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+"""Okabe and Ito's colours, told apart by colour-blind readers; markers and line styles differ too."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P")
+LABELS = {"auc": "AUC", "accuracy": "accuracy"}
+
+
+class Line(NamedTuple):
+    """One curve as drawn: utility and leak with their margins, and the strength at each point."""
+
+    label: str
+    utility: Sequence[float]
+    utility_margin: Sequence[float]
+    leak: Sequence[float]
+    leak_margin: Sequence[float]
+    strengths: Sequence[float]
+
+
+def lines(summary: Summary) -> list[Line]:
+    """Return the curves; a point without a number is left out."""
+    found: dict[str, list[Point]] = {}
+    attacks = {p.attack for p in summary.points}
+    for p in summary.points:
+        label = f"{p.method}, {p.defense}" + (f", {p.attack}" if len(attacks) > 1 else "")
+        found.setdefault(label, [])
+        if p.utility.mean is not None and p.leak.mean is not None:
+            found[label].append(p)
+    return [_line(label, points) for label, points in found.items() if points]
+
+
+def draw(summary: Summary) -> Figure:
+    """Return the figure."""
+    figure = Figure(figsize=(7.0, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    for i, line in enumerate(lines(summary)):
+        _draw_line(axes, line, COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)])
+    _draw_baselines(axes, summary)
+    metric = LABELS.get(summary.metric, summary.metric)
+    axes.set_xlabel(f"utility: {metric} of the joint model on test rows  (better →)")
+    axes.set_ylabel(f"leak: {metric} of the inferred labels  (← better)")
+    axes.set_title(f"{summary.dataset}: what {summary.adversary} infers", loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.margins(x=0.12, y=0.12)
+    axes.legend(frameon=False, fontsize=8, loc="best")
+    return figure
+
+
+def save(summary: Summary, folder: Path) -> list[Path]:
+    """Write ``curve.svg`` and ``curve.png``; the same summary gives the same bytes."""
+    paths = [folder / "curve.svg", folder / "curve.png"]
+    with rc_context({"svg.hashsalt": "vflsec", "svg.fonttype": "none"}):
+        figure = draw(summary)
+        figure.savefig(paths[0], metadata={"Date": None})
+        figure.savefig(paths[1], dpi=160, metadata={"Software": None})
+    return paths
+
+
+def _line(label: str, points: Sequence[Point]) -> Line:
+    return Line(
+        label,
+        [p.utility.mean or 0.0 for p in points],
+        [_margin(p.utility.mean, p.utility.ci95) for p in points],
+        [p.leak.mean or 0.0 for p in points],
+        [_margin(p.leak.mean, p.leak.ci95) for p in points],
+        [p.strength for p in points],
+    )
+
+
+def _margin(mean: float | None, ends: tuple[float | None, float | None]) -> float:
+    return 0.0 if mean is None or ends[1] is None else max(0.0, ends[1] - mean)
+
+
+def _draw_line(axes: Axes, line: Line, color: str, marker: str) -> None:
+    axes.errorbar(
+        line.utility,
+        line.leak,
+        xerr=line.utility_margin,
+        yerr=line.leak_margin,
+        color=color,
+        marker=marker,
+        markersize=6,
+        linewidth=1.6,
+        elinewidth=0.8,
+        capsize=2.5,
+        label=line.label,
+    )
+    for x, y, strength in zip(line.utility, line.leak, line.strengths, strict=True):
+        text = "no defense" if strength == 0 else f"λ={strength:g}"
+        axes.annotate(text, (x, y), textcoords="offset points", xytext=(7, 7), fontsize=8, color=color)
+
+
+def _draw_baselines(axes: Axes, summary: Summary) -> None:
+    """A dashed line for what the adversary reaches alone, with its interval; a dotted one for chance."""
+    shown = [p.leak for p in summary.points if p.leak.alone is not None]
+    if shown:
+        leak = max(shown, key=lambda found: found.alone or 0.0)
+        assert leak.alone is not None
+        axes.axhline(leak.alone, color="#444444", linestyle="--", linewidth=1.2, label="adversary alone")
+        low, high = leak.alone_ci95
+        if low is not None and high is not None:
+            axes.axhspan(low, high, color="#444444", alpha=0.08, linewidth=0)
+    chances = [p.leak.chance for p in summary.points if p.leak.chance is not None]
+    if chances:
+        axes.axhline(max(chances), color="#444444", linestyle=":", linewidth=1.2, label="chance")

@@ -1,0 +1,102 @@
+"""A finished evaluation that shows itself: table, curve, JSON."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from vflsec.core.errors import StoreError
+from vflsec.evaluation import spec as specs
+from vflsec.evaluation.spec import EvalSpec
+from vflsec.evaluation.store import Store
+from vflsec.evaluation.summary import Cap, Point, Summary, summarize
+from vflsec.report import curve, table
+
+
+class Report:
+    """The result of an evaluation.
+
+    Args:
+        summary: its points, scores and gates.
+        spec: the settings it comes from.
+    """
+
+    def __init__(self, summary: Summary, spec: EvalSpec) -> None:
+        self.summary = summary
+        self.spec = spec
+
+    @classmethod
+    def read(
+        cls, folder: Path | str, *, max_leak: Mapping[str, float] | None = None, min_utility: float | None = None
+    ) -> Report:
+        """Return the report of a results folder.
+
+        Raises:
+            StoreError: the folder holds no evaluation.
+        """
+        folder = Path(folder)
+        if not (folder / "spec.toml").exists():
+            raise StoreError(f"expected results in {folder}, found no spec.toml: run vflsec eval --out {folder} first")
+        spec = specs.read(specs.read_toml(folder / "spec.toml"))
+        records = Store(folder).records()
+        summary = summarize(spec, records, out=str(folder), max_leak=max_leak or {}, min_utility=min_utility)
+        return cls(summary, spec)
+
+    @property
+    def points(self) -> list[Point]:
+        """One per method, defence, strength and attack."""
+        return self.summary.points
+
+    @property
+    def worst(self) -> list[Point]:
+        """One per method, defence and strength: the strongest of the attacks and of what needs no federation."""
+        return self.summary.worst
+
+    @property
+    def cap(self) -> list[Cap]:
+        """One per method, defence and attack."""
+        return self.summary.cap
+
+    def table(self, width: int = 100) -> str:
+        """Return the tables as text of at most ``width`` columns."""
+        out = io.StringIO()
+        Console(file=out, width=width, color_system=None).print(table.rich(self.summary))
+        return out.getvalue()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``--format json`` prints, as data."""
+        found: dict[str, Any] = msgspec.to_builtins(self.summary)
+        return found
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        return msgspec.json.encode(self.summary).decode()
+
+    def to_csv(self) -> str:
+        """Return one line per point."""
+        return table.as_csv(self.summary)
+
+    def to_markdown(self) -> str:
+        """Return the tables as Markdown."""
+        return table.markdown(self.summary)
+
+    def plot(self) -> Figure:
+        """Return the privacy-utility curve."""
+        return curve.draw(self.summary)
+
+    def save_curve(self, folder: Path | str) -> list[Path]:
+        """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
+        return curve.save(self.summary, Path(folder))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self.table()}</pre>"
+
+    def __repr__(self) -> str:
+        """Show the table."""
+        return self.table()

@@ -1,0 +1,170 @@
+"""The table of a Summary: plain cells first, then rich, CSV or Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from vflsec.evaluation.summary import Cap, Leak, Measure, Point, Summary
+
+CSV_HEADER = (
+    "method", "defense", "strength", "attack", "status", "utility_metric", "utility", "utility_low", "utility_high",
+    "leak_metric", "leak", "leak_low", "leak_high", "leak_train", "chance", "alone", "advantage", "advantage_low",
+    "advantage_high", "recovery_accuracy", "seeds", "nbytes", "seconds",
+)  # fmt: skip
+
+
+class Cells(NamedTuple):
+    """A table as text: a title, headings, rows."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def points(summary: Summary) -> Cells:
+    """Return one row per method, defence, strength and attack, the strongest adversary last of each."""
+    several = len({(p.method, p.defense) for p in summary.points}) > 1
+    metric = summary.metric or "?"
+    header = ["λ", "attack", f"utility ({metric}) ↑", f"leak ({metric}) ↓", "train rows", "alone", "chance", "adv.", "MB", "status"]
+    found = []
+    for point in _interleaved(summary):
+        curve = [f"{point.method} {point.defense}"] if several else []
+        found.append([
+            *curve,
+            f"{point.strength:g}",
+            point.attack,
+            with_margin(point.utility),
+            with_margin(point.leak),
+            number(point.leak_train.mean),
+            number(point.leak.alone),
+            number(point.leak.chance),
+            signed(point.leak.advantage),
+            "" if point.nbytes is None else f"{point.nbytes / 1e6:.1f}",
+            status(point),
+        ])  # fmt: skip
+    return Cells(heading(summary), [*(["curve"] if several else []), *header], found)
+
+
+def caps(summary: Summary) -> Cells | None:
+    """Return one row per curve and attack, or None where nothing was swept."""
+    if not summary.cap:
+        return None
+    header = ["method", "defense", "attack", "CAP ↑", "calibrated ↑", "CAP (accuracy)", "DCS", "note"]
+    return Cells("CAP over the defended strengths", header, [_cap_row(cap) for cap in summary.cap])
+
+
+def heading(summary: Summary) -> str:
+    """Return the line above the table: dataset, adversary, seeds."""
+    interval = "95 % intervals over seeds" if summary.seeds > 1 else "95 % intervals over rows"
+    return f"{summary.dataset} · adversary {summary.adversary} · {summary.seeds} seeds · {interval}"
+
+
+def rich(summary: Summary) -> RenderableType:
+    """Return the tables for a terminal."""
+    parts: list[RenderableType] = [_rich(points(summary))]
+    cap = caps(summary)
+    if cap:
+        parts.append(_rich(cap))
+    parts += [Text(gate_line(summary, i)) for i in range(len(summary.gates))]
+    return Group(*parts)
+
+
+def markdown(summary: Summary) -> str:
+    """Return the tables as Markdown."""
+    found = [cells for cells in (points(summary), caps(summary)) if cells]
+    return "\n\n".join(f"{cells.title}\n\n{_markdown(cells)}" for cells in found) + "\n"
+
+
+def as_csv(summary: Summary) -> str:
+    """Return one line per point, full precision, ``CSV_HEADER`` first."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_HEADER)
+    for p in (*summary.points, *summary.worst):
+        writer.writerow([
+            p.method, p.defense, p.strength, p.attack, p.status, p.utility.metric, p.utility.mean, *p.utility.ci95,
+            p.leak.metric, p.leak.mean, *p.leak.ci95, p.leak_train.mean, p.leak.chance, p.leak.alone,
+            p.leak.advantage, *p.leak.advantage_ci95, p.leak.accuracy, p.utility.n, p.nbytes, p.seconds,
+        ])  # fmt: skip
+    return out.getvalue()
+
+
+def gate_line(summary: Summary, index: int) -> str:
+    """Return the sentence on one gate."""
+    gate = summary.gates[index]
+    verdict = {True: "holds", False: "FAILED", None: "UNDECIDED: a cell gave no number"}[gate.holds]
+    where = f", worst {gate.worst:.3f} at {gate.at}" if gate.worst is not None else ""
+    return f"GATE {gate.gate} {gate.limit:g}: {verdict}{where}"
+
+
+def number(value: float | None) -> str:
+    """Return three decimals without the leading zero, or a dash."""
+    return "–" if value is None else f"{value:.3f}".replace("0.", ".", 1)
+
+
+def signed(value: float | None) -> str:
+    """Return three decimals with a sign, or a dash."""
+    return "–" if value is None else f"{value:+.3f}".replace("0.", ".", 1)
+
+
+def with_margin(measure: Measure | Leak) -> str:
+    """Return ``mean ±half`` of a symmetric interval, or ``mean [low, high]`` of one over rows."""
+    low, high = measure.ci95
+    if measure.mean is None or low is None or high is None:
+        return number(measure.mean)
+    if measure.interval == "rows":
+        return f"{number(measure.mean)} [{number(low)}, {number(high)}]"
+    return f"{number(measure.mean)} ±{number(high - measure.mean)}"
+
+
+def status(point: Point) -> str:
+    """Return ``ok``, or how many seeds ended in which way."""
+    bad = {name: n for name, n in point.statuses.items() if name != "ok"}
+    if not bad:
+        return "ok"
+    return ", ".join(f"{n}/{sum(point.statuses.values())} {name}" for name, n in sorted(bad.items()))
+
+
+def _interleaved(summary: Summary) -> list[Point]:
+    """Points in order, each group of one strength followed by its worst."""
+    order = {(p.method, p.defense, p.strength): i for i, p in enumerate(summary.worst)}
+    return sorted([*summary.points, *summary.worst], key=lambda p: order[p.method, p.defense, p.strength])
+
+
+def _cap_row(cap: Cap) -> list[str]:
+    return [
+        cap.method,
+        cap.defense,
+        cap.attack,
+        _cap_value(cap.value, cap.ci95),
+        _cap_value(cap.calibrated, cap.calibrated_ci95),
+        number(cap.accuracy_value),
+        number(cap.dcs),
+        cap.note,
+    ]
+
+
+def _cap_value(value: float | None, ends: tuple[float | None, float | None]) -> str:
+    return number(value) if value is None or ends[1] is None else f"{number(value)} ±{number(ends[1] - value)}"
+
+
+def _rich(cells: Cells) -> RichTable:
+    table = RichTable(title=cells.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for i, name in enumerate(cells.header):
+        table.add_column(name, no_wrap=True, justify="left" if i == 0 or name in ("attack", "status", "note") else "right")
+    for row in cells.rows:
+        table.add_row(*row)
+    return table
+
+
+def _markdown(cells: Cells) -> str:
+    lines = [cells.header, ["---"] * len(cells.header), *cells.rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,1 @@
+"""Conformance suites and toy worlds, shipped for authors of plug-ins."""

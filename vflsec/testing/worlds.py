@@ -1,0 +1,85 @@
+"""Toy worlds whose leak is known: planted, absent, and with a chosen number of parties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import torch
+
+from vflsec.core.checks import one_of, positive
+from vflsec.core.errors import UsageError
+from vflsec.core.message import Channel
+from vflsec.core.method import World
+from vflsec.core.party import Party
+from vflsec.core.seeds import derive, generator
+from vflsec.data.dataset import Card, PartyTable, VerticalDataset
+
+SIGNALS = ("planted", "hidden", "none")
+
+
+def toy(
+    *, rows: int = 600, parties: int = 2, classes: int = 2, columns: int = 6, signal: str = "planted", seed: int = 0
+) -> VerticalDataset:
+    """Make a world in which what can be recovered is known.
+
+    Args:
+        rows: number of samples, the same ids at every party, each party in its own order.
+        parties: K >= 2.
+        classes: C >= 2, equally frequent.
+        columns: per party.
+        signal: ``planted``: each party's columns give the class away to whoever has some labels, and all of them in
+            plain sight. ``hidden``: the class is the sign of a product of two columns, so that few labels do not
+            reveal it but a model trained on many does. ``none``: no column has anything to do with the class.
+        seed: of the draw.
+
+    Raises:
+        UsageError: an unknown signal, or numbers too small.
+    """
+    one_of(SIGNALS, signal=signal)
+    positive(rows=rows, columns=columns)
+    if parties < 2 or classes < 2:
+        raise UsageError(f"expected parties >= 2 and classes >= 2, got {parties} and {classes}")
+    if signal == "hidden" and (classes != 2 or columns < 2):
+        raise UsageError(f"expected classes=2 and columns >= 2 for signal=hidden, got {classes} and {columns}")
+    rng = np.random.default_rng(derive(seed, "toy"))
+    labels = rng.permutation(np.arange(rows) % classes)
+    ids = pd.Index(np.arange(rows) + 1000, name="id")
+    tables = []
+    for k in range(parties):
+        x = rng.normal(size=(rows, columns))
+        if signal == "planted":
+            x += 4.0 * rng.normal(size=(classes, columns))[labels]
+        elif signal == "hidden":
+            x[:, 0] = np.abs(x[:, 0]) * np.sign(x[:, 1]) * (2 * labels - 1)
+        name = "active" if k == 0 else f"passive_{k}"
+        frame = pd.DataFrame(x, index=ids, columns=[f"{name}_x{j}" for j in range(columns)])
+        tables.append(PartyTable(name, frame.iloc[rng.permutation(rows)]))
+    return VerticalDataset(
+        name="toy",
+        parties=tuple(tables),
+        labels=pd.Series(labels, index=ids),
+        classes=tuple(f"class_{c}" for c in range(classes)),
+        card=Card(
+            title=f"Toy world, signal {signal}",
+            source="drawn from a seed",
+            licence="none needed",
+            rows=rows,
+            label=f"{classes} classes, equally frequent",
+            split="the same number of columns for each party",
+        ),
+    )
+
+
+def tiny_world(*, parties: int = 2, rows: int = 8, columns: int = 3, classes: int = 2, seed: int = 0) -> World:
+    """Make bare parties on a bare wire, with random features and no models: enough to send messages."""
+    rng = generator(seed, "tiny world")
+    channel = Channel()
+    made = {}
+    for k in range(parties):
+        name = "active" if k == 0 else f"passive_{k}"
+        features = {s: torch.randn(rows, columns, generator=rng) for s in ("train", "unlabeled", "local", "val", "test")}
+        y = torch.arange(rows) % classes
+        labels = {split: y for split in ("train", "val", "test")} if k == 0 else None
+        made[name] = Party(name, features, channel, rng=generator(seed, "noise", name), labels=labels)
+    metric = "auc" if classes == 2 else "accuracy"
+    return World(made, channel, classes, metric, seed, torch.device("cpu"))
