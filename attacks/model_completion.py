@@ -70,10 +70,10 @@ class ModelCompletion(Attack):
         self.mode = mode
         self.freeze_bottom = freeze_bottom
         self.layers = layers
-        self.epochs = epochs or default.epochs
+        self.epochs = default.epochs if epochs is None else epochs
         self.steps = steps
-        self.lr = lr or default.lr
-        self.batch = batch or default.batch
+        self.lr = default.lr if lr is None else lr
+        self.batch = default.batch if batch is None else batch
         positive(layers=layers, epochs=self.epochs, steps=steps, lr=self.lr, batch=self.batch)
 
     def alone(self) -> Attack:

@@ -49,7 +49,7 @@ class Defense(ABC):
 
     Args:
         strength: how strong; 0 is off, larger never protects less on average.
-        at: the kinds of release to act on; default the first of ``points``.
+        at: the kinds of release to act on; default the first of ``points``, which is empty where no release is changed.
 
     Raises:
         UsageError: a negative strength, or a point at which this defence cannot act.
@@ -66,7 +66,7 @@ class Defense(ABC):
         if strength == float("inf"):
             raise UsageError("expected a finite strength, got inf")
         self.strength = float(strength)
-        names = list(at) if at else [self.points[0].value]
+        names = list(at) if at else [point.value for point in self.points[:1]]
         for point in names:
             one_of([kind.value for kind in self.points], at=point)
         self.at = frozenset(Kind(point) for point in names)
@@ -109,10 +109,10 @@ class Defense(ABC):
 
     def __repr__(self) -> str:
         """Show every option: the label in tables and the id in tests."""
-        where = ",".join(sorted(self.at))
+        where = f"@{','.join(sorted(self.at))}" if self.at else ""
         rest = {k: v for k, v in vars(self).items() if k not in ("strength", "at") and not k.startswith("_")}
         options = "".join(f",{key}={value}" for key, value in sorted(rest.items()))
-        return f"{self.name}:{self.strength_name}={self.strength:g}{options}@{where}"
+        return f"{self.name}:{self.strength_name}={self.strength:g}{options}{where}"
 
 
 _HOOKS = {

@@ -52,6 +52,11 @@ class Message:
         """Size of the payload on the wire, in bytes."""
         return sum(_nbytes(value) for value in self.payload.values())
 
+    def private_copy(self) -> Message:
+        """Return the same message with tensors that share neither graph nor memory with this one."""
+        payload = {key: _copy(value) for key, value in self.payload.items()}
+        return replace(self, payload=payload, rows=_copy(self.rows))
+
 
 class Route(NamedTuple):
     """What traffic is counted by."""
@@ -75,7 +80,7 @@ class Channel:
         A tensor passed on as it is would still carry its graph, and gradients would then reach the other party
         without passing any defence.
         """
-        message = replace(message, payload={key: _copy(value) for key, value in message.payload.items()})
+        message = message.private_copy()
         self.traffic[Route(message.phase, message.sender, message.receiver, message.kind)] += message.nbytes
         for tap in self.taps:
             tap(message)

@@ -94,7 +94,7 @@ def build(kind: str, name: str, *args: Any, **options: Any) -> Any:
         if option not in known:
             raise UsageError(f"{name}: {unknown('option', option, known)}")
         try:
-            options[option] = msgspec.convert(value, hints[option])
+            options[option] = msgspec.convert(value, hints.get(option, Any))
         except msgspec.ValidationError as error:
             raise UsageError(f"{name}: option {option}={value!r}: {error}") from None
     return cls(*args, **options)

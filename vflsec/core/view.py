@@ -69,6 +69,7 @@ class View:
             model=copy.deepcopy(self.model),
             aux_rows=self.aux_rows.clone(),
             aux_labels=self.aux_labels.clone(),
+            messages=tuple(message.private_copy() for message in self.messages),
         )
 
     def knowing(self, aux: Tensor) -> View:

@@ -135,7 +135,7 @@ def _ids(table: RawTable, column: str, party: str) -> pd.Index:
     if len(double):
         place, way_out = table.place(column, double[0]), f"{party} must hold one row per id"
         raise DataError(f"{place}: expected each id once, got {ids[double[0]]!r} again; {way_out}")
-    index: pd.Index = pd.Index(ids, name="id")
+    index: pd.Index = pd.Index(ids, dtype=object, name="id")  # hashes faster than Arrow text
     return index
 
 

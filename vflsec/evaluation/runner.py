@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from threadpoolctl import threadpool_limits
 from torch.nn import functional as F
 
 from vflsec.core import registry
@@ -51,17 +53,16 @@ def run(task: Task, folder: Path, device: str) -> list[Record]:
         return _results(task, Store(folder).cell(task.cell.key), device)
 
 
-class one_thread:  # noqa: N801  (a context manager, named as it reads)
-    """Sets torch to one thread inside: sums do not depend on the number of cores, nor records on ``--jobs``."""
-
-    def __enter__(self) -> None:
-        """Remember and set."""
-        self._before = torch.get_num_threads()
-        torch.set_num_threads(1)
-
-    def __exit__(self, *_: object) -> None:
-        """Set back."""
-        torch.set_num_threads(self._before)
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Give torch and the linear algebra one thread: sums, and so records, do not depend on cores or ``--jobs``."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def train(

@@ -122,13 +122,17 @@ class CellFolder:
         return msgspec.json.decode(facts.read_bytes()) if facts.exists() else None
 
     def write(self, facts: Record, save_models: Callable[[Path], None]) -> None:
-        """Write models and facts to a folder beside, then move it here."""
+        """Write models and facts to a folder beside, then move it here; what another process put here first stays."""
         temporary = self.path.with_name(f".{self.path.name}-{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)
         save_models(temporary)
         (temporary / "cell.json").write_bytes(msgspec.json.encode(facts))
-        shutil.rmtree(self.path, ignore_errors=True)
-        temporary.rename(self.path)
+        try:
+            temporary.rename(self.path)
+        except OSError:  # the same cell, which a killed run's last worker was still computing
+            shutil.rmtree(temporary)
+            if self.read() is None:
+                raise
 
 
 def environment() -> dict[str, str]:

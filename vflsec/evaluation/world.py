@@ -42,10 +42,10 @@ def build_world(cell: Cell, device: str) -> World:
         active = not parties  # the active party comes first
         parties[name] = Party(
             name,
-            {split: torch.from_numpy(x).to(where) for split, x in own.features.items()},
+            {split: torch.tensor(x, device=where) for split, x in own.features.items()},
             channel,
             rng=generator(cell.seed, "noise", name, device=where),
-            labels={split: torch.from_numpy(y).to(where) for split, y in data.labels.items()} if active else None,
+            labels={split: torch.tensor(y, device=where) for split, y in data.labels.items()} if active else None,
             defenses=[
                 registry.build("defenses", d.name, d.strength, **({"at": list(d.at)} if d.at else {}), **d.options)
                 for d in cell.defenses

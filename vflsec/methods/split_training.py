@@ -90,7 +90,8 @@ class SplitTraining:
         sent, arrived = {}, {}
         for party in self.world.passive:
             sent[party.name] = self.bottoms[party.name](party.features["train"][step.rows])  # (B, d)
-            arrived[party.name] = self.boundaries[party.name].up(sent[party.name], step).requires_grad_()  # a leaf
+            received = self.boundaries[party.name].up(sent[party.name], step)
+            arrived[party.name] = received.detach().requires_grad_()  # a leaf, and not the message that taps keep
         loss = self._loss(own, arrived, step)
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -172,6 +173,8 @@ class SplitTraining:
         taps, channel.taps = channel.taps, []
         logits = self.predict(split)
         channel.traffic, channel.taps = before, taps
+        if not torch.isfinite(logits).all():
+            raise Diverged(f"the model predicts values that are not finite on {split} rows: lower train.lr")
         return METRICS[self.world.metric](logits.cpu().numpy(), self.world.active.labels[split].cpu().numpy())
 
     def _states(self) -> dict[str, dict[str, Tensor]]:

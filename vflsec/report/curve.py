@@ -50,8 +50,8 @@ def draw(summary: Summary) -> Figure:
         _draw_line(axes, line, COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)])
     _draw_baselines(axes, summary)
     metric = LABELS.get(summary.metric, summary.metric)
-    axes.set_xlabel(f"utility: {metric} of the joint model on test rows  (better →)")
-    axes.set_ylabel(f"leak: {metric} of the inferred labels  (← better)")
+    axes.set_xlabel(f"utility: {metric} of the joint model on test rows (higher is better)")
+    axes.set_ylabel(f"leak: {metric} of the inferred labels (lower is better)")
     axes.set_title(f"{summary.dataset}: what {summary.adversary} infers", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
@@ -101,7 +101,7 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str) -> None:
     )
     for x, y, strength in zip(line.utility, line.leak, line.strengths, strict=True):
         text = "no defense" if strength == 0 else f"λ={strength:g}"
-        axes.annotate(text, (x, y), textcoords="offset points", xytext=(7, 7), fontsize=8, color=color)
+        axes.annotate(text, (x, y), textcoords="offset points", xytext=(8, -13), fontsize=8, color=color)
 
 
 def _draw_baselines(axes: Axes, summary: Summary) -> None:

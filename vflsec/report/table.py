@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from vflsec.evaluation.summary import Cap, Leak, Measure, Point, Summary
+from vflsec.evaluation.summary import Cap, Gate, Leak, Measure, Point, Summary
 
 CSV_HEADER = (
     "method", "defense", "strength", "attack", "status", "utility_metric", "utility", "utility_low", "utility_high",
@@ -29,28 +29,13 @@ class Cells(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-def points(summary: Summary) -> Cells:
-    """Return one row per method, defence, strength and attack, the strongest adversary last of each."""
-    several = len({(p.method, p.defense) for p in summary.points}) > 1
-    metric = summary.metric or "?"
-    header = ["λ", "attack", f"utility ({metric}) ↑", f"leak ({metric}) ↓", "train rows", "alone", "chance", "adv.", "MB", "status"]
-    found = []
+def points(summary: Summary) -> list[Cells]:
+    """Return one table per curve: a row per strength and attack, the strongest adversary last of each strength."""
+    curves: dict[str, list[Point]] = {}
     for point in _interleaved(summary):
-        curve = [f"{point.method} {point.defense}"] if several else []
-        found.append([
-            *curve,
-            f"{point.strength:g}",
-            point.attack,
-            with_margin(point.utility),
-            with_margin(point.leak),
-            number(point.leak_train.mean),
-            number(point.leak.alone),
-            number(point.leak.chance),
-            signed(point.leak.advantage),
-            "" if point.nbytes is None else f"{point.nbytes / 1e6:.1f}",
-            status(point),
-        ])  # fmt: skip
-    return Cells(heading(summary), [*(["curve"] if several else []), *header], found)
+        curves.setdefault(f"{point.method}, {point.defense}", []).append(point)
+    header = ["λ", "attack", "utility ↑", "leak ↓", "on train", "alone", "chance", "advantage", "MB", "status"]
+    return [Cells(label, header, [_point_row(point) for point in found]) for label, found in curves.items()]
 
 
 def caps(summary: Summary) -> Cells | None:
@@ -61,26 +46,30 @@ def caps(summary: Summary) -> Cells | None:
     return Cells("CAP over the defended strengths", header, [_cap_row(cap) for cap in summary.cap])
 
 
+def tables(summary: Summary) -> list[Cells]:
+    """Return all tables: one per curve, then CAP."""
+    cap = caps(summary)
+    return [*points(summary), *([cap] if cap else [])]
+
+
 def heading(summary: Summary) -> str:
-    """Return the line above the table: dataset, adversary, seeds."""
-    interval = "95 % intervals over seeds" if summary.seeds > 1 else "95 % intervals over rows"
-    return f"{summary.dataset} · adversary {summary.adversary} · {summary.seeds} seeds · {interval}"
+    """Return the line above the tables: dataset, adversary, metric, seeds."""
+    seeds = f"{summary.seeds} seeds, ± 95 % over seeds" if summary.seeds > 1 else "1 seed, ± 95 % over rows"
+    return f"{summary.dataset} · adversary {summary.adversary} · {summary.metric} on test rows · {seeds}"
 
 
 def rich(summary: Summary) -> RenderableType:
     """Return the tables for a terminal."""
-    parts: list[RenderableType] = [_rich(points(summary))]
-    cap = caps(summary)
-    if cap:
-        parts.append(_rich(cap))
-    parts += [Text(gate_line(summary, i)) for i in range(len(summary.gates))]
+    parts: list[RenderableType] = [Text(heading(summary))]
+    parts += [_rich(cells) for cells in tables(summary)]
+    parts += [Text(gate_line(gate)) for gate in summary.gates]
     return Group(*parts)
 
 
 def markdown(summary: Summary) -> str:
     """Return the tables as Markdown."""
-    found = [cells for cells in (points(summary), caps(summary)) if cells]
-    return "\n\n".join(f"{cells.title}\n\n{_markdown(cells)}" for cells in found) + "\n"
+    parts = [heading(summary), *(f"{cells.title}\n\n{_markdown(cells)}" for cells in tables(summary))]
+    return "\n\n".join([*parts, *(gate_line(gate) for gate in summary.gates)]) + "\n"
 
 
 def as_csv(summary: Summary) -> str:
@@ -97,9 +86,8 @@ def as_csv(summary: Summary) -> str:
     return out.getvalue()
 
 
-def gate_line(summary: Summary, index: int) -> str:
+def gate_line(gate: Gate) -> str:
     """Return the sentence on one gate."""
-    gate = summary.gates[index]
     verdict = {True: "holds", False: "FAILED", None: "UNDECIDED: a cell gave no number"}[gate.holds]
     where = f", worst {gate.worst:.3f} at {gate.at}" if gate.worst is not None else ""
     return f"GATE {gate.gate} {gate.limit:g}: {verdict}{where}"
@@ -116,13 +104,11 @@ def signed(value: float | None) -> str:
 
 
 def with_margin(measure: Measure | Leak) -> str:
-    """Return ``mean ±half`` of a symmetric interval, or ``mean [low, high]`` of one over rows."""
+    """Return ``mean ±half``, half the width of the interval; over rows it is not quite symmetric."""
     low, high = measure.ci95
     if measure.mean is None or low is None or high is None:
         return number(measure.mean)
-    if measure.interval == "rows":
-        return f"{number(measure.mean)} [{number(low)}, {number(high)}]"
-    return f"{number(measure.mean)} ±{number(high - measure.mean)}"
+    return f"{number(measure.mean)} ±{number((high - low) / 2)}"
 
 
 def status(point: Point) -> str:
@@ -137,6 +123,21 @@ def _interleaved(summary: Summary) -> list[Point]:
     """Points in order, each group of one strength followed by its worst."""
     order = {(p.method, p.defense, p.strength): i for i, p in enumerate(summary.worst)}
     return sorted([*summary.points, *summary.worst], key=lambda p: order[p.method, p.defense, p.strength])
+
+
+def _point_row(point: Point) -> list[str]:
+    return [
+        f"{point.strength:g}",
+        point.attack,
+        with_margin(point.utility),
+        with_margin(point.leak),
+        number(point.leak_train.mean),
+        number(point.leak.alone),
+        number(point.leak.chance),
+        signed(point.leak.advantage),
+        "–" if point.nbytes is None else f"{point.nbytes / 1e6:.1f}",
+        status(point),
+    ]
 
 
 def _cap_row(cap: Cap) -> list[str]:
@@ -157,7 +158,7 @@ def _cap_value(value: float | None, ends: tuple[float | None, float | None]) -> 
 
 
 def _rich(cells: Cells) -> RichTable:
-    table = RichTable(title=cells.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = RichTable(title=cells.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for i, name in enumerate(cells.header):
         table.add_column(name, no_wrap=True, justify="left" if i == 0 or name in ("attack", "status", "note") else "right")
     for row in cells.rows:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import numpy as np
 import pandas as pd
 import torch
@@ -9,10 +12,13 @@ import torch
 from vflsec.core.checks import one_of, positive
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Channel
-from vflsec.core.method import World
+from vflsec.core.method import ModelSpec, TrainSpec, World
 from vflsec.core.party import Party
 from vflsec.core.seeds import derive, generator
 from vflsec.data.dataset import Card, PartyTable, VerticalDataset
+from vflsec.data.partition import DataSpec
+from vflsec.evaluation.plan import Cell
+from vflsec.evaluation.world import build_world
 
 SIGNALS = ("planted", "hidden", "none")
 
@@ -70,6 +76,21 @@ def toy(
     )
 
 
+def toy_world(*, seed: int = 0, data: DataSpec | None = None, **options: Any) -> World:
+    """Split ``toy(**options)`` and put its parties on a wire, without models; ``seed`` draws both data and split."""
+    cell = Cell(
+        dataset="toy",
+        data=msgspec.structs.replace(data or DataSpec(), options={"seed": seed, **options}),
+        method="fedsplitnn",
+        method_options={},
+        train=TrainSpec(),
+        model=ModelSpec(),
+        defenses=(),
+        seed=seed,
+    )
+    return build_world(cell, "cpu")
+
+
 def tiny_world(*, parties: int = 2, rows: int = 8, columns: int = 3, classes: int = 2, seed: int = 0) -> World:
     """Make bare parties on a bare wire, with random features and no models: enough to send messages."""
     rng = generator(seed, "tiny world")
@@ -77,7 +98,9 @@ def tiny_world(*, parties: int = 2, rows: int = 8, columns: int = 3, classes: in
     made = {}
     for k in range(parties):
         name = "active" if k == 0 else f"passive_{k}"
-        features = {s: torch.randn(rows, columns, generator=rng) for s in ("train", "unlabeled", "local", "val", "test")}
+        features = {
+            s: torch.randn(rows, columns, generator=rng) for s in ("train", "unlabeled", "local", "val", "test")
+        }
         y = torch.arange(rows) % classes
         labels = {split: y for split in ("train", "val", "test")} if k == 0 else None
         made[name] = Party(name, features, channel, rng=generator(seed, "noise", name), labels=labels)

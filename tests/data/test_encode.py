@@ -1,0 +1,99 @@
+"""Encoding against numbers worked out by hand, and against scikit-learn."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from vflsec.core.errors import DataError
+from vflsec.data.dataset import PartyTable
+from vflsec.data.encode import Column, Encoder
+
+
+def encoder_of(fit: pd.DataFrame, *, categorical: tuple = (), signed_log: tuple = ()) -> Encoder:
+    return Encoder(PartyTable("active", fit, frozenset(categorical), frozenset(signed_log)), fit)
+
+
+def test_numbers_are_standardized_with_the_statistics_of_the_fitted_rows():
+    encode = encoder_of(pd.DataFrame({"age": [20, 40]}))
+    np.testing.assert_allclose(encode(pd.DataFrame({"age": [20, 40, 60]}))[:, 0], [-1, 1, 3])
+
+
+def test_heavy_tails_pass_through_the_signed_log_first():
+    e = np.e
+    encode = encoder_of(pd.DataFrame({"money": [1 - e, e - 1]}), signed_log=("money",))  # become -1 and 1
+    np.testing.assert_allclose(encode(pd.DataFrame({"money": [0, e**2 - 1, 1 - e**3]}))[:, 0], [0, 2, -3], atol=1e-6)
+
+
+@pytest.mark.parametrize("constant", [0.1, 1e6, -3.0])
+def test_a_column_constant_in_training_is_zero_everywhere(constant):
+    encode = encoder_of(pd.DataFrame({"x": [constant] * 7}))
+    assert encode(pd.DataFrame({"x": [constant, constant + 5]})).tolist() == [[0], [0]]
+
+
+def test_categories_become_one_hot_with_a_first_slot_for_unseen_ones():
+    encode = encoder_of(pd.DataFrame({"job": ["cook", "baker", "cook"]}), categorical=("job",))
+    rows = encode(pd.DataFrame({"job": ["baker", "cook", "pilot"]}))
+    assert rows.tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
+
+
+def test_a_category_that_only_the_dtype_knows_is_unseen():
+    whole = pd.DataFrame({"job": pd.Categorical(["cook", "baker", "pilot"])})
+    encode = Encoder(PartyTable("active", whole, frozenset({"job"})), whole.iloc[:2])
+    assert encode.width == 3
+    assert encode(whole.iloc[2:]).tolist() == [[1, 0, 0]]
+
+
+def test_columns_say_where_each_raw_column_went():
+    frame = pd.DataFrame({"age": [1, 2, 3], "job": ["a", "b", "a"], "pay": [5, 6, 7]})
+    encode = encoder_of(frame, categorical=("job",))
+    assert encode.columns == (
+        Column("age", "numeric", 0, 1),
+        Column("job", "categorical", 1, 3),
+        Column("pay", "numeric", 4, 1),
+    )
+    assert encode.width == 5
+
+
+@pytest.mark.parametrize("as_dtype", ["int64", "category", "object"])
+def test_agrees_with_scikit_learn(as_dtype):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(5, 3, 400), "y": rng.integers(0, 9, 400), "c": rng.integers(0, 4, 400)})
+    fit, rows = frame[:300], frame[300:]
+    table = PartyTable("active", frame.astype({"c": as_dtype}), frozenset({"c"}))
+    encoded = Encoder(table, table.frame[:300])(table.frame[300:])
+
+    numbers = StandardScaler().fit(fit[["x", "y"]]).transform(rows[["x", "y"]])
+    one_hot = OneHotEncoder(sparse_output=False).fit(fit[["c"]]).transform(rows[["c"]])
+    np.testing.assert_allclose(encoded[:, :2], numbers, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(encoded[:, 2:], np.hstack([np.zeros((100, 1)), one_hot]))
+
+
+def test_output_is_contiguous_float32_also_without_rows():
+    frame = pd.DataFrame({"x": [1, 2], "c": ["a", "b"]})
+    encode = encoder_of(frame, categorical=("c",))
+    for rows, shape in ((frame, (2, 4)), (frame[:0], (0, 4))):
+        encoded = encode(rows)
+        assert encoded.shape == shape
+        assert encoded.dtype == np.float32
+        assert encoded.flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    ("frame", "roles", "message"),
+    [
+        ({"x": ["a"]}, {}, "active: expected numbers in 'x', got (str|object); or list it as categorical"),
+        ({"x": [np.inf]}, {}, "active: expected finite numbers in 'x'; fill or drop"),
+        ({"x": [np.nan]}, {}, "active: expected finite numbers in 'x'; fill or drop"),
+        ({"x": ["a", None]}, {"categorical": {"x"}}, r"expected a category in every row of 'x'; name the gap '\(miss"),
+        ({"x": [1]}, {"categorical": {"z"}}, r"expected a role only for its own columns, got \['z'\]"),
+        (
+            {"x": [1]},
+            {"categorical": {"x"}, "signed_log": {"x"}},
+            r"expected signed_log columns to be numbers, got .*x",
+        ),
+    ],
+)
+def test_tables_that_cannot_be_encoded_are_refused(frame, roles, message):
+    with pytest.raises(DataError, match=message):
+        PartyTable("active", pd.DataFrame(frame), **{role: frozenset(names) for role, names in roles.items()})

@@ -1,0 +1,124 @@
+"""Settings: the grammar, the merge, and one line for every mistake."""
+
+import tomllib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vflsec.core.errors import UsageError
+from vflsec.evaluation import spec as specs
+from vflsec.evaluation.spec import AttackSpec, DefenseSpec, EvalSpec
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("iso", ("iso", {}, None)),
+        ("iso:lambda=5", ("iso", {"lambda": 5}, None)),
+        ("iso:lambda=0.5@embedding+parameters", ("iso", {"lambda": 0.5}, ("embedding", "parameters"))),
+        ("mc:mode=mixmatch,epochs=3", ("mc", {"mode": "mixmatch", "epochs": 3}, None)),
+        ("a/b.py:Mine", ("a/b.py:Mine", {}, None)),
+        ("a/b.py:Mine:k=3@gradient", ("a/b.py:Mine", {"k": 3}, ("gradient",))),
+    ],
+)
+def test_references(text, expected):
+    assert specs.parse_reference(text, "defense") == expected
+
+
+def test_split_list_keeps_options_together():
+    assert specs.split_list("mc:mode=mixmatch,epochs=3, norm,x.py:A:k=1") == [
+        "mc:mode=mixmatch,epochs=3",
+        "norm",
+        "x.py:A:k=1",
+    ]
+
+
+def test_a_defense_takes_its_strength_by_its_own_name():
+    assert specs.parse_defense("iso:lambda=5@gradient") == DefenseSpec(name="iso", strength=5.0, at=("gradient",))
+    assert specs.parse_defense("iso:strength=5") == DefenseSpec(name="iso", strength=5.0)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "message"),
+    [
+        (specs.parse_defense, "iso:lambda", r"expected defense iso:option=value, got 'lambda'"),
+        (specs.parse_defense, "iso:lambda=much", r"expected a number for lambda in 'iso:lambda=much', got 'much'"),
+        (specs.parse_defense, "izo", r"unknown defense 'izo'. Did you mean iso\?"),
+        (specs.parse_attack, "mc@gradient", "expected an attack without @"),
+    ],
+)
+def test_wrong_references(parse, text, message):
+    with pytest.raises(UsageError, match=message):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seed": 3}, r"settings: unknown setting 'seed'. Known: dataset, data"),
+        ({"data": {"n_labelled": 3}}, r"unknown setting 'n_labelled' - at 'data'. Known: n_labeled"),
+        ({"train": {"lr": "fast"}}, r"Expected 'float', got 'str' - at 'train.lr'"),
+        ({"train": {"lr": 0}}, r"expected train.lr > 0, got 0"),
+        ({"seeds": 0}, "expected seeds > 0, got 0"),
+        ({"attacks": []}, "expected at least one of attacks, got none"),
+        ({"methods": ["fedsplitnn", "fedsplitnn"]}, "expected different methods"),
+        ({"defenses": [{"name": "iso"}, {"name": "iso"}], "strengths": [1]}, "expected different defenses"),
+        ({"defenses": [{"name": "iso"}]}, r"expected strengths for the defense, got none: add for example --lambda"),
+        ({"strengths": [1]}, "expected --defense with --lambda, got no defense"),
+        ({"defenses": [{"name": "iso"}], "strengths": [-1]}, r"expected finite strengths >= 0, got \[-1.0\]"),
+        ({"aux": {"n": -1}}, "expected aux.n >= 0"),
+        ({"aux": {"folds": 1}}, "aux.folds 0 or >= 2"),
+        ({"method": {"fedspl": {}}}, r"settings for unknown method 'fedspl'. Did you mean fedsplitnn\?"),
+    ],
+)
+def test_wrong_settings_teach(settings, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        specs.read(settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("assignment", ["data.n_labeled", "=3", "data.=3"])
+def test_wrong_assignments(assignment):
+    with pytest.raises(UsageError, match="expected --set path.to.key=value"):
+        specs.merge({}, [assignment])
+
+
+def test_assignment_through_a_value():
+    with pytest.raises(UsageError, match="expected a table at 'seeds'"):
+        specs.merge({"seeds": 3}, ["seeds.x=1"])
+
+
+def test_merge_leaves_its_input_alone():
+    settings = {"data": {"n_labeled": 5}}
+    assert specs.merge(settings, ["data.n_labeled=7", "model.head=mlp"]) == {
+        "data": {"n_labeled": 7},
+        "model": {"head": "mlp"},
+    }
+    assert settings == {"data": {"n_labeled": 5}}
+
+
+@given(
+    st.builds(
+        EvalSpec,
+        seeds=st.integers(1, 9),
+        attacks=st.just((AttackSpec(name="mc", options={"mode": "mixmatch", "lr": 0.1}),)),
+        defenses=st.just((DefenseSpec(name="iso", at=("embedding",)),)),
+        strengths=st.lists(st.floats(0.1, 99), min_size=1, max_size=3).map(tuple),
+    )
+)
+def test_toml_round_trip(spec):
+    assert specs.read(tomllib.loads(specs.to_toml(spec))) == spec
+
+
+def test_defaults_round_trip():
+    assert specs.read(msgspec.to_builtins(EvalSpec())) == EvalSpec()
+
+
+def test_config_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(UsageError, match="expected a TOML file at"):
+        specs.read_toml(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("a = ")
+    with pytest.raises(UsageError, match="is not TOML"):
+        specs.read_toml(tmp_path / "bad.toml")

@@ -1,0 +1,90 @@
+"""The results folder survives a kill at any byte."""
+
+import pytest
+
+from vflsec.core.errors import StoreError
+from vflsec.evaluation.store import Store
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "run")
+
+
+def test_records_come_back_by_key(store):
+    store.append({"key": "a", "status": "ok"})
+    store.append({"key": "b", "status": "error"})
+    assert {key: record["status"] for key, record in store.records().items()} == {"a": "ok", "b": "error"}
+
+
+def test_torn_last_line_is_unfinished_at_every_byte(store):
+    store.append({"key": "a"})
+    store.append({"key": "b", "text": "é"})
+    path = store.folder / "records.jsonl"
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for cut in range(first, len(whole)):
+        path.write_bytes(whole[:cut])
+        assert list(store.records()) == ["a"]
+        store.trim()
+        store.append({"key": "b", "text": "é"})
+        assert path.read_bytes() == whole
+
+
+def test_forget_keeps_what_it_is_told_to(store):
+    store.append({"key": "a", "status": "ok"})
+    store.append({"key": "b", "status": "diverged"})
+    store.forget(lambda record: record["status"] == "ok")
+    assert list(store.records()) == ["a"]
+
+
+def test_clear_drops_results_and_cells(store):
+    store.append({"key": "a"})
+    store.cell("c").write({"status": "ok"}, lambda folder: folder.mkdir())
+    store.clear()
+    assert not store.records()
+    assert store.cell("c").read() is None
+
+
+def test_a_cell_appears_whole_or_not_at_all(store):
+    def dies(folder):
+        folder.mkdir()
+        (folder / "active.safetensors").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.cell("c").write({"status": "ok"}, dies)
+    assert store.cell("c").read() is None
+    store.cell("c").write({"status": "ok"}, lambda folder: folder.mkdir())
+    assert store.cell("c").read() == {"status": "ok"}
+
+
+def test_second_writer_is_refused(store):
+    with store.lock(), pytest.raises(StoreError, match="another vflsec is writing to"):
+        store.lock()
+
+
+@pytest.mark.parametrize("line", ["not json", "{}", "[1]", '{"schema": 1}'])
+def test_foreign_lines_are_named(store, line):
+    (store.folder / "records.jsonl").write_text(line + "\n")
+    with pytest.raises(StoreError, match=r"records.jsonl line 1 is not a result: remove it, or start --fresh"):
+        store.records()
+
+
+def test_other_schema_is_refused(store):
+    (store.folder / "records.jsonl").write_text('{"schema": 99, "key": "a"}\n')
+    with pytest.raises(StoreError, match="line 1 has schema 99, expected 1"):
+        store.records()
+
+
+def test_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"cannot write results to .*choose another --out"):
+        Store(tmp_path / "file")
+
+
+def test_environment_names_no_person_and_no_place(store):
+    store.write_settings("")
+    text = (store.folder / "env.json").read_text()
+    assert "torch" in text
+    assert "/" not in text

@@ -1,0 +1,309 @@
+"""The suites run over the whole registry, and each check catches a plug-in broken in the way it is for."""
+
+from unittest import SkipTest
+
+import numpy as np
+import pytest
+import torch
+
+from vflsec.core import registry
+from vflsec.core.attack import Attack
+from vflsec.core.defense import Defense
+from vflsec.core.message import Kind
+from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.view import Guess, Need
+from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.protocols.plain import PlainBoundary
+from vflsec.testing.conformance import AttackConformance, DefenseConformance, MethodConformance, ProtocolConformance
+
+QUICK = {  # options that keep a plug-in cheap
+    "mc": {"epochs": 60, "lr": 0.02},
+}
+EXEMPT: dict[str, dict[str, str]] = {}  # by plug-in: checks that do not apply, and why
+
+
+def _over_the_registry(kind, suite, make):
+    for name in sorted(registry.entries(kind)):
+        body = {"make": make(name), "exempt": EXEMPT.get(name, {}), "__module__": __name__}
+        title = f"Test{suite.__name__}_{name}"
+        globals()[title] = type(title, (suite,), body)
+
+
+_over_the_registry(
+    "defenses",
+    DefenseConformance,
+    lambda name: lambda self, strength, **o: registry.build("defenses", name, strength, **o),
+)
+_over_the_registry(
+    "attacks", AttackConformance, lambda name: lambda self: registry.build("attacks", name, **QUICK.get(name, {}))
+)
+_over_the_registry(
+    "methods",
+    MethodConformance,
+    lambda name: lambda self: registry.build("methods", name, TrainSpec(epochs=2, batch=32), ModelSpec(bottom=(8,))),
+)
+_over_the_registry("protocols", ProtocolConformance, lambda name: lambda self: registry.load("protocols", name))
+
+
+class TestMixMatch(AttackConformance):
+    def make(self):
+        return registry.build("attacks", "mc", mode="mixmatch", epochs=4, steps=40)
+
+
+class Noise(Defense):
+    """Sound: white noise of standard deviation ``strength``."""
+
+    name = "noise"
+    reference = "made for a test"
+    guarantee = "none"
+    points = (Kind.GRADIENT, Kind.EMBEDDING)
+
+    def on_gradient(self, g, release):
+        return g + self.strength * torch.randn(g.shape, generator=release.rng, dtype=g.dtype)
+
+    on_embedding = on_gradient
+
+
+class NeverOff(Noise):
+    def __init__(self, strength, *, at=None):
+        super().__init__(strength + 1, at=at)
+
+
+class InPlace(Noise):
+    def on_gradient(self, g, release):
+        return g.copy_(super().on_gradient(g, release))
+
+    on_embedding = on_gradient
+
+
+class GlobalNoise(Noise):
+    def on_gradient(self, g, release):
+        return g + self.strength * torch.randn(g.shape, dtype=g.dtype)
+
+    on_embedding = on_gradient
+
+
+class Repeating(Noise):
+    def on_gradient(self, g, release):
+        rng = torch.Generator().manual_seed(0)
+        return g + self.strength * torch.randn(g.shape, generator=rng, dtype=g.dtype)
+
+    on_embedding = on_gradient
+
+
+class OnlyGradients(Noise):
+    on_embedding = Defense.on_embedding
+
+
+class Backwards(Noise):
+    def on_gradient(self, g, release):
+        return g + torch.randn(g.shape, generator=release.rng, dtype=g.dtype) / self.strength
+
+    on_embedding = on_gradient
+
+
+class Widening(Noise):
+    def on_gradient(self, g, release):
+        return super().on_gradient(g, release).double()
+
+    on_embedding = on_gradient
+
+
+class Unbounded(Noise):
+    def on_gradient(self, g, release):
+        return g / (g - g.mean(dim=0))  # a batch of one divides by zero
+
+    on_embedding = on_gradient
+
+
+class Credulous(Noise):
+    def __init__(self, strength, *, at=None):
+        super().__init__(abs(strength), at=at)
+
+
+class Silent(Noise):
+    guarantee = ""
+
+
+class Nothing(Defense):
+    name = "nothing"
+    reference = "made for a test"
+    guarantee = "none"
+    points = ()
+
+
+class Guesser(Attack):
+    """Sound: scores each class by nearness to its mean among the auxiliary samples."""
+
+    name = "guesser"
+    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
+    reference = "made for a test"
+    verified = "unverified"
+
+    def run(self, view, *, rng):
+        own = view.features["train"][view.aux_rows]
+        means = torch.stack([own[view.aux_labels == c].mean(dim=0) for c in range(view.n_classes)])
+        return Guess({split: -torch.cdist(x, means) for split, x in view.features.items()})
+
+
+class Tampering(Guesser):
+    needs = Guesser.needs | {Need.OWN_MODEL}
+
+    def __call__(self, view, *, seed):  # a subclass that ignores ``final``
+        self.check(view.side, view.has())
+        with torch.no_grad():
+            next(view.model.parameters()).zero_()
+        return self.run(view, rng=None).checked(view)
+
+
+class GlobalRandom(Guesser):
+    def run(self, view, *, rng):
+        scores = super().run(view, rng=rng).scores
+        return Guess({split: s + 1e-3 * np.random.rand(*s.shape) for split, s in scores.items()})  # noqa: NPY002
+
+
+class Remembering(Guesser):
+    calls = 0
+
+    def run(self, view, *, rng):
+        self.calls += 1
+        scores = super().run(view, rng=rng).scores
+        return Guess({split: s * self.calls for split, s in scores.items()})
+
+
+class Overreaching(Guesser):
+    """Reads the model without saying so."""
+
+    def run(self, view, *, rng):
+        return Guess({split: view.model(x) for split, x in view.features.items()})
+
+
+class Undemanding(Guesser):
+    def check(self, side, shown):
+        """Refuse nobody."""
+
+
+class Blind(Guesser):
+    def run(self, view, *, rng):
+        return Guess({s: torch.rand(len(x), view.n_classes, generator=rng) for s, x in view.features.items()})
+
+
+class Unsourced(Guesser):
+    reference = ""
+
+
+class Overheard(FedSplitNN):
+    """Leaves each gradient on the embedding that a transcript keeps."""
+
+    def train(self, phase, world, progress):
+        def taint(message):
+            message.payload["value"].requires_grad_()
+
+        world.channel.taps.append(taint)
+        return super().train(phase, world, progress)
+
+
+class Forgetful(FedSplitNN):
+    def train(self, phase, world, progress):
+        history = super().train(phase, world, progress)
+        with torch.no_grad():
+            next(world.active.modules.parameters()).add_(torch.rand(()))
+        return history
+
+
+class Deaf(FedSplitNN):
+    def train(self, phase, world, progress):
+        for party in world.parties.values():
+            for features in party.features.values():
+                features.nan_to_num_()
+        return super().train(phase, world, progress)
+
+
+class Discreet(PlainBoundary):
+    reveals = {"active": ("everything",), "passive": ()}  # noqa: RUF012
+
+
+class Swallowing(PlainBoundary):
+    def down(self, g, step):
+        return super().down(g, step)[:-1]
+
+
+def _suite(plugin):
+    if issubclass(plugin, Defense):
+        return type("Suite", (DefenseConformance,), {"make": lambda self, strength, **o: plugin(strength, **o)})()
+    if issubclass(plugin, FedSplitNN):
+        spec = TrainSpec(epochs=1, batch=32), ModelSpec(bottom=(8,))
+        return type("Suite", (MethodConformance,), {"make": lambda self: plugin(*spec)})()
+    if issubclass(plugin, Attack):
+        return type("Suite", (AttackConformance,), {"make": lambda self: plugin()})()
+    return type("Suite", (ProtocolConformance,), {"make": lambda self: plugin})()
+
+
+def _checks(suite):
+    return [getattr(suite, name) for name in dir(suite) if name.startswith("test_")]
+
+
+@pytest.mark.parametrize("plugin", [Noise, Guesser])
+def test_a_sound_plugin_passes_every_check(plugin):
+    for check in _checks(_suite(plugin)):
+        check()
+
+
+@pytest.mark.parametrize(
+    ("plugin", "check"),
+    [
+        (NeverOff, "test_strength_zero_is_the_identity"),
+        (InPlace, "test_leaves_its_input_untouched"),
+        (GlobalNoise, "test_equal_seeds_give_equal_releases"),
+        (Repeating, "test_noise_is_fresh_at_each_release"),
+        (OnlyGradients, "test_is_visible_at_non_zero_strength"),
+        (Nothing, "test_is_visible_at_non_zero_strength"),
+        (Backwards, "test_larger_strength_distorts_more"),
+        (Widening, "test_keeps_shape_and_dtype"),
+        (Unbounded, "test_keeps_shape_and_dtype"),
+        (Credulous, "test_refuses_impossible_settings"),
+        (Silent, "test_states_what_it_is"),
+        (Tampering, "test_leaves_no_trace"),
+        (GlobalRandom, "test_leaves_no_trace"),
+        (GlobalRandom, "test_equal_seeds_give_equal_guesses"),
+        (Remembering, "test_equal_seeds_give_equal_guesses"),
+        (Undemanding, "test_refuses_a_poor_view"),
+        (Blind, "test_beats_chance_on_a_planted_leak"),
+        (Unsourced, "test_states_what_it_is"),
+        (Overheard, "test_messages_carry_no_graph"),
+        (Forgetful, "test_equal_seeds_give_equal_parameters"),
+        (Forgetful, "test_phases_can_be_cached_apart"),
+        (Deaf, "test_a_nan_is_a_divergence"),
+        (Discreet, "test_states_what_it_is"),
+        (Swallowing, "test_a_boundary_carries_both_ways"),
+    ],
+)
+def test_a_broken_plugin_is_caught(plugin, check):
+    with pytest.raises(AssertionError):
+        getattr(_suite(plugin), check)()
+
+
+def test_a_guess_that_follows_the_truth_is_caught():
+    suite = _suite(Guesser)
+    labels = suite._scene("planted", 0).trained.world.active.labels  # what no attack could hold
+
+    class Spy(Guesser):
+        def run(self, view, *, rng):
+            return Guess({s: torch.nn.functional.one_hot(labels[s], 2).float() for s in view.features})
+
+    spying = _suite(Spy)
+    with pytest.raises(AssertionError, match="follows labels"):
+        spying.test_guess_does_not_depend_on_the_truth()
+
+
+def test_an_exempted_check_skips_with_its_reason():
+    class Exempted(DefenseConformance):
+        exempt = {"test_noise_is_fresh_at_each_release": "nothing is random"}  # noqa: RUF012
+
+    with pytest.raises(SkipTest, match="nothing is random"):
+        Exempted().test_noise_is_fresh_at_each_release()
+
+
+def test_an_exemption_from_nothing_is_refused():
+    with pytest.raises(AssertionError, match="not a check"):
+        type("Mistyped", (DefenseConformance,), {"exempt": {"test_tpyo": "none"}})

@@ -1,0 +1,29 @@
+"""Conformance suites: what every attack, defence, method and protocol must do, shipped for authors of plug-ins.
+
+Subclass a suite in a test file, name the subclass ``Test...``, and pytest runs every check on what ``make`` returns:
+
+    from vflsec.testing.conformance import AttackConformance, DefenseConformance
+
+    class TestMyDefense(DefenseConformance):
+        def make(self, strength, **options):
+            return MyDefense(strength, **options)
+
+    class TestMyAttack(AttackConformance):
+        def make(self):
+            return MyAttack(epochs=20)
+
+A check that cannot apply is named in ``exempt`` with the reason, which pytest then shows as that of a skip:
+
+    class TestSignOnly(DefenseConformance):
+        exempt = {"test_noise_is_fresh_at_each_release": "keeps the sign of each entry; nothing is random"}
+
+No suite imports pytest, all use fixed seeds, and what is random is compared with a bound of four standard errors.
+"""
+
+from __future__ import annotations
+
+from vflsec.testing.suite_attack import AttackConformance
+from vflsec.testing.suite_defense import DefenseConformance
+from vflsec.testing.suite_method import MethodConformance, ProtocolConformance
+
+__all__ = ["AttackConformance", "DefenseConformance", "MethodConformance", "ProtocolConformance"]

@@ -1,0 +1,70 @@
+"""What the conformance suites share: exemptions with a reason, an expected refusal, and standard errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+from unittest import SkipTest
+
+import torch
+from torch import Tensor
+
+from vflsec.core.errors import VflsecError
+
+SIGMAS = 4.0
+"""How many standard errors a random quantity may be away; beyond lie 6 of 100,000 sound plug-ins."""
+
+
+class Suite:
+    """Base of the suites.
+
+    Class attributes:
+        exempt: checks that do not apply to this plug-in, each with the reason.
+    """
+
+    exempt: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Put a skip with the reason in the place of each exempted check."""
+        super().__init_subclass__()
+        for check, reason in cls.exempt.items():
+            assert hasattr(cls, check), f"{cls.__name__} exempts itself from {check!r}, which is not a check"
+            setattr(cls, check, _skip(reason))
+
+
+def _skip(reason: str) -> Callable[[Suite], None]:
+    def skipped(_: Suite) -> None:
+        raise SkipTest(reason)
+
+    return skipped
+
+
+@contextmanager
+def refused(error: type[VflsecError], *, naming: str) -> Iterator[None]:
+    """Fail unless the block raises ``error`` with ``naming`` in its text."""
+    try:
+        yield
+    except error as raised:
+        assert naming in str(raised), f"expected {naming!r} in the refusal, got {str(raised)!r}"
+        return
+    raise AssertionError(f"expected {error.__name__} that names {naming!r}, nothing was raised")
+
+
+def stated(plugin: Any, names: Iterable[str]) -> None:
+    """Fail unless each named class attribute is there and says something."""
+    for name in names:
+        assert getattr(plugin, name, None), f"expected {plugin} to state {name!r}"
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal bit for bit, NaN included."""
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(7.25), b.nan_to_num(7.25))
+
+
+def auc_error(labels: Tensor, runs: int) -> float:
+    """Return the standard error of the mean, over ``runs``, of the AUC of a score that knows nothing of ``labels``."""
+    positive = int((labels == 1).sum())
+    negative = len(labels) - positive
+    return math.sqrt((positive + negative + 1) / (12 * positive * negative * runs))

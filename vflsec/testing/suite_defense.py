@@ -1,0 +1,154 @@
+"""Conformance of defences; see ``vflsec.testing.conformance`` for how to use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from vflsec.core.defense import Defense
+from vflsec.core.errors import UsageError
+from vflsec.core.message import Kind
+from vflsec.core.party import Party
+from vflsec.core.seeds import generator
+from vflsec.testing.suite import Suite, refused, same, stated
+from vflsec.testing.worlds import tiny_world
+
+ROWS, WIDTH, RELEASES = 32, 4, 20
+
+
+class DefenseConformance(Suite):
+    """Checks of one defence, at each of its points and always through ``Party.send``.
+
+    Class attributes:
+        weak, strong: two strengths, of which the second must protect visibly more.
+    """
+
+    weak: ClassVar[float] = 1.0
+    strong: ClassVar[float] = 10.0
+
+    def make(self, strength: float, **options: Any) -> Defense:
+        """Return the defence; ``options`` holds ``at`` where a check chooses the point."""
+        raise NotImplementedError
+
+    def test_states_what_it_is(self) -> None:
+        """Name, reference and guarantee are stated, and the repr shows the strength."""
+        defense = self.make(self.weak)
+        stated(type(defense), ("name", "reference", "guarantee", "strength_name"))
+        assert f"{defense.strength_name}={self.weak:g}" in repr(defense)
+
+    def test_refuses_impossible_settings(self) -> None:
+        """A strength below zero, infinite or not a number, and an unknown point are refused in words."""
+        for strength in (-1.0, float("inf"), float("nan")):
+            with refused(UsageError, naming="strength"):
+                self.make(strength)
+        with refused(UsageError, naming="nowhere"):
+            self.make(self.weak, at=["nowhere"])
+
+    def test_strength_zero_is_the_identity(self) -> None:
+        """Bit for bit, for every release; not even the noise stream moves."""
+        for kind in self._points():
+            defense = self.make(0.0, at=[kind.value])
+            assert defense.strength == 0, f"strength 0 became {defense.strength}"
+            sent = _releases(kind, ROWS)
+            for key, received in _send(defense, kind, sent).items():
+                assert same(received, sent[key]), f"{defense!r} is not the identity at {kind}"
+
+    def test_is_visible_at_non_zero_strength(self) -> None:
+        """The receiver gets something else; a defence without points overrides some other hook."""
+        defense = self.make(self.strong)
+        others = ("on_labels", "on_predictions", "on_received", "penalty")
+        overridden = [name for name in others if getattr(type(defense), name) is not getattr(Defense, name)]
+        assert self._points() or overridden, f"{defense!r} changes nothing"
+        for kind in self._points():
+            sent = _releases(kind, ROWS)
+            received = _send(self.make(self.strong, at=[kind.value]), kind, sent)
+            assert any(not same(received[key], sent[key]) for key in sent), f"{defense!r} changes nothing at {kind}"
+
+    def test_keeps_shape_and_dtype(self) -> None:
+        """For batches of 0, 1, 2 and many rows, in both precisions; and nothing becomes infinite or NaN."""
+        for kind in self._points():
+            for dtype in (torch.float32, torch.float64):
+                for rows in (0, 1, 2, ROWS):
+                    sent = {key: value.to(dtype) for key, value in _releases(kind, rows).items()}
+                    for key, received in _send(self.make(self.weak, at=[kind.value]), kind, sent).items():
+                        assert (received.shape, received.dtype) == (sent[key].shape, dtype)
+                        assert torch.isfinite(received).all(), f"not finite at {kind} with {rows} rows"
+
+    def test_leaves_its_input_untouched(self) -> None:
+        """What the sender keeps is not changed in place."""
+        for kind in self._points():
+            sent = _releases(kind, ROWS)
+            kept = {key: value.clone() for key, value in sent.items()}
+            _send(self.make(self.strong, at=[kind.value]), kind, sent)
+            assert all(same(sent[key], kept[key]) for key in sent), f"changed the sender's own tensor at {kind}"
+
+    def test_equal_seeds_give_equal_releases(self) -> None:
+        """All randomness comes from the sender's stream, none from torch's global one."""
+        for kind in self._points():
+            sent, got = _releases(kind, ROWS), []
+            for other in (1, 2):
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(other)
+                    got.append(_send(self.make(self.weak, at=[kind.value]), kind, sent))
+            assert all(same(got[0][key], got[1][key]) for key in sent), f"not reproducible at {kind}"
+
+    def test_noise_is_fresh_at_each_release(self) -> None:
+        """The same value sent twice is not noised twice in the same way."""
+        for kind in self._points():
+            defense, party, sent = self.make(self.weak, at=[kind.value]), _sender(kind), _releases(kind, ROWS)
+            first, second = (_send(defense, kind, sent, party) for _ in range(2))
+            assert any(not same(first[key], second[key]) for key in sent), f"noise repeats at {kind}"
+
+    def test_larger_strength_distorts_more(self) -> None:
+        """On average over releases: the knob turns in one direction."""
+        for kind in self._points():
+            weak, strong = (self._distortion(strength, kind) for strength in (self.weak, self.strong))
+            assert strong > weak > 0, f"at {kind}: {weak:.3g} at {self.weak:g}, {strong:.3g} at {self.strong:g}"
+
+    def _points(self) -> tuple[Kind, ...]:
+        return type(self.make(self.weak)).points
+
+    def _distortion(self, strength: float, kind: Kind) -> float:
+        defense, party, total = self.make(strength, at=[kind.value]), _sender(kind), 0.0
+        for number in range(RELEASES):
+            sent = _releases(kind, ROWS, number)
+            received = _send(defense, kind, sent, party)
+            total += sum(float((received[key] - sent[key]).square().sum()) for key in sent)
+        return total
+
+
+def _releases(kind: Kind, rows: int, number: int = 0) -> dict[str, Tensor]:
+    """Return what a party might send: a batch (rows, d), or parameters of one, two and four dimensions.
+
+    Gradient rows point to opposite sides for the two classes, as those of a loss do.
+    """
+    rng = generator(number, "release", kind)
+    if kind == Kind.PARAMETERS:
+        shapes = {"filters": (3, 2, 3, 3), "weight": (5, WIDTH), "bias": (5,)}
+        return {key: torch.randn(shape, generator=rng) for key, shape in shapes.items()}
+    batch = torch.randn(rows, WIDTH, generator=rng)
+    return {"value": batch + 2.0 * (2.0 * _labels(rows)[:, None] - 1.0) if kind == Kind.GRADIENT else batch}
+
+
+def _labels(rows: int) -> Tensor:
+    return torch.arange(rows) % 2
+
+
+def _sender(kind: Kind) -> Party:
+    """Return the party that sends messages of ``kind``, with a noise stream at its start."""
+    world = tiny_world(rows=ROWS)
+    return world.passive[0] if kind == Kind.EMBEDDING else world.active
+
+
+def _send(
+    defense: Defense, kind: Kind, payload: Mapping[str, Tensor], party: Party | None = None
+) -> Mapping[str, Tensor]:
+    party = party or _sender(kind)
+    party.defenses = (defense,)
+    rows = None if kind == Kind.PARAMETERS else torch.arange(len(payload["value"]))
+    labels = _labels(len(rows)) if rows is not None and party.active else None
+    message = party.send(kind, payload, to="passive_1", step=0, phase="train", rows=rows, labels=labels)
+    return message.payload

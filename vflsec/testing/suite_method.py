@@ -1,0 +1,155 @@
+"""Conformance of methods and protocols; see ``vflsec.testing.conformance`` for how to use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vflsec.core.errors import Diverged
+from vflsec.core.message import Message
+from vflsec.core.method import Method, World, load_states, save_states
+from vflsec.core.protocol import Boundary, Protocol, Step
+from vflsec.core.view import Need
+from vflsec.data.partition import DataSpec
+from vflsec.testing.suite import Suite, refused, same, stated
+from vflsec.testing.worlds import tiny_world, toy_world
+
+DATA = DataSpec(n_labeled=60, aligned=0.8, overlap=0.8, validation=0.2)
+"""Rows in every role: labelled, aligned without label, local, validation, test."""
+
+
+class MethodConformance(Suite):
+    """Checks of one method in small toy worlds."""
+
+    def make(self) -> Method:
+        """Return the method, with few epochs and narrow networks."""
+        raise NotImplementedError
+
+    def world(self, seed: int = 0, *, parties: int = 2, **options: Any) -> World:
+        """Return the world a check trains in; override it where a method asks for another."""
+        return toy_world(seed=seed, data=DATA, parties=parties, **{"rows": 160, "columns": 4, **options})
+
+    def test_states_what_it_is(self) -> None:
+        """Name, reference, phases and version, and what each side sees."""
+        method = self.make()
+        stated(method, ("name", "reference", "phases", "version", "shows"))
+        assert set(method.shows) == {"passive", "active"}
+        assert all(needs <= frozenset(Need) for needs in method.shows.values())
+
+    def test_any_number_of_parties_and_classes(self) -> None:
+        """Finite logits (n, C), a loss by epoch for every phase, and a representation for every party."""
+        for parties, classes in ((2, 2), (3, 3), (4, 2)):
+            world, method = self.world(parties=parties, classes=classes), self.make()
+            trained = method.fit(world)
+            assert list(trained.history) == list(method.phases)
+            for split in ("train", "test"):
+                logits = trained.predict(split)
+                assert tuple(logits.shape) == (world.n_rows(split), classes)
+                assert not logits.requires_grad
+            for party in world.parties.values():
+                h = method.representation(party)(party.features["test"])
+                assert h.dim() == 2
+                assert len(h) == world.n_rows("test")
+
+    def test_messages_carry_no_graph(self) -> None:
+        """During training and after it: a gradient left on a kept tensor would be one that no defence has seen."""
+        world, heard = self.world(), list[Message]()
+        world.channel.taps.append(heard.append)
+        self.make().fit(world)
+        assert heard, "nothing crossed the wire"
+        for message in heard:
+            for key, value in message.payload.items():
+                if isinstance(value, Tensor):
+                    assert not value.requires_grad, f"{message.kind} {key!r} carries its graph"
+                    assert value.grad is None, f"{message.kind} {key!r} carries a gradient"
+
+    def test_equal_seeds_give_equal_parameters(self) -> None:
+        """Bit for bit, whatever torch's global generator holds; and another seed gives others."""
+        trained = []
+        for global_seed, seed in ((1, 0), (2, 0), (1, 1)):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(global_seed)
+                trained.append(_parameters(self.make().fit(self.world(seed)).world))
+        first, again, other = trained
+        assert all(same(first[key], again[key]) for key in first), "not reproducible"
+        assert any(not same(first[key], other[key]) for key in first), "the seed changes nothing"
+
+    def test_stored_models_predict_the_same(self) -> None:
+        """Models saved, and loaded into a fresh world that was only built, give equal logits."""
+        with TemporaryDirectory() as folder:
+            trained = self.make().fit(self.world())
+            trained.save(Path(folder))
+            world, method = self.world(), self.make()
+            method.build(world)
+            load_states(world, Path(folder))
+            assert same(trained.predict("test"), method.predict(world, "test"))
+
+    def test_phases_can_be_cached_apart(self) -> None:
+        """A phase that starts from stored models equals one that follows in the same process."""
+        whole = _parameters(self.make().fit(self.world()).world)
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            for phase in self.make().phases:
+                world, method = self.world(), self.make()
+                method.build(world)
+                if list(folder.iterdir()):
+                    load_states(world, folder)
+                method.train(phase, world, lambda phase, done, total: None)
+                save_states(world, folder)
+        parts = _parameters(world)
+        assert all(same(whole[key], parts[key]) for key in whole), "a phase depends on more than models, seed and name"
+
+    def test_a_nan_is_a_divergence(self) -> None:
+        """One bad number among the inputs ends in Diverged, never in a number."""
+        world = self.world()
+        for features in world.passive[0].features.values():
+            features[0, 0] = float("nan")
+        with refused(Diverged, naming="nan"):
+            self.make().fit(world)
+
+
+class ProtocolConformance(Suite):
+    """Checks of one protocol; of a boundary, also that it carries a batch up and a gradient down."""
+
+    def make(self) -> type[Protocol]:
+        """Return the class."""
+        raise NotImplementedError
+
+    def test_states_what_it_is(self) -> None:
+        """Name and reference, and for each role what it learns."""
+        protocol = self.make()
+        stated(protocol, ("name", "reference", "roles"))
+        assert set(protocol.reveals) == set(protocol.roles)
+        assert all(learned and all(learned) for learned in protocol.reveals.values())
+
+    def test_a_boundary_carries_both_ways(self) -> None:
+        """One row for each row, traffic counted in both directions, no graph on the wire."""
+        protocol = self.make()
+        if not issubclass(protocol, Boundary):
+            return
+        world, heard = tiny_world(), list[Message]()
+        world.channel.taps.append(heard.append)
+        passive, active = world.passive[0], world.active
+        boundary = protocol(passive, active)
+        h = torch.ones(4, 3, requires_grad=True)
+        step = Step(0, "train", torch.arange(4), torch.arange(4) % 2)
+        arrived = boundary.up(h, step)
+        returned = boundary.down(torch.ones_like(arrived), step)
+        assert len(arrived) == len(h)
+        assert returned.shape == h.shape
+        senders = {route.sender for route, nbytes in world.channel.traffic.items() if nbytes > 0}
+        assert senders == {passive.name, active.name}
+        tensors = [value for message in heard for value in message.payload.values() if isinstance(value, Tensor)]
+        assert not any(value.requires_grad for value in tensors)
+
+
+def _parameters(world: World) -> dict[str, Tensor]:
+    return {
+        f"{party.name}.{key}": value
+        for party in world.parties.values()
+        for key, value in party.modules.state_dict().items()
+    }
