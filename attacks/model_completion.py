@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -114,7 +115,7 @@ class ModelCompletion(Attack):
         losses = []
         for _ in range(self.epochs):
             total = 0.0
-            for rows in torch.randperm(len(y), generator=rng).to(y.device).split(self.batch):
+            for rows in torch.split(torch.randperm(len(y), generator=rng).to(y.device), self.batch):
                 loss = F.cross_entropy(fitted(x[rows]), y[rows])
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -200,10 +201,7 @@ class Standardize(nn.Module):
 def inference_head(width: int, n_classes: int, layers: int) -> nn.Sequential:
     """Return Fu's head: ``layers - 1`` blocks BatchNorm-ReLU-Linear(width, width), then one to C classes."""
     widths = [width] * layers + [n_classes]
-    blocks = [
-        nn.Sequential(nn.BatchNorm1d(a), nn.ReLU(), nn.Linear(a, b)) for a, b in zip(widths, widths[1:], strict=False)
-    ]
-    return nn.Sequential(*blocks)
+    return nn.Sequential(*(nn.Sequential(nn.BatchNorm1d(a), nn.ReLU(), nn.Linear(a, b)) for a, b in pairwise(widths)))
 
 
 def sharpen(p: Tensor, *, temperature: float) -> Tensor:

@@ -65,6 +65,7 @@ def evaluate(
 
 def run(spec: EvalSpec, folder: Path, *, jobs: int, device: str) -> Iterable[Record]:
     """Compute what ``folder`` lacks of ``spec``; yield each record when it is on the disk."""
+    engine.check(spec)
     store = Store(folder)
     with store.lock():
         store.trim()

@@ -184,14 +184,14 @@ def test_the_metric_and_the_parties_are_passed_on():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_labeled": 0}, "expected n_labeled > 0, got 0"),
-        ({"aligned": 0}, "expected 0 < aligned <= 1, got 0"),
-        ({"overlap": 1.5}, r"expected 0 < overlap <= 1, got 1\.5"),
-        ({"test": 0}, "expected 0 < test < 1, got 0"),
-        ({"test": 1}, "expected 0 < test < 1, got 1"),
-        ({"test": float("nan")}, "expected 0 < test < 1, got nan"),
-        ({"validation": 1}, "expected 0 <= validation < 1, got 1"),
-        ({"validation": -0.1}, r"expected 0 <= validation < 1, got -0\.1"),
+        ({"n_labeled": 0}, "expected data.n_labeled > 0, got 0"),
+        ({"aligned": 0}, "expected 0 < data.aligned <= 1, got 0"),
+        ({"overlap": 1.5}, r"expected 0 < data.overlap <= 1, got 1\.5"),
+        ({"test": 0}, "expected 0 < data.test < 1, got 0"),
+        ({"test": 1}, "expected 0 < data.test < 1, got 1"),
+        ({"test": float("nan")}, "expected 0 < data.test < 1, got nan"),
+        ({"validation": 1}, "expected 0 <= data.validation < 1, got 1"),
+        ({"validation": -0.1}, r"expected 0 <= data.validation < 1, got -0\.1"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):

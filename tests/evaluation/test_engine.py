@@ -29,7 +29,10 @@ SETTINGS = {
 
 def timeless(path):
     """Every record but its timings, in the order of the file."""
-    return [json.dumps({k: v for k, v in json.loads(line).items() if k != "seconds"}) for line in path.read_text().splitlines()]
+    return [
+        json.dumps({k: v for k, v in json.loads(line).items() if k != "seconds"})
+        for line in path.read_text().splitlines()
+    ]
 
 
 def finish(folder, **settings):
@@ -51,7 +54,9 @@ def test_every_record_says_what_it_is(uninterrupted):
     assert [r["kind"] for r in records] == 2 * ["prior", "prior", "result", "result", "result"]
     assert all(r["status"] in ("ok", "unconverged") for r in records)
     result = records[2]
-    assert {"key", "cell", "method", "defenses", "seed", "adversary", "attack", "utility", "leak", "nbytes"} <= set(result)
+    assert {"key", "cell", "method", "defenses", "seed", "adversary", "attack", "utility", "leak", "nbytes"} <= set(
+        result
+    )
     # 300 rows, 30 % of them for the test, two epochs, up and down, two numbers of four bytes each
     assert result["nbytes"] == 2 * 210 * 2 * 2 * 4
     assert result["leak"]["train"]["n"] == 210 - 20
@@ -151,7 +156,9 @@ def test_a_broken_attack_costs_only_itself(tmp_path):
     file = tmp_path / "broken.py"
     file.write_text(COUNTS_GRADIENTS.replace("seen = sum", "raise ValueError('two\\nlines')\n        seen = sum"))
     store = finish(tmp_path / "run", attacks=[{"name": f"{file}:Counts"}, {"name": "logistic"}], seeds=1)
-    by_attack = {(r["attack"]["name"].rpartition(":")[2], r["status"]) for r in store.records().values() if r["kind"] == "result"}
+    by_attack = {
+        (r["attack"]["name"].rpartition(":")[2], r["status"]) for r in store.records().values() if r["kind"] == "result"
+    }
     assert by_attack == {("Counts", "error"), ("logistic", "ok")}
     errors = {r.get("error") for r in store.records().values()} - {None}
     assert errors == {"ValueError: two lines"}

@@ -110,6 +110,4 @@ def test_priors_need_no_training_of_their_own():
 )
 def test_what_cannot_run_is_refused_before_any_training(change, error, message):
     with pytest.raises(error, match=message):
-        engine.plan(specs.read({**SWEEP, **change}), None)
-
-
+        engine.check(specs.read({**SWEEP, **change}))

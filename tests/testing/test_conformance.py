@@ -5,6 +5,7 @@ from unittest import SkipTest
 import numpy as np
 import pytest
 import torch
+from vflsec.protocols.plain import PlainBoundary
 
 from vflsec.core import registry
 from vflsec.core.attack import Attack
@@ -13,7 +14,6 @@ from vflsec.core.message import Kind
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.view import Guess, Need
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.protocols.plain import PlainBoundary
 from vflsec.testing.conformance import AttackConformance, DefenseConformance, MethodConformance, ProtocolConformance
 
 QUICK = {  # options that keep a plug-in cheap
@@ -159,7 +159,7 @@ class Tampering(Guesser):
 class GlobalRandom(Guesser):
     def run(self, view, *, rng):
         scores = super().run(view, rng=rng).scores
-        return Guess({split: s + 1e-3 * np.random.rand(*s.shape) for split, s in scores.items()})  # noqa: NPY002
+        return Guess({split: s + 1e-3 * torch.from_numpy(np.random.rand(*s.shape)) for split, s in scores.items()})  # noqa: NPY002
 
 
 class Remembering(Guesser):

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @click.command("eval")
 @click.option("--dataset", help="Registered name, or a TOML file.  [default: credit-default]")
-@click.option("--method", "methods", multiple=True, help="Method; repeat or list for several curves.  [default: fedsplitnn]")
+@click.option(
+    "--method", "methods", multiple=True, help="Method; repeat or list for several curves.  [default: fedsplitnn]"
+)
 @click.option("--attack", "attacks", multiple=True, help="NAME[:option=value,...]; repeat or list.  [default: mc]")
 @click.option("--defense", "defenses", multiple=True, help="NAME[:option=value,...][@point]; swept over --lambda.")
 @click.option("--lambda", "--strength", "strengths", multiple=True, help="Strengths, for example 1,5,25; 0 is added.")
@@ -64,9 +66,9 @@ def command(
     limit = leak_limits(max_leak)
     spec = specs.read(resolve(**chosen))
     folder = out or Path("runs") / spec.name
+    engine.check(spec)  # before anything is written: bad input leaves nothing behind
     if dry_run:
-        store = Store(folder) if folder.exists() else None
-        announce(spec, engine.plan(spec, store), folder)
+        announce(spec, engine.plan(spec, Store(folder) if folder.exists() else None), folder)
         click.echo(specs.to_toml(spec), nl=False)
         return
     store = Store(folder)
@@ -83,7 +85,9 @@ def command(
             watch(engine.evaluate(todo, store, jobs=jobs or api.cores(), device=device), todo)
         except KeyboardInterrupt:
             kept = len(store.records())
-            click.echo(f"interrupted: {kept} results are kept in {folder}; the same command goes on from there", err=True)
+            click.echo(
+                f"interrupted: {kept} results are kept in {folder}; the same command goes on from there", err=True
+            )
             sys.exit(130)
     report = Report.read(folder, max_leak=limit, min_utility=min_utility)
     finish(report, folder, form)
@@ -115,9 +119,7 @@ def resolve(
         swept = [specs.parse_defense(name) for text in defenses for name in specs.split_list(text)]
         found["strengths"] = sorted({d.strength for d in swept if d.strength})
         points = tuple(point for text in at for point in text.split(","))
-        found["defenses"] = [
-            msgspec.structs.replace(d, strength=0.0, at=d.at or points or None) for d in swept
-        ]
+        found["defenses"] = [msgspec.structs.replace(d, strength=0.0, at=d.at or points or None) for d in swept]
     if strengths:
         found["strengths"] = numbers(strengths)
     if fixed:
@@ -142,7 +144,14 @@ def announce(spec: EvalSpec, todo: Plan, folder: Path) -> None:
 def watch(records: Iterable[Record], todo: Plan) -> None:
     """Show progress on stderr: a bar on a terminal, plain lines elsewhere."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
     if not todo.missing:
@@ -151,7 +160,13 @@ def watch(records: Iterable[Record], todo: Plan) -> None:
         for done, record in enumerate(records, start=1):
             click.echo(f"[{done}/{todo.missing}] {describe(record)}", err=True)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("results", total=todo.missing)
         for record in records:

@@ -14,7 +14,9 @@ settings = click.option(
     "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting, for example data.n_labeled=200."
 )
 config = click.option(
-    "--config", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Settings in a TOML file; options win."
+    "--config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Settings in a TOML file; options win.",
 )
 device = click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 output_format = click.option(
@@ -24,7 +26,9 @@ output_format = click.option(
 
 def limits(command: Command) -> Command:
     """Add the gates: limits that decide the exit code."""
-    command = click.option("--min-utility", type=float, help="Fail (exit 1) if the utility may lie below this.")(command)
+    command = click.option("--min-utility", type=float, help="Fail (exit 1) if the utility may lie below this.")(
+        command
+    )
     return click.option(
         "--max-leak", multiple=True, metavar="NAME=X", help="Fail (exit 1) if the leak may lie above this; repeat."
     )(command)
@@ -41,5 +45,7 @@ def numbers(texts: Sequence[str]) -> list[float]:
         try:
             found += [float(piece) for piece in text.split(",")]
         except ValueError:
-            raise click.BadParameter(f"{text!r} is not a comma-separated list of numbers", param_hint="--lambda") from None
+            raise click.BadParameter(
+                f"{text!r} is not a comma-separated list of numbers", param_hint="--lambda"
+            ) from None
     return found

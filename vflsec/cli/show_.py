@@ -60,6 +60,4 @@ def _dataset(load: Any) -> dict[str, Any]:
 def _options(found: Any) -> dict[str, Any]:
     signature = inspect.signature(found.__init__ if inspect.isclass(found) else found)
     keywords = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return {
-        p.name: p.default for p in signature.parameters.values() if p.kind in keywords and p.default is not p.empty
-    }
+    return {p.name: p.default for p in signature.parameters.values() if p.kind in keywords and p.default is not p.empty}

@@ -46,7 +46,9 @@ def command(
         bar = progress.add_task("train")
         with runner.one_thread():
             trained, facts = runner.train(
-                cell, device, lambda phase, done, total: progress.update(bar, description=phase, completed=done, total=total)
+                cell,
+                device,
+                lambda phase, done, total: progress.update(bar, description=phase, completed=done, total=total),
             )
     if trained is None:
         raise Diverged(facts["error"])

@@ -1,12 +1,12 @@
 """Everything vflsec raises on purpose, and the exit code that each one ends the command line with.
 
-    VflsecError                 2   base class: one line that says what was expected, what came, the way out
-    ├── UsageError              2   a setting, a name or an argument is wrong
-    ├── DataError               2   a user's file is wrong; the line names file, column and row
-    ├── InsufficientView        2   an attack needs something that its adversary does not see
-    ├── StoreError              2   a results folder cannot be read or is in use
-    ├── Diverged                3   training produced a non-finite loss (a status, never a number)
-    └── GateFailed              1   a leak is above, or a utility below, the limit the user set
+VflsecError                 2   base class: one line that says what was expected, what came, the way out
+├── UsageError              2   a setting, a name or an argument is wrong
+├── DataError               2   a user's file is wrong; the line names file, column and row
+├── InsufficientView        2   an attack needs something that its adversary does not see
+├── StoreError              2   a results folder cannot be read or is in use
+├── Diverged                3   training produced a non-finite loss (a status, never a number)
+└── GateFailed              1   a leak is above, or a utility below, the limit the user set
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ import ast
 import hashlib
 import inspect
 import sys
+from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -53,7 +54,7 @@ def entries(kind: str) -> dict[str, Entry]:
     one_of(PACKAGES, kind=kind)
     catalogue: dict[str, str] = import_module(PACKAGES[kind]).CATALOGUE
     found = {name: Entry(name, target, "built in") for name, target in catalogue.items()}
-    for point in sorted(entry_points(group=f"vflsec.{kind}"), key=lambda point: point.name):
+    for point in _installed(kind):
         origin = point.dist.name if point.dist else "unknown package"
         if point.name in found:
             raise UsageError(f"plug-in {origin} claims the name {point.name!r} in {kind}, which is taken: uninstall it")
@@ -86,10 +87,18 @@ def build(kind: str, name: str, *args: Any, **options: Any) -> Any:
     Raises:
         UsageError: an unknown name or option, or an option of the wrong type.
     """
-    cls = load(kind, name)
-    signature = inspect.signature(cls.__init__)
-    known = {p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
-    hints = get_type_hints(cls.__init__)
+    return call(name, load(kind, name), *args, **options)
+
+
+def call(name: str, factory: Any, *args: Any, **options: Any) -> Any:
+    """Return ``factory(*args, **options)``, each option checked against the annotation of a keyword-only argument.
+
+    Raises:
+        UsageError: an unknown option, or one of the wrong type; the message starts with ``name``.
+    """
+    function = factory.__init__ if inspect.isclass(factory) else factory
+    known = {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    hints = get_type_hints(function)
     for option, value in options.items():
         if option not in known:
             raise UsageError(f"{name}: {unknown('option', option, known)}")
@@ -97,7 +106,7 @@ def build(kind: str, name: str, *args: Any, **options: Any) -> Any:
             options[option] = msgspec.convert(value, hints.get(option, Any))
         except msgspec.ValidationError as error:
             raise UsageError(f"{name}: option {option}={value!r}: {error}") from None
-    return cls(*args, **options)
+    return factory(*args, **options)
 
 
 def identity(kind: str, name: str) -> str:
@@ -115,7 +124,8 @@ def summary(entry: Entry) -> str:
     if entry.origin != "built in":
         return f"plug-in from {entry.origin}"
     spec = find_spec(module)
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     node = next(n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == attribute)
     return (ast.get_docstring(node) or "").split("\n")[0]
@@ -124,6 +134,12 @@ def summary(entry: Entry) -> str:
 def is_file(name: str) -> bool:
     """Whether ``name`` has the form ``path/to/file.py:Class``."""
     return ".py:" in name
+
+
+@lru_cache(maxsize=len(PACKAGES))
+def _installed(kind: str) -> list[EntryPoint]:
+    """Plug-ins of installed packages; looked up once, because a look-up reads every package on the path."""
+    return sorted(entry_points(group=f"vflsec.{kind}"), key=lambda point: point.name)
 
 
 def _resolve(target: str) -> Any:
@@ -139,7 +155,8 @@ def _from_file(name: str) -> Any:
     module_name = f"vflsec_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if module_name not in sys.modules:
         spec = spec_from_file_location(module_name, path)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = module_from_spec(spec)
         sys.modules[module_name] = module
         try:

@@ -213,3 +213,14 @@ def _expect_column(table: RawTable, column: str, role: str) -> None:
     known = [str(name) for name in table.frame.columns]
     if column not in known:
         raise DataError(f"{table.file}: expected {role}, got an {unknown('column', column, known)}")
+
+
+def source_files(path: Path) -> list[Path]:
+    """Return ``path`` and every file that it names: what must be unchanged for a stored result to stay valid.
+
+    Raises:
+        DataError: the TOML file is missing or wrong.
+    """
+    config = _read_config(path)
+    named = [config.file, *(party.file for party in config.parties.values())]
+    return [path, *sorted({path.parent / name for name in named if name})]

@@ -54,12 +54,12 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         """Raise UsageError unless every number is in its range."""
         if self.n_labeled is not None:
-            positive(n_labeled=self.n_labeled)
-        fraction(aligned=self.aligned, overlap=self.overlap)
+            positive(**{"data.n_labeled": self.n_labeled})
+        fraction(**{"data.aligned": self.aligned, "data.overlap": self.overlap})
         if not 0 < self.test < 1:
-            raise UsageError(f"expected 0 < test < 1, got {self.test}")
+            raise UsageError(f"expected 0 < data.test < 1, got {self.test}")
         if not 0 <= self.validation < 1:
-            raise UsageError(f"expected 0 <= validation < 1, got {self.validation}")
+            raise UsageError(f"expected 0 <= data.validation < 1, got {self.validation}")
 
 
 @dataclass(frozen=True)

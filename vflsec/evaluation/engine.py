@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from joblib import Parallel, delayed
 
@@ -20,6 +20,8 @@ from vflsec.evaluation.runner import Task
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.store import Record, Store
 from vflsec.evaluation.world import load_dataset
+
+Item = TypeVar("Item", Row, Prior)
 
 
 class Plan(NamedTuple):
@@ -41,13 +43,7 @@ class Plan(NamedTuple):
 
 
 def plan(spec: EvalSpec, store: Store | None) -> Plan:
-    """Check that ``spec`` can be run at all, and return its plan.
-
-    Raises:
-        UsageError: an unknown name or option.
-        InsufficientView: an attack that its adversary cannot mount, found before any training.
-    """
-    check(spec)
+    """Return the plan of ``spec``, which has passed ``check``, less what ``store`` holds."""
     done = store.records() if store else {}
     wanted_rows, wanted_priors = _unique(rows(spec)), _unique(priors(spec))
     open_rows = [row for row in wanted_rows if row.key not in done]
@@ -66,7 +62,13 @@ def plan(spec: EvalSpec, store: Store | None) -> Plan:
 
 
 def check(spec: EvalSpec) -> None:
-    """Raise unless every name, option and need of ``spec`` can be met; builds nothing and trains nothing."""
+    """Raise unless every name, option and need of ``spec`` can be met; trains nothing and writes nothing.
+
+    Raises:
+        UsageError: an unknown name or option.
+        DataError: the dataset cannot be read.
+        InsufficientView: an attack that its adversary cannot mount.
+    """
     for defense in (*spec.defenses, *spec.fixed):
         at = {"at": list(defense.at)} if defense.at else {}
         registry.build("defenses", defense.name, defense.strength, **at, **defense.options)
@@ -102,10 +104,10 @@ def _map(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterable[li
     return parallel(delayed(runner.run)(task, folder, device) for task in tasks)  # type: ignore[no-any-return]
 
 
-def _unique(wanted: Iterable[Row] | Iterable[Prior]) -> list[Row] | list[Prior]:
+def _unique(wanted: Iterable[Item]) -> list[Item]:
     return list({item.key: item for item in wanted}.values())
 
 
-def _groups(items: list) -> list[list]:
+def _groups(items: list[Item]) -> list[list[Item]]:
     ordered = sorted(items, key=lambda item: item.seed)
     return [list(group) for _, group in groupby(ordered, key=lambda item: item.cell.key)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 
 from vflsec.core import registry
 from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.data.files import source_files
 from vflsec.data.partition import DataSpec
 from vflsec.evaluation.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec
 
@@ -95,7 +97,9 @@ def priors(spec: EvalSpec) -> Iterator[Prior]:
         for method in spec.methods:
             cell = _cell(spec, method, None, 0.0, seed, logistic)
             for attack in (*(a for a in spec.attacks if a.name != "logistic"), logistic):
-                key = digest(["prior", cell.key, _attack_settings(attack), spec.adversary, msgspec.to_builtins(spec.aux)])
+                key = digest(
+                    ["prior", cell.key, _attack_settings(attack), spec.adversary, msgspec.to_builtins(spec.aux)]
+                )
                 yield Prior(cell=cell, attack=attack, seed=seed, key=key)
 
 
@@ -114,9 +118,14 @@ def dataset_identity(dataset: str) -> Any:
     """Return what keys call a dataset: its name; for a user's TOML, a hash of it and of the files beside it."""
     if not dataset.endswith(".toml"):
         return dataset
-    from vflsec.data.files import source_files
+    facts = [(path, path.stat().st_mtime_ns, path.stat().st_size) for path in source_files(Path(dataset))]
+    return [_file_hash(*fact) for fact in facts]
 
-    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in source_files(Path(dataset))]
+
+@lru_cache(maxsize=64)
+def _file_hash(path: Path, modified: int, size: int) -> str:  # noqa: ARG001  (arguments of the cache)
+    """SHA-256 of a file, read again only if its time or size has changed."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _sweep(spec: EvalSpec) -> Iterator[tuple[DefenseSpec | None, float]]:

@@ -1,6 +1,6 @@
 """What is to be evaluated: frozen settings, and the small grammar that names attacks and defences.
 
-    NAME[:option=value,...][@point+...]        iso:lambda=5@gradient     mc:mode=mixmatch     my.py:Mine:k=3
+NAME[:option=value,...][@point+...]        iso:lambda=5@gradient     mc:mode=mixmatch     my.py:Mine:k=3
 """
 
 from __future__ import annotations

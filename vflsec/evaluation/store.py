@@ -1,6 +1,6 @@
 """A results folder: settings, environment, one append-only line per result, and each cell's models.
 
-    DIR/spec.toml   DIR/env.json   DIR/records.jsonl   DIR/cells/<key>/{cell.json,<party>.safetensors}
+DIR/spec.toml   DIR/env.json   DIR/records.jsonl   DIR/cells/<key>/{cell.json,<party>.safetensors}
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Store:
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            raise StoreError(f"another vflsec is writing to {self.folder}: wait for it, or choose another --out") from None
+            raise StoreError(
+                f"another vflsec is writing to {self.folder}: wait for it, or choose another --out"
+            ) from None
         return lock
 
     def records(self) -> dict[str, Record]:
@@ -67,7 +69,9 @@ class Store:
                     raise StoreError(f"{self._records} line {number} has schema {record['schema']}, expected {SCHEMA}")
                 found[record["key"]] = record
             except (msgspec.DecodeError, KeyError, TypeError):
-                raise StoreError(f"{self._records} line {number} is not a result: remove it, or start --fresh") from None
+                raise StoreError(
+                    f"{self._records} line {number} is not a result: remove it, or start --fresh"
+                ) from None
         return found
 
     def append(self, record: Record) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -140,13 +141,6 @@ def summarize(
     )
 
 
-class _Alone(msgspec.Struct, frozen=True):
-    """The prior chosen for one attack and seed, and all candidates by name."""
-
-    name: str
-    record: Record
-
-
 def _priors(spec: EvalSpec, records: Mapping[str, Record]) -> dict[tuple[str, int], dict[str, Record]]:
     """Return, by (method, seed), each candidate for *alone* by attack name."""
     found: dict[tuple[str, int], dict[str, Record]] = {}
@@ -190,7 +184,7 @@ class _Curve:
     def points(self) -> list[Point]:
         """One point per attack."""
         return [
-            self._point(name, self.usable(name), self._statuses(name), lambda seed, name=name: self.alone(name, seed))
+            self._point(name, self.usable(name), self._statuses(name), partial(self.alone, name))
             for name in self.by_attack
         ]
 
@@ -209,8 +203,10 @@ class _Curve:
             choices[best["attack"]["name"] if best["kind"] == "result" else f"alone:{best['attack']['name']}"] += 1
             statuses[best["status"]] += 1
             chosen[seed] = {**next(iter(attacks.values())), "leak": best["leak"], "budget": best.get("budget", {})}
-        best_alone: Callable[[int], Record | None] = lambda seed: _strongest(list(self._priors[seed].values()))  # noqa: E731
-        return self._point("worst", chosen, +statuses, best_alone, dict(choices))
+        return self._point("worst", chosen, +statuses, self._best_alone, dict(choices))
+
+    def _best_alone(self, seed: int) -> Record | None:
+        return _strongest(list(self._priors[seed].values()))
 
     def _status(self, attack: str, seed: int) -> str:
         record = self.by_attack[attack].get(seed)
@@ -405,7 +401,9 @@ def _gate(
     kept: bool | None = holds(worst, limit)
     if kept and any(set(p.statuses) - set(USABLE) for p in found):
         kept = None  # what gave no number cannot hold a limit
-    return Gate(gate=name, limit=limit, worst=abs(worst), at=f"{point.method} {point.defense}:{point.strength:g}", holds=kept)
+    return Gate(
+        gate=name, limit=limit, worst=abs(worst), at=f"{point.method} {point.defense}:{point.strength:g}", holds=kept
+    )
 
 
 def _upper(leak: Leak) -> float:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 
 from vflsec.core import registry
+from vflsec.core.errors import UsageError
 from vflsec.core.message import Channel
 from vflsec.core.method import Method, OptimizerFactory, World
 from vflsec.core.party import Party
@@ -19,11 +21,18 @@ from vflsec.data.partition import DataSpec, Partition, partition
 from vflsec.evaluation.plan import Cell
 
 
-def load_dataset(name: str, **options: object) -> VerticalDataset:
-    """Return a registered dataset, or the user's own from a TOML file."""
+def load_dataset(name: str, **options: Any) -> VerticalDataset:
+    """Return a registered dataset, or the user's own from a TOML file.
+
+    Raises:
+        UsageError: an unknown name or option.
+        DataError: a file is wrong.
+    """
     if name.endswith(".toml"):
+        if options:
+            raise UsageError(f"expected no data.options with the user's own {name}, got {', '.join(options)}")
         return load_toml(Path(name))
-    loaded = registry.load("datasets", name)(**options)
+    loaded = registry.call(name, registry.load("datasets", name), **options)
     assert isinstance(loaded, VerticalDataset)
     return loaded
 
@@ -37,7 +46,7 @@ def build_world(cell: Cell, device: str) -> World:
     """Return the world of ``cell``: every party carries every defence, and a hook acts when it sends."""
     data, where = partition_of(cell), torch.device(device)
     channel = Channel()
-    parties = {}
+    parties: dict[str, Party] = {}
     for name, own in data.parties.items():
         active = not parties  # the active party comes first
         parties[name] = Party(
@@ -71,9 +80,4 @@ def _optimizers(cell: Cell) -> dict[str, OptimizerFactory]:
 @lru_cache(maxsize=1)
 def _partition(settings: bytes) -> Partition:
     dataset, data, seed = msgspec.json.decode(settings, type=tuple[str, DataSpec, int])
-    return partition(_dataset(dataset, msgspec.json.encode(data.options)), data, seed)
-
-
-@lru_cache(maxsize=1)
-def _dataset(name: str, options: bytes) -> VerticalDataset:
-    return load_dataset(name, **msgspec.json.decode(options))
+    return partition(load_dataset(dataset, **data.options), data, seed)

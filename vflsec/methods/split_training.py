@@ -66,7 +66,7 @@ class SplitTraining:
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
                 group["lr"] = spec.rate(epoch, epochs)
             total = torch.zeros((), device=world.device)
-            for rows in torch.randperm(len(labels), generator=order).to(world.device).split(spec.batch):
+            for rows in torch.split(torch.randperm(len(labels), generator=order).to(world.device), spec.batch):
                 loss = self._update(Step(step, phase, rows, labels[rows]), optimizers)
                 total += loss * len(rows)
                 step += 1
@@ -99,7 +99,7 @@ class SplitTraining:
         for name, h in sent.items():
             gradient = arrived[name].grad
             assert gradient is not None
-            h.backward(self.boundaries[name].down(gradient, step))  # type: ignore[no-untyped-call]
+            h.backward(self.boundaries[name].down(gradient, step))
         for optimizer in optimizers:
             optimizer.step()
         return loss.detach()
@@ -124,9 +124,8 @@ class SplitTraining:
     def predict(self, split: str) -> Tensor:
         """Return logits (n, C) for ``split``; no rows, no traffic: an empty split gives (0, C)."""
         logits = []
-        for number, rows in enumerate(
-            torch.arange(self.world.n_rows(split), device=self.world.device).split(PREDICTION_BATCH)
-        ):
+        everybody = torch.arange(self.world.n_rows(split), device=self.world.device)
+        for number, rows in enumerate(torch.split(everybody, PREDICTION_BATCH)):
             step = Step(number, "predict", rows)
             own = self.bottoms[self.world.active.name](self.world.active.features[split][rows])
             arrived = {

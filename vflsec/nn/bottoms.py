@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -24,7 +25,7 @@ class MLPBottom(nn.Sequential):
     def __init__(self, features: int, hidden: Sequence[int], cut: int) -> None:
         widths = [features, *hidden]
         layers: list[nn.Module] = []
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
         super().__init__(*layers, nn.Linear(widths[-1], cut))
 

@@ -44,4 +44,6 @@ def aggregate(embeddings: Sequence[Tensor], how: str) -> Tensor:
     if how == "concat":
         return torch.cat(list(embeddings), dim=1)
     stacked = torch.stack(list(embeddings))  # (K, B, d)
-    return {"sum": stacked.sum, "mean": stacked.mean, "max": stacked.amax}[how](dim=0)
+    if how == "sum":
+        return stacked.sum(dim=0)
+    return stacked.mean(dim=0) if how == "mean" else stacked.amax(dim=0)

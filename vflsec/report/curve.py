@@ -56,7 +56,8 @@ def draw(summary: Summary) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.margins(x=0.12, y=0.12)
-    axes.legend(frameon=False, fontsize=8, loc="best")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8, loc="best")
     return figure
 
 

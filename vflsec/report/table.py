@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -95,12 +96,12 @@ def gate_line(gate: Gate) -> str:
 
 def number(value: float | None) -> str:
     """Return three decimals without the leading zero, or a dash."""
-    return "–" if value is None else f"{value:.3f}".replace("0.", ".", 1)
+    return "–" if value is None else _short(f"{value:.3f}")
 
 
 def signed(value: float | None) -> str:
     """Return three decimals with a sign, or a dash."""
-    return "–" if value is None else f"{value:+.3f}".replace("0.", ".", 1)
+    return "–" if value is None else _short(f"{value:+.3f}")
 
 
 def with_margin(measure: Measure | Leak) -> str:
@@ -117,6 +118,10 @@ def status(point: Point) -> str:
     if not bad:
         return "ok"
     return ", ".join(f"{n}/{sum(point.statuses.values())} {name}" for name, n in sorted(bad.items()))
+
+
+def _short(text: str) -> str:
+    return re.sub(r"^([+-]?)0\.", r"\1.", text)
 
 
 def _interleaved(summary: Summary) -> list[Point]:
@@ -160,7 +165,9 @@ def _cap_value(value: float | None, ends: tuple[float | None, float | None]) -> 
 def _rich(cells: Cells) -> RichTable:
     table = RichTable(title=cells.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for i, name in enumerate(cells.header):
-        table.add_column(name, no_wrap=True, justify="left" if i == 0 or name in ("attack", "status", "note") else "right")
+        table.add_column(
+            name, no_wrap=True, justify="left" if i == 0 or name in ("attack", "status", "note") else "right"
+        )
     for row in cells.rows:
         table.add_row(*row)
     return table

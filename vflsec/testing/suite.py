@@ -44,12 +44,14 @@ def _skip(reason: str) -> Callable[[Suite], None]:
 @contextmanager
 def refused(error: type[VflsecError], *, naming: str) -> Iterator[None]:
     """Fail unless the block raises ``error`` with ``naming`` in its text."""
+    expected = f"expected {error.__name__} that names {naming!r}"
     try:
         yield
-    except error as raised:
-        assert naming in str(raised), f"expected {naming!r} in the refusal, got {str(raised)!r}"
+    except Exception as raised:
+        if not isinstance(raised, error) or naming not in str(raised):
+            raise AssertionError(f"{expected}, got {raised!r}") from raised
         return
-    raise AssertionError(f"expected {error.__name__} that names {naming!r}, nothing was raised")
+    raise AssertionError(f"{expected}, nothing was raised")
 
 
 def stated(plugin: Any, names: Iterable[str]) -> None:

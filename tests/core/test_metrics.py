@@ -1,0 +1,104 @@
+"""Measures against closed forms and naive loops, ties included."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vflsec.core import metrics
+
+RNG = np.random.default_rng(0)
+
+
+def binary(score):
+    """Two columns whose difference is ``score``."""
+    score = np.asarray(score, dtype=float)
+    return np.stack([-score / 2, score / 2], axis=1)
+
+
+def naive_auc(score, positive):
+    pairs = [(a > b) + (a == b) / 2 for a in score[positive] for b in score[~positive]]
+    return np.mean(pairs)
+
+
+@pytest.mark.parametrize(
+    ("score", "labels", "expected"),
+    [
+        ([1, 2, 3, 4], [0, 0, 1, 1], 1.0),
+        ([4, 3, 2, 1], [0, 0, 1, 1], 0.0),
+        ([1, 1, 1, 1], [0, 1, 0, 1], 0.5),
+        ([1, 2, 2, 3], [0, 0, 1, 1], 0.875),
+    ],
+)
+def test_auc_closed_forms(score, labels, expected):
+    assert metrics.auc(binary(score), np.array(labels)) == pytest.approx(expected)
+
+
+labelled = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_size=30).filter(
+    lambda rows: len({label for _, label in rows}) == 2
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(labelled)
+def test_auc_and_ks_equal_naive_loops(rows):
+    score, labels = np.array([s for s, _ in rows], dtype=float), np.array([int(y) for _, y in rows])
+    assert metrics.auc(binary(score), labels) == pytest.approx(naive_auc(score, labels == 1))
+    gaps = [abs((score[labels == 1] <= t).mean() - (score[labels == 0] <= t).mean()) for t in score]
+    assert metrics.ks(binary(score), labels) == pytest.approx(max(gaps))
+
+
+def test_auc_of_many_classes_is_the_mean_of_one_against_the_rest():
+    scores, labels = RNG.normal(size=(60, 4)).round(1), np.arange(60) % 4
+    expected = np.mean([naive_auc(scores[:, c], labels == c) for c in range(4)])
+    assert metrics.auc(scores, labels) == pytest.approx(expected)
+
+
+def test_auc_leaves_out_a_class_that_is_not_there():
+    scores, labels = RNG.normal(size=(30, 3)), np.arange(30) % 2
+    assert metrics.auc(scores, labels) == pytest.approx(np.mean([naive_auc(scores[:, c], labels == c) for c in (0, 1)]))
+
+
+def test_accuracy_and_top5_equal_naive_loops():
+    scores, labels = RNG.normal(size=(50, 8)), RNG.integers(8, size=50)
+    first = [max(range(8), key=lambda c: row[c]) == y for row, y in zip(scores, labels, strict=True)]
+    five = [y in sorted(range(8), key=lambda c: -row[c])[:5] for row, y in zip(scores, labels, strict=True)]
+    assert metrics.accuracy(scores, labels) == pytest.approx(np.mean(first))
+    assert metrics.top5(scores, labels) == pytest.approx(np.mean(five))
+
+
+def test_top5_of_a_constant_takes_the_first_classes():
+    assert metrics.top5(np.zeros((8, 8)), np.arange(8)) == 5 / 8
+
+
+@pytest.mark.parametrize(
+    ("predicted", "labels", "expected"),
+    [
+        ([1, 1, 0, 0], [1, 0, 1, 0], 0.5),  # one hit, one false alarm, one miss
+        ([0, 0, 0, 0], [1, 0, 1, 0], 0.0),
+        ([1, 0, 1, 0], [1, 0, 1, 0], 1.0),
+    ],
+)
+def test_f1_closed_forms(predicted, labels, expected):
+    assert metrics.f1(binary(2 * np.array(predicted) - 1), np.array(labels)) == pytest.approx(expected)
+
+
+def test_f1_of_many_classes_is_the_mean_over_classes():
+    predicted, labels = np.array([0, 1, 2, 2]), np.array([0, 1, 1, 2])
+    assert metrics.f1(np.eye(3)[predicted], labels) == pytest.approx(np.mean([1, 2 / 3, 2 / 3]))
+
+
+@pytest.mark.parametrize(
+    ("classes", "names"),
+    [(2, ("auc", "accuracy", "f1", "ks")), (5, ("accuracy", "auc", "f1")), (6, ("accuracy", "auc", "f1", "top5"))],
+)
+def test_what_applies(classes, names):
+    assert metrics.applicable(classes) == names
+    assert set(names) <= set(metrics.METRICS)
+
+
+def test_chance_is_a_guesser_without_information():
+    labels = np.array([0, 0, 0, 1])
+    assert metrics.chance("auc", labels) == 0.5
+    assert metrics.chance("accuracy", labels) == 0.75
+    assert metrics.accuracy(binary(-np.ones(4)), labels) == 0.75

@@ -1,0 +1,131 @@
+"""Names, suggestions, files, entry points; nothing heavy is imported to list what there is."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from vflsec.core import registry
+from vflsec.core.errors import UsageError
+from vflsec.core.registry import Entry
+
+MINE = '''
+from vflsec.core.defense import Defense
+
+class Mine(Defense):
+    """Does nothing."""
+    name = "mine"
+    points = ()
+
+    def __init__(self, strength, *, at=None, bound: int = 2, loose=None):
+        super().__init__(strength, at=at)
+        self.bound, self.loose = bound, loose
+
+NUMBER = 3
+'''
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return f"{path}:Mine"
+
+
+@pytest.fixture
+def plugged(monkeypatch):
+    """Pretend that installed packages bring these entry points: name, value, distribution."""
+
+    def plug(*points):
+        made = [SimpleNamespace(name=n, value=v, dist=d and SimpleNamespace(name=d)) for n, v, d in points]
+        monkeypatch.setattr(registry, "entry_points", lambda group: made if group == "vflsec.attacks" else [])
+
+    return plug
+
+
+@pytest.mark.parametrize("kind", registry.PACKAGES)
+def test_every_entry_resolves_and_has_a_summary(kind):
+    for name, entry in registry.entries(kind).items():
+        found = registry.load(kind, name)
+        assert registry.summary(entry)
+        if kind != "datasets":
+            assert found.name == name
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: registry.entries("atacks"), "unknown kind 'atacks'. Did you mean attacks?"),
+        (lambda: registry.load("attacks", "logistc"), "unknown attack 'logistc'. Did you mean logistic?.*Known: "),
+        (lambda: registry.load("defenses", "zzz"), "unknown defense 'zzz'. Known: .*iso"),
+        (lambda: registry.load("attacks", "no/such/file.py:Mine"), "expected a Python file at no/such/file.py, found"),
+        (lambda: registry.build("attacks", "mc", epoch=3), "mc: unknown option 'epoch'. Did you mean epochs?"),
+        (lambda: registry.build("attacks", "mc", epochs="many"), "mc: option epochs='many': Expected `int"),
+        (lambda: registry.build("attacks", "mc", mode="magic"), "mc: option mode='magic': Invalid enum value"),
+        (lambda: registry.build("attacks", "mc", epochs=0), "expected epochs > 0, got 0"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words(call, match):
+    with pytest.raises(UsageError, match=match.replace("?", r"\?", 1) if "mean" in match else match):
+        call()
+
+
+def test_a_class_is_built_from_a_file(mine):
+    made = registry.build("defenses", mine, 2.0, bound=5, loose="anything")
+    assert (made.strength, made.bound, made.loose) == (2.0, 5, "anything")
+    assert registry.load("defenses", mine) is type(made)
+
+
+def test_a_file_without_the_class(mine):
+    with pytest.raises(UsageError, match=r"expected a class 'Yours' in .*mine\.py, found none"):
+        registry.load("defenses", mine.replace(":Mine", ":Yours"))
+
+
+@pytest.mark.parametrize("attribute", ["Mine", "NUMBER"])
+def test_a_thing_of_another_kind_is_refused(mine, attribute):
+    with pytest.raises(UsageError, match=r"to be a subclass of vflsec.core.attack.Attack, got "):
+        registry.load("attacks", mine.replace(":Mine", f":{attribute}"))
+
+
+def test_a_broken_file_is_refused_each_time(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("import no_such_module")
+    for _ in range(2):  # a failed import must not leave half a module behind
+        with pytest.raises(UsageError, match=r"broken\.py cannot be imported: ModuleNotFoundError"):
+            registry.load("attacks", f"{path}:Mine")
+
+
+def test_identity_of_a_file_is_its_text(mine, tmp_path):
+    copy = tmp_path / "elsewhere.py"
+    copy.write_text(MINE)
+    identity = registry.identity("defenses", mine)
+    assert identity == registry.identity("defenses", f"{copy}:Mine")
+    assert identity.startswith("Mine#")
+    copy.write_text(MINE + "\n# changed")
+    assert identity != registry.identity("defenses", f"{copy}:Mine")
+    assert registry.identity("attacks", "mc") == "mc"
+
+
+def test_a_plugin_is_listed_under_its_package(plugged):
+    plugged(("spectral", "their.module:Spectral", "their-package"), ("odd", "odd:Odd", None))
+    found = registry.entries("attacks")
+    assert found["spectral"] == Entry("spectral", "their.module:Spectral", "their-package")
+    assert registry.summary(found["spectral"]) == "plug-in from their-package"
+    assert found["odd"].origin == "unknown package"
+    assert registry.identity("attacks", "spectral") == "spectral@their-package"
+
+
+def test_a_plugin_must_not_take_a_built_in_name(plugged):
+    plugged(("mc", "their.module:Spectral", "their-package"))
+    with pytest.raises(UsageError, match="plug-in their-package claims the name 'mc' in attacks, which is taken"):
+        registry.entries("attacks")
+
+
+def test_listing_imports_no_torch():
+    code = (
+        "import sys; from vflsec.core import registry\n"
+        "[registry.summary(e) for kind in registry.PACKAGES for e in registry.entries(kind).values()]\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603

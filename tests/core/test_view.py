@@ -1,0 +1,98 @@
+"""Truth and knowledge travel apart."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from vflsec.core.errors import UsageError
+from vflsec.core.message import Kind, Message
+from vflsec.core.seeds import generator
+from vflsec.core.view import Guess, Need, Secret, ThreatModel, View
+
+
+def said(kind, sender, receiver):
+    return Message(kind, sender, receiver, 0, "train", {"value": torch.ones(1, 1)})
+
+
+@pytest.fixture
+def view():
+    features = {"train": torch.zeros(3, 2), "test": torch.zeros(2, 2)}
+    return View("passive_1", "passive", 2, features, nn.Linear(2, 1), torch.tensor([0, 2]), torch.tensor([1, 0]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS}),
+        ({"features": {}}, {Need.OWN_MODEL, Need.AUX_LABELS}),
+        ({"model": None}, {Need.OWN_FEATURES, Need.AUX_LABELS}),
+        ({"aux_rows": torch.tensor([])}, {Need.OWN_FEATURES, Need.OWN_MODEL}),
+        (
+            {"messages": (said(Kind.GRADIENT, "active", "passive_1"),)},
+            {Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS, Need.GRADIENTS},
+        ),
+        (  # what it sent itself, and what went to others, it did not receive
+            {"messages": (said(Kind.EMBEDDING, "passive_1", "active"), said(Kind.GRADIENT, "active", "passive_2"))},
+            {Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS},
+        ),
+        (
+            {"party": "passive_1+active", "messages": (said(Kind.EMBEDDING, "passive_2", "active"),)},
+            {Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS, Need.EMBEDDINGS},
+        ),
+    ],
+)
+def test_a_view_has_what_it_holds(view, changes, expected):
+    assert replace(view, **changes).has() == expected
+
+
+def test_knowing_fewer_labels(view):
+    fewer = view.knowing(torch.tensor([1]))
+    assert (fewer.aux_rows.tolist(), fewer.aux_labels.tolist()) == ([2], [0])
+
+
+def test_without_the_federation_there_is_neither_training_nor_talk(view):
+    fresh = nn.Linear(2, 1)
+    alone = replace(view, messages=(said(Kind.GRADIENT, "active", "passive_1"),)).without_federation(fresh)
+    assert alone.model is fresh
+    assert alone.messages == ()
+
+
+def test_a_secret_does_not_print_itself():
+    assert repr(Secret({"train": torch.tensor([1, 0])})) == "Secret()"
+
+
+def test_a_shuffled_secret_keeps_the_classes():
+    labels = {"train": torch.arange(50), "test": torch.arange(9)}
+    shuffled = Secret(labels).shuffled(generator(0, "x"))
+    for split, y in labels.items():
+        assert torch.equal(shuffled.labels[split].sort().values, y)
+        assert not torch.equal(shuffled.labels[split], y)
+
+
+@pytest.mark.parametrize(
+    ("scores", "match"),
+    [
+        ({}, "expected a guess for at least one split, got none"),
+        ({"val": torch.zeros(3, 2)}, r"expected a guess for \['test', 'train'\], got one for 'val'"),
+        ({"train": torch.zeros(3)}, r"expected train scores of shape \(3, 2\), got \(3,\)"),
+        ({"train": torch.zeros(3, 3)}, r"got \(3, 3\)"),
+        ({"test": torch.tensor([[0, float("nan")], [float("inf"), 0]])}, "finite test scores, got 2 that are not"),
+    ],
+)
+def test_a_guess_that_does_not_fit_is_refused(view, scores, match):
+    with pytest.raises(UsageError, match=match):
+        Guess(scores).checked(view)
+
+
+def test_a_checked_guess_is_detached_and_keeps_its_facts(view):
+    guess = Guess({"train": torch.zeros(3, 2, requires_grad=True)}, converged=False, budget={"steps": 3}).checked(view)
+    assert not guess.scores["train"].requires_grad
+    assert (guess.converged, guess.budget) == (False, {"steps": 3})
+
+
+def test_the_threat_model_prints_itself():
+    assert str(ThreatModel("passive_1", "passive", "honest but curious", 80)) == (
+        "passive_1, honest but curious, 80 labeled rows"
+    )

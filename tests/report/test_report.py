@@ -1,0 +1,195 @@
+"""Table, curve and files of a report: text in cells, plain data in curves, the same bytes each time."""
+
+import csv
+import io
+import json
+import math
+
+import msgspec
+import pytest
+
+from vflsec.core.errors import StoreError
+from vflsec.evaluation import spec as specs
+from vflsec.evaluation.summary import Cap, Gate, Leak, Measure, Point, Summary
+from vflsec.report import curve, table
+from vflsec.report.report import Report
+
+
+def point(strength, utility, leak, *, attack="mc", method="fedsplitnn", statuses=None, interval="seeds"):
+    ends = (None, None) if leak is None else (leak - 0.01, leak + 0.01)
+    shared = {"mean": leak, "ci95": ends, "n": 5, "chance": 0.5, "alone": 0.676, "alone_ci95": (0.65, 0.70)}
+    found = Leak(
+        metric="auc",
+        **shared,
+        advantage=None if leak is None else leak - 0.676,
+        advantage_ci95=(None, None),
+        accuracy=0.6,
+        interval=interval,
+    )
+    return Point(
+        method=method,
+        defense="iso",
+        strength=strength,
+        attack=attack,
+        status=min(statuses or {"ok": 5}),
+        statuses=statuses or {"ok": 5},
+        utility=Measure(metric="auc", mean=utility, ci95=(None, None) if utility is None else (utility, utility), n=5),
+        leak=found,
+        leak_train=found,
+        nbytes=None if leak is None else 6720000,
+        seconds=1.0,
+        budget={},
+    )
+
+
+@pytest.fixture
+def summary():
+    points = [
+        point(0.0, 0.776, 0.746),
+        point(1.0, 0.771, 0.67),
+        point(25.0, None, None, statuses={"diverged": 3, "ok": 2}),
+    ]
+    worst = [msgspec.structs.replace(p, attack="worst") for p in points]
+    cap = Cap(
+        method="fedsplitnn",
+        defense="iso",
+        attack="mc",
+        value=None,
+        ci95=(None, None),
+        calibrated=None,
+        calibrated_ci95=(None, None),
+        accuracy_value=None,
+        dcs=None,
+        n=0,
+        note="3 cells gave no number",
+    )
+    gates = [
+        Gate(gate="max-leak mc", limit=0.7, worst=0.756, at="fedsplitnn iso:1", holds=False),
+        Gate(gate="min-utility", limit=0.7, worst=None, at="", holds=None),
+    ]
+    return Summary(
+        dataset="credit-default",
+        adversary="passive_1",
+        metric="auc",
+        seeds=5,
+        points=points,
+        worst=worst,
+        cap=[cap],
+        c_dcs=[],
+        gates=gates,
+        out="run",
+    )
+
+
+TABLE = """\
+credit-default · adversary passive_1 · auc on test rows · 5 seeds, ± 95 % over seeds
+fedsplitnn, iso
+
+ λ   attack   utility ↑      leak ↓  on train  alone  chance  advantage   MB  status
+ ───────────────────────────────────────────────────────────────────────────────────────────────────
+ 0   mc      .776 ±.000  .746 ±.010      .746   .676    .500      +.070  6.7  ok
+ 0   worst   .776 ±.000  .746 ±.010      .746   .676    .500      +.070  6.7  ok
+ 1   mc      .771 ±.000  .670 ±.010      .670   .676    .500      -.006  6.7  ok
+ 1   worst   .771 ±.000  .670 ±.010      .670   .676    .500      -.006  6.7  ok
+ 25  mc               –           –         –   .676    .500          –    –  3/5 diverged
+ 25  worst            –           –         –   .676    .500          –    –  3/5 diverged
+"""
+
+
+def test_table_is_readable_at_100_columns(summary):
+    lines = [line.rstrip() for line in Report(summary, specs.EvalSpec()).table(width=100).splitlines()]
+    assert max(map(len, lines)) <= 100
+    assert not any("…" in line for line in lines)
+    expected = [line.rstrip("─") for line in TABLE.splitlines()]
+    assert [line.rstrip("─") for line in lines[: len(expected)]] == expected
+    assert "GATE max-leak mc 0.7: FAILED, worst 0.756 at fedsplitnn iso:1" in lines
+    assert "GATE min-utility 0.7: UNDECIDED: a cell gave no number" in lines
+
+
+def test_each_curve_has_its_own_table(summary):
+    other = [msgspec.structs.replace(p, method="other") for p in summary.points]
+    worst = [msgspec.structs.replace(p, attack="worst") for p in other]
+    both = msgspec.structs.replace(summary, points=summary.points + other, worst=summary.worst + worst)
+    assert [cells.title for cells in table.points(both)] == ["fedsplitnn, iso", "other, iso"]
+    assert {len(cells.rows) for cells in table.points(both)} == {6}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.746, ".746"), (1.0, "1.000"), (-0.0302, "-.030"), (None, "–"), (10.5, "10.500")]
+)
+def test_numbers(value, text):
+    assert table.number(value) == text
+
+
+def test_csv_has_full_precision_and_one_line_per_point(summary):
+    lines = list(csv.DictReader(io.StringIO(table.as_csv(summary))))
+    assert len(lines) == 6
+    assert float(lines[0]["leak"]) == 0.746
+    assert lines[2]["leak"] == ""
+    assert lines[2]["status"] == "diverged"
+
+
+def test_markdown_rows_are_complete(summary):
+    lines = [line for line in table.markdown(summary).splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in lines[:8]} == {11}
+
+
+def test_json_keeps_its_contract(summary):
+    found = json.loads(Report(summary, specs.EvalSpec()).to_json())
+    assert {"schema", "dataset", "adversary", "points", "cap", "gates", "out"} <= set(found)
+    one = found["points"][0]
+    assert {"method", "defense", "strength", "attack", "status", "utility", "leak", "nbytes", "seconds"} <= set(one)
+    assert {"metric", "mean", "ci95", "n"} <= set(one["utility"])
+    assert {"metric", "mean", "ci95", "n", "chance", "alone", "advantage"} <= set(one["leak"])
+    assert {"method", "defense", "attack", "value", "ci95", "calibrated"} <= set(found["cap"][0])
+    assert found["schema"] == 1
+
+
+def test_json_has_no_nan(summary):
+    nan = msgspec.structs.replace(summary.points[0].utility, mean=math.nan)
+    points = [msgspec.structs.replace(summary.points[0], utility=nan)]
+    text = Report(msgspec.structs.replace(summary, points=points), specs.EvalSpec()).to_json()
+    assert "NaN" not in text
+
+
+def test_lines_leave_out_what_has_no_number(summary):
+    (line,) = curve.lines(summary)
+    assert (line.label, list(line.strengths)) == ("fedsplitnn, iso", [0.0, 1.0])
+    assert line.leak_margin == pytest.approx([0.01, 0.01])
+
+
+def test_curve_shows_strengths_baselines_and_axes(summary):
+    axes = curve.draw(summary).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["no defense", "λ=1"]
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert sorted(legend) == ["adversary alone", "chance", "fedsplitnn, iso"]
+    styles = {line.get_label(): line.get_linestyle() for line in axes.lines}
+    assert (styles["adversary alone"], styles["chance"]) == ("--", ":")
+    assert "utility" in axes.get_xlabel()
+    assert "leak" in axes.get_ylabel()
+
+
+def test_a_curve_of_nothing_can_be_drawn(summary):
+    points = [summary.points[2]]
+    axes = curve.draw(msgspec.structs.replace(summary, points=points, worst=[])).axes[0]
+    assert not axes.texts
+
+
+def test_the_same_summary_gives_the_same_bytes(summary, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        curve.save(summary, tmp_path / name)
+    for file in ("curve.svg", "curve.png"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_a_folder_without_results(tmp_path):
+    with pytest.raises(StoreError, match=r"expected results in .*, found no spec.toml: run vflsec eval --out"):
+        Report.read(tmp_path)
+
+
+def test_report_shows_itself(summary):
+    report = Report(summary, specs.EvalSpec())
+    assert "fedsplitnn, iso" in repr(report)
+    assert report._repr_html_().startswith("<pre>")
+    assert (report.points, report.worst, report.cap) == (summary.points, summary.worst, summary.cap)
