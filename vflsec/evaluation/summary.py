@@ -255,6 +255,13 @@ def _headline(block: Record) -> tuple[str, float]:
     return name, float(block["metrics"][name])
 
 
+def _share(values: Sequence[float], rows_ci: Sequence[float]) -> dict[str, Any]:
+    """Like ``_interval``, for a metric that lies in [0, 1]: so does its interval."""
+    found = _interval(values, rows_ci)
+    low, high = found["ci95"]
+    return {**found, "ci95": (None if low is None else max(0.0, low), None if high is None else min(1.0, high))}
+
+
 def _interval(values: Sequence[float], rows_ci: Sequence[float]) -> dict[str, Any]:
     """Mean and interval: t over seeds, or the bootstrap over rows of the only one."""
     if not values:
@@ -268,7 +275,7 @@ def _interval(values: Sequence[float], rows_ci: Sequence[float]) -> dict[str, An
 def _utility(found: Sequence[Record]) -> Measure:
     blocks = [record["utility"] for record in found]
     metric = _headline(blocks[0])[0] if blocks else ""
-    return Measure(metric=metric, **_interval([_headline(b)[1] for b in blocks], _rows_ci(blocks)))
+    return Measure(metric=metric, **_share([_headline(b)[1] for b in blocks], _rows_ci(blocks)))
 
 
 def _leak(usable: Mapping[int, Record], alone: Callable[[int], Record | None], split: str) -> Leak:
@@ -277,7 +284,7 @@ def _leak(usable: Mapping[int, Record], alone: Callable[[int], Record | None], s
     values = {seed: _headline(block)[1] for seed, block in blocks.items()}
     base = {seed: _headline(block)[1] for seed, block in priors_.items()}
     advantage = [values[seed] - base[seed] for seed in values if seed in base]
-    alone_interval = _interval(list(base.values()), _rows_ci(list(priors_.values())))
+    alone_interval = _share(list(base.values()), _rows_ci(list(priors_.values())))
     advantage_interval = _interval(advantage, (math.nan, math.nan))
     first = next(iter(blocks.values()), None)
     return Leak(
@@ -288,7 +295,7 @@ def _leak(usable: Mapping[int, Record], alone: Callable[[int], Record | None], s
         advantage=advantage_interval["mean"],
         advantage_ci95=_finite(advantage_interval["ci95"]),
         accuracy=_mean(block["metrics"]["accuracy"] for block in blocks.values()),
-        **_interval(list(values.values()), _rows_ci(list(blocks.values()))),
+        **_share(list(values.values()), _rows_ci(list(blocks.values()))),
     )
 
 
@@ -380,30 +387,24 @@ def _gates(points: Sequence[Point], max_leak: Limits, min_utility: float | None)
     for attack, limit in max_leak.items():
         found = [p for p in defended if p.attack == attack]
         ends = [(max(_upper(p.leak), _upper(p.leak_train)), p) for p in found if p.leak.mean is not None]
-        gates.append(_gate(f"max-leak {attack}", limit, ends, found, lambda worst, limit: worst <= limit))
+        worst = max(ends, key=lambda end: end[0], default=None)
+        gates.append(_gate(f"max-leak {attack}", limit, worst, found, worst is not None and worst[0] <= limit))
     if min_utility is not None:
         found = [p for p in defended if p.attack != "worst"]
-        lows = [(-_lower(p.utility), p) for p in found if p.utility.mean is not None]
-        gates.append(_gate("min-utility", min_utility, lows, found, lambda worst, limit: -worst >= limit))
+        ends = [(_lower(p.utility), p) for p in found if p.utility.mean is not None]
+        worst = min(ends, key=lambda end: end[0], default=None)
+        gates.append(_gate("min-utility", min_utility, worst, found, worst is not None and worst[0] >= min_utility))
     return gates
 
 
-def _gate(
-    name: str,
-    limit: float,
-    ends: Sequence[tuple[float, Point]],
-    found: Sequence[Point],
-    holds: Callable[[float, float], bool],
-) -> Gate:
-    if not ends:
+def _gate(name: str, limit: float, worst: tuple[float, Point] | None, found: Sequence[Point], kept: bool) -> Gate:
+    """Return the gate; where some cell gave no number it cannot be said to hold."""
+    if worst is None:
         return Gate(gate=name, limit=limit, worst=None, at="", holds=None)
-    worst, point = max(ends, key=lambda pair: pair[0])
-    kept: bool | None = holds(worst, limit)
-    if kept and any(set(p.statuses) - set(USABLE) for p in found):
-        kept = None  # what gave no number cannot hold a limit
-    return Gate(
-        gate=name, limit=limit, worst=abs(worst), at=f"{point.method} {point.defense}:{point.strength:g}", holds=kept
-    )
+    value, point = worst
+    lost = any(set(p.statuses) - set(USABLE) for p in found)
+    at = f"{point.method} {point.defense}:{point.strength:g}"
+    return Gate(gate=name, limit=limit, worst=value, at=at, holds=None if kept and lost else kept)
 
 
 def _upper(leak: Leak) -> float:
