@@ -59,7 +59,9 @@ class LogisticRegression(Attack):
 
     def _log_probabilities(self, model: Classifier, own: Tensor, n_classes: int) -> Tensor:
         """Return (n, C); a class without an auxiliary sample is the least likely one everywhere."""
-        known = torch.from_numpy(model.predict_log_proba(own.cpu().numpy())).clamp_min(-1e4)
+        decision = torch.from_numpy(model.decision_function(own.cpu().numpy()))  # (n,) if two classes are known
+        logits = decision if decision.dim() > 1 else torch.stack([torch.zeros_like(decision), decision], dim=1)
+        known = logits.log_softmax(dim=1)
         scores = torch.full((len(own), n_classes), float(known.min()) - 1.0, dtype=known.dtype)
         scores[:, torch.as_tensor(model.classes_)] = known
         return scores

@@ -131,8 +131,8 @@ class ModelCompletion(Attack):
         x_known, x_other = own[view.aux_rows], own[known]
         y_known = F.one_hot(view.aux_labels, n).float()
         with torch.no_grad():
-            width = bottom(own[:2]).shape[1]
-        head = inference_head(width, n, self.layers).to(own.device)
+            h_other = bottom(x_other)  # (n, d): a frozen bottom says the same of an unlabelled row each time
+        head = inference_head(h_other.shape[1], n, self.layers).to(own.device)
         completed = nn.Sequential(bottom, head)
         fitted = [p for p in completed.parameters() if p.requires_grad]
         average = [p.detach().clone() for p in fitted]
@@ -145,7 +145,8 @@ class ModelCompletion(Attack):
                 x, q = x_known[draw.known], y_known[draw.known]
                 u = x_other[draw.other]
                 with torch.no_grad():
-                    guessed = sharpen(F.softmax(completed(u), dim=1), temperature=0.8)
+                    logits = head(h_other[draw.other]) if self.freeze_bottom else completed(u)
+                    guessed = sharpen(F.softmax(logits, dim=1), temperature=0.8)
                 inputs, targets = torch.cat([x, u]), torch.cat([q, guessed])  # (2B, p), (2B, C)
                 inputs = torch.lerp(inputs[draw.partner], inputs, draw.share)
                 targets = torch.lerp(targets[draw.partner], targets, draw.share)

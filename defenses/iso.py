@@ -52,6 +52,6 @@ class IsotropicNoise(Defense):
     def _noised(self, rows: Tensor, rng: torch.Generator) -> Tensor:
         if rows.numel() == 0:
             return rows
-        largest = torch.linalg.vector_norm(rows, dim=1).max()
+        scale = torch.linalg.vector_norm(rows, dim=1).max() * (self.strength / rows.shape[1] ** 0.5)
         noise = torch.randn(rows.shape, generator=rng, device=rows.device, dtype=rows.dtype)
-        return rows + noise * (self.strength * largest / rows.shape[1] ** 0.5)
+        return noise.mul_(scale).add_(rows)

@@ -40,8 +40,10 @@ def plugged(monkeypatch):
     def plug(*points):
         made = [SimpleNamespace(name=n, value=v, dist=d and SimpleNamespace(name=d)) for n, v, d in points]
         monkeypatch.setattr(registry, "entry_points", lambda group: made if group == "vflsec.attacks" else [])
+        registry._installed.cache_clear()
 
-    return plug
+    yield plug
+    registry._installed.cache_clear()
 
 
 @pytest.mark.parametrize("kind", registry.PACKAGES)
@@ -128,4 +130,4 @@ def test_listing_imports_no_torch():
         "[registry.summary(e) for kind in registry.PACKAGES for e in registry.entries(kind).values()]\n"
         "sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,7 +15,7 @@ def test_a_stream_is_the_same_everywhere():
 
 def test_another_process_with_another_hash_salt_agrees():
     code = "from vflsec.core.seeds import derive; print(derive(7, 'noise', 3))"
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONHASHSEED": "123"}, capture_output=True, text=True, check=True
     )
     assert int(done.stdout) == derive(7, "noise", 3)

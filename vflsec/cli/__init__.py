@@ -60,7 +60,7 @@ class Failure(click.ClickException):
 @click.group(cls=Lazy, context_settings={"auto_envvar_prefix": "VFLSEC", "help_option_names": ["-h", "--help"]})
 @click.option("--traceback", is_flag=True, help="Show where an error came from.")
 @click.version_option(__version__, prog_name="vflsec")
-def cli(traceback: bool) -> None:  # noqa: D301  (click wants a bare \b)
+def cli(traceback: bool) -> None:
     """Measure what a vertical federated learning system leaks.
 
     \b

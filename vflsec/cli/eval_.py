@@ -61,11 +61,13 @@ def command(
     from vflsec.evaluation import engine
     from vflsec.evaluation import spec as specs
     from vflsec.evaluation.store import Store
+    from vflsec.evaluation.summary import check_limits
     from vflsec.report.report import Report
 
     limit = leak_limits(max_leak)
     spec = specs.read(resolve(**chosen))
     folder = out or Path("runs") / spec.name
+    check_limits(spec, limit)
     engine.check(spec)  # before anything is written: bad input leaves nothing behind
     if dry_run:
         announce(spec, engine.plan(spec, Store(folder) if folder.exists() else None), folder)

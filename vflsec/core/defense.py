@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -125,17 +125,23 @@ _HOOKS = {
 def apply(defenses: Iterable[Defense], value: Tensor, release: Release) -> Tensor:
     """Run the defences that act on this kind of release, in the order given.
 
-    Defences at strength 0 are skipped: then the identity holds bit for bit whatever a hook does.
+    Args:
+        defenses: those that ``acting`` gave for this kind.
+        value: what would leave.
+        release: what the sender knows.
     """
-    for defense in acting(defenses, release.kind):
+    for defense in defenses:
         shape, value = value.shape, getattr(defense, _HOOKS[release.kind])(value, release)
         assert value.shape == shape, f"{defense!r} changed the shape of a release from {shape} to {value.shape}"
     return value
 
 
-def acting(defenses: Iterable[Defense], kind: Kind) -> Iterator[Defense]:
-    """Yield the defences that act on releases of ``kind``, strength 0 left out."""
-    return (defense for defense in defenses if kind in defense.at and defense.strength > 0)
+def acting(defenses: Iterable[Defense], kind: Kind) -> list[Defense]:
+    """Return the defences that act on releases of ``kind``.
+
+    Those at strength 0 are left out: then the identity holds bit for bit whatever a hook does.
+    """
+    return [defense for defense in defenses if kind in defense.at and defense.strength > 0]
 
 
 def describe(defense: type[Defense]) -> dict[str, Any]:

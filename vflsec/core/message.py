@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -55,7 +55,8 @@ class Message:
     def private_copy(self) -> Message:
         """Return the same message with tensors that share neither graph nor memory with this one."""
         payload = {key: _copy(value) for key, value in self.payload.items()}
-        return replace(self, payload=payload, rows=_copy(self.rows))
+        rows = None if self.rows is None else self.rows.clone()
+        return Message(self.kind, self.sender, self.receiver, self.step, self.phase, payload, rows)
 
 
 class Route(NamedTuple):

@@ -77,10 +77,11 @@ class Party:
             labels: (B,) labels of these rows, if the sender owns them.
         """
         assert labels is None or self.active, f"{self.name} owns no labels"
-        if any(True for _ in acting(self.defenses, kind)):
+        defenses = acting(self.defenses, kind)
+        if defenses:
             payload = {
                 key: apply(
-                    self.defenses,
+                    defenses,
                     value.detach(),
                     Release(self.name, to, kind, step, phase, key, rows, labels, self._rng),
                 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from vflsec.core.checks import one_of
 from vflsec.evaluation import cap as capping
 from vflsec.evaluation.plan import Row, priors, rows
 from vflsec.evaluation.spec import EvalSpec
@@ -117,7 +118,12 @@ Limits = Mapping[str, float]
 def summarize(
     spec: EvalSpec, records: Mapping[str, Record], *, out: str, max_leak: Limits, min_utility: float | None
 ) -> Summary:
-    """Fold ``records`` into the points, scores and gates of ``spec``."""
+    """Fold ``records`` into the points, scores and gates of ``spec``.
+
+    Raises:
+        UsageError: a limit on an attack that was not run.
+    """
+    check_limits(spec, max_leak)
     alone = _priors(spec, records)
     groups: dict[tuple[str, str, float], list[Row]] = {}
     for row in rows(spec):
@@ -139,6 +145,12 @@ def summarize(
         gates=_gates(points + worst, max_leak, min_utility),
         out=out,
     )
+
+
+def check_limits(spec: EvalSpec, max_leak: Limits) -> None:
+    """Raise UsageError if a limit is on an attack that ``spec`` does not run."""
+    for name in max_leak:
+        one_of([*(attack.name for attack in spec.attacks), "worst"], attack=name)
 
 
 def _priors(spec: EvalSpec, records: Mapping[str, Record]) -> dict[tuple[str, int], dict[str, Record]]:

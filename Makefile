@@ -1,0 +1,34 @@
+# Six verbs, the same on a laptop and in CI. They use .venv; .ci/run makes it.
+BIN := $(CURDIR)/.venv/bin
+OUTSIDE := $(CURDIR)/build/outside
+
+.PHONY: format lint types test-fast test docs check-docs
+
+format:
+	$(BIN)/ruff check --fix --quiet .
+	$(BIN)/ruff format .
+
+lint:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy and import-linter look at the installed wheel, where attacks/ is vflsec.attacks.
+types:
+	rm -rf build dist && mkdir -p $(OUTSIDE)
+	$(BIN)/python -m build --wheel --outdir dist . > build/wheel.log 2>&1 || (cat build/wheel.log; exit 1)
+	$(BIN)/pip install --quiet --force-reinstall --no-deps dist/*.whl
+	cd $(OUTSIDE) && $(BIN)/mypy --strict --config-file $(CURDIR)/pyproject.toml -p vflsec
+	cd $(OUTSIDE) && $(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache
+
+test-fast:
+	$(BIN)/pytest -m "not slow"
+
+test:
+	$(BIN)/pytest
+
+# Rewrites the generated parts: the README's table and catalogue, its picture, the notebook.
+docs:
+	$(BIN)/python scripts/build_docs.py
+
+check-docs:
+	$(BIN)/python scripts/build_docs.py --check

@@ -1,0 +1,108 @@
+"""Split training through party, defences and channel against a plain joint torch loop of the same network.
+
+    python benchmarks/overhead.py
+
+Both train the same layers on the same batches of credit-default in one process, in turn, with one thread; the ratio is
+taken pair by pair, so that a machine whose speed drifts does not change it.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn import functional as F
+
+from vflsec.core.method import ModelSpec, TrainSpec, World
+from vflsec.core.seeds import generator
+from vflsec.data.partition import DataSpec
+from vflsec.evaluation.plan import Cell
+from vflsec.evaluation.runner import one_thread
+from vflsec.evaluation.spec import DefenseSpec
+from vflsec.evaluation.world import build_method, build_world
+
+EPOCHS = 5
+PAIRS = 7
+
+
+def cell(strength: float) -> Cell:
+    """Return the default setting, shorter."""
+    iso = (DefenseSpec(name="iso", strength=strength),) if strength else ()
+    return Cell(
+        dataset="credit-default",
+        data=DataSpec(),
+        method="fedsplitnn",
+        method_options={},
+        train=TrainSpec(epochs=EPOCHS),
+        model=ModelSpec(),
+        defenses=iso,
+        seed=0,
+    )
+
+
+def split(strength: float) -> float:
+    """Return the seconds that split training takes."""
+    world, method = build_world(cell(strength), "cpu"), build_method(cell(strength))
+    method.build(world)
+    return timed(lambda: method.train("train", world, lambda *_: None))
+
+
+def joint() -> float:
+    """Return the seconds that the same network takes as one module with one optimizer."""
+    world, method = build_world(cell(0), "cpu"), build_method(cell(0))
+    method.build(world)
+    return timed(lambda: joint_loop(world))
+
+
+def joint_loop(world: World) -> None:
+    """Train bottoms and top end to end, as anybody would without a federation."""
+    parties = list(world.parties.values())
+    bottoms = [copy.deepcopy(party.modules["bottom"]) for party in parties]
+    top = copy.deepcopy(world.active.modules["top"])
+    parameters = [p for module in (*bottoms, top) for p in module.parameters()]
+    optimizer = torch.optim.Adam(parameters, 1e-3, fused=True)
+    features, labels = [party.features["train"] for party in parties], world.active.labels["train"]
+    order = generator(world.seed, "batches", "train")
+    for _ in range(EPOCHS):
+        total = torch.zeros(())
+        for rows in torch.split(torch.randperm(len(labels), generator=order), 256):
+            loss = F.cross_entropy(top([b(x[rows]) for b, x in zip(bottoms, features, strict=True)]), labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.detach() * len(rows)
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Return the processor seconds of ``run``."""
+    began = time.process_time()
+    run()
+    return time.process_time() - began
+
+
+def main() -> None:
+    """Print the table."""
+    table = Table("training", "split s", "joint s", "ratio (median)", "min", "max")
+    with one_thread():
+        joint(), split(1.0)  # warm up
+        for name, strength in (("no defense", 0.0), ("iso, λ = 5, at the gradient", 5.0)):
+            pairs = [(split(strength), joint()) for _ in range(PAIRS)]
+            ratios = sorted(a / b for a, b in pairs)
+            times = [statistics.median(column) for column in zip(*pairs, strict=True)]
+            table.add_row(
+                name,
+                *(f"{seconds:.2f}" for seconds in times),
+                f"{statistics.median(ratios):.2f}",
+                f"{ratios[0]:.2f}",
+                f"{ratios[-1]:.2f}",
+            )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

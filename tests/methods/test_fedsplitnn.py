@@ -1,0 +1,342 @@
+"""Split training is joint training, its traffic is exact, and the wire's defences and hooks are honoured."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from vflsec.defenses.iso import IsotropicNoise
+
+from vflsec.core.defense import Defense
+from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.message import Kind, Route, Transcript, stack
+from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.seeds import generator
+from vflsec.data.partition import DataSpec
+from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.methods.split_training import SplitTraining
+from vflsec.testing.worlds import toy_world
+
+VALIDATION = DataSpec(validation=0.25)
+QUICK = {"epochs": 3, "batch": 32}
+
+
+def make_world(*, parties=2, classes=2, data=None, rows=150, defenses=(), **options):
+    world = toy_world(parties=parties, classes=classes, data=data, rows=rows, columns=4, **options)
+    for party in world.parties.values():
+        party.defenses = tuple(defenses)
+    return world
+
+
+def method(*, model=None, **train):
+    return FedSplitNN(TrainSpec(**{**QUICK, **train}), ModelSpec(**{"bottom": (6,), **(model or {})}))
+
+
+def weights(world, *names):
+    """Every parameter of the parties ``names`` (of all, unless given), in one vector each."""
+    return {
+        name: torch.cat([p.detach().flatten() for p in party.modules.parameters()])
+        for name, party in world.parties.items()
+        if not names or name in names
+    }
+
+
+def joint_training(world, spec, phase="train"):
+    """Train the same network in one piece: no parties, no wire, one optimizer, one graph."""
+    modules = nn.ModuleList([party.modules for party in world.parties.values()])
+    rates = {
+        "adam": lambda p: torch.optim.Adam(p, spec.lr),
+        "sgd": lambda p: torch.optim.SGD(p, spec.lr, spec.momentum),
+    }
+    optimizer = rates[spec.optimizer](modules.parameters())
+    order, labels = generator(world.seed, "batches", phase), world.active.labels["train"]
+    for epoch in range(spec.epochs):
+        for group in optimizer.param_groups:
+            group["lr"] = spec.rate(epoch, spec.epochs)
+        for rows in torch.randperm(len(labels), generator=order).split(spec.batch):
+            embeddings = [p.modules["bottom"](p.features["train"][rows]) for p in world.parties.values()]
+            loss = F.cross_entropy(world.active.modules["top"](embeddings), labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("parties", [2, 4])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize(
+    ("aggregation", "head"), [("concat", "linear"), ("sum", "none"), ("mean", "mlp"), ("max", "linear")]
+)
+def test_split_training_equals_joint_training(parties, optimizer, aggregation, head):
+    made = method(model={"aggregation": aggregation, "head": head}, optimizer=optimizer, schedule="cosine", lr=0.01)
+    split, joint = (make_world(parties=parties) for _ in range(2))
+    made.build(joint)
+    before = weights(joint)
+    joint_training(joint, made.train_spec)
+    made.fit(split)
+    expected = weights(joint)
+    for name, found in weights(split).items():
+        assert torch.allclose(found, expected[name], atol=2e-6, rtol=1e-5), name
+        assert not torch.allclose(found, before[name], atol=1e-3), "nothing was trained"
+
+
+def test_strength_zero_changes_no_bit():
+    plain, defended = make_world(), make_world(defenses=[IsotropicNoise(0.0, at=["gradient", "embedding"])])
+    for world in (plain, defended):
+        method().fit(world)
+    for name, found in weights(defended).items():
+        assert torch.equal(found, weights(plain)[name])
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+def test_traffic_is_exact_and_as_much_comes_down_as_goes_up(parties):
+    world = make_world(parties=parties)
+    trained = method(model={"cut": 5}).fit(world)
+    trained.predict("test")
+    expected = {}
+    for party in world.passive:
+        nbytes = QUICK["epochs"] * world.n_rows("train") * 5 * 4
+        expected[Route("train", party.name, "active", Kind.EMBEDDING)] = nbytes
+        expected[Route("train", "active", party.name, Kind.GRADIENT)] = nbytes
+        expected[Route("predict", party.name, "active", Kind.EMBEDDING)] = world.n_rows("test") * 5 * 4
+    assert dict(world.channel.traffic) == expected
+
+
+def test_no_gradient_rides_on_a_message_that_a_tap_keeps():
+    """A transcript may keep an embedding; the clean gradient with respect to it must not come along."""
+    world = make_world(defenses=[IsotropicNoise(5.0)])
+    transcript = Transcript(frozenset({"passive_1"}), frozenset(Kind))
+    world.channel.taps.append(transcript)
+    method().fit(world)
+    assert all(message.payload["value"].grad is None for message in transcript.messages)
+    assert not any(message.payload["value"].requires_grad for message in transcript.messages)
+
+
+def received_gradients(classes, defenses=()):
+    """What passive_1 hears, row by row, and the true labels of these rows."""
+    world = make_world(classes=classes, rows=60 * classes, defenses=defenses)
+    transcript = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
+    world.channel.taps.append(transcript)
+    method(model={"aggregation": "sum", "head": "none"}, epochs=2, lr=1e-4).fit(world)
+    gradients, rows = stack(transcript.messages)
+    return gradients, world.active.labels["train"][rows]
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_summed_logits_hand_over_the_label(classes):
+    """softmax(z) - onehot(y) is negative at the true class and nowhere else."""
+    gradients, labels = received_gradients(classes)
+    assert ((gradients < 0).sum(dim=1) == 1).all()
+    assert torch.equal(gradients.argmin(dim=1), labels)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_strong_noise_takes_the_label_back(classes):
+    gradients, labels = received_gradients(classes, [IsotropicNoise(100.0)])
+    hits, chance = float((gradients.argmin(dim=1) == labels).double().mean()), 1 / classes
+    assert hits - chance < 4 * math.sqrt(chance * (1 - chance) / len(labels)) + 0.02  # the signal is 1 % of the noise
+
+
+@pytest.mark.parametrize("settings", [{"patience": 1}, {"select": "best_on_val"}])
+def test_selection_needs_validation_rows(settings):
+    with pytest.raises(UsageError, match="need validation rows, got none: add --set data.validation=0.1"):
+        method(**settings).fit(make_world())
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Replace the metric after each epoch by given values; record the split and the models at that time."""
+
+    def script(values):
+        seen, values = [], iter(values)
+
+        def _score(self, split):
+            seen.append((split, weights(self.world)))
+            return next(values)
+
+        monkeypatch.setattr(SplitTraining, "_score", _score)
+        return seen
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("select", "data", "split", "taken"),
+    [("best_on_val", VALIDATION, "val", 1), ("paper_best_on_test", None, "test", 1), ("last", VALIDATION, "val", 4)],
+)
+def test_the_best_epoch_is_the_one_used(scripted, select, data, split, taken):
+    seen = scripted([0.5, 0.9, 0.7, 0.9, 0.8])
+    world = make_world(data=data)
+    trained = method(epochs=5, select=select, patience=5).fit(world)
+    assert [where for where, _ in seen] == [split] * 5
+    assert len(trained.history["train"]) == 5
+    for name, found in weights(world).items():
+        assert torch.equal(found, seen[taken][1][name])
+
+
+@pytest.mark.parametrize(("patience", "epochs"), [(1, 2), (2, 5), (3, 6), (None, 6)])
+def test_patience_ends_training(scripted, patience, epochs):
+    scripted([0.5, 0.5, 0.6, 0.6, 0.5, 0.4])
+    made = method(epochs=6, patience=patience, select="best_on_val")
+    assert len(made.fit(make_world(data=VALIDATION)).history["train"]) == epochs
+
+
+def test_the_default_looks_at_no_held_out_row(scripted):
+    seen = scripted([])
+    method().fit(make_world(data=VALIDATION))
+    assert not seen
+
+
+def test_scoring_on_validation_rows_is_neither_counted_nor_shown():
+    plain, selecting = make_world(data=VALIDATION), make_world(data=VALIDATION)
+    heard = []
+    selecting.channel.taps.append(heard.append)
+    method().fit(plain)
+    method(select="best_on_val").fit(selecting)
+    assert selecting.channel.traffic == plain.channel.traffic
+    assert {message.phase for message in heard} == {"train"}
+    method().predict(selecting, "val")
+    assert heard[-1].phase == "predict", "the tap is back"
+
+
+@pytest.mark.parametrize("select", ["last", "best_on_val"])
+def test_divergence_is_a_status(select):
+    made = method(optimizer="sgd", lr=1e12, epochs=30, select=select)
+    with pytest.raises(Diverged, match=r"lower train\.lr"):
+        made.fit(make_world(data=VALIDATION))
+
+
+def test_predictions_that_blow_up_in_the_last_update_are_a_divergence():
+    """One epoch of one update: its loss, taken before the update, is still finite."""
+    made = method(optimizer="sgd", lr=1e38, epochs=1, batch=1000, select="best_on_val")
+    with pytest.raises(Diverged, match="not finite on val rows"):
+        made.fit(make_world(data=VALIDATION))
+
+
+def test_a_malicious_party_replaces_its_own_optimizer_only():
+    honest, attacked = make_world(parties=3), make_world(parties=3)
+    asked = []
+
+    def frozen(parameters, lr):
+        parameters = list(parameters)
+        asked.append((len(parameters), lr))
+        return torch.optim.SGD(parameters, 0.0, maximize=True)
+
+    attacked.optimizers = {"passive_1": frozen}
+    made = method(epochs=1, batch=1000, optimizer="sgd", lr=0.5)
+    made.build(attacked)
+    fresh = weights(attacked)
+    made.fit(honest)
+    made.fit(attacked)
+    assert asked == [(4, 0.5)]
+    step = {n: w - fresh[n] for n, w in weights(attacked).items()}
+    usual = {n: w - fresh[n] for n, w in weights(honest).items()}
+    assert torch.allclose(step["passive_1"], -usual["passive_1"], atol=1e-6)  # it climbs where others descend
+    assert torch.equal(step["passive_2"], usual["passive_2"])
+    assert torch.equal(step["active"], usual["active"])
+
+
+def test_a_party_that_declines_plays_by_the_rules():
+    honest, declined = make_world(), make_world()
+    declined.optimizers = {"passive_1": lambda parameters, lr: None}
+    for world in (honest, declined):
+        method().fit(world)
+    assert all(torch.equal(w, weights(honest)[name]) for name, w in weights(declined).items())
+
+
+class Hooked(Defense):
+    """A defence of the active party at home: each hook can be set, and has a learned part."""
+
+    name = "hooked"
+    reference = guarantee = "made for a test"
+    points = ()
+
+    def __init__(self, strength=1.0, **hooks):
+        super().__init__(strength)
+        self._scale = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(self._scale.weight, 0.5)
+        vars(self).update(hooks)
+
+    def modules(self):
+        return [self._scale]
+
+
+def fitted(*defenses):
+    world = make_world(defenses=())
+    world.active.defenses = defenses
+    return world, method().fit(world)
+
+
+def test_labels_are_changed_once_before_training():
+    calls = []
+
+    def flip(y, *, n_classes, rng):
+        calls.append(n_classes)
+        return 1 - y
+
+    flipped, trained = fitted(Hooked(on_labels=flip))
+    assert calls == [2]
+    by_hand = make_world()
+    by_hand.active.labels["train"] = 1 - by_hand.active.labels["train"]
+    method().fit(by_hand)
+    assert all(torch.equal(w, weights(by_hand)[name]) for name, w in weights(flipped).items())
+    assert trained.history
+
+
+def test_predictions_are_changed_by_the_defences_in_order():
+    _, plain = fitted()
+    _, changed = fitted(Hooked(on_predictions=lambda z: z + 1), Hooked(on_predictions=lambda z: z * 2))
+    assert torch.allclose(changed.predict("test"), (plain.predict("test") + 1) * 2)
+
+
+def test_what_was_received_passes_the_active_partys_defence_in_training_and_at_prediction():
+    senders = []
+
+    def drop(h, sender):
+        senders.append(sender)
+        return h * 0
+
+    world, trained = fitted(Hooked(on_received=drop))
+    assert set(senders) == {"passive_1"}
+    before = trained.predict("test")
+    world.passive[0].features["test"].add_(5)
+    assert torch.equal(trained.predict("test"), before)
+
+
+def test_a_penalty_joins_the_loss_and_its_learned_part_learns():
+    made = Hooked()
+    made.penalty = lambda h, labels, sender: made._scale(torch.ones(len(h), 1)).square().mean()
+    _, trained = fitted(made)
+    _, plain = fitted()
+    assert made._scale.weight.item() < 0.5
+    extra = trained.history["train"][0] - plain.history["train"][0]
+    assert 0.2 < extra < 0.25
+
+
+def test_a_penalty_reaches_the_passive_party():
+    """Its gradient is part of the one that comes down."""
+    world, _ = fitted(Hooked(penalty=lambda h, labels, sender: 100 * h.square().mean()))
+    plain, _ = fitted()
+    h, usual = (w.passive[0].modules["bottom"](w.passive[0].features["train"]) for w in (world, plain))
+    assert h.square().mean() < usual.square().mean()
+
+
+def test_hooks_at_strength_zero_are_not_called():
+    def never(*_, **__):
+        raise AssertionError
+
+    hooks = dict.fromkeys(("on_labels", "on_predictions", "on_received", "penalty", "modules"), never)
+    _, trained = fitted(Hooked(0.0, **hooks))
+    assert torch.isfinite(trained.predict("test")).all()
+
+
+def test_an_empty_split_gives_no_logits():
+    world, trained = fitted()
+    assert trained.predict("val").shape == (0, 2)
+    assert sum(nbytes for route, nbytes in world.channel.traffic.items() if route.phase == "predict") == 0
+
+
+def test_progress_counts_epochs():
+    seen = []
+    method().fit(make_world(), lambda *progress: seen.append(progress))
+    assert seen == [("train", n, 3) for n in (1, 2, 3)]
