@@ -15,6 +15,9 @@ from vflsec.core.attack import Attack
 from vflsec.core.checks import fraction, positive
 from vflsec.core.view import Guess, Need, View
 
+WARM_AVERAGE = 3000
+"""Updates after which the average of weights, decay 0.999, holds less than 5 % of its random start."""
+
 
 class Budget(NamedTuple):
     """What one fit may spend: the source's numbers for each mode."""
@@ -99,7 +102,8 @@ class ModelCompletion(Attack):
         with torch.no_grad():
             scores = {split: completed(own) for split, own in view.features.items()}
         updates = self.epochs * (self.steps if self.mode == "mixmatch" else -(-len(view.aux_rows) // self.batch))
-        return Guess(scores, converged=not still_falling(losses), budget={"updates": updates})
+        settled = not still_falling(losses) and (self.mode == "supervised" or updates >= WARM_AVERAGE)
+        return Guess(scores, converged=settled, budget={"updates": updates})
 
     def _supervised(self, bottom: nn.Module, view: View, rng: torch.Generator) -> tuple[nn.Module, list[float]]:
         own = view.features["train"]
@@ -213,7 +217,12 @@ def sharpen(p: Tensor, *, temperature: float) -> Tensor:
 
 
 def still_falling(losses: list[float]) -> bool:
-    """Whether the loss had not settled: its last tenth lies below the tenth before by over 1 % of the whole fall."""
+    """Whether the loss had not settled: its last tenth lies below the tenth before by over 1 % of the whole fall.
+
+    Of fewer than four epochs nobody can tell, so they count as falling.
+    """
+    if len(losses) < 4:
+        return True
     tenth = max(1, len(losses) // 10)
     last, before = np.mean(losses[-tenth:]), np.mean(losses[-2 * tenth : -tenth] or losses[:1])
     return bool(before - last > 0.01 * max(losses[0] - last, 0.0) and before > last)

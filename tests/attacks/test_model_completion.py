@@ -76,7 +76,7 @@ def test_sharpen_refuses_to_flatten(temperature):
         ([1.0] * 100, False),
         ([0.01 * t for t in range(100)], False),  # rising is not falling
         ([1.0, 0.5], True),
-        ([0.7], False),
+        ([0.7, 0.7, 0.7], True),  # too short to tell
     ],
 )
 def test_a_loss_is_still_falling_if_its_last_tenth_fell(losses, falling):

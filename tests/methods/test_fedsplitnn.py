@@ -187,16 +187,15 @@ def test_the_default_looks_at_no_held_out_row(scripted):
     assert not seen
 
 
-def test_scoring_on_validation_rows_is_neither_counted_nor_shown():
+def test_scoring_on_validation_rows_is_counted_and_seen_as_what_it_is():
     plain, selecting = make_world(data=VALIDATION), make_world(data=VALIDATION)
     heard = []
     selecting.channel.taps.append(heard.append)
-    method().fit(plain)
+    epochs = len(method().fit(plain).history["train"])
     method(select="best_on_val").fit(selecting)
-    assert selecting.channel.traffic == plain.channel.traffic
-    assert {message.phase for message in heard} == {"train"}
-    method().predict(selecting, "val")
-    assert heard[-1].phase == "predict", "the tap is back"
+    extra = selecting.channel.traffic - plain.channel.traffic
+    assert extra == {("validate", "passive_1", "active", Kind.EMBEDDING): epochs * selecting.n_rows("val") * 2 * 4}
+    assert {message.phase for message in heard} == {"train", "validate"}
 
 
 @pytest.mark.parametrize("select", ["last", "best_on_val"])
@@ -217,12 +216,12 @@ def test_a_malicious_party_replaces_its_own_optimizer_only():
     honest, attacked = make_world(parties=3), make_world(parties=3)
     asked = []
 
-    def frozen(parameters, lr):
+    def climbing(parameters, lr):
         parameters = list(parameters)
         asked.append((len(parameters), lr))
-        return torch.optim.SGD(parameters, 0.0, maximize=True)
+        return torch.optim.SGD(parameters, lr, maximize=True)
 
-    attacked.optimizers = {"passive_1": frozen}
+    attacked.optimizers = {"passive_1": climbing}
     made = method(epochs=1, batch=1000, optimizer="sgd", lr=0.5)
     made.build(attacked)
     fresh = weights(attacked)

@@ -74,7 +74,10 @@ def load(kind: str, name: str) -> Any:
         known = entries(kind)
         if name not in known:
             raise UsageError(unknown(kind.removesuffix("s"), name, known))
-        found = _resolve(known[name].target)
+        try:
+            found = _resolve(known[name].target)
+        except (ImportError, AttributeError) as error:
+            raise UsageError(f"{name!r} from {known[name].origin} cannot be imported: {error}; update it") from error
     base = _resolve(_BASES[kind]) if kind in _BASES else None
     if base and not (inspect.isclass(found) and issubclass(found, base)):
         raise UsageError(f"expected {name!r} to be a subclass of {base.__module__}.{base.__name__}, got {found!r}")
@@ -115,6 +118,8 @@ def identity(kind: str, name: str) -> str:
         entry = entries(kind).get(name)
         return name if entry is None or entry.origin == "built in" else f"{name}@{entry.origin}"
     path, attribute = name.rsplit(":", 1)
+    if not Path(path).is_file():
+        raise UsageError(f"expected a Python file at {path}, found none")
     return f"{attribute}#{hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]}"
 
 

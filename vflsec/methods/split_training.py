@@ -57,12 +57,13 @@ class SplitTraining:
         for defense in world.active.defenses:
             labels = defense.on_labels(labels, n_classes=world.n_classes, rng=rng) if defense.strength else labels
         optimizers = self._optimizers()
+        self._switch(training=True)
         order = generator(world.seed, "batches", phase)
         epochs, history = spec.n_epochs(len(labels)), []
         best, best_epoch, best_states = -1.0, 0, None
         step = 0
         for epoch in range(epochs):
-            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            for group in optimizers[0].param_groups:  # a malicious party keeps its own rate
                 group["lr"] = spec.rate(epoch, epochs)
             total = torch.zeros((), device=world.device)
             for rows in torch.split(torch.randperm(len(labels), generator=order).to(world.device), spec.batch):
@@ -120,12 +121,13 @@ class SplitTraining:
             yield h
 
     @torch.no_grad()
-    def predict(self, split: str) -> Tensor:
-        """Return logits (n, C) for ``split``; no rows, no traffic: an empty split gives (0, C)."""
+    def predict(self, split: str, phase: str = "predict") -> Tensor:
+        """Return logits (n, C) for ``split``."""
+        self._switch(training=False)
         logits = []
         everybody = torch.arange(self.world.n_rows(split), device=self.world.device)
         for number, rows in enumerate(torch.split(everybody, PREDICTION_BATCH)):
-            step = Step(number, "predict", rows)
+            step = Step(number, phase, rows)
             own = self.bottoms[self.world.active.name](self.world.active.features[split][rows])
             arrived = {
                 party.name: self.boundaries[party.name].up(self.bottoms[party.name](party.features[split][rows]), step)
@@ -169,14 +171,16 @@ class SplitTraining:
         return "val"
 
     def _score(self, split: str) -> float:
-        """The headline metric on ``split``; its traffic is not part of the method's and is not counted."""
-        channel, before = self.world.channel, self.world.channel.traffic.copy()
-        taps, channel.taps = channel.taps, []
-        logits = self.predict(split)
-        channel.traffic, channel.taps = before, taps
+        """The headline metric on ``split``; embeddings cross the wire for it, and are counted and seen."""
+        logits = self.predict(split, phase="validate")
+        self._switch(training=True)
         if not torch.isfinite(logits).all():
             raise Diverged(f"the model predicts values that are not finite on {split} rows: lower train.lr")
         return METRICS[self.world.metric](logits.cpu().numpy(), self.world.active.labels[split].cpu().numpy())
+
+    def _switch(self, *, training: bool) -> None:
+        for module in (*self.bottoms.values(), self.top):
+            module.train(training)
 
     def _states(self) -> dict[str, dict[str, Tensor]]:
         return {party.name: copy.deepcopy(party.modules.state_dict()) for party in self.world.parties.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -42,9 +43,18 @@ def lines(summary: Summary) -> list[Line]:
     return [_line(label, points) for label, points in found.items() if points]
 
 
-def draw(summary: Summary) -> Figure:
+class Curve(Figure):
+    """A figure that notebooks show without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        out = io.BytesIO()
+        self.savefig(out, format="png", dpi=110)
+        return out.getvalue()
+
+
+def draw(summary: Summary) -> Curve:
     """Return the figure."""
-    figure = Figure(figsize=(7.0, 4.6), layout="constrained")
+    figure = Curve(figsize=(7.0, 4.6), layout="constrained")
     axes = figure.add_subplot()
     for i, line in enumerate(lines(summary)):
         _draw_line(axes, line, COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)])

@@ -66,7 +66,7 @@ class Report:
     def table(self, width: int = 100) -> str:
         """Return the tables as text of at most ``width`` columns."""
         out = io.StringIO()
-        Console(file=out, width=width, color_system=None).print(table.rich(self.summary))
+        Console(file=out, width=width, color_system=None, force_jupyter=False).print(table.rich(self.summary))
         return out.getvalue()
 
     def to_dict(self) -> dict[str, Any]:

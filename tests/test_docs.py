@@ -1,0 +1,145 @@
+"""Documents agree with the code: commands parse, generated parts are current, the worked example works."""
+
+import importlib.util
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from vflsec.cli import COMMANDS, cli
+from vflsec.core import registry
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "benchmarks/README.md",
+]
+
+
+def documented_commands():
+    """Every ``vflsec ...`` in a code block or between backticks, as (page, command)."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        blocks = re.findall(r"^```(?:bash|text)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        lines = [line for block in blocks for line in block.splitlines()]
+        shown = [match for line in lines for match in re.findall(r"(?:^|/bin/)(vflsec [a-z].*)", line)]
+        shown += re.findall(r"`(vflsec [a-z][^`]*)`", text)
+        found += [(page.name, re.sub(r"\s{3,}.*", "", command)) for command in shown]
+    return found
+
+
+def test_the_pages_show_commands():
+    assert len(documented_commands()) >= 12
+    assert {command.split()[1] for _, command in documented_commands()} >= set(COMMANDS)
+
+
+@pytest.mark.parametrize(("page", "command"), documented_commands())
+def test_documented_commands_parse(page, command):
+    words = shlex.split(command)[1:]
+    chosen = cli.get_command(None, words[0])
+    assert chosen is not None, f"{page} shows {command}"
+    chosen.make_context(words[0], words[1:])
+
+
+@pytest.mark.parametrize(("page", "command"), [c for c in documented_commands() if " eval " in c[1]])
+def test_documented_evaluations_are_plans_that_can_run(page, command, tmp_path, monkeypatch):
+    write_example(tmp_path / "nearest.py")
+    for name in ("mine.toml", "bank.csv", "bureau.csv"):
+        (tmp_path / name).write_text(OWN_DATA[name])
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli, [*shlex.split(command)[1:], "--dry-run"])
+    assert result.exit_code == 0, f"{page} shows {command}: {result.output}"
+
+
+def test_the_readme_has_the_two_commands_of_a_fresh_machine():
+    blocks = re.findall(
+        r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert "vflsec eval --attack mc --defense iso --lambda 1,5,25" in blocks[0]
+    assert "pytest" in blocks[1]
+    assert all(len(block.strip().splitlines()) == 1 for block in blocks)
+
+
+def test_generated_parts_are_current():
+    spec = importlib.util.spec_from_file_location("build_docs", ROOT / "scripts" / "build_docs.py")
+    builder = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(builder)
+    assert builder.is_stale() == []
+
+
+@pytest.mark.parametrize("kind", registry.PACKAGES)
+def test_every_registered_name_is_in_the_readme(kind):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in readme for name, entry in registry.entries(kind).items() if entry.origin == "built in")
+
+
+def write_example(path):
+    page = (ROOT / "docs" / "write_your_own_attack.md").read_text(encoding="utf-8")
+    path.write_text(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0])
+
+
+def test_the_worked_example_runs_and_passes_the_suite(tmp_path):
+    from vflsec.testing.conformance import AttackConformance
+
+    write_example(tmp_path / "nearest.py")
+    example = registry.load("attacks", f"{tmp_path / 'nearest.py'}:NearestNeighbors")
+
+    class Suite(AttackConformance):
+        def make(self):
+            return example()
+
+    suite = Suite()
+    ran = [getattr(suite, name)() for name in dir(suite) if name.startswith("test_")]
+    assert len(ran) >= 5
+
+
+def test_the_python_of_the_readme_is_the_api():
+    import vflsec
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    compile(code, "README.md", "exec")
+    assert set(re.findall(r"vflsec\.(\w+)", code)) <= set(vflsec.__all__)
+
+
+def test_exported_names_exist():
+    import vflsec
+
+    assert all(getattr(vflsec, name) for name in vflsec.__all__)
+    with pytest.raises(AttributeError, match="module 'vflsec' has no attribute 'evaluat'"):
+        vflsec.evaluat  # noqa: B018
+
+
+def test_the_changelog_knows_the_version():
+    import vflsec
+
+    assert f"## {vflsec.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_repository_speaks_of_vflsec_alone():
+    forbidden = re.compile(r"/work/|/tmp/|/root/|\bsession\b|files\.pythonhosted", re.IGNORECASE)
+    for page in [*PAGES, ROOT / "CHANGELOG.md", ROOT / "Makefile", ROOT / ".ci" / "run", ROOT / "constraints.txt"]:
+        assert not forbidden.search(page.read_text(encoding="utf-8")), page
+
+
+def test_constraints_allow_what_pyproject_asks():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert "torch>=2.6" in project["dependencies"]
+    assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+
+
+OWN_DATA = {
+    "mine.toml": (
+        'label = "defaulted"\nid = "customer_id"\n[parties.active]\nfile = "bank.csv"\ncategorical = ["job"]\n'
+        '[parties.passive_1]\nfile = "bureau.csv"\n'
+    ),
+    "bank.csv": "customer_id,job,income,defaulted\n"
+    + "".join(f"{i},{'ab'[i % 2]},{i},{(i // 3) % 2}\n" for i in range(60)),
+    "bureau.csv": "customer_id,score\n" + "".join(f"{i},{(i * 7) % 11}\n" for i in range(60)),
+}
