@@ -89,7 +89,7 @@ def train(
     Example:
         >>> trained = train(dataset="digits", defense="iso:lambda=5")
         >>> trained.predict("test").shape
-        torch.Size([540, 10])
+        torch.Size([539, 10])
 
     Args:
         dataset: a registered name or a TOML file.

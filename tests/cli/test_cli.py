@@ -196,6 +196,7 @@ def test_train_writes_a_checkpoint_without_pickle(tmp_path):
         (["eval", "--set", "data.n_labelled=3"], "unknown setting 'n_labelled' - at 'data'"),
         (["eval", "--set", "data.test=2"], "data.test"),
         (["eval", "--adversary", "bank"], "unknown adversary 'bank'"),
+        (["eval", "--engine", "ray"], "expected --engine local or dask:ADDRESS, got 'ray'"),
         (["eval", "--max-leak", "0.3"], "expected NAME=LIMIT, for example mc=0.35, got '0.3'"),
         (["eval", "--max-leak", "norm=0.3"], "unknown attack 'norm'. Known: mc, worst"),
         (["eval", "--dataset", "none.toml"], "none.toml"),

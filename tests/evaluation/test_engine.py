@@ -76,6 +76,32 @@ def test_two_processes_give_the_same_file(tmp_path, uninterrupted):
     assert timeless(tmp_path / "records.jsonl") == uninterrupted
 
 
+@pytest.mark.filterwarnings("ignore")  # the cluster's own
+def test_a_dask_cluster_gives_the_same_file(tmp_path, uninterrupted):
+    from distributed import LocalCluster
+
+    store = Store(tmp_path)
+    options = {"n_workers": 1, "threads_per_worker": 2, "processes": True, "dashboard_address": None}
+    with LocalCluster(host="127.0.0.1", **options) as cluster:
+        plan = engine.plan(specs.read(SETTINGS), store)
+        list(engine.evaluate(plan, store, engine=f"dask:{cluster.scheduler_address}"))
+    assert timeless(tmp_path / "records.jsonl") == uninterrupted
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_dask_scheduler(tmp_path):
+    store = Store(tmp_path)
+    with pytest.raises(UsageError, match=r"expected a dask scheduler at nowhere, found none"):
+        list(engine.evaluate(engine.plan(specs.read(SETTINGS), store), store, engine="dask:nowhere"))
+
+
+def test_dask_is_an_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    store = Store(tmp_path)
+    with pytest.raises(UsageError, match=r"needs distributed: pip install 'vflsec\[dask\]'"):
+        list(engine.evaluate(engine.plan(specs.read(SETTINGS), store), store, engine="dask:tcp://127.0.0.1:1"))
+
+
 @pytest.mark.parametrize(("after", "jobs"), [(1, 1), (6, 1), (4, 2)])
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, uninterrupted, after, jobs):
     config = tmp_path / "spec.toml"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 @config
 @click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [default: runs/<name>]")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes.  [default: the number of cores]")
+@click.option("--engine", default="local", show_default=True, help="local, or dask:ADDRESS of a running scheduler.")
 @device
 @click.option("--dry-run", is_flag=True, help="Print the plan and the resolved settings; compute nothing.")
 @click.option("--fresh", is_flag=True, help="Forget what the results folder holds.")
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 def command(
     out: Path | None,
     jobs: int | None,
+    engine: str,
     device: str,
     dry_run: bool,
     fresh: bool,
@@ -58,7 +60,7 @@ def command(
     nothing. --lambda 0, the undefended row, is always added.
     """
     from vflsec import api
-    from vflsec.evaluation import engine
+    from vflsec.evaluation import engine as engines
     from vflsec.evaluation import spec as specs
     from vflsec.evaluation.store import Store
     from vflsec.evaluation.summary import check_limits
@@ -68,9 +70,10 @@ def command(
     spec = specs.read(resolve(**chosen))
     folder = out or Path("runs") / spec.name
     check_limits(spec, limit)
-    engine.check(spec)  # before anything is written: bad input leaves nothing behind
+    engines.check_engine(engine)
+    engines.check(spec)  # before anything is written: bad input leaves nothing behind
     if dry_run:
-        announce(spec, engine.plan(spec, Store(folder) if folder.exists() else None), folder)
+        announce(spec, engines.plan(spec, Store(folder) if folder.exists() else None), folder)
         click.echo(specs.to_toml(spec), nl=False)
         return
     store = Store(folder)
@@ -80,11 +83,11 @@ def command(
         store.trim()
         if retry_errors:
             store.forget(lambda record: record["status"] not in ("error", "diverged"))
-        todo = engine.plan(spec, store)
+        todo = engines.plan(spec, store)
         announce(spec, todo, folder)
         store.write_settings(specs.to_toml(spec))
         try:
-            watch(engine.evaluate(todo, store, jobs=jobs or api.cores(), device=device), todo)
+            watch(engines.evaluate(todo, store, jobs=jobs or api.cores(), device=device, engine=engine), todo)
         except KeyboardInterrupt:
             kept = len(store.records())
             click.echo(

@@ -84,20 +84,58 @@ def check(spec: EvalSpec) -> None:
             runner.build_attack(attack).check(side, shown)
 
 
-def evaluate(todo: Plan, store: Store, *, jobs: int = 1, device: str = "cpu") -> Iterator[Record]:
+def evaluate(
+    todo: Plan, store: Store, *, jobs: int = 1, device: str = "cpu", engine: str = "local"
+) -> Iterator[Record]:
     """Compute the missing results, yielding each after it is on the disk, always in the order of the plan.
 
-    The order, and every number but the timings, is the same for any ``jobs``, and after an interruption.
+    The order, and every number but the timings, is the same for any ``jobs`` and ``engine``, and after an interruption.
+
+    Args:
+        todo: the plan.
+        store: where results go.
+        jobs: processes of the local engine.
+        device: ``cpu`` or ``cuda``.
+        engine: ``local``, or ``dask:ADDRESS`` of a running scheduler whose workers have vflsec and the same data.
+
+    Raises:
+        UsageError: no scheduler at that address, or dask is not installed.
     """
     if not todo.tasks:
         return
-    for records in _map(todo.tasks, store.folder, jobs, device):
+    if engine == "local":
+        results = _locally(todo.tasks, store.folder, jobs, device)
+    else:
+        results = _on_dask(todo.tasks, store.folder, engine.removeprefix("dask:"), device)
+    for records in results:
         for record in records:
             store.append(record)
             yield record
 
 
-def _map(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterable[list[Record]]:
+def check_engine(engine: str) -> None:
+    """Raise UsageError unless ``engine`` is ``local`` or ``dask:ADDRESS``."""
+    if engine != "local" and not (engine.startswith("dask:") and engine != "dask:"):
+        raise UsageError(f"expected --engine local or dask:ADDRESS, got {engine!r}")
+
+
+def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iterator[list[Record]]:
+    """Run on a scheduler's workers. Records come back here; trained models stay in the workers' own folder."""
+    try:
+        from distributed import Client
+    except ImportError:
+        raise UsageError("--engine dask:ADDRESS needs distributed: pip install 'vflsec[dask]'") from None
+    try:
+        client = Client(address, timeout=10)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"expected a dask scheduler at {address}, found none: {error}") from None
+    with client:
+        futures = [client.submit(runner.run, task, folder.resolve(), device, pure=False) for task in tasks]
+        for future in futures:
+            yield future.result()
+
+
+def _locally(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterable[list[Record]]:
     if jobs == 1 or len(tasks) == 1:
         return (runner.run(task, folder, device) for task in tasks)
     parallel = Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator", batch_size=1)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,10 @@ COLLAPSED = 1e-6
 _KINDS = {Need.GRADIENTS: Kind.GRADIENT, Need.EMBEDDINGS: Kind.EMBEDDING}
 
 
+_ONE_AT_A_TIME = Lock()
+"""Layers draw their first weights from torch's global stream, so two threads of a process must take turns."""
+
+
 class Task(NamedTuple):
     """Work for one process: the missing results of one cell, or the missing priors of one seed and method."""
 
@@ -47,7 +52,7 @@ def run(task: Task, folder: Path, device: str) -> list[Record]:
 
     What went wrong in a cell becomes the status of its records; what is wrong with the settings is raised.
     """
-    with one_thread():
+    with _ONE_AT_A_TIME, one_thread():
         if task.priors:
             return [_prior(prior, task, device) for prior in task.priors]
         return _results(task, Store(folder).cell(task.cell.key), device)

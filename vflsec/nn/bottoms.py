@@ -32,11 +32,12 @@ class MLPBottom(nn.Sequential):
 
 def untrained(model: M, seed: int) -> M:
     """Return a copy of ``model`` with every layer drawn anew from ``seed``: the same shape, nothing learned."""
-    fresh = copy.deepcopy(model)
+    where = next((p.device for p in model.parameters()), torch.device("cpu"))
+    fresh = copy.deepcopy(model).cpu()  # drawn there, so that every device gets the same
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for module in fresh.modules():
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):
                 reset()
-    return fresh
+    return fresh.to(where)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from vflsec.evaluation.summary import Point, Summary
 
@@ -112,7 +113,8 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str) -> None:
     )
     for x, y, strength in zip(line.utility, line.leak, line.strengths, strict=True):
         text = "no defense" if strength == 0 else f"λ={strength:g}"
-        axes.annotate(text, (x, y), textcoords="offset points", xytext=(8, -13), fontsize=8, color=color)
+        label = axes.annotate(text, (x, y), textcoords="offset points", xytext=(8, -13), fontsize=8, color=color)
+        label.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
 
 
 def _draw_baselines(axes: Axes, summary: Summary) -> None:
