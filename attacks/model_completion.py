@@ -138,7 +138,7 @@ class ModelCompletion(Attack):
             h_other = bottom(x_other)  # (n, d): a frozen bottom says the same of an unlabelled row each time
         head = inference_head(h_other.shape[1], n, self.layers).to(own.device)
         completed = nn.Sequential(bottom, head)
-        fitted = [p for p in completed.parameters() if p.requires_grad]
+        fitted: list[Tensor] = [p for p in completed.parameters() if p.requires_grad]
         average = [p.detach().clone() for p in fitted]
         optimizer = torch.optim.Adam(fitted, self.lr, fused=True)
         size = min(self.batch, len(x_known), len(x_other))
@@ -224,5 +224,5 @@ def still_falling(losses: list[float]) -> bool:
     if len(losses) < 4:
         return True
     tenth = max(1, len(losses) // 10)
-    last, before = np.mean(losses[-tenth:]), np.mean(losses[-2 * tenth : -tenth] or losses[:1])
-    return bool(before - last > 0.01 * max(losses[0] - last, 0.0) and before > last)
+    last, before = float(np.mean(losses[-tenth:])), float(np.mean(losses[-2 * tenth : -tenth]))
+    return before > last and before - last > 0.01 * (losses[0] - last)

@@ -136,11 +136,8 @@ def announce(spec: EvalSpec, todo: Plan, folder: Path) -> None:
     """Say what is going to happen."""
     attacks = ", ".join(attack.name for attack in spec.attacks)
     defenses = ", ".join(defense.label for defense in spec.defenses) or "no defense"
-    click.echo(
-        f"vflsec eval  {spec.dataset} / {', '.join(spec.methods)} / {defenses} / {attacks}   "
-        f"adversary: {spec.adversary}, honest-but-curious, {spec.aux.n} labeled rows",
-        err=True,
-    )
+    click.echo(f"vflsec eval  {spec.dataset} / {', '.join(spec.methods)} / {defenses} / {attacks}", err=True)
+    click.echo(f"adversary: {spec.adversary}, honest-but-curious, {spec.aux.n} labeled rows", err=True)
     total = todo.cached + todo.missing
     what = f"{todo.missing} to compute" if todo.missing else "nothing to compute"
     click.echo(f"{total} results: {todo.cached} cached, {what}   {folder}", err=True)
