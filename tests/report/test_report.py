@@ -10,7 +10,7 @@ import pytest
 
 from vflsec.core.errors import StoreError
 from vflsec.evaluation import spec as specs
-from vflsec.evaluation.summary import Cap, Gate, Leak, Measure, Point, Summary
+from vflsec.evaluation.results import Cap, Gate, Leak, Measure, Point, Summary
 from vflsec.report import curve, table
 from vflsec.report.report import Report
 

@@ -62,8 +62,8 @@ def command(
     from vflsec import api
     from vflsec.evaluation import engine as engines
     from vflsec.evaluation import spec as specs
+    from vflsec.evaluation.gates import check_limits
     from vflsec.evaluation.store import Store
-    from vflsec.evaluation.summary import check_limits
     from vflsec.report.report import Report
 
     limit = leak_limits(max_leak)

@@ -13,9 +13,10 @@ from rich.console import Console
 
 from vflsec.core.errors import StoreError
 from vflsec.evaluation import spec as specs
+from vflsec.evaluation.results import Cap, Point, Summary
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.store import Store
-from vflsec.evaluation.summary import Cap, Point, Summary, summarize
+from vflsec.evaluation.summary import summarize
 from vflsec.report import curve, table
 
 

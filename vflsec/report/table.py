@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from vflsec.evaluation.summary import Cap, Gate, Leak, Measure, Point, Summary
+from vflsec.evaluation.results import Cap, Gate, Leak, Measure, Point, Summary
 
 CSV_HEADER = (
     "method", "defense", "strength", "attack", "status", "utility_metric", "utility", "utility_low", "utility_high",

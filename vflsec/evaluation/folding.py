@@ -1,0 +1,79 @@
+"""Folds each curve into CAP and the DCS family, seed by seed; a cell without a number withholds the fold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from vflsec.evaluation import cap as capping
+from vflsec.evaluation.points import Curve, finite, headline, interval
+from vflsec.evaluation.results import Cap
+
+
+def by_defense(curves: Sequence[Curve]) -> list[list[Curve]]:
+    """Group by method and defence: each group is one line of the plot."""
+    found: dict[tuple[str, str], list[Curve]] = {}
+    for curve in curves:
+        found.setdefault((curve.method, curve.defense), []).append(curve)
+    return list(found.values())
+
+
+def caps(curves: Sequence[Curve]) -> list[Cap]:
+    """Fold one method and defence over its positive strengths, for each attack, seed by seed."""
+    defended = [curve for curve in curves if curve.strength > 0]
+    if not defended:
+        return []
+    clean = next(curve for curve in curves if curve.strength == 0)
+    return [_cap(attack, clean, defended) for attack in clean.by_attack]
+
+
+def _cap(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
+    whole = {"method": clean.method, "defense": clean.defense, "attack": attack}
+    cells = [curve.usable(attack) for curve in (clean, *defended)]
+    lost = sum(clean.seeds - len(by_seed) for by_seed in cells)
+    if lost:
+        none = (None, None)
+        return Cap(
+            **whole, value=None, ci95=none, calibrated=None, calibrated_ci95=none, accuracy_value=None, dcs=None, n=0,
+            note=f"{lost} cells gave no number",
+        )  # fmt: skip
+    values: dict[str, list[float]] = {"cap": [], "calibrated": [], "accuracy": [], "dcs": []}
+    for seed in range(clean.seeds):
+        found = [by_seed[seed] for by_seed in cells[1:]]
+        utility = [headline(record["utility"])[1] for record in found]
+        leak = [headline(record["leak"]["test"])[1] for record in found]
+        accuracy = [record["leak"]["test"]["metrics"]["accuracy"] for record in found]
+        values["cap"].append(capping.cap(utility, leak))
+        values["accuracy"].append(capping.cap(utility, accuracy))
+        prior = clean.alone(attack, seed)
+        if prior:
+            alone = headline(prior["leak"]["test"])[1]
+            values["calibrated"].append(capping.calibrated_cap(utility, leak, [alone] * len(leak)))
+        ideal = headline(cells[0][seed]["utility"])[1]
+        scores = [capping.dcs(a, u, ideal_utility=ideal) for u, a in zip(utility, leak, strict=True)]
+        values["dcs"].append(capping.t_dcs(scores))
+    nothing = (math.nan, math.nan)
+    folded = {name: interval(found, nothing) for name, found in values.items()}
+    return Cap(
+        **whole,
+        value=folded["cap"]["mean"],
+        ci95=finite(folded["cap"]["ci95"]),
+        calibrated=folded["calibrated"]["mean"],
+        calibrated_ci95=finite(folded["calibrated"]["ci95"]),
+        accuracy_value=folded["accuracy"]["mean"],
+        dcs=folded["dcs"]["mean"],
+        n=clean.seeds,
+    )
+
+
+def c_dcs(caps: Sequence[Cap]) -> list[dict[str, Any]]:
+    """Mean DCS over the attacks of each method and defence; all attacks here are of one type, label inference."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for cap in caps:
+        if cap.dcs is not None:
+            found.setdefault((cap.method, cap.defense), []).append(cap.dcs)
+    return [
+        {"method": method, "defense": defense, "t_dcs": {"labels": (t := capping.t_dcs(scores))}, "c_dcs": t}
+        for (method, defense), scores in found.items()
+    ]

@@ -1,0 +1,98 @@
+"""What is reported, as plain data: every table, plot and file is made of these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True):
+    """A mean with its 95 % interval: over seeds, or over rows where there is one seed."""
+
+    metric: str
+    mean: float | None
+    ci95: tuple[float | None, float | None]
+    n: int
+    interval: str = "seeds"
+
+
+class Leak(msgspec.Struct, frozen=True, kw_only=True):
+    """How much was recovered, beside what it takes no federation to recover.
+
+    Attributes:
+        advantage: leak minus *alone*, paired by seed, with its interval in ``advantage_ci95``.
+        accuracy: label recovery accuracy, the papers' measure.
+    """
+
+    metric: str
+    mean: float | None
+    ci95: tuple[float | None, float | None]
+    n: int
+    chance: float | None
+    alone: float | None
+    alone_ci95: tuple[float | None, float | None]
+    advantage: float | None
+    advantage_ci95: tuple[float | None, float | None]
+    accuracy: float | None
+    interval: str = "seeds"
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One method, defence, strength and attack, over all seeds. ``leak`` is on test rows."""
+
+    method: str
+    defense: str
+    strength: float
+    attack: str
+    status: str
+    statuses: dict[str, int]
+    utility: Measure
+    leak: Leak
+    leak_train: Leak
+    nbytes: int | None
+    seconds: float | None
+    budget: dict[str, float]
+    choices: dict[str, int] = {}
+
+
+class Cap(msgspec.Struct, frozen=True, kw_only=True):
+    """A curve folded into one number; None where a cell of the curve gave no number."""
+
+    method: str
+    defense: str
+    attack: str
+    value: float | None
+    ci95: tuple[float | None, float | None]
+    calibrated: float | None
+    calibrated_ci95: tuple[float | None, float | None]
+    accuracy_value: float | None
+    dcs: float | None
+    n: int
+    note: str = ""
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit and whether it holds; None where a status takes the place of the number."""
+
+    gate: str
+    limit: float
+    worst: float | None
+    at: str
+    holds: bool | None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is reported; ``msgspec.json.encode`` of it is the JSON output."""
+
+    schema: int = 1
+    dataset: str
+    adversary: str
+    metric: str
+    seeds: int
+    points: list[Point]
+    worst: list[Point]
+    cap: list[Cap]
+    c_dcs: list[dict[str, Any]]
+    gates: list[Gate]
+    out: str
