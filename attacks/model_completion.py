@@ -38,7 +38,7 @@ class ModelCompletion(Attack):
     pipeline has Adam, lr 0.005, weight decay 1e-6, 300 epochs, batch 64. Standardising is ours: it makes one learning
     rate fit embeddings of any scale, and only strengthens the attack.
 
-    *mixmatch*: semi-supervised, with all other training rows unlabelled. Source: Fu et al., USENIX Security 2022,
+    *mixmatch*: semi-supervised, with all other rows of the party unlabelled. Source: Fu et al., USENIX Security 2022,
     section 4.1 and released code: T = 0.8, alpha = 0.75, lambda_u = 50, Adam 2e-3, EMA 0.999, 25 x 1024 steps.
     Labelled and unlabelled rows go through the network in one batch, which is what the source's interleaving is for.
 
@@ -133,6 +133,8 @@ class ModelCompletion(Attack):
         known = torch.ones(len(own), dtype=torch.bool, device=own.device)
         known[view.aux_rows] = False
         x_known, x_other = own[view.aux_rows], own[known]
+        if view.unlabeled is not None:
+            x_other = torch.cat([x_other, view.unlabeled])
         y_known = F.one_hot(view.aux_labels, n).float()
         with torch.no_grad():
             h_other = bottom(x_other)  # (n, d): a frozen bottom says the same of an unlabelled row each time

@@ -24,7 +24,13 @@ class PlainBoundary(Boundary):
     def up(self, h: Tensor, step: Step) -> Tensor:
         """Send the embedding (B, d); return what the active party received (B, d)."""
         message = self.passive.send(
-            Kind.EMBEDDING, {"value": h}, to=self.active.name, step=step.number, phase=step.phase, rows=step.rows
+            Kind.EMBEDDING,
+            {"value": h},
+            to=self.active.name,
+            step=step.number,
+            phase=step.phase,
+            rows=step.rows,
+            split=step.split,
         )
         received: Tensor = message.payload["value"]
         return received
@@ -39,6 +45,7 @@ class PlainBoundary(Boundary):
             phase=step.phase,
             rows=step.rows,
             labels=step.labels,
+            split=step.split,
         )
         received: Tensor = message.payload["value"]
         return received

@@ -7,17 +7,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from vflsec.core.attack import Attack
 from vflsec.core.errors import Diverged
 from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
 from vflsec.evaluation import engine, runner, world
 from vflsec.evaluation import spec as specs
-from vflsec.evaluation.plan import Cell
 from vflsec.evaluation.spec import EvalSpec
-from vflsec.evaluation.store import Record, Store
+from vflsec.evaluation.store import Record, Store, writing
 from vflsec.report.report import Report
 
 
@@ -38,33 +35,32 @@ def evaluate(
 
     Args:
         attack: one or several, as on the command line (``mc:mode=mixmatch``).
-        defense: none, one or several; each is swept over ``strengths``.
-        strengths: besides 0, which is always there.
+        defense: none, one or several, as on the command line; each is swept over ``strengths``.
+        strengths: besides 0, which is always there; or in the name of the defence, ``iso:lambda=5``.
         out: results folder; ``runs/<name>`` unless given.
         jobs: processes; as many as there are cores unless given.
         device: ``cpu`` or ``cuda``.
-        settings: any field of ``EvalSpec``: ``dataset``, ``seeds``, ``data={"n_labeled": 200}``...
+        settings: any field of ``EvalSpec``: ``dataset``, ``seeds``, ``data={"n_labeled": 200}``,
+            ``fixed=["iso:lambda=5"]``...
 
     Raises:
         UsageError: a setting or a name is wrong.
         InsufficientView: the adversary lacks what an attack needs.
     """
-    chosen = {
-        "attacks": [msgspec.to_builtins(specs.parse_attack(text)) for text in _several(attack)],
-        "defenses": [msgspec.to_builtins(specs.parse_defense(text)) for text in _several(defense)],
-        "strengths": list(strengths),
-    }
+    chosen = {"attacks": _several(attack), "defenses": _several(defense), "strengths": list(strengths)}
     spec = specs.read({**chosen, **settings})
     folder = Path(out or Path("runs") / spec.name)
     for _ in run(spec, folder, jobs=jobs or cores(), device=device):
         pass
     report = Report.read(folder)
-    report.save_curve(folder)
+    with writing(folder):
+        report.save_curve(folder)
     return report
 
 
 def run(spec: EvalSpec, folder: Path, *, jobs: int, device: str) -> Iterable[Record]:
     """Compute what ``folder`` lacks of ``spec``; yield each record when it is on the disk."""
+    engine.check_device(device)
     engine.check(spec)
     store = Store(folder)
     with store.lock():
@@ -78,6 +74,7 @@ def train(
     *,
     dataset: str = "credit-default",
     method: str = "fedsplitnn",
+    options: Mapping[str, Any] | None = None,
     defense: str | Iterable[str] = (),
     seed: int = 0,
     device: str = "cpu",
@@ -94,39 +91,36 @@ def train(
     Args:
         dataset: a registered name or a TOML file.
         method: a registered name.
+        options: the method's own, for example ``{"boundary": "plain"}``.
         defense: none, one or several, with their strengths.
         seed: drives split, model and noise.
         device: ``cpu`` or ``cuda``.
         progress: called with phase, epochs done, epochs in all.
-        settings: ``data``, ``train``, ``model``, ``method_options`` as tables.
+        settings: ``data``, ``train``, ``model``, ``fixed`` as in ``EvalSpec``; ``defense`` comes after ``fixed``.
 
     Raises:
         UsageError: a setting or a name is wrong.
-        Diverged: the loss is not finite.
+        Diverged: the loss is not finite, or the model says the same of everybody.
     """
-    trained, facts = runner.train(cell(dataset, method, defense, seed, settings), device, progress)
-    if trained is None:
-        raise Diverged(facts["error"])
-    return trained
+    own = {method: dict(options)} if options else {}
+    fixed = [*_several(settings.pop("fixed", ())), *_several(defense)]
+    spec = specs.read_training({"dataset": dataset, "methods": [method], "method": own, "fixed": fixed, **settings})
+    engine.check_device(device)
+    engine.check_training(spec)
+    return fit(spec, seed, device, progress)[0]
 
 
-def cell(dataset: str, method: str, defense: str | Iterable[str], seed: int, settings: Mapping[str, Any]) -> Cell:
-    """Return the cell that ``train`` trains."""
-    options = dict(settings)
-    own = options.pop("method_options", {})
-    fixed = [msgspec.to_builtins(specs.parse_defense(text)) for text in _several(defense)]
-    spec = specs.read({"dataset": dataset, "methods": [method], "fixed": fixed, **options})
-    engine.check(spec)
-    return Cell(
-        dataset=dataset,
-        data=spec.data,
-        method=method,
-        method_options=own,
-        train=spec.train,
-        model=spec.model,
-        defenses=tuple(d for d in spec.fixed if d.strength > 0),
-        seed=seed,
-    )
+def fit(spec: EvalSpec, seed: int, device: str, progress: Progress) -> tuple[Trained, Record]:
+    """Train the one federation of ``spec``, which has passed its checks; return it with its facts.
+
+    Raises:
+        Diverged: the loss is not finite, or the model says the same of everybody.
+    """
+    with runner.one_thread():
+        trained, facts = runner.train(engine.training_cell(spec, spec.methods[0], seed), device, progress)
+    if trained is None or facts["status"] != "ok":
+        raise Diverged(f"{facts['status']}: {facts['error']}")
+    return trained, facts
 
 
 def attack(name: str, **options: Any) -> Attack:

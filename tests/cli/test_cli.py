@@ -1,8 +1,10 @@
 """The command line, as a person meets it: help, lists, cards, tables, exit codes, one line for every mistake."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from click.testing import CliRunner
 from vflsec.cli import COMMANDS, cli
 
 SMALL = ["--dataset", "toy", "--set", "train.epochs=2", "--set", "aux.folds=0", "--set", "aux.n=20", "--jobs", "1"]
+TOY = ["--dataset", "toy"]
 SWEEP = ["eval", "--attack", "mc:epochs=20", "--defense", "iso", "--lambda", "1,5", "--seeds", "2", *SMALL]
 
 
@@ -158,7 +161,10 @@ def test_divergence_is_exit_3_and_can_be_retried(tmp_path):
     assert result.exit_code == 3
     assert "1/1 diverged" in result.stdout
     assert "nothing to compute" in run(*words).stderr
+    (cell,) = (tmp_path / "cells").iterdir()
+    trained = cell.stat().st_mtime_ns
     assert "3 results: 2 cached, 1 to compute" in run(*words, "--retry-errors").stderr
+    assert cell.stat().st_mtime_ns > trained, "trained again"
     assert "3 results: 0 cached, 3 to compute" in run(*words, "--fresh").stderr
 
 
@@ -186,6 +192,207 @@ def test_train_writes_a_checkpoint_without_pickle(tmp_path):
     assert "expected a new folder for --out" in run("train", "--dataset", "toy", "--out", out).stderr
 
 
+TRAIN = ["train", "--dataset", "toy", "--set", "train.epochs=1"]
+
+
+@pytest.fixture
+def fitted(monkeypatch):
+    """What ``train`` was about to train: specification and seed."""
+    from vflsec import api
+    from vflsec.core.errors import Diverged
+
+    seen = []
+
+    def record(spec, seed, *_):
+        seen.append((spec, seed))
+        raise Diverged("recorded")
+
+    monkeypatch.setattr(api, "fit", record)
+    return seen
+
+
+def test_train_takes_the_settings_of_an_evaluation(finished, fitted):
+    out, _ = finished
+    run("train", "--config", out / "spec.toml", "--defense", "iso:lambda=2", "--set", "train.lr=0.1", "--seed", "3")
+    ((spec, seed),) = fitted
+    assert (spec.dataset, spec.train.epochs, spec.train.lr, seed) == ("toy", 2, 0.1, 3)
+    assert [(d.name, d.strength) for d in spec.fixed] == [("iso", 2.0)]
+    assert not spec.defenses
+
+
+def test_options_win_over_the_file_and_fixed_defenses_add_up(tmp_path, fitted):
+    file = tmp_path / "c.toml"
+    file.write_text("dataset = 'digits'\nfixed = ['iso:lambda=1']\nmethods = ['fedsplitnn', 'b']\n[method.b]\nx = 1")
+    words = ["--config", file, "--method", "fedsplitnn", "--defense", "iso:lambda=2"]
+    run("train", *words)
+    run("train", *words, "--dataset", "credit-default", "--set", "dataset=toy")
+    assert [spec.dataset for spec, _ in fitted] == ["digits", "toy"]
+    assert [d.strength for d in fitted[0][0].fixed] == [1.0, 2.0]
+    plan = run("eval", *words[:4], "--with", "iso:lambda=2", "--dry-run").stdout
+    assert (plan.count("strength = 1.0"), plan.count("strength = 2.0")) == (1, 1)
+
+
+COLLAPSING = ["train.epochs=20", "train.optimizer=sgd", "train.momentum=0.0", "train.weight_decay=999.0"]
+
+
+def test_a_collapsed_training_gives_no_number(tmp_path):
+    words = [word for setting in COLLAPSING for word in ("--set", setting)]
+    result = run("train", "--dataset", "toy", *words, "--out", tmp_path / "model")
+    assert result.exit_code == 3
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[-1] == "Error: collapsed: the model predicts the same for every test row"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_that_cannot_be_written_is_found_before_training(fitted):
+    result = run(*TRAIN, "--out", "/proc/x/y")
+    assert result.exit_code == 2
+    assert "cannot write to /proc/x/y" in result.stderr
+    assert not fitted
+
+
+SAYS_WHEN_IT_TRAINS = """
+from vflsec import api, cli
+fit = api.fit
+def announced(*arguments):
+    print("training", flush=True)
+    return fit(*arguments)
+api.fit = announced
+cli.main()
+"""
+
+
+def test_an_interrupted_training_is_exit_130_and_one_line():
+    words = [sys.executable, "-c", SAYS_WHEN_IT_TRAINS, "train", "--set", "train.epochs=100000"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "training\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert error.split() == ["interrupted"]
+
+
+def test_an_interruption_before_the_first_cell_is_exit_130(monkeypatch, tmp_path):
+    from vflsec.evaluation import engine
+
+    def interrupted(spec):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "check", interrupted)
+    result = run(*SWEEP, "--out", tmp_path / "run")
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [["--dry-run"], ["--dry-run", "--fresh"]])
+def test_a_plan_writes_nothing(words, tmp_path):
+    assert run(*SWEEP, "--out", tmp_path, *words).exit_code == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_report_makes_no_cells(finished, tmp_path):
+    out, _ = finished
+    for name in ("spec.toml", "records.jsonl"):
+        (tmp_path / name).write_bytes((out / name).read_bytes())
+    assert run("report", tmp_path).exit_code == 0
+    assert not (tmp_path / "cells").exists()
+
+
+def test_a_fresh_start_refuses_a_foreign_folder(tmp_path):
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "work.txt").touch()
+    result = run(*SWEEP, "--out", tmp_path, "--fresh")
+    assert result.exit_code == 2
+    assert "remove it, or choose another --out" in result.stderr
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["cells", "work.txt"]
+
+
+def test_folders_that_cannot_be_written(finished, tmp_path):
+    out, _ = finished
+    for name in ("spec.toml", "records.jsonl"):
+        (tmp_path / name).write_bytes((out / name).read_bytes())
+    (tmp_path / "curve.svg").mkdir()
+    (tmp_path / "locked" / ".lock").mkdir(parents=True)
+    for words in (["report", tmp_path], ["eval", "--config", out / "spec.toml", "--out", tmp_path / "locked"]):
+        result = run(*words)
+        assert result.exit_code == 2
+        assert f"Error: cannot write to {words[-1]}: Is a directory; choose another --out" in result.stderr
+
+
+def test_the_card_of_ones_own_dataset(tmp_path):
+    (tmp_path / "all.csv").write_text("id,y,a,b\n" + "\n".join(f"{k},{k % 2},{k},{-k * k}" for k in range(20)))
+    file = tmp_path / "my.toml"
+    file.write_text("label='y'\nid='id'\nfile='all.csv'\n[parties.active]\ncolumns=['a']\n"
+                    "[parties.passive_1]\ncolumns=['b']")  # fmt: skip
+    result = run("show", "dataset", file)
+    assert result.exit_code == 0
+    assert "passive_1 (1 columns)" in result.stdout
+
+
+def test_an_attack_that_acts_in_training_is_announced(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(PLUG_IN)
+    plan = run("eval", "--attack", f"{file}:Acts", "--dataset", "toy", "--dry-run")
+    honest = run("eval", "--dataset", "toy", "--dry-run")
+    assert "adversary: passive_1, active (acts in training), 80 labeled rows" in plan.stderr
+    assert "adversary: passive_1, honest-but-curious, 80 labeled rows" in honest.stderr
+
+
+PLUG_IN = """
+from vflsec.core.attack import Attack
+from vflsec.core.view import Need
+
+class Raises(Attack):
+    name = reference = verified = "x"
+    needs = frozenset()
+    def __init__(self): raise ValueError("two\\nlines")
+    def run(self, view, *, rng): ...
+
+class Needless(Attack):
+    name = reference = verified = "x"
+    def run(self, view, *, rng): ...
+
+class Acts(Attack):
+    name = reference = verified = "x"
+    needs = frozenset()
+    def run(self, view, *, rng): ...
+    def optimizer(self, parameters, lr): ...
+
+class Abstract(Attack):
+    name = reference = verified = "x"
+    needs = frozenset()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Raises", "mine.py:Raises cannot be made: ValueError: two lines"),
+        ("Needless", "expected 'mine.py:Needless' to say its needs, got none"),
+        ("Abstract", "mine.py:Abstract cannot be made: TypeError: Can't instantiate abstract class Abstract"),
+    ],
+)
+def test_mistakes_in_a_plug_in_are_one_line(name, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    Path("mine.py").write_text(PLUG_IN)
+    result = run("eval", "--dataset", "toy", "--attack", f"mine.py:{name}")
+    assert result.exit_code == 2
+    assert message in result.stderr.splitlines()[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+
+
+def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
+    (tmp_path / "dir.toml").mkdir()
+    result = run("eval", "--dataset", tmp_path / "dir.toml")
+    assert (result.exit_code, "expected a TOML file" in result.stderr) == (2, True)
+    file = tmp_path / "my.toml"
+    file.write_text("label='y'\nid='id'\n[parties.active]\nfile='a.csv'\n[parties.passive_1]\nfile='b.csv'")
+    result = run("eval", "--dataset", file)
+    assert (result.exit_code, "expected a file" in result.stderr) == (2, True), result.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -203,6 +410,35 @@ def test_train_writes_a_checkpoint_without_pickle(tmp_path):
         (["eval", "--attack", "none.py:Mine"], "expected a Python file at none.py, found none"),
         (["report", "nowhere"], "expected results in nowhere, found no spec.toml"),
         (["show", "attack", "mcc"], "Did you mean mc?"),
+        (["eval", "--max-leak", "mc=0.3", "--max-leak", "mc=0.4"], "expected one limit for mc, got two: drop one"),
+        (["eval", "--defense", "iso:lambda=5", "--lambda", "1"], "expected the strength once, got iso:lambda=5"),
+        (
+            ["eval", "--defense", "iso:lambda=5@gradient,iso:lambda=1@embedding"],
+            "expected one strength for all swept defenses",
+        ),
+        (["eval", "--at", "gradient"], "expected --defense with --at gradient, got none"),
+        (
+            ["eval", "--defense", "iso:lambda=5@gradient", "--at", "embedding"],
+            "expected the point once, got iso:lambda=5@gradient and --at embedding: drop one of them",
+        ),
+        (["eval", "--with", "iso"], "expected a strength for the fixed defense iso, got 0: say iso:lambda=5"),
+        (["train", "--defense", "iso"], "expected a strength for the fixed defense iso, got 0: say iso:lambda=5"),
+        (
+            ["eval", "--defense", "iso:lambda=5", "--at", "parameters"],
+            "defense iso acts at parameters, but method fedsplitnn sends only embedding, gradient: choose another --at",
+        ),
+        (["train", "--defense", "iso:lambda=5@parameters"], "defense iso acts at parameters, but method fedsplitnn"),
+        (["eval", "--device", "foo"], "expected --device cpu, or cuda where torch finds a GPU"),
+        (["train", "--device", "cuda:99"], "expected --device cpu, or cuda where torch finds a GPU"),
+        (["eval", "--set", "aux.n=500", *TOY], "expected fewer auxiliary labels than the 420 labeled training rows"),
+        (["eval", "--set", "data.n_labeled=900", *TOY], "expected n_labeled <= 420"),
+        (["eval", "--set", "train.select=best_on_val", *TOY], "best_on_val need validation rows, got none"),
+        (["train", "--set", "train.patience=3", *TOY], "early stopping and best_on_val need validation rows"),
+        (["eval", "--set", "data.test=0.001", *TOY], "expected every class among the 1 test rows"),
+        (["eval", "--set", "method.fedsplitnn.boundary=nope", *TOY], "unknown protocol 'nope'. Known: plain"),
+        (["train", "--set", "method.fedsplitnn.boundary=nope", *TOY], "unknown protocol 'nope'. Known: plain"),
+        (["train", "--set", "aux.n=3"], "unknown setting of a training 'aux'. Known: data, dataset"),
+        (["train", "--method", "fedsplitnn", "--method", "x"], "expected one method to train, got fedsplitnn, x"),
         (["train", "--set", "train.lr=fast"], "Expected 'float', got 'str' - at 'train.lr'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from vflsec.core.attack import Attack, describe
-from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.core.errors import BadGuess, InsufficientView
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import Guess, Need, View
 
@@ -96,7 +96,7 @@ def test_the_guess_is_checked(view):
         def run(self, view, *, rng):
             return Guess({"train": torch.zeros(3, 2)})
 
-    with pytest.raises(UsageError, match=r"expected train scores of shape \(4, 2\), got \(3, 2\)"):
+    with pytest.raises(BadGuess, match=r"expected train scores of shape \(4, 2\), got \(3, 2\)"):
         Wrong()(view, seed=0)
 
 

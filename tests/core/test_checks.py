@@ -45,7 +45,7 @@ def test_an_unknown_name_gets_a_suggestion(value, message):
         ("InsufficientView", 2),
         ("StoreError", 2),
         ("Diverged", 3),
-        ("GateFailed", 1),
+        ("BadGuess", 2),
     ],
 )
 def test_errors_carry_their_exit_code(error, code):

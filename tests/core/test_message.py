@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vflsec.core.message import Channel, Kind, Message, Route, Transcript, stack
+from vflsec.core.message import Channel, Kind, Message, Route, Transcript
 
 
 def message(value, *, kind=Kind.EMBEDDING, sender="passive_1", receiver="active", rows=None):
@@ -73,9 +73,3 @@ def test_a_transcript_keeps_only_the_kinds_it_is_for():
     transcript(message(torch.zeros(1)))
     transcript(message(torch.zeros(1), kind=Kind.GRADIENT))
     assert [heard.kind for heard in transcript.messages] == [Kind.GRADIENT]
-
-
-def test_stack_puts_rows_under_one_another():
-    values, rows = stack([message(torch.full((2, 1), float(n)), rows=torch.tensor([n, 9])) for n in range(3)])
-    assert values.flatten().tolist() == [0, 0, 1, 1, 2, 2]
-    assert rows.tolist() == [0, 9, 1, 9, 2, 9]

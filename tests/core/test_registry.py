@@ -16,6 +16,7 @@ from vflsec.core.defense import Defense
 class Mine(Defense):
     """Does nothing."""
     name = "mine"
+    reference = guarantee = "made for a test"
     points = ()
 
     def __init__(self, strength, *, at=None, bound: int = 2, loose=None):
@@ -38,7 +39,9 @@ def plugged(monkeypatch):
     """Pretend that installed packages bring these entry points: name, value, distribution."""
 
     def plug(*points):
-        made = [SimpleNamespace(name=n, value=v, dist=d and SimpleNamespace(name=d)) for n, v, d in points]
+        made = [
+            SimpleNamespace(name=n, value=v, dist=d and SimpleNamespace(name=d, version="1.2")) for n, v, d in points
+        ]
         monkeypatch.setattr(registry, "entry_points", lambda group: made if group == "vflsec.attacks" else [])
         registry._installed.cache_clear()
 
@@ -109,18 +112,38 @@ def test_identity_of_a_file_is_its_text(mine, tmp_path):
     assert registry.identity("attacks", "mc") == "mc"
 
 
+def test_a_class_that_does_not_say_what_it_is_gets_one_line(tmp_path):
+    path = tmp_path / "bare.py"
+    path.write_text(MINE.replace('    reference = guarantee = "made for a test"\n', ""))
+    with pytest.raises(UsageError, match="to say its reference, guarantee, got none: set them in the class"):
+        registry.load("defenses", f"{path}:Mine")
+
+
+def test_a_constructor_that_fails_gets_one_line(tmp_path):
+    path = tmp_path / "failing.py"
+    path.write_text(MINE.replace("super().__init__(strength, at=at)", "raise KeyError('x')"))
+    with pytest.raises(UsageError, match="failing.py:Mine cannot be made: KeyError: 'x'"):
+        registry.build("defenses", f"{path}:Mine", 1.0)
+
+
+def test_an_entry_point_that_does_not_import_gets_one_line(plugged):
+    plugged(("spectral", "no_such_module:Spectral", "their-package"))
+    with pytest.raises(UsageError, match="'spectral' from their-package 1.2 cannot be imported: No module named"):
+        registry.load("attacks", "spectral")
+
+
 def test_a_plugin_is_listed_under_its_package(plugged):
     plugged(("spectral", "their.module:Spectral", "their-package"), ("odd", "odd:Odd", None))
     found = registry.entries("attacks")
-    assert found["spectral"] == Entry("spectral", "their.module:Spectral", "their-package")
-    assert registry.summary(found["spectral"]) == "plug-in from their-package"
+    assert found["spectral"] == Entry("spectral", "their.module:Spectral", "their-package 1.2")
+    assert registry.summary(found["spectral"]) == "plug-in from their-package 1.2"
     assert found["odd"].origin == "unknown package"
-    assert registry.identity("attacks", "spectral") == "spectral@their-package"
+    assert registry.identity("attacks", "spectral") == "spectral@their-package 1.2"
 
 
 def test_a_plugin_must_not_take_a_built_in_name(plugged):
     plugged(("mc", "their.module:Spectral", "their-package"))
-    with pytest.raises(UsageError, match="plug-in their-package claims the name 'mc' in attacks, which is taken"):
+    with pytest.raises(UsageError, match="plug-in their-package 1.2 claims the name 'mc' in attacks, which is taken"):
         registry.entries("attacks")
 
 

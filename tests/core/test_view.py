@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vflsec.core.errors import UsageError
+from vflsec.core.errors import BadGuess
 from vflsec.core.message import Kind, Message
 from vflsec.core.seeds import generator
 from vflsec.core.view import Guess, Need, Secret, ThreatModel, View
@@ -82,7 +82,7 @@ def test_a_shuffled_secret_keeps_the_classes():
     ],
 )
 def test_a_guess_that_does_not_fit_is_refused(view, scores, match):
-    with pytest.raises(UsageError, match=match):
+    with pytest.raises(BadGuess, match=match):
         Guess(scores).checked(view)
 
 

@@ -19,9 +19,11 @@ def test_balanced_draw_has_as_many_of_each_class():
     assert len(rows.unique()) == 14
 
 
-def test_a_rare_class_gives_all_it_has():
-    rows = draw_auxiliary(LABELS, 3, AuxSpec(n=60), seed=0)
-    assert torch.bincount(LABELS[rows]).tolist() == [20, 20, 10]
+def test_a_draw_that_leaves_no_row_of_a_class_to_attack_is_refused():
+    with pytest.raises(
+        UsageError, match=r"over 10 labeled training rows of each class for aux.n=30, got 10 of class 2"
+    ):
+        draw_auxiliary(LABELS, 3, AuxSpec(n=30), seed=0)
 
 
 def test_unbalanced_draw_follows_the_shares():

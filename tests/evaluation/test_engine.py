@@ -190,6 +190,125 @@ def test_a_broken_attack_costs_only_itself(tmp_path):
     assert errors == {"ValueError: two lines"}
 
 
+def write_attack(folder, body, needs="Need.OWN_FEATURES", extra=""):
+    """An attack in a file, whose ``run`` is ``body``."""
+    file = folder / "mine.py"
+    file.write_text(
+        "import torch\nfrom vflsec.core.attack import Attack\nfrom vflsec.core.view import Guess, Need\n"
+        f"class Mine(Attack):\n    name = 'mine'\n    needs = frozenset({{{needs}}})\n"
+        "    reference = verified = 'test'\n"
+        f"{extra}    def run(self, view, *, rng):\n        {body}\n"
+    )
+    return [{"name": f"{file}:Mine"}]
+
+
+def results(store):
+    return [record for record in store.records().values() if record["kind"] == "result"]
+
+
+def test_a_guess_that_cannot_be_scored_is_a_status(tmp_path):
+    attacks = write_attack(tmp_path, "return Guess({s: x[:, :2] / 0 for s, x in view.features.items()})")
+    store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1])
+    assert {(r["status"], r["leak"]) for r in results(store)} == {("error", None)}
+    assert all(r["error"].startswith("BadGuess: expected finite") for r in results(store))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_an_attack_may_guess_one_split_only(tmp_path, split):
+    attacks = write_attack(tmp_path, f"return Guess({{'{split}': view.features['{split}'][:, :2]}})")
+    store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1])
+    assert [list(r["leak"]) for r in results(store)] == [[split]] * 2
+    assert {r["status"] for r in results(store)} == {"ok"}
+
+
+def test_an_attack_sees_only_what_it_needs_whatever_runs_beside_it(tmp_path):
+    body = "return Guess({s: x[:, :2] for s, x in view.features.items()}, budget={'seen': len(view.messages)})"
+    (tmp_path / "counts.py").write_text(COUNTS_GRADIENTS)
+    beside = [*write_attack(tmp_path, body), {"name": f"{tmp_path / 'counts.py'}:Counts"}]
+    store = finish(tmp_path / "run", attacks=beside, seeds=1, strengths=[1])
+    seen = {r["budget"].get("seen") for r in results(store)}
+    assert seen == {0, None}
+
+
+def test_the_view_holds_the_adversarys_unlabeled_and_local_rows(tmp_path):
+    body = "return Guess({s: x[:, :2] for s, x in view.features.items()}, budget={'more': len(view.unlabeled)})"
+    data = {"options": {"rows": 300}, "n_labeled": 100, "aligned": 0.8}
+    store = finish(tmp_path / "run", attacks=write_attack(tmp_path, body), data=data, seeds=1, strengths=[1])
+    assert {r["budget"]["more"] for r in results(store)} == {210 - 100}
+
+
+def test_an_attack_of_the_active_party_runs(tmp_path):
+    body = "return Guess({s: x[:, :2] for s, x in view.features.items()}, budget={'seen': len(view.messages)})"
+    attacks = write_attack(tmp_path, body, needs="Need.EMBEDDINGS", extra="    side = 'active'\n")
+    store = finish(tmp_path / "run", attacks=attacks, adversary="active", seeds=1, strengths=[1])
+    assert {r["status"] for r in results(store)} == {"ok"}
+    assert all(r["budget"]["seen"] > 0 for r in results(store))
+
+
+def test_a_broken_prior_is_a_status_too(tmp_path):
+    body = "return Guess({s: x[:, :2] for s, x in view.features.items()})"
+    broken = "    def alone(self):\n        return Broken()\n"
+    attacks = write_attack(tmp_path, body, extra=broken)
+    file = tmp_path / "mine.py"
+    file.write_text(
+        file.read_text() + "class Broken(Mine):\n    def run(self, view, *, rng):\n        raise ValueError\n"
+    )
+    store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1])
+    assert sorted(r["status"] for r in store.records().values() if r["kind"] == "prior") == ["error", "ok"]
+
+
+def test_one_auxiliary_label_is_enough_to_run(tmp_path):
+    store = finish(tmp_path, aux={"n": 1, "folds": 2}, seeds=1, strengths=[1])
+    assert all(r["fold"] is None for r in store.records().values())
+
+
+def test_an_edited_attack_is_run_anew_in_the_same_process(tmp_path):
+    right = "return Guess({s: torch.stack([-x.sum(1), x.sum(1)], 1) for s, x in view.features.items()})"
+    first = finish(tmp_path / "run", attacks=write_attack(tmp_path, right), seeds=1, strengths=[1])
+    before = results(first)[0]["leak"]["test"]["metrics"]["auc"]
+    again = finish(
+        tmp_path / "run",
+        attacks=write_attack(tmp_path, right.replace("-x.sum(1), x", "x.sum(1), -x")),
+        seeds=1,
+        strengths=[1],
+    )
+    assert results(again)[-1]["leak"]["test"]["metrics"]["auc"] == pytest.approx(1 - before)
+
+
+def test_an_edited_table_is_read_anew_in_the_same_process(tmp_path):
+    def write(columns):
+        lines = [f"{i},{columns(i)},{i % 2}" for i in range(200)]
+        (tmp_path / "all.csv").write_text("id,a,b,y\n" + "\n".join(lines) + "\n")
+        (tmp_path / "own.toml").write_text(
+            'label = "y"\nid = "id"\nfile = "all.csv"\n[parties.active]\ncolumns = ["a"]\n'
+            '[parties.passive_1]\ncolumns = ["b"]\n'
+        )
+        settings = {"dataset": str(tmp_path / "own.toml"), "data": {}, "attacks": [{"name": "logistic"}]}
+        store = finish(tmp_path / "run", **settings, seeds=1, strengths=[1])
+        return results(store)[-1]["leak"]["test"]["metrics"]["auc"]
+
+    assert write(lambda i: f"{i % 7},{i % 2 + (i % 5) / 3}") > 0.85
+    assert write(lambda i: f"{i % 7},{(i * 7919) % 13}") < 0.75
+
+
+def test_an_edited_dataset_file_is_another_dataset(tmp_path):
+    file = tmp_path / "world.py"
+    settings = {"dataset": f"{file}:load", "data": {}, "attacks": [{"name": "logistic"}], "seeds": 1, "strengths": [1]}
+    leaks = []
+    for kind in ("planted", "none"):
+        file.write_text(
+            f"from vflsec.testing.worlds import toy\ndef load():\n    return toy(rows=300, signal='{kind}')\n"
+        )
+        store = finish(tmp_path / "run", **settings)
+        leaks.append(results(store)[-1]["leak"]["test"]["metrics"]["auc"])
+    assert leaks[0] > 0.9
+    assert leaks[1] < 0.7
+
+
+def test_a_record_says_where_it_was_computed(uninterrupted):
+    assert {json.loads(line).get("device") for line in uninterrupted} == {"cpu", None}
+
+
 def test_wrong_settings_are_raised_not_recorded(tmp_path):
     with pytest.raises(UsageError, match="expected fewer auxiliary labels than the 210 labeled"):
         finish(tmp_path, aux={"n": 500})

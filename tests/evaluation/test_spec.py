@@ -68,6 +68,21 @@ def test_wrong_references(parse, text, message):
         ({"defenses": [{"name": "iso"}]}, r"expected strengths for the defense, got none: add for example --lambda"),
         ({"strengths": [1]}, "expected --defense with --lambda, got no defense"),
         ({"defenses": [{"name": "iso"}], "strengths": [-1]}, r"expected finite strengths >= 0, got \[-1.0\]"),
+        (
+            {"defenses": ["iso:lambda=5"], "strengths": [1]},
+            r"expected the strength once, got iso:lambda=5 and strengths",
+        ),
+        (
+            {"defenses": ["iso:lambda=5@gradient", "iso:lambda=1@embedding"]},
+            r"expected one strength for all swept defenses, got .*: every one runs at every strength; .* --lambda",
+        ),
+        (
+            {"defenses": [{"name": "iso", "strength": 5}], "strengths": [1]},
+            "expected the strengths of swept defenses in strengths, got iso with strength 5: move it there",
+        ),
+        ({"fixed": ["iso"]}, "expected a strength for the fixed defense iso, got 0: say iso:lambda=5"),
+        ({"fixed": ["izo:lambda=5"]}, r"unknown defense 'izo'. Did you mean iso\?"),
+        ({"fixed": [5]}, r"settings: Expected 'object', got 'int' - at 'fixed\[0\]'"),
         ({"aux": {"n": -1}}, "expected aux.n >= 0"),
         ({"aux": {"folds": 1}}, "aux.folds 0 or >= 2"),
         ({"method": {"fedspl": {}}}, r"settings for unknown method 'fedspl'. Did you mean fedsplitnn\?"),
@@ -77,6 +92,54 @@ def test_wrong_settings_teach(settings, message):
     with pytest.raises(UsageError, match=message) as caught:
         specs.read(settings)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ({"fixed": "iso:lambda=5@embedding"}, {"fixed": [{"name": "iso", "strength": 5.0, "at": ["embedding"]}]}),
+        ({"attacks": "mc:epochs=3,lr=0.1, logistic"}, {"attacks": [
+            {"name": "mc", "options": {"epochs": 3, "lr": 0.1}}, {"name": "logistic"},
+        ]}),
+        ({"defenses": ["iso:lambda=5"]}, {"defenses": [{"name": "iso"}], "strengths": [5.0]}),
+        ({"defenses": "iso,iso@embedding", "strengths": [1]}, {"defenses": [
+            {"name": "iso"}, {"name": "iso", "at": ["embedding"]},
+        ], "strengths": [1.0]}),
+        ({"methods": "fedsplitnn"}, {}),
+    ],
+)  # fmt: skip
+def test_texts_stand_for_tables(text, parsed):
+    assert specs.read(text) == specs.read(parsed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"seeds": 3},
+            r"unknown setting of a training 'seeds'. Known: data, dataset, fixed, method, methods, model, train",
+        ),
+        ({"trian": {}}, r"unknown setting of a training 'trian'. Did you mean train\?"),
+        ({"methods": ["a", "b"]}, "expected one method to train, got a, b: choose with --method"),
+    ],
+)
+def test_what_a_training_does_not_have(settings, message):
+    with pytest.raises(UsageError, match=message):
+        specs.read_training(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"dataset": "own/loans.toml"}, "loans-fedsplitnn-mc"),
+        ({"attacks": ["own/near.py:Nearest"]}, "credit-default-fedsplitnn-near"),
+        ({"defenses": [{"name": "own/d.py:Mine", "at": ("gradient",)}], "strengths": [1]},
+         "credit-default-fedsplitnn-d@gradient-mc"),
+        ({"methods": ["own/m.py:Mine"]}, "credit-default-m-mc"),
+    ],
+)  # fmt: skip
+def test_the_name_is_one_folder(settings, name):
+    assert specs.read(settings).name == name
 
 
 @pytest.mark.parametrize("assignment", ["data.n_labeled", "=3", "data.=3"])
@@ -91,12 +154,12 @@ def test_assignment_through_a_value():
 
 
 def test_merge_leaves_its_input_alone():
-    settings = {"data": {"n_labeled": 5}}
-    assert specs.merge(settings, ["data.n_labeled=7", "model.head=mlp"]) == {
-        "data": {"n_labeled": 7},
+    settings = {"data": {"n_labeled": 5, "options": {"rows": 3}}}
+    assert specs.merge(settings, ["data.n_labeled=7", "data.options.rows=4", "model.head=mlp"]) == {
+        "data": {"n_labeled": 7, "options": {"rows": 4}},
         "model": {"head": "mlp"},
     }
-    assert settings == {"data": {"n_labeled": 5}}
+    assert settings == {"data": {"n_labeled": 5, "options": {"rows": 3}}}
 
 
 @given(
@@ -119,6 +182,8 @@ def test_defaults_round_trip():
 def test_config_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match="expected a TOML file at"):
         specs.read_toml(tmp_path / "none.toml")
+    with pytest.raises(UsageError, match="expected a TOML file at"):
+        specs.read_toml(tmp_path)
     (tmp_path / "bad.toml").write_text("a = ")
     with pytest.raises(UsageError, match="is not TOML"):
         specs.read_toml(tmp_path / "bad.toml")

@@ -1,14 +1,24 @@
 """The results folder survives a kill at any byte."""
 
+from pathlib import Path
+
 import pytest
 
 from vflsec.core.errors import StoreError
-from vflsec.evaluation.store import Store
+from vflsec.evaluation.store import CellFolder, Store
 
 
 @pytest.fixture
 def store(tmp_path):
-    return Store(tmp_path / "run")
+    return Store(tmp_path)
+
+
+def test_a_store_makes_its_folder_when_it_first_writes(tmp_path):
+    store = Store(tmp_path / "a" / "run")
+    assert (store.records(), store.cell("c").read()) == ({}, None)
+    assert not list(tmp_path.iterdir())
+    store.append({"key": "x"})
+    assert list(store.records()) == ["x"]
 
 
 def test_records_come_back_by_key(store):
@@ -46,6 +56,27 @@ def test_clear_drops_results_and_cells(store):
     assert store.cell("c").read() is None
 
 
+def test_clear_leaves_what_is_not_ours(store):
+    foreign = store.folder / "cells" / "mine" / "work.txt"
+    foreign.parent.mkdir(parents=True)
+    foreign.touch()
+    with pytest.raises(StoreError, match="found .*cells without spec.toml or records.jsonl: remove it, or choose"):
+        store.clear()
+    store.write_settings("")
+    store.clear()
+    assert foreign.exists()
+
+
+def test_failures_are_forgotten_with_their_cells(store):
+    for key, status in (("a", "ok"), ("b", "diverged"), ("c", "error")):
+        store.append({"key": key, "status": status, "cell": key})
+        store.cell(key).write({"status": status}, lambda folder: folder.mkdir())
+    store.append({"key": "prior", "status": "error"})
+    store.forget_failures()
+    assert list(store.records()) == ["a"]
+    assert [store.cell(key).read() for key in "abc"] == [{"status": "ok"}, None, None]
+
+
 def test_a_cell_appears_whole_or_not_at_all(store):
     def dies(folder):
         folder.mkdir()
@@ -77,10 +108,31 @@ def test_other_schema_is_refused(store):
         store.records()
 
 
-def test_folder_that_cannot_be_made(tmp_path):
+@pytest.mark.parametrize("write", [
+    lambda store: store.lock(),
+    lambda store: store.append({"key": "a"}),
+    lambda store: store.write_settings(""),
+    lambda store: store.cell("c").write({}, lambda folder: folder.mkdir()),
+])  # fmt: skip
+def test_folder_that_cannot_be_written(tmp_path, write):
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=r"cannot write results to .*choose another --out"):
-        Store(tmp_path / "file")
+    with pytest.raises(StoreError, match=r"cannot write to .*: (Not a directory|File exists); choose another --out"):
+        write(Store(tmp_path / "file"))
+
+
+def test_lock_that_cannot_be_made(store):
+    (store.folder / ".lock").mkdir()
+    with pytest.raises(StoreError, match="cannot write to"):
+        store.lock()
+
+
+def test_a_cell_folder_is_checked_before_it_is_needed(tmp_path):
+    CellFolder(tmp_path / "a" / "b" / "cell").check()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(StoreError, match="expected a new folder for --out, got .*, which exists: name another"):
+        CellFolder(tmp_path).check()
+    with pytest.raises(StoreError, match="cannot write to /proc/x/y: .*; choose another --out"):
+        CellFolder(Path("/proc/x/y")).check()
 
 
 def test_environment_names_no_person_and_no_place(store):

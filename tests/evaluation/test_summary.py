@@ -3,11 +3,13 @@
 import copy
 import json
 
+import msgspec
 import pytest
 
 from vflsec.evaluation import spec as specs
 from vflsec.evaluation.cap import cap
 from vflsec.evaluation.plan import priors, rows
+from vflsec.evaluation.spec import AttackSpec
 from vflsec.evaluation.statistics import over_seeds
 from vflsec.evaluation.summary import summarize
 
@@ -45,6 +47,7 @@ def make_records(spec=SPEC, *, attack_fold=0.7, logistic_fold=0.6, mc_alone_fold
             "attack": {"name": prior.attack.name},
             "leak": {"test": block(alone + JITTER[prior.seed]), "train": block(alone)},
             "fold": fold,
+            "budget": {},
         }
     return found
 
@@ -97,12 +100,74 @@ def test_worst_may_throw_the_model_away():
     assert [p.leak.mean for p in summary_of().worst] == pytest.approx([0.80, 0.70, 0.60])
     by_alone = summary_of(make_records(logistic_fold=0.9)).worst
     assert [p.leak.mean for p in by_alone] == pytest.approx([0.58] * 3)
-    assert by_alone[0].choices == {"alone:logistic": 3}
+    assert {p.choice for p in by_alone} == {"alone:logistic"}
 
 
-def test_worst_is_not_chosen_by_the_truth():
-    """An adversary who picks by its folds is scored by what it picked, even where the other was better."""
-    assert summary_of(make_records(logistic_fold=0.9)).worst[0].leak.mean < 0.80
+def test_worst_is_chosen_by_folds_over_all_seeds():
+    """One seed whose folds favour the other candidate does not change the choice, which the mean makes."""
+    records = make_records()
+    for key in keys_of(1.0, 0):
+        records[key] = {**records[key], "fold": 0.45}  # the other two have 0.7, the logistic regression 0.6
+    assert summary_of(records).worst[1].choice == "mc"
+
+
+def test_worst_is_never_below_alone():
+    records = make_records(attack_fold=0.9)  # the folds favour the federated model, which was trained on their labels
+    for key, record in records.items():
+        if record["kind"] == "result":
+            records[key] = {**record, "leak": {"test": block(0.51), "train": block(0.51)}}
+    worst = summary_of(records).worst[1]
+    assert (worst.leak.mean, worst.choice) == (pytest.approx(0.58), "alone:logistic")
+    assert worst.leak.advantage == pytest.approx(0.0)
+
+
+def test_without_folds_worst_is_the_largest_leak():
+    records = make_records(attack_fold=None, logistic_fold=None, mc_alone_fold=None)
+    summary = summary_of(records)
+    assert [(p.choice, p.leak.mean) for p in summary.worst] == [
+        ("mc", pytest.approx(0.80)),
+        ("mc", pytest.approx(0.70)),
+        ("mc", pytest.approx(0.60)),
+    ]
+    assert summary.points[0].leak.alone == pytest.approx(0.58), "the logistic regression"
+
+
+def test_worst_shows_what_happened_to_every_attack():
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
+    records = make_records(spec)
+    for row in rows(spec):
+        if row.label == "logistic" and row.strength == 1.0:
+            records[row.key] = {**records[row.key], "status": "error", "leak": None}
+    summary = summary_of(records, spec, max_leak={"worst": 1.0})
+    assert next(p for p in summary.worst if p.strength == 1.0).statuses == {"error": 3}
+    assert summary.gates[0].holds is None
+
+
+def test_an_attack_on_training_rows_only_has_no_cap_but_a_gate():
+    records = make_records()
+    for key, record in records.items():
+        records[key] = {**record, "leak": {"train": record["leak"]["train"]}}
+    summary = summary_of(records, max_leak={"mc": 0.1})
+    assert summary.cap[0].note == "9 cells gave no number on test rows"
+    assert summary.points[1].leak.mean is None
+    assert summary.points[1].leak_train.mean == pytest.approx(0.73)
+    assert summary.gates[0].holds is False
+
+
+def test_the_only_survivor_of_several_seeds_has_no_interval():
+    records = make_records()
+    for seed in (0, 1):
+        for key in keys_of(1.0, seed):
+            records[key] = {**records[key], "status": "diverged", "utility": None, "leak": None}
+    leak = summary_of(records).points[1].leak
+    assert (leak.n, leak.ci95, leak.interval) == (1, (None, None), "none")
+
+
+def test_notes_say_what_a_reader_must_know():
+    spec = specs.read({"dataset": "toy", "train": {"select": "paper_best_on_test"}, "aux": {"folds": 0}})
+    notes = summary_of({}, spec).notes
+    assert "chosen on TEST rows" in notes[0]
+    assert notes[1].startswith("no folds")
 
 
 def test_cap_is_the_mean_of_each_seeds_cap_over_the_defended_strengths():
@@ -124,7 +189,7 @@ def test_a_diverged_seed_gives_a_status_and_no_cap():
     point = summary.points[2]
     assert (point.status, point.statuses, point.leak.n) == ("diverged", {"ok": 2, "diverged": 1}, 2)
     assert summary.cap[0].value is None
-    assert summary.cap[0].note == "1 cells gave no number"
+    assert summary.cap[0].note == "1 cells gave no number on test rows"
     assert summary.worst[2].statuses == {"ok": 2, "diverged": 1}
 
 

@@ -4,14 +4,18 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 from vflsec.defenses.iso import IsotropicNoise
+from vflsec.protocols.plain import PlainBoundary
 
+from vflsec.core import registry
 from vflsec.core.defense import Defense
 from vflsec.core.errors import Diverged, UsageError
-from vflsec.core.message import Kind, Route, Transcript, stack
-from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.message import Kind, Route, Transcript
+from vflsec.core.method import ModelSpec, TrainSpec, load_states
+from vflsec.core.party import Party
 from vflsec.core.seeds import generator
 from vflsec.data.partition import DataSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
@@ -118,7 +122,8 @@ def received_gradients(classes, defenses=()):
     transcript = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
     world.channel.taps.append(transcript)
     method(model={"aggregation": "sum", "head": "none"}, epochs=2, lr=1e-4).fit(world)
-    gradients, rows = stack(transcript.messages)
+    gradients = torch.cat([message.payload["value"] for message in transcript.messages])
+    rows = torch.cat([message.rows for message in transcript.messages])
     return gradients, world.active.labels["train"][rows]
 
 
@@ -244,7 +249,7 @@ def test_a_party_that_declines_plays_by_the_rules():
 
 
 class Hooked(Defense):
-    """A defence of the active party at home: each hook can be set, and has a learned part."""
+    """A defence of the active party at home: each hook can be set."""
 
     name = "hooked"
     reference = guarantee = "made for a test"
@@ -252,9 +257,16 @@ class Hooked(Defense):
 
     def __init__(self, strength=1.0, **hooks):
         super().__init__(strength)
+        vars(self).update(hooks)
+
+
+class Learned(Hooked):
+    """One with a learned part."""
+
+    def __init__(self, strength=1.0, **hooks):
+        super().__init__(strength, **hooks)
         self._scale = nn.Linear(1, 1, bias=False)
         nn.init.constant_(self._scale.weight, 0.5)
-        vars(self).update(hooks)
 
     def modules(self):
         return [self._scale]
@@ -262,7 +274,9 @@ class Hooked(Defense):
 
 def fitted(*defenses):
     world = make_world(defenses=())
-    world.active.defenses = defenses
+    was = world.active
+    active = Party("active", was.features, world.channel, rng=was._rng, labels=was.labels, defenses=defenses)
+    world.parties = {**world.parties, "active": active}
     return world, method().fit(world)
 
 
@@ -303,13 +317,57 @@ def test_what_was_received_passes_the_active_partys_defence_in_training_and_at_p
 
 
 def test_a_penalty_joins_the_loss_and_its_learned_part_learns():
-    made = Hooked()
+    made = Learned()
     made.penalty = lambda h, labels, sender: made._scale(torch.ones(len(h), 1)).square().mean()
     _, trained = fitted(made)
     _, plain = fitted()
     assert made._scale.weight.item() < 0.5
     extra = trained.history["train"][0] - plain.history["train"][0]
     assert 0.2 < extra < 0.25
+
+
+def test_what_a_defence_learned_is_stored_with_its_party(tmp_path):
+    made = Learned()
+    made.penalty = lambda h, labels, sender: made._scale(torch.ones(len(h), 1)).square().mean()
+    world, trained = fitted(made)
+    trained.save(tmp_path)
+    learned = made._scale.weight.item()
+    torch.nn.init.zeros_(made._scale.weight)
+    load_states(world, tmp_path)
+    assert made._scale.weight.item() == learned
+
+
+class ScaledBoundary(PlainBoundary):
+    """Keeps a learned factor at the active party, and its own step count: a boundary with state."""
+
+    def __init__(self, passive, active):
+        super().__init__(passive, active)
+        self.factor = nn.Parameter(torch.ones(1))
+        self.ups = 0
+
+    def up(self, h, step):
+        self.ups += 1
+        return super().up(h, step)
+
+    def modules(self):
+        holder = nn.Module()
+        holder.factor = self.factor
+        return {"active": holder}
+
+
+def test_a_boundary_keeps_its_state_and_is_stored_with_its_owner(monkeypatch, tmp_path):
+    made = []
+
+    def build(kind, name, *parties):
+        made.append(ScaledBoundary(*parties))
+        return made[-1]
+
+    monkeypatch.setattr(registry, "build", build)
+    trained = method(epochs=1, batch=1000).fit(make_world())
+    trained.predict("test")
+    assert [boundary.ups for boundary in made] == [2], "one boundary, in training and at prediction"
+    trained.save(tmp_path)
+    assert "boundary_passive_1.factor" in load_file(tmp_path / "active.safetensors")
 
 
 def test_a_penalty_reaches_the_passive_party():

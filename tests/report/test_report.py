@@ -39,6 +39,7 @@ def point(strength, utility, leak, *, attack="mc", method="fedsplitnn", statuses
         nbytes=None if leak is None else 6720000,
         seconds=1.0,
         budget={},
+        choice=attack,
     )
 
 
@@ -77,6 +78,7 @@ def summary():
         cap=[cap],
         c_dcs=[],
         gates=gates,
+        notes=[],
         out="run",
     )
 
@@ -112,6 +114,36 @@ def test_each_curve_has_its_own_table(summary):
     both = msgspec.structs.replace(summary, points=summary.points + other, worst=summary.worst + worst)
     assert [cells.title for cells in table.points(both)] == ["fedsplitnn, iso", "other, iso"]
     assert {len(cells.rows) for cells in table.points(both)} == {6}
+
+
+def test_a_long_attack_name_wraps_and_takes_no_number_away(summary):
+    named = [msgspec.structs.replace(p, attack="AnAttackWithAVeryLongName:k=15,mode=mixmatch") for p in summary.points]
+    lines = Report(msgspec.structs.replace(summary, points=named), specs.EvalSpec()).table(width=100).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert not any("…" in line for line in lines)
+    assert sum(".746 ±.010" in line for line in lines) == 2
+
+
+def test_error_bars_end_where_the_interval_does(summary):
+    leak = msgspec.structs.replace(summary.points[0].leak, mean=0.98, ci95=(0.90, 1.0))
+    points = [msgspec.structs.replace(summary.points[0], leak=leak)]
+    (line,) = curve.lines(msgspec.structs.replace(summary, points=points))
+    assert (line.leak_margin[0][0], line.leak_margin[1][0]) == pytest.approx((0.08, 0.02))
+    assert table.with_margin(leak) == ".980 ±.080", "the wider side"
+
+
+def test_a_point_with_lost_seeds_says_how_many_are_left(summary):
+    leak = msgspec.structs.replace(summary.points[1].leak, n=3)
+    points = [msgspec.structs.replace(summary.points[1], leak=leak, statuses={"ok": 3, "diverged": 2})]
+    (line,) = curve.lines(msgspec.structs.replace(summary, points=points))
+    assert list(line.texts) == ["λ=1 (3/5)"]
+
+
+def test_notes_are_on_the_table_and_on_the_curve(summary):
+    noted = msgspec.structs.replace(summary, notes=["epochs were chosen on TEST rows"])
+    assert "NOTE epochs were chosen on TEST rows" in Report(noted, specs.EvalSpec()).table()
+    assert "NOTE epochs were chosen on TEST rows" in table.markdown(noted)
+    assert "epochs were chosen on TEST rows" in [text.get_text() for text in curve.draw(noted).axes[0].texts]
 
 
 @pytest.mark.parametrize(
@@ -154,8 +186,9 @@ def test_json_has_no_nan(summary):
 
 def test_lines_leave_out_what_has_no_number(summary):
     (line,) = curve.lines(summary)
-    assert (line.label, list(line.strengths)) == ("fedsplitnn, iso", [0.0, 1.0])
-    assert line.leak_margin == pytest.approx([0.01, 0.01])
+    assert (line.label, list(line.texts)) == ("fedsplitnn, iso", ["no defense", "λ=1"])
+    assert line.leak_margin[0] == pytest.approx([0.01, 0.01])
+    assert line.leak_margin[1] == pytest.approx([0.01, 0.01])
 
 
 def test_curve_shows_strengths_baselines_and_axes(summary):

@@ -47,7 +47,7 @@ _over_the_registry("protocols", ProtocolConformance, lambda name: lambda self: r
 
 class TestMixMatch(AttackConformance):
     def make(self):
-        return registry.build("attacks", "mc", mode="mixmatch", epochs=4, steps=40)
+        return registry.build("attacks", "mc", mode="mixmatch", epochs=4, steps=200)
 
 
 class Noise(Defense):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -47,13 +48,16 @@ class Lazy(click.Group):
             if ctx.params["traceback"]:
                 raise
             raise Failure(error) from None
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            sys.exit(130)
 
 
 class Failure(click.ClickException):
     """One line on stderr, and the exit code of the error."""
 
     def __init__(self, error: VflsecError) -> None:
-        super().__init__(str(error))
+        super().__init__(" ".join(str(error).split()))
         self.exit_code: int = error.exit_code  # type: ignore[misc]  # click sets a class attribute, ours varies
 
 

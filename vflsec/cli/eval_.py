@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vflsec.cli.options import config, device, limits, numbers, output_format, settings
+from vflsec.cli.options import config, device, limits, numbers, output_format, resolve, settings, several
+from vflsec.core.errors import UsageError
 
 if TYPE_CHECKING:
     from vflsec.evaluation.engine import Plan
     from vflsec.evaluation.spec import EvalSpec
-    from vflsec.evaluation.store import Record
+    from vflsec.evaluation.store import Record, Store
     from vflsec.report.report import Report
 
 
@@ -67,77 +68,92 @@ def command(
     from vflsec.report.report import Report
 
     limit = leak_limits(max_leak)
-    spec = specs.read(resolve(**chosen))
+    spec = specs.read(sweeps(**chosen))
     folder = out or Path("runs") / spec.name
     check_limits(spec, limit)
     engines.check_engine(engine)
+    engines.check_device(device, here=engine == "local")
     engines.check(spec)  # before anything is written: bad input leaves nothing behind
+    store = Store(folder)
+    if fresh:
+        store.expect_own()
     if dry_run:
-        announce(spec, engines.plan(spec, Store(folder) if folder.exists() else None), folder)
+        announce(spec, engines.plan(spec, None if fresh else store), folder)
         click.echo(specs.to_toml(spec), nl=False)
         return
-    store = Store(folder)
     with store.lock():
         if fresh:
             store.clear()
         store.trim()
         if retry_errors:
-            store.forget(lambda record: record["status"] not in ("error", "diverged"))
-        todo = engines.plan(spec, store)
-        announce(spec, todo, folder)
-        store.write_settings(specs.to_toml(spec))
-        try:
-            watch(engines.evaluate(todo, store, jobs=jobs or api.cores(), device=device, engine=engine), todo)
-        except KeyboardInterrupt:
-            kept = len(store.records())
-            click.echo(
-                f"interrupted: {kept} results are kept in {folder}; the same command goes on from there", err=True
-            )
-            sys.exit(130)
+            store.forget_failures()
+        compute(spec, store, jobs=jobs or api.cores(), device=device, engine=engine)
     report = Report.read(folder, max_leak=limit, min_utility=min_utility)
     finish(report, folder, form)
 
 
-def resolve(
+def sweeps(
     config: Path | None,
     assignments: Sequence[str],
-    methods: Sequence[str],
     attacks: Sequence[str],
     defenses: Sequence[str],
     strengths: Sequence[str],
     at: Sequence[str],
-    fixed: Sequence[str],
-    **plain: Any,
+    **shared: Any,
 ) -> dict[str, Any]:
-    """Return the settings: defaults, then the file, then options, then ``--set``."""
-    import msgspec
-
+    """Return the settings: those of the file, then options, then ``--set``."""
     from vflsec.evaluation import spec as specs
 
-    found: dict[str, Any] = specs.read_toml(config) if config else {}
-    found |= {key: value for key, value in plain.items() if value is not None}
-    if methods:
-        found["methods"] = [name for text in methods for name in specs.split_list(text)]
+    file: dict[str, Any] = specs.read_toml(config) if config else {}
+    if at and not defenses:
+        raise UsageError(f"expected --defense with --at {','.join(at)}, got none: name it, for example --defense iso")
     if attacks:
-        found["attacks"] = [specs.parse_attack(name) for text in attacks for name in specs.split_list(text)]
+        file["attacks"] = several(attacks)
     if defenses:
-        swept = [specs.parse_defense(name) for text in defenses for name in specs.split_list(text)]
-        found["strengths"] = sorted({d.strength for d in swept if d.strength})
-        points = tuple(point for text in at for point in text.split(","))
-        found["defenses"] = [msgspec.structs.replace(d, strength=0.0, at=d.at or points or None) for d in swept]
+        file["defenses"] = located(several(defenses), at)
+        if any(specs.parse_defense(text).strength for text in file["defenses"]):
+            file.pop("strengths", None)
     if strengths:
-        found["strengths"] = numbers(strengths)
-    if fixed:
-        found["fixed"] = [specs.parse_defense(text) for text in fixed]
-    return specs.merge(msgspec.to_builtins(found), assignments)
+        file["strengths"] = numbers(strengths)
+    return resolve(file, assignments, **shared)
+
+
+def located(defenses: Sequence[str], at: Sequence[str]) -> list[str]:
+    """Return the defences, those without a point acting at the points of ``--at``."""
+    points = "+".join(point for text in at for point in text.split(","))
+    if points and all("@" in text for text in defenses):
+        raise UsageError(f"expected the point once, got {', '.join(defenses)} and --at {points}: drop one of them")
+    return [f"{text}@{points}" if points and "@" not in text else text for text in defenses]
+
+
+def compute(spec: EvalSpec, store: Store, **how: Any) -> None:
+    """Compute what ``store`` lacks; on Ctrl-C say what is kept, and leave."""
+    from vflsec.evaluation import engine as engines
+    from vflsec.evaluation import spec as specs
+
+    todo = engines.plan(spec, store)
+    announce(spec, todo, store.folder)
+    store.write_settings(specs.to_toml(spec))
+    try:
+        watch(engines.evaluate(todo, store, **how), todo)
+    except KeyboardInterrupt:
+        kept = f"{len(store.records())} results are kept in {store.folder}"
+        click.echo(f"interrupted: {kept}; the same command goes on from there", err=True)
+        sys.exit(130)
 
 
 def announce(spec: EvalSpec, todo: Plan, folder: Path) -> None:
     """Say what is going to happen."""
+    from vflsec.core.view import ThreatModel
+    from vflsec.evaluation.runner import build_attack
+
     attacks = ", ".join(attack.name for attack in spec.attacks)
     defenses = ", ".join(defense.label for defense in spec.defenses) or "no defense"
     click.echo(f"vflsec eval  {spec.dataset} / {', '.join(spec.methods)} / {defenses} / {attacks}", err=True)
-    click.echo(f"adversary: {spec.adversary}, honest-but-curious, {spec.aux.n} labeled rows", err=True)
+    acts = any(build_attack(attack).acts_in_training for attack in spec.attacks)
+    behavior = "active (acts in training)" if acts else "honest-but-curious"
+    side = "active" if spec.adversary == "active" else "passive"
+    click.echo(f"adversary: {ThreatModel(spec.adversary, side, behavior, spec.aux.n)}", err=True)
     total = todo.cached + todo.missing
     what = f"{todo.missing} to compute" if todo.missing else "nothing to compute"
     click.echo(f"{total} results: {todo.cached} cached, {what}   {folder}", err=True)
@@ -183,10 +199,19 @@ def describe(record: Record) -> str:
 
 def finish(report: Report, folder: Path, form: str) -> None:
     """Print the results, draw the curve, leave with the right exit code."""
-    show(report, form)
-    for path in report.save_curve(folder):
-        click.echo(f"curve: {path}", err=True)
+    draw(report, folder, form)
     sys.exit(exit_code(report))
+
+
+def draw(report: Report, folder: Path, form: str) -> None:
+    """Print the results on stdout and draw the curve."""
+    from vflsec.evaluation.store import writing
+
+    show(report, form)
+    with writing(folder):
+        paths = report.save_curve(folder)
+    for path in paths:
+        click.echo(f"curve: {path}", err=True)
 
 
 def show(report: Report, form: str) -> None:
@@ -218,11 +243,14 @@ def leak_limits(texts: Sequence[str]) -> dict[str, float]:
     """
     limit = {}
     for text in texts:
-        name, equals, value = text.partition("=")
+        name, _, value = text.rpartition("=")  # a name may have options, mc:epochs=5=0.35
         try:
-            limit[name] = float(value)
+            number = float(value)
         except ValueError:
-            equals = ""
-        if not equals or not name:
+            name = ""
+        if not name:
             raise click.BadParameter(f"expected NAME=LIMIT, for example mc=0.35, got {text!r}", param_hint="--max-leak")
+        if name in limit:
+            raise click.BadParameter(f"expected one limit for {name}, got two: drop one", param_hint="--max-leak")
+        limit[name] = number
     return limit

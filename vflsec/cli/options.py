@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,35 @@ device = click.option("--device", default="cpu", show_default=True, help="cpu or
 output_format = click.option(
     "--format", "form", type=click.Choice(["table", "json", "csv", "markdown"]), default="table", show_default=True
 )
+
+
+def resolve(
+    file: Mapping[str, Any],
+    assignments: Sequence[str],
+    *,
+    methods: Sequence[str] = (),
+    fixed: Sequence[str] = (),
+    **plain: Any,
+) -> dict[str, Any]:
+    """Return the settings: those of the file, then options, then ``--set``; further fixed defences are added."""
+    from vflsec.evaluation import spec as specs
+
+    found = {**file, **{key: value for key, value in plain.items() if value is not None}}
+    if methods:
+        found["methods"] = several(methods)
+        if isinstance(found.get("method"), dict):  # the file's options of a method that is not chosen
+            found["method"] = {name: own for name, own in found["method"].items() if name in found["methods"]}
+    if fixed:
+        before = found.get("fixed", [])
+        found["fixed"] = [*(before if isinstance(before, list) else [before]), *several(fixed)]
+    return specs.merge(found, assignments)
+
+
+def several(texts: Sequence[str]) -> list[str]:
+    """Return the references in comma lists."""
+    from vflsec.evaluation import spec as specs
+
+    return [name for text in texts for name in specs.split_list(text)]
 
 
 def limits(command: Command) -> Command:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from vflsec.cli.eval_ import exit_code, leak_limits, show
+from vflsec.cli.eval_ import draw, exit_code, leak_limits
 from vflsec.cli.options import limits, output_format
 
 
@@ -22,7 +22,5 @@ def command(folders: tuple[Path, ...], max_leak: tuple[str, ...], min_utility: f
     limit = leak_limits(max_leak)
     reports = [Report.read(folder, max_leak=limit, min_utility=min_utility) for folder in folders]
     for report, folder in zip(reports, folders, strict=True):
-        show(report, form)
-        for path in report.save_curve(folder):
-            click.echo(f"curve: {path}", err=True)
+        draw(report, folder, form)
     sys.exit(max(exit_code(report) for report in reports))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from vflsec.core import registry
+
+if TYPE_CHECKING:
+    from vflsec.data.dataset import VerticalDataset
 
 KINDS = {kind.removesuffix("s"): kind for kind in registry.PACKAGES}
 
@@ -18,11 +22,13 @@ KINDS = {kind.removesuffix("s"): kind for kind in registry.PACKAGES}
 @click.argument("name")
 def command(kind: str, name: str) -> None:
     """Show the card of one attack, defense, method, protocol or dataset."""
+    if kind == "dataset" and name.endswith(".toml"):
+        from vflsec.evaluation.world import load_dataset
+
+        _print(_dataset(load_dataset(name)))
+        return
     found = registry.load(KINDS[kind], name)
-    facts = _dataset(found) if kind == "dataset" else _facts(kind, found)
-    width = max(map(len, facts))
-    for key, value in facts.items():
-        click.echo(f"{key + ':':{width + 1}} {value}")
+    _print(_dataset(found()) if kind == "dataset" else _facts(kind, found))
     options = _options(found)
     if options:
         click.echo("options:")
@@ -46,8 +52,13 @@ def _facts(kind: str, found: Any) -> dict[str, Any]:
     return {**facts, **{f"{role} learns": "; ".join(what) for role, what in found.reveals.items()}}
 
 
-def _dataset(load: Any) -> dict[str, Any]:
-    dataset = load()
+def _print(facts: Mapping[str, Any]) -> None:
+    width = max(map(len, facts))
+    for key, value in facts.items():
+        click.echo(f"{key + ':':{width + 1}} {value}")
+
+
+def _dataset(dataset: VerticalDataset) -> dict[str, Any]:
     facts = {
         "name": dataset.name,
         "parties": ", ".join(f"{p.name} ({p.frame.shape[1]} columns)" for p in dataset.parties),

@@ -49,7 +49,7 @@ class Attack(ABC):
 
         Raises:
             InsufficientView: the view lacks a need.
-            UsageError: the guess does not fit the view.
+            BadGuess: the guess does not fit the view.
         """
         self.check(view.side, view.has())
         devices = {x.device for x in view.features.values() if x.is_cuda}

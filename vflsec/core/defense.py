@@ -60,6 +60,7 @@ class Defense(ABC):
     guarantee: ClassVar[str]
     points: ClassVar[tuple[Kind, ...]]
     strength_name: ClassVar[str] = "strength"
+    version: ClassVar[int] = 1
 
     def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
         non_negative(strength=strength)

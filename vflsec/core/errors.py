@@ -5,8 +5,8 @@ VflsecError                 2   base class: one line that says what was expected
 ├── DataError               2   a user's file is wrong; the line names file, column and row
 ├── InsufficientView        2   an attack needs something that its adversary does not see
 ├── StoreError              2   a results folder cannot be read or is in use
-├── Diverged                3   training produced a non-finite loss (a status, never a number)
-└── GateFailed              1   a leak is above, or a utility below, the limit the user set
+├── BadGuess                2   an attack proposed what cannot be scored (a status of its result)
+└── Diverged                3   training produced a non-finite loss (a status, never a number)
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ class InsufficientView(VflsecError):
     """An attack needs something that its adversary's view lacks."""
 
 
+class BadGuess(VflsecError):
+    """An attack proposed something of the wrong shape, or not finite."""
+
+
 class StoreError(VflsecError):
     """A results folder cannot be read or is in use."""
 
@@ -40,9 +44,3 @@ class Diverged(VflsecError):
     """Training produced a non-finite loss or output."""
 
     exit_code = 3
-
-
-class GateFailed(VflsecError):
-    """A leak above the user's limit, or a utility below it."""
-
-    exit_code = 1

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 
@@ -36,7 +35,8 @@ class Message:
         step: number of the training step, or of the batch at prediction.
         phase: the method's phase, or ``predict``.
         payload: named tensors, embeddings and gradients as (B, d); or ciphertexts with an ``nbytes``.
-        rows: (B,) positions of the samples in the split that the phase walks, or None.
+        rows: (B,) positions of the samples in ``split``, or None.
+        split: which rows the message is about, ``train``, ``val``, ``test``...
     """
 
     kind: Kind
@@ -46,6 +46,7 @@ class Message:
     phase: str
     payload: Mapping[str, Any]
     rows: Tensor | None = None
+    split: str = "train"
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +57,7 @@ class Message:
         """Return the same message with tensors that share neither graph nor memory with this one."""
         payload = {key: _copy(value) for key, value in self.payload.items()}
         rows = None if self.rows is None else self.rows.clone()
-        return Message(self.kind, self.sender, self.receiver, self.step, self.phase, payload, rows)
+        return Message(self.kind, self.sender, self.receiver, self.step, self.phase, payload, rows, self.split)
 
 
 class Route(NamedTuple):
@@ -115,11 +116,3 @@ def _nbytes(value: Any) -> int:
     size = value.nbytes
     assert isinstance(size, int), "a payload is tensors, or objects that know their size on the wire"
     return size
-
-
-def stack(messages: list[Message], key: str = "value") -> tuple[Tensor, Tensor]:
-    """Return all rows of ``messages`` under one another: (N, d) values and (N,) sample positions."""
-    values = torch.cat([message.payload[key] for message in messages])
-    rows = torch.cat([message.rows for message in messages if message.rows is not None])
-    assert len(values) == len(rows)
-    return values, rows

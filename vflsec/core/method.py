@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vflsec.core.checks import non_negative, positive
 from vflsec.core.errors import Diverged, UsageError
-from vflsec.core.message import Channel
+from vflsec.core.message import Channel, Kind
 from vflsec.core.party import Party
 from vflsec.core.view import Need
 
@@ -154,6 +154,7 @@ class Method(ABC):
     reference: ClassVar[str]
     version: ClassVar[int] = 1
     shows: ClassVar[Mapping[str, frozenset[Need]]]
+    sends: ClassVar[frozenset[Kind]]
 
     def __init__(self, train: TrainSpec, model: ModelSpec) -> None:
         self.train_spec = train
@@ -162,6 +163,9 @@ class Method(ABC):
     @abstractmethod
     def build(self, world: World) -> None:
         """Give every party its models, drawn from the world's seed."""
+
+    def check(self, world: World) -> None:  # noqa: B027  (a hook: many methods need nothing more)
+        """Raise UsageError if ``world``, already built, lacks what training needs; trains nothing."""
 
     @abstractmethod
     def train(self, phase: str, world: World, progress: Progress) -> list[float]:

@@ -41,6 +41,9 @@ class Party:
         self.labels = labels or {}
         self.defenses = tuple(defenses)
         self.modules = nn.ModuleDict()
+        learned = [module for defense in self.defenses if defense.strength for module in defense.modules()]
+        if learned:  # trained and stored with the party's own models
+            self.modules["defenses"] = nn.ModuleList(learned)
         self._channel = channel
         self._rng = rng
 
@@ -64,6 +67,7 @@ class Party:
         phase: str,
         rows: Tensor | None = None,
         labels: Tensor | None = None,
+        split: str = "train",
     ) -> Message:
         """Defend ``payload``, put it on the wire and return what the receiver gets. The only road out.
 
@@ -73,8 +77,9 @@ class Party:
             to: name of the receiver.
             step: number of the step.
             phase: the method's phase, or ``predict``.
-            rows: (B,) sample positions.
+            rows: (B,) sample positions in ``split``.
             labels: (B,) labels of these rows, if the sender owns them.
+            split: which rows these are.
         """
         assert labels is None or self.active, f"{self.name} owns no labels"
         defenses = acting(self.defenses, kind)
@@ -87,7 +92,7 @@ class Party:
                 )
                 for key, value in payload.items()
             }
-        return self._channel.deliver(Message(kind, self.name, to, step, phase, payload, rows))
+        return self._channel.deliver(Message(kind, self.name, to, step, phase, payload, rows, split))
 
     def __repr__(self) -> str:
         """Show name and role, never data."""

@@ -17,14 +17,16 @@ class Step(NamedTuple):
     Attributes:
         number: the step, or the batch at prediction.
         phase: the method's phase, or ``predict``.
-        rows: (B,) sample positions.
+        rows: (B,) sample positions in ``split``.
         labels: (B,) their labels, known to the active party alone; None at prediction.
+        split: which rows these are.
     """
 
     number: int
     phase: str
     rows: Tensor
     labels: Tensor | None = None
+    split: str = "train"
 
 
 class Protocol(ABC):
@@ -41,6 +43,7 @@ class Protocol(ABC):
     roles: ClassVar[tuple[str, ...]]
     reveals: ClassVar[Mapping[str, tuple[str, ...]]]
     reference: ClassVar[str]
+    version: ClassVar[int] = 1
 
 
 class Boundary(Protocol):

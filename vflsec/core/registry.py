@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from vflsec.core.checks import one_of, unknown
-from vflsec.core.errors import UsageError
+from vflsec.core.errors import UsageError, VflsecError
 
 PACKAGES = {
     "attacks": "vflsec.attacks",
@@ -55,7 +55,7 @@ def entries(kind: str) -> dict[str, Entry]:
     catalogue: dict[str, str] = import_module(PACKAGES[kind]).CATALOGUE
     found = {name: Entry(name, target, "built in") for name, target in catalogue.items()}
     for point in _installed(kind):
-        origin = point.dist.name if point.dist else "unknown package"
+        origin = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown package"
         if point.name in found:
             raise UsageError(f"plug-in {origin} claims the name {point.name!r} in {kind}, which is taken: uninstall it")
         found[point.name] = Entry(point.name, point.value, origin)
@@ -81,6 +81,9 @@ def load(kind: str, name: str) -> Any:
     base = _resolve(_BASES[kind]) if kind in _BASES else None
     if base and not (inspect.isclass(found) and issubclass(found, base)):
         raise UsageError(f"expected {name!r} to be a subclass of {base.__module__}.{base.__name__}, got {found!r}")
+    lacking = [fact for fact in base.__annotations__ if not hasattr(found, fact)] if base else []
+    if lacking:
+        raise UsageError(f"expected {name!r} to say its {', '.join(lacking)}, got none: set them in the class")
     return found
 
 
@@ -109,7 +112,12 @@ def call(name: str, factory: Any, *args: Any, **options: Any) -> Any:
             options[option] = msgspec.convert(value, hints.get(option, Any))
         except msgspec.ValidationError as error:
             raise UsageError(f"{name}: option {option}={value!r}: {error}") from None
-    return factory(*args, **options)
+    try:
+        return factory(*args, **options)
+    except VflsecError:
+        raise
+    except Exception as error:  # a plug-in's own mistake is its user's, not a crash of ours
+        raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def identity(kind: str, name: str) -> str:
@@ -157,7 +165,8 @@ def _from_file(name: str) -> Any:
     path = Path(path_text).resolve()
     if not path.is_file():
         raise UsageError(f"expected a Python file at {path_text}, found none")
-    module_name = f"vflsec_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    content = hashlib.sha256(str(path).encode() + path.read_bytes())  # an edited file is another module
+    module_name = f"vflsec_file_{content.hexdigest()[:12]}"
     if module_name not in sys.modules:
         spec = spec_from_file_location(module_name, path)
         assert spec is not None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.errors import UsageError
+from vflsec.core.errors import BadGuess
 from vflsec.core.message import Kind, Message
 
 
@@ -38,6 +38,7 @@ class View:
         aux_rows: (n,) positions among the training rows of the samples whose label it knows.
         aux_labels: (n,) those labels.
         messages: what it sent or received, in order.
+        unlabeled: (m, d) its further rows, aligned without a label or held by it alone; none of them is scored.
     """
 
     party: str
@@ -48,6 +49,7 @@ class View:
     aux_rows: Tensor
     aux_labels: Tensor
     messages: tuple[Message, ...] = ()
+    unlabeled: Tensor | None = None
 
     def has(self) -> frozenset[Need]:
         """Return which needs this view meets."""
@@ -67,6 +69,7 @@ class View:
             self,
             features={split: x.clone() for split, x in self.features.items()},
             model=copy.deepcopy(self.model),
+            unlabeled=None if self.unlabeled is None else self.unlabeled.clone(),
             aux_rows=self.aux_rows.clone(),
             aux_labels=self.aux_labels.clone(),
             messages=tuple(message.private_copy() for message in self.messages),
@@ -110,18 +113,18 @@ class Guess:
         """Return this guess detached, after checking that it fits ``view``; we do not trust what an attack says.
 
         Raises:
-            UsageError: an unknown split, a wrong shape, or a score that is not finite.
+            BadGuess: an unknown split, a wrong shape, or a score that is not finite.
         """
         if not self.scores:
-            raise UsageError("expected a guess for at least one split, got none")
+            raise BadGuess("expected a guess for at least one split, got none")
         for split, scores in self.scores.items():
             if split not in view.features:
-                raise UsageError(f"expected a guess for {sorted(view.features)}, got one for {split!r}")
+                raise BadGuess(f"expected a guess for {sorted(view.features)}, got one for {split!r}")
             shape = (len(view.features[split]), view.n_classes)
             if tuple(scores.shape) != shape:
-                raise UsageError(f"expected {split} scores of shape {shape}, got {tuple(scores.shape)}")
+                raise BadGuess(f"expected {split} scores of shape {shape}, got {tuple(scores.shape)}")
             if not torch.isfinite(scores).all():
-                raise UsageError(f"expected finite {split} scores, got {(~torch.isfinite(scores)).sum()} that are not")
+                raise BadGuess(f"expected finite {split} scores, got {(~torch.isfinite(scores)).sum()} that are not")
         return replace(self, scores={split: s.detach().cpu() for split, s in self.scores.items()})
 
 

@@ -78,7 +78,7 @@ def load_toml(path: Path) -> VerticalDataset:
 def _read_config(path: Path) -> DataFile:
     try:
         return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), DataFile)
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise DataError(f"expected a TOML file {path}, found none") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path.name}: expected TOML in utf-8: {error}") from None

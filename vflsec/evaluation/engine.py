@@ -7,19 +7,21 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import msgspec
+import torch
 from joblib import Parallel, delayed
 
-from vflsec.core import registry
-from vflsec.core.checks import unknown
+from vflsec.core.defense import Defense
 from vflsec.core.errors import UsageError
-from vflsec.core.method import Method
+from vflsec.core.method import Method, World
 from vflsec.core.view import Need
 from vflsec.evaluation import runner
-from vflsec.evaluation.plan import Prior, Row, priors, rows
+from vflsec.evaluation.adversary import adversary, draw_auxiliary
+from vflsec.evaluation.plan import Cell, Prior, Row, priors, rows
 from vflsec.evaluation.runner import Task
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.store import Record, Store
-from vflsec.evaluation.world import load_dataset
+from vflsec.evaluation.world import build_defense, build_method, build_world
 
 Item = TypeVar("Item", Row, Prior)
 
@@ -64,24 +66,71 @@ def plan(spec: EvalSpec, store: Store | None) -> Plan:
 def check(spec: EvalSpec) -> None:
     """Raise unless every name, option and need of ``spec`` can be met; trains nothing and writes nothing.
 
+    The data are split, and the models built, as for seed 0; so what too few rows make impossible is found here.
+
     Raises:
-        UsageError: an unknown name or option.
+        UsageError: an unknown name or option, or more asked of the data than there is.
         DataError: the dataset cannot be read.
         InsufficientView: an attack that its adversary cannot mount.
     """
-    for defense in (*spec.defenses, *spec.fixed):
-        at = {"at": list(defense.at)} if defense.at else {}
-        registry.build("defenses", defense.name, defense.strength, **at, **defense.options)
-    parties = [party.name for party in load_dataset(spec.dataset, **spec.data.options).parties]
-    if spec.adversary not in parties:
-        raise UsageError(unknown("adversary", spec.adversary, parties))
-    side = "active" if spec.adversary == "active" else "passive"
-    for name in spec.methods:
-        method = registry.build("methods", name, spec.train, spec.model, **spec.method.get(name, {}))
-        assert isinstance(method, Method)
+    attacks = [runner.build_attack(attack) for attack in spec.attacks]
+    for method, world in _built(spec):
+        party = adversary(world, spec.adversary)
+        side = "active" if party.active else "passive"
         shown = method.shows[side] - (frozenset() if spec.aux.n else {Need.AUX_LABELS})
-        for attack in spec.attacks:
-            runner.build_attack(attack).check(side, shown)
+        for attack in attacks:
+            attack.check(side, shown)
+        draw_auxiliary(world.active.labels["train"], world.n_classes, spec.aux, world.seed)
+
+
+def check_training(spec: EvalSpec) -> None:
+    """Check as ``check`` does, without what concerns attacks.
+
+    Raises:
+        UsageError: an unknown name or option, more asked of the data than there is, or a defence that never acts.
+        DataError: the dataset cannot be read.
+    """
+    for _ in _built(spec):
+        pass
+
+
+def training_cell(spec: EvalSpec, method: str, seed: int) -> Cell:
+    """Return the cell of one method under the fixed defences alone."""
+    return Cell(
+        dataset=spec.dataset,
+        data=spec.data,
+        method=method,
+        method_options=spec.method.get(method, {}),
+        train=spec.train,
+        model=spec.model,
+        defenses=spec.fixed,
+        seed=seed,
+    )
+
+
+def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
+    """Yield each checked method with its world for seed 0, built and not trained."""
+    swept = [msgspec.structs.replace(d, strength=s) for d in spec.defenses for s in (0.0, *spec.strengths)]
+    defenses = [build_defense(defense) for defense in (*swept, *spec.fixed)]
+    for name in spec.methods:
+        cell = training_cell(spec, name, seed=0)
+        method = build_method(cell)
+        for defense in defenses:
+            _check_sent(defense, method)
+        world = build_world(cell, "cpu")
+        method.build(world)
+        method.check(world)
+        yield method, world
+
+
+def _check_sent(defense: Defense, method: Method) -> None:
+    """Raise UsageError if ``defense`` is to act on what ``method`` never sends: it would change nothing there."""
+    never = sorted(defense.at - method.sends)
+    if never:
+        raise UsageError(
+            f"defense {defense.name} acts at {', '.join(never)}, but method {method.name} sends only "
+            f"{', '.join(sorted(method.sends))}: choose another --at"
+        )
 
 
 def evaluate(
@@ -117,6 +166,15 @@ def check_engine(engine: str) -> None:
     """Raise UsageError unless ``engine`` is ``local`` or ``dask:ADDRESS``."""
     if engine != "local" and not (engine.startswith("dask:") and engine != "dask:"):
         raise UsageError(f"expected --engine local or dask:ADDRESS, got {engine!r}")
+
+
+def check_device(device: str, *, here: bool = True) -> None:
+    """Raise UsageError unless ``device`` is one to compute on; if ``here``, unless this machine has it."""
+    kind, _, index = device.partition(":")
+    gpus = torch.cuda.device_count()
+    if device == "cpu" or (kind == "cuda" and (index or "0").isdigit() and (not here or int(index or 0) < gpus)):
+        return
+    raise UsageError(f"expected --device cpu, or cuda where torch finds a GPU ({gpus} here), got {device!r}")
 
 
 def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iterator[list[Record]]:

@@ -31,13 +31,14 @@ def caps(curves: Sequence[Curve]) -> list[Cap]:
 def _cap(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
     whole = {"method": clean.method, "defense": clean.defense, "attack": attack}
     cells = [curve.usable(attack) for curve in (clean, *defended)]
-    lost = sum(clean.seeds - len(by_seed) for by_seed in cells)
+    lost = sum(clean.seeds - sum("test" in record["leak"] for record in by_seed.values()) for by_seed in cells)
     if lost:
         none = (None, None)
         return Cap(
             **whole, value=None, ci95=none, calibrated=None, calibrated_ci95=none, accuracy_value=None, dcs=None, n=0,
-            note=f"{lost} cells gave no number",
+            note=f"{lost} cells gave no number on test rows",
         )  # fmt: skip
+    prior = clean.alone(attack)
     values: dict[str, list[float]] = {"cap": [], "calibrated": [], "accuracy": [], "dcs": []}
     for seed in range(clean.seeds):
         found = [by_seed[seed] for by_seed in cells[1:]]
@@ -46,15 +47,14 @@ def _cap(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
         accuracy = [record["leak"]["test"]["metrics"]["accuracy"] for record in found]
         values["cap"].append(capping.cap(utility, leak))
         values["accuracy"].append(capping.cap(utility, accuracy))
-        prior = clean.alone(attack, seed)
-        if prior:
-            alone = headline(prior["leak"]["test"])[1]
+        if seed in prior:
+            alone = headline(prior[seed]["leak"]["test"])[1]
             values["calibrated"].append(capping.calibrated_cap(utility, leak, [alone] * len(leak)))
         ideal = headline(cells[0][seed]["utility"])[1]
         scores = [capping.dcs(a, u, ideal_utility=ideal) for u, a in zip(utility, leak, strict=True)]
         values["dcs"].append(capping.t_dcs(scores))
     nothing = (math.nan, math.nan)
-    folded = {name: interval(found, nothing) for name, found in values.items()}
+    folded = {name: interval(found, nothing, clean.seeds) for name, found in values.items()}
     return Cap(
         **whole,
         value=folded["cap"]["mean"],
@@ -73,7 +73,8 @@ def c_dcs(caps: Sequence[Cap]) -> list[dict[str, Any]]:
     for cap in caps:
         if cap.dcs is not None:
             found.setdefault((cap.method, cap.defense), []).append(cap.dcs)
+    by_type = {curve: {"labels": capping.t_dcs(scores)} for curve, scores in found.items()}
     return [
-        {"method": method, "defense": defense, "t_dcs": {"labels": (t := capping.t_dcs(scores))}, "c_dcs": t}
-        for (method, defense), scores in found.items()
+        {"method": method, "defense": defense, "t_dcs": types, "c_dcs": capping.c_dcs(types)}
+        for (method, defense), types in by_type.items()
     ]

@@ -15,7 +15,7 @@ Limits = Mapping[str, float]
 def check_limits(spec: EvalSpec, max_leak: Limits) -> None:
     """Raise UsageError if a limit is on an attack that ``spec`` does not run."""
     for name in max_leak:
-        one_of([*(attack.name for attack in spec.attacks), "worst"], attack=name)
+        one_of([*spec.labels, "worst"], attack=name)
 
 
 def gates(points: Sequence[Point], max_leak: Limits, min_utility: float | None) -> list[Gate]:
@@ -24,7 +24,7 @@ def gates(points: Sequence[Point], max_leak: Limits, min_utility: float | None) 
     checked = []
     for attack, limit in max_leak.items():
         found = [p for p in defended if p.attack == attack]
-        ends = [(max(_upper(p.leak), _upper(p.leak_train)), p) for p in found if p.leak.mean is not None]
+        ends = [(_upper(leak), p) for p in found for leak in (p.leak, p.leak_train) if leak.mean is not None]
         worst = max(ends, key=lambda end: end[0], default=None)
         checked.append(_gate(f"max-leak {attack}", limit, worst, found, worst is not None and worst[0] <= limit))
     if min_utility is not None:

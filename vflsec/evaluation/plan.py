@@ -41,8 +41,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         """Sixteen hex digits that name this cell."""
         settings = msgspec.to_builtins(self)
         settings["dataset"] = dataset_identity(self.dataset)
-        settings["method"] = [registry.identity("methods", self.method), registry.load("methods", self.method).version]
-        settings["defenses"] = [{**msgspec.to_builtins(d), "name": _identity("defenses", d)} for d in self.defenses]
+        settings["method"] = _versioned("methods", self.method)
+        settings["method_options"] = {key: _file_option(value) for key, value in self.method_options.items()}
+        settings["defenses"] = [
+            {**msgspec.to_builtins(d), "name": _versioned("defenses", d.name)} for d in self.defenses
+        ]
         if self.malicious:
             settings["malicious"] = [self.malicious[0], _attack_settings(self.malicious[1])]
         return digest(settings)
@@ -56,6 +59,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     strength: float
     seed: int
     attack: AttackSpec
+    label: str
     cell: Cell
     key: str
 
@@ -65,6 +69,7 @@ class Prior(msgspec.Struct, frozen=True, kw_only=True):
 
     cell: Cell
     attack: AttackSpec
+    label: str
     seed: int
     key: str
 
@@ -74,7 +79,7 @@ def rows(spec: EvalSpec) -> Iterator[Row]:
     for seed in range(spec.seeds):
         for method in spec.methods:
             for sweep, strength in _sweep(spec):
-                for attack in spec.attacks:
+                for attack, label in zip(spec.attacks, spec.labels, strict=True):
                     cell = _cell(spec, method, sweep, strength, seed, attack)
                     yield Row(
                         method=method,
@@ -82,6 +87,7 @@ def rows(spec: EvalSpec) -> Iterator[Row]:
                         strength=strength,
                         seed=seed,
                         attack=attack,
+                        label=label,
                         cell=cell,
                         key=result_key(cell, attack, spec.adversary, spec.aux),
                     )
@@ -90,17 +96,21 @@ def rows(spec: EvalSpec) -> Iterator[Row]:
 def priors(spec: EvalSpec) -> Iterator[Prior]:
     """Yield, for each seed, method and attack, the attack's own *alone*; and the logistic regression.
 
-    A prior needs no training: it takes the adversary's columns and the shape of its bottom model from the cell.
+    A prior needs no training: it takes the adversary's columns and the shape of its bottom model from the cell. The
+    active party needs no logistic regression: it holds the labels.
     """
     logistic = AttackSpec(name="logistic")
+    candidates = [pair for pair in zip(spec.attacks, spec.labels, strict=True) if pair[0].name != "logistic"]
+    if spec.adversary != "active":
+        candidates.append((logistic, "logistic"))
     for seed in range(spec.seeds):
         for method in spec.methods:
             cell = _cell(spec, method, None, 0.0, seed, logistic)
-            for attack in (*(a for a in spec.attacks if a.name != "logistic"), logistic):
+            for attack, label in candidates:
                 key = digest(
                     ["prior", cell.key, _attack_settings(attack), spec.adversary, msgspec.to_builtins(spec.aux)]
                 )
-                yield Prior(cell=cell, attack=attack, seed=seed, key=key)
+                yield Prior(cell=cell, attack=attack, label=label, seed=seed, key=key)
 
 
 def result_key(cell: Cell, attack: AttackSpec, adversary: str, aux: AuxSpec) -> str:
@@ -117,8 +127,9 @@ def digest(settings: Any) -> str:
 def dataset_identity(dataset: str) -> Any:
     """Return what keys call a dataset: its name; for a user's TOML, a hash of it and of the files beside it."""
     if not dataset.endswith(".toml"):
-        return dataset
-    facts = [(path, path.stat().st_mtime_ns, path.stat().st_size) for path in source_files(Path(dataset))]
+        return registry.identity("datasets", dataset)
+    found = [path for path in source_files(Path(dataset)) if path.is_file()]  # the loader tells of one that is missing
+    facts = [(path, path.stat().st_mtime_ns, path.stat().st_size) for path in found]
     return [_file_hash(*fact) for fact in facts]
 
 
@@ -155,9 +166,15 @@ def _cell(
 
 
 def _attack_settings(attack: AttackSpec) -> list[Any]:
-    cls = registry.load("attacks", attack.name)
-    return [registry.identity("attacks", attack.name), cls.version, attack.options]
+    return [*_versioned("attacks", attack.name), attack.options]
 
 
-def _identity(kind: str, reference: DefenseSpec) -> str:
-    return registry.identity(kind, reference.name)
+def _versioned(kind: str, name: str) -> list[Any]:
+    """What keys call a class: its identity and its version."""
+    return [registry.identity(kind, name), registry.load(kind, name).version]
+
+
+def _file_option(value: Any) -> Any:
+    """An option that names a class in a file (a boundary, say) stands for that file's content."""
+    is_file = isinstance(value, str) and registry.is_file(value)
+    return registry.identity("protocols", value) if is_file else value

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vflsec.evaluation.plan import Row, priors
@@ -18,75 +17,78 @@ SEVERITY = ("error", "diverged", "collapsed", "missing", "unconverged", "ok")
 USABLE = ("ok", "unconverged")
 
 
-Priors = Mapping[tuple[str, int], Mapping[str, Record]]
+BySeed = Mapping[int, Record]
 
 
-def priors_by_seed(spec: EvalSpec, records: Mapping[str, Record]) -> dict[tuple[str, int], dict[str, Record]]:
-    """Return, by (method, seed), each candidate for *alone* by attack name."""
-    found: dict[tuple[str, int], dict[str, Record]] = {}
+def priors_by_method(spec: EvalSpec, records: Mapping[str, Record]) -> dict[str, dict[str, BySeed]]:
+    """Return, by method, each candidate for *alone*: attack label -> seed -> record."""
+    found: dict[str, dict[str, dict[int, Record]]] = {}
     for prior in priors(spec):
         record = records.get(prior.key)
         if record and record["leak"]:
-            found.setdefault((prior.cell.method, prior.seed), {})[prior.attack.name] = record
-    return found
+            found.setdefault(prior.cell.method, {}).setdefault(prior.label, {})[prior.seed] = record
+    return {method: dict(candidates) for method, candidates in found.items()}
 
 
 class Curve:
     """All records at one method, defence and strength: by attack, by seed."""
 
     def __init__(
-        self,
-        spec: EvalSpec,
-        group: Sequence[Row],
-        records: Mapping[str, Record],
-        alone: Priors,
+        self, spec: EvalSpec, group: Sequence[Row], records: Mapping[str, Record], alone: Mapping[str, BySeed]
     ) -> None:
         first = group[0]
         self.method, self.defense, self.strength = first.method, first.defense, first.strength
         self.seeds = spec.seeds
         self.by_attack: dict[str, dict[int, Record]] = {}
         for row in group:
-            self.by_attack.setdefault(row.attack.name, {})
+            self.by_attack.setdefault(row.label, {})
             if row.key in records:
-                self.by_attack[row.attack.name][row.seed] = records[row.key]
-        self._priors = {seed: alone.get((first.method, seed), {}) for seed in range(spec.seeds)}
+                self.by_attack[row.label][row.seed] = records[row.key]
+        self._priors = alone
 
     def usable(self, attack: str) -> dict[int, Record]:
         """Records that hold numbers, by seed."""
         return {seed: r for seed, r in self.by_attack[attack].items() if r["status"] in USABLE and r["leak"]}
 
-    def alone(self, attack: str, seed: int) -> Record | None:
+    def alone(self, attack: str) -> BySeed:
         """The better of the attack's own prior and the logistic regression, by the adversary's folds."""
-        own = self._priors[seed]
-        candidates = [own[name] for name in dict.fromkeys((attack, "logistic")) if name in own]
-        return _strongest(candidates)
+        candidates = {name: self._priors[name] for name in (attack, "logistic") if name in self._priors}
+        return candidates.get(strongest(candidates, otherwise="logistic"), {})
 
     def points(self) -> list[Point]:
         """One point per attack."""
         return [
-            self._point(name, self.usable(name), self._statuses(name), partial(self.alone, name))
+            self._point(name, self.usable(name), self._statuses(name), self.alone(name), name)
             for name in self.by_attack
         ]
 
     def worst(self) -> Point:
-        """The strongest of all attacks and all priors, chosen per seed by the adversary's own folds."""
-        chosen, choices = {}, Counter[str]()
-        statuses = Counter({"ok": 0})
-        for seed in range(self.seeds):
-            attacks = {name: self.usable(name)[seed] for name in self.by_attack if seed in self.usable(name)}
-            if not attacks:  # no trained model to attack, and then no utility either: a status, never a number
-                statuses[min((self._status(n, seed) for n in self.by_attack), key=SEVERITY.index)] += 1
-                continue
-            candidates = [*attacks.values(), *self._priors[seed].values()]
-            best = _strongest(candidates)
-            assert best is not None
-            choices[best["attack"]["name"] if best["kind"] == "result" else f"alone:{best['attack']['name']}"] += 1
-            statuses[best["status"]] += 1
-            chosen[seed] = {**next(iter(attacks.values())), "leak": best["leak"], "budget": best.get("budget", {})}
-        return self._point("worst", chosen, +statuses, self._best_alone, dict(choices))
+        """The strongest of all attacks and all priors.
 
-    def _best_alone(self, seed: int) -> Record | None:
-        return _strongest(list(self._priors[seed].values()))
+        Chosen by the adversary's own folds, averaged over seeds. These folds favour the federated model, which was
+        trained on the very labels that they hold out: where the choice turns out to infer less than *alone*, alone is
+        taken. Without folds it is the largest leak, an upper bound. Both err on the side of the adversary.
+        """
+        statuses = Counter(
+            min((self._status(name, seed) for name in self.by_attack), key=SEVERITY.index) for seed in range(self.seeds)
+        )
+        attacks = {name: self.usable(name) for name in self.by_attack}
+        priors_ = {f"alone:{name}": by_seed for name, by_seed in self._priors.items()}
+        alone = self._priors.get(strongest(self._priors, otherwise="logistic"), {})
+        trained = {seed: record for by_seed in attacks.values() for seed, record in by_seed.items()}
+        candidates = {name: by_seed for name, by_seed in {**attacks, **priors_}.items() if by_seed}
+        if not trained:  # nothing to attack, and then no utility either: a status, never a number
+            return self._point("worst", {}, statuses, alone, "")
+        largest = max(candidates, key=lambda name: _mean_leak(candidates[name]))
+        choice = strongest(candidates, otherwise=largest)
+        if alone and _mean_leak(alone) > _mean_leak(candidates[choice]):
+            choice = next(name for name, by_seed in priors_.items() if by_seed is alone)
+        chosen = {
+            seed: {**record, "leak": candidates[choice][seed]["leak"], "budget": candidates[choice][seed]["budget"]}
+            for seed, record in sorted(trained.items())
+            if seed in candidates[choice]
+        }
+        return self._point("worst", chosen, statuses, alone, choice)
 
     def _status(self, attack: str, seed: int) -> str:
         record = self.by_attack[attack].get(seed)
@@ -95,14 +97,7 @@ class Curve:
     def _statuses(self, attack: str) -> Counter[str]:
         return Counter(self._status(attack, seed) for seed in range(self.seeds))
 
-    def _point(
-        self,
-        attack: str,
-        usable: Mapping[int, Record],
-        statuses: Mapping[str, int],
-        alone: Callable[[int], Record | None],
-        choices: dict[str, int] | None = None,
-    ) -> Point:
+    def _point(self, attack: str, usable: BySeed, statuses: Mapping[str, int], alone: BySeed, choice: str) -> Point:
         found = list(usable.values())
         return Point(
             method=self.method,
@@ -111,23 +106,27 @@ class Curve:
             attack=attack,
             status=min(statuses, key=SEVERITY.index),
             statuses=dict(statuses),
-            utility=_utility(found),
-            leak=_leak(usable, alone, "test"),
-            leak_train=_leak(usable, alone, "train"),
+            utility=_utility(found, self.seeds),
+            leak=_leak(usable, alone, "test", self.seeds),
+            leak_train=_leak(usable, alone, "train", self.seeds),
             nbytes=round(sum(r["nbytes"] for r in found) / len(found)) if found else None,
             seconds=sum(sum(r["seconds"].values()) for r in found) / len(found) if found else None,
-            budget=found[0].get("budget", {}) if found else {},
-            choices=choices or {},
+            budget=found[0]["budget"] if found else {},
+            choice=choice,
         )
 
 
-def _strongest(candidates: Sequence[Record]) -> Record | None:
-    """Return the record with the best fold score; without any folds, the logistic regression or the first."""
-    scored = [record for record in candidates if record.get("fold") is not None]
-    if scored:
-        return max(scored, key=lambda record: float(record["fold"]))
-    logistic = [record for record in candidates if record["attack"]["name"] == "logistic"]
-    return next(iter(logistic or candidates), None)
+def strongest(candidates: Mapping[str, BySeed], *, otherwise: str) -> str:
+    """Return the name of the candidate whose fold score, averaged over seeds, is best; ``otherwise`` without folds."""
+    folds = {name: [record["fold"] for record in by_seed.values()] for name, by_seed in candidates.items()}
+    means = {name: sum(found) / len(found) for name, found in folds.items() if found and None not in found}
+    return max(means, key=lambda name: means[name]) if means else otherwise
+
+
+def _mean_leak(by_seed: BySeed) -> float:
+    """The mean headline over seeds, on test rows where the attack guessed them, else on training rows."""
+    blocks = [record["leak"].get("test") or record["leak"]["train"] for record in by_seed.values()]
+    return sum(headline(block)[1] for block in blocks) / len(blocks)
 
 
 def headline(block: Record) -> tuple[str, float]:
@@ -136,37 +135,42 @@ def headline(block: Record) -> tuple[str, float]:
     return name, float(block["metrics"][name])
 
 
-def _share(values: Sequence[float], rows_ci: Sequence[float]) -> dict[str, Any]:
-    """Like ``_interval``, for a metric that lies in [0, 1]: so does its interval."""
-    found = interval(values, rows_ci)
+def _share(values: Sequence[float], rows_ci: Sequence[float], seeds: int) -> dict[str, Any]:
+    """Like ``interval``, for a metric that lies in [0, 1]: so does its interval."""
+    found = interval(values, rows_ci, seeds)
     low, high = found["ci95"]
     return {**found, "ci95": (None if low is None else max(0.0, low), None if high is None else min(1.0, high))}
 
 
-def interval(values: Sequence[float], rows_ci: Sequence[float]) -> dict[str, Any]:
-    """Mean and interval: t over seeds, or the bootstrap over rows of the only one."""
+def interval(values: Sequence[float], rows_ci: Sequence[float], seeds: int) -> dict[str, Any]:
+    """Mean and interval: t over seeds, or the bootstrap over rows if one seed was asked for.
+
+    The only survivor of several seeds has none: its rows say nothing of the others.
+    """
     if not values:
         return {"mean": None, "ci95": (None, None), "n": 0, "interval": "none"}
     mean, low, high, n = over_seeds(values)
+    if n == 1 and seeds > 1:
+        return {"mean": mean, "ci95": (None, None), "n": 1, "interval": "none"}
     if n == 1:
         return {"mean": mean, "ci95": (rows_ci[0], rows_ci[1]), "n": 1, "interval": "rows"}
     return {"mean": mean, "ci95": (low, high), "n": n, "interval": "seeds"}
 
 
-def _utility(found: Sequence[Record]) -> Measure:
+def _utility(found: Sequence[Record], seeds: int) -> Measure:
     blocks = [record["utility"] for record in found]
     metric = headline(blocks[0])[0] if blocks else ""
-    return Measure(metric=metric, **_share([headline(b)[1] for b in blocks], _rows_ci(blocks)))
+    return Measure(metric=metric, **_share([headline(b)[1] for b in blocks], _rows_ci(blocks), seeds))
 
 
-def _leak(usable: Mapping[int, Record], alone: Callable[[int], Record | None], split: str) -> Leak:
+def _leak(usable: BySeed, alone: BySeed, split: str, seeds: int) -> Leak:
     blocks = {seed: record["leak"][split] for seed, record in usable.items() if split in record["leak"]}
-    priors_ = {seed: prior["leak"][split] for seed in blocks if (prior := alone(seed)) and split in prior["leak"]}
+    priors_ = {seed: alone[seed]["leak"][split] for seed in blocks if seed in alone and split in alone[seed]["leak"]}
     values = {seed: headline(block)[1] for seed, block in blocks.items()}
     base = {seed: headline(block)[1] for seed, block in priors_.items()}
     advantage = [values[seed] - base[seed] for seed in values if seed in base]
-    alone_interval = _share(list(base.values()), _rows_ci(list(priors_.values())))
-    advantage_interval = interval(advantage, (math.nan, math.nan))
+    alone_interval = _share(list(base.values()), _rows_ci(list(priors_.values())), seeds)
+    advantage_interval = interval(advantage, (math.nan, math.nan), seeds)
     first = next(iter(blocks.values()), None)
     return Leak(
         metric=headline(first)[0] if first else "",
@@ -176,7 +180,7 @@ def _leak(usable: Mapping[int, Record], alone: Callable[[int], Record | None], s
         advantage=advantage_interval["mean"],
         advantage_ci95=finite(advantage_interval["ci95"]),
         accuracy=_mean(block["metrics"]["accuracy"] for block in blocks.values()),
-        **_share(list(values.values()), _rows_ci(list(blocks.values()))),
+        **_share(list(values.values()), _rows_ci(list(blocks.values())), seeds),
     )
 
 

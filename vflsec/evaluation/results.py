@@ -53,7 +53,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int | None
     seconds: float | None
     budget: dict[str, float]
-    choices: dict[str, int] = {}
+    choice: str
 
 
 class Cap(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,4 +95,5 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     cap: list[Cap]
     c_dcs: list[dict[str, Any]]
     gates: list[Gate]
+    notes: list[str]
     out: str

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 from vflsec.core import registry
 from vflsec.core.attack import Attack
-from vflsec.core.errors import Diverged, VflsecError
+from vflsec.core.errors import BadGuess, Diverged, VflsecError
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Progress, Trained, load_states
 from vflsec.core.seeds import derive
-from vflsec.core.view import Need
+from vflsec.core.view import Need, View
 from vflsec.evaluation.adversary import adversary, alone, draw_auxiliary, fold_score, secret_of, view_of
 from vflsec.evaluation.plan import Cell, Prior, Row
 from vflsec.evaluation.score import measure, score
@@ -110,7 +110,8 @@ def _results(task: Task, stored: CellFolder, device: str) -> list[Record]:
         facts = {"status": "error", "error": _line(error), "utility": None, "traffic": [], "seconds": 0.0}
         trained, messages = None, ()
     return [
-        _result(row, attack, task, trained, facts, messages) for row, attack in zip(task.rows, attacks, strict=True)
+        _result(row, attack, task, trained, facts, messages, device)
+        for row, attack in zip(task.rows, attacks, strict=True)
     ]
 
 
@@ -133,7 +134,13 @@ def _trained(
 
 
 def _result(
-    row: Row, attack: Attack, task: Task, trained: Trained | None, facts: Record, messages: tuple[Message, ...]
+    row: Row,
+    attack: Attack,
+    task: Task,
+    trained: Trained | None,
+    facts: Record,
+    messages: tuple[Message, ...],
+    device: str,
 ) -> Record:
     traffic = facts["traffic"]
     record: Record = {
@@ -149,6 +156,9 @@ def _result(
         "error": facts["error"],
         "utility": facts["utility"] if facts["status"] == "ok" else None,
         "leak": None,
+        "fold": None,
+        "budget": {},
+        "device": device,
         "nbytes": sum(nbytes for phase, *_, nbytes in traffic if phase != "predict"),
         "traffic": traffic,
         "seconds": {"train": facts["seconds"]},
@@ -164,17 +174,25 @@ def _attacked(
     """Run ``attack`` on the trained world and return what changes in its record."""
     world, began = trained.world, time.perf_counter()
     aux = draw_auxiliary(world.active.labels["train"], world.n_classes, task.aux, world.seed)
-    view = view_of(trained, adversary(world, task.adversary), aux, messages)
-    try:
-        changes = _scored(attack, view, trained, task.aux)
-    except VflsecError:
-        raise
-    except Exception as error:  # noqa: BLE001  (one attack must not cost the others)
-        changes = {"status": "error", "error": _line(error)}
+    wanted = {_KINDS[need] for need in attack.needs if need in _KINDS}  # not what other attacks had recorded
+    own = tuple(message for message in messages if message.kind in wanted)
+    changes = _guarded(attack, view_of(trained, adversary(world, task.adversary), aux, own), trained, task.aux)
     return {**changes, "seconds": {**record["seconds"], "attack": time.perf_counter() - began}}
 
 
-def _scored(attack: Attack, view: Any, trained: Trained, aux: AuxSpec) -> dict[str, Any]:
+def _guarded(attack: Attack, view: View, trained: Trained, aux: AuxSpec) -> dict[str, Any]:
+    """Attack and score; what goes wrong in one attack is its status and must not cost the others."""
+    try:
+        return _scored(attack, view, trained, aux)
+    except VflsecError as error:
+        if not isinstance(error, BadGuess):
+            raise
+        return {"status": "error", "error": _line(error)}
+    except Exception as error:  # noqa: BLE001
+        return {"status": "error", "error": _line(error)}
+
+
+def _scored(attack: Attack, view: View, trained: Trained, aux: AuxSpec) -> dict[str, Any]:
     world = trained.world
     seed = derive(world.seed, "attack", attack.name)
     guess = attack(view, seed=seed)
@@ -202,13 +220,16 @@ def _prior(prior: Prior, task: Task, device: str) -> Record:
         "adversary": task.adversary,
         "attack": {"name": prior.attack.name, "options": prior.attack.options, "repr": repr(own)},
         "status": "ok",
+        "error": None,
         "leak": None,
+        "fold": None,
+        "budget": {},
     }
     if own and task.aux.n:
         aux = draw_auxiliary(world.active.labels["train"], world.n_classes, task.aux, world.seed)
         trained = Trained(method, world, {})
         view = alone(view_of(trained, adversary(world, task.adversary), aux), world.seed)
-        record |= _scored(own, view, trained, task.aux)
+        record |= _guarded(own, view, trained, task.aux)
     return {**record, "seconds": {"attack": time.perf_counter() - began}}
 
 

@@ -23,10 +23,12 @@ def score(guess: Guess, secret: Secret, *, headline: str, exclude: Tensor, seed:
         exclude: positions of the auxiliary samples among the training rows: the adversary knew them.
         seed: of the bootstrap.
     """
-    return {
-        split: measure(*_kept(split, scores, secret.labels[split], exclude), headline, seed)
-        for split, scores in guess.scores.items()
-    }
+    blocks = {}
+    for split, guessed in guess.scores.items():
+        scores, labels = _kept(split, guessed, secret.labels[split], exclude)
+        if len(torch.unique(labels)) > 1:  # of a single class no metric says anything
+            blocks[split] = measure(scores, labels, headline, seed)
+    return blocks
 
 
 def measure(scores: Tensor, labels: Tensor, headline: str, seed: int) -> dict[str, Any]:

@@ -5,8 +5,9 @@ NAME[:option=value,...][@point+...]        iso:lambda=5@gradient     mc:mode=mix
 
 from __future__ import annotations
 
+import copy
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,26 @@ from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 
+TRAINING = ("dataset", "data", "methods", "method", "train", "model", "fixed")
+"""The fields of an ``EvalSpec`` that concern training; the others say who attacks what, and how often."""
+
 
 class AttackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An attack by name, with its options."""
 
     name: str
     options: dict[str, Any] = {}
+
+    @property
+    def short_name(self) -> str:
+        """The name; of ``path/to/file.py:Class``, the class."""
+        return self.name.rpartition(":")[2]
+
+    @property
+    def label(self) -> str:
+        """The short name with its options, as on the command line."""
+        options = ",".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.short_name}:{options}" if options else self.short_name
 
 
 class DefenseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,9 +114,24 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for field in ("methods", "attacks"):
             if not getattr(self, field):
                 raise UsageError(f"expected at least one of {field}, got none")
-        for field, names in (("methods", self.methods), ("attacks", [a.name for a in self.attacks])):
+        for field, names in (("methods", self.methods), ("attacks", self.labels)):
             if len(set(names)) < len(names):
                 raise UsageError(f"expected different {field}, got {', '.join(names)}: name each once")
+        for name in self.method:
+            if name not in self.methods:
+                raise UsageError(f"settings for {unknown('method', name, self.methods)}")
+        self._check_defenses()
+
+    def _check_defenses(self) -> None:
+        """Check that every defence has its strengths, and each strength its defence."""
+        for defense in self.defenses:
+            if defense.strength:
+                got = f"{defense.label} with strength {defense.strength:g}"
+                raise UsageError(f"expected the strengths of swept defenses in strengths, got {got}: move it there")
+        for defense in self.fixed:
+            if not defense.strength:
+                example = f"{defense.name}:{registry.load('defenses', defense.name).strength_name}=5"
+                raise UsageError(f"expected a strength for the fixed defense {defense.name}, got 0: say {example}")
         if len({d.label for d in self.defenses}) < len(self.defenses):
             raise UsageError(f"expected different defenses, got {', '.join(d.label for d in self.defenses)}")
         if any(not 0 <= s < float("inf") for s in self.strengths):
@@ -110,15 +140,18 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise UsageError("expected --defense with --lambda, got no defense: name one, for example --defense iso")
         if self.defenses and not any(self.strengths):
             raise UsageError("expected strengths for the defense, got none: add for example --lambda 1,5,25")
-        for name in self.method:
-            if name not in self.methods:
-                raise UsageError(f"settings for {unknown('method', name, self.methods)}")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What tables and gates call each attack: its name, with its options where two share it."""
+        names = [attack.name for attack in self.attacks]
+        return tuple(a.label if names.count(a.name) > 1 else a.short_name for a in self.attacks)
 
     @property
     def name(self) -> str:
-        """A short name for folders and titles."""
-        parts = [Path(self.dataset).stem, *self.methods, *(d.label for d in self.defenses)]
-        return "-".join([*parts, *(Path(attack.name).stem for attack in self.attacks)])
+        """A short name for folders and titles, without a folder in it."""
+        names = [self.dataset, *self.methods, *(d.label for d in self.defenses), *(a.name for a in self.attacks)]
+        return "-".join(_stem(name) for name in names)
 
 
 def parse_reference(text: str, what: str) -> tuple[str, dict[str, Any], tuple[str, ...] | None]:
@@ -186,7 +219,7 @@ def merge(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
     Raises:
         UsageError: an assignment without ``=``, or a path through something that is no table.
     """
-    merged: dict[str, Any] = {key: dict(v) if isinstance(v, dict) else v for key, v in settings.items()}
+    merged: dict[str, Any] = copy.deepcopy(dict(settings))
     for assignment in assignments:
         path, equals, value = assignment.partition("=")
         *tables, key = path.strip().split(".")
@@ -204,13 +237,39 @@ def merge(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
 def read(settings: Mapping[str, Any]) -> EvalSpec:
     """Return the checked specification.
 
+    Attacks and defences may be texts of the grammar above, alone or in lists: ``fixed = ["iso:lambda=5"]``. The
+    strength in the text of a swept defence stands for ``strengths``.
+
     Raises:
         UsageError: an unknown or ill-typed setting, with its path.
     """
+    found: dict[str, Any] = {
+        key: split_list(v) if key in _LISTS and isinstance(v, str) else v for key, v in settings.items()
+    }
+    if _texts(found.get("defenses")):
+        found |= _sweep(found["defenses"], found.get("strengths", ()))
+    for key, parse in _PARSERS.items():
+        if isinstance(found.get(key), list | tuple):
+            found[key] = [msgspec.to_builtins(parse(v)) if isinstance(v, str) else v for v in found[key]]
     try:
-        return msgspec.convert(settings, EvalSpec)
+        return msgspec.convert(found, EvalSpec)
     except msgspec.ValidationError as error:
         raise UsageError(f"settings: {_teach(str(error))}") from None
+
+
+def read_training(settings: Mapping[str, Any]) -> EvalSpec:
+    """Return the checked specification of one training.
+
+    Raises:
+        UsageError: a setting that training does not have, or several methods.
+    """
+    for key in settings:
+        if key not in TRAINING:
+            raise UsageError(unknown("setting of a training", key, TRAINING))
+    spec = read(settings)
+    if len(spec.methods) > 1:
+        raise UsageError(f"expected one method to train, got {', '.join(spec.methods)}: choose with --method")
+    return spec
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -221,7 +280,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise UsageError(f"expected a TOML file at {path}, found none") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
@@ -230,6 +289,35 @@ def read_toml(path: Path) -> dict[str, Any]:
 def to_toml(spec: EvalSpec) -> str:
     """Return ``spec`` as TOML, every default filled in; what is None is left out, for TOML has no null."""
     return tomli_w.dumps(_without_none(msgspec.to_builtins(spec)))
+
+
+_LISTS = ("methods", "attacks", "defenses", "fixed")
+_PARSERS: dict[str, Callable[[str], Any]] = {"attacks": parse_attack, "defenses": parse_defense, "fixed": parse_defense}
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, str) for item in value)
+
+
+def _sweep(texts: Sequence[str], strengths: Sequence[float]) -> dict[str, Any]:
+    """Return ``defenses`` and ``strengths``: every swept defence runs at the same strengths, given once."""
+    swept = [parse_defense(text) for text in texts]
+    inline = {defense.strength for defense in swept}
+    if any(inline) and strengths:
+        raise UsageError(f"expected the strength once, got {', '.join(texts)} and strengths (--lambda) too: drop one")
+    if len(inline) > 1:
+        raise UsageError(
+            f"expected one strength for all swept defenses, got {', '.join(texts)}: every one runs at every strength; "
+            f"give them with --lambda"
+        )
+    found = [msgspec.to_builtins(msgspec.structs.replace(defense, strength=0.0)) for defense in swept]
+    return {"defenses": found, "strengths": strengths or [s for s in inline if s]}
+
+
+def _stem(name: str) -> str:
+    """A name without its folders: ``own/mine.py:Mine@gradient`` is ``mine@gradient``."""
+    reference, at, points = name.partition("@")
+    return Path(reference).stem + at + points
 
 
 def _without_none(value: Any) -> Any:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,40 +20,46 @@ from filelock import FileLock, Timeout
 from vflsec.core.errors import StoreError
 
 SCHEMA = 1
+FAILED = ("error", "diverged")
+"""The status of results that give no number and may be computed again."""
 Record = dict[str, Any]
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise StoreError, in one line, where the system refuses to write into ``folder``."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from None
 
 
 class Store:
     """Reads and writes one results folder; killed at any moment, it loses at most the line being written.
 
     Args:
-        folder: made if it does not exist.
-
-    Raises:
-        StoreError: the folder cannot be written, or holds lines of another schema.
+        folder: made when something is first written.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._records = folder / "records.jsonl"
-        try:
-            (folder / "cells").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot write results to {folder}: {error.strerror}; choose another --out") from None
 
     def lock(self) -> FileLock:
         """Return the acquired lock of this folder.
 
         Raises:
-            StoreError: another run holds it.
+            StoreError: another run holds it, or the folder cannot be written.
         """
         lock = FileLock(self.folder / ".lock")
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise StoreError(
-                f"another vflsec is writing to {self.folder}: wait for it, or choose another --out"
-            ) from None
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                raise StoreError(
+                    f"another vflsec is writing to {self.folder}: wait for it, or choose another --out"
+                ) from None
         return lock
 
     def records(self) -> dict[str, Record]:
@@ -76,33 +83,61 @@ class Store:
 
     def append(self, record: Record) -> None:
         """Write one result as one line, on the disk before this returns."""
-        with self._records.open("ab") as file:
-            file.write(msgspec.json.encode({"schema": SCHEMA, **record}) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._records.open("ab") as file:
+                file.write(msgspec.json.encode({"schema": SCHEMA, **record}) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
 
     def trim(self) -> None:
         """Cut off a torn last line, so that the next one starts on a line of its own."""
         if self._records.exists():
-            os.truncate(self._records, sum(map(len, self._complete_lines())))
+            with writing(self.folder):
+                os.truncate(self._records, sum(map(len, self._complete_lines())))
 
     def forget(self, keep: Callable[[Record], bool]) -> None:
         """Drop the results that ``keep`` refuses, in one atomic replacement."""
         kept = [line for line in self._complete_lines() if keep(msgspec.json.decode(line))]
         temporary = self._records.with_suffix(".tmp")
-        temporary.write_bytes(b"".join(kept))
-        temporary.replace(self._records)
+        with writing(self.folder):
+            temporary.write_bytes(b"".join(kept))
+            temporary.replace(self._records)
+
+    def forget_failures(self) -> None:
+        """Drop the results that errored or diverged, and their cells, so that these are trained again."""
+        for record in self.records().values():
+            if record["status"] in FAILED and "cell" in record:
+                self.cell(record["cell"]).remove()
+        self.forget(lambda record: record["status"] not in FAILED)
+
+    def expect_own(self) -> None:
+        """Raise StoreError if this folder holds cells, or what is called so, that no evaluation wrote."""
+        cells = self.folder / "cells"
+        if cells.exists() and not (self._records.exists() or (self.folder / "spec.toml").exists()):
+            raise StoreError(
+                f"expected an evaluation in {self.folder}, found {cells} without spec.toml or records.jsonl: "
+                f"remove it, or choose another --out"
+            )
 
     def clear(self) -> None:
-        """Drop all results and all cells."""
-        self._records.unlink(missing_ok=True)
-        shutil.rmtree(self.folder / "cells")
-        (self.folder / "cells").mkdir()
+        """Drop all results and all cells; what else lies there stays.
+
+        Raises:
+            StoreError: this folder is not of an evaluation.
+        """
+        self.expect_own()
+        with writing(self.folder):
+            self._records.unlink(missing_ok=True)
+            for facts in self.folder.glob("cells/*/cell.json"):
+                CellFolder(facts.parent).remove()
 
     def write_settings(self, spec_toml: str) -> None:
         """Write ``spec.toml`` and ``env.json``."""
-        (self.folder / "spec.toml").write_text(spec_toml, encoding="utf-8")
-        (self.folder / "env.json").write_bytes(msgspec.json.format(msgspec.json.encode(environment()), indent=2))
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "spec.toml").write_text(spec_toml, encoding="utf-8")
+            (self.folder / "env.json").write_bytes(msgspec.json.format(msgspec.json.encode(environment()), indent=2))
 
     def cell(self, key: str) -> CellFolder:
         """Return the folder of one cell."""
@@ -129,14 +164,30 @@ class CellFolder:
         """Write models and facts to a folder beside, then move it here; what another process put here first stays."""
         temporary = self.path.with_name(f".{self.path.name}-{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)
-        save_models(temporary)
-        (temporary / "cell.json").write_bytes(msgspec.json.encode(facts))
-        try:
-            temporary.rename(self.path)
-        except OSError:  # the same cell, which a killed run's last worker was still computing
-            shutil.rmtree(temporary)
-            if self.read() is None:
-                raise
+        with writing(self.path):
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            save_models(temporary)
+            (temporary / "cell.json").write_bytes(msgspec.json.encode(facts))
+            try:
+                temporary.rename(self.path)
+            except OSError:  # the same cell, which a killed run's last worker was still computing
+                shutil.rmtree(temporary)
+                if self.read() is None:
+                    raise
+
+    def check(self) -> None:
+        """Raise StoreError unless this folder is new and can be made; it is made and removed again."""
+        with writing(self.path):
+            if self.path.exists():
+                raise StoreError(f"expected a new folder for --out, got {self.path}, which exists: name another")
+            made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+            self.path.mkdir(parents=True)
+            for folder in made:
+                folder.rmdir()
+
+    def remove(self) -> None:
+        """Drop models and facts."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def environment() -> dict[str, str]:

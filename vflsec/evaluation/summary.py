@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from vflsec.evaluation.folding import by_defense, c_dcs, caps
 from vflsec.evaluation.gates import Limits, check_limits, gates
 from vflsec.evaluation.plan import Row, rows
-from vflsec.evaluation.points import Curve, priors_by_seed
+from vflsec.evaluation.points import Curve, priors_by_method
 from vflsec.evaluation.results import Summary
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.store import Record
@@ -22,11 +22,11 @@ def summarize(
         UsageError: a limit on an attack that was not run.
     """
     check_limits(spec, max_leak)
-    alone = priors_by_seed(spec, records)
+    alone = priors_by_method(spec, records)
     groups: dict[tuple[str, str, float], list[Row]] = {}
     for row in rows(spec):
         groups.setdefault((row.method, row.defense, row.strength), []).append(row)
-    curves = [Curve(spec, group, records, alone) for group in groups.values()]
+    curves = [Curve(spec, group, records, alone.get(method, {})) for (method, *_), group in groups.items()]
     points = [point for curve in curves for point in curve.points()]
     worst = [curve.worst() for curve in curves]
     metrics = [p.utility.metric for p in points if p.utility.mean is not None]
@@ -41,5 +41,16 @@ def summarize(
         cap=folded,
         c_dcs=c_dcs(folded),
         gates=gates(points + worst, max_leak, min_utility),
+        notes=_notes(spec),
         out=out,
     )
+
+
+def _notes(spec: EvalSpec) -> list[str]:
+    """What a reader must know before believing a number."""
+    notes = []
+    if spec.train.select == "paper_best_on_test":
+        notes.append("epochs were chosen on TEST rows (train.select=paper_best_on_test): utility is flattered")
+    if not spec.aux.folds:
+        notes.append("no folds: worst is the largest leak, alone the logistic regression")
+    return notes

@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from vflsec.core import registry
+from vflsec.core.defense import Defense
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Channel
 from vflsec.core.method import Method, OptimizerFactory, World
@@ -18,7 +19,8 @@ from vflsec.core.seeds import generator
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec, Partition, partition
-from vflsec.evaluation.plan import Cell
+from vflsec.evaluation.plan import Cell, dataset_identity
+from vflsec.evaluation.spec import DefenseSpec
 
 
 def load_dataset(name: str, **options: Any) -> VerticalDataset:
@@ -39,7 +41,8 @@ def load_dataset(name: str, **options: Any) -> VerticalDataset:
 
 def partition_of(cell: Cell) -> Partition:
     """Return the cell's split data; the last one is kept, because neighbouring cells share it."""
-    return _partition(msgspec.json.encode((cell.dataset, cell.data, cell.seed)))
+    identity = str(dataset_identity(cell.dataset))  # a file that has changed is another dataset
+    return _partition(msgspec.json.encode((cell.dataset, cell.data, cell.seed)), identity)
 
 
 def build_world(cell: Cell, device: str) -> World:
@@ -55,12 +58,17 @@ def build_world(cell: Cell, device: str) -> World:
             channel,
             rng=generator(cell.seed, "noise", name, device=where),
             labels={split: torch.tensor(y, device=where) for split, y in data.labels.items()} if active else None,
-            defenses=[
-                registry.build("defenses", d.name, d.strength, **({"at": list(d.at)} if d.at else {}), **d.options)
-                for d in cell.defenses
-            ],
+            defenses=[build_defense(defense) for defense in cell.defenses],
         )
     return World(parties, channel, len(data.classes), data.metric, cell.seed, where, _optimizers(cell))
+
+
+def build_defense(spec: DefenseSpec) -> Defense:
+    """Return the defence that ``spec`` names."""
+    at = {"at": list(spec.at)} if spec.at else {}
+    defense = registry.build("defenses", spec.name, spec.strength, **at, **spec.options)
+    assert isinstance(defense, Defense)
+    return defense
 
 
 def build_method(cell: Cell) -> Method:
@@ -78,6 +86,6 @@ def _optimizers(cell: Cell) -> dict[str, OptimizerFactory]:
 
 
 @lru_cache(maxsize=1)
-def _partition(settings: bytes) -> Partition:
+def _partition(settings: bytes, identity: str) -> Partition:  # noqa: ARG001  (an argument of the cache)
     dataset, data, seed = msgspec.json.decode(settings, type=tuple[str, DataSpec, int])
     return partition(load_dataset(dataset, **data.options), data, seed)

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.core import registry
+from vflsec.core.message import Kind
 from vflsec.core.method import Method, ModelSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
+from vflsec.core.protocol import Boundary
 from vflsec.core.seeds import derive
 from vflsec.core.view import Need
-from vflsec.methods.split_training import SplitTraining
+from vflsec.methods.split_training import SplitTraining, selection_split
 from vflsec.nn.bottoms import MLPBottom
 from vflsec.nn.top import Top
 
@@ -33,6 +35,7 @@ class FedSplitNN(Method):
 
     name = "fedsplitnn"
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, baseline FedSplitNN; Vepakomma et al. 2018"
+    sends = frozenset({Kind.EMBEDDING, Kind.GRADIENT})
     shows = {  # noqa: RUF012  (declared ClassVar in the base class)
         "passive": _BOTH | {Need.GRADIENTS},
         "active": _BOTH | {Need.EMBEDDINGS},
@@ -41,6 +44,7 @@ class FedSplitNN(Method):
     def __init__(self, train: TrainSpec, model: ModelSpec, *, boundary: str = "plain") -> None:
         super().__init__(train, model)
         self.boundary = boundary
+        self._boundaries: dict[str, Boundary] = {}
 
     def build(self, world: World) -> None:
         """Draw each party's bottom model, and the active party's top model, from streams of their own."""
@@ -58,7 +62,17 @@ class FedSplitNN(Method):
                         head=spec.head,
                         hidden=spec.head_hidden,
                     )
+        for party in world.passive:
+            boundary = registry.build("protocols", self.boundary, party, world.active)
+            self._boundaries[party.name] = boundary
+            for owner, module in boundary.modules().items():  # trained and stored with its owner's own models
+                world.parties[owner].modules[f"boundary_{party.name}"] = module
+        for party in world.parties.values():
             party.modules.to(world.device)
+
+    def check(self, world: World) -> None:
+        """Raise UsageError if validation rows are needed, and there are none."""
+        selection_split(self.train_spec, world)
 
     def train(self, phase: str, world: World, progress: Progress) -> list[float]:
         """Run the one phase, ``train``."""
@@ -73,6 +87,5 @@ class FedSplitNN(Method):
         return party.modules["bottom"]
 
     def _split(self, world: World) -> SplitTraining:
-        boundaries = {p.name: registry.build("protocols", self.boundary, p, world.active) for p in world.passive}
         bottoms = {party.name: party.modules["bottom"] for party in world.parties.values()}
-        return SplitTraining(world, bottoms, world.active.modules["top"], boundaries, self.train_spec)
+        return SplitTraining(world, bottoms, world.active.modules["top"], self._boundaries, self.train_spec)

@@ -51,7 +51,7 @@ class SplitTraining:
             UsageError: early stopping or selection without validation rows.
         """
         world, spec = self.world, self.spec
-        selection = self._selection_split()
+        selection = selection_split(spec, world)
         labels = world.active.labels["train"]
         rng = generator(world.seed, "labels", phase, device=world.device)
         for defense in world.active.defenses:
@@ -127,7 +127,7 @@ class SplitTraining:
         logits = []
         everybody = torch.arange(self.world.n_rows(split), device=self.world.device)
         for number, rows in enumerate(torch.split(everybody, PREDICTION_BATCH)):
-            step = Step(number, phase, rows)
+            step = Step(number, phase, rows, split=split)
             own = self.bottoms[self.world.active.name](self.world.active.features[split][rows])
             arrived = {
                 party.name: self.boundaries[party.name].up(self.bottoms[party.name](party.features[split][rows]), step)
@@ -147,8 +147,7 @@ class SplitTraining:
         """
         spec, honest, found = self.spec, [], []
         for party in self.world.parties.values():
-            modules = [party.modules, *(m for d in party.defenses if d.strength for m in d.modules())]
-            parameters = [p for module in modules for p in module.parameters()]
+            parameters = list(party.modules.parameters())
             own = self.world.optimizers.get(party.name)
             malicious = own(parameters, spec.lr) if own else None
             found += [malicious] if malicious else []
@@ -157,18 +156,6 @@ class SplitTraining:
             sgd = torch.optim.SGD(honest, spec.lr, spec.momentum, weight_decay=spec.weight_decay, fused=True)
             return [sgd, *found]
         return [torch.optim.Adam(honest, spec.lr, weight_decay=spec.weight_decay, fused=True), *found]
-
-    def _selection_split(self) -> str | None:
-        """The split whose metric chooses the epoch, or None if the last one is taken."""
-        if self.spec.select == "paper_best_on_test":
-            return "test"
-        if self.spec.select == "last" and not self.spec.patience:
-            return None
-        if not self.world.n_rows("val"):
-            raise UsageError(
-                "early stopping and best_on_val need validation rows, got none: add --set data.validation=0.1"
-            )
-        return "val"
 
     def _score(self, split: str) -> float:
         """The headline metric on ``split``; embeddings cross the wire for it, and are counted and seen."""
@@ -188,3 +175,18 @@ class SplitTraining:
     def _restore(self, states: dict[str, dict[str, Tensor]]) -> None:
         for name, state in states.items():
             self.world.parties[name].modules.load_state_dict(state)
+
+
+def selection_split(spec: TrainSpec, world: World) -> str | None:
+    """Return the split whose metric chooses the epoch, or None if the last one is taken.
+
+    Raises:
+        UsageError: validation rows are needed, and there are none.
+    """
+    if spec.select == "paper_best_on_test":
+        return "test"
+    if spec.select == "last" and not spec.patience:
+        return None
+    if not world.n_rows("val"):
+        raise UsageError("early stopping and best_on_val need validation rows, got none: add --set data.validation=0.1")
+    return "val"

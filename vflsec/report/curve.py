@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from vflsec.evaluation.results import Point, Summary
+from vflsec.evaluation.results import Leak, Measure, Point, Summary
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 """Okabe and Ito's colours, told apart by colour-blind readers; markers and line styles differ too."""
@@ -22,14 +22,14 @@ LABELS = {"auc": "AUC", "accuracy": "accuracy"}
 
 
 class Line(NamedTuple):
-    """One curve as drawn: utility and leak with their margins, and the strength at each point."""
+    """One curve as drawn: utility and leak with margins below and above, and what is written at each point."""
 
     label: str
     utility: Sequence[float]
-    utility_margin: Sequence[float]
+    utility_margin: tuple[Sequence[float], Sequence[float]]
     leak: Sequence[float]
-    leak_margin: Sequence[float]
-    strengths: Sequence[float]
+    leak_margin: tuple[Sequence[float], Sequence[float]]
+    texts: Sequence[str]
 
 
 def lines(summary: Summary) -> list[Line]:
@@ -64,6 +64,8 @@ def draw(summary: Summary) -> Curve:
     axes.set_xlabel(f"utility: {metric} of the joint model on test rows (higher is better)")
     axes.set_ylabel(f"leak: {metric} of the inferred labels (lower is better)")
     axes.set_title(f"{summary.dataset}: what {summary.adversary} infers", loc="left")
+    for i, note in enumerate(summary.notes):
+        axes.text(0.99, 0.02 + 0.05 * i, note, transform=axes.transAxes, ha="right", fontsize=7, color="#d55e00")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.margins(x=0.12, y=0.12)
@@ -86,15 +88,24 @@ def _line(label: str, points: Sequence[Point]) -> Line:
     return Line(
         label,
         [p.utility.mean or 0.0 for p in points],
-        [_margin(p.utility.mean, p.utility.ci95) for p in points],
+        _margins([p.utility for p in points]),
         [p.leak.mean or 0.0 for p in points],
-        [_margin(p.leak.mean, p.leak.ci95) for p in points],
-        [p.strength for p in points],
+        _margins([p.leak for p in points]),
+        [_text(p) for p in points],
     )
 
 
-def _margin(mean: float | None, ends: tuple[float | None, float | None]) -> float:
-    return 0.0 if mean is None or ends[1] is None else max(0.0, ends[1] - mean)
+def _margins(measures: Sequence[Measure | Leak]) -> tuple[list[float], list[float]]:
+    """Lengths of the error bars below and above each mean; none where there is no interval."""
+    ends = [(m.mean or 0.0, *(m.mean or 0.0 if end is None else end for end in m.ci95)) for m in measures]
+    return [max(0.0, mean - low) for mean, low, _ in ends], [max(0.0, high - mean) for mean, _, high in ends]
+
+
+def _text(point: Point) -> str:
+    """The strength, and how many seeds gave a number where not all did."""
+    text = "no defense" if point.strength == 0 else f"λ={point.strength:g}"
+    seeds = sum(point.statuses.values())
+    return text if point.leak.n == seeds else f"{text} ({point.leak.n}/{seeds})"
 
 
 def _draw_line(axes: Axes, line: Line, color: str, marker: str) -> None:
@@ -111,8 +122,7 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str) -> None:
         capsize=2.5,
         label=line.label,
     )
-    for x, y, strength in zip(line.utility, line.leak, line.strengths, strict=True):
-        text = "no defense" if strength == 0 else f"λ={strength:g}"
+    for x, y, text in zip(line.utility, line.leak, line.texts, strict=True):
         label = axes.annotate(text, (x, y), textcoords="offset points", xytext=(8, -13), fontsize=8, color=color)
         label.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
 

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -61,7 +61,7 @@ def heading(summary: Summary) -> str:
 
 def rich(summary: Summary) -> RenderableType:
     """Return the tables for a terminal."""
-    parts: list[RenderableType] = [Text(heading(summary))]
+    parts: list[RenderableType] = [Text(heading(summary)), *(Text(f"NOTE {note}") for note in summary.notes)]
     parts += [_rich(cells) for cells in tables(summary)]
     parts += [Text(gate_line(gate)) for gate in summary.gates]
     return Group(*parts)
@@ -69,7 +69,11 @@ def rich(summary: Summary) -> RenderableType:
 
 def markdown(summary: Summary) -> str:
     """Return the tables as Markdown."""
-    parts = [heading(summary), *(f"{cells.title}\n\n{_markdown(cells)}" for cells in tables(summary))]
+    parts = [
+        heading(summary),
+        *(f"NOTE {note}" for note in summary.notes),
+        *(f"{cells.title}\n\n{_markdown(cells)}" for cells in tables(summary)),
+    ]
     return "\n\n".join([*parts, *(gate_line(gate) for gate in summary.gates)]) + "\n"
 
 
@@ -105,11 +109,11 @@ def signed(value: float | None) -> str:
 
 
 def with_margin(measure: Measure | Leak) -> str:
-    """Return ``mean ±half``, half the width of the interval; over rows it is not quite symmetric."""
+    """Return ``mean ±margin``, the wider side of the interval: over rows, or near 0 or 1, the sides differ."""
     low, high = measure.ci95
     if measure.mean is None or low is None or high is None:
         return number(measure.mean)
-    return f"{number(measure.mean)} ±{number((high - low) / 2)}"
+    return f"{number(measure.mean)} ±{number(max(high - measure.mean, measure.mean - low))}"
 
 
 def status(point: Point) -> str:
@@ -165,9 +169,9 @@ def _cap_value(value: float | None, ends: tuple[float | None, float | None]) -> 
 def _rich(cells: Cells) -> RichTable:
     table = RichTable(title=cells.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for i, name in enumerate(cells.header):
-        table.add_column(
-            name, no_wrap=True, justify="left" if i == 0 or name in ("attack", "status", "note") else "right"
-        )
+        text = name in ("attack", "status", "note")  # these may wrap; numbers may not
+        justify: Literal["left", "right"] = "left" if i == 0 or text else "right"
+        table.add_column(name, no_wrap=not text, overflow="fold", justify=justify)
     for row in cells.rows:
         table.add_row(*row)
     return table

@@ -1,0 +1,75 @@
+"""The Python API says and does what the command line does."""
+
+import pytest
+
+import vflsec
+from vflsec.core.errors import Diverged, UsageError
+from vflsec.evaluation import engine
+
+SMALL = {"dataset": "toy", "data": {"options": {"rows": 300}}, "train": {"epochs": 2}}
+ATTACKED = {**SMALL, "attack": "mc:epochs=5", "aux": {"n": 20, "folds": 0}, "seeds": 2, "jobs": 1}
+
+
+def test_a_strength_may_stand_with_its_defense(tmp_path):
+    report = vflsec.evaluate(**ATTACKED, defense="iso:lambda=5", fixed=["iso:lambda=1@embedding"], out=tmp_path)
+    assert [point.strength for point in report.points] == [0.0, 5.0]
+    assert [(d.name, d.strength, d.at) for d in report.spec.fixed] == [("iso", 1.0, ("embedding",))]
+    assert (tmp_path / "curve.svg").exists()
+
+
+def test_a_strength_is_given_once(tmp_path):
+    with pytest.raises(UsageError, match="expected the strength once"):
+        vflsec.evaluate(**ATTACKED, defense="iso:lambda=5", strengths=[1], out=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:99", "cuda:x", "cpu:0"])
+def test_devices_that_are_not_there(tmp_path, device):
+    message = r"expected --device cpu, or cuda where torch finds a GPU \(\d here\), got"
+    with pytest.raises(UsageError, match=message):
+        vflsec.evaluate(**ATTACKED, device=device, out=tmp_path / "run")
+    with pytest.raises(UsageError, match=message):
+        vflsec.train(**SMALL, device=device)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cluster_may_have_devices_that_this_machine_lacks():
+    engine.check_device("cuda:99", here=False)
+    with pytest.raises(UsageError, match="got 'foo'"):
+        engine.check_device("foo", here=False)
+
+
+def test_train_takes_tables_and_defenses():
+    trained = vflsec.train(
+        **SMALL, options={"boundary": "plain"}, fixed=["iso:lambda=1@embedding"], defense="iso:lambda=5"
+    )
+    assert [d.strength for d in trained.world.active.defenses] == [1.0, 5.0]
+    assert trained.predict("test").shape == (90, 2)
+
+
+def test_few_labels_train_although_no_adversary_could_have_them():
+    assert vflsec.train(**{**SMALL, "data": {"n_labeled": 40}}).world.n_rows("train") == 40
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"options": {"boundary": "nope"}}, "unknown protocol 'nope'"),
+        ({"options": {"cut": 3}}, "fedsplitnn: unknown option 'cut'"),
+        ({"seeds": 3}, "unknown setting of a training 'seeds'"),
+        ({"defense": "iso"}, "expected a strength for the fixed defense iso"),
+        ({"data": {"n_labeled": 900}}, "expected n_labeled <= 420"),
+        ({"train": {"patience": 1}}, "need validation rows"),
+    ],
+)
+def test_wrong_settings_of_a_training(settings, message):
+    with pytest.raises(UsageError, match=message):
+        vflsec.train(**{**SMALL, **settings})
+
+
+def test_a_training_without_a_number_is_raised():
+    with pytest.raises(Diverged, match="diverged: .* lower train.lr"):
+        vflsec.train(**{**SMALL, "train": {"epochs": 2, "lr": 1e30, "optimizer": "sgd"}})
+    train = {"epochs": 20, "optimizer": "sgd", "momentum": 0.0, "weight_decay": 999.0}
+    with pytest.raises(Diverged, match="collapsed: the model predicts the same"):
+        vflsec.train(**{**SMALL, "train": train})
