@@ -140,6 +140,6 @@ OWN_DATA = {
         '[parties.passive_1]\nfile = "bureau.csv"\n'
     ),
     "bank.csv": "customer_id,job,income,defaulted\n"
-    + "".join(f"{i},{'ab'[i % 2]},{i},{(i // 3) % 2}\n" for i in range(60)),
-    "bureau.csv": "customer_id,score\n" + "".join(f"{i},{(i * 7) % 11}\n" for i in range(60)),
+    + "".join(f"{i},{'ab'[i % 2]},{i},{(i // 3) % 2}\n" for i in range(300)),
+    "bureau.csv": "customer_id,score\n" + "".join(f"{i},{(i * 7) % 11}\n" for i in range(300)),
 }
