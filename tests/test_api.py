@@ -73,3 +73,18 @@ def test_a_training_without_a_number_is_raised():
     train = {"epochs": 20, "optimizer": "sgd", "momentum": 0.0, "weight_decay": 999.0}
     with pytest.raises(Diverged, match="collapsed: the model predicts the same"):
         vflsec.train(**{**SMALL, "train": train})
+
+
+def test_attack_takes_what_train_returns():
+    trained = vflsec.train(dataset="toy", train={"epochs": 5})
+    leak = vflsec.attack(trained, "logistic", n_aux=20)
+    assert leak["test"]["metrics"]["auc"] > 0.8
+    assert leak["train"]["n"] == trained.world.n_rows("train") - 20
+
+
+def test_attack_on_what_was_not_kept():
+    trained = vflsec.train(dataset="toy", train={"epochs": 1})
+    with pytest.raises(UsageError, match="unknown adversary 'passive_9'. Did you mean passive_1"):
+        vflsec.attack(trained, "mc", adversary="passive_9", n_aux=20)
+    with pytest.raises(UsageError, match="expected fewer auxiliary labels"):
+        vflsec.attack(trained, "mc", n_aux=5000)

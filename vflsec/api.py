@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vflsec.core.attack import Attack
 from vflsec.core.errors import Diverged
 from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
 from vflsec.evaluation import engine, runner, world
 from vflsec.evaluation import spec as specs
+from vflsec.evaluation.plan import training_cell
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.store import Record, Store, writing
 from vflsec.report.report import Report
@@ -117,19 +117,38 @@ def fit(spec: EvalSpec, seed: int, device: str, progress: Progress) -> tuple[Tra
         Diverged: the loss is not finite, or the model says the same of everybody.
     """
     with runner.one_thread():
-        trained, facts = runner.train(engine.training_cell(spec, spec.methods[0], seed), device, progress)
+        trained, facts = runner.train(training_cell(spec, spec.methods[0], seed), device, progress)
     if trained is None or facts["status"] != "ok":
         raise Diverged(f"{facts['status']}: {facts['error']}")
     return trained, facts
 
 
-def attack(name: str, **options: Any) -> Attack:
-    """Return an attack by name: ``vflsec.attack("mc", mode="mixmatch")``; call it on a View.
+def attack(
+    trained: Trained, name: str = "mc", *, adversary: str = "passive_1", n_aux: int = 80, **options: Any
+) -> dict[str, dict[str, Any]]:
+    """Attack what ``train`` returned, and score the guess: the metrics, their row interval and chance, by split.
+
+    Training kept no messages, so an attack that reads them needs ``evaluate``.
+
+    Example:
+        >>> leak = attack(train(dataset="digits"), "mc", epochs=50)
+        >>> leak["test"]["metrics"]["accuracy"] > leak["test"]["chance"]
+        True
+
+    Args:
+        trained: a trained federation.
+        name: a registered attack, or ``path/to/file.py:Class``.
+        adversary: the attacking party.
+        n_aux: how many auxiliary labels it has, balanced over classes.
+        options: of the attack.
 
     Raises:
-        UsageError: an unknown name or option.
+        UsageError: an unknown name or option, or too few rows for the auxiliary labels.
+        InsufficientView: the adversary lacks what the attack needs.
     """
-    return runner.build_attack(specs.AttackSpec(name=name, options=options))
+    mounted = runner.build_attack(specs.AttackSpec(name=name, options=options))
+    with runner.one_thread():
+        return runner.attacked_once(mounted, trained, adversary, specs.AuxSpec(n=n_aux, folds=0))
 
 
 def load_dataset(name: str, **options: Any) -> VerticalDataset:

@@ -17,7 +17,7 @@ from vflsec.core.method import Method, World
 from vflsec.core.view import Need
 from vflsec.evaluation import runner
 from vflsec.evaluation.adversary import adversary, draw_auxiliary
-from vflsec.evaluation.plan import Cell, Prior, Row, priors, rows
+from vflsec.evaluation.plan import Prior, Row, priors, rows, training_cell
 from vflsec.evaluation.runner import Task
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.store import Record, Store
@@ -92,20 +92,6 @@ def check_training(spec: EvalSpec) -> None:
     """
     for _ in _built(spec):
         pass
-
-
-def training_cell(spec: EvalSpec, method: str, seed: int) -> Cell:
-    """Return the cell of one method under the fixed defences alone."""
-    return Cell(
-        dataset=spec.dataset,
-        data=spec.data,
-        method=method,
-        method_options=spec.method.get(method, {}),
-        train=spec.train,
-        model=spec.model,
-        defenses=spec.fixed,
-        seed=seed,
-    )
 
 
 def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:

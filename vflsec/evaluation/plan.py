@@ -147,11 +147,14 @@ def _sweep(spec: EvalSpec) -> Iterator[tuple[DefenseSpec | None, float]]:
             yield defense, strength
 
 
-def _cell(
-    spec: EvalSpec, method: str, sweep: DefenseSpec | None, strength: float, seed: int, attack: AttackSpec
+def training_cell(
+    spec: EvalSpec,
+    method: str,
+    seed: int,
+    swept: tuple[DefenseSpec, ...] = (),
+    malicious: tuple[str, AttackSpec] | None = None,
 ) -> Cell:
-    swept = (msgspec.structs.replace(sweep, strength=strength),) if sweep else ()
-    acts = registry.build("attacks", attack.name, **attack.options).acts_in_training
+    """Return the cell of one method and seed, under the swept defences and the fixed ones, those at 0 left out."""
     return Cell(
         dataset=spec.dataset,
         data=spec.data,
@@ -161,8 +164,16 @@ def _cell(
         model=spec.model,
         defenses=tuple(d for d in (*swept, *spec.fixed) if d.strength > 0),
         seed=seed,
-        malicious=(spec.adversary, attack) if acts else None,
+        malicious=malicious,
     )
+
+
+def _cell(
+    spec: EvalSpec, method: str, sweep: DefenseSpec | None, strength: float, seed: int, attack: AttackSpec
+) -> Cell:
+    swept = (msgspec.structs.replace(sweep, strength=strength),) if sweep else ()
+    acts = registry.build("attacks", attack.name, **attack.options).acts_in_training
+    return training_cell(spec, method, seed, swept, (spec.adversary, attack) if acts else None)
 
 
 def _attack_settings(attack: AttackSpec) -> list[Any]:

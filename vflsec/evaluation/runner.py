@@ -205,6 +205,15 @@ def _scored(attack: Attack, view: View, trained: Trained, aux: AuxSpec) -> dict[
     }
 
 
+def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> dict[str, dict[str, Any]]:
+    """Return the leak by split of one attack on a federation trained elsewhere, of which no messages were kept."""
+    world = trained.world
+    rows = draw_auxiliary(world.active.labels["train"], world.n_classes, aux, world.seed)
+    view = view_of(trained, adversary(world, party), rows)
+    leak: dict[str, dict[str, Any]] = _scored(attack, view, trained, aux)["leak"]
+    return leak
+
+
 def _prior(prior: Prior, task: Task, device: str) -> Record:
     """Run what the adversary could have done alone; it needs the data and the model's shape, but no training."""
     began = time.perf_counter()
