@@ -31,6 +31,7 @@ def test_it_is_short_and_defines_nothing(notebook):
     assert not any(re.search(r"^\s*(def|class) ", source, re.MULTILINE) for source in code)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the kernel's transport warns about the machine it runs on
 def test_it_runs(notebook, tmp_path):
     cells = [cell for cell in notebook.cells if "SEEDS = 5" in cell.source]

@@ -70,12 +70,14 @@ def test_a_second_run_computes_nothing(tmp_path):
     assert list(engine.evaluate(plan, store)) == []
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_file(tmp_path, uninterrupted):
     store = Store(tmp_path)
     list(engine.evaluate(engine.plan(specs.read(SETTINGS), store), store, jobs=2))
     assert timeless(tmp_path / "records.jsonl") == uninterrupted
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the cluster's own
 def test_a_dask_cluster_gives_the_same_file(tmp_path, uninterrupted):
     from distributed import LocalCluster
@@ -102,6 +104,7 @@ def test_dask_is_an_extra(tmp_path, monkeypatch):
         list(engine.evaluate(engine.plan(specs.read(SETTINGS), store), store, engine="dask:tcp://127.0.0.1:1"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("after", "jobs"), [(1, 1), (6, 1), (4, 2)])
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, uninterrupted, after, jobs):
     config = tmp_path / "spec.toml"
