@@ -462,3 +462,13 @@ def test_traceback_on_request():
 def test_options_from_the_environment(tmp_path):
     result = CliRunner(env={"VFLSEC_EVAL_SEEDS": "2"}).invoke(cli, ["eval", "--dataset", "toy", "--dry-run"])
     assert "seeds = 2" in result.stdout
+
+
+def test_a_collapsed_model_cannot_pass_a_gate(tmp_path):
+    vanishing = ["epochs=20", "optimizer=sgd", "momentum=0.0", "lr=0.001", "weight_decay=999.0"]
+    words = [word for setting in vanishing for word in ("--set", f"train.{setting}")]
+    base = ["eval", "--dataset", "toy", "--set", "aux.folds=0", "--set", "aux.n=20", "--seeds", "1", "--jobs", "1"]
+    result = run(*base, *words, "--max-leak", "mc=0.99", "--out", tmp_path)
+    assert "GATE max-leak mc 0.99: UNDECIDED" in result.stdout
+    assert result.exit_code == 3
+    assert run("report", tmp_path).exit_code == 3, "a cell without a number, gate or no gate"

@@ -228,11 +228,12 @@ def show(report: Report, form: str) -> None:
 
 
 def exit_code(report: Report) -> int:
-    """Return 1 if a gate failed, 3 if a cell gave no number, else 0."""
-    if any(gate.holds is False for gate in report.summary.gates):
+    """Return 1 if a gate failed, 3 if a cell gave no number or a gate is undecided, else 0."""
+    verdicts = [gate.holds for gate in report.summary.gates]
+    if False in verdicts:
         return 1
-    lost = any(set(point.statuses) & {"error", "diverged", "missing"} for point in report.points)
-    return 3 if lost else 0
+    lost = any(set(point.statuses) & {"error", "diverged", "collapsed", "missing"} for point in report.points)
+    return 3 if lost or None in verdicts else 0
 
 
 def leak_limits(texts: Sequence[str]) -> dict[str, float]:
