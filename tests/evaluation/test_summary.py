@@ -132,6 +132,16 @@ def test_without_folds_worst_is_the_largest_leak():
     assert summary.points[0].leak.alone == pytest.approx(0.58), "the logistic regression"
 
 
+def test_an_attack_that_folds_could_not_test_is_not_passed_over():
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
+    records = make_records(spec)
+    for row in rows(spec):
+        if row.label == "logistic":
+            leak = {"test": block(0.95), "train": block(0.95)}
+            records[row.key] = {**records[row.key], "fold": None, "leak": leak}
+    assert {p.choice for p in summary_of(records, spec).worst} == {"logistic"}
+
+
 def test_worst_shows_what_happened_to_every_attack():
     spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
     records = make_records(spec)

@@ -67,7 +67,7 @@ class Curve:
 
         Chosen by the adversary's own folds, averaged over seeds. These folds favour the federated model, which was
         trained on the very labels that they hold out: where the choice turns out to infer less than *alone*, alone is
-        taken. Without folds it is the largest leak, an upper bound. Both err on the side of the adversary.
+        taken; and so is an attack that folds could not test. Both err on the side of the adversary.
         """
         statuses = Counter(
             min((self._status(name, seed) for name in self.by_attack), key=SEVERITY.index) for seed in range(self.seeds)
@@ -79,10 +79,9 @@ class Curve:
         candidates = {name: by_seed for name, by_seed in {**attacks, **priors_}.items() if by_seed}
         if not trained:  # nothing to attack, and then no utility either: a status, never a number
             return self._point("worst", {}, statuses, alone, "")
-        largest = max(candidates, key=lambda name: _mean_leak(candidates[name]))
-        choice = strongest(candidates, otherwise=largest)
-        if alone and _mean_leak(alone) > _mean_leak(candidates[choice]):
-            choice = next(name for name, by_seed in priors_.items() if by_seed is alone)
+        chosen_by_folds = strongest(candidates, otherwise=next(iter(candidates)))
+        untested = [name for name, by_seed in candidates.items() if by_seed is alone or not _folded(by_seed)]
+        choice = max([chosen_by_folds, *untested], key=lambda name: _mean_leak(candidates[name]))
         chosen = {
             seed: {**record, "leak": candidates[choice][seed]["leak"], "budget": candidates[choice][seed]["budget"]}
             for seed, record in sorted(trained.items())
@@ -119,8 +118,13 @@ class Curve:
 def strongest(candidates: Mapping[str, BySeed], *, otherwise: str) -> str:
     """Return the name of the candidate whose fold score, averaged over seeds, is best; ``otherwise`` without folds."""
     folds = {name: [record["fold"] for record in by_seed.values()] for name, by_seed in candidates.items()}
-    means = {name: sum(found) / len(found) for name, found in folds.items() if found and None not in found}
+    means = {name: sum(found) / len(found) for name, found in folds.items() if _folded(candidates[name])}
     return max(means, key=lambda name: means[name]) if means else otherwise
+
+
+def _folded(by_seed: BySeed) -> bool:
+    """Whether the adversary could test this candidate itself, with every seed."""
+    return bool(by_seed) and all(record["fold"] is not None for record in by_seed.values())
 
 
 def _mean_leak(by_seed: BySeed) -> float:
