@@ -15,6 +15,7 @@ where the peer runs one.
 from __future__ import annotations
 
 import resource
+from functools import partial
 
 import click
 import numpy as np
@@ -87,7 +88,7 @@ def make_world(x: dict[str, Tensor], y: dict[str, Tensor], s: float, seed: int) 
             name,
             {split: pictures[:, half].contiguous() for split, pictures in x.items()},
             channel,
-            rng=generator(seed, "noise", name),
+            noise=partial(generator, seed, "noise", name),
             labels=y if name == "active" else None,
             defenses=[ClippedNoise(s)],
         )

@@ -18,7 +18,7 @@ class IsotropicNoise(Defense):
     standard deviation; Marvell's paper writes t for the variance ratio, t = lambda^2.
 
     Embeddings and gradients are (B, m). A parameter tensor of two or more dimensions is taken as (out, rest) rows; one
-    of a single dimension is one row. The caller releases no BatchNorm buffers, and keeps its own clean copy.
+    of a single dimension is one row. BatchNorm's running statistics are released in clear.
 
     Guarantee: none, empirical only. The scale depends on private data, so this is not differential privacy.
 
@@ -45,7 +45,9 @@ class IsotropicNoise(Defense):
         return self._noised(g, release.rng)
 
     def on_parameters(self, p: Tensor, release: Release) -> Tensor:
-        """Return a noised copy of one parameter tensor, any shape."""
+        """Return a noised copy of one parameter tensor, any shape; running statistics stay as they are."""
+        if release.buffer:  # a variance with noise may be negative
+            return p
         rows = p.reshape(len(p), -1) if p.dim() > 1 else p.reshape(1, -1)
         return self._noised(rows, release.rng).reshape(p.shape)
 

@@ -12,7 +12,7 @@ from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
 from vflsec.evaluation import engine, runner, world
 from vflsec.evaluation import spec as specs
-from vflsec.evaluation.plan import training_cell
+from vflsec.evaluation.plan import build_attack, training_cell
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.store import Record, Store, writing
 from vflsec.report.report import Report
@@ -146,7 +146,7 @@ def attack(
         UsageError: an unknown name or option, or too few rows for the auxiliary labels.
         InsufficientView: the adversary lacks what the attack needs.
     """
-    mounted = runner.build_attack(specs.AttackSpec(name=name, options=options))
+    mounted = build_attack(specs.AttackSpec(name=name, options=options))
     with runner.one_thread():
         return runner.attacked_once(mounted, trained, adversary, specs.AuxSpec(n=n_aux, folds=0))
 

@@ -188,6 +188,27 @@ def test_digits_put_together_again_are_the_images(parties):
 
 
 @pytest.mark.parametrize(
+    ("parties", "seen"),
+    [
+        (2, [np.s_[:, :, :4], np.s_[:, :, 4:]]),
+        (4, [np.s_[:, :4, :4], np.s_[:, :4, 4:], np.s_[:, 4:, :4], np.s_[:, 4:, 4:]]),
+    ],
+)
+def test_digits_of_each_party_are_an_image_row_by_row(parties, seen):
+    images = load_digits().images
+    ids = bundle.shuffled_ids("digits", len(images))
+    for table, part in zip(digits.load(parties=parties).parties, seen, strict=True):
+        expected = images[part]
+        assert table.image == (1, *expected.shape[1:])
+        np.testing.assert_array_equal(table.frame.loc[ids].to_numpy().reshape(-1, *table.image)[:, 0], expected)
+
+
+@pytest.mark.parametrize("module", [credit_default, census_income, multiple_features])
+def test_tables_that_are_no_images_say_so(module):
+    assert all(table.image is None for table in module.load().parties)
+
+
+@pytest.mark.parametrize(
     ("module", "options", "message"),
     [
         (credit_default, {"split": "bureaux"}, "unknown split 'bureaux'. Did you mean bureau. Known: bureau, fate"),

@@ -7,7 +7,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from vflsec.core.errors import DataError
 from vflsec.data.dataset import PartyTable
-from vflsec.data.encode import Column, Encoder
+from vflsec.core.layout import Column
+from vflsec.data.encode import Encoder
 
 
 def encoder_of(fit: pd.DataFrame, *, categorical: tuple = (), signed_log: tuple = ()) -> Encoder:
@@ -40,19 +41,19 @@ def test_categories_become_one_hot_with_a_first_slot_for_unseen_ones():
 def test_a_category_that_only_the_dtype_knows_is_unseen():
     whole = pd.DataFrame({"job": pd.Categorical(["cook", "baker", "pilot"])})
     encode = Encoder(PartyTable("active", whole, frozenset({"job"})), whole.iloc[:2])
-    assert encode.width == 3
+    assert encode.layout.width == 3
     assert encode(whole.iloc[2:]).tolist() == [[1, 0, 0]]
 
 
 def test_columns_say_where_each_raw_column_went():
     frame = pd.DataFrame({"age": [1, 2, 3], "job": ["a", "b", "a"], "pay": [5, 6, 7]})
     encode = encoder_of(frame, categorical=("job",))
-    assert encode.columns == (
+    assert encode.layout.columns == (
         Column("age", "numeric", 0, 1),
         Column("job", "categorical", 1, 3),
         Column("pay", "numeric", 4, 1),
     )
-    assert encode.width == 5
+    assert encode.layout.width == 5
 
 
 @pytest.mark.parametrize("as_dtype", ["int64", "category", "object"])

@@ -305,6 +305,58 @@ def test_a_recoded_label_at_a_passive_party_is_refused(two: Path, late: str, cat
     assert "bureau.csv, column 'late': expected features of passive_1, got a copy of the label on the 4" in message(two)
 
 
+IMAGE = "id,p_0_0,p_0_1,p_1_0,p_1_1,p_2_0,p_2_1\n1,0,9,3,4,5,6\n2,0,7,8,4,1,2\n3,0,5,8,4,1,0\n"
+
+
+@pytest.fixture
+def pixels(tmp_path: Path) -> Path:
+    (tmp_path / "a.csv").write_text("id,a,y\n1,3,u\n2,4,v\n3,5,u\n", "utf-8")
+    (tmp_path / "scans.csv").write_text(IMAGE, "utf-8")
+    (tmp_path / "scans.toml").write_text(
+        'label = "y"\nid = "id"\n[parties.active]\nfile = "a.csv"\n'
+        '[parties.passive_1]\nfile = "scans.csv"\nimage = [1, 3, 2]\n',
+        "utf-8",
+    )
+    return tmp_path / "scans.toml"
+
+
+def test_columns_that_are_pixels_make_an_image_and_may_be_blank(pixels: Path):
+    own, scans = load_toml(pixels).parties
+    assert (own.image, scans.image) == (None, (1, 3, 2))
+    assert scans.frame.to_numpy().reshape(3, 3, 2)[0].tolist() == [[0, 9], [3, 4], [5, 6]]
+
+
+def test_pixels_in_an_order_of_the_file_s_own_are_named(pixels: Path):
+    replace(pixels, "image = [1, 3, 2]", 'image = [2, 1, 2]\ncolumns = ["p_2_0", "p_2_1", "p_1_0", "p_1_1"]')
+    scans = load_toml(pixels).parties[1]
+    assert scans.frame.to_numpy().reshape(3, 2, 1, 2)[0].tolist() == [[[5, 6]], [[3, 4]]]
+
+
+@pytest.mark.parametrize(
+    ("new", "expected"),
+    [
+        (
+            "[1, 3, 3]",
+            "parties.passive_1.image: expected 9 columns for 1 x 3 x 3 pixels, got 6; correct it, or name th",
+        ),
+        (
+            "[-1, -3, 2]",
+            "parties.passive_1.image: expected [channels, height, width], got [-1, -3, 2]; a gray image of",
+        ),
+        (
+            "[3, 2]",
+            "parties.passive_1.image: expected [channels, height, width], got [3, 2]; a gray image of 28 x 14 p",
+        ),
+        ("[]", "parties.passive_1.image: expected [channels, height, width], got []; a gray image of 28 x 14 p"),
+        ("3", "scans.toml: Expected `array | null`, got `int` - at `$.parties[...].image`; see the form"),
+        ('[1, 3, 2]\ncategorical = ["p_1_0"]', "passive_1: expected pixels to be numbers, got categories ['p_1_0']"),
+    ],
+)
+def test_an_image_that_its_columns_cannot_make(pixels: Path, new: str, expected: str):
+    replace(pixels, "[1, 3, 2]", new)
+    assert expected in message(pixels)
+
+
 def test_wrong_encoding(two: Path):
     two.with_name("bank.csv").write_text(BANK.replace("baker", "bäcker"), "latin-1")
     assert message(two).startswith("bank.csv: expected utf-8 text, got byte 0xe4; set encoding in the TOML file, for")

@@ -145,7 +145,7 @@ def compute(spec: EvalSpec, store: Store, **how: Any) -> None:
 def announce(spec: EvalSpec, todo: Plan, folder: Path) -> None:
     """Say what is going to happen."""
     from vflsec.core.view import ThreatModel
-    from vflsec.evaluation.runner import build_attack
+    from vflsec.evaluation.plan import build_attack
 
     attacks = ", ".join(attack.name for attack in spec.attacks)
     defenses = ", ".join(defense.label for defense in spec.defenses) or "no defense"
@@ -154,9 +154,10 @@ def announce(spec: EvalSpec, todo: Plan, folder: Path) -> None:
     behavior = "active (acts in training)" if acts else "honest-but-curious"
     side = "active" if spec.adversary == "active" else "passive"
     click.echo(f"adversary: {ThreatModel(spec.adversary, side, behavior, spec.aux.n)}", err=True)
-    total = todo.cached + todo.missing
-    what = f"{todo.missing} to compute" if todo.missing else "nothing to compute"
-    click.echo(f"{total} results: {todo.cached} cached, {what}   {folder}", err=True)
+    missing = todo.missing - len(todo.stages)
+    what = f"{missing} to compute" if missing else "nothing to compute"
+    what += f" after {len(todo.stages)} pre-trainings" if todo.stages else ""
+    click.echo(f"{todo.cached + missing} results: {todo.cached} cached, {what}   {folder}", err=True)
 
 
 def watch(records: Iterable[Record], todo: Plan) -> None:
@@ -193,8 +194,11 @@ def watch(records: Iterable[Record], todo: Plan) -> None:
 
 def describe(record: Record) -> str:
     """Return one record in a few words."""
+    if record["kind"] == "stage":
+        return f"{record['method']} {record['stage']} seed {record['seed']}: {record['status']}"
     what = " ".join(record.get("defenses") or ["no defense"]) if record["kind"] == "result" else "alone"
-    return f"{record['method']} {what} {record['attack']['name']} seed {record['seed']}: {record['status']}"
+    attack = record["attack"]["name"] if record["attack"] else "utility"
+    return f"{record['method']} {what} {attack} seed {record['seed']}: {record['status']}"
 
 
 def finish(report: Report, folder: Path, form: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,11 @@ config = click.option(
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Settings in a TOML file; options win.",
 )
+data_dir = click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False),
+    help="Folder of the dataset's files where they are not bundled; short for data.options.data_dir.",
+)
 device = click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 output_format = click.option(
     "--format", "form", type=click.Choice(["table", "json", "csv", "markdown"]), default="table", show_default=True
@@ -30,6 +36,7 @@ def resolve(
     *,
     methods: Sequence[str] = (),
     fixed: Sequence[str] = (),
+    data_dir: str | None = None,
     **plain: Any,
 ) -> dict[str, Any]:
     """Return the settings: those of the file, then options, then ``--set``; further fixed defences are added."""
@@ -43,6 +50,8 @@ def resolve(
     if fixed:
         before = found.get("fixed", [])
         found["fixed"] = [*(before if isinstance(before, list) else [before]), *several(fixed)]
+    if data_dir is not None:  # quoted, so that a folder called 2024 is no number
+        assignments = [f"data.options.data_dir={json.dumps(data_dir, ensure_ascii=False)}", *assignments]
     return specs.merge(found, assignments)
 
 

@@ -29,6 +29,7 @@ class Release:
         rows: (B,) sample positions, or None.
         labels: (B,) labels of these rows if the sender owns them, else None.
         rng: the sender's own noise stream, on the tensor's device.
+        buffer: whether this is a running statistic of a model (BatchNorm's), not what it has learned by gradients.
     """
 
     sender: str
@@ -40,6 +41,7 @@ class Release:
     rows: Tensor | None
     labels: Tensor | None
     rng: torch.Generator
+    buffer: bool = False
 
 
 class Defense(ABC):
@@ -49,7 +51,12 @@ class Defense(ABC):
 
     Args:
         strength: how strong; 0 is off, larger never protects less on average.
-        at: the kinds of release to act on; default the first of ``points``, which is empty where no release is changed.
+        at: the kinds of release to act on, each in every phase (``embedding``) or in one (``pretrain.embedding``);
+            default the first of ``points``, which is empty where no release is changed.
+
+    Attributes:
+        at: those kinds.
+        phases: for a kind limited to phases, these.
 
     Raises:
         UsageError: a negative strength, or a point at which this defence cannot act.
@@ -67,10 +74,17 @@ class Defense(ABC):
         if strength == float("inf"):
             raise UsageError("expected a finite strength, got inf")
         self.strength = float(strength)
-        names = list(at) if at else [point.value for point in self.points[:1]]
-        for point in names:
-            one_of([kind.value for kind in self.points], at=point)
-        self.at = frozenset(Kind(point) for point in names)
+        phases: dict[Kind, set[str]] = {}
+        for point in at or [point.value for point in self.points[:1]]:
+            phase, _, kind = point.rpartition(".")
+            one_of([kind.value for kind in self.points], at=kind)
+            phases.setdefault(Kind(kind), set()).add(phase)
+        self.at = frozenset(phases)
+        self.phases = {kind: frozenset(found) for kind, found in phases.items() if "" not in found}
+
+    def acts(self, kind: Kind, phase: str) -> bool:
+        """Whether a release of ``kind`` in ``phase`` is changed: never at strength 0, whatever a hook does."""
+        return self.strength > 0 and kind in self.at and phase in self.phases.get(kind, {phase})
 
     def on_embedding(self, h: Tensor, release: Release) -> Tensor:
         """Return what leaves in place of the embeddings ``h`` (B, d)."""
@@ -110,8 +124,10 @@ class Defense(ABC):
 
     def __repr__(self) -> str:
         """Show every option: the label in tables and the id in tests."""
-        where = f"@{','.join(sorted(self.at))}" if self.at else ""
-        rest = {k: v for k, v in vars(self).items() if k not in ("strength", "at") and not k.startswith("_")}
+        points = [f"{phase}.{kind}" for kind in self.at for phase in self.phases.get(kind, ())]
+        points += [kind.value for kind in self.at if kind not in self.phases]
+        where = f"@{'+'.join(sorted(points))}" if points else ""
+        rest = {k: v for k, v in vars(self).items() if k not in ("strength", "at", "phases") and k[0] != "_"}
         options = "".join(f",{key}={value}" for key, value in sorted(rest.items()))
         return f"{self.name}:{self.strength_name}={self.strength:g}{options}{where}"
 
@@ -137,12 +153,9 @@ def apply(defenses: Iterable[Defense], value: Tensor, release: Release) -> Tenso
     return value
 
 
-def acting(defenses: Iterable[Defense], kind: Kind) -> list[Defense]:
-    """Return the defences that act on releases of ``kind``.
-
-    Those at strength 0 are left out: then the identity holds bit for bit whatever a hook does.
-    """
-    return [defense for defense in defenses if kind in defense.at and defense.strength > 0]
+def acting(defenses: Iterable[Defense], kind: Kind, phase: str) -> list[Defense]:
+    """Return the defences that act on releases of ``kind`` in ``phase``."""
+    return [defense for defense in defenses if defense.acts(kind, phase)]
 
 
 def describe(defense: type[Defense]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ The wire detaches, counts and shows; it changes nothing. Defences act before it,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -75,6 +76,16 @@ class Channel:
     def __init__(self) -> None:
         self.traffic: Counter[Route] = Counter()
         self.taps: list[Callable[[Message], None]] = []
+        self._muted = False
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Neither count nor show: for what we measure, and the parties would not do."""
+        self._muted = True
+        try:
+            yield
+        finally:
+            self._muted = False
 
     def deliver(self, message: Message) -> Message:
         """Return what the receiver gets: a copy that shares neither graph nor memory with the sender.
@@ -83,6 +94,8 @@ class Channel:
         without passing any defence.
         """
         message = message.private_copy()
+        if self._muted:
+            return message
         self.traffic[Route(message.phase, message.sender, message.receiver, message.kind)] += message.nbytes
         for tap in self.taps:
             tap(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, final
@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vflsec.core.checks import non_negative, positive
+from vflsec.core.checkpoint import Checkpoint
+from vflsec.core.checks import fraction, non_negative, positive
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import Channel, Kind
 from vflsec.core.party import Party
@@ -22,6 +23,26 @@ from vflsec.core.view import Need
 
 Progress = Callable[[str, int, int], None]
 OptimizerFactory = Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer | None]
+
+
+class PretrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How models are pre-trained; None leaves a number to the method, whose own are those of its paper.
+
+    Attributes:
+        epochs: global iterations.
+        batch: rows per update.
+        lr: learning rate.
+    """
+
+    epochs: int | None = None
+    batch: int | None = None
+    lr: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check every number."""
+        for name in ("epochs", "batch", "lr"):
+            if getattr(self, name) is not None:
+                positive(**{f"train.pretrain.{name}": getattr(self, name)})
 
 
 class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +60,10 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         select: which epoch's model is used: ``last``, ``best_on_val``, or ``paper_best_on_test``, which peeks at the
             test rows as some papers do and is never a default.
         patience: epochs without a better validation metric after which training stops, or None.
+        clip: largest norm of each party's gradients in a step, or None.
+        local_steps: updates that every party makes on what one exchange brought it (FedBCD, Liu et al. 2019).
+        target: a utility on test rows; what had to be said to reach it is reported. It stops nothing.
+        pretrain: of methods that pre-train.
     """
 
     epochs: int | None = None
@@ -50,14 +75,19 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     schedule: Literal["constant", "cosine", "inverse-sqrt"] = "constant"
     select: Literal["last", "best_on_val", "paper_best_on_test"] = "last"
     patience: int | None = None
+    clip: float | None = None
+    local_steps: int = 1
+    target: float | None = None
+    pretrain: PretrainSpec = PretrainSpec()
 
     def __post_init__(self) -> None:
         """Check every number."""
-        positive(**{"train.batch": self.batch, "train.lr": self.lr})
-        if self.epochs is not None:
-            positive(**{"train.epochs": self.epochs})
-        if self.patience is not None:
-            positive(**{"train.patience": self.patience})
+        positive(**{"train.batch": self.batch, "train.lr": self.lr, "train.local_steps": self.local_steps})
+        for name in ("epochs", "patience", "clip"):
+            if getattr(self, name) is not None:
+                positive(**{f"train.{name}": getattr(self, name)})
+        if self.target is not None:
+            fraction(**{"train.target": self.target})
         non_negative(**{"train.momentum": self.momentum, "train.weight_decay": self.weight_decay})
 
     def n_epochs(self, rows: int) -> int:
@@ -75,14 +105,20 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The shape of the networks.
 
     Attributes:
-        bottom: widths of the hidden layers of each bottom model.
-        cut: width of the cut layer; None for the number of classes, as Fu et al. 2022 mostly have it.
+        encoder: what turns a party's columns into its embedding: ``mlp``, ``tabular`` (categories embedded, two layers
+            with BatchNorm), ``cnn``, ``resnet18``, or ``auto``: ``cnn`` for a party with images, else ``tabular``.
+            None for ``mlp`` where every method that is compared learns from labels alone, else ``auto``, so that all of
+            them have the same.
+        bottom: widths of its hidden layers; None for the encoder's own, (64,) for ``mlp``.
+        cut: width of the cut layer; None for the number of classes after an ``mlp``, as Fu et al. 2022 mostly have it,
+            and for the last of ``bottom`` after the others.
         aggregation: how the active party joins embeddings: ``concat``, ``sum``, ``mean``, ``max``.
         head: what follows: ``linear``, ``mlp``, or ``none`` (the aggregate is the logits).
         head_hidden: width of the hidden layer of an ``mlp`` head.
     """
 
-    bottom: tuple[int, ...] = (64,)
+    encoder: Literal["mlp", "tabular", "cnn", "resnet18", "auto"] | None = None
+    bottom: tuple[int, ...] | None = None
     cut: int | None = None
     aggregation: Literal["concat", "sum", "mean", "max"] = "concat"
     head: Literal["linear", "mlp", "none"] = "linear"
@@ -90,7 +126,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         """Check widths, and that a missing head leaves logits."""
-        for width in self.bottom:
+        for width in self.bottom or ():
             positive(**{"model.bottom": width})
         if self.cut is not None:
             positive(**{"model.cut": self.cut})
@@ -116,6 +152,8 @@ class World:
         seed: of this run.
         device: where models and features lie.
         optimizers: a malicious party's own optimizer, by party.
+        checkpoint: where a phase keeps what it needs to go on after a kill.
+        reached: the epochs and bytes after which ``train.target`` was met, once it is.
     """
 
     parties: Mapping[str, Party]
@@ -125,6 +163,13 @@ class World:
     seed: int
     device: torch.device
     optimizers: Mapping[str, OptimizerFactory] = field(default_factory=dict)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    reached: dict[str, float] = field(default_factory=dict)
+
+    def begin(self, *part: object) -> None:
+        """Start every party's noise for one part of the run."""
+        for party in self.parties.values():
+            party.begin(*part)
 
     @property
     def active(self) -> Party:
@@ -144,6 +189,21 @@ class World:
 class Method(ABC):
     """A VFL learning algorithm.
 
+    Class attributes:
+        name: registry name.
+        phases: what training consists of, in order; each but the last is stored apart, and shared by all that follows.
+        sends: the kinds of messages in each phase.
+        shows: which needs of an attack the method's adversary meets, by side; of no side where there is no adversary.
+        reference: paper and section.
+        version: raised whenever results change.
+        keeps: roles of the parties' models that the phases before the last have trained.
+        unlabeled: phases that read no label: they are shared by all label budgets.
+        late: options that only the last phase reads.
+        joint: options that make pre-training an affair of several parties.
+        prior: the method whose pre-training, less ``joint``, any party could have done alone: what an adversary infers
+            from that belongs to *alone*; or None.
+        encoder: what ``model.encoder`` None stands for.
+
     Args:
         train: how models are fitted.
         model: the shape of the networks.
@@ -154,7 +214,13 @@ class Method(ABC):
     reference: ClassVar[str]
     version: ClassVar[int] = 1
     shows: ClassVar[Mapping[str, frozenset[Need]]]
-    sends: ClassVar[frozenset[Kind]]
+    sends: ClassVar[Mapping[str, frozenset[Kind]]]
+    keeps: ClassVar[frozenset[str]] = frozenset()
+    unlabeled: ClassVar[frozenset[str]] = frozenset()
+    late: ClassVar[frozenset[str]] = frozenset()
+    joint: ClassVar[frozenset[str]] = frozenset()
+    prior: ClassVar[str | None] = None
+    encoder: ClassVar[Literal["mlp", "auto"]] = "mlp"
 
     def __init__(self, train: TrainSpec, model: ModelSpec) -> None:
         self.train_spec = train
@@ -172,7 +238,7 @@ class Method(ABC):
         """Run one phase in place and return its loss by epoch.
 
         A phase draws all its randomness from the world's seed and its own name, so that a phase that starts from
-        stored models equals one that follows in the same process.
+        stored models equals one that follows in the same process. ``run`` calls it.
 
         Raises:
             Diverged: the loss is not finite.
@@ -190,8 +256,13 @@ class Method(ABC):
     def fit(self, world: World, progress: Progress = lambda phase, done, total: None) -> Trained:
         """Build the models, run all phases, return the trained world."""
         self.build(world)
-        history = {phase: self.train(phase, world, progress) for phase in self.phases}
-        return Trained(self, world, history)
+        return Trained(self, world, {phase: self.run(phase, world, progress) for phase in self.phases})
+
+    @final
+    def run(self, phase: str, world: World, progress: Progress = lambda phase, done, total: None) -> list[float]:
+        """Run one phase with noise of its own, and return its loss by epoch."""
+        world.begin(phase)
+        return self.train(phase, world, progress)
 
 
 @dataclass
@@ -214,6 +285,7 @@ class Trained:
         Raises:
             Diverged: a logit is not finite.
         """
+        self.world.begin("predict", split)
         logits = self.method.predict(self.world, split)
         if not torch.isfinite(logits).all():
             raise Diverged(f"{self.method.name} predicts values that are not finite on {split} rows")
@@ -224,15 +296,24 @@ class Trained:
         save_states(self.world, folder)
 
 
-def save_states(world: World, folder: Path) -> None:
-    """Write each party's models to ``folder/<party>.safetensors``."""
+def save_states(world: World, folder: Path, roles: Collection[str] | None = None) -> None:
+    """Write each party's models, or those in the given roles, to ``folder/<party>.safetensors``."""
     folder.mkdir(parents=True, exist_ok=True)
     for party in world.parties.values():
-        state = {key: value.detach().cpu().contiguous().clone() for key, value in party.modules.state_dict().items()}
+        kept = {role: module for role, module in party.modules.items() if roles is None or role in roles}
+        state = {
+            f"{role}.{key}": value.detach().cpu().contiguous().clone()
+            for role, module in kept.items()
+            for key, value in module.state_dict().items()
+        }
         save_file(state, folder / f"{party.name}.safetensors", metadata={"format": "vflsec", "party": party.name})
 
 
 def load_states(world: World, folder: Path) -> None:
-    """Read into each party's models, already built, what ``save_states`` wrote."""
+    """Read into each party's models, already built, what ``save_states`` wrote; other roles stay as they are."""
     for party in world.parties.values():
-        party.modules.load_state_dict(load_file(folder / f"{party.name}.safetensors"))
+        stored = load_file(folder / f"{party.name}.safetensors")
+        for role, module in party.modules.items():
+            own = {key.removeprefix(f"{role}."): value for key, value in stored.items() if key.startswith(f"{role}.")}
+            if own:
+                module.load_state_dict(own)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from vflsec.core.defense import Defense, Release, acting, apply
+from vflsec.core.layout import Layout
 from vflsec.core.message import Channel, Kind, Message
+
+Noise = Callable[..., torch.Generator]
+"""A party's own stream of randomness, by the names of the part of the run that it is for."""
 
 
 class Party:
@@ -18,7 +22,8 @@ class Party:
         name: ``active``, ``passive_1``...
         features: its own columns by split; each (n, d) float.
         channel: the wire.
-        rng: its own noise stream.
+        noise: its own noise, one stream for each part of the run.
+        layout: what its columns are; numbers, unless said otherwise.
         labels: labels by split, (n,) long; the active party alone has any.
         defenses: run in this order on whatever leaves.
 
@@ -32,12 +37,14 @@ class Party:
         features: Mapping[str, Tensor],
         channel: Channel,
         *,
-        rng: torch.Generator,
+        noise: Noise,
+        layout: Layout | None = None,
         labels: Mapping[str, Tensor] | None = None,
         defenses: Sequence[Defense] = (),
     ) -> None:
         self.name = name
         self.features = features
+        self.layout = layout or Layout.numeric(next(iter(features.values())).shape[1] if features else 0)
         self.labels = labels or {}
         self.defenses = tuple(defenses)
         self.modules = nn.ModuleDict()
@@ -45,7 +52,8 @@ class Party:
         if learned:  # trained and stored with the party's own models
             self.modules["defenses"] = nn.ModuleList(learned)
         self._channel = channel
-        self._rng = rng
+        self._noise = noise
+        self.begin()
 
     @property
     def active(self) -> bool:
@@ -55,7 +63,11 @@ class Party:
     @property
     def n_features(self) -> int:
         """Number of input columns after encoding."""
-        return next(iter(self.features.values())).shape[1]
+        return self.layout.width
+
+    def begin(self, *part: object) -> None:
+        """Start the noise of one part of the run (a phase, an iteration), so that it can be run, or resumed, alone."""
+        self._rng = self._noise(*part)
 
     def send(
         self,
@@ -68,6 +80,7 @@ class Party:
         rows: Tensor | None = None,
         labels: Tensor | None = None,
         split: str = "train",
+        buffers: bool = False,
     ) -> Message:
         """Defend ``payload``, put it on the wire and return what the receiver gets. The only road out.
 
@@ -80,15 +93,16 @@ class Party:
             rows: (B,) sample positions in ``split``.
             labels: (B,) labels of these rows, if the sender owns them.
             split: which rows these are.
+            buffers: whether the payload is a model's running statistics, not what it has learned by gradients.
         """
         assert labels is None or self.active, f"{self.name} owns no labels"
-        defenses = acting(self.defenses, kind)
+        defenses = acting(self.defenses, kind, phase)
         if defenses:
             payload = {
                 key: apply(
                     defenses,
                     value.detach(),
-                    Release(self.name, to, kind, step, phase, key, rows, labels, self._rng),
+                    Release(self.name, to, kind, step, phase, key, rows, labels, self._rng, buffers),
                 )
                 for key, value in payload.items()
             }

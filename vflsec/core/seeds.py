@@ -6,6 +6,8 @@ Python's own ``hash`` is salted per process, so streams are named through SHA-25
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -19,3 +21,11 @@ def derive(seed: int, *names: object) -> int:
 def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a fresh torch generator for the stream called ``names``."""
     return torch.Generator(device).manual_seed(derive(seed, *names))
+
+
+@contextmanager
+def drawing(seed: int, *names: object) -> Iterator[None]:
+    """Let the layers made inside draw their first weights from the stream called ``names``."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, *names))
+        yield

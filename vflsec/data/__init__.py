@@ -8,6 +8,7 @@ CATALOGUE: dict[str, str] = {
     "census-income": "vflsec.data.census_income:load",
     "multiple-features": "vflsec.data.multiple_features:load",
     "digits": "vflsec.data.digits:load",
+    "fashion-mnist": "vflsec.data.fashion_mnist:load",
     "toy": "vflsec.testing.worlds:toy",
 }
 

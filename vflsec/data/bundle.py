@@ -1,4 +1,4 @@
-"""Reading the bundled datasets: the card, the arrays behind it, and a table that keeps its own row order."""
+"""What the datasets share: the card, the bundled arrays, tables in an order of their own, images cut into parts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import tomllib
 from collections.abc import Collection
 from functools import lru_cache
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pandas as pd
 
+from vflsec.core.checks import one_of
 from vflsec.core.errors import DataError
 from vflsec.core.seeds import derive
 from vflsec.data.dataset import Card, PartyTable
@@ -41,11 +43,11 @@ def arrays(name: str) -> dict[str, np.ndarray]:
         return dict(archive)
 
 
-def verify(name: str, content: bytes) -> None:
+def verify(name: str, content: bytes, way_out: str = "Reinstall vflsec") -> None:
     """Raise DataError unless the sha256 of ``content`` is the one on the card of ``name``."""
     found = hashlib.sha256(content).hexdigest()
     if found != card(name).sha256:
-        raise DataError(f"expected {name} with sha256 {card(name).sha256}, got {found}. Reinstall vflsec")
+        raise DataError(f"expected {name} with sha256 {card(name).sha256}, got {found}. {way_out}")
 
 
 def party_table(
@@ -54,6 +56,7 @@ def party_table(
     frame: pd.DataFrame,
     categorical: Collection[str] = (),
     signed_log: Collection[str] = (),
+    image: tuple[int, int, int] | None = None,
 ) -> PartyTable:
     """Return a party's table in an order of its own, as two companies would never store people in the same order.
 
@@ -63,10 +66,36 @@ def party_table(
         frame: the party's columns, indexed by id.
         categorical: categories among ``frame``'s columns; names of other parties' columns are ignored.
         signed_log: likewise for heavy-tailed numbers.
+        image: (channels, height, width) if the columns are its pixels, row by row.
     """
     order = np.random.default_rng(derive(0, dataset, party, "order")).permutation(len(frame))
     own = frozenset(frame.columns)
-    return PartyTable(party, frame.iloc[order], own & frozenset(categorical), own & frozenset(signed_log))
+    return PartyTable(party, frame.iloc[order], own & frozenset(categorical), own & frozenset(signed_log), image)
+
+
+def image_tables(dataset: str, images: np.ndarray, ids: pd.Index, parties: int) -> tuple[PartyTable, ...]:
+    """Return each party's part of gray ``images`` (n, height, width), with columns ``pixel_row_column``, row by row.
+
+    Args:
+        dataset: names the parties' row orders.
+        images: pixel values; a frame keeps their dtype.
+        ids: of the n rows.
+        parties: 2 for the left (active) and right half; 4 for the quadrants in reading order.
+
+    Raises:
+        UsageError: another number of parties.
+    """
+    one_of(("2", "4"), parties=str(parties))
+    _, height, width = images.shape
+    bands = (slice(height),) if parties == 2 else (slice(height // 2), slice(height // 2, height))
+    sides = (slice(width // 2), slice(width // 2, width))
+    names = np.array([[f"pixel_{row}_{column}" for column in range(width)] for row in range(height)])
+    tables = []
+    for party, seen in zip(["active", *passive_names(parties - 1)], product(bands, sides), strict=True):
+        part, columns = images[:, *seen], names[seen]
+        frame = pd.DataFrame(part.reshape(len(part), -1), index=ids, columns=columns.ravel().tolist())
+        tables.append(party_table(dataset, party, frame, image=(1, *columns.shape)))
+    return tuple(tables)
 
 
 def shuffled_ids(dataset: str, rows: int) -> pd.Index:

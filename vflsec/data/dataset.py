@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,25 +41,33 @@ class PartyTable:
         frame: the columns, indexed by row id (unique); no label among them.
         categorical: columns whose values are categories; all others are numbers.
         signed_log: numeric columns with heavy tails (money), passed through sign(x)·log(1+|x|) before scaling.
+        image: (channels, height, width) if the columns are the pixels of an image, in that order; else None.
     """
 
     name: str
     frame: pd.DataFrame
     categorical: frozenset[str] = frozenset()
     signed_log: frozenset[str] = frozenset()
+    image: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no encoder could use.
 
         Raises:
-            DataError: unknown or contradictory column roles, a non-numeric or non-finite number, an empty category.
+            DataError: unknown or contradictory column roles, a non-numeric or non-finite number, an empty category, or
+                an image with another number of columns than pixels or with a category among them.
         """
+        if self.image and len(self.frame.columns) != math.prod(self.image):
+            pixels = " x ".join(map(str, self.image))
+            raise DataError(f"{self.name}: expected {pixels} pixels as columns, got {len(self.frame.columns)}")
         unknown = sorted((self.categorical | self.signed_log) - set(self.frame.columns))
         if unknown:
             raise DataError(f"{self.name}: expected a role only for its own columns, got {unknown}; drop those names")
         both = sorted(self.categorical & self.signed_log)
         if both:
             raise DataError(f"{self.name}: expected signed_log columns to be numbers, got categories {both}")
+        if self.image and self.categorical:
+            raise DataError(f"{self.name}: expected pixels to be numbers, got categories {sorted(self.categorical)}")
         for column in self.frame.columns:
             _check_values(self.name, self.frame[column], column in self.categorical)
 

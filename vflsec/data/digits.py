@@ -5,19 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from vflsec.core.checks import one_of
 from vflsec.data import bundle
 from vflsec.data.dataset import VerticalDataset
 
 NAME = "digits"
 CLASSES = tuple("0123456789")
-
-ALL, FIRST, SECOND = slice(0, 8), slice(0, 4), slice(4, 8)
-# (rows, columns) of the image that each party sees, the active party first.
-PARTS = {
-    "2": [(ALL, FIRST), (ALL, SECOND)],
-    "4": [(FIRST, FIRST), (FIRST, SECOND), (SECOND, FIRST), (SECOND, SECOND)],
-}
 
 
 def load(*, parties: int = 2) -> VerticalDataset:
@@ -32,16 +24,10 @@ def load(*, parties: int = 2) -> VerticalDataset:
     """
     from sklearn.datasets import load_digits  # imported where it is needed: slow
 
-    one_of(PARTS, parties=str(parties))
     pixels, labels = load_digits(return_X_y=True)
     images = pixels.reshape(-1, 8, 8).astype(np.uint8)
     bundle.verify(NAME, images.tobytes())
     ids = bundle.shuffled_ids(NAME, len(images))
-    names = np.array([[f"pixel_{row}_{column}" for column in range(8)] for row in range(8)])
-    tables = []
-    for party, (rows, columns) in zip(["active", *bundle.passive_names(parties - 1)], PARTS[str(parties)], strict=True):
-        part = images[:, rows, columns].reshape(len(images), -1)
-        frame = pd.DataFrame(part, index=ids, columns=names[rows, columns].ravel().tolist())
-        tables.append(bundle.party_table(NAME, party, frame))
     series = pd.Series(labels, index=ids, name="label", dtype="int64")
-    return VerticalDataset(NAME, tuple(tables), series, CLASSES, card=bundle.card(NAME))
+    tables = bundle.image_tables(NAME, images, ids, parties)
+    return VerticalDataset(NAME, tables, series, CLASSES, card=bundle.card(NAME))

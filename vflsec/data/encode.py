@@ -14,21 +14,13 @@ Edge cases:
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
 import numpy as np
 import pandas as pd
 
+from vflsec.core.layout import Column, Layout
 from vflsec.data.dataset import PartyTable
-
-
-class Column(NamedTuple):
-    """Where a raw column lies in the encoded matrix: columns ``start`` to ``start + width``."""
-
-    name: str
-    kind: Literal["numeric", "categorical"]
-    start: int
-    width: int
 
 
 class Encoder:
@@ -39,8 +31,7 @@ class Encoder:
         fit_rows: the party's training rows; mean, std and known categories come from them and from nothing else.
 
     Attributes:
-        columns: one entry per raw column, in the table's order.
-        width: d, the number of encoded columns.
+        layout: one column per raw column, in the table's order; and whether they are the pixels of an image.
     """
 
     def __init__(self, table: PartyTable, fit_rows: pd.DataFrame) -> None:
@@ -59,14 +50,13 @@ class Encoder:
                 column = Column(name, "numeric", start, 1)
             columns.append(column)
             start += column.width
-        self.columns: Final = tuple(columns)
-        self.width: Final = start
+        self.layout: Final = Layout(tuple(columns), table.image)
 
     def __call__(self, rows: pd.DataFrame) -> np.ndarray:
         """Return ``rows`` as float32 (n, d), C-contiguous."""
-        encoded = np.zeros((len(rows), self.width), dtype=np.float32)
+        encoded = np.zeros((len(rows), self.layout.width), dtype=np.float32)
         every_row = np.arange(len(rows))
-        for name, kind, start, _ in self.columns:
+        for name, kind, start, _ in self.layout.columns:
             if kind == "categorical":
                 encoded[every_row, start + self._slots(rows[name], name)] = 1
             else:

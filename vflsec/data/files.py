@@ -16,6 +16,12 @@
 or with one ``file = "all.csv"`` at the top and ``columns`` for every party. ``encoding`` (default utf-8) and
 ``separator`` (default a comma) stand at the top or beside a party's own file. A missing category is a category of its
 own; a missing number is an error, as are a constant column and a passive column that gives the label away.
+
+A party whose columns are the pixels of an image says so, and networks made for images can read it:
+
+    [parties.passive_1]
+    file = "scans.parquet"
+    image = [1, 28, 14]             # channels, height, width: channel by channel, each row by row; may be constant
 """
 
 from __future__ import annotations
@@ -41,6 +47,7 @@ class PartyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     columns: list[str] | None = None
     categorical: list[str] = []
     signed_log: list[str] = []
+    image: list[int] | None = None
     encoding: str | None = None
     separator: str | None = None
 
@@ -180,13 +187,27 @@ def _columns(config: DataFile, name: str, table: RawTable) -> list[str]:
 
 
 def _party_table(name: str, party: PartyFile, table: RawTable, columns: list[str], ids: pd.Index) -> PartyTable:
-    found = {column: _values(table, column, column in party.categorical) for column in columns}
-    return PartyTable(name, pd.DataFrame(found, index=ids), frozenset(party.categorical), frozenset(party.signed_log))
+    image = None if party.image is None else _image(name, party.image, len(columns))
+    frame = pd.DataFrame({column: _values(table, column, party) for column in columns}, index=ids)
+    return PartyTable(name, frame, frozenset(party.categorical), frozenset(party.signed_log), image)
 
 
-def _values(table: RawTable, column: str, is_categorical: bool) -> pd.Categorical | np.ndarray:
-    values = pd.Categorical(table.categories(column)) if is_categorical else table.numbers(column)
-    if pd.Series(values).nunique() == 1:
+def _image(name: str, sizes: list[int], columns: int) -> tuple[int, int, int]:
+    if len(sizes) != 3 or min(sizes) < 1:
+        expected, way_out = "[channels, height, width]", "a gray image of 28 x 14 pixels is [1, 28, 14]"
+        raise DataError(f"parties.{name}.image: expected {expected}, got {sizes}; {way_out}")
+    channels, height, width = sizes
+    if channels * height * width != columns:
+        expected = f"{channels * height * width} columns for {channels} x {height} x {width} pixels"
+        way_out = "correct it, or name the pixels in their order with columns = [...]"
+        raise DataError(f"parties.{name}.image: expected {expected}, got {columns}; {way_out}")
+    return channels, height, width
+
+
+def _values(table: RawTable, column: str, party: PartyFile) -> pd.Categorical | np.ndarray:
+    values = pd.Categorical(table.categories(column)) if column in party.categorical else table.numbers(column)
+    # An image cannot do without a pixel, and the margins of many images are blank.
+    if party.image is None and pd.Series(values).nunique() == 1:
         way_out = "drop it, or leave it out with columns = [...]"
         raise DataError(
             f"{table.file}, column {column!r}: expected values that differ, got {values[0]} only; {way_out}"

@@ -4,13 +4,15 @@
     ├── test                            official, or drawn first: it depends on the seed and on ``test`` alone
     └── training rows, in one drawn order, of which each setting takes a prefix
         ├── held by all (overlap)
-        │   ├── alignment known (aligned)
+        │   ├── alignment known (aligned)       aligned, whatever of it is
         │   │   ├── label used (n_labeled)      train, and val at the end of the prefix
         │   │   └── label not used              unlabeled
         │   └── alignment not known             local, to every party
         └── dealt out                           local, to one party each
 
 Prefixes make settings comparable: with the same seed, fewer labels or a smaller overlap is a subset of more.
+``aligned`` and ``local`` do not depend on which labels are used, nor does the encoding: pre-training is shared between
+label budgets.
 """
 
 from __future__ import annotations
@@ -24,17 +26,19 @@ import pandas as pd
 
 from vflsec.core.checks import fraction, positive
 from vflsec.core.errors import DataError, UsageError
+from vflsec.core.layout import Layout
 from vflsec.core.seeds import derive
 from vflsec.data.alignment import align
 from vflsec.data.dataset import PartyTable, VerticalDataset
-from vflsec.data.encode import Column, Encoder
+from vflsec.data.encode import Encoder
 
 
 class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a dataset is split.
 
     Attributes:
-        n_labeled: aligned training rows whose label the active party uses, validation included; None for all.
+        n_labeled: aligned training rows whose label the active party uses, validation included, and then it knows of no
+            other label; None for the label of each row that it holds, aligned or not.
         aligned: fraction of the commonly held training rows whose alignment the parties know.
         overlap: fraction of the training rows that every party holds; each other row is dealt to one party.
         test: fraction held out; ignored where the dataset has an official test set.
@@ -67,15 +71,16 @@ class PartyData:
     """What one party feeds its network.
 
     Attributes:
-        features: float32 (n, d) for ``train``, ``unlabeled``, ``val``, ``test``, row by row the same people at every
-            party, and ``local``, the party's other training rows in its own order.
-        columns: which encoded columns stem from which raw column.
+        features: float32 (n, d) for ``train``, ``unlabeled``, ``val``, ``test`` and ``aligned`` (the first three
+            together), row by row the same people at every party, and ``local``, the party's other training rows in its
+            own order.
+        layout: which encoded columns stem from which raw column.
         local_ids: the ids of ``local``.
     """
 
     name: str
     features: dict[str, np.ndarray]
-    columns: tuple[Column, ...]
+    layout: Layout
     local_ids: np.ndarray
 
 
@@ -85,8 +90,9 @@ class Partition:
 
     Attributes:
         parties: by name, the active party first.
-        labels: int64 (n,) for ``train``, ``val`` and ``test``; nobody is to use those of ``unlabeled``.
-        ids: (n,) for ``train``, ``unlabeled``, ``val`` and ``test``, sorted: row order tells nothing of the draw.
+        labels: int64 (n,) for ``train``, ``val``, ``test``, and for the active party's ``local`` rows, of which none
+            has one where labels are scarce (``n_labeled``); nobody is to use those of ``unlabeled``.
+        ids: (n,) for all splits but ``local``, sorted: row order tells nothing of the draw.
     """
 
     dataset: str
@@ -113,6 +119,8 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     ):
         _expect_every_class(dataset.classes, labels[split], split, way_out)
     parties = {table.name: _party_data(table, dataset.test_ids, ids, dealt) for table in dataset.parties}
+    own = pd.Index(next(iter(parties.values())).local_ids)
+    labels["local"] = dataset.labels.loc[own[:0] if spec.n_labeled else own].to_numpy(np.int64)
     arrays = {split: index.to_numpy() for split, index in ids.items()}
     return Partition(dataset.name, parties, labels, arrays, dataset.classes, dataset.metric)
 
@@ -139,7 +147,7 @@ def _draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str
     # The place in the order decides whom a row is dealt to, so that a larger overlap moves no row between parties.
     turn = np.arange(len(held), len(order)) % len(dataset.parties)
     dealt = {table.name: rest[turn == k] for k, table in enumerate(dataset.parties)}
-    return {"train": train, "unlabeled": aligned[n_labeled:], "val": val, "test": test}, dealt
+    return {"train": train, "unlabeled": aligned[n_labeled:], "val": val, "test": test, "aligned": aligned}, dealt
 
 
 def _order(labels: pd.Series, seed: int, stratify: bool) -> pd.Index:
@@ -170,9 +178,11 @@ def _party_data(
         elsewhere.append(official_test)  # also those test rows that not all parties hold
     local = frame.index[~frame.index.isin(elsewhere[0].append(elsewhere[1:]))]
 
-    encoder = Encoder(table, frame.loc[ids["train"].append([ids["unlabeled"], local])])
+    encoder = Encoder(table, frame.loc[ids["aligned"].append(local)])
     features = {split: encoder(frame.loc[rows]) for split, rows in {**ids, "local": local}.items()}
-    return PartyData(table.name, features, encoder.columns, local.to_numpy())
+    if len(ids["train"]) == len(ids["aligned"]):  # the same rows need no second copy
+        features["aligned"] = features["train"]
+    return PartyData(table.name, features, encoder.layout, local.to_numpy())
 
 
 def _expect_every_class(classes: tuple[str, ...], labels: np.ndarray, split: str, way_out: str) -> None:

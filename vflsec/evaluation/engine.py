@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -11,13 +11,15 @@ import msgspec
 import torch
 from joblib import Parallel, delayed
 
-from vflsec.core.defense import Defense
+from vflsec.core import registry
+from vflsec.core.checks import one_of
 from vflsec.core.errors import UsageError
+from vflsec.core.message import Kind
 from vflsec.core.method import Method, World
 from vflsec.core.view import Need
 from vflsec.evaluation import runner
 from vflsec.evaluation.adversary import adversary, draw_auxiliary
-from vflsec.evaluation.plan import Prior, Row, priors, rows, training_cell
+from vflsec.evaluation.plan import Prior, Row, acts_in, build_attack, priors, rows, training_cell
 from vflsec.evaluation.runner import Task
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.store import Record, Store
@@ -32,13 +34,15 @@ class Plan(NamedTuple):
     Attributes:
         rows: all results wanted.
         priors: all priors wanted.
-        tasks: the missing ones, as work for processes.
-        cached: how many are already there.
-        missing: how many are not.
+        stages: what several of the missing ones start from and is not there, as work for processes; it comes first.
+        tasks: the missing ones, likewise.
+        cached: how many results are already there.
+        missing: how many are not, stages included.
     """
 
     rows: list[Row]
     priors: list[Prior]
+    stages: list[Task]
     tasks: list[Task]
     cached: int
     missing: int
@@ -59,8 +63,21 @@ def plan(spec: EvalSpec, store: Store | None) -> Plan:
         for group in _groups(open_rows)
     ]
     tasks.sort(key=lambda task: task.cell.seed)  # stable: the cells of one seed share their split
+    stages = _open_stages(tasks, store)
     total, missing = len(wanted_rows) + len(wanted_priors), len(open_rows) + len(open_priors)
-    return Plan(wanted_rows, wanted_priors, tasks, total - missing, missing)
+    return Plan(wanted_rows, wanted_priors, stages, tasks, total - missing, missing + len(stages))
+
+
+def _open_stages(tasks: list[Task], store: Store | None) -> list[Task]:
+    """Return one task for the last stage of each missing cell, and of each pre-training of an adversary alone."""
+    found = {}
+    for task in tasks:
+        if task.cell.stages and (task.rows or task.priors[0].pretrained):
+            stage = task.cell.stages[-1]
+            key = task.cell.stage_key(stage)
+            if key not in found and not (store and store.cell(key).read()):
+                found[key] = task._replace(rows=(), priors=(), stage=stage)
+    return list(found.values())
 
 
 def check(spec: EvalSpec) -> None:
@@ -73,14 +90,25 @@ def check(spec: EvalSpec) -> None:
         DataError: the dataset cannot be read.
         InsufficientView: an attack that its adversary cannot mount.
     """
-    attacks = [runner.build_attack(attack) for attack in spec.attacks]
+    attacks = [(build_attack(attack), attack.after) for attack in spec.attacks]
     for method, world in _built(spec):
         party = adversary(world, spec.adversary)
+        if not method.shows:
+            continue
         side = "active" if party.active else "passive"
-        shown = method.shows[side] - (frozenset() if spec.aux.n else {Need.AUX_LABELS})
-        for attack in attacks:
-            attack.check(side, shown)
+        for attack, after in attacks:
+            attack.check(side, _shown(method, side, after) - (frozenset() if spec.aux.n else {Need.AUX_LABELS}))
         draw_auxiliary(world.active.labels["train"], world.n_classes, spec.aux, world.seed)
+
+
+def _shown(method: Method, side: str, after: str | None) -> frozenset[Need]:
+    """Return what an adversary on ``side`` has met when it strikes: after all phases, or after one."""
+    if after is None:
+        return method.shows[side]
+    one_of(method.phases[:-1], **{f"phase of {method.name} after which to attack": after})
+    until = method.phases[: method.phases.index(after) + 1]
+    said = frozenset[Kind]().union(*(method.sends[phase] for phase in until))
+    return frozenset(need for need in method.shows[side] if runner.KINDS.get(need) in {None, *said})
 
 
 def check_training(spec: EvalSpec) -> None:
@@ -96,27 +124,48 @@ def check_training(spec: EvalSpec) -> None:
 
 def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
     """Yield each checked method with its world for seed 0, built and not trained."""
-    swept = [msgspec.structs.replace(d, strength=s) for d in spec.defenses for s in (0.0, *spec.strengths)]
-    defenses = [build_defense(defense) for defense in (*swept, *spec.fixed)]
+    for defense in spec.defenses:
+        for strength in (0.0, *spec.strengths):
+            build_defense(msgspec.structs.replace(defense, strength=strength))
+    classes = [registry.load("methods", name) for name in spec.methods]
+    _check_heard(spec, [method for method in classes if method.shows])
     for name in spec.methods:
         cell = training_cell(spec, name, seed=0)
         method = build_method(cell)
-        for defense in defenses:
-            _check_sent(defense, method)
-        world = build_world(cell, "cpu")
+        world = build_world(msgspec.structs.replace(cell, defenses=(*cell.defenses, *spec.defenses)), "cpu")
         method.build(world)
         method.check(world)
         yield method, world
 
 
-def _check_sent(defense: Defense, method: Method) -> None:
-    """Raise UsageError if ``defense`` is to act on what ``method`` never sends: it would change nothing there."""
-    never = sorted(defense.at - method.sends)
-    if never:
-        raise UsageError(
-            f"defense {defense.name} acts at {', '.join(never)}, but method {method.name} sends only "
-            f"{', '.join(sorted(method.sends))}: choose another --at"
-        )
+def _check_heard(spec: EvalSpec, methods: Sequence[type[Method]]) -> None:
+    """Raise UsageError if a defence is to act where it would change nothing.
+
+    Each of its points must be met by one of the methods that are compared; a defence that is swept must act on all of
+    them, or its curve would be flat.
+    """
+    names = ", ".join(m.name for m in methods) or "no method"
+    for defense in (*spec.defenses, *spec.fixed):
+        made = build_defense(msgspec.structs.replace(defense, strength=defense.strength or 1.0))
+        for kind in made.at:
+            met = [m for m in methods for p in (*m.phases, "predict") if made.acts(kind, p) and _says(m, p, kind)]
+            if not met:
+                known = sorted({f"{p}.{k}" for m in methods for p in m.phases for k in m.sends[p]})
+                raise UsageError(
+                    f"defense {defense.label} acts at {kind}, where {names} says nothing: "
+                    f"choose another --at among {', '.join(known)}"
+                )
+        flat = [m.name for m in methods if made.at and not acts_in(defense, m, m.phases)]
+        if defense in spec.defenses and flat:
+            raise UsageError(
+                f"defense {defense.label} changes nothing that {', '.join(flat)} says, and its curve would be flat: "
+                f"choose another --at, or fix the defense with --with"
+            )
+
+
+def _says(method: type[Method], phase: str, kind: Kind) -> bool:
+    """Whether ``method`` sends messages of ``kind`` in ``phase``; it predicts as its last phase sends embeddings."""
+    return kind in method.sends[phase if phase in method.phases else method.phases[-1]]
 
 
 def evaluate(
@@ -136,15 +185,14 @@ def evaluate(
     Raises:
         UsageError: no scheduler at that address, or dask is not installed.
     """
-    if not todo.tasks:
-        return
-    if engine == "local":
-        results = _locally(todo.tasks, store.folder, jobs, device)
-    else:
-        results = _on_dask(todo.tasks, store.folder, engine.removeprefix("dask:"), device)
-    for records in results:
-        for record in records:
-            store.append(record)
+    for tasks in filter(None, (todo.stages, todo.tasks)):
+        if engine == "local":
+            results = _locally(tasks, store.folder, jobs, device)
+        else:
+            results = _on_dask(tasks, store.folder, engine.removeprefix("dask:"), device)
+        for record in chain.from_iterable(results):
+            if record["kind"] != "stage":
+                store.append(record)
             yield record
 
 

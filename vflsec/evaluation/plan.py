@@ -1,9 +1,13 @@
-"""From settings to cells: one cell is one training, named by a hash of everything that can change its result."""
+"""From settings to cells: one cell is one training, named by a hash of everything that can change its result.
+
+The phases of a training but the last are stages, with keys of their own, so that all cells that start alike share them.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,13 +15,17 @@ from typing import Any
 import msgspec
 
 from vflsec.core import registry
-from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.attack import Attack
+from vflsec.core.method import Method, ModelSpec, TrainSpec
 from vflsec.data.files import source_files
 from vflsec.data.partition import DataSpec
 from vflsec.evaluation.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec
 
-KEY_VERSION = 1
+KEY_VERSION = 2
 """Raised whenever the meaning of a setting changes, so that no stored result is taken for another."""
+
+NO_ADVERSARY = "no adversary"
+"""What stands in the place of an attack on a method that has none."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +47,32 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         """Sixteen hex digits that name this cell."""
-        settings = msgspec.to_builtins(self)
+        return digest(self._settings())
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """All phases but the last."""
+        return tuple(registry.load("methods", self.method).phases[:-1])
+
+    def stage_key(self, phase: str) -> str:
+        """Sixteen hex digits that name this cell up to and with ``phase``; what acts later does not change them."""
+        method = registry.load("methods", self.method)
+        until = method.phases[: method.phases.index(phase) + 1]
+        unlabeled = set(until) <= method.unlabeled
+        acting = [d for d in self.defenses if not unlabeled or acts_in(d, method, until)]
+        options = {key: value for key, value in self.method_options.items() if key not in method.late}
+        settings = msgspec.structs.replace(self, defenses=tuple(acting), method_options=options)._settings()
+        del settings["train"]["target"]
+        for name in ("aggregation", "head", "head_hidden"):
+            del settings["model"][name]
+        if unlabeled:  # what labels there are, and how they are learned from, is of later phases
+            del settings["data"]["n_labeled"], settings["data"]["validation"], settings["malicious"]
+            settings["train"] = settings["train"]["pretrain"]
+        return digest(["stage", phase, settings])
+
+    def _settings(self) -> dict[str, Any]:
+        """Everything that can change this cell's result, files by their content, plug-ins with their versions."""
+        settings: dict[str, Any] = msgspec.to_builtins(self)
         settings["dataset"] = dataset_identity(self.dataset)
         settings["method"] = _versioned("methods", self.method)
         settings["method_options"] = {key: _file_option(value) for key, value in self.method_options.items()}
@@ -48,36 +81,48 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         ]
         if self.malicious:
             settings["malicious"] = [self.malicious[0], _attack_settings(self.malicious[1])]
-        return digest(settings)
+        return settings
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a cell's result belongs in the curves."""
+    """Where a cell's result belongs in the curves; without an attack where the method has no adversary."""
 
     method: str
     defense: str
     strength: float
     seed: int
-    attack: AttackSpec
+    attack: AttackSpec | None
     label: str
     cell: Cell
     key: str
 
 
 class Prior(msgspec.Struct, frozen=True, kw_only=True):
-    """What the adversary could do alone: a candidate attack on a view without the federation, for one seed."""
+    """What the adversary could do alone: a candidate attack on a view without the federation, for one seed.
 
+    Attributes:
+        pretrained: whether the adversary first pre-trains its model by itself, as in the stages of ``cell``.
+    """
+
+    method: str
     cell: Cell
     attack: AttackSpec
     label: str
     seed: int
     key: str
+    pretrained: bool = False
 
 
 def rows(spec: EvalSpec) -> Iterator[Row]:
     """Yield every (method, defence, strength, seed, attack), seeds outermost so that neighbours share their data."""
     for seed in range(spec.seeds):
         for method in spec.methods:
+            if not attacked(method):
+                cell = training_cell(spec, method, seed)
+                cell = msgspec.structs.replace(cell, defenses=())  # it says nothing that a defence could change
+                yield Row(method=method, defense="none", strength=0.0, seed=seed, attack=None, label=NO_ADVERSARY,
+                          cell=cell, key=digest(["utility", cell.key]))  # fmt: skip
+                continue
             for sweep, strength in _sweep(spec):
                 for attack, label in zip(spec.attacks, spec.labels, strict=True):
                     cell = _cell(spec, method, sweep, strength, seed, attack)
@@ -96,25 +141,71 @@ def rows(spec: EvalSpec) -> Iterator[Row]:
 def priors(spec: EvalSpec) -> Iterator[Prior]:
     """Yield, for each seed, method and attack, the attack's own *alone*; and the logistic regression.
 
-    A prior needs no training: it takes the adversary's columns and the shape of its bottom model from the cell. The
-    active party needs no logistic regression: it holds the labels.
+    A prior needs no federation: it takes the adversary's columns and the shape of its bottom model from the cell. Where
+    a method pre-trains as any party could have done by itself, that is one more: the same attack on a model that the
+    adversary pre-trained alone (FedHSSL's A_SimSiam). The active party needs no logistic regression: it has the labels.
     """
     logistic = AttackSpec(name="logistic")
     candidates = [pair for pair in zip(spec.attacks, spec.labels, strict=True) if pair[0].name != "logistic"]
     if spec.adversary != "active":
         candidates.append((logistic, "logistic"))
     for seed in range(spec.seeds):
-        for method in spec.methods:
+        for method in filter(attacked, spec.methods):
             cell = _cell(spec, method, None, 0.0, seed, logistic)
+            own = _pretrained_alone(spec, method, seed)
             for attack, label in candidates:
-                key = digest(
-                    ["prior", cell.key, _attack_settings(attack), spec.adversary, msgspec.to_builtins(spec.aux)]
+                struck = msgspec.structs.replace(attack, after=None)
+                who = [_attack_settings(struck), spec.adversary, msgspec.to_builtins(spec.aux)]
+                prior = Prior(
+                    method=method,
+                    cell=cell,
+                    attack=struck,
+                    label=label,
+                    seed=seed,
+                    key=digest(["prior", cell.key, *who]),
                 )
-                yield Prior(cell=cell, attack=attack, label=label, seed=seed, key=key)
+                yield prior
+                if own and attack.name != "logistic" and build_attack(attack).alone():
+                    key = digest(["prior", [own.stage_key(phase) for phase in own.stages], *who])
+                    after = f"{label} after {own.method}"
+                    yield msgspec.structs.replace(prior, cell=own, label=after, key=key, pretrained=True)
+
+
+def attacked(method: str) -> bool:
+    """Whether a method has an adversary at all: one party alone, or pooled columns, have none."""
+    return bool(registry.load("methods", method).shows)
+
+
+def build_attack(spec: AttackSpec) -> Attack:
+    """Return the attack that ``spec`` names."""
+    attack = registry.build("attacks", spec.name, **spec.options)
+    assert isinstance(attack, Attack)
+    return attack
+
+
+def acts_in(defense: DefenseSpec, method: type[Method], phases: Iterable[str]) -> bool:
+    """Whether ``defense`` changes anything that ``method`` says in one of ``phases``."""
+    made = registry.build("defenses", defense.name, defense.strength or 1.0, at=defense.at, **defense.options)
+    return any(made.acts(kind, phase) for phase in phases for kind in method.sends[phase])
+
+
+def _pretrained_alone(spec: EvalSpec, method: str, seed: int) -> Cell | None:
+    """The cell whose pre-training any party could do alone, with those options of ``method`` that it shares."""
+    name = registry.load("methods", method).prior
+    if name is None:
+        return None
+    prior = registry.load("methods", name)
+    known = inspect.signature(prior).parameters
+    options = {k: v for k, v in spec.method.get(method, {}).items() if k in known and k not in prior.joint | prior.late}
+    return msgspec.structs.replace(
+        training_cell(spec, method, seed), method=name, method_options=options, defenses=(), malicious=None
+    )
 
 
 def result_key(cell: Cell, attack: AttackSpec, adversary: str, aux: AuxSpec) -> str:
     """Return the key of one attack on one cell."""
+    if attack.after:
+        return digest(["result", cell.key, _attack_settings(attack), attack.after, adversary, msgspec.to_builtins(aux)])
     return digest(["result", cell.key, _attack_settings(attack), adversary, msgspec.to_builtins(aux)])
 
 
@@ -172,7 +263,7 @@ def _cell(
     spec: EvalSpec, method: str, sweep: DefenseSpec | None, strength: float, seed: int, attack: AttackSpec
 ) -> Cell:
     swept = (msgspec.structs.replace(sweep, strength=strength),) if sweep else ()
-    acts = registry.build("attacks", attack.name, **attack.options).acts_in_training
+    acts = build_attack(attack).acts_in_training
     return training_cell(spec, method, seed, swept, (spec.adversary, attack) if acts else None)
 
 

@@ -26,7 +26,7 @@ def priors_by_method(spec: EvalSpec, records: Mapping[str, Record]) -> dict[str,
     for prior in priors(spec):
         record = records.get(prior.key)
         if record and record["leak"]:
-            found.setdefault(prior.cell.method, {}).setdefault(prior.label, {})[prior.seed] = record
+            found.setdefault(prior.method, {}).setdefault(prior.label, {})[prior.seed] = record
     return {method: dict(candidates) for method, candidates in found.items()}
 
 

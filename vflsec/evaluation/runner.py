@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -13,24 +14,27 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch.nn import functional as F
 
-from vflsec.core import registry
 from vflsec.core.attack import Attack
+from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.errors import BadGuess, Diverged, VflsecError
-from vflsec.core.message import Kind, Message, Transcript
-from vflsec.core.method import Progress, Trained, load_states
+from vflsec.core.message import Kind, Message, Route, Transcript
+from vflsec.core.method import Method, Progress, Trained, World, load_states, save_states
 from vflsec.core.seeds import derive
 from vflsec.core.view import Need, View
 from vflsec.evaluation.adversary import adversary, alone, draw_auxiliary, fold_score, secret_of, view_of
-from vflsec.evaluation.plan import Cell, Prior, Row
+from vflsec.evaluation.plan import Cell, Prior, Row, build_attack
 from vflsec.evaluation.score import measure, score
-from vflsec.evaluation.spec import AttackSpec, AuxSpec
-from vflsec.evaluation.store import CellFolder, Record, Store
+from vflsec.evaluation.spec import AuxSpec
+from vflsec.evaluation.store import Record, Store
 from vflsec.evaluation.world import build_method, build_world
 
 COLLAPSED = 1e-6
 """A model whose log-probabilities vary by less than this over the test rows says the same of everybody."""
 
-_KINDS = {Need.GRADIENTS: Kind.GRADIENT, Need.EMBEDDINGS: Kind.EMBEDDING}
+COLLAPSED_SPREAD = 0.01
+"""A party whose scaled embeddings lie this close to their mean, of at most 1, says the same of everybody."""
+
+KINDS = {Need.GRADIENTS: Kind.GRADIENT, Need.EMBEDDINGS: Kind.EMBEDDING}
 
 
 _ONE_AT_A_TIME = Lock()
@@ -38,24 +42,28 @@ _ONE_AT_A_TIME = Lock()
 
 
 class Task(NamedTuple):
-    """Work for one process: the missing results of one cell, or the missing priors of one seed and method."""
+    """Work for one process: a stage, or the missing results of one cell, or the missing priors of one seed and method."""
 
     cell: Cell
     rows: Sequence[Row]
     priors: Sequence[Prior]
     adversary: str
     aux: AuxSpec
+    stage: str | None = None
 
 
 def run(task: Task, folder: Path, device: str) -> list[Record]:
-    """Return one record for each row and prior of ``task``, in order.
+    """Return one record for each row and prior of ``task``, in order; for a stage, one that is not kept.
 
     What went wrong in a cell becomes the status of its records; what is wrong with the settings is raised.
     """
+    store = Store(folder)
     with _ONE_AT_A_TIME, one_thread():
+        if task.stage:
+            return [_stage(task, store, device)]
         if task.priors:
-            return [_prior(prior, task, device) for prior in task.priors]
-        return _results(task, Store(folder).cell(task.cell.key), device)
+            return [_prior(prior, task, store, device) for prior in task.priors]
+        return _results(task, store, device)
 
 
 @contextmanager
@@ -71,26 +79,47 @@ def one_thread() -> Iterator[None]:
 
 
 def train(
-    cell: Cell, device: str, progress: Progress = lambda *_: None, tap: Callable[[Message], None] | None = None
+    cell: Cell,
+    device: str,
+    progress: Progress = lambda *_: None,
+    *,
+    store: Store | None = None,
+    tap: Transcript | None = None,
 ) -> tuple[Trained | None, Record]:
     """Train ``cell`` and return it with its facts: status, utility, loss by epoch, traffic, seconds.
 
     A diverged training gives no model and no number.
+
+    Args:
+        cell: what to train.
+        device: ``cpu`` or ``cuda``.
+        progress: called with phase, epochs done, epochs in all.
+        store: where stages are kept; without it they are run.
+        tap: what an adversary hears; a stage in which it would hear something is run again, for no message is stored.
     """
     began = time.perf_counter()
     world, method = build_world(cell, device), build_method(cell)
     if tap:
         world.channel.taps.append(tap)
-    facts: Record = {"status": "ok", "utility": None, "history": {}, "error": None}
+    facts: Record = {"status": "ok", "utility": None, "history": {}, "error": None, "spread": {}}
     trained = None
     try:
-        trained = method.fit(world, progress)
-        facts["history"] = dict(trained.history)
+        method.build(world)
+        history: dict[str, list[float]] = {}
+        for phase in cell.stages:
+            heard = bool(tap and tap.kinds & method.sends[phase])
+            stage = advance(cell, phase, method, world, store=store, afresh=heard, progress=progress)
+            history[phase], facts["spread"][phase] = stage["history"], stage["spread"]
+        last = method.phases[-1]
+        history[last] = method.run(last, world, progress)
+        trained = Trained(method, world, history)
+        facts |= {"history": history, "reached": world.reached}
         logits = trained.predict("test")
         if float(F.log_softmax(logits, dim=1).std(dim=0).max()) < COLLAPSED:
             facts |= {"status": "collapsed", "error": "the model predicts the same for every test row"}
-        seed = derive(cell.seed, "bootstrap")
-        facts["utility"] = measure(logits, world.active.labels["test"], world.metric, seed)
+        facts["spread"][last] = spreads(method, world)
+        facts |= collapse(facts["spread"][last]) or {}
+        facts["utility"] = measure(logits, world.active.labels["test"], world.metric, derive(cell.seed, "bootstrap"))
     except Diverged as error:
         trained = None
         facts |= {"status": "diverged", "error": str(error)}
@@ -99,50 +128,152 @@ def train(
     return trained, facts
 
 
-def _results(task: Task, stored: CellFolder, device: str) -> list[Record]:
-    attacks = [build_attack(row.attack) for row in task.rows]
-    kinds = frozenset(_KINDS[need] for attack in attacks for need in attack.needs if need in _KINDS)
+def advance(
+    cell: Cell,
+    phase: str,
+    method: Method,
+    world: World,
+    *,
+    store: Store | None,
+    afresh: bool = False,
+    progress: Progress = lambda *_: None,
+) -> Record:
+    """Bring ``world`` to the end of a stage, from the store where it is there; return the stage's facts.
+
+    A killed stage goes on after its last finished global iteration.
+
+    Raises:
+        Diverged: now, or when it was run.
+    """
+    folder = store.cell(cell.stage_key(phase)) if store else None
+    stored = folder.read() if folder else None
+    if folder and stored and not afresh:
+        if stored["status"] == "diverged":
+            raise Diverged(stored["error"])
+        load_states(world, folder.path)
+        world.channel.traffic.update({Route(*route, Kind(kind)): n for *route, kind, n in stored["traffic"]})
+        return stored
+    world.checkpoint = Checkpoint(folder.partial if folder and not afresh else None)
+    began, before = time.perf_counter(), Counter(world.channel.traffic)
+    facts: Record = {"status": "ok", "error": None, "history": [], "spread": {}, "traffic": [], "stage": phase}
     try:
-        trained, facts, messages = _trained(task, kinds, stored, device)
+        facts["history"] = method.run(phase, world, progress)
+        facts["spread"] = spreads(method, world)
+    except Diverged as error:
+        facts |= {"status": "diverged", "error": str(error)}
+        raise
+    finally:
+        if folder and not stored and (facts["history"] or facts["error"]):
+            facts["traffic"] = [[*route, n] for route, n in (world.channel.traffic - before).items()]
+            facts["seconds"] = time.perf_counter() - began
+            folder.write(facts, lambda path: save_states(world, path, method.keeps))
+            world.checkpoint.remove()
+    return facts
+
+
+def spreads(method: Method, world: World) -> dict[str, float]:
+    """Return, by party, how far its embeddings of test rows lie apart: 0 where it says the same of everybody.
+
+    Rows are scaled to length one; the root mean square distance to their mean is 1 at most. SimSiam (section 4.1) watches
+    the same quantity for collapse.
+    """
+    found = {}
+    for party in world.parties.values() if method.shows else ():
+        with torch.no_grad():
+            h = F.normalize(method.representation(party).eval()(party.features["test"]), dim=1)
+        found[party.name] = float((h - h.mean(dim=0)).square().sum(dim=1).mean().sqrt())
+    return found
+
+
+def collapse(spread: Mapping[str, float]) -> Record | None:
+    """Return status and error if a party's representation has collapsed."""
+    fallen = [name for name, value in spread.items() if not value > COLLAPSED_SPREAD]
+    if not fallen:
+        return None
+    return {"status": "collapsed", "error": f"the representation of {', '.join(fallen)} is the same for every test row"}
+
+
+def _stage(task: Task, store: Store, device: str) -> Record:
+    """Run the stages up to the wanted one; what goes wrong here, the cells that need it report."""
+    assert task.stage is not None
+    record: Record = {"kind": "stage", "key": "", "method": task.cell.method, "seed": task.cell.seed}
+    record |= {"stage": task.stage, "status": "ok"}
+    try:
+        world, method = build_world(task.cell, device), build_method(task.cell)
+        method.build(world)
+        for phase in method.phases[: method.phases.index(task.stage) + 1]:
+            advance(task.cell, phase, method, world, store=store)
+    except Diverged:
+        record["status"] = "diverged"
+    except VflsecError:
+        raise
+    except Exception:  # noqa: BLE001
+        record["status"] = "error"
+    return record
+
+
+def _results(task: Task, store: Store, device: str) -> list[Record]:
+    attacks = [build_attack(row.attack) if row.attack else None for row in task.rows]
+    kinds = frozenset(KINDS[need] for attack in attacks if attack for need in attack.needs if need in KINDS)
+    try:
+        trained, facts, messages = _trained(task, kinds, store, device)
     except VflsecError:
         raise
     except Exception as error:  # noqa: BLE001  (whatever happens in one cell must not cost the others)
         facts = {"status": "error", "error": _line(error), "utility": None, "traffic": [], "seconds": 0.0}
         trained, messages = None, ()
     return [
-        _result(row, attack, task, trained, facts, messages, device)
+        _result(row, attack, task, trained, facts, messages, store, device)
         for row, attack in zip(task.rows, attacks, strict=True)
     ]
 
 
 def _trained(
-    task: Task, kinds: frozenset[Kind], stored: CellFolder, device: str
+    task: Task, kinds: frozenset[Kind], store: Store, device: str
 ) -> tuple[Trained | None, Record, tuple[Message, ...]]:
     """Reload the cell; train it if there is none, or if an attack reads messages, of which no copy is kept."""
+    stored = store.cell(task.cell.key)
     facts = stored.read()
     if facts and not kinds:
         if facts["status"] == "diverged":
             return None, facts, ()
-        world, method = build_world(task.cell, device), build_method(task.cell)
-        method.build(world)
-        load_states(world, stored.path)
-        return Trained(method, world, facts["history"]), facts, ()
+        return _loaded(task.cell, [stored.path], facts["history"], device), facts, ()
     transcript = Transcript(frozenset(task.adversary.split("+")), kinds)
-    trained, facts = train(task.cell, device, tap=transcript)
+    trained, facts = train(task.cell, device, store=store, tap=transcript)
     stored.write(facts, lambda folder: trained.save(folder) if trained else folder.mkdir())
     return trained, facts, tuple(transcript.messages)
 
 
+def _loaded(cell: Cell, folders: Sequence[Path], history: Mapping[str, list[float]], device: str) -> Trained:
+    """Return the federation of ``cell`` with the models in ``folders``, and those that it was built with."""
+    world, method = build_world(cell, device), build_method(cell)
+    method.build(world)
+    for folder in folders:
+        load_states(world, folder)
+    return Trained(method, world, history)
+
+
+def _after(cell: Cell, phase: str, store: Store, device: str) -> tuple[Trained, Record]:
+    """Return the federation as it was after a stage, and the facts of that stage."""
+    stages = cell.stages[: cell.stages.index(phase) + 1]
+    folders = [store.cell(cell.stage_key(stage)) for stage in stages]
+    facts = folders[-1].read()
+    assert facts is not None, "its cell has been trained, and so have its stages"
+    return _loaded(cell, [folder.path for folder in folders], {phase: facts["history"]}, device), facts
+
+
 def _result(
     row: Row,
-    attack: Attack,
+    attack: Attack | None,
     task: Task,
     trained: Trained | None,
     facts: Record,
     messages: tuple[Message, ...],
+    store: Store,
     device: str,
 ) -> Record:
     traffic = facts["traffic"]
+    name = {"name": row.attack.name, "options": row.attack.options, "repr": repr(attack)} if row.attack else None
     record: Record = {
         "kind": "result",
         "key": row.key,
@@ -151,7 +282,7 @@ def _result(
         "defenses": [f"{d.label}:{d.strength:g}" for d in row.cell.defenses],
         "seed": row.seed,
         "adversary": task.adversary,
-        "attack": {"name": row.attack.name, "options": row.attack.options, "repr": repr(attack)},
+        "attack": name and {**name, "after": row.attack.after if row.attack else None},
         "status": facts["status"],
         "error": facts["error"],
         "utility": facts["utility"] if facts["status"] == "ok" else None,
@@ -161,9 +292,18 @@ def _result(
         "device": device,
         "nbytes": sum(nbytes for phase, *_, nbytes in traffic if phase != "predict"),
         "traffic": traffic,
+        "reached": facts.get("reached", {}),
+        "spread": facts.get("spread", {}),
         "seconds": {"train": facts["seconds"]},
     }
-    if trained and facts["status"] == "ok":
+    if trained and attack and facts["status"] == "ok":
+        if row.attack and row.attack.after:
+            trained, stage = _after(row.cell, row.attack.after, store, device)
+            fallen = collapse(stage["spread"])
+            if fallen:
+                return record | fallen
+            until = trained.method.phases[: trained.method.phases.index(row.attack.after) + 1]
+            messages = tuple(message for message in messages if message.phase in until)
         record |= _attacked(attack, trained, task, messages, record)
     return record
 
@@ -174,7 +314,7 @@ def _attacked(
     """Run ``attack`` on the trained world and return what changes in its record."""
     world, began = trained.world, time.perf_counter()
     aux = draw_auxiliary(world.active.labels["train"], world.n_classes, task.aux, world.seed)
-    wanted = {_KINDS[need] for need in attack.needs if need in _KINDS}  # not what other attacks had recorded
+    wanted = {KINDS[need] for need in attack.needs if need in KINDS}  # not what other attacks had recorded
     own = tuple(message for message in messages if message.kind in wanted)
     changes = _guarded(attack, view_of(trained, adversary(world, task.adversary), aux, own), trained, task.aux)
     return {**changes, "seconds": {**record["seconds"], "attack": time.perf_counter() - began}}
@@ -214,13 +354,11 @@ def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) ->
     return leak
 
 
-def _prior(prior: Prior, task: Task, device: str) -> Record:
-    """Run what the adversary could have done alone; it needs the data and the model's shape, but no training."""
+def _prior(prior: Prior, task: Task, store: Store, device: str) -> Record:
+    """Run what the adversary could have done alone: on an untrained model, or on one that it pre-trained itself."""
     began = time.perf_counter()
-    world, method = build_world(prior.cell, device), build_method(prior.cell)
-    method.build(world)
     attack = build_attack(prior.attack)
-    own = attack if prior.attack.name == "logistic" else attack.alone()
+    own = attack if prior.pretrained or prior.attack.name == "logistic" else attack.alone()
     record: Record = {
         "kind": "prior",
         "key": prior.key,
@@ -235,18 +373,22 @@ def _prior(prior: Prior, task: Task, device: str) -> Record:
         "budget": {},
     }
     if own and task.aux.n:
-        aux = draw_auxiliary(world.active.labels["train"], world.n_classes, task.aux, world.seed)
-        trained = Trained(method, world, {})
-        view = alone(view_of(trained, adversary(world, task.adversary), aux), world.seed)
-        record |= _guarded(own, view, trained, task.aux)
+        record |= _attacked_alone(own, prior, task, store, device)
     return {**record, "seconds": {"attack": time.perf_counter() - began}}
 
 
-def build_attack(spec: AttackSpec) -> Attack:
-    """Return the attack that ``spec`` names."""
-    attack = registry.build("attacks", spec.name, **spec.options)
-    assert isinstance(attack, Attack)
-    return attack
+def _attacked_alone(own: Attack, prior: Prior, task: Task, store: Store, device: str) -> Record:
+    world, method = build_world(prior.cell, device), build_method(prior.cell)
+    method.build(world)
+    try:
+        for phase in prior.cell.stages if prior.pretrained else ():
+            advance(prior.cell, phase, method, world, store=store)
+    except Diverged as error:
+        return {"status": "diverged", "error": str(error)}
+    aux = draw_auxiliary(world.active.labels["train"], world.n_classes, task.aux, world.seed)
+    view = view_of(Trained(method, world, {}), adversary(world, task.adversary), aux)
+    view = view.without_federation(view.model) if prior.pretrained and view.model else alone(view, world.seed)
+    return _guarded(own, view, Trained(method, world, {}), task.aux)
 
 
 def _line(error: Exception) -> str:

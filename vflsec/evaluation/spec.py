@@ -1,6 +1,9 @@
 """What is to be evaluated: frozen settings, and the small grammar that names attacks and defences.
 
-NAME[:option=value,...][@point+...]        iso:lambda=5@gradient     mc:mode=mixmatch     my.py:Mine:k=3
+NAME[:option=value,...][@point+...]        mc:mode=mixmatch     my.py:Mine:k=3
+
+The points of a defence are kinds of message, in every phase or in one: iso:lambda=5@gradient, iso@pretrain.embedding. That
+of an attack is a phase after which it strikes: mc@pretrain.
 """
 
 from __future__ import annotations
@@ -25,10 +28,11 @@ TRAINING = ("dataset", "data", "methods", "method", "train", "model", "fixed")
 
 
 class AttackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An attack by name, with its options."""
+    """An attack by name, with its options, and the phase after which it strikes (None: the last)."""
 
     name: str
     options: dict[str, Any] = {}
+    after: str | None = None
 
     @property
     def short_name(self) -> str:
@@ -39,21 +43,36 @@ class AttackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def label(self) -> str:
         """The short name with its options, as on the command line."""
         options = ",".join(f"{key}={value}" for key, value in self.options.items())
-        return f"{self.short_name}:{options}" if options else self.short_name
+        return (f"{self.short_name}:{options}" if options else self.short_name) + self.place
+
+    @property
+    def place(self) -> str:
+        """``@`` and the phase after which it strikes, or nothing."""
+        return f"@{self.after}" if self.after else ""
 
 
 class DefenseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A defence by name, with its strength, where it acts (None: its default) and its options."""
+    """A defence by name, with its strength, where it acts (None: its default) and its options.
+
+    Attributes:
+        by: who carries it: ``active``, ``passive`` (every passive party), a party's name, or None for everybody.
+    """
 
     name: str
     strength: float = 0.0
     at: tuple[str, ...] | None = None
     options: dict[str, Any] = {}
+    by: str | None = None
 
     @property
     def label(self) -> str:
-        """The name, with the points at which it acts where they are not its default."""
-        return self.name if self.at is None else f"{self.name}@{'+'.join(self.at)}"
+        """The name, with who carries it and where it acts, if not everybody and at its default point."""
+        by = f":by={self.by}" if self.by else ""
+        return self.name + by + (f"@{'+'.join(self.at)}" if self.at else "")
+
+    def carried_by(self, party: str) -> bool:
+        """Whether the party of this name carries it."""
+        return self.by in (None, party) or (self.by == "passive" and party != "active")
 
 
 class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,6 +140,10 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if name not in self.methods:
                 raise UsageError(f"settings for {unknown('method', name, self.methods)}")
         self._check_defenses()
+        if self.model.encoder is None:  # one for all methods that are compared, whatever their own would be
+            own = {registry.load("methods", name).encoder for name in self.methods}
+            found = msgspec.structs.replace(self.model, encoder="auto" if "auto" in own else "mlp")
+            msgspec.structs.force_setattr(self, "model", found)
 
     def _check_defenses(self) -> None:
         """Check that every defence has its strengths, and each strength its defence."""
@@ -145,12 +168,13 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def labels(self) -> tuple[str, ...]:
         """What tables and gates call each attack: its name, with its options where two share it."""
         names = [attack.name for attack in self.attacks]
-        return tuple(a.label if names.count(a.name) > 1 else a.short_name for a in self.attacks)
+        return tuple(a.label if names.count(a.name) > 1 else a.short_name + a.place for a in self.attacks)
 
     @property
     def name(self) -> str:
         """A short name for folders and titles, without a folder in it."""
-        names = [self.dataset, *self.methods, *(d.label for d in self.defenses), *(a.name for a in self.attacks)]
+        names = [self.dataset, *self.methods, *(d.label for d in self.defenses)]
+        names += [attack.name + attack.place for attack in self.attacks]
         return "-".join(_stem(name) for name in names)
 
 
@@ -192,17 +216,18 @@ def parse_defense(text: str) -> DefenseSpec:
     name, options, at = parse_reference(text, "defense")
     own_name = registry.load("defenses", name).strength_name
     strength = options.pop(own_name, options.pop("strength", 0.0))
+    by = options.pop("by", None)
     if not isinstance(strength, int | float) or isinstance(strength, bool):
         raise UsageError(f"expected a number for {own_name} in {text!r}, got {strength!r}")
-    return DefenseSpec(name=name, strength=float(strength), at=at, options=options)
+    return DefenseSpec(name=name, strength=float(strength), at=at, options=options, by=by)
 
 
 def parse_attack(text: str) -> AttackSpec:
     """Read an attack."""
-    name, options, points = parse_reference(text, "attack")
-    if points:
-        raise UsageError(f"expected an attack without @, got {text!r}")
-    return AttackSpec(name=name, options=options)
+    name, options, phases = parse_reference(text, "attack")
+    if phases and len(phases) > 1:
+        raise UsageError(f"expected one phase after which {name} strikes, got {text!r}")
+    return AttackSpec(name=name, options=options, after=phases[0] if phases else None)
 
 
 def parse_value(text: str) -> Any:

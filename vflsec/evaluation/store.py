@@ -1,6 +1,7 @@
 """A results folder: settings, environment, one append-only line per result, and each cell's models.
 
 DIR/spec.toml   DIR/env.json   DIR/records.jsonl   DIR/cells/<key>/{cell.json,<party>.safetensors}
+A stage that several cells share is a cell of its own; while it is being computed, DIR/cells/<key>.partial.
 """
 
 from __future__ import annotations
@@ -106,9 +107,11 @@ class Store:
 
     def forget_failures(self) -> None:
         """Drop the results that errored or diverged, and their cells, so that these are trained again."""
-        for record in self.records().values():
-            if record["status"] in FAILED and "cell" in record:
-                self.cell(record["cell"]).remove()
+        for path in self.folder.glob("cells/*/cell.json"):
+            folder = CellFolder(path.parent)
+            facts = folder.read()
+            if facts and facts["status"] in FAILED:
+                folder.remove()
         self.forget(lambda record: record["status"] not in FAILED)
 
     def expect_own(self) -> None:
@@ -131,6 +134,8 @@ class Store:
             self._records.unlink(missing_ok=True)
             for facts in self.folder.glob("cells/*/cell.json"):
                 CellFolder(facts.parent).remove()
+            for partial in self.folder.glob("cells/*.partial"):
+                partial.unlink()
 
     def write_settings(self, spec_toml: str) -> None:
         """Write ``spec.toml`` and ``env.json``."""
@@ -154,6 +159,11 @@ class CellFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @property
+    def partial(self) -> Path:
+        """The file in which a stage keeps its state while it is being computed."""
+        return self.path.with_name(f"{self.path.name}.partial")
 
     def read(self) -> Record | None:
         """Return the cell's facts, or None where it has not been computed."""
@@ -188,6 +198,7 @@ class CellFolder:
     def remove(self) -> None:
         """Drop models and facts."""
         shutil.rmtree(self.path, ignore_errors=True)
+        self.partial.unlink(missing_ok=True)
 
 
 def environment() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from vflsec.core import registry
+from vflsec.core.checks import unknown
 from vflsec.core.defense import Defense
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Channel
@@ -46,8 +47,11 @@ def partition_of(cell: Cell) -> Partition:
 
 
 def build_world(cell: Cell, device: str) -> World:
-    """Return the world of ``cell``: every party carries every defence, and a hook acts when it sends."""
+    """Return the world of ``cell``: every party carries its defences, and a hook acts when it sends."""
     data, where = partition_of(cell), torch.device(device)
+    for defense in cell.defenses:
+        if defense.by and defense.by not in ("passive", *data.parties):
+            raise UsageError(f"{defense.name}: {unknown('by', defense.by, ('passive', *data.parties))}")
     channel = Channel()
     parties: dict[str, Party] = {}
     for name, own in data.parties.items():
@@ -56,9 +60,10 @@ def build_world(cell: Cell, device: str) -> World:
             name,
             {split: torch.tensor(x, device=where) for split, x in own.features.items()},
             channel,
-            rng=generator(cell.seed, "noise", name, device=where),
+            noise=partial(generator, cell.seed, "noise", name, device=where),
+            layout=own.layout,
             labels={split: torch.tensor(y, device=where) for split, y in data.labels.items()} if active else None,
-            defenses=[build_defense(defense) for defense in cell.defenses],
+            defenses=[build_defense(defense) for defense in cell.defenses if defense.carried_by(name)],
         )
     return World(parties, channel, len(data.classes), data.metric, cell.seed, where, _optimizers(cell))
 

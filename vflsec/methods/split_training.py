@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.message import Kind
 from vflsec.core.method import Progress, TrainSpec, World
 from vflsec.core.metrics import METRICS
 from vflsec.core.protocol import Boundary, Step
@@ -27,6 +28,7 @@ class SplitTraining:
         top: the active party's top model.
         boundaries: the protocol to each passive party by name.
         spec: how to fit.
+        constraint: an extra term of the active party's own loss, or None.
     """
 
     def __init__(
@@ -36,12 +38,14 @@ class SplitTraining:
         top: nn.Module,
         boundaries: Mapping[str, Boundary],
         spec: TrainSpec,
+        constraint: Callable[[], Tensor] | None = None,
     ) -> None:
         self.world = world
         self.bottoms = bottoms
         self.top = top
         self.boundaries = boundaries
         self.spec = spec
+        self.constraint = constraint
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
         """Train in place on the aligned labelled rows; return the mean loss of each epoch.
@@ -66,7 +70,7 @@ class SplitTraining:
             for group in optimizers[0].param_groups:  # a malicious party keeps its own rate
                 group["lr"] = spec.rate(epoch, epochs)
             total = torch.zeros((), device=world.device)
-            for rows in torch.split(torch.randperm(len(labels), generator=order).to(world.device), spec.batch):
+            for rows in batches(len(labels), spec.batch, order, world.device):
                 loss = self._update(Step(step, phase, rows, labels[rows]), optimizers)
                 total += loss * len(rows)
                 step += 1
@@ -74,6 +78,8 @@ class SplitTraining:
             if not history[-1] < float("inf"):
                 raise Diverged(f"the loss is {history[-1]} after epoch {epoch + 1}: lower train.lr")
             progress(phase, epoch + 1, epochs)
+            if spec.target and not world.reached and self._measured() >= spec.target:
+                world.reached = traffic_so_far(world, epoch + 1)
             if selection:
                 score = self._score(selection)
                 if score > best:
@@ -85,24 +91,43 @@ class SplitTraining:
         return history
 
     def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
-        """One step: embeddings up, loss, gradients down, every party updates its own models."""
-        own = self.bottoms[self.world.active.name](self.world.active.features["train"][step.rows])  # (B, d)
+        """One exchange: embeddings up, loss, gradients down; every party updates its own models on what it brought.
+
+        Further local steps (FedBCD) repeat the update on the embeddings and the gradients of the same exchange, which
+        grow stale, and say nothing to anybody.
+        """
         sent, arrived = {}, {}
         for party in self.world.passive:
             sent[party.name] = self.bottoms[party.name](party.features["train"][step.rows])  # (B, d)
             received = self.boundaries[party.name].up(sent[party.name], step)
             arrived[party.name] = received.detach().requires_grad_()  # a leaf, and not the message that taps keep
-        loss = self._loss(own, arrived, step)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        for name, h in sent.items():
-            gradient = arrived[name].grad
-            assert gradient is not None
-            h.backward(self.boundaries[name].down(gradient, step))
-        for optimizer in optimizers:
-            optimizer.step()
-        return loss.detach()
+        first, gradients = torch.zeros(()), {}
+        for local_step in range(self.spec.local_steps):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            own = self.bottoms[self.world.active.name](self.world.active.features["train"][step.rows])  # (B, d)
+            loss = self._loss(own, arrived, step)
+            loss.backward()  # type: ignore[no-untyped-call]
+            if local_step == 0:
+                first = loss.detach()
+                gradients = {name: self._down(name, h, step) for name, h in arrived.items()}
+            for party in self.world.passive:
+                again = self.bottoms[party.name](party.features["train"][step.rows]) if local_step else sent[party.name]
+                again.backward(gradients[party.name])
+            self._clip()
+            for optimizer in optimizers:
+                optimizer.step()
+        return first
+
+    def _down(self, name: str, h: Tensor, step: Step) -> Tensor:
+        assert h.grad is not None
+        return self.boundaries[name].down(h.grad, step)
+
+    def _clip(self) -> None:
+        """Each party bounds its own gradients; a common norm would tell it of the others'."""
+        if self.spec.clip:
+            for party in self.world.parties.values():
+                nn.utils.clip_grad_norm_(party.modules.parameters(), self.spec.clip)
 
     def _loss(self, own: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
         assert step.labels is not None
@@ -111,7 +136,7 @@ class SplitTraining:
             for name, h in arrived.items():
                 term = defense.penalty(h, step.labels, name) if defense.strength else None
                 loss = loss if term is None else loss + term
-        return loss
+        return loss if self.constraint is None else loss + self.constraint()
 
     def _received(self, arrived: Mapping[str, Tensor]) -> Iterator[Tensor]:
         """What the top model is fed: each received embedding after the active party's own defences."""
@@ -165,6 +190,11 @@ class SplitTraining:
             raise Diverged(f"the model predicts values that are not finite on {split} rows: lower train.lr")
         return METRICS[self.world.metric](logits.cpu().numpy(), self.world.active.labels[split].cpu().numpy())
 
+    def _measured(self) -> float:
+        """The headline metric on test rows, for our own table: nothing is said on the wire, and nothing is chosen."""
+        with self.world.channel.muted():
+            return self._score("test")
+
     def _switch(self, *, training: bool) -> None:
         for module in (*self.bottoms.values(), self.top):
             module.train(training)
@@ -175,6 +205,27 @@ class SplitTraining:
     def _restore(self, states: dict[str, dict[str, Tensor]]) -> None:
         for name, state in states.items():
             self.world.parties[name].modules.load_state_dict(state)
+
+
+def batches(count: int, size: int, order: torch.Generator, device: torch.device) -> list[Tensor]:
+    """Return ``count`` rows in a random order, in batches; a single row left over joins the batch before it.
+
+    BatchNorm cannot learn from one row.
+    """
+    found = list(torch.split(torch.randperm(count, generator=order).to(device), size))
+    return [*found[:-2], torch.cat(found[-2:])] if len(found) > 1 and len(found[-1]) == 1 else found
+
+
+def traffic_so_far(world: World, epochs: int) -> dict[str, float]:
+    """Return what has been said until now, in bytes: truly, and as SS-VFL (section 5.1) counts it.
+
+    The paper counts embeddings on their way up alone, and has a server apart from all K parties, so that the active
+    party's embeddings travel as well.
+    """
+    trained = {route: n for route, n in world.channel.traffic.items() if route.phase not in ("predict", "validate")}
+    up = sum(n for route, n in trained.items() if route.kind is Kind.EMBEDDING and route.receiver == world.active.name)
+    parties = len(world.parties)
+    return {"epochs": epochs, "paper_bytes": up * parties / (parties - 1), "true_bytes": sum(trained.values())}
 
 
 def selection_split(spec: TrainSpec, world: World) -> str | None:

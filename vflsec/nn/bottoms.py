@@ -8,9 +8,35 @@ from itertools import pairwise
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
+
+
+class Encoder(nn.Module):
+    """A bottom model in two parts, (B, features) -> (B, width).
+
+    What depends on the party's columns is in ``bottom``. Parties whose ``top`` has the same shape can average it, as
+    partial model aggregation does.
+
+    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), section IV-B, local bottom and local top encoder.
+
+    Args:
+        bottom: the part that never leaves the party.
+        top: what follows; its output is the embedding.
+        width: of the embedding.
+    """
+
+    def __init__(self, bottom: nn.Module, top: nn.Module, width: int) -> None:
+        super().__init__()
+        self.bottom = bottom
+        self.top = top
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return embeddings (B, width) of rows (B, features)."""
+        embedding: Tensor = self.top(self.bottom(x))
+        return embedding
 
 
 class MLPBottom(nn.Sequential):
@@ -28,6 +54,14 @@ class MLPBottom(nn.Sequential):
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
         super().__init__(*layers, nn.Linear(widths[-1], cut))
+
+
+def dense(features: int, hidden: Sequence[int], cut: int | None = None) -> list[nn.Module]:
+    """Return Linear-BatchNorm-ReLU for each hidden width, then a plain Linear of width ``cut`` if there is one."""
+    layers: list[nn.Module] = []
+    for before, after in pairwise([features, *hidden]):
+        layers += [nn.Linear(before, after), nn.BatchNorm1d(after), nn.ReLU()]
+    return layers if cut is None else [*layers, nn.Linear([features, *hidden][-1], cut)]
 
 
 def untrained(model: M, seed: int) -> M:

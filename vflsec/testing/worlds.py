@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -99,10 +100,11 @@ def tiny_world(*, parties: int = 2, rows: int = 8, columns: int = 3, classes: in
     for k in range(parties):
         name = "active" if k == 0 else f"passive_{k}"
         features = {
-            s: torch.randn(rows, columns, generator=rng) for s in ("train", "unlabeled", "local", "val", "test")
+            s: torch.randn(rows, columns, generator=rng)
+            for s in ("train", "unlabeled", "aligned", "local", "val", "test")
         }
         y = torch.arange(rows) % classes
-        labels = {split: y for split in ("train", "val", "test")} if k == 0 else None
-        made[name] = Party(name, features, channel, rng=generator(seed, "noise", name), labels=labels)
+        labels = {split: y for split in ("train", "local", "val", "test")} if k == 0 else None
+        made[name] = Party(name, features, channel, noise=partial(generator, seed, "noise", name), labels=labels)
     metric = "auc" if classes == 2 else "accuracy"
     return World(made, channel, classes, metric, seed, torch.device("cpu"))

@@ -1,0 +1,88 @@
+"""Partial model aggregation: a server averages those parts of the parties' models that they agreed to share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vflsec.core.errors import UsageError
+from vflsec.core.message import Kind
+from vflsec.core.party import Party
+from vflsec.core.protocol import Protocol
+
+
+class ModelAverage(Protocol):
+    """Each party sends the same named modules to a server, which returns their mean, weighing parties equally.
+
+    Learned parameters and running statistics (BatchNorm's mean and variance) are averaged; counters are not, for
+    nothing depends on them. What a party sends passes its defences; what it keeps until the mean arrives does not.
+
+    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), algorithm 1, step 3, and section IV-B-3.
+
+    Args:
+        parties: all K parties.
+        server: the party that averages; it has no data.
+    """
+
+    name = "model-average"
+    roles = ("party", "server")
+    reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, algorithm 1, step 3"
+    reveals = {  # noqa: RUF012  (declared ClassVar in the base class)
+        "server": ("the shared modules of every party after its defences, in every global iteration",),
+        "party": (
+            "the mean over all parties of their shared modules",
+            "with two parties, therefore, those of the other party exactly: twice the mean less its own",
+        ),
+    }
+
+    def __init__(self, parties: Sequence[Party], server: Party) -> None:
+        self.parties = parties
+        self.server = server
+
+    def check(self, shared: Mapping[str, Mapping[str, nn.Module]]) -> None:
+        """Raise UsageError unless all parties share modules of the same names and shapes."""
+        shapes = {name: {key: tuple(v.shape) for key, v in _parameters(own).items()} for name, own in shared.items()}
+        first, expected = next(iter(shapes.items()))
+        for name, found in shapes.items():
+            if found != expected:
+                raise UsageError(
+                    f"expected {name} to have a top encoder of the shape of {first}'s, for their mean, got another: "
+                    f"give all parties one kind of encoder, for example --set model.encoder=tabular"
+                )
+
+    def run(self, shared: Mapping[str, Mapping[str, nn.Module]], *, step: int, phase: str) -> None:
+        """Average in place.
+
+        Args:
+            shared: by party name, its shared modules by name; the same names and shapes at every party.
+            step: number of the global iteration.
+            phase: the method's phase.
+        """
+        for read, buffers in ((_parameters, False), (_statistics, True)):
+            own = {party.name: read(shared[party.name]) for party in self.parties}
+            if not any(own.values()):  # a model without BatchNorm has no statistics
+                continue
+            heard = [
+                party.send(
+                    Kind.PARAMETERS, own[party.name], to=self.server.name, step=step, phase=phase, buffers=buffers
+                )
+                for party in self.parties
+            ]
+            mean = {key: torch.stack([m.payload[key] for m in heard]).mean(dim=0) for key in heard[0].payload}
+            for party in self.parties:
+                message = self.server.send(
+                    Kind.PARAMETERS, mean, to=party.name, step=step, phase=phase, buffers=buffers
+                )
+                for key, value in own[party.name].items():
+                    value.data.copy_(message.payload[key])
+
+
+def _parameters(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    return {f"{role}.{key}": p for role, module in modules.items() for key, p in module.named_parameters()}
+
+
+def _statistics(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    named = {f"{role}.{key}": b for role, module in modules.items() for key, b in module.named_buffers()}
+    return {key: buffer for key, buffer in named.items() if buffer.is_floating_point()}

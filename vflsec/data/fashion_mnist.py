@@ -1,0 +1,107 @@
+"""Fashion-MNIST (Zalando): 70,000 images of clothes, 28 x 28 pixels, of which each party sees a part.
+
+Source: Xiao, Rasul and Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms,
+2017, arXiv:1708.07747. Its files, 31 MB, are not bundled: they come from a folder of the user's or a Debian package.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from vflsec.core.checks import positive
+from vflsec.core.errors import DataError, UsageError
+from vflsec.core.seeds import derive
+from vflsec.data import bundle, idx
+from vflsec.data.dataset import VerticalDataset
+
+NAME = "fashion-mnist"
+CLASSES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+
+PACKAGE = "dataset-fashion-mnist"
+PACKAGE_FOLDER = Path("/usr/share/datasets/fashion-mnist")  # of Debian and its derivatives
+PAGE = "https://github.com/zalandoresearch/fashion-mnist"
+# In the order of the card's sha256; each may end in .gz.
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+SIDE = 28
+
+
+def load(*, parties: int = 2, rows: int | None = None, data_dir: str | None = None) -> VerticalDataset:
+    """Images of clothes cut into halves or quadrants, 10 classes. 70,000 rows, 2 or 4 parties; files not bundled.
+
+    Args:
+        parties: 2 for the left (active) and right half, 28 x 14 pixels each; 4 for the quadrants, 14 x 14 pixels each,
+            in reading order.
+        rows: training images that are kept, the same ones for every seed, and fewer are a subset of more; None for
+            all 60,000. The 10,000 of the official test set always stay.
+        data_dir: the folder of the four idx files, plain or gzipped, whose content is then taken as it is; None for
+            that of Debian's package dataset-fashion-mnist, whose content must be that of the card.
+
+    Raises:
+        UsageError: another number of parties, or more rows than there are.
+        DataError: a file is missing, or not what its name says.
+    """
+    paths = source_files(data_dir)
+    contents = [idx.unpack(path) for path in paths]
+    if data_dir is None:
+        bundle.verify(NAME, b"".join(contents), f"Reinstall {PACKAGE}")
+    train_images, train_labels = _images_and_labels(paths[:2], contents[:2])
+    test_images, test_labels = _images_and_labels(paths[2:], contents[2:])
+    kept = _kept(rows, len(train_images), paths[0])
+    ids = pd.Index(np.append(kept, len(train_images) + np.arange(len(test_images))), name="id")
+    tables = bundle.image_tables(NAME, np.concatenate([train_images[kept], test_images]), ids, parties)
+    classes = np.concatenate([train_labels[kept], test_labels])
+    labels = pd.Series(classes, index=ids, name="label", dtype="int64")
+    return VerticalDataset(NAME, tables, labels, CLASSES, ids[len(kept) :], bundle.card(NAME))
+
+
+def source_files(data_dir: str | None = None) -> list[Path]:
+    """Return the four files that ``load`` reads: what must be unchanged for a stored result to stay valid.
+
+    Raises:
+        DataError: one is missing.
+    """
+    folder = PACKAGE_FOLDER if data_dir is None else Path(data_dir).expanduser()
+    paths = []
+    for name in FILES:
+        found = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+        if not found:
+            way_out = f"apt install {PACKAGE}, or download the four idx files from {PAGE} and give --data-dir FOLDER"
+            raise DataError(f"{NAME}: expected {name} or {name}.gz in {folder}, found neither: {way_out}")
+        paths.append(found[0])
+    return paths
+
+
+def _images_and_labels(paths: list[Path], contents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Return images (n, 28, 28) and labels (n,) of the training or the test set."""
+    images, labels = (
+        idx.parse(content, dimensions, path) for content, dimensions, path in zip(contents, (3, 1), paths, strict=True)
+    )
+    _, height, width = images.shape
+    if (height, width) != (SIDE, SIDE):
+        way_out = f"give the files of {PAGE}"
+        raise DataError(f"{paths[0]}: expected images of {SIDE} x {SIDE} pixels, got {height} x {width}; {way_out}")
+    if len(labels) != len(images):
+        way_out = "take both files from one source"
+        expected = f"a label for each of the {len(images)} images in {paths[0].name}"
+        raise DataError(f"{paths[1]}: expected {expected}, got {len(labels)}; {way_out}")
+    strange = labels[labels >= len(CLASSES)]
+    if len(strange):
+        way_out = f"give the files of {PAGE}"
+        raise DataError(f"{paths[1]}: expected labels 0 to {len(CLASSES) - 1}, got {strange[0]}; {way_out}")
+    return images, labels
+
+
+def _kept(rows: int | None, available: int, path: Path) -> np.ndarray:
+    """Return the positions of the training images that are kept."""
+    if rows is None:
+        return np.arange(available)
+    positive(rows=rows)
+    if rows > available:
+        raise UsageError(f"expected rows <= {available}, the images in {path}, got {rows}")
+    return np.random.default_rng(derive(0, NAME, "rows")).permutation(available)[:rows]

@@ -1,0 +1,62 @@
+"""Reading idx files, the format of MNIST and of the datasets made in its likeness, plain or gzipped.
+
+    4 bytes     0, 0, the type of the values (8: unsigned bytes), the number n of dimensions
+    4 n bytes   the size of each dimension, most significant byte first
+    the rest    the values, the last dimension fastest
+
+Other types than unsigned bytes are refused: gray levels and classes need none.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from vflsec.core.errors import DataError
+
+_GZIP = b"\x1f\x8b"
+_UNSIGNED_BYTES = 8
+
+
+def unpack(path: Path) -> bytes:
+    """Return what is in ``path``, unpacked if it is gzipped.
+
+    The content decides, not the suffix: some browsers unpack a download and leave its name as it was.
+
+    Raises:
+        DataError: a gzip file that is cut off or damaged.
+    """
+    content = path.read_bytes()
+    if not content.startswith(_GZIP):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: expected a whole gzip file, got a damaged one ({error}); download it again") from None
+
+
+def parse(content: bytes, dimensions: int, path: Path) -> np.ndarray:
+    """Return the values in an unpacked idx file as uint8, a read-only view in as many dimensions as asked for.
+
+    Args:
+        content: of the file.
+        dimensions: 3 for images (n, height, width), 1 for labels (n,).
+        path: of the file, for messages.
+
+    Raises:
+        DataError: something else than an idx file of bytes in so many dimensions, or one that is cut off.
+    """
+    magic = bytes([0, 0, _UNSIGNED_BYTES, dimensions])
+    if content[:4] != magic:
+        expected = f"an idx file of bytes in {dimensions} dimension(s), which begins {magic.hex(' ')}"
+        raise DataError(f"{path}: expected {expected}, got {content[:4].hex(' ') or 'nothing'}; download it again")
+    header = 4 + 4 * dimensions
+    shape = [int.from_bytes(content[start : start + 4], "big") for start in range(4, header, 4)]
+    size = header + math.prod(shape)
+    if len(content) != size:
+        raise DataError(f"{path}: expected {size} bytes by its own header, got {len(content)}; download it again")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

@@ -1,0 +1,89 @@
+"""Cross-party self-supervised learning: the parties' embeddings of an aligned row are views of one person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from vflsec.core.message import Kind
+from vflsec.core.method import World
+from vflsec.core.party import Party
+from vflsec.core.seeds import generator
+from vflsec.methods.split_training import batches
+from vflsec.nn.siamese import Siamese
+
+
+class CrossPartySSL:
+    """Step 1 of FedHSSL's algorithm 1, and equation 5.
+
+    On raw aligned rows, without augmentation, every party projects its columns; the active party and each passive one
+    exchange projections, and each pulls its prediction towards what it received: the active party towards all others, in
+    the mean, a passive one towards the active party's. No gradient crosses.
+
+    Args:
+        world: parties and wire.
+        towers: each party's cross-party tower by name.
+        optimizers: theirs, by name.
+        batch: rows per exchange.
+        updates: of every party on one exchange; the received projections stay, its own are computed anew.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        towers: Mapping[str, Siamese],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        *,
+        batch: int,
+        updates: int,
+    ) -> None:
+        self.world = world
+        self.towers = towers
+        self.optimizers = optimizers
+        self.batch = batch
+        self.updates = updates
+
+    def steps(self, phase: str, iteration: int) -> Iterator[Tensor]:
+        """Yield the active party's loss on each batch of one pass over the aligned rows."""
+        world, active = self.world, self.world.active
+        order = generator(world.seed, "batches", phase, "cross", iteration)
+        for tower in self.towers.values():
+            tower.train()
+        per_pass = batches(world.n_rows("aligned"), self.batch, order, world.device)
+        for number, rows in enumerate(per_pass, start=iteration * len(per_pass)):
+            z = {name: self._project(party, rows) for name, party in world.parties.items()}
+            heard = {
+                party.name: [self._say(active, party, z[active.name], number, phase, rows)] for party in world.passive
+            }
+            heard[active.name] = [
+                self._say(party, active, z[party.name], number, phase, rows) for party in world.passive
+            ]
+            losses = {name: self._learn(party, z[name], heard[name], rows) for name, party in world.parties.items()}
+            yield losses[active.name]
+
+    def _project(self, party: Party, rows: Tensor) -> Tensor:
+        return self.towers[party.name].project(party.features["aligned"][rows])  # (B, d)
+
+    def _say(self, sender: Party, receiver: Party, z: Tensor, number: int, phase: str, rows: Tensor) -> Tensor:
+        message = sender.send(
+            Kind.EMBEDDING, {"value": z}, to=receiver.name, step=number, phase=phase, rows=rows, split="aligned"
+        )
+        received: Tensor = message.payload["value"]
+        return received
+
+    def _learn(self, party: Party, z: Tensor, heard: list[Tensor], rows: Tensor) -> Tensor:
+        """Every update of one party on one exchange; return its loss before them."""
+        tower, optimizer = self.towers[party.name], self.optimizers[party.name]
+        first = None
+        for _ in range(self.updates):
+            z = self._project(party, rows) if first is not None else z
+            p = tower.predict(z)
+            loss = torch.stack([tower.cross_loss(p, other) for other in heard]).mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            first = loss.detach() if first is None else first
+        assert first is not None
+        return first

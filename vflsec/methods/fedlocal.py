@@ -1,0 +1,77 @@
+"""FedLocalSSL: every party pre-trains alone on all its rows, then split learning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vflsec.core.message import Kind
+from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.methods.hybrid_ssl import HybridSSL
+from vflsec.methods.split_method import SPLIT
+from vflsec.nn.byol import BYOL
+from vflsec.nn.moco import MoCo
+from vflsec.nn.simsiam import SimSiam
+
+
+class FedLocal(HybridSSL):
+    """Self-supervised pre-training of each party on all its own rows, then split learning.
+
+    Nothing is said in pre-training, unless ``pma`` has a server average the local top encoders. Covers SS-VFL's idea with
+    the self-supervised methods of FedHSSL, which has it as baseline.
+
+    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), section V-A, baselines FedLocalSimSiam, -BYOL, -MoCo; with
+    ``pma``, table V.
+
+    Args:
+        train: how models are fitted.
+        model: the shape of the networks.
+        boundary: the protocol at the cut layer in fine-tuning.
+        pma: whether a server averages local top encoders, projectors and predictors.
+        projector: width of the projector.
+        predictor: width of the predictor's hidden layer.
+        ssl_options: of the self-supervised method.
+    """
+
+    reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, section V-A, baseline FedLocalSSL; table V"
+    sends = {"pretrain": frozenset({Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
+    cross, local = False, True
+
+    def __init__(
+        self,
+        train: TrainSpec,
+        model: ModelSpec,
+        *,
+        boundary: str = "plain",
+        pma: bool = False,
+        projector: int = 512,
+        predictor: int = 128,
+        ssl_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            train, model, boundary=boundary, pma=pma, projector=projector, predictor=predictor, ssl_options=ssl_options
+        )
+
+
+class FedLocalSimSiam(FedLocal):
+    """SimSiam by each party alone on all its rows, then split learning."""
+
+    name = "fedlocal-simsiam"
+    prior = "fedlocal-simsiam"
+    ssl = SimSiam
+
+
+class FedLocalBYOL(FedLocal):
+    """BYOL by each party alone on all its rows, then split learning."""
+
+    name = "fedlocal-byol"
+    prior = "fedlocal-byol"
+    ssl = BYOL
+
+
+class FedLocalMoCo(FedLocal):
+    """MoCo by each party alone on all its rows, then split learning."""
+
+    name = "fedlocal-moco"
+    prior = "fedlocal-moco"
+    ssl = MoCo

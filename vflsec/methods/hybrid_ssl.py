@@ -1,0 +1,203 @@
+"""What the FedHSSL family shares: towers, the pre-training of algorithm 1 with any of its steps, fine-tuning."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import chain, zip_longest
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vflsec.core import registry
+from vflsec.core.checks import non_negative, positive, unknown
+from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
+from vflsec.core.party import Party
+from vflsec.core.seeds import drawing, generator
+from vflsec.methods.cross_party_ssl import CrossPartySSL
+from vflsec.methods.local_ssl import LocalSSL
+from vflsec.methods.split_method import SplitMethod
+from vflsec.nn.augment import two_views
+from vflsec.nn.encoders import build_encoder
+from vflsec.nn.pooled import Pooled
+from vflsec.nn.siamese import Siamese
+
+MOMENTUM, WEIGHT_DECAY = 0.9, 3e-5
+
+
+class HybridSSL(SplitMethod):
+    """Pre-training by self-supervision, then split learning from there (FedHSSL's algorithm 1, with steps left out).
+
+    Optimizers are those of the released code: SGD, momentum 0.9, weight decay 3e-5, learning rate 0.05 · B / 256 ·
+    0.5 / (0.5 + gamma) on a cosine over global iterations, the predictor's constant. Fine-tuning follows ``train``, as
+    every method that it is compared with does.
+
+    Class attributes:
+        ssl: the self-supervised method, a ``Siamese``.
+        cross: whether aligned rows train cross-party encoders (step 1).
+        local: whether each party's own rows train a local encoder (step 2), guided if ``cross``.
+
+    Args:
+        train: how models are fitted; ``pretrain`` defaults to 40 global iterations with batches of 512.
+        model: the shape of the networks.
+        boundary: the protocol at the cut layer in fine-tuning.
+        gamma: weight of the guidance.
+        pma: whether a server averages local top encoders, projectors and predictors (step 3).
+        local_updates: of each party on one exchange of step 1, e in the paper.
+        interleave: take steps 1 and 2 batch by batch, as the released code does, not one after the other.
+        encoders: which make the embedding in fine-tuning, ``both`` or ``local``.
+        pool: how both are joined, ``mean`` or ``concat``.
+        projector: width of the projector.
+        predictor: width of the predictor's hidden layer; without one (MoCo) not used.
+        ssl_options: of the self-supervised method: ``momentum``, ``temperature``, ``queue``...
+    """
+
+    phases = ("pretrain", "finetune")
+    keeps = frozenset({"encoders"})
+    unlabeled = frozenset({"pretrain"})
+    late = frozenset({"boundary", "encoders", "pool"})
+    joint = frozenset({"pma"})
+    encoder = "auto"
+    ssl: ClassVar[type[Siamese]]
+    cross: ClassVar[bool]
+    local: ClassVar[bool]
+
+    def __init__(
+        self,
+        train: TrainSpec,
+        model: ModelSpec,
+        *,
+        boundary: str = "plain",
+        gamma: float = 0.0,
+        pma: bool = False,
+        local_updates: int = 1,
+        interleave: bool = False,
+        encoders: Literal["both", "local"] = "both",
+        pool: Literal["mean", "concat"] = "mean",
+        projector: int = 512,
+        predictor: int = 128,
+        ssl_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(train, model, boundary=boundary)
+        non_negative(gamma=gamma)
+        positive(local_updates=local_updates, projector=projector, predictor=predictor)
+        self.gamma = gamma
+        self.pma = pma
+        self.local_updates = local_updates
+        self.interleave = interleave
+        self.encoders = encoders
+        self.pool = pool
+        self.tower_options = {"projector": projector, "predictor": predictor, **(ssl_options or {})}
+        known = inspect.signature(self.ssl).parameters
+        for option in self.tower_options:
+            if option not in known:
+                raise UsageError(f"{self.name}: ssl_options: {unknown('option', option, known)}")
+        spec = train.pretrain
+        self.iterations = spec.epochs or 40
+        self.batch = spec.batch or 512
+        self.lr = spec.lr or 0.05 * self.batch / 256 * 0.5 / (0.5 + gamma)
+        self._towers: dict[str, dict[str, Siamese]] = {"cross": {}, "local": {}}
+
+    def build_party(self, party: Party, world: World) -> None:
+        """Draw encoders, each from a stream of its own: a step left out changes nothing in the other."""
+        encoders = {}
+        for role in ("local", "cross"):
+            if not getattr(self, role):
+                continue
+            with drawing(world.seed, "model", party.name, role):
+                encoder = build_encoder(party.layout, self.model_spec, world.n_classes)
+                tower = self.ssl(encoder, encoder.width, **self.tower_options)
+            encoders[role] = tower.encoder
+            self._towers[role][party.name] = tower.to(world.device)
+        party.modules["encoders"] = nn.ModuleDict(encoders)
+
+    def check(self, world: World) -> None:
+        """Raise UsageError if the parties' top encoders cannot be averaged, or rows for a step are lacking."""
+        super().check(world)
+        if self.pma:
+            self._average(world)
+        if self.cross and world.n_rows("aligned") < 2:
+            raise UsageError(f"{self.name} expects two aligned rows, got {world.n_rows('aligned')}: raise data.aligned")
+
+    def representation(self, party: Party) -> nn.Module:
+        """Return the pooled outputs of the party's encoders."""
+        found = party.modules["encoders"]
+        assert isinstance(found, nn.ModuleDict)
+        chosen = [found["local"]] if self.encoders == "local" and "local" in found else list(found.values())
+        return Pooled(chosen, self.pool)
+
+    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+        """Pre-train, or fine-tune."""
+        return self._pretrain(phase, world, progress) if phase == "pretrain" else super().train(phase, world, progress)
+
+    def _pretrain(self, phase: str, world: World, progress: Progress) -> list[float]:
+        """Algorithm 1; a killed run goes on after the last finished global iteration."""
+        cross, local, optimizers = self._steps(world)
+        average = self._average(world) if self.pma else None
+        modules = {f"{role}/{name}": tower for role, own in self._towers.items() for name, tower in own.items()}
+        history = world.checkpoint.restore(modules, optimizers, world.channel.traffic)
+        for iteration in range(len(history), self.iterations):
+            world.begin(phase, iteration)
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["lr"] = self.lr * 0.5 * (1 + math.cos(math.pi * iteration / self.iterations))
+            passes = [step.steps(phase, iteration) for step in cross]
+            passes += [step.steps(world.seed, phase, name, iteration) for name, step in local.items()]
+            losses = [float(loss) for loss in (_in_turn(passes) if self.interleave else chain(*passes))]
+            if average:
+                average.run(self._shared(), step=iteration, phase=phase)
+            history.append(sum(losses) / len(losses))
+            if not history[-1] < float("inf"):
+                raise Diverged(f"the loss is {history[-1]} after iteration {iteration + 1}: lower train.pretrain.lr")
+            world.checkpoint.save(modules, optimizers, history, world.channel.traffic)
+            progress(phase, iteration + 1, self.iterations)
+        return history
+
+    def _steps(self, world: World) -> tuple[list[CrossPartySSL], dict[str, LocalSSL], list[torch.optim.Optimizer]]:
+        """Steps 1 and 2, and the optimizers of all towers."""
+        optimizers = {
+            role: {name: self._optimizer(tower) for name, tower in own.items()} for role, own in self._towers.items()
+        }
+        cross = []
+        if self.cross:
+            steps = partial(CrossPartySSL, batch=self.batch, updates=self.local_updates)
+            cross.append(steps(world, self._towers["cross"], optimizers["cross"]))
+        local = {}
+        for name, tower in self._towers["local"].items():
+            party = world.parties[name]
+            rows = torch.cat([party.features["aligned"], party.features["local"]])
+            local[name] = LocalSSL(
+                rows,
+                tower,
+                two_views(party.layout, rows),
+                guide=self._towers["cross"].get(name),
+                gamma=self.gamma,
+                optimizer=optimizers["local"][name],
+                batch=self.batch,
+            )
+        return cross, local, [optimizer for own in optimizers.values() for optimizer in own.values()]
+
+    def _optimizer(self, tower: Siamese) -> torch.optim.Optimizer:
+        scheduled, fixed = tower.online_parameters()
+        groups = [{"params": scheduled}, *([{"params": fixed}] if fixed else [])]
+        return torch.optim.SGD(groups, self.lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
+
+    def _shared(self) -> dict[str, dict[str, nn.Module]]:
+        """What step 3 averages: local top encoder, projector and predictor of each party."""
+        return {name: tower.shared() for name, tower in self._towers["local"].items()}
+
+    def _average(self, world: World) -> Any:
+        noise = partial(generator, world.seed, "noise", "server", device=world.device)
+        server = Party("server", {}, world.channel, noise=noise)
+        average = registry.build("protocols", "model-average", list(world.parties.values()), server)
+        average.check(self._shared())
+        return average
+
+
+def _in_turn(passes: list[Iterator[Tensor]]) -> Iterator[Tensor]:
+    """Yield one loss of each pass in turn, until all are done."""
+    for losses in zip_longest(*passes):
+        yield from (loss for loss in losses if loss is not None)

@@ -1,0 +1,56 @@
+"""The active party alone: what a federation must beat."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from vflsec.core.method import Method, Progress, World
+from vflsec.core.party import Party
+from vflsec.methods.local_training import LocalTraining, labelled_rows, local_model, logits
+from vflsec.methods.split_training import selection_split
+
+
+class Local(Method):
+    """Supervised training of the active party on its own columns of all its labelled rows, aligned or not.
+
+    A reference for utility, and no federation: nothing is said, so that there is no adversary, and no defence has
+    anything to act on. Passive parties have no model; their representation is their columns.
+
+    Source: VFLHLP (Li et al. 2024, arXiv 2405.11884), section 5, the baseline Local-A; its step 1 fits the same model.
+
+    Args:
+        train: how the model is fitted; ``local_steps``, ``target`` and ``pretrain`` mean nothing here.
+        model: the shape of the network; the head reads the active party's embedding alone.
+    """
+
+    name = "local"
+    reference = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 5, baseline Local-A"
+    sends = {"train": frozenset()}  # noqa: RUF012  (declared ClassVar in the base class)
+    shows = {}  # noqa: RUF012
+
+    def build(self, world: World) -> None:
+        """Draw the active party's encoder and head."""
+        world.active.modules["local"] = local_model(world, self.model_spec)
+
+    def check(self, world: World) -> None:
+        """Raise UsageError if validation rows are needed, and there are none."""
+        selection_split(self.train_spec, world)
+
+    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+        """Fit the model and return its mean loss by epoch."""
+        rows, labels = labelled_rows(world)
+        training = LocalTraining(world, world.active.modules["local"], rows, labels, self.train_spec)
+        history: list[float] = []
+        while not training.state.done:
+            history.append(training.epoch())
+            progress(phase, len(history), training.state.epochs)
+        training.finish()
+        return history
+
+    def predict(self, world: World, split: str) -> Tensor:
+        """Return logits (n, C) from the active party's columns alone."""
+        return logits(world.active.modules["local"], world.active.features[split])
+
+    def representation(self, party: Party) -> nn.Module:
+        """Return the active party's encoder; any other party has its columns and no model."""
+        return party.modules["local"].get_submodule("encoder") if party.active else nn.Identity()

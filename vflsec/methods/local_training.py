@@ -1,0 +1,130 @@
+"""Supervised training of one party's own encoder and head: no other party, no wire."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vflsec.core.errors import Diverged
+from vflsec.core.method import ModelSpec, TrainSpec, World
+from vflsec.core.metrics import METRICS
+from vflsec.core.seeds import drawing, generator
+from vflsec.methods.early_stopping import EarlyStopping
+from vflsec.methods.split_training import PREDICTION_BATCH, batches, selection_split
+from vflsec.nn.encoders import build_encoder
+from vflsec.nn.top import Top
+
+
+class LocalTraining:
+    """Fits the active party's model on its own rows, by the rules of ``SplitTraining`` for what both can do.
+
+    Random streams are named by epoch: together with ``state`` and ``optimizer``, which a checkpoint can keep, this is
+    all that it takes to go on after a kill.
+
+    Args:
+        world: for its seed, device and metric, and the active party's held-out rows where an epoch is to be chosen.
+        model: maps rows (B, d) to logits (B, C).
+        rows: (n, d).
+        labels: (n,).
+        spec: how to fit.
+
+    Attributes:
+        state: the model, its best state, and how far training is.
+        optimizer: of the model.
+
+    Raises:
+        UsageError: early stopping or selection without validation rows.
+    """
+
+    def __init__(self, world: World, model: nn.Module, rows: Tensor, labels: Tensor, spec: TrainSpec) -> None:
+        self.world = world
+        self.model = model
+        self.rows = rows
+        self.labels = labels
+        self.spec = spec
+        self.selection = selection_split(spec, world)
+        self.state = EarlyStopping(model, epochs=spec.n_epochs(len(labels)), patience=spec.patience).to(world.device)
+        self.optimizer: torch.optim.Optimizer
+        if spec.optimizer == "sgd":
+            self.optimizer = torch.optim.SGD(
+                model.parameters(), spec.lr, spec.momentum, weight_decay=spec.weight_decay, fused=True
+            )
+        else:
+            self.optimizer = torch.optim.Adam(model.parameters(), spec.lr, weight_decay=spec.weight_decay, fused=True)
+
+    def epoch(self) -> float:
+        """Make one pass over the rows, and return its mean loss.
+
+        Raises:
+            Diverged: the loss, or a logit of a held-out row, is not finite.
+        """
+        number, spec = int(self.state.epoch), self.spec
+        for group in self.optimizer.param_groups:
+            group["lr"] = spec.rate(number, self.state.epochs)
+        order = generator(self.world.seed, "batches", "local", number)
+        self.model.train()
+        total = torch.zeros((), device=self.world.device)
+        for batch in batches(len(self.labels), spec.batch, order, self.world.device):
+            loss = F.cross_entropy(self.model(self.rows[batch]), self.labels[batch])
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if spec.clip:
+                nn.utils.clip_grad_norm_(self.model.parameters(), spec.clip)
+            self.optimizer.step()
+            total += loss.detach() * len(batch)
+        mean = float(total) / len(self.labels)
+        if not mean < float("inf"):
+            raise Diverged(f"the loss of the local model is {mean} after epoch {number + 1}: lower train.lr")
+        self.state.count(self._score(self.selection) if self.selection else None)
+        return mean
+
+    def finish(self) -> None:
+        """Put the model into the state that the settings choose."""
+        if self.spec.select != "last":
+            self.state.take_best()
+
+    def _score(self, split: str) -> float:
+        """The headline metric on the active party's own columns of ``split``."""
+        own = self.world.active
+        z = logits(self.model, own.features[split])
+        if not torch.isfinite(z).all():
+            raise Diverged(f"the local model predicts values that are not finite on {split} rows: lower train.lr")
+        return METRICS[self.world.metric](z.cpu().numpy(), own.labels[split].cpu().numpy())
+
+
+def local_model(world: World, spec: ModelSpec) -> nn.Sequential:
+    """Draw the active party's model of its own: ``encoder``, and a ``head`` as it would follow if there were no others.
+
+    Its stream is not that of the federation's models, so that two models of the active party are independent draws.
+    """
+    with drawing(world.seed, "model", world.active.name, "alone"):
+        encoder = build_encoder(world.active.layout, spec, world.n_classes)
+        top = Top(
+            [encoder.width],
+            world.n_classes,
+            aggregation=spec.aggregation,
+            head=spec.head,
+            hidden=spec.head_hidden,
+        )
+    return nn.Sequential(OrderedDict(encoder=encoder, head=top.head)).to(world.device)
+
+
+def labelled_rows(world: World) -> tuple[Tensor, Tensor]:
+    """Return the active party's columns (n, d) and labels (n,) of all rows that it may learn from, aligned or not.
+
+    Of its unaligned rows, where it knows their labels; of no row that is kept for validation.
+    """
+    own = world.active
+    known = len(own.labels["local"])  # none where labels are scarce
+    rows = torch.cat([own.features["train"], own.features["local"][:known]])
+    return rows, torch.cat([own.labels["train"], own.labels["local"]])
+
+
+@torch.no_grad()
+def logits(model: nn.Module, rows: Tensor) -> Tensor:
+    """Return what ``model`` makes of ``rows`` (n, d) in evaluation mode, (n, C)."""
+    model.eval()
+    return torch.cat([model(part) for part in torch.split(rows, PREDICTION_BATCH)])

@@ -1,0 +1,72 @@
+"""What references on pooled columns share: one party that would have everybody's columns."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from vflsec.core.errors import Diverged
+from vflsec.core.method import Method, Progress, World
+from vflsec.core.party import Party
+
+
+class PooledMethod(Method):
+    """A classical model of the columns of all parties side by side, of the labelled aligned rows.
+
+    A reference for utility, and no federation: it supposes that all columns lie in one place. Nothing is said, there is
+    no adversary, and no defence has anything to act on. Parties have no model of their own; their representation is
+    their columns.
+
+    Args:
+        train: not read: these models have settings of their own.
+        model: not read.
+    """
+
+    sends = {"train": frozenset()}  # noqa: RUF012  (declared ClassVar in the base class)
+    shows = {}  # noqa: RUF012
+
+    @abstractmethod
+    def build_model(self, columns: int, n_classes: int) -> nn.Module:
+        """Return the module (B, columns) -> logits (B, C) that holds what is learned, as tensors; not yet fitted."""
+
+    @abstractmethod
+    def fit_model(self, model: nn.Module, world: World) -> None:
+        """Fit ``model`` on the training rows of ``pooled``."""
+
+    def build(self, world: World) -> None:
+        """Give the active party, who has the labels, the model."""
+        columns = sum(party.n_features for party in world.parties.values())
+        world.active.modules["pooled"] = self.build_model(columns, world.n_classes).to(world.device)
+
+    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+        """Fit the model and return its mean loss on the training rows.
+
+        Raises:
+            Diverged: a column or the loss is not finite.
+        """
+        for party in world.parties.values():
+            if not torch.isfinite(party.features["train"]).all():
+                raise Diverged(f"{self.name} expects finite columns, got nan or infinity at {party.name}")
+        self.fit_model(world.active.modules["pooled"], world)
+        loss = float(nn.functional.cross_entropy(self.predict(world, "train"), world.active.labels["train"]))
+        if not loss < float("inf"):
+            raise Diverged(f"the loss of {self.name} is {loss}")
+        progress(phase, 1, 1)
+        return [loss]
+
+    @torch.no_grad()
+    def predict(self, world: World, split: str) -> Tensor:
+        """Return log-probabilities (n, C)."""
+        logits: Tensor = world.active.modules["pooled"](pooled(world, split))
+        return logits.log_softmax(dim=1)
+
+    def representation(self, party: Party) -> nn.Module:
+        """Return the identity: a party has its columns and no model."""
+        return nn.Identity()
+
+
+def pooled(world: World, split: str) -> Tensor:
+    """Return the columns of all parties side by side (n, sum of d), the active party's first."""
+    return torch.cat([party.features[split] for party in world.parties.values()], dim=1)

@@ -1,0 +1,94 @@
+"""What all methods share that end in supervised split learning: FedSplitNN itself, and fine-tuning."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from torch import Tensor, nn
+
+from vflsec.core import registry
+from vflsec.core.message import Kind
+from vflsec.core.method import Method, ModelSpec, Progress, TrainSpec, World
+from vflsec.core.party import Party
+from vflsec.core.protocol import Boundary
+from vflsec.core.seeds import drawing
+from vflsec.core.view import Need
+from vflsec.methods.split_training import SplitTraining, selection_split
+from vflsec.nn.top import Top
+
+_BOTH = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
+SHOWS = {"passive": _BOTH | {Need.GRADIENTS}, "active": _BOTH | {Need.EMBEDDINGS}}
+"""What either side sees of split learning."""
+
+SPLIT = frozenset({Kind.EMBEDDING, Kind.GRADIENT})
+"""What is said in split learning."""
+
+
+class SplitMethod(Method):
+    """A method whose last phase is split learning on the aligned labelled rows, from wherever its bottom models start.
+
+    Args:
+        train: how models are fitted.
+        model: the shape of the networks.
+        boundary: the protocol at the cut layer.
+    """
+
+    shows = SHOWS
+
+    def __init__(self, train: TrainSpec, model: ModelSpec, *, boundary: str = "plain") -> None:
+        super().__init__(train, model)
+        self.boundary = boundary
+        self._boundaries: dict[str, Boundary] = {}
+
+    @abstractmethod
+    def build_party(self, party: Party, world: World) -> None:
+        """Give ``party`` what it has below the cut layer; layers draw from a stream of the party's own."""
+
+    def build(self, world: World) -> None:
+        """Draw each party's models, and the active party's top model, from streams of their own."""
+        spec = self.model_spec
+        for party in world.parties.values():
+            with drawing(world.seed, "model", party.name):
+                self.build_party(party, world)
+        with drawing(world.seed, "model", "top"):
+            world.active.modules["top"] = Top(
+                [self.width(party) for party in world.parties.values()],
+                world.n_classes,
+                aggregation=spec.aggregation,
+                head=spec.head,
+                hidden=spec.head_hidden,
+            )
+        for party in world.passive:
+            boundary = registry.build("protocols", self.boundary, party, world.active)
+            self._boundaries[party.name] = boundary
+            for owner, module in boundary.modules().items():  # trained and stored with its owner's own models
+                world.parties[owner].modules[f"boundary_{party.name}"] = module
+        for party in world.parties.values():
+            party.modules.to(world.device)
+
+    def width(self, party: Party) -> int:
+        """Return the width of the embedding that ``party`` sends."""
+        found = self.representation(party).width
+        assert isinstance(found, int)
+        return found
+
+    def check(self, world: World) -> None:
+        """Raise UsageError if validation rows are needed, and there are none."""
+        selection_split(self.train_spec, world)
+
+    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+        """Run the last phase, split learning."""
+        return self.split(world).fit(phase, progress)
+
+    def predict(self, world: World, split: str) -> Tensor:
+        """Return logits (n, C)."""
+        return self.split(world).predict(split)
+
+    def representation(self, party: Party) -> nn.Module:
+        """Return the bottom model."""
+        return party.modules["bottom"]
+
+    def split(self, world: World) -> SplitTraining:
+        """Return the training across the cut layer, from the models as they are."""
+        bottoms = {party.name: self.representation(party) for party in world.parties.values()}
+        return SplitTraining(world, bottoms, world.active.modules["top"], self._boundaries, self.train_spec)

@@ -1,0 +1,150 @@
+"""What both SS-VFL methods share: a party model with a linear projection, and the pre-training of each party alone."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from vflsec.core.checks import one_of, positive
+from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
+from vflsec.core.party import Party
+from vflsec.core.seeds import drawing
+from vflsec.methods.local_contrastive import LocalCL, LocalMoCo
+from vflsec.methods.split_method import SplitMethod
+from vflsec.nn.bottoms import Encoder
+from vflsec.nn.encoders import build_encoder
+
+LEARNERS = {"moco": LocalMoCo, "inbatch": LocalCL}
+WIDTH = 128
+
+
+class SSVFL(SplitMethod):
+    """Contrastive learning of each party by itself, then learning from labels on top of it.
+
+    A party's model is its encoder with a linear projection at its end, to the cut layer. Nothing is said in
+    pre-training: each party has its aligned and its local rows, and could do the same without a federation. So could an
+    adversary: what it infers from that belongs to *alone*.
+
+    The released code loads the pre-trained weights without those of the projection, which starts again at random. So it
+    is here, unless ``keep_projection``.
+
+    Source: SS-VFL (Castiglia et al. 2022), section 3.
+
+    Args:
+        train: how models are fitted. ``pretrain`` defaults to batches of 128 and the learning rate 0.03, divided by ten
+            after 60 % and after 80 % of the epochs, as released; and to 40 epochs, which is what FedHSSL takes and two
+            cores can bear, where the paper has 200.
+        model: the shape of the networks.
+        boundary: the protocol at the cut layer.
+        localcl: what a party learns from its rows: ``moco``, as released, or ``inbatch``, as printed.
+        projection: width of the projection; None for ``model.cut``, or the paper's 128 if there is none.
+        keep_projection: whether what pre-training made of the projection is kept.
+    """
+
+    phases = ("pretrain", "finetune")
+    keeps = frozenset({"bottom"})
+    unlabeled = frozenset({"pretrain"})
+    late = frozenset({"boundary", "keep_projection"})
+    encoder = "auto"
+
+    def __init__(
+        self,
+        train: TrainSpec,
+        model: ModelSpec,
+        *,
+        boundary: str = "plain",
+        localcl: Literal["moco", "inbatch"] = "moco",
+        projection: int | None = None,
+        keep_projection: bool = False,
+    ) -> None:
+        super().__init__(train, model, boundary=boundary)
+        one_of(LEARNERS, localcl=localcl)
+        if projection is not None:
+            positive(projection=projection)
+            if model.head == "none":
+                raise UsageError(
+                    "expected no projection with model.head=none, got one: the cut is as wide as the number of classes"
+                )
+        self.localcl = localcl
+        self.projection = projection or model.cut or WIDTH
+        self.keep_projection = keep_projection
+        spec = train.pretrain
+        self.iterations = spec.epochs or 40
+        self.batch = spec.batch or 128
+        self.lr = spec.lr or 0.03
+        if self.batch < 2:
+            raise UsageError(f"expected train.pretrain.batch >= 2, got {self.batch}: a row is told from the others")
+
+    def build_party(self, party: Party, world: World) -> None:
+        """Draw the encoder and, at its end, the projection."""
+        spec = self.model_spec
+        if spec.head != "none":  # without one, embeddings are logits
+            spec = msgspec.structs.replace(spec, cut=self.projection)
+        party.modules["bottom"] = build_encoder(party.layout, spec, world.n_classes)
+
+    def check(self, world: World) -> None:
+        """Raise UsageError if a party has fewer than two rows to learn from."""
+        super().check(world)
+        for party in world.parties.values():
+            if len(own_rows(party)) < 2:
+                raise UsageError(
+                    f"{self.name} expects two training rows at each party, got {len(own_rows(party))} at {party.name}: "
+                    "raise data.aligned or lower data.overlap"
+                )
+
+    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+        """Pre-train, or learn from labels."""
+        if phase == "pretrain":
+            return self._pretrain(phase, world, progress)
+        if not self.keep_projection:
+            for party in world.parties.values():
+                self._draw_projection(party, world.seed)
+        return super().train(phase, world, progress)
+
+    def rate(self, iteration: int) -> float:
+        """Return the learning rate of pre-training in ``iteration`` (from 0)."""
+        return self.lr * 0.1 ** sum(10 * iteration >= tenths * self.iterations for tenths in (6, 8))
+
+    def _pretrain(self, phase: str, world: World, progress: Progress) -> list[float]:
+        """LocalCL at every party; a killed run goes on after the last finished global iteration."""
+        learners = {party.name: self._learner(party, world.seed) for party in world.parties.values()}
+        optimizers = [learner.optimizer for learner in learners.values()]
+        history = world.checkpoint.restore(learners, optimizers, world.channel.traffic)
+        for iteration in range(len(history), self.iterations):
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["lr"] = self.rate(iteration)
+            passes = [learner.steps(world.seed, phase, name, iteration) for name, learner in learners.items()]
+            losses = [float(loss) for steps in passes for loss in steps]
+            history.append(sum(losses) / len(losses))
+            if not history[-1] < float("inf"):
+                raise Diverged(f"the loss is {history[-1]} after iteration {iteration + 1}: lower train.pretrain.lr")
+            world.checkpoint.save(learners, optimizers, history, world.channel.traffic)
+            progress(phase, iteration + 1, self.iterations)
+        return history
+
+    def _learner(self, party: Party, seed: int) -> LocalCL:
+        with drawing(seed, "queue", party.name):
+            return LEARNERS[self.localcl](_bottom(party), own_rows(party), party.layout, batch=self.batch, lr=self.lr)
+
+    def _draw_projection(self, party: Party, seed: int) -> None:
+        """Draw the last layer anew, on the CPU, so that every device gets the same."""
+        *_, projection = _bottom(party).top.modules()
+        assert isinstance(projection, nn.Linear), "with a cut, a plain Linear ends the encoder"
+        with drawing(seed, "projection", party.name):
+            fresh = nn.Linear(projection.in_features, projection.out_features)
+        projection.load_state_dict(fresh.state_dict())
+
+
+def own_rows(party: Party) -> Tensor:
+    """Return all training rows (n, d) that a party can learn from without labels."""
+    return torch.cat([party.features["aligned"], party.features["local"]])
+
+
+def _bottom(party: Party) -> Encoder:
+    found = party.modules["bottom"]
+    assert isinstance(found, Encoder)
+    return found

@@ -1,0 +1,23 @@
+"""SS-VFL-C: parties pre-train alone, then split learning goes on from there."""
+
+from __future__ import annotations
+
+from vflsec.core.message import Kind
+from vflsec.methods.split_method import SPLIT
+from vflsec.methods.ss_vfl import SSVFL
+
+
+class SSVFLCoupled(SSVFL):
+    """Contrastive pre-training of each party alone, then split learning of all of it.
+
+    It says as much in an epoch as split learning from nothing does, and shows as much: gradients come down.
+
+    Source: SS-VFL (Castiglia et al. 2022), algorithm 2.
+
+    Args: those of ``SSVFL``.
+    """
+
+    name = "ss-vfl-c"
+    reference = "Castiglia et al. 2022 (SS-VFL), FL-NeurIPS workshop, algorithm 2"
+    sends = {"pretrain": frozenset[Kind](), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    prior = "ss-vfl-c"

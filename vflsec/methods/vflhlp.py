@@ -1,0 +1,260 @@
+"""VFLHLP: every party pre-trains alone, the active party with its labels; then split learning that remembers both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from vflsec.core.checks import fraction, non_negative, positive
+from vflsec.core.errors import UsageError
+from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
+from vflsec.core.party import Party
+from vflsec.core.seeds import drawing, generator
+from vflsec.methods.local_training import LocalTraining, labelled_rows, local_model
+from vflsec.methods.scarf_ssl import LEAST_ROWS, ScarfSSL, own_rows
+from vflsec.methods.split_method import SPLIT, SplitMethod
+from vflsec.methods.split_training import SplitTraining
+from vflsec.nn.encoders import build_encoder
+
+
+class HybridLocalPretraining(SplitMethod):
+    """Local pre-training, of which nothing is said, then split learning from there.
+
+    1. The active party fits an encoder Theta^1 and a linear head Theta^0 of its own to all its labelled rows, aligned
+       or not: the model of the method ``local``.
+    2. Each passive party fits its encoder Theta^k by Scarf to all its rows; the projection head is dropped.
+    3. Split learning on the aligned labelled rows. Passive encoders start from Theta^k. The active party's encoder
+       theta^1 and the head theta^0 are drawn at random, and it adds beta · L_cons to its own loss (eq. 7 and 8),
+       L_cons = 1/2 (||theta^1 - Theta^1||^2 + ||theta^0_s - Theta^0||^2), where theta^0_s is the bias and those columns
+       of the head that read its embedding. Squares are summed over parameters; running statistics are none.
+
+    The paper states no training settings. Step 1 follows ``train``; step 2 Scarf's own: Adam, 10^-3, batches of 128,
+    rate 0.6, tau 1, early stopping, and at most 100 epochs. Numbers in ``train.pretrain`` go before both. A global
+    iteration is an epoch of each party that is not done yet. Labels that a defence changes are changed before step 1,
+    and stay so.
+
+    Source: VFLHLP (Li et al. 2024, arXiv 2405.11884), section 4.2 and algorithm 1.
+
+    Class attributes:
+        constrains: whether the active party pre-trains (step 1), and is held to that.
+        initialises: whether passive parties pre-train (step 2), and start from that.
+
+    Args:
+        train: how models are fitted.
+        model: the shape of the networks.
+        boundary: the protocol at the cut layer in fine-tuning.
+        beta: weight of L_cons; 0 is split learning from the same start, bit for bit.
+        rate: share of a row's raw columns that Scarf corrupts.
+        temperature: tau of Scarf's loss.
+    """
+
+    phases = ("pretrain", "finetune")
+    sends = {"pretrain": frozenset(), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    encoder = "auto"
+    constrains: ClassVar[bool]
+    initialises: ClassVar[bool]
+
+    def __init__(
+        self,
+        train: TrainSpec,
+        model: ModelSpec,
+        *,
+        boundary: str = "plain",
+        beta: float = 0.0,
+        rate: float = 0.6,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__(train, model, boundary=boundary)
+        non_negative(beta=beta)
+        fraction(rate=rate)
+        positive(temperature=temperature)
+        self.beta = beta
+        self.rate = rate
+        self.temperature = temperature
+        self._projections: dict[str, nn.Module] = {}
+
+    def build(self, world: World) -> None:
+        """Draw what split learning has, the active party's model of its own, and Scarf's projection heads."""
+        super().build(world)
+        if self.constrains:
+            world.active.modules["pretrained"] = local_model(world, self.model_spec)
+        for party in world.passive if self.initialises else ():
+            width = self.width(party)
+            with drawing(world.seed, "model", party.name, "projection"):
+                head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+            self._projections[party.name] = head.to(world.device)
+
+    def build_party(self, party: Party, world: World) -> None:
+        """Draw the bottom model."""
+        party.modules["bottom"] = build_encoder(party.layout, self.model_spec, world.n_classes)
+
+    def check(self, world: World) -> None:
+        """Raise UsageError if the head has no slice for the active party, or rows are lacking."""
+        super().check(world)
+        spec = self.model_spec
+        if self.constrains and (spec.head, spec.aggregation) != ("linear", "concat"):
+            raise UsageError(
+                f"{self.name} expects model.head=linear and model.aggregation=concat, got {spec.head} and "
+                f"{spec.aggregation}: only there is a part of the head the active party's own"
+            )
+        for party in world.passive if self.initialises else ():
+            count = len(own_rows(party))
+            if count < LEAST_ROWS:
+                raise UsageError(
+                    f"{self.name} expects {LEAST_ROWS} rows at each passive party, got {count} at {party.name}: "
+                    "raise data.aligned or data.overlap"
+                )
+
+    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+        """Pre-train, or fine-tune."""
+        return self._pretrain(phase, world, progress) if phase == "pretrain" else super().train(phase, world, progress)
+
+    def split(self, world: World) -> SplitTraining:
+        """Return the training across the cut layer, with the active party's constraint."""
+        training = super().split(world)
+        if self.constrains and self.beta:
+            training.constraint = lambda: self.beta * self.distance(world)
+        return training
+
+    def distance(self, world: World) -> Tensor:
+        """Return L_cons of eq. 8; the pre-trained model is held fixed."""
+        return 0.5 * torch.stack([(now - then.detach()).square().sum() for now, then in self._pairs(world)]).sum()
+
+    def _pairs(self, world: World) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each parameter that is constrained, and what it was in the active party's own model."""
+        own = world.active.modules
+        encoder, local_head = own["pretrained"].get_submodule("encoder"), own["pretrained"].get_submodule("head")
+        yield from zip(own["bottom"].parameters(), encoder.parameters(), strict=True)
+        head = own["top"].get_submodule("head")
+        assert isinstance(head, nn.Linear)
+        assert isinstance(local_head, nn.Linear)
+        yield head.weight[:, : local_head.in_features], local_head.weight  # the active party's embedding comes first
+        yield head.bias, local_head.bias
+
+    def _pretrain(self, phase: str, world: World, progress: Progress) -> list[float]:
+        """Steps 1 and 2; the mean loss of the parties that still learn, by global iteration.
+
+        A killed run goes on after the last finished one.
+        """
+        learners = dict(self._learners(world))
+        states = {name: learner.state for name, learner in learners.items()}
+        optimizers = [learner.optimizer for learner in learners.values()]
+        history = world.checkpoint.restore(states, optimizers, world.channel.traffic)
+        while learning := [learner for learner in learners.values() if not learner.state.done]:
+            losses = [learner.epoch() for learner in learning]
+            history.append(sum(losses) / len(losses))
+            world.checkpoint.save(states, optimizers, history, world.channel.traffic)
+            progress(phase, len(history), max(state.epochs for state in states.values()))
+        for learner in learners.values():
+            learner.finish()
+        return history
+
+    def _learners(self, world: World) -> Iterator[tuple[str, LocalTraining | ScarfSSL]]:
+        given = self.train_spec.pretrain
+        if self.constrains:
+            numbers = {key: value for key, value in msgspec.structs.asdict(given).items() if value is not None}
+            spec = msgspec.structs.replace(self.train_spec, **numbers)
+            labels = torch.cat([self._labels(world, "train"), self._labels(world, "local")])
+            training = LocalTraining(world, world.active.modules["pretrained"], labelled_rows(world)[0], labels, spec)
+            yield world.active.name, training
+        for party in world.passive if self.initialises else ():
+            yield (
+                party.name,
+                ScarfSSL(
+                    party,
+                    nn.Sequential(party.modules["bottom"], self._projections[party.name]),
+                    seed=world.seed,
+                    epochs=given.epochs or 100,
+                    batch=given.batch or 128,
+                    lr=given.lr or 1e-3,
+                    rate=self.rate,
+                    temperature=self.temperature,
+                ),
+            )
+
+    def _labels(self, world: World, split: str) -> Tensor:
+        """The active party's labels (n,) as fine-tuning sees them.
+
+        A defence that changes labels changes each of them once: two draws could be averaged, and true labels would reach
+        the gradients by way of the constraint.
+        """
+        labels = world.active.labels[split]
+        stream = [self.phases[-1], *([] if split == "train" else [split])]
+        rng = generator(world.seed, "labels", *stream, device=world.device)
+        for defense in world.active.defenses if len(labels) else ():
+            labels = defense.on_labels(labels, n_classes=world.n_classes, rng=rng) if defense.strength else labels
+        return labels
+
+
+class VFLHLP(HybridLocalPretraining):
+    """The whole of VFLHLP: supervised pre-training constrains the active party, Scarf initialises the passive ones.
+
+    A passive party's pre-training asks nothing of anybody: what it infers from that it could infer alone.
+
+    Source: VFLHLP (Li et al. 2024, arXiv 2405.11884), algorithm 1.
+    """
+
+    name = "vflhlp"
+    reference = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 4.2 and algorithm 1"
+    keeps = frozenset({"bottom", "pretrained"})
+    late = frozenset({"boundary", "beta"})
+    prior = "vflhlp"
+    constrains = initialises = True
+
+    def __init__(
+        self,
+        train: TrainSpec,
+        model: ModelSpec,
+        *,
+        boundary: str = "plain",
+        beta: float = 1e-2,
+        rate: float = 0.6,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__(train, model, boundary=boundary, beta=beta, rate=rate, temperature=temperature)
+
+
+class VFLHLPActive(HybridLocalPretraining):
+    """VFLHLP-A: the constraint alone; passive parties start at random, as in FedSplitNN.
+
+    Source: VFLHLP (Li et al. 2024, arXiv 2405.11884), section 5.4.
+    """
+
+    name = "vflhlp-a"
+    reference = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 5.4, VFLHLP-A"
+    keeps = frozenset({"pretrained"})
+    late = frozenset({"boundary", "beta"})
+    constrains, initialises = True, False
+
+    def __init__(self, train: TrainSpec, model: ModelSpec, *, boundary: str = "plain", beta: float = 1e-2) -> None:
+        super().__init__(train, model, boundary=boundary, beta=beta)
+
+
+class VFLHLPPassive(HybridLocalPretraining):
+    """VFLHLP-P: initialisation of the passive parties alone, which they could do by themselves; no constraint.
+
+    Source: VFLHLP (Li et al. 2024, arXiv 2405.11884), section 5.4.
+    """
+
+    name = "vflhlp-p"
+    reference = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 5.4, VFLHLP-P"
+    keeps = frozenset({"bottom"})
+    unlabeled = frozenset({"pretrain"})
+    late = frozenset({"boundary"})
+    prior = "vflhlp-p"
+    constrains, initialises = False, True
+
+    def __init__(
+        self,
+        train: TrainSpec,
+        model: ModelSpec,
+        *,
+        boundary: str = "plain",
+        rate: float = 0.6,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__(train, model, boundary=boundary, rate=rate, temperature=temperature)

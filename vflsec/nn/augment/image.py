@@ -1,0 +1,136 @@
+"""Crops, colours, blur and flips of images, for each row its own."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))  # of red, green and blue
+
+
+class ImageAugmentation:
+    """Random resized crop, colour jitter, Gaussian blur and horizontal flip of flat pixels.
+
+    Pixels may be standardised: there is no black and no white to refer to. So brightness moves an image by a share of
+    its own deviation, contrast stretches it about its own mean, and nothing is clipped; an affine change of all pixels
+    gives the same change of the result. Saturation and hue stretch and turn the chroma of YIQ. The four commute, so
+    that they need no random order. An image without three channels has no chroma.
+
+    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), section V-A; the defaults are those of its authors' code. That
+    of MoCo v1 (He et al. 2020, arXiv 1911.05722), which SS-VFL takes over, is ``scale=(0.2, 1), jitter=(0.4, 0.4, 0.4,
+    0.4), jitter_p=1, grey_p=0.2, blur_p=0``.
+
+    Args:
+        image: (c, h, w).
+        scale: least and largest area of a crop, as a share of the image's.
+        ratio: least and largest width of a crop over its height, both as shares of the image's; 1 is among them.
+        jitter: largest change of brightness, contrast and saturation, as shares, and of hue, as a share of the circle.
+        jitter_p: probability in [0, 1] that a row is jittered.
+        grey_p: that it loses its colours.
+        blur_p: that it is blurred.
+        sigma: least and largest deviation of the blur in pixels; its kernel is a tenth of the shorter side, at least 3.
+        flip_p: probability that a row is mirrored.
+    """
+
+    def __init__(
+        self,
+        image: tuple[int, int, int],
+        *,
+        scale: tuple[float, float] = (0.3, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        jitter: tuple[float, float, float, float] = (0.3, 0.3, 0.3, 0.1),
+        jitter_p: float = 0.8,
+        grey_p: float = 0.0,
+        blur_p: float = 0.5,
+        sigma: tuple[float, float] = (0.1, 2.0),
+        flip_p: float = 0.5,
+    ) -> None:
+        assert 0 < scale[0] <= scale[1] <= 1, "a crop is a part of the image"
+        assert 0 < ratio[0] <= 1 <= ratio[1], "a crop can be the whole image"
+        self.image = image
+        self.scale = scale
+        self.ratio = ratio
+        self.jitter = jitter
+        self.jitter_p = jitter_p
+        self.grey_p = grey_p
+        self.blur_p = blur_p
+        self.sigma = sigma
+        self.flip_p = flip_p
+
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Return altered copies of rows (B, c·h·w)."""
+        if not len(x):  # a grouped convolution needs a group
+            return x.clone()
+        # As many draws for each row whatever is switched off: what is left on stays the same.
+        draws = torch.rand(13, len(x), generator=generator, device=x.device, dtype=x.dtype)
+        images = x.reshape(-1, *self.image)
+        images = self._crop(images, *draws[:4])
+        images = self._colour(images, draws[4] < self.jitter_p, draws[5] < self.grey_p, 2 * draws[6:10] - 1)
+        images = self._blur(images, draws[10] < self.blur_p, draws[11])
+        flipped = _each(draws[12] < self.flip_p)
+        return torch.where(flipped, images.flip(3), images).flatten(1)
+
+    def _crop(self, images: Tensor, area: Tensor, ratio: Tensor, left: Tensor, top: Tensor) -> Tensor:
+        """Enlarge a part of each image to full size; all but the images are U(0, 1) of shape (B,)."""
+        area = _between(*self.scale, area)
+        least = area.clamp(min=self.ratio[0]).log()  # beyond these a side of the crop would exceed the image's
+        most = area.reciprocal().clamp(max=self.ratio[1]).log()
+        ratio = torch.lerp(least, most, ratio).exp()
+        width, height = (area * ratio).sqrt(), (area / ratio).sqrt()  # shares of the image's, at most 1
+        _, h, w = self.image
+        across = _span(width, left, w).unsqueeze(1).expand(-1, h, -1)
+        down = _span(height, top, h).unsqueeze(2).expand(-1, -1, w)
+        grid = torch.stack([across, down], dim=3)  # (B, h, w, 2)
+        return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+    def _colour(self, images: Tensor, jittered: Tensor, grey: Tensor, change: Tensor) -> Tensor:
+        """Jitter where ``jittered`` (B,), drop colours where ``grey``; ``change`` is U(-1, 1) of shape (4, B)."""
+        brightness, contrast, saturation, hue = change * change.new_tensor(self.jitter).unsqueeze(1) * jittered
+        if self.image[0] == 3:
+            to_yiq = images.new_tensor(YIQ)
+            turn = _chroma(torch.where(grey, 0, 1 + saturation), 2 * math.pi * hue)
+            images = torch.einsum("bdc,bchw->bdhw", torch.linalg.inv(to_yiq) @ turn @ to_yiq, images)
+            light = torch.einsum("c,bchw->bhw", to_yiq[0], images)
+        else:
+            light = images
+        mean = light.flatten(1).mean(dim=1)
+        deviation = (light.flatten(1) - mean.unsqueeze(1)).square().mean(dim=1).sqrt()
+        return (images - _each(mean)) * _each(1 + contrast) + _each(mean + brightness * deviation)
+
+    def _blur(self, images: Tensor, blurred: Tensor, sigma: Tensor) -> Tensor:
+        """Blur where ``blurred`` (B,), by deviations that ``sigma``, U(0, 1) of shape (B,), chooses."""
+        reach = max(1, min(self.image[1:]) // 20)
+        offsets = torch.arange(-reach, reach + 1, device=images.device, dtype=images.dtype)
+        deviation = _between(*self.sigma, sigma).unsqueeze(1)
+        kernel = torch.softmax(-0.5 * (offsets / deviation).square(), dim=1)  # (B, k)
+        kernel = torch.where(blurred.unsqueeze(1), kernel, (offsets == 0).to(kernel))
+        kernels = kernel.repeat_interleave(images.shape[1], dim=0)[:, None, None]  # (B·c, 1, 1, k)
+        planes = F.pad(images, [reach] * 4, mode="replicate").flatten(0, 1)  # each with a kernel of its own
+        planes = F.conv2d(F.conv2d(planes, kernels, groups=len(planes)), kernels.mT, groups=len(planes))
+        return planes.view_as(images)
+
+
+def _between(low: float, high: float, share: Tensor) -> Tensor:
+    return low + (high - low) * share
+
+
+def _span(share: Tensor, place: Tensor, count: int) -> Tensor:
+    """Return ``count`` pixel centres (B, count) on a part of the side [-1, 1], of a share and a place in [0, 1]."""
+    centres = (2 * torch.arange(count, device=share.device, dtype=share.dtype) + 1) / count - 1
+    return torch.outer(share, centres) + ((2 * place - 1) * (1 - share)).unsqueeze(1)
+
+
+def _each(values: Tensor) -> Tensor:
+    """One value for each image: (B,) -> (B, 1, 1, 1)."""
+    return values.view(-1, 1, 1, 1)
+
+
+def _chroma(saturation: Tensor, angle: Tensor) -> Tensor:
+    """Return (B, 3, 3), which keep the first coordinate, stretch the others by ``saturation`` and turn them."""
+    real, imaginary = saturation * angle.cos(), saturation * angle.sin()
+    nothing, one = torch.zeros_like(angle), torch.ones_like(angle)
+    rows = [one, nothing, nothing, nothing, real, -imaginary, nothing, imaginary, real]
+    return torch.stack(rows, dim=1).view(-1, 3, 3)
