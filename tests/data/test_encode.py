@@ -6,8 +6,8 @@ import pytest
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from vflsec.core.errors import DataError
-from vflsec.data.dataset import PartyTable
 from vflsec.core.layout import Column
+from vflsec.data.dataset import PartyTable
 from vflsec.data.encode import Encoder
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vflsec.cli.options import config, device, limits, numbers, output_format, resolve, settings, several
+from vflsec.cli.options import config, data_dir, device, limits, numbers, output_format, resolve, settings, several
 from vflsec.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--seeds", type=click.IntRange(min=1), help="Repetitions.  [default: 5]")
 @settings
 @config
+@data_dir
 @click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [default: runs/<name>]")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes.  [default: the number of cores]")
 @click.option("--engine", default="local", show_default=True, help="local, or dask:ADDRESS of a running scheduler.")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from vflsec.cli.options import config, device, resolve, settings
+from vflsec.cli.options import config, data_dir, device, resolve, settings
 
 
 @click.command("train")
@@ -17,6 +17,7 @@ from vflsec.cli.options import config, device, resolve, settings
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @settings
 @config
+@data_dir
 @click.option("--out", type=click.Path(path_type=Path), help="Write the checkpoint into this new folder.")
 @device
 def command(

@@ -252,7 +252,7 @@ def training_cell(
         method=method,
         method_options=spec.method.get(method, {}),
         train=spec.train,
-        model=spec.model,
+        model=spec.resolved_model,
         defenses=tuple(d for d in (*swept, *spec.fixed) if d.strength > 0),
         seed=seed,
         malicious=malicious,

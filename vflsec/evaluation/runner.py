@@ -42,7 +42,7 @@ _ONE_AT_A_TIME = Lock()
 
 
 class Task(NamedTuple):
-    """Work for one process: a stage, or the missing results of one cell, or the missing priors of one seed and method."""
+    """Work for one process: a stage, the missing results of one cell, or the missing priors of one seed and method."""
 
     cell: Cell
     rows: Sequence[Row]
@@ -151,7 +151,7 @@ def advance(
         if stored["status"] == "diverged":
             raise Diverged(stored["error"])
         load_states(world, folder.path)
-        world.channel.traffic.update({Route(*route, Kind(kind)): n for *route, kind, n in stored["traffic"]})
+        world.channel.traffic.update({Route(a, b, c, Kind(kind)): n for a, b, c, kind, n in stored["traffic"]})
         return stored
     world.checkpoint = Checkpoint(folder.partial if folder and not afresh else None)
     began, before = time.perf_counter(), Counter(world.channel.traffic)
@@ -174,8 +174,8 @@ def advance(
 def spreads(method: Method, world: World) -> dict[str, float]:
     """Return, by party, how far its embeddings of test rows lie apart: 0 where it says the same of everybody.
 
-    Rows are scaled to length one; the root mean square distance to their mean is 1 at most. SimSiam (section 4.1) watches
-    the same quantity for collapse.
+    Rows are scaled to length one; the root mean square distance to their mean is 1 at most. SimSiam (section 4.1)
+    watches the same quantity for collapse.
     """
     found = {}
     for party in world.parties.values() if method.shows else ():

@@ -2,8 +2,8 @@
 
 NAME[:option=value,...][@point+...]        mc:mode=mixmatch     my.py:Mine:k=3
 
-The points of a defence are kinds of message, in every phase or in one: iso:lambda=5@gradient, iso@pretrain.embedding. That
-of an attack is a phase after which it strikes: mc@pretrain.
+The points of a defence are kinds of message, in every phase or in one: iso:lambda=5@gradient, iso@pretrain.embedding.
+That of an attack is a phase after which it strikes: mc@pretrain.
 """
 
 from __future__ import annotations
@@ -140,10 +140,6 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if name not in self.methods:
                 raise UsageError(f"settings for {unknown('method', name, self.methods)}")
         self._check_defenses()
-        if self.model.encoder is None:  # one for all methods that are compared, whatever their own would be
-            own = {registry.load("methods", name).encoder for name in self.methods}
-            found = msgspec.structs.replace(self.model, encoder="auto" if "auto" in own else "mlp")
-            msgspec.structs.force_setattr(self, "model", found)
 
     def _check_defenses(self) -> None:
         """Check that every defence has its strengths, and each strength its defence."""
@@ -163,6 +159,14 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise UsageError("expected --defense with --lambda, got no defense: name one, for example --defense iso")
         if self.defenses and not any(self.strengths):
             raise UsageError("expected strengths for the defense, got none: add for example --lambda 1,5,25")
+
+    @property
+    def resolved_model(self) -> ModelSpec:
+        """The model with its encoder named: one for all methods that are compared, whatever their own would be."""
+        if self.model.encoder:
+            return self.model
+        own = {registry.load("methods", name).encoder for name in self.methods}
+        return msgspec.structs.replace(self.model, encoder="auto" if "auto" in own else "mlp")
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -22,5 +22,4 @@ CATALOGUE = {
     "vflhlp": "vflsec.methods.vflhlp:VFLHLP",
     "vflhlp-a": "vflsec.methods.vflhlp:VFLHLPActive",
     "vflhlp-p": "vflsec.methods.vflhlp:VFLHLPPassive",
-    "fedcvt": "vflsec.methods.fedcvt:FedCVT",
 }

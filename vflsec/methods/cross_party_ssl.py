@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,8 +20,8 @@ class CrossPartySSL:
     """Step 1 of FedHSSL's algorithm 1, and equation 5.
 
     On raw aligned rows, without augmentation, every party projects its columns; the active party and each passive one
-    exchange projections, and each pulls its prediction towards what it received: the active party towards all others, in
-    the mean, a passive one towards the active party's. No gradient crosses.
+    exchange projections, and each pulls its prediction towards what it received: the active party towards all others,
+    in the mean, a passive one towards the active party's. No gradient crosses.
 
     Args:
         world: parties and wire.
@@ -54,19 +55,16 @@ class CrossPartySSL:
         per_pass = batches(world.n_rows("aligned"), self.batch, order, world.device)
         for number, rows in enumerate(per_pass, start=iteration * len(per_pass)):
             z = {name: self._project(party, rows) for name, party in world.parties.items()}
-            heard = {
-                party.name: [self._say(active, party, z[active.name], number, phase, rows)] for party in world.passive
-            }
-            heard[active.name] = [
-                self._say(party, active, z[party.name], number, phase, rows) for party in world.passive
-            ]
+            say = partial(self._say, number=number, phase=phase, rows=rows)
+            heard = {party.name: [say(active, party, z[active.name])] for party in world.passive}
+            heard[active.name] = [say(party, active, z[party.name]) for party in world.passive]
             losses = {name: self._learn(party, z[name], heard[name], rows) for name, party in world.parties.items()}
             yield losses[active.name]
 
     def _project(self, party: Party, rows: Tensor) -> Tensor:
         return self.towers[party.name].project(party.features["aligned"][rows])  # (B, d)
 
-    def _say(self, sender: Party, receiver: Party, z: Tensor, number: int, phase: str, rows: Tensor) -> Tensor:
+    def _say(self, sender: Party, receiver: Party, z: Tensor, *, number: int, phase: str, rows: Tensor) -> Tensor:
         message = sender.send(
             Kind.EMBEDDING, {"value": z}, to=receiver.name, step=number, phase=phase, rows=rows, split="aligned"
         )

@@ -17,8 +17,8 @@ from vflsec.nn.simsiam import SimSiam
 class FedLocal(HybridSSL):
     """Self-supervised pre-training of each party on all its own rows, then split learning.
 
-    Nothing is said in pre-training, unless ``pma`` has a server average the local top encoders. Covers SS-VFL's idea with
-    the self-supervised methods of FedHSSL, which has it as baseline.
+    Nothing is said in pre-training, unless ``pma`` has a server average the local top encoders. Covers SS-VFL's idea
+    with the self-supervised methods of FedHSSL, which has it as baseline.
 
     Source: FedHSSL (He et al. 2022, arXiv 2208.10278), section V-A, baselines FedLocalSimSiam, -BYOL, -MoCo; with
     ``pma``, table V.

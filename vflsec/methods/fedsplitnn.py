@@ -12,8 +12,8 @@ class FedSplitNN(SplitMethod):
     """Supervised split learning on the aligned labelled rows, with K >= 2 parties.
 
     Every party has a bottom model (B, features) -> (B, cut); the active party joins the embeddings, applies its head
-    and returns to each passive party the gradient of the loss with respect to its embedding. ``train.local_steps`` above
-    one makes it FedBCD (Liu et al. 2019, arXiv 1912.11187): several updates on one exchange.
+    and returns to each passive party the gradient of the loss with respect to its embedding. ``train.local_steps``
+    above one makes it FedBCD (Liu et al. 2019, arXiv 1912.11187): several updates on one exchange.
 
     Source: FedHSSL (He et al. 2022, arXiv 2208.10278), the baseline FedSplitNN.
 

@@ -179,7 +179,7 @@ class HybridLocalPretraining(SplitMethod):
     def _labels(self, world: World, split: str) -> Tensor:
         """The active party's labels (n,) as fine-tuning sees them.
 
-        A defence that changes labels changes each of them once: two draws could be averaged, and true labels would reach
+        A defence that changes labels changes each one once: two draws could be averaged, and true labels would reach
         the gradients by way of the constraint.
         """
         labels = world.active.labels[split]

@@ -29,5 +29,6 @@ class Pooled(nn.Module):
         """Return the pooled embedding (B, width)."""
         found = [encoder(x) for encoder in self.encoders]
         if len(found) == 1:
-            return found[0]
+            h: Tensor = found[0]
+            return h
         return torch.cat(found, dim=1) if self.pool == "concat" else torch.stack(found).mean(dim=0)

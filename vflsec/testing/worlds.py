@@ -22,6 +22,7 @@ from vflsec.evaluation.plan import Cell
 from vflsec.evaluation.world import build_world
 
 SIGNALS = ("planted", "hidden", "none")
+SPLITS = ("train", "unlabeled", "aligned", "local", "val", "test")
 
 
 def toy(
@@ -99,10 +100,7 @@ def tiny_world(*, parties: int = 2, rows: int = 8, columns: int = 3, classes: in
     made = {}
     for k in range(parties):
         name = "active" if k == 0 else f"passive_{k}"
-        features = {
-            s: torch.randn(rows, columns, generator=rng)
-            for s in ("train", "unlabeled", "aligned", "local", "val", "test")
-        }
+        features = {split: torch.randn(rows, columns, generator=rng) for split in SPLITS}
         y = torch.arange(rows) % classes
         labels = {split: y for split in ("train", "local", "val", "test")} if k == 0 else None
         made[name] = Party(name, features, channel, noise=partial(generator, seed, "noise", name), labels=labels)
