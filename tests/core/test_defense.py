@@ -47,7 +47,7 @@ def test_a_point_where_it_cannot_act_is_refused(point, match):
     ("made", "shown"),
     [
         (Plain(5), "plain:strength=5@gradient"),
-        (Plain(0.5, at=["gradient", "embedding"]), "plain:strength=0.5@embedding,gradient"),
+        (Plain(0.5, at=["gradient", "embedding"]), "plain:strength=0.5@embedding+gradient"),
         (Keyed(1.0), "plain:strength=1,bound=2@gradient"),
         (AtHome(1.0), "plain:strength=1"),
     ],

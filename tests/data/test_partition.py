@@ -48,8 +48,9 @@ quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 @given(spec=specs, seed=st.integers(0, 2**31), official=st.booleans())
 def test_splits_are_disjoint_and_complete(spec: DataSpec, seed: int, official: bool):
     split = partition(world(official=official, extra=20), spec, seed)
-    shared = np.concatenate(list(split.ids.values()))
+    shared = np.concatenate([ids for name, ids in split.ids.items() if name != "aligned"])
     assert len(shared) == len(set(shared))
+    assert set(split.ids["aligned"]) == set(shared) - set(split.ids["test"])
     local = [set(own.local_ids) for own in split.parties.values()]
     assert all(rows.isdisjoint(shared) for rows in local)
     dropped = set(range(300, 310)) if official else set()  # official test rows that not all parties hold
@@ -69,6 +70,7 @@ def test_the_number_of_rows_is_what_the_spec_asks_for(spec: DataSpec, seed: int)
         "train": train,
         "val": labeled - train,
         "unlabeled": aligned - labeled,
+        "aligned": aligned,
         "test": ROWS - pool,
     }
     local = [set(own.local_ids) for own in split.parties.values()]
@@ -108,7 +110,7 @@ def test_less_is_a_subset_of_more_and_the_test_rows_stay(seed: int, field: str, 
 def test_statistics_come_from_training_rows_only(spec: DataSpec, seed: int, official: bool):
     split = partition(world(official=official, extra=20), spec, seed)
     for own in split.parties.values():
-        fit = np.concatenate([split.ids["train"], split.ids["unlabeled"], own.local_ids])
+        fit = np.concatenate([split.ids["aligned"], own.local_ids])
         for rows, ids in {**split.ids, "local": own.local_ids}.items():
             expected = (ids - fit.mean()) / fit.std()
             np.testing.assert_allclose(own.features[rows][:, 0], expected, rtol=1e-4, atol=1e-5)
@@ -117,27 +119,43 @@ def test_statistics_come_from_training_rows_only(spec: DataSpec, seed: int, offi
 def test_changing_held_out_values_changes_no_training_feature():
     dataset, spec = world(), DataSpec(validation=0.2, n_labeled=100)
     split = partition(dataset, spec, 0)
-    held_out = np.concatenate([split.ids["test"], split.ids["val"]])
+    held_out = split.ids["test"]
     table = dataset.parties[0]
     changed = table.frame.copy()
     changed.loc[held_out] = 1e9
     parties = (PartyTable("active", changed), *dataset.parties[1:])
     other = partition(VerticalDataset("world", parties, dataset.labels, dataset.classes), spec, 0)
-    for rows in ("train", "unlabeled", "local"):
+    for rows in ("train", "unlabeled", "aligned", "local"):
         np.testing.assert_array_equal(split.parties["active"].features[rows], other.parties["active"].features[rows])
     assert not np.array_equal(split.parties["active"].features["test"], other.parties["active"].features["test"])
 
 
 def test_labels_and_features_follow_the_ids_at_every_party():
     split = partition(world(), DataSpec(n_labeled=80, validation=0.25, aligned=0.9), 3)
-    assert set(split.labels) == {"train", "val", "test"}  # none for the rows whose label is not used
-    for rows, labels in split.labels.items():
+    assert set(split.labels) == {"train", "val", "test", "local"}  # none for the rows whose label is not used
+    assert len(split.labels["local"]) == 0
+    for rows in ("train", "val", "test"):
+        labels = split.labels[rows]
         np.testing.assert_array_equal(labels, split.ids[rows] % 5 == 0)
         assert labels.dtype == np.int64
     for rows, ids in split.ids.items():
         assert (np.diff(ids) > 0).all()
         for own in split.parties.values():
             assert (np.diff(own.features[rows][:, 0]) > 0).all()
+
+
+def test_all_labels_of_the_active_party_are_there_where_labels_are_not_scarce():
+    split = partition(world(), DataSpec(aligned=0.5, overlap=0.8), 3)
+    np.testing.assert_array_equal(split.labels["local"], split.parties["active"].local_ids % 5 == 0)
+
+
+def test_what_pre_training_reads_does_not_depend_on_the_label_budget():
+    few, many = (
+        partition(world(), DataSpec(n_labeled=n, validation=v, overlap=0.8), 3) for n, v in ((40, 0), (90, 0.2))
+    )
+    for name, own in few.parties.items():
+        for rows in ("aligned", "local", "test"):
+            np.testing.assert_array_equal(own.features[rows], many.parties[name].features[rows])
 
 
 @pytest.mark.parametrize("official", [False, True])

@@ -46,7 +46,7 @@ def test_a_defense_takes_its_strength_by_its_own_name():
         (specs.parse_defense, "iso:lambda", r"expected defense iso:option=value, got 'lambda'"),
         (specs.parse_defense, "iso:lambda=much", r"expected a number for lambda in 'iso:lambda=much', got 'much'"),
         (specs.parse_defense, "izo", r"unknown defense 'izo'. Did you mean iso\?"),
-        (specs.parse_attack, "mc@gradient", "expected an attack without @"),
+        (specs.parse_attack, "mc@a+b", "expected one phase after which mc strikes"),
     ],
 )
 def test_wrong_references(parse, text, message):

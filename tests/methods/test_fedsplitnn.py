@@ -275,7 +275,7 @@ class Learned(Hooked):
 def fitted(*defenses):
     world = make_world(defenses=())
     was = world.active
-    active = Party("active", was.features, world.channel, rng=was._rng, labels=was.labels, defenses=defenses)
+    active = Party("active", was.features, world.channel, noise=was._noise, labels=was.labels, defenses=defenses)
     world.parties = {**world.parties, "active": active}
     return world, method().fit(world)
 

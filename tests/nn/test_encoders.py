@@ -187,6 +187,12 @@ class TestCNN:
         assert isinstance(first, nn.Conv2d)
         torch.testing.assert_close(model.bottom[:2](x), first(x.view(-1, 3, 9, 11)))
 
+    def test_the_top_is_a_convolution_the_average_of_quarters_and_a_block(self):
+        layers = [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.AdaptiveAvgPool2d, nn.Flatten]
+        model = build(THIN, "cnn")
+        assert [type(layer) for layer in model.top] == [*layers, nn.Linear, nn.BatchNorm1d, nn.ReLU]
+        assert model.top[:5](model.bottom(rows(THIN))).shape == (6, 128 * 4)
+
     def test_halves_of_an_image_keep_a_quarter_of_their_pixels_in_the_bottom(self):
         assert build(THIN, "cnn").bottom(rows(THIN)).shape == (6, 64, 14, 7)
 
@@ -213,8 +219,9 @@ class TestResNet18:
 
     def test_convolutions_are_drawn_for_relu(self):
         """He et al. 2015: the variance is 2 / (kernel area · outputs)."""
-        last = [m for m in build(image(1, 32, 32), "resnet18").modules() if isinstance(m, nn.Conv2d)][-1]
-        assert last.weight.detach().std().item() == pytest.approx(math.sqrt(2 / (9 * 512)), rel=0.01)
+        first = build(image(1, 32, 32), "resnet18").top[4].residual[0]  # 256 -> 512
+        assert first.weight.shape == (512, 256, 3, 3)
+        assert first.weight.detach().std().item() == pytest.approx(math.sqrt(2 / (9 * 512)), rel=0.01)
 
     def test_a_block_without_its_residual_passes_what_is_positive(self):
         block = build(image(1, 32, 32), "resnet18").bottom[-1].eval()

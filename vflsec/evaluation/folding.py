@@ -21,7 +21,7 @@ def by_defense(curves: Sequence[Curve]) -> list[list[Curve]]:
 
 def caps(curves: Sequence[Curve]) -> list[Cap]:
     """Fold one method and defence over its positive strengths, for each attack, seed by seed."""
-    defended = [curve for curve in curves if curve.strength > 0]
+    defended = [curve for curve in curves if curve.strength > 0 and curve.attacked]
     if not defended:
         return []
     clean = next(curve for curve in curves if curve.strength == 0)

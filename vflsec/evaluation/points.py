@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vflsec.evaluation.plan import Row, priors
+from vflsec.evaluation.plan import NO_ADVERSARY, Row, priors
 from vflsec.evaluation.results import Leak, Measure, Point
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.statistics import over_seeds
@@ -47,12 +47,14 @@ class Curve:
         self._priors = alone
 
     def usable(self, attack: str) -> dict[int, Record]:
-        """Records that hold numbers, by seed."""
-        return {seed: r for seed, r in self.by_attack[attack].items() if r["status"] in USABLE and r["leak"]}
+        """Records that hold numbers, by seed; those of a method without an adversary hold no leak."""
+        found = self.by_attack[attack].items()
+        return {seed: r for seed, r in found if r["status"] in USABLE and (r["leak"] or attack == NO_ADVERSARY)}
 
     def alone(self, attack: str) -> BySeed:
         """The better of the attack's own prior and the logistic regression, by the adversary's folds."""
-        candidates = {name: self._priors[name] for name in (attack, "logistic") if name in self._priors}
+        own = [name for name in self._priors if name in (attack, "logistic") or name.startswith(f"{attack} after ")]
+        candidates = {name: self._priors[name] for name in own}
         return candidates.get(strongest(candidates, otherwise="logistic"), {})
 
     def points(self) -> list[Point]:
@@ -61,6 +63,11 @@ class Curve:
             self._point(name, self.usable(name), self._statuses(name), self.alone(name), name)
             for name in self.by_attack
         ]
+
+    @property
+    def attacked(self) -> bool:
+        """Whether there is an adversary at all."""
+        return NO_ADVERSARY not in self.by_attack
 
     def worst(self) -> Point:
         """The strongest of all attacks and all priors.
@@ -112,6 +119,7 @@ class Curve:
             seconds=sum(sum(r["seconds"].values()) for r in found) / len(found) if found else None,
             budget=found[0]["budget"] if found else {},
             choice=choice,
+            reached=_reached(found, self.seeds),
         )
 
 
@@ -168,7 +176,7 @@ def _utility(found: Sequence[Record], seeds: int) -> Measure:
 
 
 def _leak(usable: BySeed, alone: BySeed, split: str, seeds: int) -> Leak:
-    blocks = {seed: record["leak"][split] for seed, record in usable.items() if split in record["leak"]}
+    blocks = {seed: record["leak"][split] for seed, record in usable.items() if split in (record["leak"] or {})}
     priors_ = {seed: alone[seed]["leak"][split] for seed in blocks if seed in alone and split in alone[seed]["leak"]}
     values = {seed: headline(block)[1] for seed, block in blocks.items()}
     base = {seed: headline(block)[1] for seed, block in priors_.items()}
@@ -186,6 +194,14 @@ def _leak(usable: BySeed, alone: BySeed, split: str, seeds: int) -> Leak:
         accuracy=_mean(block["metrics"]["accuracy"] for block in blocks.values()),
         **_share(list(values.values()), _rows_ci(list(blocks.values())), seeds),
     )
+
+
+def _reached(found: Sequence[Record], seeds: int) -> dict[str, float] | None:
+    """Epochs and bytes until ``train.target`` was met, in the mean; None if a seed missed it, or none was set."""
+    met = [record["reached"] for record in found if record.get("reached")]
+    if len(met) < seeds:
+        return None
+    return {key: sum(one[key] for one in met) / len(met) for key in met[0]}
 
 
 def _rows_ci(blocks: Sequence[Record]) -> Sequence[float]:

@@ -39,7 +39,11 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One method, defence, strength and attack, over all seeds. ``leak`` is on test rows."""
+    """One method, defence, strength and attack, over all seeds. ``leak`` is on test rows.
+
+    Attributes:
+        reached: epochs, and bytes truly and as SS-VFL counts them, until ``train.target`` was met; None if it was not.
+    """
 
     method: str
     defense: str
@@ -54,6 +58,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None
     budget: dict[str, float]
     choice: str
+    reached: dict[str, float] | None = None
 
 
 class Cap(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +95,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     adversary: str
     metric: str
     seeds: int
+    target: float | None = None
     points: list[Point]
     worst: list[Point]
     cap: list[Cap]

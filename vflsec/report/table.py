@@ -22,6 +22,10 @@ CSV_HEADER = (
 )  # fmt: skip
 
 
+_UNTIL = {"epochs": 1.0, "true_bytes": 1e6, "paper_bytes": 2.0**20}
+"""What is shown of the way to ``train.target``, and its unit; SS-VFL's megabyte has 2^20 bytes."""
+
+
 class Cells(NamedTuple):
     """A table as text: a title, headings, rows."""
 
@@ -36,7 +40,11 @@ def points(summary: Summary) -> list[Cells]:
     for point in _interleaved(summary):
         curves.setdefault(f"{point.method}, {point.defense}", []).append(point)
     header = ["λ", "attack", "utility ↑", "leak ↓", "on train", "alone", "chance", "advantage", "MB", "status"]
-    return [Cells(label, header, [_point_row(point) for point in found]) for label, found in curves.items()]
+    if summary.target is not None:
+        header[-1:-1] = ["epochs to target", "MB", "MB (paper)"]
+    return [
+        Cells(label, header, [_point_row(point, summary.target) for point in found]) for label, found in curves.items()
+    ]
 
 
 def caps(summary: Summary) -> Cells | None:
@@ -130,11 +138,13 @@ def _short(text: str) -> str:
 
 def _interleaved(summary: Summary) -> list[Point]:
     """Points in order, each group of one strength followed by its worst."""
-    order = {(p.method, p.defense, p.strength): i for i, p in enumerate(summary.worst)}
+    order = {(p.method, p.defense, p.strength): i for i, p in enumerate(summary.points)}
     return sorted([*summary.points, *summary.worst], key=lambda p: order[p.method, p.defense, p.strength])
 
 
-def _point_row(point: Point) -> list[str]:
+def _point_row(point: Point, target: float | None) -> list[str]:
+    reached = point.reached or {}
+    until = [_scaled(reached.get(key), unit) for key, unit in _UNTIL.items()] if target is not None else []
     return [
         f"{point.strength:g}",
         point.attack,
@@ -144,9 +154,14 @@ def _point_row(point: Point) -> list[str]:
         number(point.leak.alone),
         number(point.leak.chance),
         signed(point.leak.advantage),
-        "–" if point.nbytes is None else f"{point.nbytes / 1e6:.1f}",
+        _scaled(point.nbytes, 1e6),
+        *until,
         status(point),
     ]
+
+
+def _scaled(value: float | None, unit: float) -> str:
+    return "–" if value is None else f"{value / unit:.1f}"
 
 
 def _cap_row(cap: Cap) -> list[str]:

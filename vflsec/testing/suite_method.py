@@ -34,10 +34,12 @@ class MethodConformance(Suite):
         return toy_world(seed=seed, data=DATA, parties=parties, **{"rows": 160, "columns": 4, **options})
 
     def test_states_what_it_is(self) -> None:
-        """Name, reference, phases and version, and what each side sees."""
+        """Name, reference, phases and version, what is sent in each phase, and what each side sees, if anybody does."""
         method = self.make()
-        stated(method, ("name", "reference", "phases", "version", "shows"))
-        assert set(method.shows) == {"passive", "active"}
+        stated(method, ("name", "reference", "phases", "version", "sends"))
+        assert set(method.sends) == set(method.phases)
+        assert set(method.shows) in ({"passive", "active"}, set())
+        assert method.unlabeled <= set(method.phases[:-1])
         assert all(needs <= frozenset(Need) for needs in method.shows.values())
 
     def test_any_number_of_parties_and_classes(self) -> None:
@@ -59,9 +61,11 @@ class MethodConformance(Suite):
         """During training and after it: a gradient left on a kept tensor would be one that no defence has seen."""
         world, heard = self.world(), list[Message]()
         world.channel.taps.append(heard.append)
-        self.make().fit(world)
+        method = self.make()
+        method.fit(world)
         assert heard, "nothing crossed the wire"
         for message in heard:
+            assert message.kind in method.sends[message.phase], f"{message.kind} in {message.phase} is not declared"
             for key, value in message.payload.items():
                 if isinstance(value, Tensor):
                     assert not value.requires_grad, f"{message.kind} {key!r} carries its graph"
@@ -98,10 +102,24 @@ class MethodConformance(Suite):
                 method.build(world)
                 if list(folder.iterdir()):
                     load_states(world, folder)
-                method.train(phase, world, lambda *_: None)
+                method.run(phase, world)
                 save_states(world, folder)
         parts = _parameters(world)
         assert all(same(whole[key], parts[key]) for key in whole), "a phase depends on more than models, seed and name"
+
+    def test_a_phase_without_labels_reads_none(self) -> None:
+        """What the method calls unlabeled ends in the same models whatever the labels are."""
+        found = []
+        for flip in (False, True):
+            world, method = self.world(), self.make()
+            if flip:
+                for labels in world.active.labels.values():
+                    labels.copy_(1 - labels)
+            method.build(world)
+            for phase in sorted(method.unlabeled):
+                method.run(phase, world)
+            found.append(_parameters(world))
+        assert all(same(found[0][key], found[1][key]) for key in found[0]), "a label was read"
 
     def test_a_nan_is_a_divergence(self) -> None:
         """One bad number among the inputs ends in Diverged, never in a number."""

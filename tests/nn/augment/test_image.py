@@ -214,6 +214,13 @@ class TestColour:
         grey = view.var(dim=1).amax(dim=(1, 2)) < 1e-6
         assert stats.binomtest(int(grey.sum()), 3000, 0.2).pvalue > 0.01
 
+    def test_jitter_and_greyscale_do_not_depend_on_each_other(self):
+        x, view = self.jittered(COLOURS, (0.3, 0, 0, 0), jitter_p=0.5, grey_p=0.2)
+        light, seen = (torch.einsum("c,bchw->bhw", LUMA, images) for images in (x, view))
+        brighter = (seen - light).abs().amax(dim=(1, 2)) > 1e-4
+        grey = view.var(dim=1).amax(dim=(1, 2)) < 1e-6
+        assert stats.binomtest(int((brighter & grey).sum()), 3000, 0.1).pvalue > 0.01
+
     def test_the_four_commute(self):
         """What one call does to colours, calls for each in turn do too."""
         x = pixels(COLOURS, 20)
@@ -248,6 +255,11 @@ class TestBlur:
     def test_an_even_image_stays_even_up_to_its_edge(self):
         x = torch.full((5, 96), 3.0)
         torch.testing.assert_close(augmented(GREY, x, blur_p=1), x)
+
+    def test_all_channels_of_an_image_are_blurred_alike(self):
+        grey = pixels((1, 16, 16), 20).repeat(1, 3)
+        view = augmented(COLOURS, grey, blur_p=0.5).view(-1, *COLOURS)
+        torch.testing.assert_close(view, view[:, :1].expand_as(view), rtol=1e-4, atol=1e-5)
 
     @given(st.integers(0, 2**20))
     def test_a_blur_only_calms(self, seed):

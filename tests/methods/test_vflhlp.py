@@ -1,0 +1,504 @@
+"""VFLHLP: what is constrained, what is initialised, what each party reads, and that a killed pre-training goes on."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from vflsec.defenses.iso import IsotropicNoise
+
+from vflsec.core.checkpoint import Checkpoint
+from vflsec.core.defense import Defense
+from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.message import Kind, Route
+from vflsec.core.method import ModelSpec, PretrainSpec, TrainSpec, load_states, save_states
+from vflsec.core.protocol import Step
+from vflsec.core.seeds import generator
+from vflsec.data.partition import DataSpec
+from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.methods.local import Local
+from vflsec.methods.scarf_ssl import ScarfSSL, own_rows
+from vflsec.methods.split_training import SplitTraining
+from vflsec.methods.vflhlp import VFLHLP, VFLHLPActive, VFLHLPPassive
+from vflsec.testing.worlds import tiny_world, toy_world
+
+DATA = DataSpec(overlap=0.6, aligned=0.8, validation=0.2)
+FAMILY = [VFLHLP, VFLHLPActive, VFLHLPPassive]
+QUICK = {"epochs": 3, "batch": 32}
+
+
+def make_world(*, parties=3, data=DATA, rows=240, defenses=(), **options):
+    world = toy_world(parties=parties, data=data, rows=rows, columns=5, **options)
+    for party in world.parties.values():
+        party.defenses = tuple(defenses)
+    return world
+
+
+def method(kind=VFLHLP, *, model=None, pretrain=None, train=None, **options):
+    spec = TrainSpec(**{**QUICK, **(train or {})}, pretrain=PretrainSpec(**(pretrain or {})))
+    return kind(spec, ModelSpec(**{"encoder": "mlp", "bottom": (8,), "cut": 4, **(model or {})}), **options)
+
+
+def pretrained(made, world):
+    made.build(world)
+    made.run("pretrain", world)
+    return world
+
+
+def state(module):
+    return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+def equal(one, other):
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[key], other[key]) for key in one)
+
+
+def states(world):
+    return {name: state(party.modules) for name, party in world.parties.items()}
+
+
+# The constraint
+
+
+def test_the_distance_is_half_the_sum_of_all_squares():
+    """One number after the other: the encoder, the head's first columns, its bias; nothing else."""
+    made = method(model={"encoder": "tabular"})  # with running statistics, which do not count
+    world = pretrained(made, make_world(classes=3))
+    own = world.active.modules
+    total = 0.0
+    then = dict(own["pretrained"].encoder.named_parameters())
+    for name, now in own["bottom"].named_parameters():
+        for a, b in zip(now.flatten().tolist(), then[name].flatten().tolist(), strict=True):
+            total += (a - b) ** 2
+    weight, bias = own["pretrained"].head.weight, own["pretrained"].head.bias
+    assert own["top"].head.weight.shape == (3, 3 * 4)
+    for c in range(3):
+        total += (own["top"].head.bias[c].item() - bias[c].item()) ** 2
+        for j in range(4):
+            total += (own["top"].head.weight[c, j].item() - weight[c, j].item()) ** 2
+    assert made.distance(world).item() == pytest.approx(total / 2, rel=1e-5)
+
+
+def test_the_distance_is_zero_at_the_model_itself():
+    made = method()
+    world = pretrained(made, make_world())
+    own = world.active.modules
+    own["bottom"].load_state_dict(own["pretrained"].encoder.state_dict())
+    with torch.no_grad():
+        own["top"].head.weight[:, :4] = own["pretrained"].head.weight
+        own["top"].head.bias.copy_(own["pretrained"].head.bias)
+    assert made.distance(world).item() == 0
+    with torch.no_grad():
+        own["top"].head.weight[0, 3] += 2
+        own["top"].head.weight[0, 4] += 5  # a passive party's
+    assert made.distance(world).item() == pytest.approx(2)
+
+
+def gradients(beta):
+    """Every party's gradients of the loss on one batch, before any step; and the messages that came down."""
+    made = method(beta=beta)
+    world = pretrained(made, make_world())
+    heard = []
+    world.channel.taps.append(lambda message: heard.append(message.payload["value"]))
+    labels = world.active.labels["train"]
+    training = made.split(world)
+    training._update(Step(0, "finetune", torch.arange(20), labels[:20]), [])
+    found = {
+        f"{name}.{key}": p.grad
+        for name, party in world.parties.items()
+        for key, p in party.modules.named_parameters()
+        if not key.startswith("pretrained")
+    }
+    return world, found, heard
+
+
+def test_the_constraint_touches_the_active_partys_part_and_no_other():
+    world, plain, said = gradients(beta=0.0)
+    _, held, said_held = gradients(beta=0.5)
+    own = world.active.modules
+    for key, found in held.items():
+        if key.startswith("active.bottom."):
+            name = key.removeprefix("active.bottom.")
+            offset = own["bottom"].get_parameter(name) - own["pretrained"].encoder.get_parameter(name)
+            assert torch.allclose(found, plain[key] + 0.5 * offset, atol=1e-6), key
+        elif key == "active.top.head.bias":
+            offset = own["top"].head.bias - own["pretrained"].head.bias
+            assert torch.allclose(found, plain[key] + 0.5 * offset, atol=1e-6)
+        elif key == "active.top.head.weight":
+            offset = own["top"].head.weight[:, :4] - own["pretrained"].head.weight
+            assert torch.allclose(found[:, :4], plain[key][:, :4] + 0.5 * offset, atol=1e-6)
+            assert offset.abs().max() > 0.01, "nothing to see"
+            assert torch.equal(found[:, 4:], plain[key][:, 4:])
+        else:
+            assert torch.equal(found, plain[key]), key
+    assert len(said) == len(said_held) == 4
+    assert all(torch.equal(a, b) for a, b in zip(said, said_held, strict=True)), "nothing of it is said"
+
+
+def test_a_large_beta_pins_the_active_part_to_the_pretrained_one():
+    """SGD with rate times beta one: a step leads to Theta, less the rate times the gradient of the plain loss there."""
+    made = method(beta=1e3, train={"optimizer": "sgd", "momentum": 0.0, "lr": 1e-3})
+    world = make_world()
+    made.fit(world)
+    gaps = [float((now - then).detach().abs().max()) for now, then in made._pairs(world)]
+    assert 0 < max(gaps) < 0.01
+    free = method(beta=0.0, train={"optimizer": "sgd", "momentum": 0.0, "lr": 1e-3})
+    world = make_world()
+    free.fit(world)
+    assert free.distance(world) > 0.5
+
+
+def test_beta_zero_is_split_learning_from_the_same_start_bit_for_bit():
+    held, plain = make_world(), make_world()
+    method(beta=0.0).fit(held)
+    made = method(beta=7.0)
+    pretrained(made, plain)
+    for party in plain.parties.values():
+        assert set(party.modules) == ({"bottom", "top", "pretrained"} if party.active else {"bottom"})
+    bottoms = {name: party.modules["bottom"] for name, party in plain.parties.items()}
+    SplitTraining(plain, bottoms, plain.active.modules["top"], made._boundaries, made.train_spec).fit(
+        "finetune", lambda *_: None
+    )
+    assert all(equal(mine, states(plain)[name]) for name, mine in states(held).items())
+
+
+def test_a_beta_that_is_not_zero_changes_the_result():
+    worlds = [make_world(), make_world()]
+    for world, beta in zip(worlds, (0.0, 1e-2), strict=True):
+        method(beta=beta).fit(world)
+    assert not equal(states(worlds[0])["active"], states(worlds[1])["active"])
+
+
+def test_fine_tuning_leaves_the_pretrained_model_as_it_is():
+    made = method(beta=1.0, train={"weight_decay": 0.1})
+    world = pretrained(made, make_world())
+    before = state(world.active.modules["pretrained"])
+    made.run("finetune", world)
+    assert equal(before, state(world.active.modules["pretrained"]))
+
+
+# Pre-training
+
+
+@pytest.mark.parametrize("train", [{}, {"select": "best_on_val", "patience": 2, "optimizer": "sgd", "lr": 0.1}])
+def test_the_active_partys_model_is_that_of_the_method_local(train):
+    made, alone = method(train=train), make_world()
+    world = pretrained(made, make_world())
+    Local(made.train_spec, made.model_spec).fit(alone)
+    assert equal(state(world.active.modules["pretrained"]), state(alone.active.modules["local"]))
+
+
+def test_numbers_of_pretraining_go_before_those_of_training():
+    given = {"epochs": 5, "batch": 16, "lr": 0.02}
+    made, alone = method(VFLHLPActive, pretrain=given), make_world()
+    world = pretrained(made, make_world())
+    Local(TrainSpec(**given), made.model_spec).fit(alone)
+    assert equal(state(world.active.modules["pretrained"]), state(alone.active.modules["local"]))
+
+
+def scarf(party=None, *, model=None, epochs=30, lr=1e-2, **options):
+    party = party or make_world(signal="planted").passive[0]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = model or nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8))
+    settings = {"seed": 0, "batch": 64, "rate": 0.6, "temperature": 1.0, **options}
+    return ScarfSSL(party, model, epochs=epochs, lr=lr, **settings)
+
+
+def test_scarf_learns_to_tell_rows_apart():
+    """Its loss is 0 where all rows look alike, and falls on the rows that it does not learn from."""
+    learner = scarf()
+    before, first = learner.held_out_loss(), learner.epoch()
+    while not learner.state.done:
+        last = learner.epoch()
+    learner.finish()
+    assert last < first - 0.05
+    assert learner.held_out_loss() < before - 0.05
+    assert learner.held_out_loss() == pytest.approx(-float(learner.state.best_score), rel=1e-6)
+
+
+def test_scarf_learns_from_nine_tenths_of_the_partys_own_rows():
+    party = make_world().passive[1]
+    learner = scarf(party)
+    own = torch.cat([party.features["aligned"], party.features["local"]])
+    count = round(len(own) / 10)
+    assert (len(learner.rows), len(learner.held_out)) == (len(own) - count, count)
+    together = torch.cat([learner.rows, learner.held_out])
+    assert torch.equal(together[together[:, 0].argsort()], own[own[:, 0].argsort()])
+
+
+def test_scarfs_step_is_that_of_its_loss():
+    """One update by hand: clean rows against corrupted ones, through encoder and head, by Adam."""
+    learner, other = scarf(batch=1000, epochs=1), scarf(batch=1000, epochs=1)
+    order = torch.randperm(len(other.rows), generator=generator(0, "batches", "scarf", "passive_1", 0))
+    x = other.rows[order]
+    corrupted = other.corrupt(x, generator(0, "corruption", "passive_1", 0))
+    z, z_corrupted = (F.normalize(other.model(rows), dim=1) for rows in (x, corrupted))
+    s = z @ z_corrupted.T
+    loss = (-s.diagonal() + s.exp().mean(dim=1).log()).mean()
+    assert learner.epoch() == pytest.approx(loss.item(), rel=1e-4)
+    optimizer = torch.optim.Adam(other.model.parameters(), 1e-2)
+    loss.backward()
+    optimizer.step()
+    for mine, by_hand in zip(learner.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.allclose(mine, by_hand, atol=1e-5)
+
+
+@pytest.mark.parametrize(("losses", "epochs", "best"), [([3, 2, 1, 1, 1, 1], 6, 2), ([1, 2, 3, 4, 0], 4, 0)])
+def test_scarf_stops_after_three_epochs_without_a_better_loss(monkeypatch, losses, epochs, best):
+    learner, seen, values = scarf(), [], iter(losses)
+    monkeypatch.setattr(learner, "held_out_loss", lambda: float(next(values)))
+    while not learner.state.done:
+        learner.epoch()
+        seen.append(state(learner.model))
+    assert len(seen) == epochs
+    learner.finish()
+    assert equal(seen[best], state(learner.model))
+
+
+def test_scarf_stops_at_the_latest_when_it_is_told():
+    assert len(pretraining_history(VFLHLPPassive, pretrain={"epochs": 2})) == 2
+
+
+def pretraining_history(kind, **options):
+    made, world = method(kind, **options), make_world()
+    made.build(world)
+    return made.run("pretrain", world)
+
+
+def test_a_passive_party_reads_its_own_rows_alone():
+    worlds = [make_world(), make_world()]
+    for name, party in worlds[1].parties.items():
+        if name != "passive_2":
+            for features in party.features.values():
+                features.neg_()
+    worlds[1].active.labels["train"].neg_().add_(1)
+    for world in worlds:
+        pretrained(method(), world)
+    first, second = (states(world) for world in worlds)
+    assert equal(first["passive_2"], second["passive_2"])
+    assert not equal(first["passive_1"], second["passive_1"])
+    assert not equal(first["active"], second["active"])
+
+
+@pytest.mark.parametrize("split", ["aligned", "local"])
+def test_a_passive_party_reads_all_its_rows(split):
+    worlds = [make_world(), make_world()]
+    worlds[1].passive[0].features[split][0] += 1
+    for world in worlds:
+        pretrained(method(), world)
+    first, second = (states(world) for world in worlds)
+    assert not equal(first["passive_1"], second["passive_1"])
+    assert equal(first["passive_2"], second["passive_2"])
+    assert equal(first["active"], second["active"])
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_nothing_is_said_in_pretraining_and_the_usual_in_fine_tuning(kind):
+    world = make_world()
+    method(kind).fit(world)
+    nbytes = QUICK["epochs"] * world.n_rows("train") * 4 * 4
+    expected = {}
+    for party in world.passive:
+        expected[Route("finetune", party.name, "active", Kind.EMBEDDING)] = nbytes
+        expected[Route("finetune", "active", party.name, Kind.GRADIENT)] = nbytes
+    assert dict(world.channel.traffic) == expected
+
+
+def test_fine_tuning_starts_from_scarf_at_passive_parties_and_at_random_at_the_active_one():
+    made, fresh = method(), make_world()
+    FedSplitNN(made.train_spec, made.model_spec).build(fresh)
+    world = pretrained(made, make_world())
+    assert equal(state(world.active.modules["bottom"]), state(fresh.active.modules["bottom"]))
+    assert equal(state(world.active.modules["top"]), state(fresh.active.modules["top"]))
+    for party, other in zip(world.passive, fresh.passive, strict=True):
+        assert not equal(state(party.modules["bottom"]), state(other.modules["bottom"]))
+
+
+# Ablations
+
+
+def test_vflhlp_a_pretrains_the_active_party_alone():
+    made, whole = method(VFLHLPActive), method()
+    world, fresh = pretrained(made, make_world()), make_world()
+    FedSplitNN(made.train_spec, made.model_spec).build(fresh)
+    for party, other in zip(world.passive, fresh.passive, strict=True):
+        assert equal(state(party.modules), state(other.modules))
+    assert equal(state(world.active.modules), state(pretrained(whole, make_world()).active.modules))
+    assert made.split(world).constraint is not None
+
+
+def test_vflhlp_p_pretrains_the_passive_parties_alone():
+    made, whole = method(VFLHLPPassive), method()
+    world, other = pretrained(made, make_world()), pretrained(whole, make_world())
+    assert set(world.active.modules) == {"bottom", "top"}
+    assert made.split(world).constraint is None
+    for mine, its in zip(world.passive, other.passive, strict=True):
+        assert equal(state(mine.modules), state(its.modules))
+
+
+def test_without_both_parts_it_is_fedsplitnn(monkeypatch):
+    """vflhlp-a with beta = 0, but for the name of the phase, which names the order of batches."""
+    held, plain = make_world(), make_world()
+    made = method(VFLHLPActive, beta=0.0)
+    made.fit(held)
+    monkeypatch.setattr(FedSplitNN, "phases", ("finetune",))
+    FedSplitNN(made.train_spec, made.model_spec).fit(plain)
+    del held.active.modules["pretrained"]
+    assert all(equal(mine, states(plain)[name]) for name, mine in states(held).items())
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_what_pretraining_leaves_is_all_that_is_kept_of_it(kind, tmp_path):
+    """Models in the roles of ``keeps``, read into a federation that was only built."""
+    made, later = method(kind), method(kind)
+    world = pretrained(made, make_world())
+    save_states(world, tmp_path, kind.keeps)
+    resumed = make_world()
+    later.build(resumed)
+    load_states(resumed, tmp_path)
+    assert all(equal(mine, states(resumed)[name]) for name, mine in states(world).items())
+    for one, where in ((made, world), (later, resumed)):
+        one.run("finetune", where)
+    assert all(equal(mine, states(resumed)[name]) for name, mine in states(world).items())
+
+
+# A killed run
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+@pytest.mark.parametrize("when", [1, 2, 4])
+def test_a_killed_pretraining_goes_on_after_its_last_iteration(kind, when, tmp_path):
+    settings = {"train": {"epochs": 4, "select": "best_on_val"}, "pretrain": {"batch": 32, "lr": 0.02, "epochs": 6}}
+    whole, (lost, resumed) = make_world(), (make_world() for _ in range(2))
+    made = method(kind, **settings)
+    made.build(whole)
+    history = made.run("pretrain", whole)
+
+    def kill(phase, done, total):
+        if done == when:
+            raise Killed
+
+    lost.checkpoint = resumed.checkpoint = Checkpoint(tmp_path / "partial.safetensors")
+    made = method(kind, **settings)
+    made.build(lost)
+    with pytest.raises(Killed):
+        made.run("pretrain", lost, kill)
+    seen = []
+    made = method(kind, **settings)
+    made.build(resumed)
+    assert made.run("pretrain", resumed, lambda phase, done, total: seen.append(done)) == history
+    assert seen == list(range(when + 1, len(history) + 1))
+    assert all(equal(mine, states(resumed)[name]) for name, mine in states(whole).items())
+
+
+def test_parties_that_are_done_learn_no_more():
+    """The active party makes three epochs, the passive ones up to eight: histories of their own, side by side."""
+    both = pretraining_history(VFLHLP, train={"epochs": 3}, pretrain={})
+    alone = [pretraining_history(kind, train={"epochs": 3}, pretrain={}) for kind in (VFLHLPActive, VFLHLPPassive)]
+    assert len(alone[0]) == 3 < len(alone[1]) == len(both)
+    assert both[3:] == alone[1][3:]
+    for mixed, active, passive in zip(both, *alone, strict=False):
+        assert mixed == pytest.approx((active + 2 * passive) / 3)
+
+
+# Defences
+
+
+class Flipping(Defense):
+    """Randomised response: each label flips with probability a half, and every draw is remembered."""
+
+    name = "flipping"
+    reference = guarantee = "made for a test"
+    points = ()
+    drawn = ()
+
+    def on_labels(self, y, *, n_classes, rng):
+        noised = torch.where(torch.rand(len(y), generator=rng) < 0.5, 1 - y, y)
+        self.drawn = (*self.drawn, noised)
+        return noised
+
+
+def test_a_label_is_noised_once_for_both_phases(monkeypatch):
+    defense, fitted = Flipping(1.0), []
+    world = make_world(defenses=[defense])
+    made = method(VFLHLPActive)
+    learners = made._learners
+    monkeypatch.setattr(made, "_learners", lambda world: fitted.extend(found := list(learners(world))) or iter(found))
+    made.fit(world)
+    aligned, local, again = defense.drawn
+    assert torch.equal(aligned, again), "a second draw of the same label"
+    assert not torch.equal(aligned, world.active.labels["train"])
+    assert torch.equal(fitted[0][1].labels, torch.cat([aligned, local]))
+    assert len(local) == len(world.active.labels["local"])
+
+
+def test_a_defence_of_releases_changes_nothing_in_pretraining():
+    plain, noisy = make_world(), make_world(defenses=[IsotropicNoise(5.0)])
+    for world in (plain, noisy):
+        pretrained(method(), world)
+    assert all(equal(mine, states(noisy)[name]) for name, mine in states(plain).items())
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("kind", [VFLHLP, VFLHLPActive])
+@pytest.mark.parametrize(
+    "model", [{"head": "mlp"}, {"aggregation": "sum"}, {"aggregation": "mean", "head": "none", "cut": None}]
+)
+def test_the_constraint_needs_a_slice_of_the_head(kind, model):
+    made, world = method(kind, model=model), make_world()
+    made.build(world)
+    with pytest.raises(UsageError, match=r"expects model\.head=linear and model\.aggregation=concat, got"):
+        made.check(world)
+
+
+def test_initialisation_alone_takes_any_head():
+    made, world = method(VFLHLPPassive, model={"head": "mlp", "aggregation": "sum"}), make_world()
+    made.build(world)
+    made.check(world)
+    assert torch.isfinite(made.fit(world).predict("test")).all()
+
+
+def test_scarf_needs_a_few_rows():
+    world, made = tiny_world(rows=3), method(VFLHLPPassive)
+    for party in world.parties.values():
+        party.features["local"] = party.features["local"][:0]
+    made.build(world)
+    assert len(own_rows(world.passive[0])) == 3
+    with pytest.raises(UsageError, match="expects 4 rows at each passive party, got 3 at passive_1"):
+        made.check(world)
+
+
+def test_four_rows_will_do():
+    world, made = tiny_world(rows=4), method(VFLHLPPassive)
+    for party in world.parties.values():
+        party.features["local"] = party.features["local"][:0]
+    made.build(world)
+    made.check(world)
+    assert all(map(math.isfinite, made.run("pretrain", world)))
+
+
+@pytest.mark.parametrize(
+    ("option", "match"),
+    [({"beta": -1.0}, "beta >= 0"), ({"rate": 0.0}, "rate <= 1"), ({"temperature": 0.0}, "temperature > 0")],
+)
+def test_impossible_settings_are_refused(option, match):
+    with pytest.raises(UsageError, match=match):
+        method(**option)
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_nan_in_scarf_is_a_divergence(held_out):
+    learner = scarf()
+    (learner.held_out if held_out else learner.rows)[0, 0] = float("nan")
+    learner.corrupt = lambda x, rng: x  # corruption could bring it to where it is looked for
+    with pytest.raises(Diverged, match=r"Scarf at passive_1 .*nan.*lower train\.pretrain\.lr"):
+        learner.epoch()
