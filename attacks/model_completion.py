@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from vflsec.core.attack import Attack
 from vflsec.core.checks import fraction, positive
 from vflsec.core.view import Guess, Need, View
+from vflsec.nn.batches import batches
 
 WARM_AVERAGE = 3000
 """Updates after which the average of weights, decay 0.999, holds less than 5 % of its random start."""
@@ -119,7 +120,7 @@ class ModelCompletion(Attack):
         losses = []
         for _ in range(self.epochs):
             total = 0.0
-            for rows in torch.split(torch.randperm(len(y), generator=rng).to(y.device), self.batch):
+            for rows in batches(len(y), self.batch, rng, y.device):
                 loss = F.cross_entropy(fitted(x[rows]), y[rows])
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]

@@ -425,9 +425,9 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
         (["train", "--defense", "iso"], "expected a strength for the fixed defense iso, got 0: say iso:lambda=5"),
         (
             ["eval", "--defense", "iso:lambda=5", "--at", "parameters"],
-            "defense iso acts at parameters, but method fedsplitnn sends only embedding, gradient: choose another --at",
+            "defense iso@parameters acts at parameters, where fedsplitnn says nothing: choose another --at among ",
         ),
-        (["train", "--defense", "iso:lambda=5@parameters"], "defense iso acts at parameters, but method fedsplitnn"),
+        (["train", "--defense", "iso:lambda=5@parameters"], "acts at parameters, where fedsplitnn says nothing"),
         (["eval", "--device", "foo"], "expected --device cpu, or cuda where torch finds a GPU"),
         (["train", "--device", "cuda:99"], "expected --device cpu, or cuda where torch finds a GPU"),
         (["eval", "--set", "aux.n=500", *TOY], "expected fewer auxiliary labels than the 420 labeled training rows"),

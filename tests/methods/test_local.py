@@ -165,6 +165,23 @@ def test_a_nan_of_its_own_is_a_divergence():
         method().fit(world)
 
 
+@pytest.mark.parametrize("select", ["last", "best_on_val"])
+def test_a_prediction_depends_on_its_own_row_alone_and_leaves_no_trace(select):
+    """With BatchNorm, whose statistics are those of the rows that were learned from."""
+    world = make_world(VALIDATION)
+    made = method(model={"encoder": "tabular"}, select=select)
+    before = made.fit(world).predict("test")
+    statistics = {key: value.clone() for key, value in world.active.modules.state_dict().items()}
+    made.predict(world, "val")
+    world.active.features["test"][1:] += 5
+    assert torch.allclose(made.predict(world, "test")[0], before[0], atol=1e-6)
+    assert all(torch.equal(value, statistics[key]) for key, value in world.active.modules.state_dict().items())
+    kept = world.active.modules["local"].state_dict()
+    steps = [value for key, value in kept.items() if key.endswith("num_batches_tracked")]
+    per_epoch = math.ceil(world.n_rows("train") / QUICK["batch"])
+    assert all(value % per_epoch == 0 and 0 < value <= QUICK["epochs"] * per_epoch for value in steps)
+
+
 def test_progress_counts_epochs():
     seen = []
     method().fit(make_world(), lambda *progress: seen.append(progress))

@@ -63,7 +63,7 @@ def test_lr_is_scikit_learns_with_the_penalty_of_least_log_loss_on_folds(classes
     direct = LogisticRegression(C=min(losses, key=losses.get), max_iter=2000).fit(x.astype(np.float64), y)
     for split in ("train", "val", "test"):
         expected = torch.from_numpy(direct.predict_log_proba(arrays(world, split)[0].astype(np.float64)))
-        assert torch.allclose(trained.predict(split).double(), expected, atol=1e-4)
+        assert torch.allclose(trained.predict(split).double(), expected, atol=1e-6)
 
 
 def test_lr_without_rows_for_folds_takes_a_penalty_of_one():
@@ -73,7 +73,7 @@ def test_lr_without_rows_for_folds_takes_a_penalty_of_one():
     assert sorted(y) == [0, 1, 2, 3]
     direct = LogisticRegression(max_iter=2000).fit(x.astype(np.float64), y)
     expected = torch.from_numpy(direct.predict_log_proba(arrays(world, "test")[0].astype(np.float64)))
-    assert torch.allclose(trained.predict("test").double(), expected, atol=1e-4)
+    assert torch.allclose(trained.predict("test").double(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("classes", [2, 4])

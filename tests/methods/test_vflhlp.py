@@ -229,21 +229,33 @@ def test_scarf_learns_from_nine_tenths_of_the_partys_own_rows():
     assert torch.equal(together[together[:, 0].argsort()], own[own[:, 0].argsort()])
 
 
-def test_scarfs_step_is_that_of_its_loss():
-    """One update by hand: clean rows against corrupted ones, through encoder and head, by Adam."""
-    learner, other = scarf(batch=1000, epochs=1), scarf(batch=1000, epochs=1)
-    order = torch.randperm(len(other.rows), generator=generator(0, "batches", "scarf", "passive_1", 0))
-    x = other.rows[order]
-    corrupted = other.corrupt(x, generator(0, "corruption", "passive_1", 0))
-    z, z_corrupted = (F.normalize(other.model(rows), dim=1) for rows in (x, corrupted))
-    s = z @ z_corrupted.T
-    loss = (-s.diagonal() + s.exp().mean(dim=1).log()).mean()
-    assert learner.epoch() == pytest.approx(loss.item(), rel=1e-4)
+def test_scarfs_steps_are_those_of_its_loss():
+    """Two updates by hand: clean rows against corrupted ones, through encoder and head, by Adam."""
+    learner, other = scarf(batch=1000, epochs=2), scarf(batch=1000, epochs=2)
     optimizer = torch.optim.Adam(other.model.parameters(), 1e-2)
-    loss.backward()
-    optimizer.step()
+    for epoch in range(2):
+        order = torch.randperm(len(other.rows), generator=generator(0, "batches", "scarf", "passive_1", epoch))
+        x = other.rows[order]
+        corrupted = other.corrupt(x, generator(0, "corruption", "passive_1", epoch))
+        z, z_corrupted = (F.normalize(other.model(rows), dim=1) for rows in (x, corrupted))
+        s = z @ z_corrupted.T
+        loss = (-s.diagonal() + s.exp().mean(dim=1).log()).mean()
+        assert learner.epoch() == pytest.approx(loss.item(), rel=1e-4)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     for mine, by_hand in zip(learner.model.parameters(), other.model.parameters(), strict=True):
         assert torch.allclose(mine, by_hand, atol=1e-5)
+
+
+def test_rows_held_out_leave_no_trace_and_are_judged_alike():
+    """With BatchNorm: its statistics are those of training rows, and the same corruption is drawn each time."""
+    learner = scarf(model=nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8)))
+    learner.epoch()
+    before = state(learner.model)
+    first = learner.held_out_loss()
+    assert equal(before, state(learner.model))
+    assert learner.held_out_loss() == first
 
 
 @pytest.mark.parametrize(("losses", "epochs", "best"), [([3, 2, 1, 1, 1, 1], 6, 2), ([1, 2, 3, 4, 0], 4, 0)])

@@ -39,7 +39,7 @@ HALVES, THIN, COLOURS = image(1, 8, 4), image(1, 28, 14), image(3, 9, 11)
 TABLES, IMAGES = [MIXED, CATEGORIES, NUMBERS], [HALVES, image(1, 4, 4), COLOURS]
 KINDS = [("mlp", TABLES + IMAGES), ("tabular", TABLES + IMAGES), ("cnn", IMAGES), ("resnet18", IMAGES)]
 CASES = [(encoder, layout) for encoder, layouts in KINDS for layout in layouts]
-DEFAULT_WIDTH = {"mlp": 7, "tabular": 512, "cnn": 128, "resnet18": 512}
+DEFAULT_WIDTH = {"mlp": 7, "tabular": 128, "cnn": 128, "resnet18": 512}
 
 
 def build(layout, encoder, seed=0, **options):
@@ -159,9 +159,9 @@ class TestTabular:
         assert [type(layer) for layer in model.top] == [*block, nn.Linear]
         assert [layer.out_features for layer in model.modules() if isinstance(layer, nn.Linear)] == [6, 5, 4, 2]
 
-    def test_two_blocks_of_512_are_the_default(self):
+    def test_two_blocks_of_128_are_the_default(self):
         sizes = [tuple(p.shape) for p in build(NUMBERS, "tabular").parameters() if p.dim() == 2]
-        assert sizes == [(512, 5), (512, 512)]
+        assert sizes == [(128, 5), (128, 128)]
 
 
 class TestCNN:

@@ -12,7 +12,7 @@ from vflsec.core.message import Kind
 from vflsec.core.method import World
 from vflsec.core.party import Party
 from vflsec.core.seeds import generator
-from vflsec.methods.split_training import batches
+from vflsec.nn.batches import batches
 from vflsec.nn.siamese import Siamese
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from vflsec.core.layout import Layout
 from vflsec.core.seeds import generator
-from vflsec.methods.split_training import batches
 from vflsec.nn.augment import ImageAugmentation, TwoViews, two_views
+from vflsec.nn.batches import batches
 from vflsec.nn.bottoms import Encoder
 from vflsec.nn.ema import update_average
 from vflsec.nn.losses.info_nce import info_nce

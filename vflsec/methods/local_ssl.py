@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.core.seeds import generator
-from vflsec.methods.split_training import batches
+from vflsec.nn.batches import batches
 from vflsec.nn.siamese import Siamese
 
 CLIP = 5.0

@@ -13,7 +13,8 @@ from vflsec.core.method import ModelSpec, TrainSpec, World
 from vflsec.core.metrics import METRICS
 from vflsec.core.seeds import drawing, generator
 from vflsec.methods.early_stopping import EarlyStopping
-from vflsec.methods.split_training import PREDICTION_BATCH, batches, selection_split
+from vflsec.methods.split_training import PREDICTION_BATCH, selection_split
+from vflsec.nn.batches import batches
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.top import Top
 

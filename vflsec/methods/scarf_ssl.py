@@ -11,8 +11,8 @@ from vflsec.core.errors import Diverged
 from vflsec.core.party import Party
 from vflsec.core.seeds import generator
 from vflsec.methods.early_stopping import EarlyStopping
-from vflsec.methods.split_training import batches
 from vflsec.nn.augment.scarf import ScarfCorruption
+from vflsec.nn.batches import batches
 from vflsec.nn.losses.scarf import scarf_loss
 
 HELD_OUT, PATIENCE = 0.1, 3

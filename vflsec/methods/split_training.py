@@ -15,6 +15,7 @@ from vflsec.core.method import Progress, TrainSpec, World
 from vflsec.core.metrics import METRICS
 from vflsec.core.protocol import Boundary, Step
 from vflsec.core.seeds import generator
+from vflsec.nn.batches import batches
 
 PREDICTION_BATCH = 4096
 
@@ -205,15 +206,6 @@ class SplitTraining:
     def _restore(self, states: dict[str, dict[str, Tensor]]) -> None:
         for name, state in states.items():
             self.world.parties[name].modules.load_state_dict(state)
-
-
-def batches(count: int, size: int, order: torch.Generator, device: torch.device) -> list[Tensor]:
-    """Return ``count`` rows in a random order, in batches; a single row left over joins the batch before it.
-
-    BatchNorm cannot learn from one row.
-    """
-    found = list(torch.split(torch.randperm(count, generator=order).to(device), size))
-    return [*found[:-2], torch.cat(found[-2:])] if len(found) > 1 and len(found[-1]) == 1 else found
 
 
 def traffic_so_far(world: World, epochs: int) -> dict[str, float]:

@@ -21,7 +21,7 @@ def build_encoder(layout: Layout, spec: ModelSpec, n_classes: int) -> Encoder:
     | encoder | bottom | top | width |
     |---|---|---|---|
     | ``mlp``, None | Linear-ReLU for each width | Linear | ``cut``, or ``n_classes`` |
-    | ``tabular`` | embedding, all blocks but the last | last block, Linear-BatchNorm-ReLU | ``cut``, or 512 |
+    | ``tabular`` | embedding, all blocks but the last | last block, Linear-BatchNorm-ReLU | ``cut``, or 128 |
     | ``cnn`` | two convolutions | convolution, pool, such a block | ``cut``, or 128 |
     | ``resnet18`` | stem and stage 1 | stages 2 to 4, pool | ``cut``, or 512 |
 
@@ -46,7 +46,7 @@ def build_encoder(layout: Layout, spec: ModelSpec, n_classes: int) -> Encoder:
     if kind == "mlp":
         return _mlp(layout.width, (64,) if spec.bottom is None else spec.bottom, cut or n_classes)
     if kind == "tabular":
-        return TabularEncoder(layout, (512, 512) if spec.bottom is None else spec.bottom, cut)
+        return TabularEncoder(layout, (128, 128) if spec.bottom is None else spec.bottom, cut)
     if layout.image is None:
         raise UsageError(
             f"expected pixels of an image at every party for model.encoder={kind}, got columns of a table: "

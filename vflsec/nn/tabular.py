@@ -19,8 +19,8 @@ class TabularEncoder(Encoder):
 
     The bottom is the embedding and all blocks but the last; the top the last block, then Linear(cut) if there is a cut.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), table III: "1 Emb + 2 FC". The widths, 32 and 512, and
-    embeddings of deviation 1e-4 are those of its authors' code.
+    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), table III: "1 Emb + 2 FC". Embeddings of width 32
+    and deviation 1e-4 are those of its authors' code, which has blocks of 512 for a thousand columns.
 
     Args:
         layout: of the party's matrix.
@@ -31,7 +31,7 @@ class TabularEncoder(Encoder):
         UsageError: no hidden layer.
     """
 
-    def __init__(self, layout: Layout, hidden: Sequence[int] = (512, 512), cut: int | None = None) -> None:
+    def __init__(self, layout: Layout, hidden: Sequence[int] = (128, 128), cut: int | None = None) -> None:
         if not hidden:
             raise UsageError(
                 "expected widths in model.bottom for model.encoder=tabular, got none: give one, or take mlp"
