@@ -65,6 +65,7 @@ def test_what_comes_later_shares_the_pre_training(changes):
         {"data": {**SETTINGS["data"], "aligned": 0.4}},
         {"train": {**SETTINGS["train"], "pretrain": {"epochs": 3, "batch": 64}}},
         {"model": {"bottom": (8, 9)}},
+        {"model": {"bottom": (8, 8), "head": "none", "aggregation": "mean"}},
         {"method": {"fedhssl-simsiam": {**SMALL, "gamma": 0.25}}},
         {"fixed": ["iso:lambda=0.4@pretrain.embedding"]},
         {"fixed": ["iso:lambda=0.4@embedding"]},

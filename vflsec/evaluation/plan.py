@@ -63,8 +63,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         options = {key: value for key, value in self.method_options.items() if key not in method.late}
         settings = msgspec.structs.replace(self, defenses=tuple(acting), method_options=options)._settings()
         del settings["train"]["target"]
-        for name in ("aggregation", "head", "head_hidden"):
+        for name in ("aggregation", "head_hidden"):
             del settings["model"][name]
+        settings["model"]["head"] = self.model.head == "none"  # then embeddings are as wide as there are classes
         if unlabeled:  # what labels there are, and how they are learned from, is of later phases
             del settings["data"]["n_labeled"], settings["data"]["validation"], settings["malicious"]
             settings["train"] = settings["train"]["pretrain"]
