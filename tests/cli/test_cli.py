@@ -435,8 +435,14 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
         (["eval", "--set", "train.select=best_on_val", *TOY], "best_on_val need validation rows, got none"),
         (["train", "--set", "train.patience=3", *TOY], "early stopping and best_on_val need validation rows"),
         (["eval", "--set", "data.test=0.001", *TOY], "expected every class among the 1 test rows"),
-        (["eval", "--set", "method.fedsplitnn.boundary=nope", *TOY], "unknown protocol 'nope'. Known: plain"),
-        (["train", "--set", "method.fedsplitnn.boundary=nope", *TOY], "unknown protocol 'nope'. Known: plain"),
+        (
+            ["eval", "--set", "method.fedsplitnn.boundary=nope", *TOY],
+            "unknown protocol 'nope'. Known: model-average, plain",
+        ),
+        (
+            ["train", "--set", "method.fedsplitnn.boundary=nope", *TOY],
+            "unknown protocol 'nope'. Known: model-average, plain",
+        ),
         (["train", "--set", "aux.n=3"], "unknown setting of a training 'aux'. Known: data, dataset"),
         (["train", "--method", "fedsplitnn", "--method", "x"], "expected one method to train, got fedsplitnn, x"),
         (["train", "--set", "train.lr=fast"], "Expected 'float', got 'str' - at 'train.lr'"),

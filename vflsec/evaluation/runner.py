@@ -115,10 +115,10 @@ def train(
         trained = Trained(method, world, history)
         facts |= {"history": history, "reached": world.reached}
         logits = trained.predict("test")
-        if float(F.log_softmax(logits, dim=1).std(dim=0).max()) < COLLAPSED:
-            facts |= {"status": "collapsed", "error": "the model predicts the same for every test row"}
         facts["spread"][last] = spreads(method, world)
         facts |= collapse(facts["spread"][last]) or {}
+        if float(F.log_softmax(logits, dim=1).std(dim=0).max()) < COLLAPSED:
+            facts |= {"status": "collapsed", "error": "the model predicts the same for every test row"}
         facts["utility"] = measure(logits, world.active.labels["test"], world.metric, derive(cell.seed, "bootstrap"))
     except Diverged as error:
         trained = None
