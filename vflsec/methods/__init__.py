@@ -17,6 +17,7 @@ CATALOGUE = {
     "fedhssl-simsiam": "vflsec.methods.fedhssl:FedHSSLSimSiam",
     "fedhssl-byol": "vflsec.methods.fedhssl:FedHSSLBYOL",
     "fedhssl-moco": "vflsec.methods.fedhssl:FedHSSLMoCo",
+    "fedcvt": "vflsec.methods.fedcvt:FedCVT",
     "ss-vfl-i": "vflsec.methods.ss_vfl_i:SSVFLIndependent",
     "ss-vfl-c": "vflsec.methods.ss_vfl_c:SSVFLCoupled",
     "vflhlp": "vflsec.methods.vflhlp:VFLHLP",

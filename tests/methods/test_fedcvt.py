@@ -1,0 +1,611 @@
+"""FedCVT: its estimates, pseudo-labels and loss are the formulas, and all that crosses is what was sent."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vflsec.defenses.iso import IsotropicNoise
+
+from vflsec.core.defense import Defense
+from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.message import Kind, Route
+from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.data.partition import DataSpec
+from vflsec.methods.fedcvt import UNKNOWN, FedCVT, agreed, attend, estimate, likeness
+from vflsec.nn.bottoms import untrained
+from vflsec.nn.encoders import build_encoder
+from vflsec.nn.pooled import Pooled
+from vflsec.testing.conformance import MethodConformance
+from vflsec.testing.worlds import toy_world
+
+EVERY_SORT = DataSpec(n_labeled=40, aligned=0.8, overlap=0.7, validation=0.1)
+LABELLED_LOCAL = DataSpec(aligned=0.5, overlap=0.7)
+SORTS = ("train", "unlabeled", "local")
+RULES = ("shared", "orthogonal", "estimate")
+
+
+def agreeing(world):
+    """Let all three classifiers start with the same leaning, so that some pseudo-labels are given."""
+    for name in ("top", "top_active", "top_passive_1"):
+        bias = [p for p in world.active.modules[name].parameters() if p.ndim == 1][-1]
+        torch.nn.init.zeros_(bias)
+        bias.data[0] = 1.0
+
+
+def make_world(*, data=EVERY_SORT, rows=200, columns=4, defenses=(), **options):
+    world = toy_world(data=data, rows=rows, columns=columns, **options)
+    for party in world.parties.values():
+        party.defenses = tuple(defenses)
+    return world
+
+
+def method(*, model=None, train=None, **options):
+    spec = TrainSpec(**{"epochs": 2, "batch": 16, **(train or {})})
+    return FedCVT(spec, ModelSpec(**{"encoder": "mlp", "bottom": (6,), "cut": 3, **(model or {})}), **options)
+
+
+def weights(world):
+    return {
+        f"{name}.{key}": value.clone()
+        for name, party in world.parties.items()
+        for key, value in party.modules.state_dict().items()
+    }
+
+
+def of(party, found):
+    return {key: value for key, value in found.items() if key.startswith(party)}
+
+
+def equal(one, other):
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[key], other[key]) for key in one)
+
+
+def heard_in(world, made):
+    """Train, and return the messages of training."""
+    heard = []
+    world.channel.taps.append(heard.append)
+    made.fit(world)
+    return heard
+
+
+class TestConformance(MethodConformance):
+    exempt = {"test_any_number_of_parties_and_classes": "FedCVT is a method of exactly two parties"}  # noqa: RUF012
+
+    def make(self):
+        return method(train={"batch": 32})
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize(
+    "model", [{}, {"head": "mlp"}, {"aggregation": "mean"}, {"encoder": "tabular", "bottom": (8,)}]
+)
+def test_two_parties_and_any_number_of_classes(classes, model):
+    world = make_world(classes=classes)
+    trained = method(model=model).fit(world)
+    assert len(trained.history["train"]) == 2
+    for split in ("train", "unlabeled", "test"):
+        assert trained.predict(split).shape == (world.n_rows(split), classes)
+    for party in world.parties.values():
+        assert trained.method.representation(party)(party.features["test"]).shape == (world.n_rows("test"), 6)
+
+
+# Estimates
+
+
+def naive_attention(queries, keys, values, temperature):
+    """One number after the other, and sharpened as a distribution is: p^(1/T), normalised."""
+    found = []
+    for q in queries.tolist():
+        scores = [math.exp(sum(a * b for a, b in zip(q, k, strict=True)) / math.sqrt(len(k))) for k in keys.tolist()]
+        share = [(score / sum(scores)) ** (1 / temperature) for score in scores]
+        share = [one / sum(share) for one in share]
+        columns = zip(*values.tolist(), strict=True)
+        found.append([sum(p * v for p, v in zip(share, column, strict=True)) for column in columns])
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 4), st.floats(0.1, 3), st.integers(0, 99))
+@settings(deadline=None, max_examples=30)
+def test_attention_is_the_formula(queries, keys, width, temperature, seed):
+    q, k, v = drawn(queries, width, seed=seed), drawn(keys, width, seed=seed + 100), drawn(keys, 2, seed=seed + 200)
+    assert torch.allclose(attend(q, k, v, temperature), naive_attention(q, k, v, temperature))
+
+
+def test_cold_attention_takes_the_nearest_row_and_hot_attention_the_mean():
+    k, v = torch.eye(3), torch.tensor([[1.0, 0.0], [0.0, 5.0], [9.0, 9.0]])
+    assert torch.allclose(attend(k, k, v, 0.01), v)
+    assert torch.allclose(attend(k, k, v, 1e6), v.mean(dim=0).expand(3, 2), atol=1e-4)
+
+
+def test_an_estimate_joins_unique_and_common_attention():
+    seen, keys, values, others = drawn(4, 6), drawn(5, 6, seed=1), drawn(5, 6, seed=2), drawn(7, 6, seed=3)
+    unique = naive_attention(seen[:, :3], keys[:, :3], values[:, :3], 0.5)
+    common = naive_attention(seen[:, 3:], others[:, 3:], others[:, 3:], 0.5)
+    assert torch.allclose(estimate(seen, keys, values, others, 0.5), torch.cat([unique, common], dim=1))
+
+
+def test_likeness_is_the_root_mean_square_of_all_products():
+    h = drawn(5, 6)
+    products = [sum(a * b for a, b in zip(u, c, strict=True)) for u in h[:, :3].tolist() for c in h[:, 3:].tolist()]
+    assert likeness(h).item() == pytest.approx(math.sqrt(sum(p * p for p in products) / 25))
+    assert likeness(torch.tensor([[1.0, 0.0, 0.0, 2.0], [3.0, 0.0, 0.0, 4.0]])) == 0
+
+
+# Pseudo-labels
+
+
+def logits(*rows):
+    return torch.tensor(rows).log()
+
+
+@pytest.mark.parametrize(
+    ("joint", "one", "other", "label"),
+    [
+        ((0.1, 0.9), (0.2, 0.8), (0.25, 0.75), 1),
+        ((0.9, 0.1), (0.8, 0.2), (0.75, 0.25), 0),
+        ((0.35, 0.65), (0.1, 0.9), (0.1, 0.9), UNKNOWN),  # one is not sure enough, whichever
+        ((0.1, 0.9), (0.35, 0.65), (0.1, 0.9), UNKNOWN),
+        ((0.1, 0.9), (0.1, 0.9), (0.35, 0.65), UNKNOWN),
+        ((0.9, 0.1), (0.1, 0.9), (0.1, 0.9), UNKNOWN),  # one differs, whichever
+        ((0.1, 0.9), (0.9, 0.1), (0.1, 0.9), UNKNOWN),
+        ((0.1, 0.9), (0.1, 0.9), (0.9, 0.1), UNKNOWN),
+        ((0.1, 0.9), (0.1, 0.9), (float("nan"), 0.9), UNKNOWN),
+    ],
+)
+def test_a_pseudo_label_needs_three_sure_classifiers_that_agree(joint, one, other, label):
+    assert agreed([logits(joint), logits(one), logits(other)], 0.7).tolist() == [label]
+
+
+def test_each_row_has_a_pseudo_label_of_its_own_and_the_threshold_must_be_exceeded():
+    z = torch.tensor([[0.0, 0.0], [0.0, 9.0], [9.0, 0.0]])
+    assert agreed([z, z, z], 0.5).tolist() == [UNKNOWN, 1, 0]
+    assert agreed([z, z, z], 0.4).tolist() == [0, 1, 0]
+    certain = z * 1000
+    assert agreed([certain, certain, certain], 1.0).tolist() == [UNKNOWN] * 3
+
+
+# The loss
+
+
+def naive_loss(made, world, a, b, labels, local_labels):
+    """The docstring's objective less the passive party's own term, row by row; and the number of pseudo-labels."""
+    top, top_a, top_b = (world.active.modules[name] for name in ("top", "top_active", "top_passive_1"))
+    rules = made.rules
+    al = [torch.cat(side[:2]) for side in (a, b)]
+    al_u, al_c = [h[:, :3] for h in al], [h[:, 3:] for h in al]
+    all_c = [torch.cat(side)[:, 3:] for side in (a, b)]
+
+    def guess(party, h):
+        return torch.cat(
+            [
+                naive_attention(h[:, :3], al_u[1 - party], al_u[party], rules.temperature),
+                naive_attention(h[:, 3:], all_c[party], all_c[party], rules.temperature),
+            ],
+            dim=1,
+        )
+
+    def ce(model, views, label):
+        return -torch.log_softmax(model([view[None] for view in views]), dim=1)[0, label].item()
+
+    joint = [ce(top, views, y) for *views, y in zip(a[0], b[0], labels, strict=True)]
+    of_a = [ce(top_a, [view], y) for view, y in zip(a[0], labels, strict=True)]
+    of_b = [ce(top_b, [view], y) for view, y in zip(b[0], labels, strict=True)]
+    open_rows = list(zip(a[1], b[1], strict=True)) + list(zip(guess(0, b[2]) if len(b[2]) else [], b[2], strict=True))
+    for k, views in enumerate(zip(a[2], guess(1, a[2]) if len(a[2]) else [], strict=True)):
+        if len(local_labels):
+            joint.append(ce(top, views, local_labels[k]))
+            of_a.append(ce(top_a, views[:1], local_labels[k]))
+        else:
+            open_rows.append(views)
+    chosen = 0
+    for view_a, view_b in open_rows:
+        inputs = ((top, [view_a, view_b]), (top_a, [view_a]), (top_b, [view_b]))
+        shares = [torch.softmax(model([view[None] for view in views]), dim=1)[0] for model, views in inputs]
+        winners = {share.argmax().item() for share in shares}
+        if len(winners) == 1 and all(share.max() > rules.threshold for share in shares):
+            chosen += 1
+            joint.append(ce(top, [view_a, view_b], winners.pop()))
+
+    def distance(one, other):
+        return (
+            sum((x - y) ** 2 for x, y in zip(one.flatten().tolist(), other.flatten().tolist(), strict=True))
+            / one.numel()
+        )
+
+    total = sum(sum(losses) / len(losses) for losses in (joint, of_a, of_b))
+    total += rules.shared * distance(al_c[0], al_c[1])
+    total += rules.orthogonal * likeness(torch.cat(a)).item()
+    return total + rules.estimate * (distance(guess(0, al[1]), al[0]) + distance(guess(1, al[0]), al[1])), chosen
+
+
+@pytest.mark.parametrize("labelled_local", [False, True])
+@pytest.mark.parametrize("sizes", [(4, 5, 6, 7), (4, 0, 6, 7), (4, 5, 0, 7), (4, 5, 6, 0), (4, 0, 0, 0)])
+@pytest.mark.parametrize("model", [{}, {"aggregation": "sum", "head": "mlp"}])
+def test_the_loss_is_the_sum_of_its_terms(labelled_local, sizes, model):
+    """Labelled, unlabelled, the active party's own, the passive party's own."""
+    made = method(model=model, threshold=0.45, temperature=0.7, shared=0.3, orthogonal=0.2, estimate=0.6)
+    world = make_world(classes=3)
+    made.build(world)
+    agreeing(world)
+    for module in world.active.modules.values():
+        module.double()
+    train, unlabeled, own, theirs = sizes
+    a = [drawn(n, 6, seed=k) * 2 for k, n in enumerate((train, unlabeled, own))]
+    b = [drawn(n, 6, seed=k + 10) * 2 for k, n in enumerate((train, unlabeled, theirs))]
+    labels = torch.arange(train) % 3
+    local_labels = (torch.arange(own) + 1) % 3 if labelled_local else torch.zeros(0, dtype=torch.long)
+    local_known = local_labels if labelled_local else torch.full((own,), UNKNOWN)
+    given_ = torch.cat([labels, torch.full((unlabeled,), UNKNOWN), local_known])
+    with torch.no_grad():
+        expected, chosen = naive_loss(made, world, a, b, labels, local_labels)
+        found = made.split(world)._objective(torch.cat(a), b, given_)
+    assert found.item() == pytest.approx(expected, rel=1e-9)
+    candidates = unlabeled + theirs + (0 if labelled_local else own)
+    assert chosen < candidates or not candidates
+    assert chosen or candidates < 15, "the rule was not exercised"
+
+
+def gradients(world):
+    return {
+        f"{name}.{key}": p.grad.clone()
+        for name, party in world.parties.items()
+        for key, p in party.modules.named_parameters()
+        if p.grad is not None
+    }
+
+
+def one_update(made, world):
+    """Fit nothing: one batch of every sort, without an optimizer, leaves the gradients where they are."""
+    training = made.split(world)
+    made.split = lambda _: training
+    training._optimizers = lambda: [torch.optim.SGD(world.active.modules.parameters(), lr=0.0)]
+    loss = made.train("train", world, lambda *_: None)
+    return loss[0]
+
+
+@pytest.mark.parametrize("data", [EVERY_SORT, LABELLED_LOCAL])
+def test_an_update_is_that_of_one_network_in_one_piece(data):
+    """Without parties and wire: the sum of both parties' terms, one graph."""
+    made = method(train={"epochs": 1, "batch": 500}, threshold=0.5, orthogonal=0.5)
+    split, joint = make_world(data=data), make_world(data=data)
+    for world in (joint, split):
+        made.build(world)
+    heard = []
+    split.channel.taps.append(heard.append)
+    loss = one_update(made, split)
+    nobody = torch.arange(0)
+    where = dict.fromkeys(SORTS, nobody) | {m.split: m.rows for m in heard if m.kind is Kind.EMBEDDING}
+    assert [len(rows) for rows in where.values()] == [len(split.passive[0].features[name]) for name in SORTS]
+
+    active, passive = joint.active, joint.passive[0]
+    b = [passive.modules["bottom"](passive.features[split][rows]) for split, rows in where.items()]
+    own = torch.arange(len(active.features["local"]))  # the whole of it: the order within a batch does not matter
+    rows = {**where, "local": own}
+    a = torch.cat([active.modules["bottom"](active.features[split][rows[split]]) for split in SORTS])
+    local = active.labels["local"] if len(active.labels["local"]) else torch.full((len(own),), UNKNOWN)
+    unlabeled = torch.full((len(where["unlabeled"]),), UNKNOWN)
+    given_ = torch.cat([active.labels["train"][where["train"]], unlabeled, local])
+    training = FedCVT.split(made, joint)
+    total = training._objective(a, b, given_) + 0.5 * likeness(torch.cat(b))
+    total.backward()
+    assert loss == pytest.approx(total.item(), rel=1e-5)
+    found, expected = gradients(split), gradients(joint)
+    assert found.keys() == expected.keys()
+    assert any("passive_1.bottom" in key for key in found)
+    for key, value in found.items():
+        assert torch.allclose(value, expected[key], atol=1e-6, rtol=1e-4), key
+
+
+# The wire
+
+
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_traffic_is_exact_and_as_much_comes_down_as_goes_up(local_steps):
+    world = make_world()
+    trained = method(train={"epochs": 2, "batch": 500, "local_steps": local_steps}).fit(world)
+    rows = sum(len(world.passive[0].features[split]) for split in SORTS)
+    assert all(len(world.passive[0].features[split]) > 10 for split in SORTS)
+    nbytes = 2 * rows * 6 * 4
+    expected = {
+        Route("train", "passive_1", "active", Kind.EMBEDDING): nbytes,
+        Route("train", "active", "passive_1", Kind.GRADIENT): nbytes,
+    }
+    assert dict(world.channel.traffic) == expected
+    trained.predict("test")
+    up = Route("predict", "passive_1", "active", Kind.EMBEDDING)
+    assert dict(world.channel.traffic) == {**expected, up: world.n_rows("test") * 6 * 4}
+
+
+def test_what_goes_up_are_the_representations_of_the_rows_it_names():
+    world = make_world()
+    passive, made = world.passive[0], method()
+    made.build(world)
+    bottom = made.representation(passive)
+    expected = {split: bottom(passive.features[split]).detach() for split in SORTS}
+    heard = []
+    world.channel.taps.append(heard.append)
+    made.run("train", world)
+    first = {message.split: message for message in heard if message.kind is Kind.EMBEDDING and message.step == 0}
+    assert list(first) == list(SORTS)
+    for split, message in first.items():
+        assert torch.allclose(message.payload["value"], expected[split][message.rows], atol=1e-6)
+    for message in heard:
+        assert message.sender == ("passive_1" if message.kind is Kind.EMBEDDING else "active")
+        assert message.payload["value"].shape == (len(message.rows), 6)
+        assert not message.payload["value"].requires_grad
+
+
+def test_a_pass_shows_each_labelled_row_once_and_the_others_in_turn():
+    """8 updates of 5 rows a pass; other rows come back only when all have been seen."""
+    world = make_world(data=DataSpec(n_labeled=40, aligned=0.8, overlap=0.7))
+    heard = heard_in(world, method(train={"epochs": 3, "batch": 5}))
+    rows = {split: [m.rows for m in heard if m.split == split and m.kind is Kind.EMBEDDING] for split in SORTS}
+    assert len(rows["train"]) == len(rows["unlabeled"]) == len(rows["local"]) == 24
+    for k in range(3):
+        assert sorted(torch.cat(rows["train"][8 * k : 8 * k + 8]).tolist()) == list(range(40))
+    for split in ("unlabeled", "local"):
+        count = len(world.passive[0].features[split])
+        assert sorted(torch.cat(rows[split])[:count].tolist()) == list(range(count))
+
+
+class Changed(Defense):
+    """Does what a test says to whatever leaves, or to what the active party has."""
+
+    name = "changed"
+    reference = guarantee = "made for a test"
+    points = (Kind.EMBEDDING, Kind.GRADIENT)
+
+    def __init__(self, *, at=None, **hooks):
+        super().__init__(1.0, at=at)
+        vars(self).update(hooks)
+
+
+def test_a_passive_party_learns_from_what_comes_down_and_from_nothing_else():
+    """With gradients of nothing it stays as it was drawn; its orthogonality alone it can improve by itself."""
+    silence = Changed(at=["gradient"], on_gradient=lambda g, release: torch.zeros_like(g))
+    fresh, still, alone = (make_world(defenses=[silence]) for _ in range(3))
+    method().build(fresh)
+    method(orthogonal=0.0).fit(still)
+    assert equal(of("passive", weights(fresh)), of("passive", weights(still)))
+    assert not equal(of("active", weights(fresh)), of("active", weights(still)))
+    method(orthogonal=1.0, train={"epochs": 20}).fit(alone)
+    before, after = (
+        likeness(world.passive[0].modules["bottom"](world.passive[0].features["aligned"])) for world in (fresh, alone)
+    )
+    assert after < 0.8 * before
+
+
+def test_an_active_party_learns_from_what_goes_up_and_from_nothing_else():
+    silence = Changed(at=["embedding"], on_embedding=lambda h, release: torch.ones_like(h))
+    one, other = make_world(defenses=[silence]), make_world(defenses=[silence])
+    for features in other.passive[0].features.values():
+        features.mul_(-3)
+    for world in (one, other):
+        method().fit(world)
+    assert equal(of("active", weights(one)), of("active", weights(other)))
+    assert not equal(of("passive", weights(one)), of("passive", weights(other)))
+
+
+def test_strength_zero_changes_no_bit_and_noise_does():
+    plain, off, noised = (make_world(defenses=d) for d in ((), [IsotropicNoise(0.0)], [IsotropicNoise(1.0)]))
+    for world in (plain, off, noised):
+        method().fit(world)
+    assert equal(weights(plain), weights(off))
+    assert not equal(of("passive", weights(plain)), of("passive", weights(noised)))
+
+
+def test_the_active_partys_own_defences_act_on_all_it_receives_and_uses():
+    seen, penalised, changed = [], [], []
+
+    def on_received(h, sender):
+        seen.append(len(h))
+        return h * 0
+
+    def penalty(h, labels, sender):
+        penalised.append((len(h), len(labels), int(labels.min())))
+        return 100 * h.square().mean()
+
+    def on_labels(y, *, n_classes, rng):
+        changed.append(len(y))
+        return y
+
+    guard = Changed(at=["embedding"], on_received=on_received, penalty=penalty, on_labels=on_labels)
+    world = make_world(data=LABELLED_LOCAL)
+    world.active.defenses = (guard,)
+    trained = method(train={"epochs": 1, "batch": 500}).fit(world)
+    assert seen == [len(world.passive[0].features[split]) for split in SORTS if len(world.passive[0].features[split])]
+    assert penalised == [(world.n_rows("train"), world.n_rows("train"), 0)]
+    assert sorted(changed) == sorted([world.n_rows("train"), world.n_rows("local")])
+    before = trained.predict("test")
+    world.passive[0].features["test"].add_(5)
+    assert torch.equal(trained.predict("test"), before)
+
+
+# Which rows and labels teach
+
+
+def without(world, *emptied):
+    """Take a split away: ``unlabeled`` from both parties; a party's name stands for its local rows."""
+    for name, party in world.parties.items():
+        if "unlabeled" in emptied:
+            party.features["unlabeled"] = party.features["unlabeled"][:0]
+        if name in emptied:
+            party.features["local"] = party.features["local"][:0]
+            if party.active:
+                party.labels["local"] = party.labels["local"][:0]
+    return world
+
+
+@pytest.mark.parametrize("data", [EVERY_SORT, LABELLED_LOCAL])
+@pytest.mark.parametrize(
+    "emptied", [("unlabeled",), ("active",), ("passive_1",), ("unlabeled", "active", "passive_1")], ids="+".join
+)
+@pytest.mark.parametrize("encoder", ["mlp", "tabular"])
+def test_rows_of_any_sort_may_be_lacking(data, emptied, encoder):
+    world = without(make_world(data=data), *emptied)
+    heard = heard_in(world, method(model={"encoder": encoder, "bottom": (6,)}))
+    kept = [split for split in SORTS if len(world.passive[0].features[split])]
+    assert {message.split for message in heard} == set(kept)
+    assert all(len(message.rows) for message in heard)
+
+
+def test_without_other_rows_and_penalties_it_is_three_supervised_classifiers():
+    world = without(make_world(), "unlabeled", "active", "passive_1")
+    made = method(train={"epochs": 1, "batch": 500}, shared=0.0, orthogonal=0.0, estimate=0.0)
+    made.build(world)
+    labels, active = world.active.labels["train"], world.active
+    a, b = (party.modules["bottom"](party.features["train"]) for party in world.parties.values())
+    inputs = (
+        (active.modules["top"], [a, b]),
+        (active.modules["top_active"], [a]),
+        (active.modules["top_passive_1"], [b]),
+    )
+    expected = sum(torch.nn.functional.cross_entropy(model(views), labels).item() for model, views in inputs)
+    assert one_update(made, world) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("split", "reads"), [("train", True), ("local", True), ("val", False), ("test", False)])
+def test_labels_that_the_active_party_has_are_read_and_no_others(split, reads):
+    data = DataSpec(aligned=0.5, overlap=0.7, validation=0.2)
+    one, other = make_world(data=data), make_world(data=data)
+    assert len(other.active.labels[split]) > 5
+    other.active.labels[split].copy_(1 - other.active.labels[split])
+    for world in (one, other):
+        method().fit(world)
+    assert equal(weights(one), weights(other)) is not reads
+
+
+def test_pseudo_labels_teach_the_joint_classifier_and_no_other():
+    """Penalties off: the classifiers of one view, and the encoders at a first update, know labels alone."""
+    options = {"shared": 0.0, "orthogonal": 0.0, "estimate": 0.0}
+    found = {}
+    for threshold in (0.5, 1.0):  # with two classes all that agree are surer than 0.5
+        world, made = make_world(), method(train={"epochs": 1, "batch": 500}, threshold=threshold, **options)
+        made.build(world)
+        agreeing(world)
+        one_update(made, world)
+        found[threshold] = gradients(world)
+    one, other = found[0.5], found[1.0]
+    for top in ("active.top_active", "active.top_passive_1"):
+        assert equal(of(top, one), of(top, other))
+    assert not equal(of("active.top.", one), of("active.top.", other))
+    assert not equal(of("passive_1.bottom", one), of("passive_1.bottom", other))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_weight_matters(rule):
+    one, other = make_world(), make_world()
+    method(**{rule: 0.0}).fit(one)
+    method(**{rule: 2.0}).fit(other)
+    assert not equal(weights(one), weights(other))
+
+
+def test_local_steps_reuse_an_exchange():
+    one, other = make_world(), make_world()
+    for world, steps in ((one, 1), (other, 2)):
+        method(train={"local_steps": steps}).fit(world)
+    assert one.channel.traffic == other.channel.traffic
+    for party in ("active", "passive_1"):
+        assert not equal(of(party, weights(one)), of(party, weights(other)))
+
+
+def test_gradients_are_clipped():
+    world = make_world()
+    made = method(train={"epochs": 1, "batch": 500, "clip": 0.01})
+    made.build(world)
+    one_update(made, world)
+    found = gradients(world)
+    for party in ("active", "passive_1"):
+        assert torch.cat([g.flatten() for g in of(party, found).values()]).norm() == pytest.approx(0.01, rel=1e-3)
+
+
+# What it learns
+
+
+def hard_world(seed):
+    """Many columns, most of them noise, and few labels: rows without a label show which columns go together."""
+    world = make_world(data=DataSpec(n_labeled=16, aligned=0.7), rows=700, columns=12, classes=4, seed=seed)
+    for party in world.parties.values():
+        for split, x in sorted(party.features.items()):
+            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed + len(x)))
+            party.features[split] = x + 1.5 * noise
+    return world
+
+
+def accuracy(made, world):
+    return (made.fit(world).predict("test").argmax(dim=1) == world.active.labels["test"]).double().mean().item()
+
+
+def test_pseudo_labels_add_to_what_few_labels_teach():
+    train, model = TrainSpec(epochs=150, lr=3e-3), ModelSpec(encoder="mlp", bottom=(32,), cut=8)
+    gains = []
+    for seed in range(3):
+        none, found = (accuracy(FedCVT(train, model, threshold=t), hard_world(seed)) for t in (1.0, 0.7))
+        assert found > 0.6  # chance is 0.25
+        gains.append(found - none)
+    assert sum(gains) / 3 > 0.01
+
+
+# What it refuses
+
+
+def test_three_parties_are_refused():
+    with pytest.raises(UsageError, match="fedcvt expects 2 parties, got 3: it has no estimate of a third one"):
+        method().fit(make_world(parties=3))
+
+
+def test_a_missing_head_is_refused():
+    with pytest.raises(UsageError, match="fedcvt expects model.head=linear or mlp, got none"):
+        method(model={"head": "none", "aggregation": "sum", "cut": None})
+
+
+def test_encoders_of_two_widths_are_refused():
+    world, made = make_world(), method()
+    made.build(world)
+    wide = [build_encoder(world.active.layout, ModelSpec(cut=5), 2) for _ in range(2)]
+    world.active.modules["bottom"] = Pooled(wide, "concat")
+    with pytest.raises(UsageError, match=r"encoders of one width, got 5 and 3: set model\.cut"):
+        made.check(world)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("threshold", 0.0), ("threshold", 1.1), ("temperature", 0.0), *((rule, -0.1) for rule in RULES)],
+)
+def test_numbers_out_of_range_are_refused(option, value):
+    with pytest.raises(UsageError, match=option):
+        method(**{option: value})
+
+
+def test_selection_needs_validation_rows():
+    with pytest.raises(UsageError, match="need validation rows"):
+        method(train={"select": "best_on_val"}).fit(make_world(data=LABELLED_LOCAL))
+
+
+def test_selection_takes_an_epoch_and_its_traffic_is_that_of_validation():
+    world = make_world()
+    method(train={"select": "best_on_val"}).fit(world)
+    up = Route("validate", "passive_1", "active", Kind.EMBEDDING)
+    assert world.channel.traffic[up] == 2 * world.n_rows("val") * 6 * 4
+
+
+def test_divergence_is_a_status():
+    with pytest.raises(Diverged, match=r"lower train\.lr"):
+        method(train={"optimizer": "sgd", "lr": 1e12, "epochs": 20}).fit(make_world())
+
+
+def test_an_untrained_copy_of_the_representation_has_other_weights_and_the_same_shape():
+    world, made = make_world(), method()
+    made.build(world)
+    bottom = made.representation(world.passive[0])
+    fresh = untrained(bottom, seed=5)
+    x = world.passive[0].features["test"]
+    assert fresh(x).shape == bottom(x).shape == (len(x), 6)
+    assert not torch.allclose(fresh(x), bottom(x))
