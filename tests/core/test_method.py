@@ -47,9 +47,9 @@ def test_impossible_networks_are_refused(settings, match):
     [
         (7, 10, 256, 7),
         (None, 256_000, 256, 20),  # 1,000 updates a pass: twenty passes
-        (None, 256, 256, 1000),  # one update a pass: a thousand passes
-        (None, 257, 256, 500),
-        (None, 3 * 256, 256, 334),  # the last pass may exceed 1,000
+        (None, 256, 256, 300),  # one update a pass: three hundred passes
+        (None, 257, 256, 150),
+        (None, 7 * 256, 256, 43),  # the last pass may exceed 300
     ],
 )
 def test_number_of_passes(epochs, rows, batch, expected):

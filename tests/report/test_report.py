@@ -136,7 +136,9 @@ def test_a_point_with_lost_seeds_says_how_many_are_left(summary):
     leak = msgspec.structs.replace(summary.points[1].leak, n=3)
     points = [msgspec.structs.replace(summary.points[1], leak=leak, statuses={"ok": 3, "diverged": 2})]
     (line,) = curve.lines(msgspec.structs.replace(summary, points=points))
-    assert list(line.texts) == ["λ=1 (3/5)"]
+    assert (list(line.strengths), list(line.seeds)) == ([1], ["3/5"])
+    (text,) = curve.draw(msgspec.structs.replace(summary, points=points)).axes[0].texts
+    assert text.get_text() == "λ=1 (3/5)"
 
 
 def test_notes_are_on_the_table_and_on_the_curve(summary):
@@ -186,7 +188,7 @@ def test_json_has_no_nan(summary):
 
 def test_lines_leave_out_what_has_no_number(summary):
     (line,) = curve.lines(summary)
-    assert (line.label, list(line.texts)) == ("fedsplitnn, iso", ["no defense", "λ=1"])
+    assert (line.label, list(line.strengths), list(line.seeds)) == ("fedsplitnn, iso", [0, 1], ["", ""])
     assert line.leak_margin[0] == pytest.approx([0.01, 0.01])
     assert line.leak_margin[1] == pytest.approx([0.01, 0.01])
 
@@ -200,6 +202,15 @@ def test_curve_shows_strengths_baselines_and_axes(summary):
     assert (styles["adversary alone"], styles["chance"]) == ("--", ":")
     assert "utility" in axes.get_xlabel()
     assert "leak" in axes.get_ylabel()
+
+
+def test_several_curves_have_their_strengths_inside_the_markers(summary):
+    others = [msgspec.structs.replace(p, method="another") for p in summary.points]
+    lost = msgspec.structs.replace(others[1].leak, n=3)
+    others[1] = msgspec.structs.replace(others[1], leak=lost, statuses={"ok": 3, "diverged": 2})
+    axes = curve.draw(msgspec.structs.replace(summary, points=[*summary.points, *others])).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["0", "1", "0", "1", "(3/5)"]
+    assert axes.get_legend().get_title().get_text() == "number: strength λ, 0 is no defense"
 
 
 def test_a_curve_of_nothing_can_be_drawn(summary):

@@ -49,7 +49,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How models are fitted.
 
     Attributes:
-        epochs: passes over the training rows; None for 20, or as many as 1,000 updates take if that is more:
+        epochs: passes over the training rows; None for 20, or as many as 300 updates take if that is more:
             a model that stopped learning early would look like a private one.
         batch: rows per update.
         lr: learning rate.
@@ -92,7 +92,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def n_epochs(self, rows: int) -> int:
         """Return the number of passes over ``rows`` training rows."""
-        return self.epochs or max(20, math.ceil(1000 / math.ceil(rows / self.batch)))
+        return self.epochs or max(20, math.ceil(300 / math.ceil(rows / self.batch)))
 
     def rate(self, epoch: int, epochs: int) -> float:
         """Return the learning rate in ``epoch`` (from 0)."""

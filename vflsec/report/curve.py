@@ -22,14 +22,15 @@ LABELS = {"auc": "AUC", "accuracy": "accuracy"}
 
 
 class Line(NamedTuple):
-    """One curve as drawn: utility and leak with margins below and above, and what is written at each point."""
+    """One curve as drawn: utility and leak with margins below and above, strengths, and seeds (``3/5``) where lost."""
 
     label: str
     utility: Sequence[float]
     utility_margin: tuple[Sequence[float], Sequence[float]]
     leak: Sequence[float]
     leak_margin: tuple[Sequence[float], Sequence[float]]
-    texts: Sequence[str]
+    strengths: Sequence[float]
+    seeds: Sequence[str]
 
 
 def lines(summary: Summary) -> list[Line]:
@@ -57,8 +58,9 @@ def draw(summary: Summary) -> Curve:
     """Return the figure."""
     figure = Curve(figsize=(7.0, 4.6), layout="constrained")
     axes = figure.add_subplot()
-    for i, line in enumerate(lines(summary)):
-        _draw_line(axes, line, COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)])
+    curves = lines(summary)
+    for i, line in enumerate(curves):
+        _draw_line(axes, line, COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)], i if len(curves) > 1 else None)
     _draw_baselines(axes, summary)
     metric = LABELS.get(summary.metric, summary.metric)
     axes.set_xlabel(f"utility: {metric} of the joint model on test rows (higher is better)")
@@ -70,7 +72,8 @@ def draw(summary: Summary) -> Curve:
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.margins(x=0.12, y=0.12)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8, loc="best")
+        title = "number: strength λ, 0 is no defense" if len(curves) > 1 else None
+        axes.legend(frameon=False, fontsize=8, loc="best", title=title, title_fontsize=8)
     return figure
 
 
@@ -91,7 +94,8 @@ def _line(label: str, points: Sequence[Point]) -> Line:
         _margins([p.utility for p in points]),
         [p.leak.mean or 0.0 for p in points],
         _margins([p.leak for p in points]),
-        [_text(p) for p in points],
+        [p.strength for p in points],
+        [_seeds(p) for p in points],
     )
 
 
@@ -101,30 +105,43 @@ def _margins(measures: Sequence[Measure | Leak]) -> tuple[list[float], list[floa
     return [max(0.0, mean - low) for mean, low, _ in ends], [max(0.0, high - mean) for mean, _, high in ends]
 
 
-def _text(point: Point) -> str:
-    """The strength, and how many seeds gave a number where not all did."""
-    text = "no defense" if point.strength == 0 else f"λ={point.strength:g}"
+def _seeds(point: Point) -> str:
+    """How many seeds gave a number, where not all did."""
     seeds = sum(point.statuses.values())
-    return text if point.leak.n == seeds else f"{text} ({point.leak.n}/{seeds})"
+    return "" if point.leak.n == seeds else f"{point.leak.n}/{seeds}"
 
 
-def _draw_line(axes: Axes, line: Line, color: str, marker: str) -> None:
+def _draw_line(axes: Axes, line: Line, color: str, marker: str, layer: int | None) -> None:
+    """Draw one curve; strengths are written beside a single one, and inside the markers where several would collide."""
+    inside, zorder = layer is not None, 2 + (layer or 0)  # a marker hides the numbers of markers below it
     axes.errorbar(
         line.utility,
         line.leak,
         xerr=line.utility_margin,
         yerr=line.leak_margin,
         color=color,
+        ecolor=(color, 0.45) if inside else color,
         marker=marker,
-        markersize=6,
+        markersize=12 if inside else 6,
+        markeredgecolor="white" if inside else color,
         linewidth=1.6,
         elinewidth=0.8,
         capsize=2.5,
         label=line.label,
+        zorder=zorder,
     )
-    for x, y, text in zip(line.utility, line.leak, line.texts, strict=True):
-        label = axes.annotate(text, (x, y), textcoords="offset points", xytext=(8, -13), fontsize=8, color=color)
-        label.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+    for x, y, strength, seeds in zip(line.utility, line.leak, line.strengths, line.seeds, strict=True):
+        beside = f"({seeds})" if seeds else ""
+        if inside:
+            number = axes.annotate(
+                f"{strength:g}", (x, y), ha="center", va="center_baseline", fontsize=6, color="white"
+            )
+            number.set(fontweight="bold", zorder=zorder + 0.5, color="white")
+        else:
+            beside = " ".join([f"λ={strength:g}" if strength else "no defense", beside]).strip()
+        if beside:
+            label = axes.annotate(beside, (x, y), textcoords="offset points", xytext=(8, -13), fontsize=8, color=color)
+            label.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
 
 
 def _draw_baselines(axes: Axes, summary: Summary) -> None:
