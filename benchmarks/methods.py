@@ -1,0 +1,450 @@
+"""All methods side by side at few labels, and which of the papers' claims hold on the data that come with vflsec.
+
+    python benchmarks/methods.py                     everything; goes on where it was stopped
+    python benchmarks/methods.py --only few-labels   one experiment
+    python benchmarks/methods.py --write             renew benchmarks/methods.md
+
+Every method is tuned by the same rule: for each seed, four trials at one label budget, a quarter of whose labels are
+held out for validation; the best trial's settings then train on all labels of every budget. A trial is a learning rate
+and one number more: the one of the method's own that its paper varies, else weight decay. Pre-training has its paper's
+settings. No test row is used for a choice. The encoder is the same for all.
+
+A claim that A exceeds B is judged by the paired differences over seeds, each the mean over the points that the claim is
+about, with their 95 % t interval:
+
+- *holds*: the interval lies above 0;
+- *does not hold here*: it lies below half a point (0.005), so that there is no gain to speak of;
+- *undecided*: neither. A claim of several parts holds if all do, and does not if one does not.
+
+Splits of different seeds share rows, so intervals are somewhat too short; with this many claims, one in twenty that is
+not so may seem to hold.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+from joblib import Parallel, delayed
+from rich.console import Console
+from rich.progress import track
+
+from vflsec.core.metrics import METRICS
+from vflsec.evaluation import runner
+from vflsec.evaluation import spec as specs
+from vflsec.evaluation.plan import Cell, training_cell
+from vflsec.evaluation.statistics import Interval, over_seeds
+from vflsec.evaluation.store import Record, Store
+
+SEEDS = 5
+MARGIN = 0.005
+"""Half a point: a gain that is surely smaller is no gain."""
+
+SMALL = 0.25
+"""The part of the bytes that counts as small."""
+
+VALIDATION = "data.validation=0.25"
+PAGE = Path(__file__).with_name("methods.md")
+
+LABELS = (200, 400, 600, 800, 1000)
+FLAVOURS = ("simsiam", "byol", "moco")
+HOLDS, FAILS, OPEN = "holds", "does not hold here", "undecided"
+
+Trials = tuple[tuple[str, ...], ...]
+
+
+class Arm(NamedTuple):
+    """A method as it is compared: its settings, and the four trials it is tuned over."""
+
+    method: str
+    settings: tuple[str, ...]
+    trials: Trials
+
+
+class Experiment(NamedTuple):
+    """One table: methods as rows, points as columns.
+
+    Attributes:
+        dataset: a registered name.
+        about: one sentence.
+        common: settings of all.
+        points: settings of each column.
+        tuned: at which point trials are compared.
+        arms: the rows.
+        some: rows that have the points ``extra`` as well.
+        extra: settings of further columns.
+    """
+
+    dataset: str
+    about: str
+    common: tuple[str, ...]
+    points: Mapping[str, tuple[str, ...]]
+    tuned: str
+    arms: tuple[str, ...]
+    some: tuple[str, ...] = ()
+    extra: Mapping[str, tuple[str, ...]] = {}
+
+    def columns(self, arm: str) -> dict[str, tuple[str, ...]]:
+        """Return the points of one row."""
+        return {**self.points, **(self.extra if arm in self.some else {})}
+
+
+def _grid(rates: Sequence[float], *own: str) -> Trials:
+    return tuple((f"train.lr={rate}", setting) for rate in rates for setting in own)
+
+
+def _arms() -> Iterator[tuple[str, Arm]]:
+    rates, decay = (1e-3, 3e-3), ("train.weight_decay=0", "train.weight_decay=0.001")
+    for name in ("fedsplitnn", "local", "ss-vfl-i", "ss-vfl-c", "vflhlp-p"):
+        yield name, Arm(name, (), _grid(rates, *decay))
+    forest = "method.lightgbm.leaves={}", "method.lightgbm.learning_rate={}"
+    leaves = tuple((forest[0].format(n), forest[1].format(rate)) for n in (7, 31) for rate in (0.05, 0.1))
+    yield "lr", Arm("lr", (), ((),))  # chooses its penalty by folds over the training rows
+    yield "lightgbm", Arm("lightgbm", (), leaves)
+    yield "fedcvt", Arm("fedcvt", (), _grid(rates, "method.fedcvt.threshold=0.7", "method.fedcvt.threshold=0.95"))
+    for name in ("vflhlp", "vflhlp-a"):
+        yield name, Arm(name, (), _grid(rates, f"method.{name}.beta=0.01", f"method.{name}.beta=0.1"))
+    for flavour in FLAVOURS:
+        for family in ("fedlocal", "fedcssl", "fedgssl", "fedhssl"):
+            yield f"{family}-{flavour}", Arm(f"{family}-{flavour}", (), _grid(rates, *decay))
+        pma = (f"method.fedlocal-{flavour}.pma=true",)
+        yield f"fedlocal-{flavour} + pma", Arm(f"fedlocal-{flavour}", pma, _grid(rates, *decay))
+
+
+ARMS = dict(_arms())
+SUPERVISED = ("local", "lr", "lightgbm", "fedsplitnn")
+FAMILY = ("fedlocal-{}", "fedlocal-{} + pma", "fedcssl-{}", "fedgssl-{}", "fedhssl-{}")
+OTHERS = ("fedcvt", "ss-vfl-i", "ss-vfl-c", "vflhlp", "vflhlp-a", "vflhlp-p")
+
+
+def family(*flavours: str) -> tuple[str, ...]:
+    """Return the arms of FedHSSL's family for these flavours."""
+    return tuple(one.format(flavour) for flavour in flavours for one in FAMILY)
+
+
+CROSS = tuple(f"{one}-simsiam" for one in ("fedcssl", "fedgssl", "fedhssl"))
+ALIGNED = {
+    "20 % aligned": ("data.n_labeled=200", "data.aligned=0.2"),
+    "40 % aligned": ("data.n_labeled=200", "data.aligned=0.4"),
+}
+BUDGETS = {f"{n} labels": (f"data.n_labeled={n}",) for n in LABELS}
+FEW_ALIGNED = {f"{share:.0%} aligned": (f"data.aligned={share}",) for share in (0.05, 0.1, 0.2)}
+SCARCE = ("local", "fedsplitnn", "fedcvt", "ss-vfl-c", "fedhssl-simsiam", "vflhlp", "vflhlp-a", "vflhlp-p")
+CREDIT = ("data.test=0.9",)  # 3,000 of the training rows: pre-training takes minutes for all of them
+
+EXPERIMENTS = {
+    "multiple-features": Experiment(
+        "multiple-features",
+        "1,400 training rows, 10 classes, all aligned, of which some have labels; accuracy.",
+        (),
+        BUDGETS,
+        "400 labels",
+        (*SUPERVISED, *family(*FLAVOURS), *OTHERS),
+        CROSS,
+        ALIGNED,
+    ),
+    "digits": Experiment(
+        "digits",
+        "Halves of 8 x 8 images as 32 columns each, 1,258 training rows, 10 classes, all aligned; accuracy.",
+        ("model.encoder=tabular",),
+        BUDGETS,
+        "400 labels",
+        (*SUPERVISED, *family("simsiam"), *OTHERS),
+        CROSS,
+        ALIGNED,
+    ),
+    "credit-default": Experiment(
+        "credit-default",
+        "3,000 training rows, 2 classes, 40 % aligned; AUC.",
+        (*CREDIT, "data.aligned=0.4"),
+        BUDGETS,
+        "400 labels",
+        (*SUPERVISED, *family("simsiam"), *OTHERS),
+    ),
+    "few-aligned": Experiment(
+        "multiple-features",
+        "Few of 1,400 training rows are aligned, and the active party has all labels; accuracy.",
+        (),
+        FEW_ALIGNED,
+        "10% aligned",
+        SCARCE,
+    ),
+    "few-aligned-credit": Experiment(
+        "credit-default",
+        "Few of 3,000 training rows are aligned, and the active party has all labels; AUC.",
+        CREDIT,
+        FEW_ALIGNED,
+        "10% aligned",
+        SCARCE,
+    ),
+    "few-labels": Experiment(
+        "multiple-features",
+        "1 % and 5 % of 1,400 aligned training rows have labels; accuracy.",
+        (),
+        {"1 % labels": ("data.n_labeled=14",), "5 % labels": ("data.n_labeled=70",)},
+        "5 % labels",
+        ("fedsplitnn", "ss-vfl-i", "ss-vfl-c"),
+    ),
+    "few-labels-credit": Experiment(
+        "credit-default",
+        "1 % and 5 % of 6,000 aligned training rows have labels; AUC.",
+        ("data.test=0.8",),
+        {"1 % labels": ("data.n_labeled=60",), "5 % labels": ("data.n_labeled=300",)},
+        "5 % labels",
+        ("fedsplitnn", "ss-vfl-i", "ss-vfl-c"),
+    ),
+}
+
+
+def cell(experiment: Experiment, arm: Arm, seed: int, *settings: str) -> Cell:
+    """Return one training; later settings win."""
+    base = {"dataset": experiment.dataset, "methods": [arm.method], "model": {"encoder": "auto"}}
+    spec = specs.read_training(specs.merge(base, (*experiment.common, *arm.settings, *settings)))
+    return training_cell(spec, arm.method, seed)
+
+
+def measured(one: Cell, store: Store) -> Record:
+    """Return utility on test and, where there are any, on validation rows, bytes of training, and status."""
+    folder = store.cell(one.key)
+    found = folder.read()
+    if found is None:
+        trained, facts = runner.train(one, "cpu", store=store)
+        found = {"status": facts["status"], "test": None, "val": None}
+        found["bytes"] = sum(n for phase, *_, n in facts["traffic"] if phase not in ("predict", "validate"))
+        if trained is not None:
+            world = trained.world
+            found["test"] = facts["utility"]["metrics"][world.metric]
+            if world.n_rows("val"):
+                logits, labels = trained.predict("val"), world.active.labels["val"]
+                found["val"] = METRICS[world.metric](logits.numpy(), labels.numpy())
+        folder.write(found, lambda path: path.mkdir(parents=True))
+    return found
+
+
+def row(name: str, arm_name: str, seed: int, folder: Path) -> dict[str, Record]:
+    """Tune one method for one seed, then train it at every point; return what was measured at each."""
+    experiment, arm, store = EXPERIMENTS[name], ARMS[arm_name], Store(folder)
+    columns = experiment.columns(arm_name)
+    with runner.one_thread():
+        best: tuple[str, ...] = arm.trials[0]
+        if len(arm.trials) > 1:
+            at = (*columns[experiment.tuned], VALIDATION)
+            tried = [measured(cell(experiment, arm, seed, *at, *trial), store)["val"] for trial in arm.trials]
+            scores = [-1.0 if score is None else score for score in tried]
+            best = arm.trials[scores.index(max(scores))]
+        return {label: measured(cell(experiment, arm, seed, *point, *best), store) for label, point in columns.items()}
+
+
+Found = dict[str, dict[str, dict[str, list[Record]]]]
+"""Experiment, arm, point: what was measured with each seed."""
+
+
+def compute(names: Sequence[str], seeds: int, folder: Path, jobs: int) -> Found:
+    """Return everything; what is in ``folder`` is not computed again."""
+    wanted = [(name, arm, seed) for name in names for seed in range(seeds) for arm in EXPERIMENTS[name].arms]
+    results = Parallel(n_jobs=jobs, return_as="generator", batch_size=1)(
+        delayed(row)(name, arm, seed, folder) for name, arm, seed in wanted
+    )
+    found: Found = {name: {arm: {} for arm in EXPERIMENTS[name].arms} for name in names}
+    shown = track(results, "training", len(wanted), console=Console(stderr=True))
+    for (name, arm, _), points in zip(wanted, shown, strict=True):
+        for label, record in points.items():
+            found[name][arm].setdefault(label, []).append(record)
+    return found
+
+
+# Claims
+
+
+class Part(NamedTuple):
+    """One comparison of a claim: what is compared, the paired differences over seeds, the verdict."""
+
+    text: str
+    difference: Interval
+    verdict: str
+
+
+class Claim(NamedTuple):
+    """What a paper says, and its parts."""
+
+    text: str
+    parts: tuple[Part, ...]
+    verdict: str
+
+
+def judge(difference: Interval) -> str:
+    """Return the verdict on "this is more than nothing"."""
+    if difference.low > 0:
+        return HOLDS
+    return FAILS if difference.high < MARGIN else OPEN
+
+
+def together(verdicts: Sequence[str]) -> str:
+    """Return the verdict on a claim of several parts."""
+    if FAILS in verdicts:
+        return FAILS
+    return HOLDS if all(verdict == HOLDS for verdict in verdicts) else OPEN
+
+
+def compare(rows: Mapping[str, Mapping[str, list[Record]]], more: str, less: str, *pairs: tuple[str, str]) -> Part:
+    """Compare ``more`` with ``less``, at pairs of points; seeds are paired."""
+    differences = []
+    for seed in range(len(next(iter(rows[more].values())))):
+        values = [(rows[more][a][seed]["test"], rows[less][b][seed]["test"]) for a, b in pairs]
+        if all(a is not None and b is not None for a, b in values):
+            differences.append(statistics.fmean(a - b for a, b in values))
+    difference = over_seeds(differences)
+    text = f"{more} > {less}" if more != less else f"{more}, {pairs[0][0]} > {pairs[0][1]}"
+    return Part(text, difference, judge(difference))
+
+
+def claims(name: str, rows: Mapping[str, Mapping[str, list[Record]]]) -> Iterator[Claim]:
+    """Yield the papers' claims that the experiment speaks to."""
+    experiment = EXPERIMENTS[name]
+    same = [(point, point) for point in experiment.points]
+
+    def over(more: str, less: str) -> Part:
+        return compare(rows, more, less, *same)
+
+    def claim(text: str, *parts: Part, verdict: Callable[[Sequence[str]], str] = together) -> Claim:
+        return Claim(text, parts, verdict([part.verdict for part in parts]))
+
+    for flavour in FLAVOURS:
+        if f"fedhssl-{flavour}" not in rows or "fedgssl-simsiam" not in rows:
+            continue
+        hssl, gssl, cssl, alone = (f"{one}-{flavour}" for one in ("fedhssl", "fedgssl", "fedcssl", "fedlocal"))
+        links = ((hssl, gssl), (gssl, cssl), (cssl, alone), (alone, "fedsplitnn"))
+        title = f"FedHSSL > FedGSSL > FedCSSL > FedLocalSSL > FedSplitNN ({flavour})"
+        yield claim(title, *(over(*link) for link in links))
+        yield claim(
+            f"partial model aggregation helps only with guidance ({flavour})",
+            over(hssl, gssl),
+            over(f"{alone} + pma", alone),
+            verdict=only_first,
+        )
+    if experiment.extra:
+        most = next(point for point, settings in experiment.points.items() if settings == ("data.n_labeled=200",))
+        for arm in experiment.some:
+            few, more = experiment.extra
+            steps = [compare(rows, arm, arm, pair) for pair in ((more, few), (most, more))]
+            steps[1] = steps[1]._replace(text=f"{arm}, all aligned > {more}")
+            yield claim(f"more aligned rows help {arm} (200 labels)", *steps)
+    if name.startswith("few-aligned"):
+        rivals = [arm for arm in experiment.arms if not arm.startswith("vflhlp")]
+        yield claim("VFLHLP leads where few rows are aligned", *(over("vflhlp", rival) for rival in rivals))
+        halves = (over("vflhlp", "vflhlp-p"), over("vflhlp", "vflhlp-a"))
+        yield claim("both halves of VFLHLP contribute (without the constraint, without initialisation)", *halves)
+    if name.startswith("few-labels"):
+        for point in experiment.points:
+            part = compare(rows, "ss-vfl-i", "fedsplitnn", (point, point))
+            share = mean_bytes(rows["ss-vfl-i"][point]) / mean_bytes(rows["fedsplitnn"][point])
+            text = f"SS-VFL-I beats supervised VFL at {point} for a small part of the bytes ({share:.1%} here)"
+            yield Claim(text, (part,), together([part.verdict, HOLDS if share < SMALL else FAILS]))
+            yield claim(
+                f"SS-VFL-C beats supervised VFL at {point}", compare(rows, "ss-vfl-c", "fedsplitnn", (point, point))
+            )
+
+
+def only_first(verdicts: Sequence[str]) -> str:
+    """Return the verdict on "the first and not the second"."""
+    first, second = verdicts
+    opposite = {HOLDS: FAILS, FAILS: HOLDS, OPEN: OPEN}
+    return together([first, opposite[second]])
+
+
+def mean_bytes(records: Sequence[Record]) -> float:
+    """Return the mean number of bytes that training said."""
+    return statistics.fmean(record["bytes"] for record in records)
+
+
+def losses(rows: Mapping[str, Mapping[str, list[Record]]]) -> Iterator[str]:
+    """Yield where a method that pre-trains is surely worse than FedSplitNN."""
+    for arm, points in rows.items():
+        if arm in (*SUPERVISED, "fedcvt"):
+            continue
+        for point in points:
+            if point in rows["fedsplitnn"]:
+                difference = compare(rows, arm, "fedsplitnn", (point, point)).difference
+                if difference.high < 0:
+                    yield f"{arm} at {point}: {_signed(difference)}"
+
+
+# The page
+
+
+def page(found: Found, seeds: int) -> str:
+    """Return the page, in Markdown."""
+    lines = [
+        "# Methods side by side",
+        "",
+        f"Made by `python benchmarks/methods.py --write`; {seeds} seeds, ± is half a 95 % t interval. The rules of",
+        "tuning and of judging are at the head of that file. `local` has one party's columns, `lr` and `lightgbm` have all",
+        "columns in one place and no adversary. Utility only: what leaks is the business of `vflsec eval`.",
+        "",
+        "None of these datasets is one that the papers used, and networks are small: a claim that does not hold here",
+        "may hold there.",
+        "",
+        "## Claims",
+        "",
+        "| claim | data | verdict | parts |",
+        "|---|---|---|---|",
+    ]
+    for name, rows in found.items():
+        for one in claims(name, rows):
+            parts = "; ".join(f"{part.text} {_signed(part.difference)} *{part.verdict}*" for part in one.parts)
+            lines.append(f"| {one.text} | {name} | **{one.verdict}** | {parts} |")
+    for name, rows in found.items():
+        experiment = EXPERIMENTS[name]
+        columns = list(dict.fromkeys(point for points in rows.values() for point in points))
+        lines += ["", f"## {name}", "", experiment.about, "", f"| method | {' | '.join(columns)} | MB | status |"]
+        lines.append(f"|{'---|' * (len(columns) + 3)}")
+        last = list(experiment.points)[-1]
+        for arm, points in rows.items():
+            cells = [_plain(points[point]) if point in points else "" for point in columns]
+            status = _status([record for records in points.values() for record in records])
+            lines.append(f"| {arm} | {' | '.join(cells)} | {mean_bytes(points[last]) / 1e6:.1f} | {status} |")
+        lines += ["", f"MB: said in training, at {last}.", ""]
+        worse = list(losses(rows))
+        lines.append("Where pre-training loses against FedSplitNN (interval below 0):" + ("" if worse else " nowhere."))
+        lines += [f"* {one}" for one in worse]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(records: Sequence[Record]) -> str:
+    values = [record["test"] for record in records if record["test"] is not None]
+    if not values:
+        return "–"
+    interval = over_seeds(values)
+    return f"{interval.mean:.3f} ±{interval.high - interval.mean:.3f}"
+
+
+def _signed(interval: Interval) -> str:
+    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+
+
+def _status(records: Sequence[Record]) -> str:
+    """Return what went wrong, and how often; ``ok`` if nothing did."""
+    wrong = [record["status"] for record in records if record["status"] != "ok"]
+    return ", ".join(f"{wrong.count(one)}/{len(records)} {one}" for one in dict.fromkeys(wrong)) or "ok"
+
+
+@click.command()
+@click.option("--only", type=click.Choice(list(EXPERIMENTS)), multiple=True, help="One experiment; repeat for several.")
+@click.option("--seeds", default=SEEDS, show_default=True, type=click.IntRange(2))
+@click.option("--jobs", default=os.cpu_count(), show_default="the number of cores")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/methods"), show_default=True)
+@click.option("--write", is_flag=True, help="Write the page to benchmarks/methods.md.")
+def main(only: tuple[str, ...], seeds: int, jobs: int, out: Path, write: bool) -> None:
+    """Compute what is missing, print the page."""
+    text = page(compute(only or tuple(EXPERIMENTS), seeds, out, jobs), seeds)
+    if write:
+        PAGE.write_text(text, encoding="utf-8")
+    click.echo(text)
+
+
+if __name__ == "__main__":
+    main()
