@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from vflsec.cli import options
+from vflsec.cli import cli, options
 from vflsec.core.errors import DataError, UsageError, VflsecError
 from vflsec.data import CATALOGUE, bundle, fashion_mnist, idx
 from vflsec.data.dataset import Card
 from vflsec.data.partition import DataSpec, partition
+from vflsec.evaluation import spec as specs
+from vflsec.evaluation.plan import training_cell
 
 N_TRAIN, N_TEST = 60, 20
 TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = fashion_mnist.FILES
@@ -314,3 +316,25 @@ def test_data_dir_on_the_command_line_wins_over_a_file_of_settings_and_keeps_the
     found = options.resolve(file, (), data_dir="new")
     assert found == {"data": {"n_labeled": 7, "options": {"data_dir": "new", "parties": 4}}}
     assert file["data"]["options"]["data_dir"] == "old"
+
+
+def test_keys_follow_the_files_and_not_their_folder(folder, tmp_path_factory):
+    def key(where):
+        settings = {"dataset": "fashion-mnist", "data": {"options": {"data_dir": str(where)}}}
+        return training_cell(specs.read_training({**settings, "methods": ["fedsplitnn"]}), "fedsplitnn", 0).key
+
+    moved = tmp_path_factory.mktemp("moved")
+    for file in folder.iterdir():
+        (moved / file.name).write_bytes(file.read_bytes())
+    assert key(moved) == key(folder)
+    labels = moved / TEST_LABELS
+    labels.write_bytes(labels.read_bytes()[:-1] + bytes([(labels.read_bytes()[-1] + 1) % 10]))
+    assert key(moved) != key(folder)
+
+
+def test_its_card_is_shown_without_its_files(monkeypatch, tmp_path):
+    monkeypatch.setattr(fashion_mnist, "PACKAGE_FOLDER", tmp_path)
+    shown = CliRunner().invoke(cli, ["show", "dataset", "fashion-mnist"])
+    assert shown.exit_code == 0, shown.output
+    assert "licence: MIT" in shown.output
+    assert "apt install dataset-fashion-mnist" in shown.output

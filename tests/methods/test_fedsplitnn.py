@@ -397,3 +397,19 @@ def test_progress_counts_epochs():
     seen = []
     method().fit(make_world(), lambda *progress: seen.append(progress))
     assert seen == [("train", n, 3) for n in (1, 2, 3)]
+
+
+def test_a_target_is_met_once_and_changes_nothing():
+    """It is measured beside the run: noise, weights and traffic are those of a run without one, bit for bit."""
+    worlds = []
+    for target in (None, 0.01):
+        world = make_world(defenses=[IsotropicNoise(1.0, at=["embedding", "gradient"])])
+        method(target=target).fit(world)
+        worlds.append(world)
+    plain, aimed = worlds
+    assert all(torch.equal(found, weights(plain)[name]) for name, found in weights(aimed).items())
+    assert aimed.channel.traffic == plain.channel.traffic
+    assert (plain.reached, aimed.reached["epochs"]) == ({}, 1)
+    missed = make_world()
+    method(target=1.0).fit(missed)
+    assert missed.reached == {}

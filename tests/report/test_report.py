@@ -108,6 +108,15 @@ def test_table_is_readable_at_100_columns(summary):
     assert "GATE min-utility 0.7: UNDECIDED: a cell gave no number" in lines
 
 
+def test_the_way_to_a_target_is_three_columns(summary):
+    reached = {"epochs": 3.0, "paper_bytes": 2.0**21, "true_bytes": 5e6}
+    points = [msgspec.structs.replace(summary.points[0], reached=reached), summary.points[1]]
+    (cells,) = table.points(msgspec.structs.replace(summary, points=points, worst=[], target=0.7))
+    assert list(cells.header[-4:]) == ["epochs to target", "MB to target", "as SS-VFL counts", "status"]
+    assert [row[-4:-1] for row in cells.rows] == [["3.0", "5.0", "2.0"], ["–", "–", "–"]]
+    assert len({len(cells.header), *map(len, cells.rows)}) == 1
+
+
 def test_each_curve_has_its_own_table(summary):
     other = [msgspec.structs.replace(p, method="other") for p in summary.points]
     worst = [msgspec.structs.replace(p, attack="worst") for p in other]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from vflsec.core import registry
+from vflsec.core.errors import DataError
 
 if TYPE_CHECKING:
     from vflsec.data.dataset import VerticalDataset
@@ -28,7 +29,7 @@ def command(kind: str, name: str) -> None:
         _print(_dataset(load_dataset(name)))
         return
     found = registry.load(KINDS[kind], name)
-    _print(_dataset(found()) if kind == "dataset" else _facts(kind, found))
+    _print(_registered(name, found) if kind == "dataset" else _facts(kind, found))
     options = _options(found)
     if options:
         click.echo("options:")
@@ -56,6 +57,18 @@ def _print(facts: Mapping[str, Any]) -> None:
     width = max(map(len, facts))
     for key, value in facts.items():
         click.echo(f"{key + ':':{width + 1}} {value}")
+
+
+def _registered(name: str, load: Callable[[], VerticalDataset]) -> dict[str, Any]:
+    """Return the facts of a dataset; where its files are not bundled and not here, its card and the way to them."""
+    from vflsec.data import bundle
+
+    try:
+        return _dataset(load())
+    except DataError as error:
+        if name not in bundle.cards():
+            raise
+        return {"name": name, "files": str(error), **asdict(bundle.card(name))}
 
 
 def _dataset(dataset: VerticalDataset) -> dict[str, Any]:

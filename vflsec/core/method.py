@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, final
@@ -170,6 +171,15 @@ class World:
         """Start every party's noise for one part of the run."""
         for party in self.parties.values():
             party.begin(*part)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Look at the models without a trace: nothing is said on the wire, and no party's noise moves on."""
+        with ExitStack() as stack:
+            stack.enter_context(self.channel.muted())
+            for party in self.parties.values():
+                stack.enter_context(party.aside())
+            yield
 
     @property
     def active(self) -> Party:

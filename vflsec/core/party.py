@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +69,15 @@ class Party:
     def begin(self, *part: object) -> None:
         """Start the noise of one part of the run (a phase, an iteration), so that it can be run, or resumed, alone."""
         self._rng = self._noise(*part)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Draw noise from a stream of its own for a while, and then go on as if nothing had been."""
+        before, self._rng = self._rng, self._noise("aside")
+        try:
+            yield
+        finally:
+            self._rng = before
 
     def send(
         self,

@@ -23,6 +23,11 @@ FOLDER = Path(__file__).with_name("bundled")
 
 
 @lru_cache
+def cards() -> list[str]:
+    """Return the names of the datasets that have a card here."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
 def card(name: str) -> Card:
     """Return the card of the bundled dataset ``name``."""
     return msgspec.convert(tomllib.loads((FOLDER / f"{name}.toml").read_text("utf-8")), Card)

@@ -74,7 +74,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     def _settings(self) -> dict[str, Any]:
         """Everything that can change this cell's result, files by their content, plug-ins with their versions."""
         settings: dict[str, Any] = msgspec.to_builtins(self)
-        settings["dataset"] = dataset_identity(self.dataset)
+        settings["dataset"] = dataset_identity(self.dataset, self.data)
+        if isinstance(settings["dataset"], list):
+            settings["data"]["options"].pop("data_dir", None)  # the files count, and not where they lie
         settings["method"] = _versioned("methods", self.method)
         settings["method_options"] = {key: _file_option(value) for key, value in self.method_options.items()}
         settings["defenses"] = [
@@ -216,13 +218,22 @@ def digest(settings: Any) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def dataset_identity(dataset: str) -> Any:
-    """Return what keys call a dataset: its name; for a user's TOML, a hash of it and of the files beside it."""
-    if not dataset.endswith(".toml"):
-        return registry.identity("datasets", dataset)
-    found = [path for path in source_files(Path(dataset)) if path.is_file()]  # the loader tells of one that is missing
-    facts = [(path, path.stat().st_mtime_ns, path.stat().st_size) for path in found]
-    return [_file_hash(*fact) for fact in facts]
+def dataset_identity(dataset: str, data: DataSpec) -> Any:
+    """Return what keys call a dataset: its name, and a hash of each file of the user's that it is read from.
+
+    These are a TOML file and what it names; or what the dataset's ``source_files`` finds in ``data.options.data_dir``.
+    """
+    if dataset.endswith(".toml"):
+        found = [path for path in source_files(Path(dataset)) if path.is_file()]  # the loader tells of a missing one
+        return _hashes(found)
+    name = registry.identity("datasets", dataset)
+    files = getattr(inspect.getmodule(registry.load("datasets", dataset)), "source_files", None)
+    folder = data.options.get("data_dir")
+    return name if folder is None or files is None else [name, *_hashes(files(folder))]
+
+
+def _hashes(paths: Iterable[Path]) -> list[str]:
+    return [_file_hash(path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
 
 
 @lru_cache(maxsize=64)

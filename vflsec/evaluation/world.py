@@ -42,7 +42,7 @@ def load_dataset(name: str, **options: Any) -> VerticalDataset:
 
 def partition_of(cell: Cell) -> Partition:
     """Return the cell's split data; the last one is kept, because neighbouring cells share it."""
-    identity = str(dataset_identity(cell.dataset))  # a file that has changed is another dataset
+    identity = str(dataset_identity(cell.dataset, cell.data))  # a file that has changed is another dataset
     return _partition(msgspec.json.encode((cell.dataset, cell.data, cell.seed)), identity)
 
 

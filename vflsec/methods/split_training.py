@@ -193,7 +193,7 @@ class SplitTraining:
 
     def _measured(self) -> float:
         """The headline metric on test rows, for our own table: nothing is said on the wire, and nothing is chosen."""
-        with self.world.channel.muted():
+        with self.world.aside():
             return self._score("test")
 
     def _switch(self, *, training: bool) -> None:

@@ -41,7 +41,7 @@ def points(summary: Summary) -> list[Cells]:
         curves.setdefault(f"{point.method}, {point.defense}", []).append(point)
     header = ["λ", "attack", "utility ↑", "leak ↓", "on train", "alone", "chance", "advantage", "MB", "status"]
     if summary.target is not None:
-        header[-1:-1] = ["epochs to target", "MB", "MB (paper)"]
+        header[-1:-1] = ["epochs to target", "MB to target", "as SS-VFL counts"]
     return [
         Cells(label, header, [_point_row(point, summary.target) for point in found]) for label, found in curves.items()
     ]
