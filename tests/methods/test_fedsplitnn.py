@@ -52,6 +52,7 @@ def joint_training(world, spec, phase="train"):
     rates = {
         "adam": lambda p: torch.optim.Adam(p, spec.lr),
         "sgd": lambda p: torch.optim.SGD(p, spec.lr, spec.momentum),
+        "adagrad": lambda p: torch.optim.Adagrad(p, spec.lr),
     }
     optimizer = rates[spec.optimizer](modules.parameters())
     order, labels = generator(world.seed, "batches", phase), world.active.labels["train"]
@@ -67,7 +68,7 @@ def joint_training(world, spec, phase="train"):
 
 
 @pytest.mark.parametrize("parties", [2, 4])
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adagrad"])
 @pytest.mark.parametrize(
     ("aggregation", "head"), [("concat", "linear"), ("sum", "none"), ("mean", "mlp"), ("max", "linear")]
 )

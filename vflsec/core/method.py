@@ -54,7 +54,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             a model that stopped learning early would look like a private one.
         batch: rows per update.
         lr: learning rate.
-        optimizer: ``adam`` or ``sgd``.
+        optimizer: ``adam``, ``sgd``, or ``adagrad`` (FedHSSL's for columns of clicks).
         momentum: of SGD.
         weight_decay: L2 factor.
         schedule: of the learning rate over epochs: ``constant``, ``cosine`` or ``inverse-sqrt``.
@@ -70,7 +70,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     epochs: int | None = None
     batch: int = 256
     lr: float = 1e-3
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "sgd", "adagrad"] = "adam"
     momentum: float = 0.9
     weight_decay: float = 0.0
     schedule: Literal["constant", "cosine", "inverse-sqrt"] = "constant"
@@ -94,6 +94,14 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def n_epochs(self, rows: int) -> int:
         """Return the number of passes over ``rows`` training rows."""
         return self.epochs or max(20, math.ceil(300 / math.ceil(rows / self.batch)))
+
+    def optimize(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return a new optimizer of ``parameters``."""
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(parameters, self.lr, self.momentum, weight_decay=self.weight_decay, fused=True)
+        if self.optimizer == "adagrad":
+            return torch.optim.Adagrad(parameters, self.lr, weight_decay=self.weight_decay, fused=True)
+        return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay, fused=True)
 
     def rate(self, epoch: int, epochs: int) -> float:
         """Return the learning rate in ``epoch`` (from 0)."""

@@ -48,13 +48,7 @@ class LocalTraining:
         self.spec = spec
         self.selection = selection_split(spec, world)
         self.state = EarlyStopping(model, epochs=spec.n_epochs(len(labels)), patience=spec.patience).to(world.device)
-        self.optimizer: torch.optim.Optimizer
-        if spec.optimizer == "sgd":
-            self.optimizer = torch.optim.SGD(
-                model.parameters(), spec.lr, spec.momentum, weight_decay=spec.weight_decay, fused=True
-            )
-        else:
-            self.optimizer = torch.optim.Adam(model.parameters(), spec.lr, weight_decay=spec.weight_decay, fused=True)
+        self.optimizer = spec.optimize(model.parameters())
 
     def epoch(self) -> float:
         """Make one pass over the rows, and return its mean loss.

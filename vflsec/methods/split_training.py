@@ -168,7 +168,7 @@ class SplitTraining:
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """One optimizer for all honest parties, and its own for each malicious one.
 
-        Adam and SGD treat every entry by itself: one over all parties does exactly what one for each would do, and
+        All of them treat every entry by itself: one over all parties does exactly what one for each would do, and
         saves a tenth of the time of a step.
         """
         spec, honest, found = self.spec, [], []
@@ -178,10 +178,7 @@ class SplitTraining:
             malicious = own(parameters, spec.lr) if own else None
             found += [malicious] if malicious else []
             honest += [] if malicious else parameters
-        if spec.optimizer == "sgd":
-            sgd = torch.optim.SGD(honest, spec.lr, spec.momentum, weight_decay=spec.weight_decay, fused=True)
-            return [sgd, *found]
-        return [torch.optim.Adam(honest, spec.lr, weight_decay=spec.weight_decay, fused=True), *found]
+        return [spec.optimize(honest), *found]
 
     def _score(self, split: str) -> float:
         """The headline metric on ``split``; embeddings cross the wire for it, and are counted and seen."""

@@ -169,11 +169,8 @@ class _HeadTraining(SplitTraining):
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizer of what the active party holds besides its bottom model; there is no other."""
-        spec, held = self.spec, self.world.active.modules
-        head = [p for role, module in held.items() if role != "bottom" for p in module.parameters()]
-        if spec.optimizer == "sgd":
-            return [torch.optim.SGD(head, spec.lr, spec.momentum, weight_decay=spec.weight_decay, fused=True)]
-        return [torch.optim.Adam(head, spec.lr, weight_decay=spec.weight_decay, fused=True)]
+        held = self.world.active.modules
+        return [self.spec.optimize(p for role, module in held.items() if role != "bottom" for p in module.parameters())]
 
     def _switch(self, *, training: bool) -> None:
         super()._switch(training=False)
