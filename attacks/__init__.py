@@ -3,4 +3,11 @@
 CATALOGUE = {
     "logistic": "vflsec.attacks.logistic:LogisticRegression",
     "mc": "vflsec.attacks.model_completion:ModelCompletion",
+    "direct": "vflsec.attacks.direct:Direct",
+    "norm": "vflsec.attacks.norm:Norm",
+    "direction": "vflsec.attacks.direction:Direction",
+    "hint": "vflsec.attacks.hint:Hint",
+    "spectral": "vflsec.attacks.spectral:Spectral",
+    "spectral-embedding": "vflsec.attacks.spectral_embedding:SpectralEmbedding",
+    "cluster": "vflsec.attacks.cluster:Cluster",
 }

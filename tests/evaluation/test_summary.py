@@ -153,13 +153,14 @@ def test_worst_shows_what_happened_to_every_attack():
     assert summary.gates[0].holds is None
 
 
-def test_an_attack_on_training_rows_only_has_no_cap_but_a_gate():
+def test_an_attack_on_training_rows_only_is_judged_on_these():
     records = make_records()
     for key, record in records.items():
         records[key] = {**record, "leak": {"train": record["leak"]["train"]}}
     summary = summary_of(records, max_leak={"mc": 0.1})
-    assert summary.cap[0].note == "9 cells gave no number on test rows"
-    assert summary.points[1].leak.mean is None
+    assert {p.leak.rows for p in summary.points} == {"train"}
+    assert all(p.leak == p.leak_train for p in summary.points)
+    assert summary.cap[0].value is not None
     assert summary.points[1].leak_train.mean == pytest.approx(0.73)
     assert summary.gates[0].holds is False
 

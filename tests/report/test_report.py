@@ -87,14 +87,14 @@ TABLE = """\
 credit-default · adversary passive_1 · auc on test rows · 5 seeds, ± 95 % over seeds
 fedsplitnn, iso
 
- λ   attack   utility ↑      leak ↓  on train  alone  chance  advantage   MB  status
+ λ   attack   utility ↑      leak ↓  rows  on train  alone  chance  advantage   MB  status
  ───────────────────────────────────────────────────────────────────────────────────────────────────
- 0   mc      .776 ±.000  .746 ±.010      .746   .676    .500      +.070  6.7  ok
- 0   worst   .776 ±.000  .746 ±.010      .746   .676    .500      +.070  6.7  ok
- 1   mc      .771 ±.000  .670 ±.010      .670   .676    .500      -.006  6.7  ok
- 1   worst   .771 ±.000  .670 ±.010      .670   .676    .500      -.006  6.7  ok
- 25  mc               –           –         –   .676    .500          –    –  3/5 diverged
- 25  worst            –           –         –   .676    .500          –    –  3/5 diverged
+ 0   mc      .776 ±.000  .746 ±.010  test      .746   .676    .500      +.070  6.7  ok
+ 0   worst   .776 ±.000  .746 ±.010  test      .746   .676    .500      +.070  6.7  ok
+ 1   mc      .771 ±.000  .670 ±.010  test      .670   .676    .500      -.006  6.7  ok
+ 1   worst   .771 ±.000  .670 ±.010  test      .670   .676    .500      -.006  6.7  ok
+ 25  mc               –           –     –         –   .676    .500          –    –  3/5 diverged
+ 25  worst            –           –     –         –   .676    .500          –    –  3/5 diverged
 """
 
 
@@ -174,7 +174,7 @@ def test_csv_has_full_precision_and_one_line_per_point(summary):
 
 def test_markdown_rows_are_complete(summary):
     lines = [line for line in table.markdown(summary).splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in lines[:8]} == {11}
+    assert {line.count("|") for line in lines[:8]} == {12}
 
 
 def test_json_keeps_its_contract(summary):

@@ -21,6 +21,8 @@ class Attack(ABC):
         side: who can mount it, ``passive`` or ``active``.
         target: what it recovers, ``labels`` | ``features`` | ``attribute`` | ``membership``.
         needs: what the view must hold.
+        classes: how many classes there must be; None for any number.
+        head: what there must be above the cut layer (``model.head``); None for anything.
         reference: paper and section.
         verified: against what the implementation was checked, or "unverified".
         version: raised whenever results change; part of every cache key.
@@ -30,6 +32,8 @@ class Attack(ABC):
     side: ClassVar[str] = "passive"
     target: ClassVar[str] = "labels"
     needs: ClassVar[frozenset[Need]]
+    classes: ClassVar[int | None] = None
+    head: ClassVar[str | None] = None
     reference: ClassVar[str]
     verified: ClassVar[str]
     version: ClassVar[int] = 1
@@ -52,6 +56,7 @@ class Attack(ABC):
             BadGuess: the guess does not fit the view.
         """
         self.check(view.side, view.has())
+        self.suit(view.n_classes)
         devices = {x.device for x in view.features.values() if x.is_cuda}
         with torch.random.fork_rng(sorted(devices, key=str)), torch.enable_grad():
             torch.manual_seed(seed)
@@ -71,6 +76,15 @@ class Attack(ABC):
             raise InsufficientView(
                 f"attack {self.name!r} needs {', '.join(missing)}; this adversary has only {', '.join(sorted(shown))}"
             )
+
+    @final
+    def suit(self, n_classes: int, head: str | None = None) -> None:
+        """Raise InsufficientView if this attack cannot be mounted on a task of C classes, or below a ``model.head``."""
+        name = f"attack {self.name!r}"
+        if self.classes not in (None, n_classes):
+            raise InsufficientView(f"{name} is for {self.classes} classes, got {n_classes}: choose another")
+        if head is not None and self.head not in (None, head):
+            raise InsufficientView(f"{name} needs model.head={self.head}, got {head}: set it, or leave the attack out")
 
     def alone(self) -> Attack | None:
         """Return the same attacker without the federation, run on ``View.without_federation``, or None.
@@ -101,6 +115,8 @@ def describe(attack: type[Attack]) -> dict[str, Any]:
         "recovers": attack.target,
         "adversary": attack.side,
         "needs": ", ".join(sorted(attack.needs)),
+        "classes": "any number" if attack.classes is None else attack.classes,
+        "head": "any" if attack.head is None else attack.head,
         "reference": attack.reference,
         "verified": attack.verified,
         "version": attack.version,

@@ -98,6 +98,7 @@ def check(spec: EvalSpec) -> None:
         side = "active" if party.active else "passive"
         for attack, after in attacks:
             attack.check(side, _shown(method, side, after) - (frozenset() if spec.aux.n else {Need.AUX_LABELS}))
+            attack.suit(world.n_classes, method.model_spec.head)
         draw_auxiliary(world.active.labels["train"], world.n_classes, spec.aux, world.seed)
 
 

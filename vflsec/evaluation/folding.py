@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vflsec.evaluation import cap as capping
-from vflsec.evaluation.points import Curve, finite, headline, interval
+from vflsec.evaluation.points import Curve, finite, headline, interval, told_rows
 from vflsec.evaluation.results import Cap
 
 
@@ -31,24 +31,25 @@ def caps(curves: Sequence[Curve]) -> list[Cap]:
 def _cap(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
     whole = {"method": clean.method, "defense": clean.defense, "attack": attack}
     cells = [curve.usable(attack) for curve in (clean, *defended)]
-    lost = sum(clean.seeds - sum("test" in record["leak"] for record in by_seed.values()) for by_seed in cells)
+    rows = told_rows(record for by_seed in cells for record in by_seed.values())
+    lost = sum(clean.seeds - sum(rows in record["leak"] for record in by_seed.values()) for by_seed in cells)
     if lost:
         none = (None, None)
         return Cap(
             **whole, value=None, ci95=none, calibrated=None, calibrated_ci95=none, accuracy_value=None, dcs=None, n=0,
-            note=f"{lost} cells gave no number on test rows",
+            note=f"{lost} cells gave no number on {rows} rows",
         )  # fmt: skip
     prior = clean.alone(attack)
     values: dict[str, list[float]] = {"cap": [], "calibrated": [], "accuracy": [], "dcs": []}
     for seed in range(clean.seeds):
         found = [by_seed[seed] for by_seed in cells[1:]]
         utility = [headline(record["utility"])[1] for record in found]
-        leak = [headline(record["leak"]["test"])[1] for record in found]
-        accuracy = [record["leak"]["test"]["metrics"]["accuracy"] for record in found]
+        leak = [headline(record["leak"][rows])[1] for record in found]
+        accuracy = [record["leak"][rows]["metrics"]["accuracy"] for record in found]
         values["cap"].append(capping.cap(utility, leak))
         values["accuracy"].append(capping.cap(utility, accuracy))
-        if seed in prior:
-            alone = headline(prior[seed]["leak"]["test"])[1]
+        if seed in prior and rows in prior[seed]["leak"]:
+            alone = headline(prior[seed]["leak"][rows])[1]
             values["calibrated"].append(capping.calibrated_cap(utility, leak, [alone] * len(leak)))
         ideal = headline(cells[0][seed]["utility"])[1]
         scores = [capping.dcs(a, u, ideal_utility=ideal) for u, a in zip(utility, leak, strict=True)]

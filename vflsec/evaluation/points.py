@@ -113,7 +113,7 @@ class Curve:
             status=min(statuses, key=SEVERITY.index),
             statuses=dict(statuses),
             utility=_utility(found, self.seeds),
-            leak=_leak(usable, alone, "test", self.seeds),
+            leak=_leak(usable, alone, told_rows(found), self.seeds),
             leak_train=_leak(usable, alone, "train", self.seeds),
             nbytes=round(sum(r["nbytes"] for r in found) / len(found)) if found else None,
             seconds=sum(sum(r["seconds"].values()) for r in found) / len(found) if found else None,
@@ -135,9 +135,16 @@ def _folded(by_seed: BySeed) -> bool:
     return bool(by_seed) and all(record["fold"] is not None for record in by_seed.values())
 
 
+def told_rows(records: Iterable[Record]) -> str:
+    """Return the rows that a leak is told of: test rows, unless the attack guessed training rows alone."""
+    guessed = [set(record["leak"] or {}) for record in records]
+    return "train" if any("train" in one for one in guessed) and not any("test" in one for one in guessed) else "test"
+
+
 def _mean_leak(by_seed: BySeed) -> float:
-    """The mean headline over seeds, on test rows where the attack guessed them, else on training rows."""
-    blocks = [record["leak"].get("test") or record["leak"]["train"] for record in by_seed.values()]
+    """The mean headline over seeds."""
+    rows = told_rows(by_seed.values())
+    blocks = [record["leak"][rows] for record in by_seed.values() if rows in record["leak"]]
     return sum(headline(block)[1] for block in blocks) / len(blocks)
 
 
@@ -192,6 +199,7 @@ def _leak(usable: BySeed, alone: BySeed, split: str, seeds: int) -> Leak:
         advantage=advantage_interval["mean"],
         advantage_ci95=finite(advantage_interval["ci95"]),
         accuracy=_mean(block["metrics"]["accuracy"] for block in blocks.values()),
+        rows=split,
         **_share(list(values.values()), _rows_ci(list(blocks.values())), seeds),
     )
 

@@ -21,6 +21,7 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
     """How much was recovered, beside what it takes no federation to recover.
 
     Attributes:
+        rows: ``test``, or ``train`` of an attack on what was said about training rows, which guesses no others.
         advantage: leak minus *alone*, paired by seed, with its interval in ``advantage_ci95``.
         accuracy: label recovery accuracy, the papers' measure.
     """
@@ -36,12 +37,15 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
     advantage_ci95: tuple[float | None, float | None]
     accuracy: float | None
     interval: str = "seeds"
+    rows: str = "test"
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One method, defence, strength and attack, over all seeds. ``leak`` is on test rows.
+    """One method, defence, strength and attack, over all seeds.
 
     Attributes:
+        leak: on the rows that say most of it: test rows where the attack guesses them.
+        leak_train: on training rows.
         reached: epochs, and bytes truly and as SS-VFL counts them, until ``train.target`` was met; None if it was not.
     """
 

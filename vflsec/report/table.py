@@ -17,8 +17,8 @@ from vflsec.evaluation.results import Cap, Gate, Leak, Measure, Point, Summary
 
 CSV_HEADER = (
     "method", "defense", "strength", "attack", "status", "utility_metric", "utility", "utility_low", "utility_high",
-    "leak_metric", "leak", "leak_low", "leak_high", "leak_train", "chance", "alone", "advantage", "advantage_low",
-    "advantage_high", "recovery_accuracy", "seeds", "nbytes", "seconds",
+    "leak_metric", "leak_rows", "leak", "leak_low", "leak_high", "leak_train", "chance", "alone", "advantage",
+    "advantage_low", "advantage_high", "recovery_accuracy", "seeds", "nbytes", "seconds",
 )  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def points(summary: Summary) -> list[Cells]:
     curves: dict[str, list[Point]] = {}
     for point in _interleaved(summary):
         curves.setdefault(f"{point.method}, {point.defense}", []).append(point)
-    header = ["λ", "attack", "utility ↑", "leak ↓", "on train", "alone", "chance", "advantage", "MB", "status"]
+    header = ["λ", "attack", "utility ↑", "leak ↓", "rows", "on train", "alone", "chance", "advantage", "MB", "status"]
     if summary.target is not None:
         header[-1:-1] = ["epochs to target", "MB to target", "as SS-VFL counts"]
     return [
@@ -93,7 +93,7 @@ def as_csv(summary: Summary) -> str:
     for p in (*summary.points, *summary.worst):
         writer.writerow([
             p.method, p.defense, p.strength, p.attack, p.status, p.utility.metric, p.utility.mean, *p.utility.ci95,
-            p.leak.metric, p.leak.mean, *p.leak.ci95, p.leak_train.mean, p.leak.chance, p.leak.alone,
+            p.leak.metric, p.leak.rows, p.leak.mean, *p.leak.ci95, p.leak_train.mean, p.leak.chance, p.leak.alone,
             p.leak.advantage, *p.leak.advantage_ci95, p.leak.accuracy, p.utility.n, p.nbytes, p.seconds,
         ])  # fmt: skip
     return out.getvalue()
@@ -150,6 +150,7 @@ def _point_row(point: Point, target: float | None) -> list[str]:
         point.attack,
         with_margin(point.utility),
         with_margin(point.leak),
+        "–" if point.leak.mean is None else point.leak.rows,
         number(point.leak_train.mean),
         number(point.leak.alone),
         number(point.leak.chance),

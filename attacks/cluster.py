@@ -1,0 +1,89 @@
+"""Clustering attack: rows of one class get alike gradients, and have alike embeddings."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import GaussianMixture
+from torch import Tensor
+from torch.nn import functional as F
+
+from vflsec.core.attack import Attack
+from vflsec.core.checks import one_of, positive
+from vflsec.core.message import Kind
+from vflsec.core.releases import received
+from vflsec.core.view import Guess, Need, View
+
+
+class Cluster(Attack):
+    """Label inference by a mixture of C Gaussians, each matched to the class that the auxiliary labels speak for.
+
+    On gradients, of each row the mean direction over its releases; on embeddings, those of one's own bottom model. The
+    matching is the one with the most auxiliary labels in their place (Hungarian algorithm).
+
+    Costs one fit of a mixture. Fails where classes overlap, and where something else forms the clusters.
+
+    Source: common practice; the two-cluster step of Sun et al. 2022 (arXiv 2203.01451), for C classes.
+
+    Args:
+        source: ``gradient`` or ``embedding``.
+        starts: random starts of the mixture, of which the likeliest is taken.
+    """
+
+    name = "cluster"
+    needs = frozenset({Need.GRADIENTS, Need.AUX_LABELS})
+    reference = "Sun et al. 2022, arXiv 2203.01451, for C classes"
+    verified = "scikit-learn's own estimator"
+
+    def __init__(self, *, source: Literal["gradient", "embedding"] = "gradient", starts: int = 5) -> None:
+        one_of(("gradient", "embedding"), source=source)
+        positive(starts=starts)
+        self.source = source
+        self.starts = starts
+        if source == "embedding":
+            self.needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})  # type: ignore[misc]
+
+    def alone(self) -> Attack | None:
+        """Return the same on an untrained bottom model; nothing where gradients are read."""
+        return self if self.source == "embedding" else None
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return log posteriors (n, C) of the rows that are clustered."""
+        points = self._points(view)
+        mixture = GaussianMixture(
+            view.n_classes,
+            covariance_type="diag",
+            n_init=self.starts,
+            reg_covar=1e-5,
+            random_state=int(torch.randint(2**31, (), generator=rng)),
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # it is in the guess
+            mixture.fit(points["train"].cpu().double().numpy())
+        posterior = {split: mixture.predict_proba(x.cpu().double().numpy()) for split, x in points.items()}
+        order = _matched(posterior["train"][view.aux_rows.cpu().numpy()], view.aux_labels.cpu().numpy())
+        scores = {split: torch.from_numpy(np.log(p[:, order] + 1e-12)) for split, p in posterior.items()}
+        return Guess(scores, converged=bool(mixture.converged_), budget={"starts": self.starts})
+
+    def _points(self, view: View) -> dict[str, Tensor]:
+        if self.source == "gradient":
+            releases = received(view, Kind.GRADIENT)
+            return {"train": releases.mean(F.normalize(releases.values, dim=1))}
+        assert view.model is not None
+        with torch.no_grad():
+            embedded = {split: view.model(own) for split, own in view.features.items()}
+        mean, std = embedded["train"].mean(dim=0), embedded["train"].std(dim=0).clamp_min(1e-6)
+        return {split: (h - mean) / std for split, h in embedded.items()}
+
+
+def _matched(posterior: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return for each class the cluster that stands for it, given posteriors (n, C) of rows with known labels."""
+    mass = np.stack([posterior[labels == c].sum(axis=0) for c in range(posterior.shape[1])])  # (class, cluster)
+    mass /= np.maximum(mass.sum(axis=1, keepdims=True), 1e-12)
+    clusters: np.ndarray = linear_sum_assignment(-mass)[1]
+    return clusters

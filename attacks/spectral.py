@@ -1,0 +1,59 @@
+"""Spectral attack: two classes lie along the longest axis of what is exchanged."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vflsec.core.attack import Attack
+from vflsec.core.auxiliary import oriented
+from vflsec.core.message import Kind
+from vflsec.core.releases import percentiles, received
+from vflsec.core.view import Guess, Need, View
+
+
+class Spectral(Attack):
+    """Label inference from the first principal component of the gradients that came back. Two classes.
+
+    In each turn, an epoch, gradients are centred and projected on their first right singular vector; the sign of each
+    turn is that which agrees with the turns before. A row's ranks are averaged over its turns. Which end is class 1 say
+    the auxiliary labels; without any, it is the end with the longer tail, as of a rare class.
+
+    Costs one singular value decomposition for each turn. Fails where something else than the class moves the gradients
+    most, and where noise is longer than their spread.
+
+    Source: Sun et al. 2022 (arXiv 2203.01451), who project embeddings; on gradients as in Li et al. 2022.
+
+    Args:
+        turns: how many releases of each row are read, from the first; None for all.
+    """
+
+    name = "spectral"
+    needs = frozenset({Need.GRADIENTS})
+    classes = 2
+    reference = "Sun et al. 2022, arXiv 2203.01451"
+    verified = "unverified: only the abstract could be read"
+
+    def __init__(self, *, turns: int | None = None) -> None:
+        self.turns = turns
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return scores (n, 2) of the training rows."""
+        releases = received(view, Kind.GRADIENT).first(self.turns)
+        scores = torch.zeros_like(releases.values[:, 0])
+        agreed = scores.new_zeros(releases.n_rows)
+        for lines in releases.by_turn():
+            found, rows = principal(releases.values[lines]), releases.rows[lines]
+            sign = torch.sign(found @ agreed[rows])
+            scores[lines] = found * (sign if sign else 1.0)
+            agreed[rows] += scores[lines] / scores[lines].std().clamp_min(torch.finfo(scores.dtype).tiny)
+        score = releases.mean(percentiles(releases, scores)[:, None])[:, 0]
+        return Guess({"train": oriented(view, score)}, budget={"releases": len(scores)})
+
+
+def principal(values: Tensor) -> Tensor:
+    """Return each row's (n,) first principal component of ``values`` (n, d), the longer tail positive."""
+    centred = values - values.mean(dim=0)
+    axis = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -1]
+    found: Tensor = centred @ axis
+    return found if found.pow(3).sum() >= 0 else -found

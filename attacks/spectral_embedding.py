@@ -1,0 +1,41 @@
+"""Spectral attack on embeddings: what a federation taught one's own bottom model, seen along its longest axis."""
+
+from __future__ import annotations
+
+import torch
+from vflsec.attacks.spectral import principal
+
+from vflsec.core.attack import Attack
+from vflsec.core.auxiliary import oriented
+from vflsec.core.view import Guess, Need, View
+
+
+class SpectralEmbedding(Attack):
+    """Label inference from the first principal component of one's own embeddings. Two classes.
+
+    Training pulls the classes apart in the embeddings, and the longest axis of these is then often that of the class.
+    Which end is class 1 say the auxiliary labels; without any, it is the end with the longer tail, as of a rare class.
+
+    Costs one eigenvalue decomposition. Fails where something else than the class spreads the embeddings most.
+
+    Source: Sun et al. 2022 (arXiv 2203.01451).
+    """
+
+    name = "spectral-embedding"
+    needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL})
+    classes = 2
+    reference = "Sun et al. 2022, arXiv 2203.01451"
+    verified = "unverified: only the abstract could be read"
+
+    def alone(self) -> Attack:
+        """Return the same on an untrained bottom model."""
+        return self
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return scores (n, 2) for every split, on the axis of the training rows."""
+        assert view.model is not None
+        with torch.no_grad():
+            embedded = {split: view.model(own) for split, own in view.features.items()}
+        together = principal(torch.cat(list(embedded.values())))
+        parts = dict(zip(embedded, together.split([len(h) for h in embedded.values()]), strict=True))
+        return Guess({split: oriented(view, score, train=parts["train"]) for split, score in parts.items()})

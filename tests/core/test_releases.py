@@ -1,0 +1,78 @@
+"""What was said about each row, in order: turns, means and ranks equal a naive count."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vflsec.core.auxiliary import oriented, references
+from vflsec.core.errors import InsufficientView
+from vflsec.core.message import Kind, Message
+from vflsec.core.releases import percentiles, received
+from vflsec.core.view import View
+
+
+def make_view(batches, *, n_rows=8, classes=2, aux=((), ()), receiver="passive_1", split="train", values=None):
+    """A view that heard one gradient message for each list of rows."""
+    messages = []
+    for step, rows in enumerate(batches):
+        value = torch.full((len(rows), 3), float(step)) if values is None else values[step]
+        about = torch.tensor(rows)
+        messages.append(Message(Kind.GRADIENT, "active", receiver, step, "train", {"value": value}, about, split))
+    known, labels = (torch.tensor(x, dtype=torch.long) for x in aux)
+    features = {"train": torch.zeros(n_rows, 1)}
+    return View("passive_1", "passive", classes, features, None, known, labels, tuple(messages))
+
+
+@given(st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=6, unique=True), min_size=1, max_size=8))
+def test_turns_and_means_are_those_of_a_naive_count(batches):
+    found = received(make_view(batches), Kind.GRADIENT)
+    seen, expected = {}, {}
+    for step, rows in enumerate(batches):
+        for row in rows:
+            expected.setdefault(row, []).append(float(step))
+            seen.setdefault("turns", []).append(len(expected[row]) - 1)
+    assert found.turn.tolist() == seen["turns"]
+    means = found.mean(found.values[:, :1])[:, 0]
+    everything = [value for values in expected.values() for value in values]
+    for row in range(8):
+        own = expected.get(row, everything)
+        assert means[row].item() == pytest.approx(sum(own) / len(own), abs=1e-5)
+    first = found.first(1)
+    assert sorted(first.rows.tolist()) == sorted(expected)
+    assert len(found.by_turn()) == max(seen["turns"]) + 1
+    assert all((found.turn[lines] == k).all() for k, lines in enumerate(found.by_turn()))
+
+
+def test_ranks_are_within_a_turn():
+    found = received(make_view([[0, 1], [2, 3], [0, 1, 2, 3]]), Kind.GRADIENT)
+    scores = torch.tensor([4.0, 1.0, 3.0, 2.0, 100.0, 300.0, 200.0, 400.0])
+    expected = torch.tensor([7, 1, 5, 3, 1, 5, 3, 7]) / 8
+    assert torch.equal(percentiles(found, scores), expected)
+
+
+@pytest.mark.parametrize("changed", [{"receiver": "passive_2"}, {"split": "test"}, {"batches": []}])
+def test_messages_of_others_and_of_other_rows_are_not_read(changed):
+    settings = {"batches": [[0, 1]], **changed}
+    with pytest.raises(InsufficientView, match="expected a gradient about training rows, got none"):
+        received(make_view(**settings), Kind.GRADIENT)
+
+
+def test_a_score_is_turned_to_what_the_known_labels_say():
+    score = torch.tensor([5.0, 4.0, 1.0, 0.0])
+    down = make_view([[0]], n_rows=4, aux=([0, 3], [0, 1]))
+    up = make_view([[0]], n_rows=4, aux=([0, 3], [1, 0]))
+    one_sided = make_view([[0]], n_rows=4, aux=([0], [0]))
+    assert torch.equal(oriented(up, score)[:, 1], score)
+    assert torch.equal(oriented(down, score)[:, 1], -score)
+    assert torch.equal(oriented(one_sided, score)[:, 1], score), "one class cannot tell"
+    assert torch.equal(oriented(down, score[:2], train=score)[:, 1], -score[:2])
+
+
+def test_references_are_a_draw_of_the_known_rows_of_each_class():
+    view = make_view([[0]], classes=3, aux=([1, 2, 4, 5, 7], [0, 1, 1, 1, 0]))
+    everything = references(view, None, torch.Generator().manual_seed(0))
+    assert [sorted(rows.tolist()) for rows in everything] == [[1, 7], [2, 4, 5], []]
+    drawn = {tuple(references(view, 2, torch.Generator().manual_seed(s))[1].tolist()) for s in range(20)}
+    assert all(len(rows) == 2 and set(rows) <= {2, 4, 5} for rows in drawn)
+    assert len(drawn) > 2

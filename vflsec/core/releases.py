@@ -1,0 +1,85 @@
+"""What an adversary was told about each row, again and again: its messages as one table, and scores of its lines."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vflsec.core.errors import InsufficientView
+from vflsec.core.message import Kind
+from vflsec.core.view import View
+
+
+class Releases(NamedTuple):
+    """One line for each time that something was said about a training row.
+
+    Attributes:
+        values: (R, d) what was said.
+        rows: (R,) about which training row.
+        turn: (R,) how often something had been said about that row before: its epoch, where an epoch is one exchange.
+        n_rows: how many training rows there are.
+    """
+
+    values: Tensor
+    rows: Tensor
+    turn: Tensor
+    n_rows: int
+
+    def first(self, turns: int | None) -> Releases:
+        """Return the first ``turns`` releases of each row; all of them for None."""
+        if turns is None:
+            return self
+        early = self.turn < turns
+        return Releases(self.values[early], self.rows[early], self.turn[early], self.n_rows)
+
+    def by_turn(self) -> list[Tensor]:
+        """Return the positions of the lines of each turn, turn by turn."""
+        order = torch.argsort(self.turn, stable=True)
+        return list(torch.split(order, torch.bincount(self.turn).tolist()))
+
+    def mean(self, scores: Tensor) -> Tensor:
+        """Return for each training row (n, k) the mean score of its lines; of rows never spoken of, that of all.
+
+        Args:
+            scores: (R, k), a score of each line.
+        """
+        total = scores.new_zeros(self.n_rows, scores.shape[1]).index_add_(0, self.rows, scores)
+        count = torch.bincount(self.rows, minlength=self.n_rows)[:, None]
+        return torch.where(count > 0, total / count.clamp_min(1), scores.mean(dim=0))
+
+
+def received(view: View, kind: Kind) -> Releases:
+    """Return all messages of ``kind`` that the adversary received about training rows.
+
+    Raises:
+        InsufficientView: there is none.
+    """
+    names = view.party.split("+")
+    heard = [m for m in view.messages if m.kind is kind and m.receiver in names and m.split == "train"]
+    heard = [m for m in heard if m.rows is not None and "value" in m.payload]
+    if not heard:
+        raise InsufficientView(f"expected a {kind} about training rows, got none in {len(view.messages)} messages")
+    rows = torch.cat([m.rows for m in heard if m.rows is not None])
+    values = torch.cat([m.payload["value"] for m in heard])
+    return Releases(values, rows, _turns(rows), len(view.features["train"]))
+
+
+def percentiles(releases: Releases, scores: Tensor) -> Tensor:
+    """Return each line's rank (R,) among the lines of its turn, between 0 and 1: scales change as training goes on."""
+    ranks = torch.empty_like(scores)
+    for lines in releases.by_turn():
+        place = torch.argsort(torch.argsort(scores[lines], stable=True), stable=True)
+        ranks[lines] = (place.to(ranks.dtype) + 0.5) / len(lines)
+    return ranks
+
+
+def _turns(rows: Tensor) -> Tensor:
+    """Return how often each entry has occurred before."""
+    order = torch.argsort(rows, stable=True)
+    counts = torch.bincount(rows)
+    starts = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    turns = torch.empty_like(rows)
+    turns[order] = torch.arange(len(rows), device=rows.device) - starts
+    return turns
