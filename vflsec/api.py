@@ -61,6 +61,7 @@ def evaluate(
 def run(spec: EvalSpec, folder: Path, *, jobs: int, device: str) -> Iterable[Record]:
     """Compute what ``folder`` lacks of ``spec``; yield each record when it is on the disk."""
     engine.check_device(device)
+    spec, _ = engine.every_attack(spec)
     engine.check(spec)
     store = Store(folder)
     with store.lock():

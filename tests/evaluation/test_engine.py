@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from vflsec.core import registry
 from vflsec.core.errors import UsageError
 from vflsec.evaluation import engine, runner
 from vflsec.evaluation import spec as specs
@@ -328,3 +329,40 @@ def test_a_cell_does_not_depend_on_what_ran_before_it(tmp_path):
     whole = finish(tmp_path / "whole").records()[last.key]
     assert alone["leak"] == whole["leak"]
     assert alone["utility"] == whole["utility"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "chosen", "left_out"),
+    [
+        ({}, {"mc", "norm", "direction", "spectral"}, {"direct": "needs model.head=none, got linear"}),
+        ({"data": {"options": {"classes": 3}}}, {"mc", "direction"}, {"norm": "is for 2 classes, got 3"}),
+        ({"model": {"head": "none", "aggregation": "sum"}}, {"mc", "direct"}, {}),
+        ({"aux": {"n": 0}}, {"norm", "spectral"}, {"mc": "needs auxiliary labels"}),
+        ({"methods": ["ss-vfl-i"]}, {"mc"}, {"norm": "needs received gradients"}),
+        ({"methods": ["fedsplitnn", "ss-vfl-i"]}, {"mc"}, {"norm": "needs received gradients"}),
+    ],
+)
+def test_all_is_what_can_be_mounted_and_the_others_have_a_reason(changed, chosen, left_out):
+    spec = specs.read({"dataset": "toy", "attacks": ["all"], **changed})
+    found, reasons = engine.every_attack(spec)
+    names = [attack.name for attack in found.attacks]
+    assert set(names) >= chosen
+    assert set(names) | set(reasons) == set(registry.entries("attacks"))
+    assert not set(names) & set(reasons)
+    assert reasons.pop("logistic") == "is part of *alone*"
+    for name, reason in left_out.items():
+        assert reason in reasons[name]
+    engine.check(found)
+
+
+def test_all_keeps_what_is_named_with_options():
+    spec = specs.read({"dataset": "toy", "attacks": ["direction:turns=1", "all"]})
+    found, reasons = engine.every_attack(spec)
+    assert found.attacks[0] == specs.parse_attack("direction:turns=1")
+    assert [attack.name for attack in found.attacks].count("direction") == 1
+    assert "direction" not in reasons
+
+
+def test_without_all_nothing_is_added():
+    spec = specs.read(SETTINGS)
+    assert engine.every_attack(spec) == (spec, {})

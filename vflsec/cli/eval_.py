@@ -71,6 +71,9 @@ def command(
     limit = leak_limits(max_leak)
     spec = specs.read(sweeps(**chosen))
     folder = out or Path("runs") / spec.name
+    spec, left_out = engines.every_attack(spec)
+    for name, reason in left_out.items():
+        click.echo(f"left out: {name}: {reason}", err=True)
     check_limits(spec, limit)
     engines.check_engine(engine)
     engines.check_device(device, here=engine == "local")

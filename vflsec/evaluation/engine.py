@@ -12,8 +12,9 @@ import torch
 from joblib import Parallel, delayed
 
 from vflsec.core import registry
+from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of
-from vflsec.core.errors import UsageError
+from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import Method, World
 from vflsec.core.view import Need
@@ -21,11 +22,17 @@ from vflsec.evaluation import runner
 from vflsec.evaluation.adversary import adversary, draw_auxiliary
 from vflsec.evaluation.plan import Prior, Row, acts_in, build_attack, priors, rows, training_cell
 from vflsec.evaluation.runner import Task
-from vflsec.evaluation.spec import EvalSpec
+from vflsec.evaluation.spec import AttackSpec, EvalSpec
 from vflsec.evaluation.store import Record, Store
 from vflsec.evaluation.world import build_defense, build_method, build_world
 
 Item = TypeVar("Item", Row, Prior)
+
+ALL = "all"
+"""In the place of an attack: every one that can be mounted."""
+
+BASELINE = "logistic"
+"""An attack that needs no federation: it belongs to *alone*."""
 
 
 class Plan(NamedTuple):
@@ -92,14 +99,48 @@ def check(spec: EvalSpec) -> None:
     """
     attacks = [(build_attack(attack), attack.after) for attack in spec.attacks]
     for method, world in _built(spec):
-        party = adversary(world, spec.adversary)
+        adversary(world, spec.adversary)
         if not method.shows:
             continue
-        side = "active" if party.active else "passive"
         for attack, after in attacks:
-            attack.check(side, _shown(method, side, after) - (frozenset() if spec.aux.n else {Need.AUX_LABELS}))
-            attack.suit(world.n_classes, method.model_spec.head)
+            _mount(attack, after, spec, method, world)
         draw_auxiliary(world.active.labels["train"], world.n_classes, spec.aux, world.seed)
+
+
+def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
+    """Return ``spec`` with ``all`` replaced by every attack that can be mounted, and why each other one cannot.
+
+    Raises:
+        UsageError: something else is wrong with ``spec``, or no attack can be mounted.
+    """
+    if ALL not in {attack.name for attack in spec.attacks}:
+        return spec, {}
+    built = [pair for pair in _built(spec) if pair[0].shows]
+    named = [attack for attack in spec.attacks if attack.name != ALL]
+    chosen, left_out = list(named), {BASELINE: "is part of *alone*"}
+    for name in sorted(registry.entries("attacks")):
+        wanted = AttackSpec(name=name)
+        if name == BASELINE or name in {attack.name for attack in named}:
+            continue
+        try:
+            for method, world in built:
+                _mount(build_attack(wanted), None, spec, method, world)
+        except InsufficientView as error:
+            left_out[name] = str(error)
+        else:
+            chosen.append(wanted)
+    if not chosen:
+        raise UsageError(
+            f"expected an attack that {spec.adversary} can mount, got none: {'; '.join(left_out.values())}"
+        )
+    return msgspec.structs.replace(spec, attacks=tuple(chosen)), left_out
+
+
+def _mount(attack: Attack, after: str | None, spec: EvalSpec, method: Method, world: World) -> None:
+    """Raise InsufficientView if the adversary of ``spec`` cannot mount ``attack`` on ``method``."""
+    side = "active" if adversary(world, spec.adversary).active else "passive"
+    attack.check(side, _shown(method, side, after) - (frozenset() if spec.aux.n else {Need.AUX_LABELS}))
+    attack.suit(world.n_classes, method.model_spec.head)
 
 
 def _shown(method: Method, side: str, after: str | None) -> frozenset[Need]:
