@@ -3,6 +3,8 @@
 CATALOGUE = {
     "logistic": "vflsec.attacks.logistic:LogisticRegression",
     "mc": "vflsec.attacks.model_completion:ModelCompletion",
+    "active-mc": "vflsec.attacks.active_model_completion:ActiveModelCompletion",
+    "rank-one": "vflsec.attacks.rank_one:RankOne",
     "direct": "vflsec.attacks.direct:Direct",
     "norm": "vflsec.attacks.norm:Norm",
     "direction": "vflsec.attacks.direction:Direction",

@@ -86,6 +86,7 @@ def test_seeds_are_paired_and_points_averaged(methods):
     }
     part = methods.compare(rows, "a", "b", ("x", "x"), ("y", "y"))
     assert (part.text, part.difference.n) == ("a > b", 2)
+    assert part.verdict == methods.OPEN, "a seed gave no number"
     assert part.difference.mean == pytest.approx((0.1 + 0.1) / 2)
     assert methods._status(rows["a"]["x"]) == "1/3 diverged"
 

@@ -19,12 +19,14 @@ class Releases(NamedTuple):
         values: (R, d) what was said.
         rows: (R,) about which training row.
         turn: (R,) how often something had been said about that row before: its epoch, where an epoch is one exchange.
+        message: (R,) the number of the message that the line is from.
         n_rows: how many training rows there are.
     """
 
     values: Tensor
     rows: Tensor
     turn: Tensor
+    message: Tensor
     n_rows: int
 
     def first(self, turns: int | None) -> Releases:
@@ -32,12 +34,17 @@ class Releases(NamedTuple):
         if turns is None:
             return self
         early = self.turn < turns
-        return Releases(self.values[early], self.rows[early], self.turn[early], self.n_rows)
+        return Releases(self.values[early], self.rows[early], self.turn[early], self.message[early], self.n_rows)
 
     def by_turn(self) -> list[Tensor]:
         """Return the positions of the lines of each turn, turn by turn."""
         order = torch.argsort(self.turn, stable=True)
         return list(torch.split(order, torch.bincount(self.turn).tolist()))
+
+    def by_message(self) -> list[Tensor]:
+        """Return the positions of the lines of each message, in order."""
+        sizes = torch.bincount(self.message)
+        return list(torch.arange(len(self.rows), device=self.rows.device).split(sizes[sizes > 0].tolist()))
 
     def mean(self, scores: Tensor) -> Tensor:
         """Return for each training row (n, k) the mean score of its lines; of rows never spoken of, that of all.
@@ -58,12 +65,16 @@ def received(view: View, kind: Kind) -> Releases:
     """
     names = view.party.split("+")
     heard = [m for m in view.messages if m.kind is kind and m.receiver in names and m.split == "train"]
-    heard = [m for m in heard if m.rows is not None and "value" in m.payload]
+    heard = [m for m in heard if "value" in m.payload]
     if not heard:
         raise InsufficientView(f"expected a {kind} about training rows, got none in {len(view.messages)} messages")
-    rows = torch.cat([m.rows for m in heard if m.rows is not None])
+    about = [m.rows for m in heard if m.rows is not None]
+    rows = torch.cat(about)
     values = torch.cat([m.payload["value"] for m in heard])
-    return Releases(values, rows, _turns(rows), len(view.features["train"]))
+    message = torch.repeat_interleave(
+        torch.arange(len(heard), device=rows.device), torch.tensor([len(r) for r in about], device=rows.device)
+    )
+    return Releases(values, rows, _turns(rows), message, len(view.features["train"]))
 
 
 def percentiles(releases: Releases, scores: Tensor) -> Tensor:

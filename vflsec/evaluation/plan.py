@@ -169,7 +169,8 @@ def priors(spec: EvalSpec) -> Iterator[Prior]:
                 )
                 yield prior
                 if own and attack.name != "logistic" and build_attack(attack).alone():
-                    key = digest(["prior", [own.stage_key(phase) for phase in own.stages], *who])
+                    told = msgspec.to_builtins(own.data)  # the pre-training may be shared; who is guessed is not
+                    key = digest(["prior", [own.stage_key(phase) for phase in own.stages], told, *who])
                     after = f"{label} after {own.method}"
                     yield msgspec.structs.replace(prior, cell=own, label=after, key=key, pretrained=True)
 

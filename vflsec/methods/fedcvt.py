@@ -195,7 +195,7 @@ class _CrossViewTraining(SplitTraining):
         """Yield batches of ``count`` rows, pass after pass; nothing if there are none."""
         order = generator(self.world.seed, "batches", *stream)
         while count:
-            yield from batches(count, self.spec.batch, order, self.world.device)
+            yield from batches(count, min(self.spec.batch, self.world.n_rows("train")), order, self.world.device)
 
     def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
         """One exchange: representations of three batches up, loss, gradients down; every party updates its own models.

@@ -1,0 +1,110 @@
+"""Active model completion: a malicious optimizer makes the top model lean on the adversary's bottom, then MC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from vflsec.attacks.model_completion import ModelCompletion
+
+from vflsec.core.checks import non_negative, one_of, positive
+from vflsec.core.errors import UsageError
+
+TINY = 1e-7
+
+
+class ActiveModelCompletion(ModelCompletion):
+    """Model completion after training one's own bottom model with updates that are larger than agreed.
+
+    Each entry of an update is scaled by r = clamp(1 + gamma · u_t / (u'_{t-1} + 1e-7), 1, largest), where u'_{t-1} is
+    the scaled update before: entries that keep their sign grow, none shrinks. The bottom model then carries more of the
+    task, and more of the labels. The adversary changes nothing but its own optimizer, and sends what it ought to.
+
+    The source has SGD with momentum, and scales the momentum buffer itself, so that scaling accumulates
+    (``feedback``). Where the federation trains by Adam, ``base=adam`` (ours) scales Adam's update; nothing accumulates.
+
+    Costs a training of its own for each cell. Fails where gradients are noise: it enlarges that too.
+
+    Source: Fu et al., USENIX Security 2022, section 4.2, and released code: gamma 1, r in [1, 5], momentum 0.9.
+
+    Args, besides those of ``mc``:
+        gamma: how much a consistent update grows.
+        largest: bound of r.
+        base: ``adam`` or ``sgd``.
+        feedback: with ``sgd``, whether the scaled update is the momentum of the next step.
+    """
+
+    name = "active-mc"
+    reference = "Fu et al., USENIX Security 2022, section 4.2 and released code"
+    verified = "optimizer: equality with the formula; attack: unverified"
+
+    def __init__(
+        self,
+        *,
+        gamma: float = 1.0,
+        largest: float = 5.0,
+        base: Literal["adam", "sgd"] = "adam",
+        feedback: bool = True,
+        **completion: Any,
+    ) -> None:
+        super().__init__(**completion)
+        one_of(("adam", "sgd"), base=base)
+        non_negative(gamma=gamma)
+        positive(largest=largest)
+        if largest < 1:
+            raise UsageError(
+                f"expected largest >= 1, got {largest}: a malicious update is never smaller than an honest one"
+            )
+        self.gamma = gamma
+        self.largest = largest
+        self.base = base
+        self.feedback = feedback
+
+    def optimizer(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """Return the malicious optimizer of the adversary's own bottom model."""
+        return _Malicious(parameters, lr, self.gamma, self.largest, base=self.base, feedback=self.feedback)
+
+
+class _Malicious(torch.optim.Optimizer):
+    """SGD with momentum 0.9, or Adam with its usual numbers, whose consistent updates are enlarged."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], lr: float, gamma: float, largest: float, *, base: str, feedback: bool
+    ) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.gamma, self.largest, self.base, self.feedback = gamma, largest, base, feedback
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        """Update every parameter that has a gradient."""
+        assert closure is None, "no method asks for one"
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group["lr"])
+
+    def _update(self, parameter: nn.Parameter, grad: Tensor, lr: float) -> None:
+        state = self.state[parameter]
+        update = self._momentum(state, grad) if self.base == "sgd" else _adam(state, grad)
+        if "last" in state:
+            update = update * (1 + self.gamma * update / (state["last"] + TINY)).clamp(1.0, self.largest)
+        state["last"] = update.clone()
+        if self.base == "sgd" and self.feedback:
+            state["momentum"] = update.clone()
+        parameter.sub_(update, alpha=lr)
+
+    def _momentum(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+        state["momentum"] = 0.9 * state["momentum"] + grad if "momentum" in state else grad.clone()
+        found: Tensor = state["momentum"]
+        return found
+
+
+def _adam(state: dict[str, Any], grad: Tensor) -> Tensor:
+    """Return Adam's update of this step, of length about one."""
+    step = state["step"] = state.get("step", 0) + 1
+    mean = state["mean"] = 0.9 * state.get("mean", torch.zeros_like(grad)) + 0.1 * grad
+    square = state["square"] = 0.999 * state.get("square", torch.zeros_like(grad)) + 0.001 * grad * grad
+    found: Tensor = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
+    return found
