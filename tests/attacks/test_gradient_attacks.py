@@ -9,6 +9,7 @@ from vflsec.attacks.direct import Direct
 from vflsec.attacks.direction import Direction
 from vflsec.attacks.hint import Hint
 from vflsec.attacks.norm import Norm
+from vflsec.attacks.rank_one import RankOne
 from vflsec.attacks.spectral import Spectral
 from vflsec.attacks.spectral_embedding import SpectralEmbedding
 from vflsec.defenses.iso import IsotropicNoise
@@ -61,6 +62,11 @@ class TestCluster(AttackConformance):
 class TestClusterOnEmbeddings(AttackConformance):
     def make(self):
         return Cluster(source="embedding")
+
+
+class TestRankOne(AttackConformance):
+    def make(self):
+        return RankOne()
 
 
 class TestDirect(AttackConformance):
@@ -225,3 +231,23 @@ def test_direct_refuses_a_trained_head_before_training():
 def test_wrong_numbers_are_refused(make, match):
     with pytest.raises(UsageError, match=match):
         make()
+
+
+@pytest.mark.parametrize("aux", [0, 20])
+@pytest.mark.parametrize("batch", [4, 64])
+def test_rank_one_recovers_every_label_under_a_linear_head(aux, batch):
+    """Class 1 is the rarer, which is all that an adversary without labels has to go by."""
+    world = toy_world(rows=300)
+    keep = torch.cat([torch.arange(0, 210)[world.active.labels["train"] == 0], torch.tensor([], dtype=torch.long)])
+    rare = (world.active.labels["train"] == 1).nonzero().flatten()[:30]
+    rows = torch.cat([keep, rare]).sort().values
+    for party in world.parties.values():
+        party.features["train"] = party.features["train"][rows]
+    world.active.labels["train"] = world.active.labels["train"][rows]
+    transcript = Transcript(frozenset({"passive_1"}), frozenset(Kind))
+    world.channel.taps.append(transcript)
+    trained = FedSplitNN(TrainSpec(epochs=4, batch=batch, lr=5e-3), ModelSpec(bottom=(16,), cut=5)).fit(world)
+    known = draw_auxiliary(world.active.labels["train"], 2, AuxSpec(n=aux), 0) if aux else torch.arange(0)
+    view = view_of(trained, world.parties["passive_1"], known, tuple(transcript.messages))
+    guess = RankOne()(view, seed=0).scores["train"].argmax(dim=1)
+    assert torch.equal(guess, world.active.labels["train"])

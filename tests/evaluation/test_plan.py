@@ -111,3 +111,23 @@ def test_priors_need_no_training_of_their_own():
 def test_what_cannot_run_is_refused_before_any_training(change, error, message):
     with pytest.raises(error, match=message):
         engine.check(specs.read({**SWEEP, **change}))
+
+
+@pytest.mark.parametrize("method", ["fedhssl-simsiam", "ss-vfl-i", "vflhlp-p"])
+def test_what_an_adversary_infers_after_pre_training_alone_depends_on_who_is_guessed(method):
+    """The pre-training is shared by label budgets, the guess is not."""
+    found = []
+    for n_labeled in (100, 200):
+        settings = {"dataset": "toy", "methods": [method], "data": {"n_labeled": n_labeled}, "attacks": ["mc"]}
+        found.append([prior for prior in priors(specs.read(settings)) if prior.pretrained])
+    few, many = found
+    assert few
+    assert not {prior.key for prior in few} & {prior.key for prior in many}
+    assert [p.cell.stage_key("pretrain") for p in few] == [p.cell.stage_key("pretrain") for p in many]
+
+
+def test_a_defence_acts_where_an_option_has_something_said():
+    settings = {"dataset": "toy", "methods": ["fedlocal-simsiam"], "defenses": ["iso@parameters"], "strengths": [1]}
+    with pytest.raises(UsageError, match="acts at parameters, where fedlocal-simsiam says nothing"):
+        engine.check(specs.read(settings))
+    engine.check(specs.read({**settings, "method": {"fedlocal-simsiam": {"pma": True}}}))

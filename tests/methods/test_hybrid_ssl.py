@@ -223,6 +223,29 @@ def test_unknown_options_of_the_self_supervised_method_are_refused():
 
 
 @pytest.mark.parametrize(
+    ("name", "options", "match"),
+    [
+        ("fedlocal-byol", {"momentum": "high"}, "ssl_options: option momentum='high': Expected `float`, got `str`"),
+        ("fedlocal-moco", {"queue": 10.5}, "ssl_options: option queue=10.5: Expected `int`, got `float`"),
+        ("fedlocal-simsiam", {"width": 3}, "ssl_options: unknown option 'width'"),
+    ],
+)
+def test_wrong_options_of_the_self_supervised_method_are_refused(name, options, match):
+    with pytest.raises(UsageError, match=match):
+        make(name, ssl_options=options)
+
+
+def test_batches_of_one_row_are_refused():
+    with pytest.raises(UsageError, match="expected train.pretrain.batch >= 2, got 1"):
+        registry.build("methods", "fedlocal-simsiam", TrainSpec(pretrain=PretrainSpec(batch=1)), ModelSpec())
+    where = world()
+    method = registry.build("methods", "fedsplitnn", TrainSpec(batch=1), ModelSpec(encoder="tabular"))
+    method.build(where)
+    with pytest.raises(UsageError, match="expected train.batch >= 2, got 1"):
+        method.check(where)
+
+
+@pytest.mark.parametrize(
     "name", [name for name in registry.entries("methods") if name.startswith(("fedlocal", "fedhssl"))]
 )
 def test_every_member_takes_the_same_heads(name):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import msgspec
 import torch
@@ -243,6 +243,11 @@ class Method(ABC):
     def __init__(self, train: TrainSpec, model: ModelSpec) -> None:
         self.train_spec = train
         self.model_spec = model
+
+    @classmethod
+    def says(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:  # noqa: ARG003  (for subclasses)
+        """Return the kinds of messages in ``phase``, with the method's ``options``; predicting is as the last one."""
+        return cls.sends[phase if phase in cls.phases else cls.phases[-1]]
 
     @abstractmethod
     def build(self, world: World) -> None:

@@ -10,6 +10,7 @@ import ast
 import hashlib
 import inspect
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -102,22 +103,32 @@ def call(name: str, factory: Any, *args: Any, **options: Any) -> Any:
     Raises:
         UsageError: an unknown option, or one of the wrong type; the message starts with ``name``.
     """
-    function = factory.__init__ if inspect.isclass(factory) else factory
-    known = {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    hints = get_type_hints(function)
-    for option, value in options.items():
-        if option not in known:
-            raise UsageError(f"{name}: {unknown('option', option, known)}")
-        try:
-            options[option] = msgspec.convert(value, hints.get(option, Any))
-        except msgspec.ValidationError as error:
-            raise UsageError(f"{name}: option {option}={value!r}: {error}") from None
+    options = converted(name, factory, options)
     try:
         return factory(*args, **options)
     except VflsecError:
         raise
     except Exception as error:  # a plug-in's own mistake is its user's, not a crash of ours
         raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def converted(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``options``, each checked against the annotation of a keyword-only argument of ``factory``.
+
+    Raises:
+        UsageError: an unknown option, or one of the wrong type; the message starts with ``name``.
+    """
+    function = factory.__init__ if inspect.isclass(factory) else factory
+    known = {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    hints, found = get_type_hints(function), {}
+    for option, value in options.items():
+        if option not in known:
+            raise UsageError(f"{name}: {unknown('option', option, known)}")
+        try:
+            found[option] = msgspec.convert(value, hints.get(option, Any))
+        except msgspec.ValidationError as error:
+            raise UsageError(f"{name}: option {option}={value!r}: {error}") from None
+    return found
 
 
 def identity(kind: str, name: str) -> str:

@@ -44,7 +44,7 @@ class Releases(NamedTuple):
     def by_message(self) -> list[Tensor]:
         """Return the positions of the lines of each message, in order."""
         sizes = torch.bincount(self.message)
-        return list(torch.arange(len(self.rows), device=self.rows.device).split(sizes[sizes > 0].tolist()))
+        return list(torch.split(torch.arange(len(self.rows), device=self.rows.device), sizes[sizes > 0].tolist()))
 
     def mean(self, scores: Tensor) -> Tensor:
         """Return for each training row (n, k) the mean score of its lines; of rows never spoken of, that of all.

@@ -187,27 +187,26 @@ def _check_heard(spec: EvalSpec, methods: Sequence[type[Method]]) -> None:
     them, or its curve would be flat.
     """
     names = ", ".join(m.name for m in methods) or "no method"
+
+    def said(method: type[Method], phase: str) -> frozenset[Kind]:
+        return method.says(phase, spec.method.get(method.name, {}))
+
     for defense in (*spec.defenses, *spec.fixed):
         made = build_defense(msgspec.structs.replace(defense, strength=defense.strength or 1.0))
         for kind in made.at:
-            met = [m for m in methods for p in (*m.phases, "predict") if made.acts(kind, p) and _says(m, p, kind)]
+            met = [m for m in methods for p in (*m.phases, "predict") if made.acts(kind, p) and kind in said(m, p)]
             if not met:
-                known = sorted({f"{p}.{k}" for m in methods for p in m.phases for k in m.sends[p]})
+                known = sorted({f"{p}.{k}" for m in methods for p in m.phases for k in said(m, p)})
                 raise UsageError(
                     f"defense {defense.label} acts at {kind}, where {names} says nothing: "
                     f"choose another --at among {', '.join(known)}"
                 )
-        flat = [m.name for m in methods if made.at and not acts_in(defense, m, m.phases)]
+        flat = [m.name for m in methods if made.at and not acts_in(defense, m, spec.method.get(m.name, {}), m.phases)]
         if defense in spec.defenses and flat:
             raise UsageError(
                 f"defense {defense.label} changes nothing that {', '.join(flat)} says, and its curve would be flat: "
                 f"choose another --at, or fix the defense with --with"
             )
-
-
-def _says(method: type[Method], phase: str, kind: Kind) -> bool:
-    """Whether ``method`` sends messages of ``kind`` in ``phase``; it predicts as its last phase sends embeddings."""
-    return kind in method.sends[phase if phase in method.phases else method.phases[-1]]
 
 
 def evaluate(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         method = registry.load("methods", self.method)
         until = method.phases[: method.phases.index(phase) + 1]
         unlabeled = set(until) <= method.unlabeled
-        acting = [d for d in self.defenses if not unlabeled or acts_in(d, method, until)]
+        acting = [d for d in self.defenses if not unlabeled or acts_in(d, method, self.method_options, until)]
         options = {key: value for key, value in self.method_options.items() if key not in method.late}
         settings = msgspec.structs.replace(self, defenses=tuple(acting), method_options=options)._settings()
         del settings["train"]["target"]
@@ -187,10 +187,10 @@ def build_attack(spec: AttackSpec) -> Attack:
     return attack
 
 
-def acts_in(defense: DefenseSpec, method: type[Method], phases: Iterable[str]) -> bool:
+def acts_in(defense: DefenseSpec, method: type[Method], options: Mapping[str, Any], phases: Iterable[str]) -> bool:
     """Whether ``defense`` changes anything that ``method`` says in one of ``phases``."""
     made = registry.build("defenses", defense.name, defense.strength or 1.0, at=defense.at, **defense.options)
-    return any(made.acts(kind, phase) for phase in phases for kind in method.sends[phase])
+    return any(made.acts(kind, phase) for phase in phases for kind in method.says(phase, options))
 
 
 def _pretrained_alone(spec: EvalSpec, method: str, seed: int) -> Cell | None:

@@ -37,6 +37,11 @@ class FedLocal(HybridSSL):
     sends = {"pretrain": frozenset({Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
     cross, local = False, True
 
+    @classmethod
+    def says(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
+        """Return the kinds of messages; pre-training is silent without ``pma``."""
+        return super().says(phase, options) if phase != "pretrain" or options.get("pma") else frozenset()
+
     def __init__(
         self,
         train: TrainSpec,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.core import registry
-from vflsec.core.checks import non_negative, positive, unknown
+from vflsec.core.checks import non_negative, positive
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
@@ -91,14 +90,13 @@ class HybridSSL(SplitMethod):
         self.interleave = interleave
         self.encoders = encoders
         self.pool = pool
-        self.tower_options = {"projector": projector, "predictor": predictor, **(ssl_options or {})}
-        known = inspect.signature(self.ssl).parameters
-        for option in self.tower_options:
-            if option not in known:
-                raise UsageError(f"{self.name}: ssl_options: {unknown('option', option, known)}")
+        wanted = {"projector": projector, "predictor": predictor, **(ssl_options or {})}
+        self.tower_options = registry.converted(f"{self.name}: ssl_options", self.ssl, wanted)
         spec = train.pretrain
         self.iterations = spec.epochs or 40
         self.batch = spec.batch or 512
+        if self.batch < 2:
+            raise UsageError(f"expected train.pretrain.batch >= 2, got {self.batch}: one row tells BatchNorm nothing")
         self.lr = spec.lr or 0.05 * self.batch / 256 * 0.5 / (0.5 + gamma)
         self._towers: dict[str, dict[str, Siamese]] = {"cross": {}, "local": {}}
 

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from torch import Tensor, nn
 
 from vflsec.core import registry
+from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import Method, ModelSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
@@ -19,6 +20,8 @@ from vflsec.nn.top import Top
 _BOTH = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
 SHOWS = {"passive": _BOTH | {Need.GRADIENTS}, "active": _BOTH | {Need.EMBEDDINGS}}
 """What either side sees of split learning."""
+
+BATCH_NORM = nn.BatchNorm1d | nn.BatchNorm2d
 
 SPLIT = frozenset({Kind.EMBEDDING, Kind.GRADIENT})
 """What is said in split learning."""
@@ -73,8 +76,11 @@ class SplitMethod(Method):
         return found
 
     def check(self, world: World) -> None:
-        """Raise UsageError if validation rows are needed, and there are none."""
+        """Raise UsageError if validation rows are needed, and there are none, or batches are too small."""
         selection_split(self.train_spec, world)
+        layers = (layer for party in world.parties.values() for layer in party.modules.modules())
+        if self.train_spec.batch < 2 and any(isinstance(layer, BATCH_NORM) for layer in layers):
+            raise UsageError(f"expected train.batch >= 2, got {self.train_spec.batch}: one row tells BatchNorm nothing")
 
     def train(self, phase: str, world: World, progress: Progress) -> list[float]:
         """Run the last phase, split learning."""
