@@ -89,12 +89,12 @@ fedsplitnn, iso
 
  λ   attack   utility ↑      leak ↓  rows  on train  alone  chance  advantage   MB  status
  ───────────────────────────────────────────────────────────────────────────────────────────────────
- 0   mc      .776 ±.000  .746 ±.010  test      .746   .676    .500      +.070  6.7  ok
  0   worst   .776 ±.000  .746 ±.010  test      .746   .676    .500      +.070  6.7  ok
- 1   mc      .771 ±.000  .670 ±.010  test      .670   .676    .500      -.006  6.7  ok
+ 0   mc      .776 ±.000  .746 ±.010  test      .746   .676    .500      +.070  6.7  ok
  1   worst   .771 ±.000  .670 ±.010  test      .670   .676    .500      -.006  6.7  ok
- 25  mc               –           –     –         –   .676    .500          –    –  3/5 diverged
+ 1   mc      .771 ±.000  .670 ±.010  test      .670   .676    .500      -.006  6.7  ok
  25  worst            –           –     –         –   .676    .500          –    –  3/5 diverged
+ 25  mc               –           –     –         –   .676    .500          –    –  3/5 diverged
 """
 
 
@@ -115,6 +115,15 @@ def test_the_way_to_a_target_is_three_columns(summary):
     assert list(cells.header[-4:]) == ["epochs to target", "MB to target", "as SS-VFL counts", "status"]
     assert [row[-4:-1] for row in cells.rows] == [["3.0", "5.0", "2.0"], ["–", "–", "–"]]
     assert len({len(cells.header), *map(len, cells.rows)}) == 1
+
+
+def test_the_strongest_attack_comes_first(summary):
+    strong = [msgspec.structs.replace(p, attack="norm") for p in (point(0.0, 0.776, 0.9), point(1.0, 0.771, 0.6))]
+    both = msgspec.structs.replace(summary, points=[*summary.points[:2], *strong], worst=summary.worst[:2])
+    (cells,) = table.points(both)
+    assert [row[:2] for row in cells.rows] == [
+        ["0", "worst"], ["0", "norm"], ["0", "mc"], ["1", "worst"], ["1", "mc"], ["1", "norm"],
+    ]  # fmt: skip
 
 
 def test_each_curve_has_its_own_table(summary):

@@ -32,7 +32,8 @@ class HybridSSL(SplitMethod):
     """Pre-training by self-supervision, then split learning from there (FedHSSL's algorithm 1, with steps left out).
 
     Optimizers are those of the released code: SGD, momentum 0.9, weight decay 3e-5, learning rate 0.05 · B / 256 ·
-    0.5 / (0.5 + gamma) on a cosine over global iterations, the predictor's constant. Fine-tuning follows ``train``, as
+    0.5 / (0.5 + gamma) on a cosine over global iterations, the predictor's constant. (The paper has Adagrad for encoders
+    of click columns; here that is ``train.optimizer``, of fine-tuning alone.) Fine-tuning follows ``train``, as
     every method that it is compared with does.
 
     Class attributes:

@@ -35,7 +35,7 @@ class Cells(NamedTuple):
 
 
 def points(summary: Summary) -> list[Cells]:
-    """Return one table per curve: a row per strength and attack, the strongest adversary last of each strength."""
+    """Return one table per curve: a row per strength and attack, the strongest first."""
     curves: dict[str, list[Point]] = {}
     for point in _interleaved(summary):
         curves.setdefault(f"{point.method}, {point.defense}", []).append(point)
@@ -137,9 +137,13 @@ def _short(text: str) -> str:
 
 
 def _interleaved(summary: Summary) -> list[Point]:
-    """Points in order, each group of one strength followed by its worst."""
-    order = {(p.method, p.defense, p.strength): i for i, p in enumerate(summary.points)}
-    return sorted([*summary.points, *summary.worst], key=lambda p: order[p.method, p.defense, p.strength])
+    """Points in order of curves and strengths; of one strength the worst first, and then the strongest attacks."""
+    order = {(p.method, p.defense, p.strength): i for i, p in reversed(list(enumerate(summary.points)))}
+
+    def place(p: Point) -> tuple[int, bool, float]:
+        return order[p.method, p.defense, p.strength], p.attack != "worst", -(p.leak.mean or 0.0)
+
+    return sorted([*summary.points, *summary.worst], key=place)
 
 
 def _point_row(point: Point, target: float | None) -> list[str]:
