@@ -32,9 +32,9 @@ class HybridSSL(SplitMethod):
     """Pre-training by self-supervision, then split learning from there (FedHSSL's algorithm 1, with steps left out).
 
     Optimizers are those of the released code: SGD, momentum 0.9, weight decay 3e-5, learning rate 0.05 · B / 256 ·
-    0.5 / (0.5 + gamma) on a cosine over global iterations, the predictor's constant. (The paper has Adagrad for encoders
-    of click columns; here that is ``train.optimizer``, of fine-tuning alone.) Fine-tuning follows ``train``, as
-    every method that it is compared with does.
+    0.5 / (0.5 + gamma) on a cosine over global iterations, the predictor's constant. (For encoders of click columns the
+    paper has Adagrad; here that is ``train.optimizer``, of fine-tuning alone.) Fine-tuning follows ``train``, as every
+    method that it is compared with does.
 
     Class attributes:
         ssl: the self-supervised method, a ``Siamese``.
