@@ -47,9 +47,17 @@ class ActiveModelCompletion(ModelCompletion):
         largest: float = 5.0,
         base: Literal["adam", "sgd"] = "adam",
         feedback: bool = True,
-        **completion: Any,
+        mode: Literal["supervised", "mixmatch"] = "supervised",
+        freeze_bottom: bool = True,
+        layers: int = 1,
+        epochs: int | None = None,
+        steps: int = 1024,
+        lr: float | None = None,
+        batch: int | None = None,
     ) -> None:
-        super().__init__(**completion)
+        super().__init__(
+            mode=mode, freeze_bottom=freeze_bottom, layers=layers, epochs=epochs, steps=steps, lr=lr, batch=batch
+        )
         one_of(("adam", "sgd"), base=base)
         non_negative(gamma=gamma)
         positive(largest=largest)

@@ -106,7 +106,7 @@ def run(x: dict[str, Tensor], y: dict[str, Tensor], s: float, seed: int, *, full
     budget = {"epochs": 25, "steps": 1024} if full else {"epochs": 6, "steps": 200}
     attack = registry.build("attacks", "mc", mode="mixmatch", batch=10, lr=2e-3, **budget)
     aux = draw_auxiliary(y["train"], 10, AuxSpec(n=100), seed)
-    guess = attack(view_of(trained, world.passive[0], aux), seed=derive(seed, "attack"))
+    guess = attack(view_of(trained, world.passive, aux), seed=derive(seed, "attack"))
     scored = score(guess, secret_of(world), headline="accuracy", exclude=aux, seed=seed)
     return {
         "main": accuracy(trained.predict("test").numpy(), y["test"].numpy()),

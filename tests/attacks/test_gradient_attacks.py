@@ -178,7 +178,7 @@ def trained_view(classes, *, defenses=(), **model):
     trained = FedSplitNN(TrainSpec(epochs=5, batch=64, lr=5e-3), spec).fit(world)
     labels = world.active.labels["train"]
     rows = draw_auxiliary(labels, classes, AuxSpec(n=20), 0)
-    return view_of(trained, world.parties["passive_1"], rows, tuple(transcript.messages)), labels
+    return view_of(trained, [world.parties["passive_1"]], rows, tuple(transcript.messages)), labels
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -248,6 +248,6 @@ def test_rank_one_recovers_every_label_under_a_linear_head(aux, batch):
     world.channel.taps.append(transcript)
     trained = FedSplitNN(TrainSpec(epochs=4, batch=batch, lr=5e-3), ModelSpec(bottom=(16,), cut=5)).fit(world)
     known = draw_auxiliary(world.active.labels["train"], 2, AuxSpec(n=aux), 0) if aux else torch.arange(0)
-    view = view_of(trained, world.parties["passive_1"], known, tuple(transcript.messages))
+    view = view_of(trained, [world.parties["passive_1"]], known, tuple(transcript.messages))
     guess = RankOne()(view, seed=0).scores["train"].argmax(dim=1)
     assert torch.equal(guess, world.active.labels["train"])

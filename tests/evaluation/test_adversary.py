@@ -1,14 +1,25 @@
 """The adversary's draw and its own test of an attack."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from vflsec.core.attack import Attack
 from vflsec.core.errors import UsageError
+from vflsec.core.message import Kind, Transcript
+from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.releases import received
 from vflsec.core.view import Guess, Need, View
-from vflsec.evaluation.adversary import draw_auxiliary, fold_score
+from vflsec.data.partition import DataSpec
+from vflsec.evaluation import engine
+from vflsec.evaluation import spec as specs
+from vflsec.evaluation.adversary import adversary, draw_auxiliary, fold_score, view_of
 from vflsec.evaluation.spec import AuxSpec
+from vflsec.evaluation.store import Store
+from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.testing.worlds import toy_world
 
 LABELS = torch.tensor([0] * 70 + [1] * 20 + [2] * 10)
 
@@ -76,3 +87,74 @@ def test_folds_hold_out_what_they_score():
 def test_no_folds_no_score(folds):
     view = make_view(torch.zeros(40, 1)).knowing(torch.tensor([0, 1]))
     assert fold_score(NearestNeighbor(), view, "auc", folds, seed=0) is None
+
+
+# Colluding parties
+
+
+def colluding(names, **model):
+    world = toy_world(parties=4, rows=300, data=DataSpec(n_labeled=150, aligned=0.9))
+    transcript = Transcript(frozenset(names.split("+")), frozenset(Kind))
+    world.channel.taps.append(transcript)
+    spec = ModelSpec(**{"bottom": (8,), "cut": 3, **model})
+    trained = FedSplitNN(TrainSpec(epochs=3, batch=32), spec).fit(world)
+    aux = draw_auxiliary(world.active.labels["train"], 2, AuxSpec(n=20), 0)
+    return view_of(trained, adversary(world, names), aux, tuple(transcript.messages)), world
+
+
+def test_colluding_parties_have_what_each_of_them_has_side_by_side():
+    view, world = colluding("passive_1+passive_3")
+    one, other = world.parties["passive_1"], world.parties["passive_3"]
+    assert (view.party, view.side) == ("passive_1+passive_3", "passive")
+    for split in ("train", "test"):
+        assert torch.equal(view.features[split], torch.cat([one.features[split], other.features[split]], dim=1))
+        expected = [party.modules["bottom"](party.features[split]) for party in (one, other)]
+        assert torch.allclose(view.model(view.features[split]), torch.cat(expected, dim=1))
+    assert len(view.unlabeled) == world.n_rows("unlabeled"), "their unaligned rows are of different people"
+    assert {message.receiver for message in view.messages if message.kind is Kind.GRADIENT} == {one.name, other.name}
+
+
+def test_what_colluding_parties_received_stands_side_by_side():
+    view, world = colluding("passive_1+passive_3")
+    both = received(view, Kind.GRADIENT)
+    for k, name in enumerate(("passive_1", "passive_3")):
+        own = received(replace(view, party=name), Kind.GRADIENT)
+        assert torch.equal(both.values[:, 3 * k : 3 * k + 3], own.values)
+        assert torch.equal(both.rows, own.rows)
+        assert torch.equal(both.turn, own.turn)
+    assert both.values.shape == (3 * world.n_rows("train"), 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("passive_9", "unknown adversary 'passive_9'"),
+        ("passive_1+nobody", "unknown adversary 'nobody'"),
+        ("passive_1+passive_1", r"expected different colluding parties, got passive_1\+passive_1"),
+        ("active+passive_1", r"expected passive parties to collude, got active\+passive_1: the active party has"),
+    ],
+)
+def test_adversaries_that_make_no_sense_are_refused(name, match):
+    with pytest.raises(UsageError, match=match):
+        adversary(toy_world(parties=3, rows=100), name)
+
+
+def test_a_collusion_is_evaluated_like_a_party_and_infers_more(tmp_path):
+    """Each of the three passive parties alone has a weak sight of the class."""
+    settings = {"dataset": "toy", "data": {"options": {"parties": 3, "rows": 300, "columns": 2}}, "seeds": 2}
+    settings |= {"attacks": ["mc:epochs=40", "active-mc:epochs=40", "direction"], "train": {"epochs": 5}}
+    found = {}
+    for name in ("passive_1", "passive_1+passive_2"):
+        spec = specs.read({**settings, "adversary": name})
+        engine.check(spec)
+        store = Store(tmp_path / name)
+        records = list(engine.evaluate(engine.plan(spec, store), store))
+        assert {record["status"] for record in records} <= {"ok", "unconverged"}, [r["error"] for r in records]
+        found[name] = records
+    keys = [{record["key"] for record in records} for records in found.values()]
+    assert not keys[0] & keys[1]
+    alone = [
+        np.mean([r["leak"]["test"]["metrics"]["auc"] for r in records if r["attack"]["name"] == "logistic"])
+        for records in found.values()
+    ]
+    assert alone[1] > alone[0]

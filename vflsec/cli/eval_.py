@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--lambda", "--strength", "strengths", multiple=True, help="Strengths, for example 1,5,25; 0 is added.")
 @click.option("--at", "at", multiple=True, help="Where the defense acts: gradient, embedding, parameters.")
 @click.option("--with", "fixed", multiple=True, help="NAME:knob=value@point: a further defense that stays as it is.")
-@click.option("--adversary", help="The attacking party.  [default: passive_1]")
+@click.option("--adversary", help="The attacking party, or a+b for two that collude.  [default: passive_1]")
 @click.option("--seeds", type=click.IntRange(min=1), help="Repetitions.  [default: 5]")
 @settings
 @config

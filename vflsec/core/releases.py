@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vflsec.core.errors import InsufficientView
-from vflsec.core.message import Kind
+from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 
 
@@ -60,17 +60,27 @@ class Releases(NamedTuple):
 def received(view: View, kind: Kind) -> Releases:
     """Return all messages of ``kind`` that the adversary received about training rows.
 
+    What colluding parties received about the same rows in the same step stands side by side.
+
     Raises:
         InsufficientView: there is none.
     """
     names = view.party.split("+")
-    heard = [m for m in view.messages if m.kind is kind and m.receiver in names and m.split == "train"]
-    heard = [m for m in heard if "value" in m.payload]
+    heard: dict[tuple[str, int], list[Message]] = {}
+    for m in view.messages:
+        if (
+            m.kind is kind
+            and m.receiver in names
+            and m.split == "train"
+            and m.rows is not None
+            and "value" in m.payload
+        ):
+            heard.setdefault((m.phase, m.step), []).append(m)
     if not heard:
         raise InsufficientView(f"expected a {kind} about training rows, got none in {len(view.messages)} messages")
-    about = [m.rows for m in heard if m.rows is not None]
+    about = [messages[0].rows for messages in heard.values() if messages[0].rows is not None]
+    values = torch.cat([torch.cat([m.payload["value"] for m in messages], dim=1) for messages in heard.values()])
     rows = torch.cat(about)
-    values = torch.cat([m.payload["value"] for m in heard])
     message = torch.repeat_interleave(
         torch.arange(len(heard), device=rows.device), torch.tensor([len(r) for r in about], device=rows.device)
     )

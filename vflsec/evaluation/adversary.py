@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from sklearn.model_selection import StratifiedKFold
@@ -18,19 +20,27 @@ from vflsec.core.seeds import derive
 from vflsec.core.view import Secret, View
 from vflsec.evaluation.spec import AuxSpec
 from vflsec.nn.bottoms import untrained
+from vflsec.nn.side_by_side import SideBySide
 
 SPLITS = ("train", "test")
 
 
-def adversary(world: World, name: str) -> Party:
-    """Return the attacking party.
+def adversary(world: World, name: str) -> tuple[Party, ...]:
+    """Return the attacking party, or the colluding parties of ``passive_1+passive_2``.
 
     Raises:
-        UsageError: no such party.
+        UsageError: no such party, the same one twice, or the active party among several: it has the labels.
     """
-    if name not in world.parties:
-        raise UsageError(unknown("adversary", name, world.parties))
-    return world.parties[name]
+    names = name.split("+")
+    for one in names:
+        if one not in world.parties:
+            raise UsageError(unknown("adversary", one, world.parties))
+    parties = tuple(world.parties[one] for one in names)
+    if len(set(names)) < len(names):
+        raise UsageError(f"expected different colluding parties, got {name}: name each once")
+    if len(parties) > 1 and any(party.active for party in parties):
+        raise UsageError(f"expected passive parties to collude, got {name}: the active party has the labels")
+    return parties
 
 
 def secret_of(world: World) -> Secret:
@@ -38,19 +48,33 @@ def secret_of(world: World) -> Secret:
     return Secret({split: world.active.labels[split].cpu() for split in SPLITS})
 
 
-def view_of(trained: Trained, party: Party, aux_rows: Tensor, messages: tuple[Message, ...] = ()) -> View:
-    """Return what ``party`` legitimately has after training, and the labels of its auxiliary samples."""
-    world = trained.world
+def view_of(trained: Trained, parties: Sequence[Party], aux_rows: Tensor, messages: tuple[Message, ...] = ()) -> View:
+    """Return what the attacking parties legitimately have after training, and the labels of their auxiliary samples.
+
+    Colluding parties put their columns and their bottom models side by side, and have in common the aligned rows alone.
+    """
+    world, first = trained.world, parties[0]
+    models = [trained.method.representation(party).eval() for party in parties]
+    together = SideBySide(models, [party.n_features for party in parties]) if len(parties) > 1 else models[0]
+    rows = ["unlabeled"] if len(parties) > 1 else ["unlabeled", "local"]
     return View(
-        party=party.name,
-        side="active" if party.active else "passive",
+        party="+".join(party.name for party in parties),
+        side="active" if first.active else "passive",
         n_classes=world.n_classes,
-        features={split: party.features[split] for split in SPLITS},
-        model=trained.method.representation(party).eval(),
+        features={split: _columns(parties, split) for split in SPLITS},
+        model=together.eval(),
         aux_rows=aux_rows.to(world.device),
         aux_labels=world.active.labels["train"][aux_rows.to(world.device)],
         messages=messages,
-        unlabeled=torch.cat([party.features["unlabeled"], party.features["local"]]),
+        unlabeled=torch.cat([_columns(parties, split) for split in rows]),
+    )
+
+
+def _columns(parties: Sequence[Party], split: str) -> Tensor:
+    return (
+        torch.cat([party.features[split] for party in parties], dim=1)
+        if len(parties) > 1
+        else parties[0].features[split]
     )
 
 

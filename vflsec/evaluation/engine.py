@@ -138,7 +138,7 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
 
 def _mount(attack: Attack, after: str | None, spec: EvalSpec, method: Method, world: World) -> None:
     """Raise InsufficientView if the adversary of ``spec`` cannot mount ``attack`` on ``method``."""
-    side = "active" if adversary(world, spec.adversary).active else "passive"
+    side = "active" if adversary(world, spec.adversary)[0].active else "passive"
     attack.check(side, _shown(method, side, after) - (frozenset() if spec.aux.n else {Need.AUX_LABELS}))
     attack.suit(world.n_classes, method.model_spec.head)
 

@@ -87,7 +87,7 @@ def _optimizers(cell: Cell) -> dict[str, OptimizerFactory]:
     if cell.malicious is None:
         return {}
     party, attack = cell.malicious
-    return {party: registry.build("attacks", attack.name, **attack.options).optimizer}
+    return {name: registry.build("attacks", attack.name, **attack.options).optimizer for name in party.split("+")}
 
 
 @lru_cache(maxsize=1)

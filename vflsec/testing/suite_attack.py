@@ -182,7 +182,7 @@ def _trained(
     spec = ModelSpec(**{"bottom": (16,), **dict(model)})
     trained = FedSplitNN(TrainSpec(epochs=15, batch=64, lr=5e-3), spec).fit(world)
     rows = draw_auxiliary(world.active.labels["train"], world.n_classes, AuxSpec(n=aux), seed)
-    view = view_of(trained, world.parties[name], rows, tuple(transcript.messages))
+    view = view_of(trained, [world.parties[name]], rows, tuple(transcript.messages))
     return Scene(trained, view, secret_of(world))
 
 
