@@ -131,3 +131,21 @@ def test_a_defence_acts_where_an_option_has_something_said():
     with pytest.raises(UsageError, match="acts at parameters, where fedlocal-simsiam says nothing"):
         engine.check(specs.read(settings))
     engine.check(specs.read({**settings, "method": {"fedlocal-simsiam": {"pma": True}}}))
+
+
+def test_methods_share_the_logistic_regression_of_their_data_and_nothing_else():
+    def logistic(**changed):
+        settings = {"dataset": "toy", "methods": ["fedsplitnn", "ss-vfl-c"], "seeds": 1, **changed}
+        return [p.key for p in priors(specs.read(settings)) if p.attack.name == "logistic"]
+
+    one, other = logistic()
+    assert one == other
+    for changed in (
+        {"data": {"n_labeled": 100}},
+        {"aux": {"n": 20}},
+        {"adversary": "passive_1+passive_2"},
+        {"seeds": 2},
+    ):
+        assert set(logistic(**changed)) - {one}
+    found = [p.key for p in priors(specs.read({"dataset": "toy", "methods": ["fedsplitnn", "ss-vfl-c"], "seeds": 1}))]
+    assert len(set(found)) == len(found) - 1

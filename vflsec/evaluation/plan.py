@@ -50,6 +50,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return digest(self._settings())
 
     @property
+    def data_key(self) -> str:
+        """Sixteen hex digits that name the split data, which methods have in common."""
+        settings = self._settings()
+        return digest(["data", settings["dataset"], settings["data"], self.seed])
+
+    @property
     def stages(self) -> tuple[str, ...]:
         """All phases but the last."""
         return tuple(registry.load("methods", self.method).phases[:-1])
@@ -159,14 +165,9 @@ def priors(spec: EvalSpec) -> Iterator[Prior]:
             for attack, label in candidates:
                 struck = msgspec.structs.replace(attack, after=None)
                 who = [_attack_settings(struck), spec.adversary, msgspec.to_builtins(spec.aux)]
-                prior = Prior(
-                    method=method,
-                    cell=cell,
-                    attack=struck,
-                    label=label,
-                    seed=seed,
-                    key=digest(["prior", cell.key, *who]),
-                )
+                fitted = cell.data_key if attack.name == "logistic" else cell.key  # the regression reads no model
+                key = digest(["prior", fitted, *who])
+                prior = Prior(method=method, cell=cell, attack=struck, label=label, seed=seed, key=key)
                 yield prior
                 if own and attack.name != "logistic" and build_attack(attack).alone():
                     told = msgspec.to_builtins(own.data)  # the pre-training may be shared; who is guessed is not
