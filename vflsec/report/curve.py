@@ -60,7 +60,8 @@ def draw(summary: Summary) -> Curve:
     axes = figure.add_subplot()
     curves = lines(summary)
     for i, line in enumerate(curves):
-        _draw_line(axes, line, COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)], i if len(curves) > 1 else None)
+        marker = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]  # the seventh has the first's colour, not its marker
+        _draw_line(axes, line, COLORS[i % len(COLORS)], marker, i if len(curves) > 1 else None)
     _draw_baselines(axes, summary)
     metric = LABELS.get(summary.metric, summary.metric)
     axes.set_xlabel(f"utility: {metric} of the joint model on test rows (higher is better)")
