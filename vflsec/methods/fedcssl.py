@@ -67,7 +67,11 @@ class FedCSSLSimSiam(FedCSSL):
 
 
 class FedCSSLBYOL(FedCSSL):
-    """BYOL across parties on aligned rows, then split learning."""
+    """BYOL across parties on aligned rows, then split learning.
+
+    The released code's step across parties has one loss for SimSiam and BYOL, and no moving average: where this step is
+    all there is, the two are the same.
+    """
 
     name = "fedcssl-byol"
     prior = "fedlocal-byol"
