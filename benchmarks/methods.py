@@ -158,8 +158,6 @@ EXPERIMENTS = {
         BUDGETS,
         "400 labels",
         (*SUPERVISED, *family("simsiam"), *OTHERS),
-        CROSS,
-        ALIGNED,
     ),
     "credit-default": Experiment(
         "credit-default",
