@@ -118,6 +118,8 @@ def test_repr_and_card():
         "recovers": "labels",
         "adversary": "passive",
         "needs": "own features, received gradients",
+        "classes": "any number",
+        "head": "any",
         "reference": "made for a test",
         "verified": "unverified",
         "version": 1,

@@ -127,22 +127,22 @@ def test_a_constructor_that_fails_gets_one_line(tmp_path):
 
 
 def test_an_entry_point_that_does_not_import_gets_one_line(plugged):
-    plugged(("spectral", "no_such_module:Spectral", "their-package"))
-    with pytest.raises(UsageError, match="'spectral' from their-package 1.2 cannot be imported: No module named"):
-        registry.load("attacks", "spectral")
+    plugged(("telepathy", "no_such_module:Telepathy", "their-package"))
+    with pytest.raises(UsageError, match="'telepathy' from their-package 1.2 cannot be imported: No module named"):
+        registry.load("attacks", "telepathy")
 
 
 def test_a_plugin_is_listed_under_its_package(plugged):
-    plugged(("spectral", "their.module:Spectral", "their-package"), ("odd", "odd:Odd", None))
+    plugged(("telepathy", "their.module:Telepathy", "their-package"), ("odd", "odd:Odd", None))
     found = registry.entries("attacks")
-    assert found["spectral"] == Entry("spectral", "their.module:Spectral", "their-package 1.2")
-    assert registry.summary(found["spectral"]) == "plug-in from their-package 1.2"
+    assert found["telepathy"] == Entry("telepathy", "their.module:Telepathy", "their-package 1.2")
+    assert registry.summary(found["telepathy"]) == "plug-in from their-package 1.2"
     assert found["odd"].origin == "unknown package"
-    assert registry.identity("attacks", "spectral") == "spectral@their-package 1.2"
+    assert registry.identity("attacks", "telepathy") == "telepathy@their-package 1.2"
 
 
 def test_a_plugin_must_not_take_a_built_in_name(plugged):
-    plugged(("mc", "their.module:Spectral", "their-package"))
+    plugged(("mc", "their.module:Telepathy", "their-package"))
     with pytest.raises(UsageError, match="plug-in their-package 1.2 claims the name 'mc' in attacks, which is taken"):
         registry.entries("attacks")
 

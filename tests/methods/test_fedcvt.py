@@ -22,6 +22,8 @@ from vflsec.testing.worlds import toy_world
 
 EVERY_SORT = DataSpec(n_labeled=40, aligned=0.8, overlap=0.7, validation=0.1)
 LABELLED_LOCAL = DataSpec(aligned=0.5, overlap=0.7)
+MANY_LABELS = DataSpec(n_labeled=65, aligned=0.8, overlap=0.7)
+"""More rows with a label than of any other sort."""
 SORTS = ("train", "unlabeled", "local")
 RULES = ("shared", "orthogonal", "estimate")
 
@@ -270,7 +272,7 @@ def one_update(made, world):
     return loss[0]
 
 
-@pytest.mark.parametrize("data", [EVERY_SORT, LABELLED_LOCAL])
+@pytest.mark.parametrize("data", [MANY_LABELS, DataSpec(aligned=0.9, overlap=0.8)])
 def test_an_update_is_that_of_one_network_in_one_piece(data):
     """Without parties and wire: the sum of both parties' terms, one graph."""
     made = method(train={"epochs": 1, "batch": 500}, threshold=0.5, orthogonal=0.5)
@@ -310,9 +312,9 @@ def test_an_update_is_that_of_one_network_in_one_piece(data):
 def test_traffic_is_exact_and_as_much_comes_down_as_goes_up(local_steps):
     world = make_world()
     trained = method(train={"epochs": 2, "batch": 500, "local_steps": local_steps}).fit(world)
-    rows = sum(len(world.passive[0].features[split]) for split in SORTS)
-    assert all(len(world.passive[0].features[split]) > 10 for split in SORTS)
-    nbytes = 2 * rows * 6 * 4
+    n, sizes = world.n_rows("train"), [len(world.passive[0].features[split]) for split in SORTS]
+    assert all(n <= size < 2 * n for size in sizes), "two updates: a batch of n rows, then what is left over"
+    nbytes = sum(min(size, n) + (size - n if size > n else n) for size in sizes) * 6 * 4
     expected = {
         Route("train", "passive_1", "active", Kind.EMBEDDING): nbytes,
         Route("train", "active", "passive_1", Kind.GRADIENT): nbytes,
@@ -420,7 +422,8 @@ def test_the_active_partys_own_defences_act_on_all_it_receives_and_uses():
     world = make_world(data=LABELLED_LOCAL)
     world.active.defenses = (guard,)
     trained = method(train={"epochs": 1, "batch": 500}).fit(world)
-    assert seen == [len(world.passive[0].features[split]) for split in SORTS if len(world.passive[0].features[split])]
+    sizes = [len(world.passive[0].features[split]) for split in SORTS]
+    assert seen == [min(size, world.n_rows("train")) for size in sizes if size], "as many of each sort as have labels"
     assert penalised == [(world.n_rows("train"), world.n_rows("train"), 0)]
     assert sorted(changed) == sorted([world.n_rows("train"), world.n_rows("local")])
     before = trained.predict("test")

@@ -28,6 +28,7 @@ EXEMPT: dict[str, dict[str, str]] = {  # by plug-in: checks that do not apply, a
         "test_a_nan_is_a_divergence": "trees take a missing value for what it is",
         "test_equal_seeds_give_equal_parameters": "nothing is drawn without bagging: another seed changes nothing",
     },
+    "fedcvt": {"test_any_number_of_parties_and_classes": "it is a method of exactly two parties"},
 }  # fmt: skip
 SMALL = {"projector": 16, "predictor": 8}  # heads of self-supervised methods
 
