@@ -37,5 +37,5 @@ class SpectralEmbedding(Attack):
         with torch.no_grad():
             embedded = {split: view.model(own) for split, own in view.features.items()}
         together = principal(torch.cat(list(embedded.values())))
-        parts = dict(zip(embedded, together.split([len(h) for h in embedded.values()]), strict=True))
+        parts = dict(zip(embedded, torch.split(together, [len(h) for h in embedded.values()]), strict=True))
         return Guess({split: oriented(view, score, train=parts["train"]) for split, score in parts.items()})
