@@ -85,7 +85,7 @@ class _Malicious(torch.optim.Optimizer):
         self.gamma, self.largest, self.base, self.feedback = gamma, largest, base, feedback
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  (it returns no loss)
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # returns no loss
         """Update every parameter that has a gradient."""
         assert closure is None, "no method asks for one"
         for group in self.param_groups:
