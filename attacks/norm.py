@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import oriented
+from vflsec.core.auxiliary import divided
 from vflsec.core.message import Kind
 from vflsec.core.releases import percentiles, received
 from vflsec.core.view import Guess, Need, View
@@ -43,4 +43,4 @@ class Norm(Attack):
         releases = received(view, Kind.GRADIENT).first(self.turns)
         lengths = torch.linalg.vector_norm(releases.values, dim=1)
         score = releases.mean(percentiles(releases, lengths)[:, None])[:, 0]
-        return Guess({"train": oriented(view, score)}, budget={"releases": len(lengths)})
+        return Guess({"train": divided(view, score)}, budget={"releases": len(lengths)})

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import oriented
+from vflsec.core.auxiliary import divided
 from vflsec.core.message import Kind
 from vflsec.core.releases import percentiles, received
 from vflsec.core.view import Guess, Need, View
@@ -48,7 +48,7 @@ class Spectral(Attack):
             scores[lines] = found * (sign if sign else 1.0)
             agreed[rows] += scores[lines] / scores[lines].std().clamp_min(torch.finfo(scores.dtype).tiny)
         score = releases.mean(percentiles(releases, scores)[:, None])[:, 0]
-        return Guess({"train": oriented(view, score)}, budget={"releases": len(scores)})
+        return Guess({"train": divided(view, score)}, budget={"releases": len(scores)})
 
 
 def principal(values: Tensor) -> Tensor:

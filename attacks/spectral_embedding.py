@@ -6,7 +6,7 @@ import torch
 from vflsec.attacks.spectral import principal
 
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import oriented
+from vflsec.core.auxiliary import divided
 from vflsec.core.view import Guess, Need, View
 
 
@@ -38,4 +38,4 @@ class SpectralEmbedding(Attack):
             embedded = {split: view.model(own) for split, own in view.features.items()}
         together = principal(torch.cat(list(embedded.values())))
         parts = dict(zip(embedded, torch.split(together, [len(h) for h in embedded.values()]), strict=True))
-        return Guess({split: oriented(view, score, train=parts["train"]) for split, score in parts.items()})
+        return Guess({split: divided(view, score, train=parts["train"]) for split, score in parts.items()})

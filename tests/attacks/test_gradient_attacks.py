@@ -134,6 +134,17 @@ def test_spectral_projects_on_the_axis_of_the_classes(distance, aux):
     assert near(found if aux else max(found, 1 - found), stats.norm.cdf(np.sqrt(2) * distance))
 
 
+@pytest.mark.parametrize("aux", [0, 100])
+def test_norm_and_spectral_guess_both_classes(aux):
+    """Their recovery accuracy is that of a threshold, not that of always saying 1."""
+    for attack, view, y, expected in (
+        (Norm(), *gaussian(np.zeros((2, 10)), [1.0, 3.0], aux=aux), 0.97),
+        (Spectral(), *gaussian([[-1.5, 0], [1.5, 0]], [1.0, 1.0], aux=aux), 0.92),
+    ):
+        right = (attack(view, seed=0).scores["train"].argmax(dim=1) == y).double().mean().item()
+        assert max(right, 1 - right if not aux else right) > expected - 0.02
+
+
 def test_spectral_without_labels_takes_the_longer_tail_for_class_1():
     rare = (torch.arange(ROWS) % 10 == 0).long()
     view, y = gaussian([[0, 0], [4, 4]], [0.5, 0.5], labels=rare, aux=0, turns=3)

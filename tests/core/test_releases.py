@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vflsec.core.auxiliary import oriented, references
+from vflsec.core.auxiliary import divided, oriented, references
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Message
 from vflsec.core.releases import percentiles, received
@@ -67,6 +67,26 @@ def test_a_score_is_turned_to_what_the_known_labels_say():
     assert torch.equal(oriented(down, score)[:, 1], -score)
     assert torch.equal(oriented(one_sided, score)[:, 1], score), "one class cannot tell"
     assert torch.equal(oriented(down, score[:2], train=score)[:, 1], -score[:2])
+
+
+def test_an_order_is_divided_where_the_known_labels_are_best_served():
+    score = torch.tensor([0.1, 0.2, 0.3, 0.6, 0.7, 0.9])
+    view = make_view([[0]], n_rows=6, aux=([0, 1, 3, 5], [0, 0, 0, 1]))
+    assert torch.allclose(divided(view, score)[:, 1], score - 0.75)
+    turned = make_view([[0]], n_rows=6, aux=([0, 1, 3, 5], [1, 1, 1, 0]))
+    assert torch.allclose(divided(turned, score)[:, 1], 0.75 - score)
+    assert torch.allclose(divided(view, score[:2], train=score)[:, 1], score[:2] - 0.75)
+    unknowing = make_view([[0]], n_rows=6)
+    assert torch.allclose(divided(unknowing, score)[:, 1], score - score.median())
+
+
+def test_classes_weigh_the_same_in_a_division():
+    """Nine of class 0 and one of class 1: to call all of them 0 would be right nine times of ten."""
+    score = torch.cat([torch.linspace(0, 1, 9), torch.tensor([0.8])])
+    view = make_view([[0]], n_rows=10, aux=(list(range(10)), [0] * 9 + [1]))
+    found = divided(view, score)[:, 1] > 0
+    assert found[9]
+    assert found[:9].sum() == 2  # 0.875 and 1
 
 
 def test_references_are_a_draw_of_the_known_rows_of_each_class():

@@ -14,14 +14,47 @@ def oriented(view: View, score: Tensor, *, train: Tensor | None = None) -> Tenso
 
     Args:
         view: of the adversary; without labels of both classes the score stays as it is.
-        score: the larger, the likelier class 1.
+        score: the larger, the likelier class 1, which is guessed above 0.
         train: (n_train,) the same score of the training rows, where the auxiliary samples are; None for ``score``.
     """
-    known = (score if train is None else train)[view.aux_rows].cpu()
-    labels = view.aux_labels.cpu().numpy()
-    if len(set(labels.tolist())) == 2 and metrics.auc(torch.stack([-known, known], dim=1).numpy(), labels) < 0.5:
+    known, labels = _known(view, score if train is None else train)
+    if known is not None and metrics.auc(torch.stack([-known, known], dim=1).numpy(), labels.numpy()) < 0.5:
         score = -score
     return torch.stack([-score, score], dim=1)
+
+
+def divided(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor:
+    """Return what ``oriented`` does, for a score that has an order and no zero: its zero is where it divides best.
+
+    That is the threshold with the most auxiliary labels on their side, each class weighing the same, for they may have
+    been drawn evenly from uneven classes; the median of the training rows where no label is known. A guess without a
+    threshold would be of one class, and its recovery accuracy would flatter a defence.
+
+    Args:
+        view: of the adversary.
+        score: the larger, the likelier class 1.
+        train: (n_train,) the same score of the training rows; None for ``score``.
+    """
+    train = score if train is None else train
+    turned, own = (oriented(view, one, train=train)[:, 1] for one in (score, train))
+    known, labels = _known(view, own)
+    zero = own.median() if known is None else _threshold(known, labels)
+    return torch.stack([zero - turned, turned - zero], dim=1)
+
+
+def _known(view: View, train: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Return the scores and labels of the auxiliary samples, no scores where they are of one class."""
+    labels = view.aux_labels.cpu()
+    return (train[view.aux_rows].cpu() if len(set(labels.tolist())) == 2 else None), labels
+
+
+def _threshold(known: Tensor, labels: Tensor) -> Tensor:
+    """Return the midpoint between two neighbouring scores with the best balanced accuracy."""
+    order = torch.argsort(known)
+    ones, zeros = labels[order] == 1, labels[order] == 0
+    right = zeros.cumsum(0) / zeros.sum() + 1 - ones.cumsum(0) / ones.sum()  # with everything up to here as class 0
+    best = int(right[:-1].argmax())
+    return (known[order[best]] + known[order[best + 1]]) / 2
 
 
 def references(view: View, limit: int | None, rng: torch.Generator) -> list[Tensor]:
