@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
-
 from vflsec.core.message import Kind
-from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.hybrid_ssl import HybridSSL
 from vflsec.methods.split_method import SHOWS, SPLIT
@@ -21,53 +17,13 @@ class FedGSSL(HybridSSL):
     Source: FedHSSL (He et al. 2022, arXiv 2208.10278), algorithm 1 without step 3, section V-C; ``encoders=local`` is
     FedGSSL* of table V.
 
-    Args:
-        train: how models are fitted.
-        model: the shape of the networks.
-        boundary: the protocol at the cut layer in fine-tuning.
-        gamma: weight of the cross-party guidance; 0 is FedLocalSSL for the local encoders, bit for bit.
-        local_updates: of each party on one exchange of step 1, e in the paper.
-        interleave: take steps 1 and 2 batch by batch, as the released code does, not one after the other.
-        encoders: which make the embedding in fine-tuning, ``both`` (FedGSSL) or ``local`` (FedGSSL*).
-        pool: how both are joined, ``mean`` or ``concat``.
-        projector: width of the projector.
-        predictor: width of the predictor's hidden layer.
-        ssl_options: of the self-supervised method.
+    Args: those of ``HybridSSL``.
     """
 
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, algorithm 1, steps 1 and 2; table V"
     sends = {"pretrain": frozenset({Kind.EMBEDDING}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
     shows = {**SHOWS, "passive": SHOWS["passive"] | {Need.EMBEDDINGS}}  # noqa: RUF012
     cross, local = True, True
-
-    def __init__(
-        self,
-        train: TrainSpec,
-        model: ModelSpec,
-        *,
-        boundary: str = "plain",
-        gamma: float = 0.5,
-        local_updates: int = 1,
-        interleave: bool = False,
-        encoders: Literal["both", "local"] = "both",
-        pool: Literal["mean", "concat"] = "mean",
-        projector: int = 512,
-        predictor: int = 128,
-        ssl_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            train,
-            model,
-            boundary=boundary,
-            gamma=gamma,
-            local_updates=local_updates,
-            interleave=interleave,
-            encoders=encoders,
-            pool=pool,
-            projector=projector,
-            predictor=predictor,
-            ssl_options=ssl_options,
-        )
 
 
 class FedGSSLSimSiam(FedGSSL):

@@ -54,8 +54,15 @@ class FedLocal(HybridSSL):
         ssl_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
-            train, model, boundary=boundary, pma=pma, projector=projector, predictor=predictor, ssl_options=ssl_options
+            train,
+            model,
+            boundary=boundary,
+            gamma=0.0,
+            projector=projector,
+            predictor=predictor,
+            ssl_options=ssl_options,
         )
+        self.pma = pma
 
 
 class FedLocalSimSiam(FedLocal):

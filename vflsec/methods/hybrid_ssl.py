@@ -40,13 +40,13 @@ class HybridSSL(SplitMethod):
         ssl: the self-supervised method, a ``Siamese``.
         cross: whether aligned rows train cross-party encoders (step 1).
         local: whether each party's own rows train a local encoder (step 2), guided if ``cross``.
+        pma: whether a server averages local top encoders, projectors and predictors (step 3).
 
     Args:
         train: how models are fitted; ``pretrain`` defaults to 40 global iterations with batches of 512.
         model: the shape of the networks.
         boundary: the protocol at the cut layer in fine-tuning.
-        gamma: weight of the guidance.
-        pma: whether a server averages local top encoders, projectors and predictors (step 3).
+        gamma: weight of the cross-party guidance; 0 is FedLocalSSL for the local encoders, bit for bit.
         local_updates: of each party on one exchange of step 1, e in the paper.
         interleave: take steps 1 and 2 batch by batch, as the released code does, not one after the other.
         encoders: which make the embedding in fine-tuning, ``both`` or ``local``.
@@ -65,6 +65,7 @@ class HybridSSL(SplitMethod):
     ssl: ClassVar[type[Siamese]]
     cross: ClassVar[bool]
     local: ClassVar[bool]
+    pma: bool = False
 
     def __init__(
         self,
@@ -72,8 +73,7 @@ class HybridSSL(SplitMethod):
         model: ModelSpec,
         *,
         boundary: str = "plain",
-        gamma: float = 0.0,
-        pma: bool = False,
+        gamma: float = 0.5,
         local_updates: int = 1,
         interleave: bool = False,
         encoders: Literal["both", "local"] = "both",
@@ -86,7 +86,6 @@ class HybridSSL(SplitMethod):
         non_negative(gamma=gamma)
         positive(local_updates=local_updates, projector=projector, predictor=predictor)
         self.gamma = gamma
-        self.pma = pma
         self.local_updates = local_updates
         self.interleave = interleave
         self.encoders = encoders
