@@ -363,6 +363,12 @@ def test_all_keeps_what_is_named_with_options():
     assert "direction" not in reasons
 
 
+def test_all_strikes_at_the_end_beside_what_is_named_after_a_phase():
+    spec = specs.read({"dataset": "toy", "methods": ["ss-vfl-c"], "attacks": ["mc@pretrain", "all"]})
+    found, _ = engine.every_attack(spec)
+    assert [attack.after for attack in found.attacks if attack.name == "mc"] == ["pretrain", None]
+
+
 def test_without_all_nothing_is_added():
     spec = specs.read(SETTINGS)
     assert engine.every_attack(spec) == (spec, {})

@@ -120,7 +120,7 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     chosen, left_out = list(named), {BASELINE: "is part of *alone*"}
     for name in sorted(registry.entries("attacks")):
         wanted = AttackSpec(name=name)
-        if name == BASELINE or name in {attack.name for attack in named}:
+        if name == BASELINE or name in {attack.name for attack in named if attack.after is None}:
             continue
         try:
             for method, world in built:
