@@ -45,7 +45,7 @@ class Checkpoint:
                 found = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
                 tensors |= {f"optimizer/{k}/{index}/{key}": value for key, value in found.items()}
         facts = {"history": list(history), "traffic": [[*route, nbytes] for route, nbytes in traffic.items()]}
-        temporary = self.path.with_suffix(f".{os.getpid()}")
+        temporary = self.path.with_name(f"{self.path.name}-{os.getpid()}")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         save_file(
             {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()},

@@ -71,11 +71,7 @@ def view_of(trained: Trained, parties: Sequence[Party], aux_rows: Tensor, messag
 
 
 def _columns(parties: Sequence[Party], split: str) -> Tensor:
-    return (
-        torch.cat([party.features[split] for party in parties], dim=1)
-        if len(parties) > 1
-        else parties[0].features[split]
-    )
+    return torch.cat([party.features[split] for party in parties], dim=1)
 
 
 def alone(view: View, seed: int) -> View:

@@ -134,7 +134,7 @@ class Store:
             self._records.unlink(missing_ok=True)
             for facts in self.folder.glob("cells/*/cell.json"):
                 CellFolder(facts.parent).remove()
-            for partial in self.folder.glob("cells/*.partial"):
+            for partial in self.folder.glob("cells/*.partial*"):
                 partial.unlink()
 
     def write_settings(self, spec_toml: str) -> None:
