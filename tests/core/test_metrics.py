@@ -102,3 +102,27 @@ def test_chance_is_a_guesser_without_information():
     assert metrics.chance("auc", labels) == 0.5
     assert metrics.chance("accuracy", labels) == 0.75
     assert metrics.accuracy(binary(-np.ones(4)), labels) == 0.75
+
+
+def test_r2_is_the_share_of_all_variance_and_zero_for_the_mean():
+    truth = np.random.default_rng(0).normal(size=(200, 3)) * [1.0, 2.0, 0.0]
+    assert metrics.r2(truth, truth) == 1
+    assert metrics.r2(np.broadcast_to(truth.mean(axis=0), truth.shape), truth) == pytest.approx(0)
+    half = truth.copy()
+    half[:, 1] = truth[:, 1].mean()
+    parts = truth.var(axis=0)
+    assert metrics.r2(half, truth) == pytest.approx(parts[0] / parts.sum())
+
+
+def test_psnr_of_a_known_error():
+    truth = np.linspace(0, 255, 256)[:, None]
+    assert metrics.psnr(truth + 1, truth) == pytest.approx(20 * np.log10(255))
+    assert metrics.psnr(truth, truth) == 100
+
+
+def test_tpr_counts_only_what_is_found_below_the_false_positives_allowed():
+    score = np.r_[np.arange(100.0), 99.5, 98.5, np.full(98, -1.0)]  # of class 0 the hundred, of class 1 the rest
+    labels = np.r_[np.zeros(100, int), np.ones(100, int)]
+    scores = np.stack([-score, score], axis=1)
+    assert metrics.tpr_at(scores, labels, fpr=0.001) == 0.01
+    assert metrics.tpr_at(scores, labels, fpr=0.01) == 0.02

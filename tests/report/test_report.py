@@ -145,7 +145,7 @@ def test_a_long_attack_name_wraps_and_takes_no_number_away(summary):
 def test_error_bars_end_where_the_interval_does(summary):
     leak = msgspec.structs.replace(summary.points[0].leak, mean=0.98, ci95=(0.90, 1.0))
     points = [msgspec.structs.replace(summary.points[0], leak=leak)]
-    (line,) = curve.lines(msgspec.structs.replace(summary, points=points))
+    (line,) = curve.lines(points)
     assert (line.leak_margin[0][0], line.leak_margin[1][0]) == pytest.approx((0.08, 0.02))
     assert table.with_margin(leak) == ".980 ±.080", "the wider side"
 
@@ -153,7 +153,7 @@ def test_error_bars_end_where_the_interval_does(summary):
 def test_a_point_with_lost_seeds_says_how_many_are_left(summary):
     leak = msgspec.structs.replace(summary.points[1].leak, n=3)
     points = [msgspec.structs.replace(summary.points[1], leak=leak, statuses={"ok": 3, "diverged": 2})]
-    (line,) = curve.lines(msgspec.structs.replace(summary, points=points))
+    (line,) = curve.lines(points)
     assert (list(line.strengths), list(line.seeds)) == ([1], ["3/5"])
     (text,) = curve.draw(msgspec.structs.replace(summary, points=points)).axes[0].texts
     assert text.get_text() == "λ=1 (3/5)"
@@ -205,7 +205,7 @@ def test_json_has_no_nan(summary):
 
 
 def test_lines_leave_out_what_has_no_number(summary):
-    (line,) = curve.lines(summary)
+    (line,) = curve.lines(summary.points)
     assert (line.label, list(line.strengths), list(line.seeds)) == ("fedsplitnn, iso", [0, 1], ["", ""])
     assert line.leak_margin[0] == pytest.approx([0.01, 0.01])
     assert line.leak_margin[1] == pytest.approx([0.01, 0.01])

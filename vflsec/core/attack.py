@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import nn
@@ -12,13 +12,15 @@ from torch import nn
 from vflsec.core.errors import InsufficientView
 from vflsec.core.view import Guess, Need, View
 
+Target = Literal["labels", "features", "attribute", "membership"]
+
 
 class Attack(ABC):
     """An adversary's procedure. It never sees the truth and never computes its own success.
 
     Class attributes:
         name: short, as in the papers.
-        side: who can mount it, ``passive`` or ``active``.
+        side: who can mount it, ``passive``, ``active`` or ``either``.
         target: what it recovers, ``labels`` | ``features`` | ``attribute`` | ``membership``.
         needs: what the view must hold.
         classes: how many classes there must be; None for any number.
@@ -26,17 +28,23 @@ class Attack(ABC):
         reference: paper and section.
         verified: against what the implementation was checked, or "unverified".
         version: raised whenever results change; part of every cache key.
+
+    Attributes:
+        victim: the party whose features or attribute are recovered; None for the first passive party.
+        column: the attribute that is recovered, by its name; None for the victim's first categorical column.
     """
 
     name: ClassVar[str]
-    side: ClassVar[str] = "passive"
-    target: ClassVar[str] = "labels"
+    side: ClassVar[Literal["passive", "active", "either"]] = "passive"
+    target: ClassVar[Target] = "labels"
     needs: ClassVar[frozenset[Need]]
     classes: ClassVar[int | None] = None
     head: ClassVar[str | None] = None
     reference: ClassVar[str]
     verified: ClassVar[str]
     version: ClassVar[int] = 1
+    victim: str | None = None
+    column: str | None = None
 
     @abstractmethod
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
@@ -66,7 +74,7 @@ class Attack(ABC):
     @final
     def check(self, side: str, shown: Iterable[Need]) -> None:
         """Raise InsufficientView if an adversary on ``side`` who sees ``shown`` cannot mount this attack."""
-        if side != self.side:
+        if self.side not in (side, "either"):
             raise InsufficientView(
                 f"attack {self.name!r} is for the {self.side} side, got an adversary on the {side} side: "
                 f"choose another --adversary"
@@ -78,10 +86,10 @@ class Attack(ABC):
             )
 
     @final
-    def suit(self, n_classes: int, head: str | None = None) -> None:
+    def suit(self, n_classes: int | None, head: str | None = None) -> None:
         """Raise InsufficientView if this attack cannot be mounted on a task of C classes, or below a ``model.head``."""
         name = f"attack {self.name!r}"
-        if self.classes not in (None, n_classes):
+        if n_classes is not None and self.classes not in (None, n_classes):
             raise InsufficientView(f"{name} is for {self.classes} classes, got {n_classes}: choose another")
         if head is not None and self.head not in (None, head):
             raise InsufficientView(f"{name} needs model.head={self.head}, got {head}: set it, or leave the attack out")

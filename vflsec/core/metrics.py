@@ -1,12 +1,14 @@
-"""Measures of a score against labels: AUC, accuracy, top-5, F1, KS. Each takes (n, C) scores and (n,) labels."""
+"""Measures of a guess against the truth: of (n, C) scores against (n,) labels, and of (n, d) values against values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import f1_score, roc_auc_score
+from sklearn.metrics import f1_score, roc_auc_score, roc_curve
 
 Scores = NDArray[np.floating]
 Labels = NDArray[np.integer]
@@ -52,24 +54,65 @@ def ks(scores: Scores, labels: Labels) -> float:
     return float(np.abs(at_most[1] - at_most[0]).max())
 
 
-METRICS: dict[str, Callable[[Scores, Labels], float]] = {
+def tpr_at(scores: Scores, labels: Labels, *, fpr: float) -> float:
+    """Return the share of class 1 that is found when at most ``fpr`` of class 0 is taken for it.
+
+    Source: Carlini et al. 2022, "Membership inference attacks from first principles", section III: an attack that is
+    sure of a few people is a leak that its AUC hides.
+    """
+    false, true, _ = roc_curve(labels, positive_score(scores), drop_intermediate=False)
+    return float(true[false <= fpr].max())
+
+
+def r2(values: Scores, truth: Scores) -> float:
+    """Return the share of the variance of all columns together that is recovered; 0 for guessing the means."""
+    spread = ((truth - truth.mean(axis=0)) ** 2).sum()
+    return float(1 - ((values - truth) ** 2).sum() / spread)
+
+
+def mse(values: Scores, truth: Scores) -> float:
+    """Return the mean squared error over all entries, in the units of the encoded columns (deviations of numbers)."""
+    return float(((values - truth) ** 2).mean())
+
+
+def psnr(values: Scores, truth: Scores) -> float:
+    """Return the peak signal-to-noise ratio in dB, 10 log10(range^2 / mse), over all entries; at most 100."""
+    return float(min(100.0, 10 * np.log10((truth.max() - truth.min()) ** 2 / max(mse(values, truth), 1e-30))))
+
+
+METRICS: dict[str, Callable[[Scores, Any], float]] = {
     "auc": auc,
     "accuracy": accuracy,
     "top5": top5,
     "f1": f1,
     "ks": ks,
+    "tpr@0.001": partial(tpr_at, fpr=0.001),
+    "tpr@0.01": partial(tpr_at, fpr=0.01),
+    "r2": r2,
+    "mse": mse,
+    "psnr": psnr,
 }
 
 
 def applicable(n_classes: int) -> tuple[str, ...]:
-    """Return the metrics that say something about a task with C classes."""
+    """Return the metrics that say something about a task with C classes; the first is its headline."""
     if n_classes == 2:
         return ("auc", "accuracy", "f1", "ks")
     return ("accuracy", "auc", "f1", *(("top5",) if n_classes > 5 else ()))
 
 
-def chance(metric: str, labels: Labels) -> float:
-    """Return what a guesser without any information reaches: AUC 1/2, or the share of the commonest class."""
-    if metric == "auc":
-        return 0.5
-    return float(np.bincount(labels).max() / len(labels))
+MEMBERSHIP = ("auc", "tpr@0.001", "tpr@0.01", "accuracy")
+"""The metrics of a guess who was trained on."""
+
+VALUES = ("r2", "mse", "psnr")
+"""The metrics of recovered columns."""
+
+
+def chance(metric: str, truth: NDArray[Any]) -> float:
+    """Return what a guesser without any information reaches.
+
+    That is an AUC of 1/2, the share of the commonest class, or no share of the variance.
+    """
+    if metric in ("auc", "r2"):
+        return 0.5 if metric == "auc" else 0.0
+    return float(np.bincount(truth).max() / len(truth))

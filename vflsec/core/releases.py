@@ -13,14 +13,14 @@ from vflsec.core.view import View
 
 
 class Releases(NamedTuple):
-    """One line for each time that something was said about a training row.
+    """One line for each time that something was said about a row of one split.
 
     Attributes:
         values: (R, d) what was said.
-        rows: (R,) about which training row.
+        rows: (R,) about which row.
         turn: (R,) how often something had been said about that row before: its epoch, where an epoch is one exchange.
         message: (R,) the number of the message that the line is from.
-        n_rows: how many training rows there are.
+        n_rows: how many rows the split has.
     """
 
     values: Tensor
@@ -47,7 +47,7 @@ class Releases(NamedTuple):
         return list(torch.split(torch.arange(len(self.rows), device=self.rows.device), sizes[sizes > 0].tolist()))
 
     def mean(self, scores: Tensor) -> Tensor:
-        """Return for each training row (n, k) the mean score of its lines; of rows never spoken of, that of all.
+        """Return for each row (n, k) the mean score of its lines; of rows never spoken of, that of all.
 
         Args:
             scores: (R, k), a score of each line.
@@ -57,10 +57,17 @@ class Releases(NamedTuple):
         return torch.where(count > 0, total / count.clamp_min(1), scores.mean(dim=0))
 
 
-def received(view: View, kind: Kind) -> Releases:
+def received(view: View, kind: Kind, *, split: str = "train", sender: str | None = None) -> Releases:
     """Return all messages of ``kind`` that the adversary received about training rows.
 
-    What colluding parties received about the same rows in the same step stands side by side.
+    What colluding parties received about the same rows in the same step, or what several parties sent, stands side by
+    side.
+
+    Args:
+        view: of the adversary.
+        kind: of message.
+        split: of the rows that they are about.
+        sender: None for anybody.
 
     Raises:
         InsufficientView: there is none.
@@ -71,20 +78,21 @@ def received(view: View, kind: Kind) -> Releases:
         if (
             m.kind is kind
             and m.receiver in names
-            and m.split == "train"
+            and m.split == split
+            and sender in (None, m.sender)
             and m.rows is not None
             and "value" in m.payload
         ):
             heard.setdefault((m.phase, m.step), []).append(m)
     if not heard:
-        raise InsufficientView(f"expected a {kind} about training rows, got none in {len(view.messages)} messages")
+        raise InsufficientView(f"expected a {kind} about {split} rows, got none in {len(view.messages)} messages")
     about = [messages[0].rows for messages in heard.values() if messages[0].rows is not None]
     values = torch.cat([torch.cat([m.payload["value"] for m in messages], dim=1) for messages in heard.values()])
     rows = torch.cat(about)
     message = torch.repeat_interleave(
         torch.arange(len(heard), device=rows.device), torch.tensor([len(r) for r in about], device=rows.device)
     )
-    return Releases(values, rows, _turns(rows), message, len(view.features["train"]))
+    return Releases(values, rows, _turns(rows), message, len(view.features[split]))
 
 
 def percentiles(releases: Releases, scores: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.core.errors import BadGuess
+from vflsec.core.layout import Layout
 from vflsec.core.message import Kind, Message
 
 
@@ -23,22 +24,41 @@ class Need(StrEnum):
     AUX_LABELS = "auxiliary labels"
     GRADIENTS = "received gradients"
     EMBEDDINGS = "received embeddings"
+    PREDICTIONS = "predictions"
+    VICTIM_MODEL = "the victim's bottom model"
 
 
 @dataclass(frozen=True)
 class View:
     """All that one adversary legitimately has. It cannot reach the truth, because the truth is not in it.
 
+    What is inferred depends on the attack's target; of the auxiliary samples the adversary knows it already:
+
+    ============ ============================================= ==================
+    target       what is inferred of a row                     ``aux_labels``
+    ============ ============================================= ==================
+    labels       its class, of C                               (n,) long
+    attribute    a column of the victim, of A categories       (n,) long
+    features     all columns of the victim, encoded            (n, d) float
+    membership   1 if it was trained on, else 0                (n,) long
+    ============ ============================================= ==================
+
     Attributes:
         party: its name.
         side: ``passive`` or ``active``.
-        n_classes: C.
-        features: its own columns by split (``train``, ``test``); each (n, d).
-        model: its own bottom model, (B, d) -> (B, cut), or None.
-        aux_rows: (n,) positions among the training rows of the samples whose label it knows.
-        aux_labels: (n,) those labels.
+        n_classes: C, A, d or 2: how many numbers are guessed of each row.
+        features: its own columns by split (``train``, ``test``; or ``candidates`` for membership); each (n, p).
+        model: its own bottom model, (B, p) -> (B, cut), or None.
+        aux_rows: (n,) positions in the first of these splits of the samples of which it knows the answer.
+        aux_labels: those answers.
         messages: what it sent or received, in order.
-        unlabeled: (m, d) its further rows, aligned without a label or held by it alone; none of them is scored.
+        unlabeled: (m, p) its further rows, aligned without a label or held by it alone; none of them is scored.
+        victim: name of the attacked party, where it is one.
+        layout: what the victim's columns are; parties agree on that before they train.
+        victim_model: the victim's bottom model, where the threat model gives it away (``aux.victim_model``).
+        top: the active party's top model, on the list of all parties' embeddings, its own first.
+        labels: (n,) the active party's own labels by split, as far as it has them.
+        predictions: (n, C) logits of the joint model by split, where the adversary has asked for them.
     """
 
     party: str
@@ -50,6 +70,17 @@ class View:
     aux_labels: Tensor
     messages: tuple[Message, ...] = ()
     unlabeled: Tensor | None = None
+    victim: str | None = None
+    layout: Layout | None = None
+    victim_model: nn.Module | None = None
+    top: nn.Module | None = None
+    labels: Mapping[str, Tensor] = field(default_factory=dict)
+    predictions: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def aux_split(self) -> str:
+        """The split in which the auxiliary samples are."""
+        return next(iter(self.features), "train")
 
     def has(self) -> frozenset[Need]:
         """Return which needs this view meets."""
@@ -60,6 +91,8 @@ class View:
             Need.AUX_LABELS: len(self.aux_rows) > 0,
             Need.GRADIENTS: Kind.GRADIENT in received,
             Need.EMBEDDINGS: Kind.EMBEDDING in received,
+            Need.PREDICTIONS: bool(self.predictions),
+            Need.VICTIM_MODEL: self.victim_model is not None,
         }
         return frozenset(need for need, is_met in met.items() if is_met)
 
@@ -73,6 +106,10 @@ class View:
             aux_rows=self.aux_rows.clone(),
             aux_labels=self.aux_labels.clone(),
             messages=tuple(message.private_copy() for message in self.messages),
+            victim_model=copy.deepcopy(self.victim_model),
+            top=copy.deepcopy(self.top),
+            labels={split: y.clone() for split, y in self.labels.items()},
+            predictions={split: z.clone() for split, z in self.predictions.items()},
         )
 
     def knowing(self, aux: Tensor) -> View:
@@ -81,12 +118,12 @@ class View:
 
     def without_federation(self, fresh_model: nn.Module) -> View:
         """Return what the same party would have alone: an untrained model of the same shape, and no messages."""
-        return replace(self, model=fresh_model, messages=())
+        return replace(self, model=fresh_model, messages=(), victim_model=None, top=None, predictions={})
 
 
 @dataclass(frozen=True)
 class Secret:
-    """The true labels by split; made by the runner, read by the scorer, shown to nobody."""
+    """The true answers by split, as in ``View.aux_labels``; made by the runner, read by the scorer, shown to nobody."""
 
     labels: Mapping[str, Tensor] = field(repr=False)
 
@@ -100,7 +137,8 @@ class Guess:
     """What an attack proposes.
 
     Attributes:
-        scores: per split, (n, C); the larger the likelier. Only their order and their argmax are used.
+        scores: per split, (n, C): the larger the likelier, and only their order and their argmax are used; of features
+            the values themselves, (n, d).
         converged: False if a loss was still falling when the budget ended, None if nothing was fitted.
         budget: what was spent, for the report (steps, trials...).
     """

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from sklearn.model_selection import StratifiedKFold
+from sklearn.model_selection import KFold, StratifiedKFold
 from torch import Tensor
 
 from vflsec.core.attack import Attack
@@ -66,6 +66,8 @@ def view_of(trained: Trained, parties: Sequence[Party], aux_rows: Tensor, messag
         aux_rows=aux_rows.to(world.device),
         aux_labels=world.active.labels["train"][aux_rows.to(world.device)],
         messages=messages,
+        labels={"train": first.labels["train"]} if first.active else {},
+        top=world.active.modules["top"].eval() if first.active and "top" in world.active.modules else None,
         unlabeled=torch.cat([_columns(parties, split) for split in rows]),
     )
 
@@ -112,17 +114,20 @@ def draw_auxiliary(labels: Tensor, n_classes: int, spec: AuxSpec, seed: int) -> 
 def fold_score(attack: Attack, view: View, metric: str, folds: int, seed: int) -> float | None:
     """Return how well ``attack`` does on auxiliary samples it was not given: all that the adversary itself can test.
 
-    The mean of ``metric`` over stratified folds; None where a class has too few samples, no folds are wanted, or the
-    attack does not guess training rows.
+    The mean of ``metric`` over folds, stratified where there are classes; None where a class has too few samples, no
+    folds are wanted, or the attack does not guess the rows among which the samples are.
     """
     y = view.aux_labels.cpu().numpy()
-    folds = min(folds, int(np.bincount(y, minlength=view.n_classes).min())) if len(y) else 0
+    classes = y.ndim == 1
+    fewest = np.bincount(y, minlength=view.n_classes).min() if classes and len(y) else len(y)
+    folds = min(folds, int(fewest))
     if folds < 2:
         return None
-    split = StratifiedKFold(folds, shuffle=True, random_state=derive(seed, "folds") % 2**32)
+    kind = StratifiedKFold if classes else KFold
+    split = kind(folds, shuffle=True, random_state=derive(seed, "folds") % 2**32)
     values = []
-    for known, held_out in split.split(y, y):
-        scores = attack(view.knowing(torch.from_numpy(known)), seed=seed).scores.get("train")
+    for known, held_out in split.split(y, y if classes else None):
+        scores = attack(view.knowing(torch.from_numpy(known)), seed=seed).scores.get(view.aux_split)
         if scores is None:
             return None
         rows = view.aux_rows[torch.from_numpy(held_out).to(view.aux_rows.device)].cpu()

@@ -16,11 +16,12 @@ from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind
-from vflsec.core.method import Method, World
+from vflsec.core.method import Method, Trained, World
 from vflsec.core.view import Need
 from vflsec.evaluation import runner
-from vflsec.evaluation.adversary import adversary, draw_auxiliary
+from vflsec.evaluation.adversary import adversary
 from vflsec.evaluation.plan import Prior, Row, acts_in, build_attack, priors, rows, training_cell
+from vflsec.evaluation.questions import ask
 from vflsec.evaluation.runner import Task
 from vflsec.evaluation.spec import AttackSpec, EvalSpec
 from vflsec.evaluation.store import Record, Store
@@ -104,7 +105,7 @@ def check(spec: EvalSpec) -> None:
             continue
         for attack, after in attacks:
             _mount(attack, after, spec, method, world)
-        draw_auxiliary(world.active.labels["train"], world.n_classes, spec.aux, world.seed)
+            ask(attack, Trained(method, world, {}), spec.adversary, spec.aux)
 
 
 def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
@@ -139,8 +140,11 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
 def _mount(attack: Attack, after: str | None, spec: EvalSpec, method: Method, world: World) -> None:
     """Raise InsufficientView if the adversary of ``spec`` cannot mount ``attack`` on ``method``."""
     side = "active" if adversary(world, spec.adversary)[0].active else "passive"
-    attack.check(side, _shown(method, side, after) - (frozenset() if spec.aux.n else {Need.AUX_LABELS}))
-    attack.suit(world.n_classes, method.model_spec.head)
+    shown = _shown(method, side, after) - (frozenset() if spec.aux.n else {Need.AUX_LABELS})
+    if side == "active":
+        shown |= {Need.PREDICTIONS, *([Need.VICTIM_MODEL] if spec.aux.victim_model else [])}
+    attack.check(side, shown)
+    attack.suit(world.n_classes if attack.target == "labels" else None, method.model_spec.head)
 
 
 def _shown(method: Method, side: str, after: str | None) -> frozenset[Need]:

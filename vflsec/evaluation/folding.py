@@ -44,10 +44,11 @@ def _cap(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
     for seed in range(clean.seeds):
         found = [by_seed[seed] for by_seed in cells[1:]]
         utility = [headline(record["utility"])[1] for record in found]
-        leak = [headline(record["leak"][rows])[1] for record in found]
-        accuracy = [record["leak"][rows]["metrics"]["accuracy"] for record in found]
+        leak = [max(0.0, headline(record["leak"][rows])[1]) for record in found]  # worse than the mean tells nothing
         values["cap"].append(capping.cap(utility, leak))
-        values["accuracy"].append(capping.cap(utility, accuracy))
+        accuracy = [record["leak"][rows]["metrics"].get("accuracy") for record in found]
+        if None not in accuracy:
+            values["accuracy"].append(capping.cap(utility, accuracy))
         if seed in prior and rows in prior[seed]["leak"]:
             alone = headline(prior[seed]["leak"][rows])[1]
             values["calibrated"].append(capping.calibrated_cap(utility, leak, [alone] * len(leak)))
@@ -65,16 +66,19 @@ def _cap(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
         accuracy_value=folded["accuracy"]["mean"],
         dcs=folded["dcs"]["mean"],
         n=clean.seeds,
+        target=clean.targets[attack],
     )
 
 
 def c_dcs(caps: Sequence[Cap]) -> list[dict[str, Any]]:
-    """Mean DCS over the attacks of each method and defence; all attacks here are of one type, label inference."""
-    found: dict[tuple[str, str], list[float]] = {}
+    """Mean DCS of each method and defence over the attacks on each target, and over targets."""
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
     for cap in caps:
         if cap.dcs is not None:
-            found.setdefault((cap.method, cap.defense), []).append(cap.dcs)
-    by_type = {curve: {"labels": capping.t_dcs(scores)} for curve, scores in found.items()}
+            found.setdefault((cap.method, cap.defense), {}).setdefault(cap.target, []).append(cap.dcs)
+    by_type = {
+        curve: {target: capping.t_dcs(scores) for target, scores in targets.items()} for curve, targets in found.items()
+    }
     return [
         {"method": method, "defense": defense, "t_dcs": types, "c_dcs": capping.c_dcs(types)}
         for (method, defense), types in by_type.items()

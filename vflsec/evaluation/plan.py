@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from vflsec.core import registry
-from vflsec.core.attack import Attack
+from vflsec.core.attack import Attack, Target
 from vflsec.core.method import Method, ModelSpec, TrainSpec
 from vflsec.data.files import source_files
 from vflsec.data.partition import DataSpec
@@ -152,11 +152,11 @@ def priors(spec: EvalSpec) -> Iterator[Prior]:
 
     A prior needs no federation: it takes the adversary's columns and the shape of its bottom model from the cell. Where
     a method pre-trains as any party could have done by itself, that is one more: the same attack on a model that the
-    adversary pre-trained alone (FedHSSL's A_SimSiam). The active party needs no logistic regression: it has the labels.
+    adversary pre-trained alone (FedHSSL's A_SimSiam). The regression is for attacks on labels.
     """
     logistic = AttackSpec(name="logistic")
     candidates = [pair for pair in zip(spec.attacks, spec.labels, strict=True) if pair[0].name != "logistic"]
-    if spec.adversary != "active":
+    if "labels" in {target_of(attack) for attack in spec.attacks}:
         candidates.append((logistic, "logistic"))
     for seed in range(spec.seeds):
         for method in filter(attacked, spec.methods):
@@ -169,7 +169,8 @@ def priors(spec: EvalSpec) -> Iterator[Prior]:
                 key = digest(["prior", fitted, *who])
                 prior = Prior(method=method, cell=cell, attack=struck, label=label, seed=seed, key=key)
                 yield prior
-                if own and attack.name != "logistic" and build_attack(attack).alone():
+                on_labels = attack.name != "logistic" and target_of(attack) == "labels"
+                if own and on_labels and build_attack(attack).alone():
                     told = msgspec.to_builtins(own.data)  # the pre-training may be shared; who is guessed is not
                     key = digest(["prior", [own.stage_key(phase) for phase in own.stages], told, *who])
                     after = f"{label} after {own.method}"
@@ -186,6 +187,11 @@ def build_attack(spec: AttackSpec) -> Attack:
     attack = registry.build("attacks", spec.name, **spec.options)
     assert isinstance(attack, Attack)
     return attack
+
+
+def target_of(spec: AttackSpec) -> Target:
+    """Return what the attack that ``spec`` names recovers."""
+    return registry.load("attacks", spec.name).target  # type: ignore[no-any-return]
 
 
 def acts_in(defense: DefenseSpec, method: type[Method], options: Mapping[str, Any], phases: Iterable[str]) -> bool:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vflsec.evaluation.plan import NO_ADVERSARY, Row, priors
+from vflsec.evaluation.plan import NO_ADVERSARY, Row, priors, target_of
 from vflsec.evaluation.results import Leak, Measure, Point
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.statistics import over_seeds
@@ -40,8 +40,10 @@ class Curve:
         self.method, self.defense, self.strength = first.method, first.defense, first.strength
         self.seeds = spec.seeds
         self.by_attack: dict[str, dict[int, Record]] = {}
+        self.targets: dict[str, str] = {}
         for row in group:
             self.by_attack.setdefault(row.label, {})
+            self.targets[row.label] = target_of(row.attack) if row.attack else "labels"
             if row.key in records:
                 self.by_attack[row.label][row.seed] = records[row.key]
         self._priors = alone
@@ -52,15 +54,16 @@ class Curve:
         return {seed: r for seed, r in found if r["status"] in USABLE and (r["leak"] or attack == NO_ADVERSARY)}
 
     def alone(self, attack: str) -> BySeed:
-        """The better of the attack's own prior and the logistic regression, by the adversary's folds."""
-        own = [name for name in self._priors if name in (attack, "logistic") or name.startswith(f"{attack} after ")]
+        """The better of the attack's own prior and, of labels, the logistic regression, by the adversary's folds."""
+        common = "logistic" if self.targets[attack] == "labels" else attack
+        own = [name for name in self._priors if name in (attack, common) or name.startswith(f"{attack} after ")]
         candidates = {name: self._priors[name] for name in own}
         return candidates.get(strongest(candidates, otherwise="logistic"), {})
 
     def points(self) -> list[Point]:
         """One point per attack."""
         return [
-            self._point(name, self.usable(name), self._statuses(name), self.alone(name), name)
+            self._point(name, self.usable(name), self._statuses(name), self.alone(name), name, self.targets[name])
             for name in self.by_attack
         ]
 
@@ -69,32 +72,40 @@ class Curve:
         """Whether there is an adversary at all."""
         return NO_ADVERSARY not in self.by_attack
 
-    def worst(self) -> Point:
-        """The strongest of all attacks and all priors.
+    def worst(self) -> list[Point]:
+        """For each target the strongest of all attacks on it and of all priors.
 
         Chosen by the adversary's own folds, averaged over seeds. These folds favour the federated model, which was
         trained on the very labels that they hold out: where the choice turns out to infer less than *alone*, alone is
         taken; and so is an attack that folds could not test. Both err on the side of the adversary.
         """
+        return [self._worst(target) for target in dict.fromkeys(self.targets.values())]
+
+    def _worst(self, target: str) -> Point:
+        attacks = {name: self.usable(name) for name in self.by_attack if self.targets[name] == target}
         statuses = Counter(
-            min((self._status(name, seed) for name in self.by_attack), key=SEVERITY.index) for seed in range(self.seeds)
+            min((self._status(name, seed) for name in attacks), key=SEVERITY.index) for seed in range(self.seeds)
         )
-        attacks = {name: self.usable(name) for name in self.by_attack}
-        priors_ = {f"alone:{name}": by_seed for name, by_seed in self._priors.items()}
-        alone = self._priors.get(strongest(self._priors, otherwise="logistic"), {})
+        alone = {name: by_seed for name, by_seed in self._priors.items() if self._target_of_prior(name) == target}
+        priors_ = {f"alone:{name}": by_seed for name, by_seed in alone.items()}
+        best_alone = alone.get(strongest(alone, otherwise="logistic"), {})
         trained = {seed: record for by_seed in attacks.values() for seed, record in by_seed.items()}
         candidates = {name: by_seed for name, by_seed in {**attacks, **priors_}.items() if by_seed}
         if not trained:  # nothing to attack, and then no utility either: a status, never a number
-            return self._point("worst", {}, statuses, alone, "")
+            return self._point("worst", {}, statuses, best_alone, "", target)
         chosen_by_folds = strongest(candidates, otherwise=next(iter(candidates)))
-        untested = [name for name, by_seed in candidates.items() if by_seed is alone or not _folded(by_seed)]
+        untested = [name for name, by_seed in candidates.items() if by_seed is best_alone or not _folded(by_seed)]
         choice = max([chosen_by_folds, *untested], key=lambda name: _mean_leak(candidates[name]))
         chosen = {
             seed: {**record, "leak": candidates[choice][seed]["leak"], "budget": candidates[choice][seed]["budget"]}
             for seed, record in sorted(trained.items())
             if seed in candidates[choice]
         }
-        return self._point("worst", chosen, statuses, alone, choice)
+        return self._point("worst", chosen, statuses, best_alone, choice, target)
+
+    def _target_of_prior(self, name: str) -> str:
+        """What a prior recovers: what its attack does, whose name its own begins with."""
+        return self.targets.get(name.partition(" after ")[0], "labels")
 
     def _status(self, attack: str, seed: int) -> str:
         record = self.by_attack[attack].get(seed)
@@ -103,7 +114,9 @@ class Curve:
     def _statuses(self, attack: str) -> Counter[str]:
         return Counter(self._status(attack, seed) for seed in range(self.seeds))
 
-    def _point(self, attack: str, usable: BySeed, statuses: Mapping[str, int], alone: BySeed, choice: str) -> Point:
+    def _point(
+        self, attack: str, usable: BySeed, statuses: Mapping[str, int], alone: BySeed, choice: str, target: str
+    ) -> Point:
         found = list(usable.values())
         return Point(
             method=self.method,
@@ -119,6 +132,7 @@ class Curve:
             seconds=sum(sum(r["seconds"].values()) for r in found) / len(found) if found else None,
             budget=found[0]["budget"] if found else {},
             choice=choice,
+            target=target,
             reached=_reached(found, self.seeds),
         )
 
@@ -136,9 +150,9 @@ def _folded(by_seed: BySeed) -> bool:
 
 
 def told_rows(records: Iterable[Record]) -> str:
-    """Return the rows that a leak is told of: test rows, unless the attack guessed training rows alone."""
-    guessed = [set(record["leak"] or {}) for record in records]
-    return "train" if any("train" in one for one in guessed) and not any("test" in one for one in guessed) else "test"
+    """Return the rows that a leak is told of: test rows, unless the attack guessed training rows, or others, alone."""
+    guessed = {split for record in records for split in record["leak"] or {}}
+    return next((split for split in ("test", "train", *sorted(guessed)) if split in guessed), "test")
 
 
 def _mean_leak(by_seed: BySeed) -> float:
@@ -198,7 +212,8 @@ def _leak(usable: BySeed, alone: BySeed, split: str, seeds: int) -> Leak:
         alone_ci95=alone_interval["ci95"],
         advantage=advantage_interval["mean"],
         advantage_ci95=finite(advantage_interval["ci95"]),
-        accuracy=_mean(block["metrics"]["accuracy"] for block in blocks.values()),
+        accuracy=_mean(block["metrics"]["accuracy"] for block in blocks.values() if "accuracy" in block["metrics"]),
+        others=_others(list(blocks.values())),
         rows=split,
         **_share(list(values.values()), _rows_ci(list(blocks.values())), seeds),
     )
@@ -210,6 +225,12 @@ def _reached(found: Sequence[Record], seeds: int) -> dict[str, float] | None:
     if len(met) < seeds:
         return None
     return {key: sum(one[key] for one in met) / len(met) for key in met[0]}
+
+
+def _others(blocks: Sequence[Record]) -> dict[str, float]:
+    """The mean over seeds of each metric but the headline."""
+    names = list(blocks[0]["metrics"])[1:] if blocks else []
+    return {name: sum(block["metrics"][name] for block in blocks) / len(blocks) for name in names}
 
 
 def _rows_ci(blocks: Sequence[Record]) -> Sequence[float]:

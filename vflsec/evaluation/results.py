@@ -21,9 +21,11 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
     """How much was recovered, beside what it takes no federation to recover.
 
     Attributes:
-        rows: ``test``, or ``train`` of an attack on what was said about training rows, which guesses no others.
+        rows: ``test``; ``train`` of an attack on what was said about training rows, which guesses no others;
+            ``candidates`` where it is asked who was trained on.
         advantage: leak minus *alone*, paired by seed, with its interval in ``advantage_ci95``.
-        accuracy: label recovery accuracy, the papers' measure.
+        accuracy: label recovery accuracy, the papers' measure; None where columns are recovered.
+        others: the other measures by name, in the mean.
     """
 
     metric: str
@@ -38,12 +40,14 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: float | None
     interval: str = "seeds"
     rows: str = "test"
+    others: dict[str, float] = {}
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One method, defence, strength and attack, over all seeds.
 
     Attributes:
+        target: what the attack recovers.
         leak: on the rows that say most of it: test rows where the attack guesses them.
         leak_train: on training rows.
         reached: epochs, and bytes truly and as SS-VFL counts them, until ``train.target`` was met; None if it was not.
@@ -62,6 +66,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None
     budget: dict[str, float]
     choice: str
+    target: str = "labels"
     reached: dict[str, float] | None = None
 
 
@@ -79,6 +84,7 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
     dcs: float | None
     n: int
     note: str = ""
+    target: str = "labels"
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):

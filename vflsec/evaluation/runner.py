@@ -20,9 +20,10 @@ from vflsec.core.errors import BadGuess, Diverged, VflsecError
 from vflsec.core.message import Kind, Message, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained, World, load_states, save_states
 from vflsec.core.seeds import derive
-from vflsec.core.view import Need, View
-from vflsec.evaluation.adversary import adversary, alone, draw_auxiliary, fold_score, secret_of, view_of
+from vflsec.core.view import Need
+from vflsec.evaluation.adversary import alone, fold_score
 from vflsec.evaluation.plan import Cell, Prior, Row, build_attack
+from vflsec.evaluation.questions import Question, ask
 from vflsec.evaluation.score import measure, score
 from vflsec.evaluation.spec import AuxSpec
 from vflsec.evaluation.store import Record, Store
@@ -312,18 +313,17 @@ def _attacked(
     attack: Attack, trained: Trained, task: Task, messages: tuple[Message, ...], record: Record
 ) -> dict[str, Any]:
     """Run ``attack`` on the trained world and return what changes in its record."""
-    world, began = trained.world, time.perf_counter()
-    aux = draw_auxiliary(world.active.labels["train"], world.n_classes, task.aux, world.seed)
+    began = time.perf_counter()
     wanted = {KINDS[need] for need in attack.needs if need in KINDS}  # not what other attacks had recorded
     own = tuple(message for message in messages if message.kind in wanted)
-    changes = _guarded(attack, view_of(trained, adversary(world, task.adversary), aux, own), trained, task.aux)
+    changes = _guarded(attack, ask(attack, trained, task.adversary, task.aux, own), trained.world, task.aux)
     return {**changes, "seconds": {**record["seconds"], "attack": time.perf_counter() - began}}
 
 
-def _guarded(attack: Attack, view: View, trained: Trained, aux: AuxSpec) -> dict[str, Any]:
+def _guarded(attack: Attack, question: Question, world: World, aux: AuxSpec) -> dict[str, Any]:
     """Attack and score; what goes wrong in one attack is its status and must not cost the others."""
     try:
-        return _scored(attack, view, trained, aux)
+        return _scored(attack, question, world, aux)
     except VflsecError as error:
         if not isinstance(error, BadGuess):
             raise
@@ -332,25 +332,29 @@ def _guarded(attack: Attack, view: View, trained: Trained, aux: AuxSpec) -> dict
         return {"status": "error", "error": _line(error)}
 
 
-def _scored(attack: Attack, view: View, trained: Trained, aux: AuxSpec) -> dict[str, Any]:
-    world = trained.world
+def _scored(attack: Attack, question: Question, world: World, aux: AuxSpec) -> dict[str, Any]:
+    view, (headline, *_) = question.view, question.metrics
     seed = derive(world.seed, "attack", attack.name)
     guess = attack(view, seed=seed)
-    bootstrap = derive(world.seed, "bootstrap")
     return {
         "status": "unconverged" if guess.converged is False else "ok",
-        "leak": score(guess, secret_of(world), headline=world.metric, exclude=view.aux_rows, seed=bootstrap),
-        "fold": fold_score(attack, view, world.metric, aux.folds, seed),
+        "leak": score(
+            guess,
+            question.secret,
+            headline=headline,
+            exclude=view.aux_rows,
+            seed=derive(world.seed, "bootstrap"),
+            known=view.aux_split,
+            names=question.metrics,
+        ),
+        "fold": fold_score(attack, view, headline, aux.folds, seed),
         "budget": dict(guess.budget),
     }
 
 
 def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> dict[str, dict[str, Any]]:
     """Return the leak by split of one attack on a federation trained elsewhere, of which no messages were kept."""
-    world = trained.world
-    rows = draw_auxiliary(world.active.labels["train"], world.n_classes, aux, world.seed)
-    view = view_of(trained, adversary(world, party), rows)
-    leak: dict[str, dict[str, Any]] = _scored(attack, view, trained, aux)["leak"]
+    leak: dict[str, dict[str, Any]] = _scored(attack, ask(attack, trained, party, aux), trained.world, aux)["leak"]
     return leak
 
 
@@ -385,10 +389,10 @@ def _attacked_alone(own: Attack, prior: Prior, task: Task, store: Store, device:
             advance(prior.cell, phase, method, world, store=store)
     except Diverged as error:
         return {"status": "diverged", "error": str(error)}
-    aux = draw_auxiliary(world.active.labels["train"], world.n_classes, task.aux, world.seed)
-    view = view_of(Trained(method, world, {}), adversary(world, task.adversary), aux)
+    question = ask(build_attack(prior.attack), Trained(method, world, {}), task.adversary, task.aux)
+    view = question.view
     view = view.without_federation(view.model) if prior.pretrained and view.model else alone(view, world.seed)
-    return _guarded(own, view, Trained(method, world, {}), task.aux)
+    return _guarded(own, question._replace(view=view), world, task.aux)
 
 
 def _line(error: Exception) -> str:

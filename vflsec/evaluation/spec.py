@@ -76,17 +76,19 @@ class DefenseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The adversary's auxiliary labels.
+    """What the adversary knows beforehand: the labels of some rows, or whatever else it is to infer of the others.
 
     Attributes:
-        n: how many labelled training rows it has.
+        n: of how many rows.
         balanced: as many of each class (the papers' setting), else drawn as they come.
         folds: of these labels, on which the strongest attack is chosen; 0 chooses none.
+        victim_model: whether it knows the bottom model of the party that it attacks (a white box).
     """
 
     n: int = 80
     balanced: bool = True
     folds: int = 5
+    victim_model: bool = False
 
     def __post_init__(self) -> None:
         """Check every number."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -33,15 +33,25 @@ def over_seeds(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half, len(x))
 
 
-def over_rows(metric: str, scores: Scores, labels: Labels, rng: np.random.Generator) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of ``auc`` (binary) or ``accuracy`` over rows."""
-    if metric == "accuracy":  # the bootstrap of a share is a binomial draw
+def over_rows(metric: str, scores: Scores, labels: Any, rng: np.random.Generator) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of ``auc`` (binary), ``accuracy`` or ``r2`` over rows."""
+    if metric == "r2":
+        values = _bootstrap_r2(scores, labels, rng)
+    elif metric == "accuracy":  # the bootstrap of a share is a binomial draw
         hits = (scores.argmax(axis=1) == labels).mean()
         values = rng.binomial(len(labels), hits, REPLICATES) / len(labels)
     else:
         values = _bootstrap_auc(positive_score(scores), labels, rng)
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
+
+
+def _bootstrap_r2(values: Scores, truth: Scores, rng: np.random.Generator) -> np.ndarray:
+    """R2 of REPLICATES resamples; each weighs the rows' squared errors and squared distances to the mean."""
+    errors = ((values - truth) ** 2).sum(axis=1)
+    spread = ((truth - truth.mean(axis=0)) ** 2).sum(axis=1)
+    weight = rng.multinomial(len(truth), np.full(len(truth), 1 / len(truth)), REPLICATES)
+    return np.asarray(1 - (weight @ errors) / (weight @ spread))
 
 
 def _bootstrap_auc(score: Scores, labels: Labels, rng: np.random.Generator) -> np.ndarray:

@@ -28,7 +28,7 @@ def summarize(
         groups.setdefault((row.method, row.defense, row.strength), []).append(row)
     curves = [Curve(spec, group, records, alone.get(method, {})) for (method, *_), group in groups.items()]
     points = [point for curve in curves for point in curve.points()]
-    worst = [curve.worst() for curve in curves if curve.attacked]
+    worst = [point for curve in curves if curve.attacked for point in curve.worst()]
     metrics = [p.utility.metric for p in points if p.utility.mean is not None]
     folded = [cap for curve in by_defense(curves) for cap in caps(curve)]
     return Summary(

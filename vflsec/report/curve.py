@@ -18,7 +18,13 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 """Okabe and Ito's colours, told apart by colour-blind readers; markers and line styles differ too."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
-LABELS = {"auc": "AUC", "accuracy": "accuracy"}
+LABELS = {"auc": "AUC", "accuracy": "accuracy", "r2": "R²"}
+INFERRED = {
+    "labels": "of the inferred labels",
+    "attribute": "of the inferred attribute",
+    "features": "of the recovered columns",
+    "membership": "of who was trained on",
+}
 
 
 class Line(NamedTuple):
@@ -33,11 +39,11 @@ class Line(NamedTuple):
     seeds: Sequence[str]
 
 
-def lines(summary: Summary) -> list[Line]:
+def lines(points: Sequence[Point]) -> list[Line]:
     """Return the curves; a point without a number is left out."""
     found: dict[str, list[Point]] = {}
-    attacks = {p.attack for p in summary.points}
-    for p in summary.points:
+    attacks = {p.attack for p in points}
+    for p in points:
         label = f"{p.method}, {p.defense}" + (f", {p.attack}" if len(attacks) > 1 else "")
         found.setdefault(label, [])
         if p.utility.mean is not None and p.leak.mean is not None:
@@ -55,27 +61,37 @@ class Curve(Figure):
 
 
 def draw(summary: Summary) -> Curve:
-    """Return the figure."""
-    figure = Curve(figsize=(7.0, 4.6), layout="constrained")
-    axes = figure.add_subplot()
-    curves = lines(summary)
+    """Return the figure: one diagram for each target, since leaks of different things are measured differently."""
+    targets: dict[str, list[Point]] = {}
+    for p in summary.points:
+        targets.setdefault(p.target, []).append(p)
+    figure = Curve(figsize=(7.0 * len(targets), 4.6), layout="constrained")
+    for number, (target, points) in enumerate(targets.items(), start=1):
+        axes = figure.add_subplot(1, len(targets), number)
+        _draw_target(axes, points)
+        measures = [p.leak.metric for p in points if p.leak.metric] or [summary.metric]
+        utility, leak = (LABELS.get(name, name) for name in (summary.metric, measures[0]))
+        axes.set_xlabel(f"utility: {utility} of the joint model on test rows (higher is better)")
+        axes.set_ylabel(f"leak: {leak} {INFERRED[target]} (lower is better)")
+        axes.set_title(f"{summary.dataset}: what {summary.adversary} infers", loc="left")
+        for i, note in enumerate(summary.notes):
+            axes.text(0.99, 0.02 + 0.05 * i, note, transform=axes.transAxes, ha="right", fontsize=7, color="#d55e00")
+    return figure
+
+
+def _draw_target(axes: Axes, points: Sequence[Point]) -> None:
+    """Draw the curves of the attacks on one target, and what they are to be held against."""
+    curves = lines(points)
     for i, line in enumerate(curves):
         marker = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]  # the seventh has the first's colour, not its marker
         _draw_line(axes, line, COLORS[i % len(COLORS)], marker, i if len(curves) > 1 else None)
-    _draw_baselines(axes, summary)
-    metric = LABELS.get(summary.metric, summary.metric)
-    axes.set_xlabel(f"utility: {metric} of the joint model on test rows (higher is better)")
-    axes.set_ylabel(f"leak: {metric} of the inferred labels (lower is better)")
-    axes.set_title(f"{summary.dataset}: what {summary.adversary} infers", loc="left")
-    for i, note in enumerate(summary.notes):
-        axes.text(0.99, 0.02 + 0.05 * i, note, transform=axes.transAxes, ha="right", fontsize=7, color="#d55e00")
+    _draw_baselines(axes, points)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.margins(x=0.12, y=0.12)
     if axes.get_legend_handles_labels()[0]:
         title = "number: strength λ, 0 is no defense" if len(curves) > 1 else None
         axes.legend(frameon=False, fontsize=8, loc="best", title=title, title_fontsize=8)
-    return figure
 
 
 def save(summary: Summary, folder: Path) -> list[Path]:
@@ -145,9 +161,9 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, layer: int | Non
             label.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
 
 
-def _draw_baselines(axes: Axes, summary: Summary) -> None:
+def _draw_baselines(axes: Axes, points: Sequence[Point]) -> None:
     """A dashed line for what the adversary reaches alone, with its interval; a dotted one for chance."""
-    shown = [p.leak for p in summary.points if p.leak.alone is not None]
+    shown = [p.leak for p in points if p.leak.alone is not None]
     if shown:
         leak = max(shown, key=lambda found: found.alone or 0.0)
         assert leak.alone is not None
@@ -155,6 +171,6 @@ def _draw_baselines(axes: Axes, summary: Summary) -> None:
         low, high = leak.alone_ci95
         if low is not None and high is not None:
             axes.axhspan(low, high, color="#444444", alpha=0.08, linewidth=0)
-    chances = [p.leak.chance for p in summary.points if p.leak.chance is not None]
+    chances = [p.leak.chance for p in points if p.leak.chance is not None]
     if chances:
         axes.axhline(max(chances), color="#444444", linestyle=":", linewidth=1.2, label="chance")

@@ -16,7 +16,8 @@ from rich.text import Text
 from vflsec.evaluation.results import Cap, Gate, Leak, Measure, Point, Summary
 
 CSV_HEADER = (
-    "method", "defense", "strength", "attack", "status", "utility_metric", "utility", "utility_low", "utility_high",
+    "method", "defense", "strength", "attack", "target", "status",
+    "utility_metric", "utility", "utility_low", "utility_high",
     "leak_metric", "leak_rows", "leak", "leak_low", "leak_high", "leak_train", "chance", "alone", "advantage",
     "advantage_low", "advantage_high", "recovery_accuracy", "seeds", "nbytes", "seconds",
 )  # fmt: skip
@@ -39,11 +40,12 @@ def points(summary: Summary) -> list[Cells]:
     curves: dict[str, list[Point]] = {}
     for point in _interleaved(summary):
         curves.setdefault(f"{point.method}, {point.defense}", []).append(point)
-    header = ["λ", "attack", "utility ↑", "leak ↓", "rows", "on train", "alone", "chance", "advantage", "MB", "status"]
-    if summary.target is not None:
-        header[-1:-1] = ["epochs to target", "MB to target", "as SS-VFL counts"]
+    header = ["λ", "attack", "utility ↑", "leak ↓", "rows", "on train", "alone", "chance", "advantage"]
+    header += [*(["of", "measure"] if _mixed(summary) else []), "budget", "MB"]
+    header += ["epochs to target", "MB to target", "as SS-VFL counts"] if summary.target is not None else []
     return [
-        Cells(label, header, [_point_row(point, summary.target) for point in found]) for label, found in curves.items()
+        Cells(label, [*header, "status"], [_point_row(point, summary) for point in found])
+        for label, found in curves.items()
     ]
 
 
@@ -92,7 +94,8 @@ def as_csv(summary: Summary) -> str:
     writer.writerow(CSV_HEADER)
     for p in (*summary.points, *summary.worst):
         writer.writerow([
-            p.method, p.defense, p.strength, p.attack, p.status, p.utility.metric, p.utility.mean, *p.utility.ci95,
+            p.method, p.defense, p.strength, p.attack, p.target, p.status,
+            p.utility.metric, p.utility.mean, *p.utility.ci95,
             p.leak.metric, p.leak.rows, p.leak.mean, *p.leak.ci95, p.leak_train.mean, p.leak.chance, p.leak.alone,
             p.leak.advantage, *p.leak.advantage_ci95, p.leak.accuracy, p.utility.n, p.nbytes, p.seconds,
         ])  # fmt: skip
@@ -137,18 +140,25 @@ def _short(text: str) -> str:
 
 
 def _interleaved(summary: Summary) -> list[Point]:
-    """Points in order of curves and strengths; of one strength the worst first, and then the strongest attacks."""
+    """Points in order of curves, strengths and targets; of those the worst first, and then the strongest attacks."""
     order = {(p.method, p.defense, p.strength): i for i, p in reversed(list(enumerate(summary.points)))}
+    targets = list(dict.fromkeys(p.target for p in summary.points))
 
-    def place(p: Point) -> tuple[int, bool, float]:
-        return order[p.method, p.defense, p.strength], p.attack != "worst", -(p.leak.mean or 0.0)
+    def place(p: Point) -> tuple[int, int, bool, float]:
+        curve = order[p.method, p.defense, p.strength]
+        return curve, targets.index(p.target), p.attack != "worst", -(p.leak.mean or 0.0)
 
     return sorted([*summary.points, *summary.worst], key=place)
 
 
-def _point_row(point: Point, target: float | None) -> list[str]:
+def _mixed(summary: Summary) -> bool:
+    """Whether something else than labels is recovered, so that leaks are not all of one kind."""
+    return any(p.target != "labels" for p in summary.points)
+
+
+def _point_row(point: Point, summary: Summary) -> list[str]:
     reached = point.reached or {}
-    until = [_scaled(reached.get(key), unit) for key, unit in _UNTIL.items()] if target is not None else []
+    until = [_scaled(reached.get(key), unit) for key, unit in _UNTIL.items()] if summary.target is not None else []
     return [
         f"{point.strength:g}",
         point.attack,
@@ -159,6 +169,8 @@ def _point_row(point: Point, target: float | None) -> list[str]:
         number(point.leak.alone),
         number(point.leak.chance),
         signed(point.leak.advantage),
+        *([point.target, point.leak.metric] if _mixed(summary) else []),
+        ", ".join(f"{value:g} {name}" for name, value in point.budget.items()) or "–",
         _scaled(point.nbytes, 1e6),
         *until,
         status(point),
@@ -189,7 +201,7 @@ def _cap_value(value: float | None, ends: tuple[float | None, float | None]) -> 
 def _rich(cells: Cells) -> RichTable:
     table = RichTable(title=cells.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for i, name in enumerate(cells.header):
-        text = name in ("attack", "status", "note")  # these may wrap; numbers may not
+        text = name in ("attack", "budget", "status", "note")  # these may wrap; numbers may not
         justify: Literal["left", "right"] = "left" if i == 0 or text else "right"
         table.add_column(name, no_wrap=not text, overflow="fold", justify=justify)
     for row in cells.rows:

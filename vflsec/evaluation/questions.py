@@ -1,0 +1,200 @@
+"""What an attack is asked, by its target: the adversary's View, the truth for the scorer, the measures of a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vflsec.core.attack import Attack, Target
+from vflsec.core.checks import unknown
+from vflsec.core.errors import UsageError
+from vflsec.core.layout import Column
+from vflsec.core.message import Message
+from vflsec.core.method import Trained, World
+from vflsec.core.metrics import MEMBERSHIP, VALUES, applicable
+from vflsec.core.party import Party
+from vflsec.core.seeds import generator
+from vflsec.core.view import Secret, View
+from vflsec.evaluation.adversary import adversary, draw_auxiliary, secret_of, view_of
+from vflsec.evaluation.spec import AuxSpec
+
+
+class Question(NamedTuple):
+    """One question to one adversary.
+
+    Attributes:
+        view: what it has.
+        secret: the answer, for the scorer.
+        metrics: of its guess; the first is the headline.
+    """
+
+    view: View
+    secret: Secret
+    metrics: Sequence[str]
+
+
+def ask(attack: Attack, trained: Trained, name: str, aux: AuxSpec, messages: tuple[Message, ...] = ()) -> Question:
+    """Return the question that ``attack`` answers.
+
+    Args:
+        attack: its target, and for features and attributes its victim and column, say what is asked.
+        trained: the federation.
+        name: of the adversary, ``passive_1+passive_2`` for colluding parties.
+        aux: of how many rows it knows the answer, and whether it knows the victim's model.
+        messages: what it heard.
+
+    Raises:
+        UsageError: no such party or column, or too few rows.
+    """
+    return ASK[attack.target](attack, trained, adversary(trained.world, name), aux, messages)
+
+
+def _labels(
+    attack: Attack,  # noqa: ARG001  (one signature for all questions)
+    trained: Trained,
+    parties: Sequence[Party],
+    aux: AuxSpec,
+    messages: tuple[Message, ...],
+) -> Question:
+    world = trained.world
+    rows = draw_auxiliary(world.active.labels["train"], world.n_classes, aux, world.seed)
+    metrics = (world.metric, *(name for name in applicable(world.n_classes) if name != world.metric))
+    return Question(view_of(trained, parties, rows, messages), secret_of(world), metrics)
+
+
+def _features(
+    attack: Attack, trained: Trained, parties: Sequence[Party], aux: AuxSpec, messages: tuple[Message, ...]
+) -> Question:
+    world, victim = trained.world, victim_of(attack, trained.world, parties)
+    truth = {split: victim.features[split] for split in ("train", "test")}
+    rows = _some(len(truth["train"]), aux, world.seed)
+    view = _against(victim, view_of(trained, parties, rows, messages), trained, aux)
+    view = replace(view, n_classes=victim.n_features, aux_labels=truth["train"][rows])
+    return Question(view, _secret(truth), VALUES)
+
+
+def _attribute(
+    attack: Attack, trained: Trained, parties: Sequence[Party], aux: AuxSpec, messages: tuple[Message, ...]
+) -> Question:
+    world, victim = trained.world, victim_of(attack, trained.world, parties)
+    column = column_of(attack, victim)
+    truth = _categories({split: victim.features[split] for split in ("train", "test")}, column)
+    n_categories = int(truth["train"].max()) + 1
+    rows = _some(len(truth["train"]), aux, world.seed)
+    view = _against(victim, view_of(trained, parties, rows, messages), trained, aux)
+    view = replace(view, n_classes=n_categories, aux_labels=truth["train"][rows])
+    return Question(view, _secret(truth), applicable(n_categories))
+
+
+def _membership(
+    attack: Attack,  # noqa: ARG001
+    trained: Trained,
+    parties: Sequence[Party],
+    aux: AuxSpec,
+    messages: tuple[Message, ...],  # noqa: ARG001  (they name the rows that were trained on)
+) -> Question:
+    """Training rows and as many test rows, shuffled; an active adversary may ask the joint model about them."""
+    world = trained.world
+    rng = generator(world.seed, "candidates")
+    n = min(world.n_rows("train"), world.n_rows("test"))
+    chosen = {split: torch.randperm(world.n_rows(split), generator=rng)[:n].to(world.device) for split in _MEMBER}
+    order = torch.randperm(2 * n, generator=rng).to(world.device)
+
+    def mixed(by_split: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"candidates": torch.cat([by_split[split][chosen[split]] for split in _MEMBER])[order]}
+
+    is_member = mixed({s: torch.full((world.n_rows(s),), m, device=world.device) for s, m in _MEMBER.items()})
+    rows = draw_auxiliary(is_member["candidates"], 2, aux, world.seed)
+    view = view_of(trained, parties, rows)
+    asked = {}
+    if parties[0].active:
+        with world.aside(), torch.no_grad():
+            asked = mixed({split: trained.method.predict(world, split) for split in _MEMBER})
+    view = replace(
+        view,
+        n_classes=2,
+        features=mixed(view.features),
+        labels=mixed(world.active.labels) if parties[0].active else {},
+        predictions=asked,
+        aux_labels=is_member["candidates"][rows],
+    )
+    return Question(view, _secret(is_member), MEMBERSHIP)
+
+
+ASK: Mapping[Target, Callable[[Attack, Trained, Sequence[Party], AuxSpec, tuple[Message, ...]], Question]] = {
+    "labels": _labels,
+    "attribute": _attribute,
+    "features": _features,
+    "membership": _membership,
+}
+
+_MEMBER = {"train": 1, "test": 0}
+
+
+def victim_of(attack: Attack, world: World, parties: Sequence[Party]) -> Party:
+    """Return the party that ``attack`` is on: the one that it names, or the first passive one but the adversary.
+
+    Raises:
+        UsageError: no such party, or the adversary itself.
+    """
+    others = {party.name: party for party in world.passive if party not in parties}
+    name = attack.victim or next(iter(others), "")
+    if name not in others:
+        raise UsageError(unknown("victim", name, others))
+    return others[name]
+
+
+def column_of(attack: Attack, victim: Party) -> Column:
+    """Return the victim's column that ``attack`` recovers: the one that it names, or the first of categories.
+
+    Raises:
+        UsageError: the victim has no such column.
+    """
+    columns = {column.name: column for column in victim.layout.columns}
+    categorical = [column for column in columns.values() if column.kind == "categorical"]
+    if attack.column is None:
+        return (categorical or list(columns.values()))[0]
+    if attack.column not in columns:
+        raise UsageError(unknown(f"column of {victim.name}", attack.column, columns))
+    return columns[attack.column]
+
+
+def _categories(features: Mapping[str, Tensor], column: Column) -> dict[str, Tensor]:
+    """Return the category of each row by split; of a number, whether it is above the median of the training rows.
+
+    Categories are those of training rows, the commonest first; a row with any other is -1, and is not scored.
+    """
+    own = {split: x[:, column.start : column.start + column.width] for split, x in features.items()}
+    if column.kind == "numeric":
+        median = own["train"].median()
+        return {split: (x[:, 0] > median).long() for split, x in own.items()}
+    counts = own["train"].sum(dim=0)
+    code = torch.full_like(counts, -1, dtype=torch.long)
+    order = torch.argsort(counts, descending=True, stable=True)[: int((counts > 0).sum())]
+    code[order] = torch.arange(len(order), device=code.device)
+    return {split: code[x.argmax(dim=1)] for split, x in own.items()}
+
+
+def _some(n_rows: int, aux: AuxSpec, seed: int) -> Tensor:
+    """Return the sorted positions of the auxiliary samples, drawn as they come."""
+    everybody = torch.zeros(n_rows, dtype=torch.long)
+    return draw_auxiliary(everybody, 1, AuxSpec(n=aux.n, balanced=False), seed)
+
+
+def _against(victim: Party, view: View, trained: Trained, aux: AuxSpec) -> View:
+    """Return ``view`` with what its party knows of ``victim``."""
+    own: nn.Module = trained.method.representation(victim)
+    return replace(
+        view,
+        victim=victim.name,
+        layout=victim.layout,
+        victim_model=own.eval() if aux.victim_model else None,
+    )
+
+
+def _secret(truth: Mapping[str, Tensor]) -> Secret:
+    return Secret({split: y.cpu() for split, y in truth.items()})
