@@ -54,7 +54,7 @@ def test_ranks_are_within_a_turn():
 @pytest.mark.parametrize("changed", [{"receiver": "passive_2"}, {"split": "test"}, {"batches": []}])
 def test_messages_of_others_and_of_other_rows_are_not_read(changed):
     settings = {"batches": [[0, 1]], **changed}
-    with pytest.raises(InsufficientView, match="expected a gradient about training rows, got none"):
+    with pytest.raises(InsufficientView, match="expected a gradient about train rows, got none"):
         received(make_view(**settings), Kind.GRADIENT)
 
 

@@ -152,11 +152,12 @@ def priors(spec: EvalSpec) -> Iterator[Prior]:
 
     A prior needs no federation: it takes the adversary's columns and the shape of its bottom model from the cell. Where
     a method pre-trains as any party could have done by itself, that is one more: the same attack on a model that the
-    adversary pre-trained alone (FedHSSL's A_SimSiam). The regression is for attacks on labels.
+    adversary pre-trained alone (FedHSSL's A_SimSiam). The regression is for attacks on labels,
+    which the active party has.
     """
     logistic = AttackSpec(name="logistic")
     candidates = [pair for pair in zip(spec.attacks, spec.labels, strict=True) if pair[0].name != "logistic"]
-    if "labels" in {target_of(attack) for attack in spec.attacks}:
+    if spec.adversary != "active" and "labels" in {target_of(attack) for attack in spec.attacks}:
         candidates.append((logistic, "logistic"))
     for seed in range(spec.seeds):
         for method in filter(attacked, spec.methods):

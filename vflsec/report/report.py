@@ -64,7 +64,7 @@ class Report:
         """One per method, defence and attack."""
         return self.summary.cap
 
-    def table(self, width: int = 100) -> str:
+    def table(self, width: int = 120) -> str:
         """Return the tables as text of at most ``width`` columns."""
         out = io.StringIO()
         Console(file=out, width=width, color_system=None, force_jupyter=False).print(table.rich(self.summary))
