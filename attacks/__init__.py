@@ -12,4 +12,5 @@ CATALOGUE = {
     "spectral": "vflsec.attacks.spectral:Spectral",
     "spectral-embedding": "vflsec.attacks.spectral_embedding:SpectralEmbedding",
     "cluster": "vflsec.attacks.cluster:Cluster",
+    "averaging": "vflsec.attacks.averaging:Averaging",
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -80,6 +80,18 @@ class ModelCompletion(Attack):
         self.lr = default.lr if lr is None else lr
         self.batch = default.batch if batch is None else batch
         positive(layers=layers, epochs=self.epochs, steps=steps, lr=self.lr, batch=self.batch)
+
+    @property
+    def search(self) -> Mapping[str, Sequence[Any]]:
+        """Vary the rate and whether the bottom model is fitted; beyond, passes or the depth of the head."""
+        rates, bottom = (self.lr / 4, self.lr, self.lr * 4), (True, False)
+        if self.mode == "supervised":
+            return {
+                "lr": rates,
+                "epochs": (-(-self.epochs // 3), self.epochs, self.epochs * 3),
+                "freeze_bottom": bottom,
+            }
+        return {"lr": rates, "layers": (1, 2), "freeze_bottom": bottom}
 
     def alone(self) -> Attack:
         """Return the same training from an untrained bottom model, all of it fitted: the prior of this attack."""

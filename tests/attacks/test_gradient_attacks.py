@@ -1,9 +1,12 @@
 """Attacks on gradients: exact where the source says so, and the closed-form AUC on Gaussian gradients."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from vflsec.attacks.averaging import Averaging
 from vflsec.attacks.cluster import Cluster
 from vflsec.attacks.direct import Direct
 from vflsec.attacks.direction import Direction
@@ -26,7 +29,7 @@ from vflsec.testing.conformance import AttackConformance
 from vflsec.testing.worlds import toy_world
 
 ROWS = 6000
-ON_GRADIENTS = (Norm, Direction, Hint, Spectral, Cluster)
+ON_GRADIENTS = (Norm, Direction, Hint, Spectral, Cluster, Averaging)
 
 
 class TestNorm(AttackConformance):
@@ -52,6 +55,11 @@ class TestSpectral(AttackConformance):
 class TestSpectralEmbedding(AttackConformance):
     def make(self):
         return SpectralEmbedding()
+
+
+class TestAveraging(AttackConformance):
+    def make(self):
+        return Averaging()
 
 
 class TestCluster(AttackConformance):
@@ -262,3 +270,38 @@ def test_rank_one_recovers_every_label_under_a_linear_head(aux, batch):
     view = view_of(trained, [world.parties["passive_1"]], known, tuple(transcript.messages))
     guess = RankOne()(view, seed=0).scores["train"].argmax(dim=1)
     assert torch.equal(guess, world.active.labels["train"])
+
+
+@pytest.mark.parametrize(("turns", "adaptive"), [(1, True), (16, True), (16, False)])
+def test_averaging_has_a_share_of_the_noise(turns, adaptive):
+    """Means of n releases are sqrt(n) times as far apart, in deviations; one release is all that others read."""
+    view, y = gaussian([[-0.2, 0, 0], [0.2, 0, 0]], [1.0, 1.0], turns=turns, aux=3000)
+    read = turns if adaptive else 1
+    found = auc(Averaging(), replace(view, adaptive=adaptive), y)
+    assert near(found, stats.norm.cdf(np.sqrt(2 * read) * 0.2))
+
+
+def test_averaging_whitens_noise_of_any_shape():
+    """The distance that counts is Mahalanobis's: noise that two columns share is taken out."""
+    view, y = gaussian([[-0.25, 0.0], [0.25, 0.0]], [0.25, 0.25], aux=3000)
+    shared = torch.randn(ROWS, 1, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    (message,) = view.messages
+    noisy = replace(message, payload={"value": message.payload["value"] + shared})
+    found = auc(Averaging(), replace(view, messages=(noisy,)), y)
+    covariance = 0.0625 * np.eye(2) + 1.0
+    gap = np.array([0.5, 0.0])
+    assert near(found, stats.norm.cdf(np.sqrt(gap @ np.linalg.solve(covariance, gap)) / np.sqrt(2)))
+
+
+def test_averaging_weighs_messages_by_their_scale():
+    """Gradients and their noise shrink in training; the early ones must not drown the rest."""
+    view, y = gaussian([[-0.2, 0], [0.2, 0]], [1.0, 1.0], turns=8, aux=3000)
+    shrunk = [replace(m, payload={"value": m.payload["value"] * 0.3**m.step}) for m in view.messages]
+    assert near(auc(Averaging(), replace(view, messages=tuple(shrunk)), y), stats.norm.cdf(4 * 0.2))
+
+
+def test_averaging_of_a_class_without_a_sample():
+    view, _ = gaussian([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]], [0.1, 0.1, 0.1], aux=100)
+    known = view.aux_labels < 2
+    found = Averaging()(replace(view, aux_rows=view.aux_rows[known], aux_labels=view.aux_labels[known]), seed=0)
+    assert not (found.scores["train"].argmax(dim=1) == 2).any()

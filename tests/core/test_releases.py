@@ -1,5 +1,7 @@
 """What was said about each row, in order: turns, means and ranks equal a naive count."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -96,3 +98,17 @@ def test_references_are_a_draw_of_the_known_rows_of_each_class():
     drawn = {tuple(references(view, 2, torch.Generator().manual_seed(s))[1].tolist()) for s in range(20)}
     assert all(len(rows) == 2 and set(rows) <= {2, 4, 5} for rows in drawn)
     assert len(drawn) > 2
+
+
+def test_steady_lines_have_the_same_mean_square_length_in_each_message():
+    view = make_view([[0, 1, 2], [2, 1]], values=[torch.randn(3, 3), 50 * torch.randn(2, 3)])
+    steady = received(view, Kind.GRADIENT).steady()
+    for lines in steady.by_message():
+        assert steady.values[lines].square().sum(dim=1).mean() == pytest.approx(1)
+
+
+def test_who_is_not_adaptive_reads_the_first_release_of_each_row():
+    view = make_view([[0, 1], [1, 2], [0, 2]])
+    found = received(replace(view, adaptive=False), Kind.GRADIENT)
+    assert found.rows.tolist() == [0, 1, 2]
+    assert found.message.tolist() == [0, 0, 1]

@@ -15,7 +15,7 @@ from vflsec.core.view import Guess, Need, View
 from vflsec.data.partition import DataSpec
 from vflsec.evaluation import engine
 from vflsec.evaluation import spec as specs
-from vflsec.evaluation.adversary import adversary, draw_auxiliary, fold_score, view_of
+from vflsec.evaluation.adversary import adversary, draw_auxiliary, fold_score, tuned, view_of
 from vflsec.evaluation.spec import AuxSpec
 from vflsec.evaluation.store import Store
 from vflsec.methods.fedsplitnn import FedSplitNN
@@ -87,6 +87,57 @@ def test_folds_hold_out_what_they_score():
 def test_no_folds_no_score(folds):
     view = make_view(torch.zeros(40, 1)).knowing(torch.tensor([0, 1]))
     assert fold_score(NearestNeighbor(), view, "auc", folds, seed=0) is None
+
+
+# Search
+
+
+class Threshold(Attack):
+    """Says 1 above a chosen threshold of the first column; only some values of it are any good."""
+
+    name, reference, verified = "threshold", "none", "none"
+    needs = frozenset()
+
+    def __init__(self, *, at=-5.0):
+        self.at = at
+
+    @property
+    def search(self):
+        return {"at": (-5.0, -4.0, 5.0, 20.0, 30.0)}
+
+    def run(self, view, *, rng):
+        return Guess({s: torch.stack([self.at - x[:, 0], x[:, 0] - self.at], dim=1) for s, x in view.features.items()})
+
+
+def test_a_large_budget_finds_the_best_variant_and_says_what_it_tried():
+    apart = (torch.arange(40) % 2)[:, None] * 10.0
+    chosen, score, trials = tuned(Threshold(), make_view(apart), "accuracy", AuxSpec(budget="large"), seed=0)
+    assert (chosen.at, score, trials) == (5.0, 1.0, 5)
+
+
+def test_the_papers_budget_is_the_attack_as_it_is():
+    attack = Threshold()
+    chosen, score, trials = tuned(attack, make_view(torch.zeros(40, 1)), "accuracy", AuxSpec(), seed=0)
+    assert chosen is attack
+    assert (score, trials) == (0.5, 1)
+
+
+def test_a_small_search_is_reproducible_and_never_repeats():
+    rngs = [np.random.default_rng(seed) for seed in (0, 0)]
+    first, again = ([attack.at for attack in Threshold().variants(4, rng)] for rng in rngs)
+    assert first == again
+    assert len({*first, Threshold().at}) == 4
+
+
+def test_where_no_variant_is_better_the_source_stays():
+    attack = Threshold(at=5.0)
+    apart = (torch.arange(40) % 2)[:, None] * 10.0
+    assert tuned(attack, make_view(apart), "accuracy", AuxSpec(budget="large"), seed=0)[0] is attack
+
+
+def test_without_folds_nothing_is_searched():
+    with pytest.raises(UsageError, match="expected aux.folds >= 2 with aux.budget=small"):
+        AuxSpec(budget="small", folds=0)
 
 
 # Colluding parties

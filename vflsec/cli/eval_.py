@@ -30,6 +30,18 @@ if TYPE_CHECKING:
 @click.option("--at", "at", multiple=True, help="Where the defense acts: gradient, embedding, parameters.")
 @click.option("--with", "fixed", multiple=True, help="NAME:knob=value@point: a further defense that stays as it is.")
 @click.option("--adversary", help="The attacking party, or a+b for two that collude.  [default: passive_1]")
+@click.option(
+    "--attack-budget",
+    type=click.Choice(["small", "paper", "large"]),
+    help="Settings of a learned attack that the adversary tries on its folds: 4, the source's own, or 16.  "
+    "[default: paper]",
+)
+@click.option(
+    "--adaptive/--no-adaptive",
+    default=None,
+    help="Whether it uses all that was said about a row while training, over which noise averages out.  "
+    "[default: adaptive]",
+)
 @click.option("--seeds", type=click.IntRange(min=1), help="Repetitions.  [default: 5]")
 @settings
 @config
@@ -103,6 +115,8 @@ def sweeps(
     defenses: Sequence[str],
     strengths: Sequence[str],
     at: Sequence[str],
+    attack_budget: str | None,
+    adaptive: bool | None,
     **shared: Any,
 ) -> dict[str, Any]:
     """Return the settings: those of the file, then options, then ``--set``."""
@@ -119,6 +133,10 @@ def sweeps(
             file.pop("strengths", None)
     if strengths:
         file["strengths"] = numbers(strengths)
+    if attack_budget:
+        assignments = [f'aux.budget="{attack_budget}"', *assignments]
+    if adaptive is not None:
+        assignments = [f"aux.adaptive={str(adaptive).lower()}", *assignments]
     return resolve(file, assignments, **shared)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, final
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any, ClassVar, Literal, Self, final
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -45,6 +48,20 @@ class Attack(ABC):
     version: ClassVar[int] = 1
     victim: str | None = None
     column: str | None = None
+
+    @property
+    def search(self) -> Mapping[str, Sequence[Any]]:
+        """The options that a search for a stronger attack varies, with the values worth trying; none unless learned."""
+        return {}
+
+    @final
+    def variants(self, n: int, rng: np.random.Generator) -> list[Self]:
+        """Return up to ``n - 1`` others of this kind, drawn from ``search`` without repetition."""
+        names, values = list(self.search), list(product(*self.search.values()))
+        own = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        others = [one for one in values if one != tuple(own[name] for name in names)]
+        drawn = rng.permutation(len(others))[: n - 1]
+        return [type(self)(**{**own, **dict(zip(names, others[i], strict=True))}) for i in drawn]
 
     @abstractmethod
     def run(self, view: View, *, rng: torch.Generator) -> Guess:

@@ -46,6 +46,18 @@ class Releases(NamedTuple):
         sizes = torch.bincount(self.message)
         return list(torch.split(torch.arange(len(self.rows), device=self.rows.device), sizes[sizes > 0].tolist()))
 
+    def steady(self) -> Releases:
+        """Return the same lines, each in units of the root mean square length of its message.
+
+        Noise that is scaled by what it hides (iso's, Marvell's) is drawn anew for each message; where it covers the
+        rest, its deviation is that length. The mean of such lines weighs each message by the inverse of its noise.
+        """
+        square = self.values.square().sum(dim=1)
+        total = square.new_zeros(int(self.message.max()) + 1).index_add_(0, self.message, square)
+        count = torch.bincount(self.message).clamp_min(1)
+        length = (total / count).sqrt().clamp_min(torch.finfo(square.dtype).tiny)
+        return self._replace(values=self.values / length[self.message][:, None])
+
     def mean(self, scores: Tensor) -> Tensor:
         """Return for each row (n, k) the mean score of its lines; of rows never spoken of, that of all.
 
@@ -59,6 +71,8 @@ class Releases(NamedTuple):
 
 def received(view: View, kind: Kind, *, split: str = "train", sender: str | None = None) -> Releases:
     """Return all messages of ``kind`` that the adversary received about training rows.
+
+    An adversary that is not adaptive reads what was said first about each row, and nothing that came later.
 
     What colluding parties received about the same rows in the same step, or what several parties sent, stands side by
     side.
@@ -92,7 +106,7 @@ def received(view: View, kind: Kind, *, split: str = "train", sender: str | None
     message = torch.repeat_interleave(
         torch.arange(len(heard), device=rows.device), torch.tensor([len(r) for r in about], device=rows.device)
     )
-    return Releases(values, rows, _turns(rows), message, len(view.features[split]))
+    return Releases(values, rows, _turns(rows), message, len(view.features[split])).first(None if view.adaptive else 1)
 
 
 def percentiles(releases: Releases, scores: Tensor) -> Tensor:

@@ -59,6 +59,7 @@ class View:
         top: the active party's top model, on the list of all parties' embeddings, its own first.
         labels: (n,) the active party's own labels by split, as far as it has them.
         predictions: (n, C) logits of the joint model by split, where the adversary has asked for them.
+        adaptive: whether it uses all that was said about a row; else what was said first, as if noise were drawn once.
     """
 
     party: str
@@ -76,6 +77,7 @@ class View:
     top: nn.Module | None = None
     labels: Mapping[str, Tensor] = field(default_factory=dict)
     predictions: Mapping[str, Tensor] = field(default_factory=dict)
+    adaptive: bool = True
 
     @property
     def aux_split(self) -> str:

@@ -111,6 +111,26 @@ def draw_auxiliary(labels: Tensor, n_classes: int, spec: AuxSpec, seed: int) -> 
     return torch.from_numpy(np.sort(order[: spec.n]))
 
 
+TRIALS = {"paper": 1, "small": 4, "large": 16}
+
+
+def tuned(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> tuple[Attack, float | None, int]:
+    """Return the variant of ``attack`` that does best on the adversary's folds, its score there, and how many it tried.
+
+    The first is the attack as it is, and stays the choice where no other is better, or folds cannot tell. An attack
+    that acts in training has done so already, and only what it does afterwards is varied.
+    """
+    best, best_score, trials = attack, fold_score(attack, view, metric, aux.folds, seed), 1
+    if best_score is None:
+        return attack, None, trials
+    for variant in attack.variants(TRIALS[aux.budget], np.random.default_rng(derive(seed, "variants"))):
+        score = fold_score(variant, view, metric, aux.folds, seed)
+        trials += 1
+        if score is not None and score > best_score:
+            best, best_score = variant, score
+    return best, best_score, trials
+
+
 def fold_score(attack: Attack, view: View, metric: str, folds: int, seed: int) -> float | None:
     """Return how well ``attack`` does on auxiliary samples it was not given: all that the adversary itself can test.
 

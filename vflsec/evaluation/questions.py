@@ -50,7 +50,8 @@ def ask(attack: Attack, trained: Trained, name: str, aux: AuxSpec, messages: tup
     Raises:
         UsageError: no such party or column, or too few rows.
     """
-    return ASK[attack.target](attack, trained, adversary(trained.world, name), aux, messages)
+    question = ASK[attack.target](attack, trained, adversary(trained.world, name), aux, messages)
+    return question._replace(view=replace(question.view, adaptive=aux.adaptive))
 
 
 def _labels(

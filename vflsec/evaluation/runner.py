@@ -21,7 +21,7 @@ from vflsec.core.message import Kind, Message, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained, World, load_states, save_states
 from vflsec.core.seeds import derive
 from vflsec.core.view import Need
-from vflsec.evaluation.adversary import alone, fold_score
+from vflsec.evaluation.adversary import alone, tuned
 from vflsec.evaluation.plan import Cell, Prior, Row, build_attack
 from vflsec.evaluation.questions import Question, ask
 from vflsec.evaluation.score import measure, score
@@ -335,7 +335,8 @@ def _guarded(attack: Attack, question: Question, world: World, aux: AuxSpec) -> 
 def _scored(attack: Attack, question: Question, world: World, aux: AuxSpec) -> dict[str, Any]:
     view, (headline, *_) = question.view, question.metrics
     seed = derive(world.seed, "attack", attack.name)
-    guess = attack(view, seed=seed)
+    chosen, fold, trials = tuned(attack, view, headline, aux, seed)
+    guess = chosen(view, seed=seed)
     return {
         "status": "unconverged" if guess.converged is False else "ok",
         "leak": score(
@@ -347,8 +348,9 @@ def _scored(attack: Attack, question: Question, world: World, aux: AuxSpec) -> d
             known=view.aux_split,
             names=question.metrics,
         ),
-        "fold": fold_score(attack, view, headline, aux.folds, seed),
-        "budget": dict(guess.budget),
+        "fold": fold,
+        "budget": {**guess.budget, **({"trials": trials} if trials > 1 else {})},
+        "tuned": repr(chosen) if chosen is not attack else None,
     }
 
 

@@ -12,7 +12,7 @@ import copy
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import tomli_w
@@ -82,16 +82,24 @@ class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         n: of how many rows.
         balanced: as many of each class (the papers' setting), else drawn as they come.
         folds: of these labels, on which the strongest attack is chosen; 0 chooses none.
+        adaptive: use all that was said about a row in the course of training, over which noise averages out; else what
+            was said first.
+        budget: how many settings of a learned attack the adversary tries on its folds: ``paper`` the source's own,
+            ``small`` 4, ``large`` 16, the source's own among them.
         victim_model: whether it knows the bottom model of the party that it attacks (a white box).
     """
 
     n: int = 80
     balanced: bool = True
     folds: int = 5
+    adaptive: bool = True
+    budget: Literal["paper", "small", "large"] = "paper"
     victim_model: bool = False
 
     def __post_init__(self) -> None:
         """Check every number."""
+        if self.budget != "paper" and not self.folds:
+            raise UsageError(f"expected aux.folds >= 2 with aux.budget={self.budget}, got 0: they choose the settings")
         if self.n < 0 or self.folds < 0 or self.folds == 1:
             raise UsageError(f"expected aux.n >= 0 and aux.folds 0 or >= 2, got n={self.n}, folds={self.folds}")
 
