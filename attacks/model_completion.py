@@ -84,14 +84,10 @@ class ModelCompletion(Attack):
     @property
     def search(self) -> Mapping[str, Sequence[Any]]:
         """Vary the rate and whether the bottom model is fitted; beyond, passes or the depth of the head."""
-        rates, bottom = (self.lr / 4, self.lr, self.lr * 4), (True, False)
+        common = {"lr": (self.lr / 4, self.lr, self.lr * 4), "freeze_bottom": (True, False)}
         if self.mode == "supervised":
-            return {
-                "lr": rates,
-                "epochs": (-(-self.epochs // 3), self.epochs, self.epochs * 3),
-                "freeze_bottom": bottom,
-            }
-        return {"lr": rates, "layers": (1, 2), "freeze_bottom": bottom}
+            return {**common, "epochs": (-(-self.epochs // 3), self.epochs, self.epochs * 3)}
+        return {**common, "layers": (1, 2)}
 
     def alone(self) -> Attack:
         """Return the same training from an untrained bottom model, all of it fitted: the prior of this attack."""

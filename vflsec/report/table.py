@@ -170,11 +170,16 @@ def _point_row(point: Point, summary: Summary) -> list[str]:
         number(point.leak.chance),
         signed(point.leak.advantage),
         *([point.target, point.leak.metric] if _mixed(summary) else []),
-        ", ".join(f"{value:g} {name}" for name, value in point.budget.items()) or "–",
+        ", ".join(f"{_count(value)} {name}" for name, value in point.budget.items()) or "–",
         _scaled(point.nbytes, 1e6),
         *until,
         status(point),
     ]
+
+
+def _count(value: float) -> str:
+    """Return a number of at most four characters: 600, 25.6k, 420k."""
+    return f"{value / 1000:.3g}k" if value >= 1000 else f"{value:g}"
 
 
 def _scaled(value: float | None, unit: float) -> str:
