@@ -18,8 +18,9 @@ class Direct(Attack):
     class. The score of a class is minus its entry, averaged over the releases of the row: the class of the smallest
     entry is guessed even where noise has left no entry negative.
 
-    Costs one pass over the messages, and needs not one auxiliary label. Recovers every label without a defence. Cannot
-    be mounted where there is a trained head (``model.head``), nor on an embedding that is not C wide.
+    Costs one pass over the messages, and needs not one auxiliary label. Recovers every label without a defence.
+    Fails under noise that is longer than the gradients. Cannot be mounted where there is a trained head
+    (``model.head``), nor on an embedding that is not C wide.
 
     Source: Fu et al., USENIX Security 2022, section 4.3; first epoch alone in their code (``turns=1``).
 

@@ -24,6 +24,7 @@ class RankOne(Attack):
     labels from nobody.
 
     Costs one eigenvalue decomposition for each batch, and needs not one label. Recovers all labels without a defence.
+    Fails under noise that is longer than the gradients in all directions, and above two classes or a deeper head.
 
     Source: derived from PrADA (arXiv 2111.10120), algorithm 5; its section 7.3 admits a leak of this class.
     """

@@ -139,6 +139,7 @@ def describe(attack: type[Attack]) -> dict[str, Any]:
         "name": attack.name,
         "recovers": attack.target,
         "adversary": attack.side,
+        "behavior": "acts in training" if attack.optimizer is not Attack.optimizer else "honest-but-curious",
         "needs": ", ".join(sorted(attack.needs)),
         "classes": "any number" if attack.classes is None else attack.classes,
         "head": "any" if attack.head is None else attack.head,

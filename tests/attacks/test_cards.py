@@ -1,0 +1,17 @@
+"""Every attack has a card that an auditor can read."""
+
+import pytest
+
+from vflsec.core import registry
+from vflsec.core.attack import describe
+
+
+@pytest.mark.parametrize("name", sorted(registry.entries("attacks")))
+def test_a_card_tells_source_threat_cost_and_failure(name):
+    attack = registry.load("attacks", name)
+    card = describe(attack)
+    assert card["name"] == name
+    assert all(str(value) for value in card.values())
+    assert card["behavior"] == ("acts in training" if name == "active-mc" else "honest-but-curious")
+    for heading in ("Source: ", "Costs ", "Fails"):
+        assert heading in attack.__doc__, f"the card of {name} does not say {heading}"
