@@ -88,3 +88,10 @@ def test_attack_on_what_was_not_kept():
         vflsec.attack(trained, "mc", adversary="passive_9", n_aux=20)
     with pytest.raises(UsageError, match="expected fewer auxiliary labels"):
         vflsec.attack(trained, "mc", n_aux=5000)
+
+
+def test_all_warns_of_what_it_leaves_out(tmp_path):
+    settings = {**ATTACKED, "attack": "all", "seeds": 1}
+    with pytest.warns(UserWarning, match="left out of all attacks: .*direct: attack 'direct' needs model.head=none"):
+        report = vflsec.evaluate(**settings, out=tmp_path)
+    assert {"norm", "mc"} <= {point.attack for point in report.points}

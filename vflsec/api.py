@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,15 @@ def evaluate(
 
 
 def run(spec: EvalSpec, folder: Path, *, jobs: int, device: str) -> Iterable[Record]:
-    """Compute what ``folder`` lacks of ``spec``; yield each record when it is on the disk."""
+    """Compute what ``folder`` lacks of ``spec``; yield each record when it is on the disk.
+
+    Warns of what ``all`` leaves out, with the reasons.
+    """
     engine.check_device(device)
-    spec, _ = engine.every_attack(spec)
+    spec, left_out = engine.every_attack(spec)
+    if left_out:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        warnings.warn(f"left out of all attacks: {reasons}", stacklevel=3)
     engine.check(spec)
     store = Store(folder)
     with store.lock():
