@@ -1,5 +1,7 @@
 """Model completion: its formulas, what it leaves alone, what it recovers."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -7,10 +9,13 @@ from torch.nn import functional as F
 from vflsec.attacks import model_completion
 from vflsec.attacks.model_completion import (
     BUDGETS,
+    Adam,
     ModelCompletion,
     Standardize,
+    as_vectors,
     inference_head,
     sharpen,
+    slope,
     still_falling,
 )
 
@@ -57,14 +62,8 @@ def accuracy(guess, truth, split="test"):
     ],
 )
 def test_sharpen_closed_form(p, temperature, expected):
-    rows = torch.tensor([p, p])
-    assert torch.allclose(sharpen(rows, temperature=temperature), torch.tensor([expected, expected]))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_sharpen_refuses_to_flatten(temperature):
-    with pytest.raises(UsageError, match=r"expected 0 < temperature <= 1"):
-        sharpen(torch.ones(1, 2), temperature=temperature)
+    logits = torch.tensor([p, p]).log() + torch.tensor([[0.0], [7.0]])
+    assert torch.allclose(sharpen(logits, temperature=temperature), torch.tensor([expected, expected]))
 
 
 @pytest.mark.parametrize(
@@ -180,37 +179,75 @@ def test_alone_is_the_same_training_of_the_whole_network():
 @pytest.mark.parametrize("layers", [1, 3])
 def test_the_head_is_blocks_of_norm_relu_linear(layers):
     head = inference_head(4, 3, layers)
-    kinds = [type(layer) for block in head for layer in block]
-    assert kinds == [nn.BatchNorm1d, nn.ReLU, nn.Linear] * layers
-    assert [block[2].out_features for block in head] == [4] * (layers - 1) + [3]
+    assert [type(layer) for layer in head] == [nn.BatchNorm1d, nn.ReLU, nn.Linear] * layers
+    assert [layer.out_features for layer in head[2::3]] == [4] * (layers - 1) + [3]
 
 
 def test_draws_mix_at_least_half_of_the_row_itself():
-    draws = list(ModelCompletion(mode="mixmatch", steps=500)._draws(10, 30, 6, generator(0, "draws")))
-    assert len(draws) == 500
-    shares = [draw.share for draw in draws]
-    assert min(shares) >= 0.5
-    assert max(shares) <= 1.0
+    draws = ModelCompletion(mode="mixmatch", steps=500, batch=6)._draws(10, 40, generator(0, "draws"))
+    assert draws.share.shape == (500,)
+    assert draws.share.min() >= 0.5
+    assert draws.share.max() <= 1.0
     # E[max(l, 1 - l)] for l ~ Beta(.75, .75), by numerical integration
-    assert sum(shares) / 500 == pytest.approx(0.7718, abs=4 * 0.155 / 500**0.5)
-    for draw in draws:
-        assert draw.known.unique().numel() == 6
-        assert draw.known.max() < 10
-        assert draw.other.max() < 30
-        assert sorted(draw.partner.tolist()) == list(range(12))
-    assert torch.stack([draw.known for draw in draws]).unique().numel() == 10
+    assert float(draws.share.mean()) == pytest.approx(0.7718, abs=4 * 0.155 / 500**0.5)
+    assert all(known.unique().numel() == 6 for known in draws.known)
+    assert draws.known.unique().tolist() == list(range(10))
+    assert draws.other.unique().tolist() == list(range(10, 40))
+    assert torch.equal(draws.partner.sort(dim=1).values, torch.arange(12).expand(500, 12))
+
+
+def test_draws_are_split_in_order():
+    draws = ModelCompletion(mode="mixmatch", steps=10, batch=6)._draws(10, 40, generator(0, "draws"))
+    parts = list(draws.split(4))
+    assert [len(part.share) for part in parts] == [4, 4, 2]
+    assert all(
+        torch.equal(torch.cat(choice), whole) for choice, whole in zip(zip(*parts, strict=True), draws, strict=True)
+    )
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.7])
+def test_the_slope_is_that_of_the_loss(weight):
+    """The closed form against automatic differentiation of the two losses as the source writes them."""
+    rng = generator(0, "slope")
+    logits = (3 * torch.randn(12, 5, generator=rng)).double().requires_grad_()
+    targets = torch.randn(12, 5, generator=rng).double().softmax(dim=1)
+    labelled = F.cross_entropy(logits[:6], targets[:6])
+    (labelled + weight * F.mse_loss(logits[6:].softmax(dim=1), targets[6:])).backward()
+    assert torch.allclose(slope(logits.detach(), targets, weight), logits.grad, atol=1e-12)
+
+
+def test_adam_is_torchs():
+    rng = generator(0, "slopes")
+    ours = torch.randn(9, generator=rng)
+    theirs = nn.Parameter(ours.clone())
+    adam, reference = Adam(ours, 0.01), torch.optim.Adam([theirs], 0.01)
+    for _ in range(30):
+        theirs.grad = torch.randn(9, generator=rng)
+        reference.step()
+        adam.step(theirs.grad)
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_one_vector_is_all_parameters_and_another_all_gradients():
+    layer = nn.Linear(3, 2)
+    before = torch.cat([p.detach().flatten() for p in layer.parameters()])
+    weights, slopes = as_vectors(list(layer.parameters()))
+    assert torch.equal(weights, before)
+    layer(torch.tensor([[1.0, 2.0, 3.0]])).sum().backward()
+    assert slopes.tolist() == [1, 2, 3, 1, 2, 3, 1, 1]
+    weights.fill_(5.0)
+    assert layer.bias.tolist() == [5.0, 5.0]
 
 
 def test_mixmatch_weighs_unlabelled_rows_more_and_more(monkeypatch):
     """lambda_u = 50 times the share of the budget spent; nothing at the first step."""
-    weights, original = [], F.mse_loss
+    weights = []
 
-    def spy(guess, target):
-        loss = original(guess, target)
-        loss.register_hook(lambda gradient: weights.append(gradient.item()))
-        return loss
+    def spy(logits, targets, weight):
+        weights.append(weight)
+        return slope(logits, targets, weight)
 
-    monkeypatch.setattr(model_completion.F, "mse_loss", spy)
+    monkeypatch.setattr(model_completion, "slope", spy)
     view, _ = make_view()
     ModelCompletion(mode="mixmatch", epochs=2, steps=5)(view, seed=0)
     assert weights == pytest.approx([50 * t / 10 for t in range(10)])
@@ -219,6 +256,7 @@ def test_mixmatch_weighs_unlabelled_rows_more_and_more(monkeypatch):
 def test_mixmatch_takes_unlabelled_rows_from_the_rows_it_does_not_know():
     """No row that gets a guessed label is one whose label is known."""
     view, _ = make_view(n_aux=20)
+    own, aux = view.features["train"], torch.arange(7, 27)
     seen = []
 
     class Recording(nn.Module):
@@ -226,58 +264,72 @@ def test_mixmatch_takes_unlabelled_rows_from_the_rows_it_does_not_know():
             seen.append(x.detach().clone())
             return x[:, :4]
 
+    further = torch.full((3, own.shape[1]), 9.0)
     ModelCompletion(mode="mixmatch", epochs=1, steps=2, batch=8)(
-        View("passive_1", "passive", 2, view.features, Recording(), view.aux_rows, view.aux_labels), seed=0
+        View("passive_1", "passive", 2, view.features, Recording(), aux, torch.arange(20) % 2, unlabeled=further),
+        seed=0,
     )
-    own = view.features["train"]
-    assert torch.equal(seen[0], own[20:])  # the auxiliary rows are the first twenty
-    assert [len(x) for x in seen[1:]] == [16, 16, len(own), len(own)]  # two mixed batches, then the guess
+    assert torch.equal(seen[0], torch.cat([own[7:27], own[:7], own[27:], further]))  # the twenty known ones first
+    assert [len(x) for x in seen[1:]] == [32, len(own), len(own)]  # two mixed batches at once, then the guess
 
 
-def naive_mixmatch(view, *, epochs, steps, seed):
+@pytest.fixture
+def double():
+    """Eight bytes a number: a bias before a BatchNorm has no slope but rounding, which Adam takes at full length."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def naive_mixmatch(view, *, freeze_bottom, layers, epochs, steps, seed):
     """Fu et al., step by step as written: every forward pass runs the whole completed network."""
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
-    bottom, known = view.model.eval(), view.aux_rows
-    head = inference_head(8, view.n_classes, 1)
+    bottom, known = copy.deepcopy(view.model).train(not freeze_bottom), view.aux_rows
+    head = inference_head(8, view.n_classes, layers)
     model = nn.Sequential(bottom, head)
+    fitted = list((head if freeze_bottom else model).parameters())
     unknown = torch.tensor([i for i in range(len(view.features["train"])) if i not in set(known.tolist())])
-    x_known, x_unknown = view.features["train"][known], view.features["train"][unknown]
-    y_known = F.one_hot(view.aux_labels, view.n_classes).float()
-    averages = [p.detach().clone() for p in head.parameters()]
-    optimizer = torch.optim.Adam(head.parameters(), 2e-3)
+    x_all = view.features["train"][torch.cat([known, unknown])]
+    y_known = F.one_hot(view.aux_labels, view.n_classes).double()
+    averages = [p.detach().clone() for p in fitted]
+    optimizer = torch.optim.Adam(fitted, 2e-3)
     drawer, t = ModelCompletion(mode="mixmatch", epochs=epochs, steps=steps), 0
     for _ in range(epochs):
-        for draw in drawer._draws(len(x_known), len(x_unknown), 16, rng):
-            x, u = x_known[draw.known], x_unknown[draw.other]
+        for known, other, partner, share in zip(*drawer._draws(len(y_known), len(x_all), rng), strict=True):
+            x, u = x_all[known], x_all[other]
             p = model(u).softmax(dim=1).detach() ** (1 / 0.8)
             rows = torch.cat([x, u])
-            targets = torch.cat([y_known[draw.known], p / p.sum(dim=1, keepdim=True)])
-            mixed = draw.share * rows + (1 - draw.share) * rows[draw.partner]
-            mixed_targets = draw.share * targets + (1 - draw.share) * targets[draw.partner]
+            targets = torch.cat([y_known[known], p / p.sum(dim=1, keepdim=True)])
+            mixed = share * rows + (1 - share) * rows[partner]
+            mixed_targets = share * targets + (1 - share) * targets[partner]
             z = model(mixed)
             labelled = -(mixed_targets[:16] * z[:16].log_softmax(dim=1)).sum(dim=1).mean()
             unlabelled = ((z[16:].softmax(dim=1) - mixed_targets[16:]) ** 2).mean()
             optimizer.zero_grad()
             (labelled + 50 * t / (epochs * steps) * unlabelled).backward()
             optimizer.step()
-            for average, parameter in zip(averages, head.parameters(), strict=True):
+            for average, parameter in zip(averages, fitted, strict=True):
                 average.mul_(0.999).add_(parameter.detach(), alpha=0.001)
                 parameter.data.mul_(1 - 0.02 * 2e-3)
             t += 1
-    for average, parameter in zip(averages, head.parameters(), strict=True):
+    for average, parameter in zip(averages, fitted, strict=True):
         parameter.data.copy_(average)
     model.eval()
     return {split: model(x).detach() for split, x in view.features.items()}
 
 
-def test_mixmatch_equals_its_description():
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("freeze_bottom", [True, False])
+def test_mixmatch_equals_its_description(freeze_bottom, layers, double, monkeypatch):
+    monkeypatch.setattr(model_completion, "TOGETHER", 7)  # two full groups of steps and a part of one
     view, _ = make_view()
-    found = ModelCompletion(mode="mixmatch", epochs=3, steps=20)(view, seed=4)
+    options = {"freeze_bottom": freeze_bottom, "layers": layers, "epochs": 3, "steps": 20}
+    found = ModelCompletion(mode="mixmatch", **options)(view, seed=4)
     with torch.random.fork_rng(devices=[]):
-        expected = naive_mixmatch(view, epochs=3, steps=20, seed=4)
+        expected = naive_mixmatch(view, **options, seed=4)
     for split, scores in found.scores.items():
-        assert torch.allclose(scores, expected[split], atol=1e-4)
+        assert torch.allclose(scores, expected[split], atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", BUDGETS)
