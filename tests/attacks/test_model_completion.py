@@ -292,7 +292,8 @@ def naive_mixmatch(view, *, freeze_bottom, layers, epochs, steps, seed):
     unknown = torch.tensor([i for i in range(len(view.features["train"])) if i not in set(known.tolist())])
     x_all = view.features["train"][torch.cat([known, unknown])]
     y_known = F.one_hot(view.aux_labels, view.n_classes).double()
-    averages = [p.detach().clone() for p in fitted]
+    statistics = [b for b in (head if freeze_bottom else model).buffers() if b.dtype == torch.float64]
+    kept = []
     optimizer = torch.optim.Adam(fitted, 2e-3)
     drawer, t = ModelCompletion(mode="mixmatch", epochs=epochs, steps=steps), 0
     for _ in range(epochs):
@@ -309,12 +310,12 @@ def naive_mixmatch(view, *, freeze_bottom, layers, epochs, steps, seed):
             optimizer.zero_grad()
             (labelled + 50 * t / (epochs * steps) * unlabelled).backward()
             optimizer.step()
-            for average, parameter in zip(averages, fitted, strict=True):
-                average.mul_(0.999).add_(parameter.detach(), alpha=0.001)
+            kept.append([value.detach().clone() for value in [*fitted, *statistics]])
+            for parameter in fitted:
                 parameter.data.mul_(1 - 0.02 * 2e-3)
             t += 1
-    for average, parameter in zip(averages, fitted, strict=True):
-        parameter.data.copy_(average)
+    for value, *history in zip([*fitted, *statistics], *kept, strict=True):
+        value.data.copy_(torch.stack(history).mean(dim=0))  # fewer than a thousand updates: their mean
     model.eval()
     return {split: model(x).detach() for split, x in view.features.items()}
 
