@@ -13,4 +13,5 @@ CATALOGUE = {
     "spectral-embedding": "vflsec.attacks.spectral_embedding:SpectralEmbedding",
     "cluster": "vflsec.attacks.cluster:Cluster",
     "averaging": "vflsec.attacks.averaging:Averaging",
+    "replay": "vflsec.attacks.replay:Replay",
 }
