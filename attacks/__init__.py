@@ -14,4 +14,6 @@ CATALOGUE = {
     "cluster": "vflsec.attacks.cluster:Cluster",
     "averaging": "vflsec.attacks.averaging:Averaging",
     "replay": "vflsec.attacks.replay:Replay",
+    "batch-label": "vflsec.attacks.batch_label:BatchLabel",
+    "residual": "vflsec.attacks.residual:Residual",
 }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
+from torch import Tensor
 
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import oriented
@@ -39,14 +42,25 @@ class RankOne(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""
         releases = received(view, Kind.GRADIENT)
-        scores = torch.zeros_like(releases.values[:, 0])
-        before = torch.zeros_like(releases.values[0])
-        for lines in releases.by_message():
-            batch = releases.values[lines]
-            axis = torch.linalg.eigh(batch.T @ batch).eigenvectors[:, -1]
-            before = axis if axis @ before >= 0 else -axis
-            found = batch @ before
-            scores[lines] = found / found.abs().mean().clamp_min(torch.finfo(found.dtype).tiny)
+        scores = multiples(releases.values, releases.by_message())
         score = releases.mean(scores[:, None])[:, 0]
         rarer = score if (score > 0).double().mean() < 0.5 else -score
         return Guess({"train": oriented(view, rarer)}, budget={"releases": len(scores)})
+
+
+def multiples(values: Tensor, batches: Iterable[Tensor]) -> Tensor:
+    """Return which multiple (R,) of its batch's principal axis each line of ``values`` is, in units of the batch.
+
+    Args:
+        values: (R, d) what was received.
+        batches: positions of the lines of each batch, in order; an axis is turned to agree with the one before.
+    """
+    scores = torch.zeros_like(values[:, 0])
+    before = torch.zeros_like(values[0])
+    for lines in batches:
+        batch = values[lines]
+        axis = torch.linalg.eigh(batch.T @ batch).eigenvectors[:, -1]
+        before = axis if axis @ before >= 0 else -axis
+        found = batch @ before
+        scores[lines] = found / found.abs().mean().clamp_min(torch.finfo(found.dtype).tiny)
+    return scores

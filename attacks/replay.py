@@ -21,6 +21,10 @@ CHUNK = 8192
 """Rows labelled at once, which bounds memory at chunk · C² numbers."""
 
 
+SETTLED = 0.001
+"""Share of rows whose label the last round may have changed for the fit to count as converged."""
+
+
 class Replay(Attack):
     """Label inference by a surrogate head W (C, d) and labels y that together explain the recorded gradients g (n, d).
 
@@ -71,10 +75,15 @@ class Replay(Attack):
         others[view.aux_rows] = False
         drawn = torch.randperm(int(others.sum()), generator=rng)[: max(0, self.rows - len(view.aux_rows))]
         rows = torch.cat([view.aux_rows, others.nonzero()[:, 0][drawn.to(others.device)]])
-        known = F.one_hot(view.aux_labels, view.n_classes).to(directions.dtype)
-        head, moved = fitted(directions[rows], known, self.rounds)
-        scores = torch.cat([-explained(head, chunk, steps=4 * INNER).cost for chunk in directions.split(CHUNK)])
-        return Guess({"train": scores}, converged=moved <= 0.001, budget={"rounds": self.rounds, "rows": len(rows)})
+        known = Known(torch.arange(len(view.aux_rows), device=rows.device), onehot(view, directions.dtype))
+        fit = before = started(directions[rows], known)
+        for _ in range(self.rounds):
+            before, fit = fit, alternated(fit, directions[rows], known)
+        return Guess(
+            {"train": scored(fit.head, directions)},
+            converged=changed(before, fit) <= SETTLED,
+            budget={"rounds": self.rounds, "rows": len(rows)},
+        )
 
 
 class Head(NamedTuple):
@@ -91,33 +100,57 @@ class Explained(NamedTuple):
     cost: Tensor
 
 
-def fitted(gradients: Tensor, known: Tensor, rounds: int) -> tuple[Head, float]:
-    """Return the head that explains ``gradients`` best, and the share of rows whose class the last round changed.
+class Known(NamedTuple):
+    """Rows (m,) whose label is known, and their one-hot labels (m, C)."""
 
-    Args:
-        gradients: (n, d), of mean length one; those of known rows first.
-        known: (m, C) one-hot labels of the first m rows.
-        rounds: of the alternation.
-    """
-    width, classes = gradients.shape[1], known.shape[1]
+    rows: Tensor
+    labels: Tensor
+
+
+class Fit(NamedTuple):
+    """Where the alternation stands: the head, what it makes of each row, and labels as probabilities (n, C)."""
+
+    head: Head
+    errors: Tensor | None
+    labels: Tensor
+
+    def modelled(self) -> Tensor:
+        """Return the gradients (n, d) that this head and these labels would have sent."""
+        assert self.errors is not None
+        return torch.einsum("nc,cnj,cjd->nd", self.labels, self.errors, edges(self.head.weights))
+
+
+def started(gradients: Tensor, known: Known) -> Fit:
+    """Return the head that explains the known rows (of ``gradients`` (n, d)) best if all errors are 1/C."""
+    classes = known.labels.shape[1]
+    weights = torch.linalg.pinv(1 / classes - known.labels) @ gradients[known.rows]
+    return Fit(Head(weights, 1 / gradients.shape[1]), None, gradients.new_full((len(gradients), classes), 1 / classes))
+
+
+def alternated(fit: Fit, gradients: Tensor, known: Known) -> Fit:
+    """Return the fit after one round: errors, then labels, then the head."""
+    classes = fit.labels.shape[1]
     own = torch.arange(classes, device=gradients.device)
-    head = Head(torch.linalg.pinv(1 / classes - known) @ gradients[: len(known)], 1 / width)
-    errors, before, moved = None, None, 1.0
-    for _ in range(rounds):
-        errors, cost = explained(head, gradients, steps=INNER, start=errors)
-        labels = (-cost / (2 * head.variance)).softmax(dim=1)  # (n, C)
-        labels[: len(known)] = known
-        variance = max(float((labels * cost).sum(dim=1).mean()) / width, 1e-5)
-        residuals = errors.clone()  # (C, n, C): what the gradient of the loss by logits would be, p − onehot(y)
-        residuals[own, :, own] -= errors.sum(dim=2)
-        weighted = residuals * labels.T[:, :, None]
-        moments = torch.einsum("cni,cnj->ij", weighted, residuals)
-        products = torch.einsum("cni,nd->id", weighted, gradients)
-        head = Head(torch.linalg.pinv(moments, rtol=1e-5, hermitian=True) @ products, variance)
-        best = labels.argmax(dim=1)
-        moved = 1.0 if before is None else float((best != before).double().mean())
-        before = best
-    return head, moved
+    errors, cost = explained(fit.head, gradients, steps=INNER, start=fit.errors)
+    labels = (-cost / (2 * fit.head.variance)).softmax(dim=1)
+    labels[known.rows] = known.labels
+    variance = max(float((labels * cost).sum(dim=1).mean()) / gradients.shape[1], 1e-5)
+    residuals = errors.clone()  # (C, n, C): what the gradient of the loss by logits would be, p − onehot(y)
+    residuals[own, :, own] -= errors.sum(dim=2)
+    weighted = residuals * labels.T[:, :, None]
+    moments = torch.einsum("cni,cnj->ij", weighted, residuals)
+    products = torch.einsum("cni,nd->id", weighted, gradients)
+    return Fit(Head(torch.linalg.pinv(moments, rtol=1e-5, hermitian=True) @ products, variance), errors, labels)
+
+
+def changed(before: Fit, after: Fit) -> float:
+    """Return the share of rows whose likeliest class is another than before."""
+    return float((before.labels.argmax(dim=1) != after.labels.argmax(dim=1)).double().mean())
+
+
+def edges(weights: Tensor) -> Tensor:
+    """Return W_j − W_c as (c, j, d): a row of class c pulls its embedding along these."""
+    return weights[None] - weights[:, None]
 
 
 def explained(head: Head, gradients: Tensor, *, steps: int, start: Tensor | None = None) -> Explained:
@@ -131,10 +164,10 @@ def explained(head: Head, gradients: Tensor, *, steps: int, start: Tensor | None
     """
     weights, classes = head.weights, len(head.weights)
     ridge = max(0.01 * float(weights.pow(2).mean()), head.variance * classes**2)
-    edges = weights[None] - weights[:, None]  # (c, j, d)
+    to = edges(weights)
     eye = torch.eye(classes, dtype=weights.dtype, device=weights.device)
-    gram = edges @ edges.mT + ridge * eye  # (c, j, j)
-    target = gradients @ edges.mT + ridge / classes  # (c, n, j)
+    gram = to @ to.mT + ridge * eye  # (c, j, j)
+    target = gradients @ to.mT + ridge / classes  # (c, n, j)
     largest = torch.linalg.eigvalsh(gram)[:, -1, None, None]
     errors = torch.full_like(target, 1 / classes) if start is None else start
     ahead, momentum = errors, 1.0
@@ -146,3 +179,13 @@ def explained(head: Head, gradients: Tensor, *, steps: int, start: Tensor | None
     constant = gradients.pow(2).sum(dim=1) + ridge / classes
     cost = constant + (errors @ gram * errors).sum(dim=2) - 2 * (errors * target).sum(dim=2)  # (c, n)
     return Explained(errors, cost.clamp_min(0).T)
+
+
+def scored(head: Head, gradients: Tensor) -> Tensor:
+    """Return minus the cost (n, C) of explaining each gradient by each class."""
+    return torch.cat([-explained(head, chunk, steps=4 * INNER).cost for chunk in gradients.split(CHUNK)])
+
+
+def onehot(view: View, dtype: torch.dtype) -> Tensor:
+    """Return the adversary's own labels (m, C)."""
+    return F.one_hot(view.aux_labels, view.n_classes).to(dtype)

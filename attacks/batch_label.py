@@ -1,0 +1,131 @@
+"""Batch label inference: labels of a batch from the one gradient of one's own model that the batch amounts to."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from vflsec.attacks.replay import SETTLED, Known, alternated, changed, onehot, scored, started
+from vflsec.attacks.residual import span
+
+from vflsec.core.attack import Attack
+from vflsec.core.checks import positive
+from vflsec.core.message import Kind
+from vflsec.core.releases import Releases, received
+from vflsec.core.view import Guess, Need, View
+
+
+class BatchLabel(Attack):
+    """Label inference where only the gradient of a party's own last layer is seen, summed over each batch.
+
+    That gradient is A'g: A (B, k) what the layer reads, with a one for its bias, and g (B, d) what each row sent back.
+    Dummy labels, dummy probabilities of the wrong classes, which stand for the other parties, and a dummy top model W
+    (C, d) make dummy gradients of each row; their sums must be those that were seen. Two steps alternate: the nearest
+    gradients that have these sums (a projection), and the labels, probabilities and top model that explain them best,
+    which is a round of ``replay``. A row's label and probabilities are the same in all its releases, so that each
+    epoch's other batches say more about it; W is shared by all batches, and known labels start it.
+
+    In split learning a party receives each row's gradient. This attack sums them and forgets them: it measures what
+    would be left if batches were summed before they were sent, for a model of any depth. A is that of the model as it
+    is in the end. Where the model does not end in a linear layer, A are its embeddings.
+
+    Departs from the source, which has Adam on each batch by itself for 10,000 steps, and needs no label where there is
+    no top model.
+
+    Costs rounds · releases · (k · d + C³ · 100) operations. While B <= k sums hide nothing, and it is as good as
+    ``replay``. Fails where batches have many times more rows than the layer has inputs, and where ``replay`` does.
+
+    Source: Zou et al. 2022, batch-level label inference (arXiv 2112.05409); code of VFLAIR.
+
+    Args:
+        rounds: of the alternation.
+        turns: how many releases of each row are read, from the first; None for all.
+    """
+
+    name = "batch-label"
+    needs = frozenset({Need.GRADIENTS, Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
+    reference = "Zou et al. 2022, arXiv 2112.05409, and code of VFLAIR, by alternating projections"
+    verified = "recovers labels while a batch has no more rows than the layer has inputs; unverified against the source"
+
+    def __init__(self, *, rounds: int = 40, turns: int | None = 5) -> None:
+        positive(rounds=rounds)
+        self.rounds = rounds
+        self.turns = turns
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return scores (n, C) of the training rows."""
+        sums = summed(received(view, Kind.GRADIENT).first(self.turns), last_inputs(view))
+        known = Known(view.aux_rows, onehot(view, sums.values.dtype))
+        gradients = sums.nearest(sums.values.new_zeros(len(view.features["train"]), sums.values.shape[2]))
+        fit = before = started(gradients, known)
+        for _ in range(self.rounds):
+            before, fit = fit, alternated(fit, gradients, known)
+            gradients = sums.nearest(fit.modelled())
+        return Guess(
+            {"train": scored(fit.head, gradients)},
+            converged=changed(before, fit) <= SETTLED,
+            budget={"rounds": self.rounds, "batches": len(sums.rows)},
+        )
+
+
+class Sums(NamedTuple):
+    """What is seen of each of M batches, in an orthonormal basis of its inputs; shorter ones are padded with zeros.
+
+    Attributes:
+        rows: (M, B) which training rows.
+        basis: (M, B, r) of the span of A.
+        values: (M, r, d) the sums, basis'g, in units of the root mean square of a row's gradient.
+        count: (n, 1) in how many batches each training row is, at least 1.
+    """
+
+    rows: Tensor
+    basis: Tensor
+    values: Tensor
+    count: Tensor
+
+    def nearest(self, gradients: Tensor) -> Tensor:
+        """Return ``gradients`` (n, d) moved to where they have these sums; of a row's batches, by the mean move."""
+        moves = self.basis @ (self.values - self.basis.mT @ gradients[self.rows])  # (M, B, d)
+        total = torch.zeros_like(gradients).index_add_(0, self.rows.flatten(), moves.flatten(0, 1))
+        return gradients + total / self.count
+
+
+def summed(releases: Releases, inputs: Tensor) -> Sums:
+    """Return the sums of each batch; nothing else of the gradients goes on from here.
+
+    Args:
+        releases: of gradients.
+        inputs: (n, k) what the layer reads for each training row.
+    """
+    rows, bases, values = [], [], []
+    for lines in releases.by_message():
+        about, g = releases.rows[lines], releases.values[lines]
+        basis = span(inputs[about].to(g.dtype))
+        seen = basis.T @ g
+        rows.append(about)
+        bases.append(basis.T)
+        values.append(seen * basis.shape[1] ** 0.5 / seen.norm().clamp_min(torch.finfo(g.dtype).tiny))
+    widest, rank = max(map(len, rows)), max(map(len, bases))
+    basis = torch.stack([nn.functional.pad(b, (0, widest - b.shape[1], 0, rank - len(b))) for b in bases])
+    count = torch.bincount(releases.rows, minlength=releases.n_rows).clamp_min(1)[:, None]
+    return Sums(pad_sequence(rows, batch_first=True), basis.mT, pad_sequence(values, batch_first=True), count)
+
+
+def last_inputs(view: View) -> Tensor:
+    """Return what the last linear layer of the party's own model reads for each training row, and a one: (n, k + 1)."""
+    assert view.model is not None
+    model, seen = view.model.eval(), dict[str, Tensor]()
+
+    def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.update(inputs=args[0], output=output)
+
+    handles = [layer.register_forward_hook(keep) for layer in model.modules() if isinstance(layer, nn.Linear)]
+    with torch.no_grad():
+        embedded = model(view.features["train"])
+    for handle in handles:
+        handle.remove()
+    ends = "output" in seen and seen["output"].shape == embedded.shape and torch.equal(seen["output"], embedded)
+    inputs = seen["inputs"] if ends else embedded
+    return torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
