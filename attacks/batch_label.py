@@ -49,7 +49,7 @@ class BatchLabel(Attack):
     reference = "Zou et al. 2022, arXiv 2112.05409, and code of VFLAIR, by alternating projections"
     verified = "recovers labels while a batch has no more rows than the layer has inputs; unverified against the source"
 
-    def __init__(self, *, rounds: int = 40, turns: int | None = 5) -> None:
+    def __init__(self, *, rounds: int = 60, turns: int | None = 5) -> None:
         positive(rounds=rounds)
         self.rounds = rounds
         self.turns = turns
@@ -77,19 +77,19 @@ class Sums(NamedTuple):
         rows: (M, B) which training rows.
         basis: (M, B, r) of the span of A.
         values: (M, r, d) the sums, basis'g, in units of the root mean square of a row's gradient.
-        count: (n, 1) in how many batches each training row is, at least 1.
+        shared: (n, 1) in how many batches each training row is, at least 1.
     """
 
     rows: Tensor
     basis: Tensor
     values: Tensor
-    count: Tensor
+    shared: Tensor
 
     def nearest(self, gradients: Tensor) -> Tensor:
         """Return ``gradients`` (n, d) moved to where they have these sums; of a row's batches, by the mean move."""
         moves = self.basis @ (self.values - self.basis.mT @ gradients[self.rows])  # (M, B, d)
         total = torch.zeros_like(gradients).index_add_(0, self.rows.flatten(), moves.flatten(0, 1))
-        return gradients + total / self.count
+        return gradients + total / self.shared
 
 
 def summed(releases: Releases, inputs: Tensor) -> Sums:
@@ -109,8 +109,8 @@ def summed(releases: Releases, inputs: Tensor) -> Sums:
         values.append(seen * basis.shape[1] ** 0.5 / seen.norm().clamp_min(torch.finfo(g.dtype).tiny))
     widest, rank = max(map(len, rows)), max(map(len, bases))
     basis = torch.stack([nn.functional.pad(b, (0, widest - b.shape[1], 0, rank - len(b))) for b in bases])
-    count = torch.bincount(releases.rows, minlength=releases.n_rows).clamp_min(1)[:, None]
-    return Sums(pad_sequence(rows, batch_first=True), basis.mT, pad_sequence(values, batch_first=True), count)
+    shared = torch.bincount(releases.rows, minlength=releases.n_rows).clamp_min(1)[:, None]
+    return Sums(pad_sequence(rows, batch_first=True), basis.mT, pad_sequence(values, batch_first=True), shared)
 
 
 def last_inputs(view: View) -> Tensor:

@@ -183,7 +183,7 @@ def explained(head: Head, gradients: Tensor, *, steps: int, start: Tensor | None
 
 def scored(head: Head, gradients: Tensor) -> Tensor:
     """Return minus the cost (n, C) of explaining each gradient by each class."""
-    return torch.cat([-explained(head, chunk, steps=4 * INNER).cost for chunk in gradients.split(CHUNK)])
+    return torch.cat([-explained(head, chunk, steps=4 * INNER).cost for chunk in torch.split(gradients, CHUNK)])
 
 
 def onehot(view: View, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,174 @@
+"""Batch label inference: as good as replay while sums hide nothing, and what is left beyond."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from vflsec.attacks.batch_label import BatchLabel, last_inputs, summed
+from vflsec.attacks.replay import Replay
+
+from vflsec.core.errors import UsageError
+from vflsec.core.message import Kind, Message, Transcript
+from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.releases import received
+from vflsec.core.view import View
+from vflsec.evaluation.adversary import draw_auxiliary, view_of
+from vflsec.evaluation.spec import AuxSpec
+from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.nn.bottoms import MLPBottom
+from vflsec.nn.side_by_side import SideBySide
+from vflsec.testing.conformance import AttackConformance
+from vflsec.testing.worlds import toy_world
+
+ROWS, COLUMNS, HIDDEN = 1024, 8, 31
+
+
+class TestBatchLabel(AttackConformance):
+    def make(self):
+        return BatchLabel()
+
+
+def exchanged(classes, width, *, batch, turns=1, aux=60, signal=True, seed=0):
+    """A view with gradients (p - onehot(y)) W / B of a random linear head, and a bottom model with 31 hidden units."""
+    rng = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        bottom = MLPBottom(COLUMNS, (HIDDEN,), width)
+        nn.init.normal_(bottom[0].weight, std=1.0)
+        nn.init.normal_(bottom[0].bias)
+    x = torch.randn(ROWS, COLUMNS, generator=rng)
+    y = torch.arange(ROWS) % classes
+    head = torch.randn(classes, width, generator=rng)
+    p = (torch.randn(ROWS, classes, generator=rng) + 1.5 * F.one_hot(y, classes)).softmax(dim=1)
+    clean = (p - F.one_hot(y, classes)) @ head if signal else torch.randn(ROWS, width, generator=rng)
+    messages = []
+    for turn in range(turns):
+        for step, rows in enumerate(torch.randperm(ROWS, generator=rng).split(batch)):
+            payload = {"value": clean[rows] / len(rows)}
+            messages.append(
+                Message(Kind.GRADIENT, "active", "passive_1", 10_000 * turn + step, "train", payload, rows, "train")
+            )
+    known = draw_auxiliary(y, classes, AuxSpec(n=aux), seed)
+    return View("passive_1", "passive", classes, {"train": x}, bottom, known, y[known], tuple(messages)), y
+
+
+def right(attack, view, y):
+    keep = torch.ones(ROWS, dtype=torch.bool)
+    keep[view.aux_rows] = False
+    return (attack(view, seed=0).scores["train"].argmax(dim=1) == y)[keep].double().mean().item()
+
+
+@pytest.mark.parametrize("batch", [1, 8, 24])
+@pytest.mark.parametrize(("classes", "width"), [(2, 1), (2, 4), (3, 2), (5, 8)])
+def test_small_batches_hide_nothing(batch, classes, width):
+    """Of 32 units of rank, some are dead in a batch."""
+    assert right(BatchLabel(), *exchanged(classes, width, batch=batch)) > 0.95
+
+
+def test_larger_batches_hide_more_and_further_epochs_show_more():
+    small, large, often = (
+        right(BatchLabel(turns=None), *exchanged(3, 4, batch=batch, turns=turns))
+        for batch, turns in ((16, 1), (256, 1), (256, 20))
+    )
+    assert small > 0.98
+    assert large < 0.75
+    assert often > large + 0.1
+
+
+@pytest.mark.parametrize("batch", [8, 256])
+@pytest.mark.parametrize("classes", [2, 4])
+def test_gradients_without_a_label_in_them_leave_chance(batch, classes):
+    found = right(BatchLabel(), *exchanged(classes, 4, batch=batch, turns=3, signal=False))
+    assert abs(found - 1 / classes) < 4 * (0.25 / ROWS) ** 0.5
+
+
+def test_shuffled_labels_leave_chance():
+    view, y = exchanged(3, 4, batch=8)
+    found = right(BatchLabel(), view, y[torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))])
+    assert abs(found - 1 / 3) < 4 * (2 / 9 / ROWS) ** 0.5
+
+
+@pytest.mark.parametrize("batch", [8, 64])
+def test_nothing_but_the_sums_is_read(batch):
+    """Gradients that have the same sums over every batch, and are others, give the same guess."""
+    view, _ = exchanged(2, 3, batch=batch)
+    inputs, messages = last_inputs(view).double(), []
+    for m in view.messages:
+        a, g = inputs[m.rows], m.payload["value"].double()
+        other = torch.randn(g.shape, generator=torch.Generator().manual_seed(m.step)).double()
+        other = g + other - a @ torch.linalg.pinv(a) @ other
+        assert torch.allclose(a.T @ other, a.T @ g, atol=1e-8)
+        messages.append(Message(m.kind, m.sender, m.receiver, m.step, m.phase, {"value": other}, m.rows))
+    plain = tuple(
+        Message(m.kind, m.sender, m.receiver, m.step, m.phase, {"value": m.payload["value"].double()}, m.rows)
+        for m in view.messages
+    )
+    scores = [BatchLabel()(View(**{**vars(view), "messages": tuple(ms)}), seed=0).scores for ms in (plain, messages)]
+    assert torch.allclose(scores[0]["train"], scores[1]["train"], atol=1e-3)
+
+
+@pytest.mark.parametrize("batch", [5, 100])
+def test_the_nearest_gradients_have_the_sums_that_were_seen(batch):
+    view, _ = exchanged(2, 3, batch=batch)
+    sums = summed(received(view, Kind.GRADIENT), last_inputs(view))
+    found = sums.nearest(torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0)))
+    assert torch.allclose(sums.basis.mT @ found[sums.rows], sums.values, atol=1e-4)
+    assert torch.allclose(sums.nearest(found), found, atol=1e-4)
+
+
+def test_the_last_layer_reads_what_it_reads():
+    x = torch.randn(6, COLUMNS, generator=torch.Generator().manual_seed(0))
+    bottom = MLPBottom(COLUMNS, (5,), 3)
+    one = torch.ones(6, 1)
+    models = {
+        "hidden units": (bottom, torch.cat([bottom[0](x).relu(), one], dim=1)),
+        "columns": (nn.Linear(COLUMNS, 2), torch.cat([x, one], dim=1)),
+        "embeddings after a ReLU": (nn.Sequential(bottom, nn.ReLU()), torch.cat([bottom(x).relu(), one], dim=1)),
+        "embeddings without a layer": (nn.Identity(), torch.cat([x, one], dim=1)),
+    }
+    two = SideBySide([nn.Linear(3, 2), nn.Linear(5, 2)], [3, 5])
+    models["embeddings of colluding parties"] = (two, torch.cat([two(x), one], dim=1))
+    for name, (model, expected) in models.items():
+        view = View("passive_1", "passive", 2, {"train": x}, model, torch.arange(0), torch.arange(0))
+        assert torch.equal(last_inputs(view), expected), name
+        assert not any(layer._forward_hooks for layer in model.modules()), name
+
+
+@pytest.mark.parametrize(("batch", "least"), [(16, 0.95), (64, 0.7)])
+def test_on_a_federation(batch, least):
+    world = toy_world(classes=3, rows=800)
+    transcript = Transcript(frozenset({"passive_1"}), frozenset(Kind))
+    world.channel.taps.append(transcript)
+    trained = FedSplitNN(TrainSpec(epochs=5, batch=batch, lr=5e-3), ModelSpec(bottom=(32,))).fit(world)
+    labels = world.active.labels["train"]
+    rows = draw_auxiliary(labels, 3, AuxSpec(n=30), 0)
+    view = view_of(trained, [world.parties["passive_1"]], rows, tuple(transcript.messages))
+    found, most = (
+        (attack(view, seed=0).scores["train"].argmax(dim=1) == labels).double().mean()
+        for attack in (BatchLabel(), Replay())
+    )
+    assert most >= found > least
+
+
+def test_rows_never_spoken_of_have_a_guess():
+    view, _ = exchanged(3, 4, batch=8)
+    guess = BatchLabel()(View(**{**vars(view), "messages": view.messages[:20]}), seed=0)
+    assert torch.isfinite(guess.scores["train"]).all()
+    assert guess.budget == {"rounds": 60, "batches": 20}
+
+
+def test_gradients_that_are_all_zero_are_no_error():
+    view, _ = exchanged(3, 4, batch=8)
+    for message in view.messages:
+        message.payload["value"].zero_()
+    assert torch.isfinite(BatchLabel()(view, seed=0).scores["train"]).all()
+
+
+def test_says_whether_labels_still_move():
+    view, _ = exchanged(5, 8, batch=64)
+    assert BatchLabel(rounds=1)(view, seed=0).converged is False
+
+
+def test_wrong_numbers_are_refused():
+    with pytest.raises(UsageError, match="rounds > 0, got 0"):
+        BatchLabel(rounds=0)
