@@ -35,7 +35,9 @@ class BatchLabel(Attack):
     no top model.
 
     Costs rounds · releases · (k · d + C³ · 100) operations. While B <= k sums hide nothing, and it is as good as
-    ``replay``. Fails where batches have many times more rows than the layer has inputs, and where ``replay`` does.
+    ``replay``. Beyond, it lives on further epochs: with batches of 256 rows and 65 inputs of the layer, credit-default
+    has an AUC of .88 after one epoch, .997 after five. Fails where batches have many times more rows than the layer has
+    inputs and epochs are few, under noise sooner than ``replay``, and where that fails.
 
     Source: Zou et al. 2022, batch-level label inference (arXiv 2112.05409); code of VFLAIR.
 

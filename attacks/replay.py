@@ -21,7 +21,7 @@ CHUNK = 8192
 """Rows labelled at once, which bounds memory at chunk · C² numbers."""
 
 
-SETTLED = 0.001
+SETTLED = 0.002
 """Share of rows whose label the last round may have changed for the fit to count as converged."""
 
 

@@ -80,9 +80,9 @@ def test_rows_beyond_the_fitted_ones_are_labelled_too(monkeypatch):
 
 def test_the_scale_of_gradients_changes_nothing():
     view, _ = replayed(3, 4)
-    (message,) = view.messages
-    louder = Message(*[getattr(message, name) for name in message.__slots__])
-    louder.payload["value"] = message.payload["value"] * 1024
+    (m,) = view.messages
+    payload = {"value": m.payload["value"] * 1024}
+    louder = Message(m.kind, m.sender, m.receiver, m.step, m.phase, payload, m.rows)
     scores = [Replay()(v, seed=0).scores["train"] for v in (view, View(**{**vars(view), "messages": (louder,)}))]
     assert torch.allclose(*scores, atol=1e-4)
 
