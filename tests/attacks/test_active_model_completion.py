@@ -80,7 +80,7 @@ def test_only_the_adversarys_own_bottom_is_trained_otherwise():
     worlds = []
     for gamma in (0.0, 1.0):
         world = toy_world(rows=200)
-        world.optimizers = {"passive_1": ActiveModelCompletion(gamma=gamma).optimizer}
+        world.malicious = {"passive_1": ActiveModelCompletion(gamma=gamma)}
         FedSplitNN(TrainSpec(epochs=2, batch=500, lr=1e-2), ModelSpec(bottom=(6,))).fit(world)
         worlds.append(world)
     honest, malicious = worlds

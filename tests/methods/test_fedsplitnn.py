@@ -11,11 +11,13 @@ from vflsec.defenses.iso import IsotropicNoise
 from vflsec.protocols.plain import PlainBoundary
 
 from vflsec.core import registry
+from vflsec.core.attack import Attack
 from vflsec.core.defense import Defense
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import Kind, Route, Transcript
 from vflsec.core.method import ModelSpec, TrainSpec, load_states
 from vflsec.core.party import Party
+from vflsec.core.sabotage import Sabotage
 from vflsec.core.seeds import generator
 from vflsec.data.partition import DataSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
@@ -218,16 +220,27 @@ def test_predictions_that_blow_up_in_the_last_update_are_a_divergence():
         made.fit(make_world(data=VALIDATION))
 
 
+class Declining(Attack):
+    """Acts in training, if it had an optimizer."""
+
+    name = reference = verified = "made for a test"
+    needs = frozenset()
+
+    def run(self, view, *, rng):
+        raise NotImplementedError
+
+
 def test_a_malicious_party_replaces_its_own_optimizer_only():
     honest, attacked = make_world(parties=3), make_world(parties=3)
     asked = []
 
-    def climbing(parameters, lr):
-        parameters = list(parameters)
-        asked.append((len(parameters), lr))
-        return torch.optim.SGD(parameters, lr, maximize=True)
+    class Climbing(Declining):
+        def optimizer(self, parameters, lr):
+            parameters = list(parameters)
+            asked.append((len(parameters), lr))
+            return torch.optim.SGD(parameters, lr, maximize=True)
 
-    attacked.optimizers = {"passive_1": climbing}
+    attacked.malicious = {"passive_1": Climbing()}
     made = method(epochs=1, batch=1000, optimizer="sgd", lr=0.5)
     made.build(attacked)
     fresh = weights(attacked)
@@ -243,10 +256,85 @@ def test_a_malicious_party_replaces_its_own_optimizer_only():
 
 def test_a_party_that_declines_plays_by_the_rules():
     honest, declined = make_world(), make_world()
-    declined.optimizers = {"passive_1": lambda parameters, lr: None}
+    declined.malicious = {"passive_1": Declining()}
     for world in (honest, declined):
         method().fit(world)
     assert all(torch.equal(w, weights(honest)[name]) for name, w in weights(declined).items())
+
+
+class Hooks(Sabotage):
+    """Sabotage whose hooks are given; each keeps the steps that it was called in."""
+
+    name = reference = verified = "made for a test"
+
+    def __init__(self, **hooks):
+        self.hooks = {name: lambda value, step: value for name in ("features", "embedding", "gradient")} | hooks
+        self.steps = []
+
+    def _called(self, hook, value, step):
+        self.steps.append((hook, step.phase, step.split, step.labels))
+        return self.hooks[hook](value, step)
+
+    def on_features(self, x, step):
+        return self._called("features", x, step)
+
+    def on_embedding(self, h, step):
+        return self._called("embedding", h, step)
+
+    def on_gradient(self, g, step):
+        return self._called("gradient", g, step)
+
+
+@pytest.mark.parametrize("train", [{}, {"local_steps": 2}, {"select": "best_on_val"}], ids=str)
+def test_sabotage_without_malice_is_the_honest_training(train):
+    honest, attacked = (make_world(parties=3, data=VALIDATION) for _ in range(2))
+    attacked.malicious = {"passive_1": Hooks()}
+    trained = [method(**train).fit(world) for world in (honest, attacked)]
+    assert all(torch.equal(w, weights(honest)[name]) for name, w in weights(attacked).items())
+    assert torch.equal(*(one.predict("test") for one in trained))
+
+
+def test_a_saboteur_acts_wherever_it_speaks_and_is_told_no_label():
+    world = make_world(data=VALIDATION)
+    hooks = Hooks()
+    world.malicious = {"passive_1": hooks}
+    method(select="best_on_val").fit(world).predict("test")
+    assert {step[:3] for step in hooks.steps} == {
+        ("features", "train", "train"), ("embedding", "train", "train"), ("gradient", "train", "train"),
+        ("features", "validate", "val"), ("embedding", "validate", "val"),
+        ("features", "predict", "test"), ("embedding", "predict", "test"),
+    }  # fmt: skip
+    assert {step[3] for step in hooks.steps} == {None}
+
+
+def test_a_saboteur_feeds_sends_and_learns_from_what_it_likes():
+    world, heard = make_world(), []
+    fresh = make_world()
+    method().build(fresh)
+    hooks = Hooks(features=lambda x, step: x + 1, embedding=lambda h, step: 2 * h, gradient=lambda g, step: 0 * g)
+    world.malicious = {"passive_1": hooks}
+    world.channel.taps.append(heard.append)
+    trained = method(epochs=1, batch=1000).fit(world)
+    party = world.parties["passive_1"]
+    assert torch.equal(weights(world)["passive_1"], weights(fresh)["passive_1"]), "it learned from nothing"
+    up = next(m for m in heard if m.kind is Kind.EMBEDDING)
+    with torch.no_grad():
+        expected = 2 * party.modules["bottom"](party.features["train"][up.rows] + 1)
+    assert torch.equal(up.payload["value"], expected)
+    heard.clear()
+    trained.predict("test")
+    with torch.no_grad():
+        assert torch.equal(heard[0].payload["value"], 2 * party.modules["bottom"](party.features["test"] + 1))
+
+
+def test_a_saboteurs_own_defences_still_act_on_what_it_sends():
+    heard = []
+    world = make_world(defenses=[IsotropicNoise(5.0, at=["embedding"])])
+    world.malicious = {"passive_1": Hooks(embedding=lambda h, step: torch.zeros_like(h) + 1)}
+    world.channel.taps.append(heard.append)
+    method(epochs=1).fit(world)
+    up = next(m for m in heard if m.kind is Kind.EMBEDDING).payload["value"]
+    assert up.std() > 0.1, "noise on what would be all ones"
 
 
 class Hooked(Defense):

@@ -10,7 +10,7 @@ import pytest
 
 from vflsec.core.errors import StoreError
 from vflsec.evaluation import spec as specs
-from vflsec.evaluation.results import Cap, Gate, Leak, Measure, Point, Summary
+from vflsec.evaluation.results import Cap, Damage, Gate, Leak, Measure, Point, Summary
 from vflsec.report import curve, table
 from vflsec.report.report import Report
 
@@ -81,6 +81,83 @@ def summary():
         notes=[],
         out="run",
     )
+
+
+def damage(strength, lost, success=None, **changed):
+    def measure(mean, metric="auc"):
+        ends = (None, None) if mean is None else (mean - 0.01, mean + 0.01)
+        return Measure(metric=metric, mean=mean, ci95=ends, n=0 if mean is None else 5)
+
+    whole = {"method": "fedsplitnn", "defense": "iso", "strength": strength, "attack": "backdoor", **changed}
+    return Damage(
+        **{"status": "ok", "statuses": {"ok": 5}, **whole},
+        utility=measure(0.776),
+        under_attack=measure(None if lost is None else 0.776 - lost),
+        lost=measure(lost),
+        success=measure(success, "share"),
+        chance=None if success is None else 0.11,
+    )
+
+
+@pytest.fixture
+def broken(summary):
+    """An evaluation of attacks on integrity alone."""
+    found = [
+        damage(0.0, 0.003, 0.98),
+        damage(1.0, -0.002, attack="missing-feature"),
+        damage(25.0, None, statuses={"ok": 2, "diverged": 3}),
+    ]
+    return msgspec.structs.replace(summary, points=[], worst=[], cap=[], gates=[], integrity=found)
+
+
+INTEGRITY = """\
+Integrity: what a malicious party can break
+
+ method      defense   λ  attack            utility ↑  under attack ↑       lost ↓   success ↓  chance  status
+ ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+ fedsplitnn      iso   0  backdoor         .776 ±.010      .773 ±.010   .003 ±.010  .980 ±.010    .110  ok
+ fedsplitnn      iso   1  missing-feature  .776 ±.010      .778 ±.010  -.002 ±.010           –       –  ok
+ fedsplitnn      iso  25  backdoor         .776 ±.010               –            –           –       –  3/5 diverged
+"""
+
+
+def test_what_is_broken_has_a_table_of_its_own(summary, broken):
+    text = Report(broken, specs.EvalSpec()).table(width=120)
+    expected = [line.rstrip(" ─") for line in INTEGRITY.splitlines()]
+    assert [line.rstrip(" ─") for line in text.splitlines()[1 : 1 + len(expected)]] == expected
+    both = msgspec.structs.replace(summary, integrity=broken.integrity)
+    assert [cells.title for cells in table.tables(both)] == [
+        "fedsplitnn, iso", "CAP over the defended strengths", "Integrity: what a malicious party can break",
+    ]  # fmt: skip
+    assert "| fedsplitnn | iso | 0 | backdoor | .776 ±.010 |" in table.markdown(broken)
+
+
+def test_csv_has_a_line_for_each_damage_in_the_same_columns(summary, broken):
+    both = msgspec.structs.replace(summary, integrity=broken.integrity)
+    lines = list(csv.DictReader(io.StringIO(table.as_csv(both))))
+    assert [line["target"] for line in lines] == ["labels"] * 6 + ["integrity"] * 3
+    first = lines[6]
+    assert (first["attack"], first["leak"], first["utility"]) == ("backdoor", "", "0.776")
+    assert (first["lost"], first["lost_low"], first["success"], first["chance"]) == ("0.003", "-0.007", "0.98", "0.11")
+    assert (lines[8]["lost"], lines[8]["seeds"], lines[0]["lost"]) == ("", "0", "")
+
+
+def test_json_has_damages_beside_the_agreed_keys(broken):
+    report = Report(broken, specs.EvalSpec())
+    found = json.loads(report.to_json())
+    assert (found["schema"], found["points"], found["cap"]) == (1, [], [])
+    assert [d["attack"] for d in found["integrity"]] == ["backdoor", "missing-feature", "backdoor"]
+    assert found["integrity"][0]["success"]["ci95"] == [0.97, 0.99]
+    assert report.integrity == broken.integrity
+
+
+def test_a_curve_without_a_leak_says_so(broken, tmp_path):
+    figure = curve.draw(broken)
+    assert not figure.axes
+    assert [text.get_text() for text in figure.texts] == [
+        "nothing is inferred: attacks on integrity have a table of their own"
+    ]
+    assert all(path.exists() for path in curve.save(broken, tmp_path))
 
 
 TABLE = """\

@@ -15,7 +15,13 @@ from vflsec.core.message import Kind
 from vflsec.core.method import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Guess, Need
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.testing.conformance import AttackConformance, DefenseConformance, MethodConformance, ProtocolConformance
+from vflsec.testing.conformance import (
+    AttackConformance,
+    DefenseConformance,
+    MethodConformance,
+    ProtocolConformance,
+    SabotageConformance,
+)
 
 QUICK = {  # options that keep a plug-in cheap
     "mc": {"epochs": 60, "lr": 0.02},
@@ -41,8 +47,8 @@ def small(name):
     return registry.build("methods", name, train, ModelSpec(bottom=(8, 8), encoder=method.encoder), **options)
 
 
-def _over_the_registry(kind, suite, make):
-    for name in sorted(registry.entries(kind)):
+def _over_the_registry(kind, suite, make, names=None):
+    for name in sorted(registry.entries(kind)) if names is None else names:
         body = {"make": make(name), "exempt": EXEMPT.get(name, {}), "__module__": __name__}
         title = f"Test{suite.__name__}_{name}"
         globals()[title] = type(title, (suite,), body)
@@ -53,9 +59,15 @@ _over_the_registry(
     DefenseConformance,
     lambda name: lambda self, strength, **o: registry.build("defenses", name, strength, **o),
 )
-_over_the_registry(
-    "attacks", AttackConformance, lambda name: lambda self: registry.build("attacks", name, **QUICK.get(name, {}))
-)
+SABOTAGE = [n for n in sorted(registry.entries("attacks")) if registry.load("attacks", n).target == "integrity"]
+
+
+def attack(name):
+    return lambda self: registry.build("attacks", name, **QUICK.get(name, {}))
+
+
+_over_the_registry("attacks", SabotageConformance, attack, SABOTAGE)
+_over_the_registry("attacks", AttackConformance, attack, sorted(registry.entries("attacks").keys() - {*SABOTAGE}))
 _over_the_registry(
     "methods",
     MethodConformance,

@@ -220,6 +220,7 @@ def describe(record: Record) -> str:
         return f"{record['method']} {record['stage']} seed {record['seed']}: {record['status']}"
     what = " ".join(record.get("defenses") or ["no defense"]) if record["kind"] == "result" else "alone"
     attack = record["attack"]["name"] if record["attack"] else "utility"
+    attack = f"without {attack}" if record.get("control") else attack
     return f"{record['method']} {what} {attack} seed {record['seed']}: {record['status']}"
 
 
@@ -258,7 +259,8 @@ def exit_code(report: Report) -> int:
     verdicts = [gate.holds for gate in report.summary.gates]
     if False in verdicts:
         return 1
-    lost = any(set(point.statuses) & {"error", "diverged", "collapsed", "missing"} for point in report.points)
+    statuses = [*(point.statuses for point in report.points), *(found.statuses for found in report.integrity)]
+    lost = any(set(found) & {"error", "diverged", "collapsed", "missing"} for found in statuses)
     return 3 if lost or None in verdicts else 0
 
 

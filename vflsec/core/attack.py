@@ -15,7 +15,7 @@ from torch import nn
 from vflsec.core.errors import InsufficientView
 from vflsec.core.view import Guess, Need, View
 
-Target = Literal["labels", "features", "attribute", "membership"]
+Target = Literal["labels", "features", "attribute", "membership", "integrity"]
 
 
 class Attack(ABC):
@@ -24,7 +24,8 @@ class Attack(ABC):
     Class attributes:
         name: short, as in the papers.
         side: who can mount it, ``passive``, ``active`` or ``either``.
-        target: what it recovers, ``labels`` | ``features`` | ``attribute`` | ``membership``.
+        target: what it recovers, ``labels`` | ``features`` | ``attribute`` | ``membership``; or ``integrity``, where it
+            recovers nothing and spoils the joint model (``vflsec.core.sabotage``).
         needs: what the view must hold.
         classes: how many classes there must be; None for any number.
         head: what there must be above the cut layer (``model.head``); None for anything.
@@ -137,7 +138,7 @@ def describe(attack: type[Attack]) -> dict[str, Any]:
     """Return the card of an attack as data."""
     return {
         "name": attack.name,
-        "recovers": attack.target,
+        "breaks" if attack.target == "integrity" else "recovers": attack.target,
         "adversary": attack.side,
         "behavior": "acts in training" if attack.optimizer is not Attack.optimizer else "honest-but-curious",
         "needs": ", ".join(sorted(attack.needs)),

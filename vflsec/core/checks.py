@@ -35,6 +35,13 @@ def fraction(**named: float) -> None:
             raise UsageError(f"expected 0 < {name} <= 1, got {value}")
 
 
+def share(**named: float) -> None:
+    """Raise UsageError unless every named number lies in [0, 1]."""
+    for name, value in named.items():
+        if not 0 <= value <= 1:
+            raise UsageError(f"expected 0 <= {name} <= 1, got {value}")
+
+
 def one_of(known: Collection[str], **named: str) -> None:
     """Raise UsageError, with a suggestion, unless every named string is among ``known``."""
     for name, value in named.items():

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from vflsec.core.attack import Attack
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.checks import fraction, non_negative, positive
 from vflsec.core.errors import Diverged, UsageError
@@ -23,7 +24,6 @@ from vflsec.core.party import Party
 from vflsec.core.view import Need
 
 Progress = Callable[[str, int, int], None]
-OptimizerFactory = Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer | None]
 
 
 class PretrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,7 +160,7 @@ class World:
         metric: the headline metric, for selection on validation rows.
         seed: of this run.
         device: where models and features lie.
-        optimizers: a malicious party's own optimizer, by party.
+        malicious: the attack of each party that acts in training, by party.
         checkpoint: where a phase keeps what it needs to go on after a kill.
         reached: the epochs and bytes after which ``train.target`` was met, once it is.
     """
@@ -171,7 +171,7 @@ class World:
     metric: str
     seed: int
     device: torch.device
-    optimizers: Mapping[str, OptimizerFactory] = field(default_factory=dict)
+    malicious: Mapping[str, Attack] = field(default_factory=dict)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     reached: dict[str, float] = field(default_factory=dict)
 

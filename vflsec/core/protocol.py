@@ -16,7 +16,7 @@ class Step(NamedTuple):
 
     Attributes:
         number: the step, or the batch at prediction.
-        phase: the method's phase, or ``predict``.
+        phase: the method's phase, ``validate`` or ``predict``.
         rows: (B,) sample positions in ``split``.
         labels: (B,) their labels, known to the active party alone; None at prediction.
         split: which rows these are.
@@ -27,6 +27,15 @@ class Step(NamedTuple):
     rows: Tensor
     labels: Tensor | None = None
     split: str = "train"
+
+    @property
+    def learns(self) -> bool:
+        """Whether the model learns from this exchange; else it predicts, or is validated."""
+        return self.phase not in ("predict", "validate")
+
+    def within(self, when: str) -> bool:
+        """Whether this exchange is of the part of the run called ``when``."""
+        return when == "both" or self.learns == (when == "train")
 
 
 class Protocol(ABC):

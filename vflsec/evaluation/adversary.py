@@ -72,6 +72,20 @@ def view_of(trained: Trained, parties: Sequence[Party], aux_rows: Tensor, messag
     )
 
 
+def view_before(world: World, party: Party, aux: AuxSpec) -> View:
+    """Return what a passive party has before training: its columns, and the labels of its auxiliary samples."""
+    rows = draw_auxiliary(world.active.labels["train"], world.n_classes, aux, world.seed).to(world.device)
+    return View(
+        party=party.name,
+        side="active" if party.active else "passive",
+        n_classes=world.n_classes,
+        features={split: party.features[split] for split in SPLITS},
+        model=None,
+        aux_rows=rows,
+        aux_labels=world.active.labels["train"][rows],
+    )
+
+
 def _columns(parties: Sequence[Party], split: str) -> Tensor:
     return torch.cat([party.features[split] for party in parties], dim=1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -17,15 +17,16 @@ from vflsec.core.checks import one_of
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import Method, Trained, World
+from vflsec.core.sabotage import Sabotage
 from vflsec.core.view import Need
 from vflsec.evaluation import runner
 from vflsec.evaluation.adversary import adversary
-from vflsec.evaluation.plan import Prior, Row, acts_in, build_attack, priors, rows, training_cell
+from vflsec.evaluation.plan import Prior, Row, acts_in, build_attack, priors, rows, target_of, training_cell
 from vflsec.evaluation.questions import ask
 from vflsec.evaluation.runner import Task
 from vflsec.evaluation.spec import AttackSpec, EvalSpec
 from vflsec.evaluation.store import Record, Store
-from vflsec.evaluation.world import build_defense, build_method, build_world
+from vflsec.evaluation.world import build_defense, build_method, build_world, recruit
 
 Item = TypeVar("Item", Row, Prior)
 
@@ -105,7 +106,10 @@ def check(spec: EvalSpec) -> None:
             continue
         for attack, after in attacks:
             _mount(attack, after, spec, method, world)
-            ask(attack, Trained(method, world, {}), spec.adversary, spec.aux)
+            if not isinstance(attack, Sabotage):
+                ask(attack, Trained(method, world, {}), spec.adversary, spec.aux)
+        for wanted in (attack for attack in spec.attacks if target_of(attack) == "integrity"):
+            recruit(world, spec.adversary, wanted, spec.aux)
 
 
 def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
@@ -122,6 +126,9 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     for name in sorted(registry.entries("attacks")):
         wanted = AttackSpec(name=name)
         if name == BASELINE or name in {attack.name for attack in named if attack.after is None}:
+            continue
+        if target_of(wanted) == "integrity":
+            left_out[name] = "is on integrity, which is reported apart and takes a training each: name it"
             continue
         try:
             for method, world in built:
@@ -144,6 +151,8 @@ def _mount(attack: Attack, after: str | None, spec: EvalSpec, method: Method, wo
     if side == "active":
         shown |= {Need.PREDICTIONS, *([Need.VICTIM_MODEL] if spec.aux.victim_model else [])}
     attack.check(side, shown)
+    if after and isinstance(attack, Sabotage):
+        raise UsageError(f"expected {attack.name} without a phase, got @{after}: it acts in training itself")
     attack.suit(world.n_classes if attack.target == "labels" else None, method.model_spec.head)
 
 
@@ -284,5 +293,7 @@ def _unique(wanted: Iterable[Item]) -> list[Item]:
 
 
 def _groups(items: list[Item]) -> list[list[Item]]:
-    ordered = sorted(items, key=lambda item: item.seed)
-    return [list(group) for _, group in groupby(ordered, key=lambda item: item.cell.key)]
+    found: dict[str, list[Item]] = {}
+    for item in sorted(items, key=lambda item: item.seed):
+        found.setdefault(item.cell.key, []).append(item)
+    return list(found.values())

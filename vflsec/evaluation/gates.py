@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from vflsec.core.checks import one_of
+from vflsec.core.errors import UsageError
+from vflsec.evaluation.plan import target_of
 from vflsec.evaluation.points import USABLE
-from vflsec.evaluation.results import Gate, Leak, Measure, Point
+from vflsec.evaluation.results import Damage, Gate, Leak, Measure, Point
 from vflsec.evaluation.spec import EvalSpec
 
 Limits = Mapping[str, float]
+Shown = TypeVar("Shown", Point, Damage)
 
 
 def check_limits(spec: EvalSpec, max_leak: Limits) -> None:
-    """Raise UsageError if a limit is on an attack that ``spec`` does not run."""
+    """Raise UsageError if a limit is on an attack that ``spec`` does not run, or that has no leak."""
+    targets = {label: target_of(attack) for attack, label in zip(spec.attacks, spec.labels, strict=True)}
+    leaking = [label for label, target in targets.items() if target != "integrity"]
     for name in max_leak:
-        one_of([*spec.labels, "worst"], attack=name)
+        if name not in leaking and (name in targets or not leaking):
+            raise UsageError(
+                f"expected an attack that recovers something with --max-leak, got {name}: "
+                f"attacks on integrity leak nothing; bound the utility that they leave with --min-utility"
+            )
+        one_of([*leaking, "worst"], attack=name)
 
 
-def gates(points: Sequence[Point], max_leak: Limits, min_utility: float | None) -> list[Gate]:
-    """Compare limits with the far end of the interval: "cannot rule out more than", on test and on training rows."""
-    defended = [p for p in points if p.strength > 0] or list(points)
+def gates(
+    points: Sequence[Point], max_leak: Limits, min_utility: float | None, damages: Sequence[Damage] = ()
+) -> list[Gate]:
+    """Compare limits with the far end of the interval: "cannot rule out more than", on test and on training rows.
+
+    The limit on utility is also one on what is left of it under attacks on integrity.
+    """
+    defended = _defended(points)
     checked = []
     for attack, limit in max_leak.items():
         found = [p for p in defended if p.attack == attack]
@@ -28,20 +44,32 @@ def gates(points: Sequence[Point], max_leak: Limits, min_utility: float | None) 
         worst = max(ends, key=lambda end: end[0], default=None)
         checked.append(_gate(f"max-leak {attack}", limit, worst, found, worst is not None and worst[0] <= limit))
     if min_utility is not None:
-        found = [p for p in defended if p.attack != "worst"]
-        ends = [(_lower(p.utility), p) for p in found if p.utility.mean is not None]
-        worst = min(ends, key=lambda end: end[0], default=None)
-        checked.append(_gate("min-utility", min_utility, worst, found, worst is not None and worst[0] >= min_utility))
+        honest = [p for p in defended if p.attack != "worst"]
+        broken = _defended(damages)
+        left: list[tuple[Measure, Point | Damage]] = [(p.utility, p) for p in honest]
+        left += [(d.under_attack, d) for d in broken]
+        lows = [(_lower(utility), where) for utility, where in left if utility.mean is not None]
+        lowest = min(lows, key=lambda low: low[0], default=None)
+        kept = lowest is not None and lowest[0] >= min_utility
+        checked.append(_gate("min-utility", min_utility, lowest, [*honest, *broken], kept))
     return checked
 
 
-def _gate(name: str, limit: float, worst: tuple[float, Point] | None, found: Sequence[Point], kept: bool) -> Gate:
+def _defended(found: Sequence[Shown]) -> list[Shown]:
+    """Those with a defence, or all where there is none."""
+    return [p for p in found if p.strength > 0] or list(found)
+
+
+def _gate(
+    name: str, limit: float, worst: tuple[float, Point | Damage] | None, found: Sequence[Point | Damage], kept: bool
+) -> Gate:
     """Return the gate; where some cell gave no number it cannot be said to hold."""
     if worst is None:
         return Gate(gate=name, limit=limit, worst=None, at="", holds=None)
     value, point = worst
     lost = any(set(p.statuses) - set(USABLE) for p in found)
     at = f"{point.method} {point.defense}:{point.strength:g}"
+    at += f" under {point.attack}" if isinstance(point, Damage) else ""
     return Gate(gate=name, limit=limit, worst=value, at=at, holds=None if kept and lost else kept)
 
 

@@ -17,6 +17,7 @@ import msgspec
 from vflsec.core import registry
 from vflsec.core.attack import Attack, Target
 from vflsec.core.method import Method, ModelSpec, TrainSpec
+from vflsec.core.view import Need
 from vflsec.data.files import source_files
 from vflsec.data.partition import DataSpec
 from vflsec.evaluation.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec
@@ -32,6 +33,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One training: a dataset, a method, defences at their strengths, a seed.
 
     Defences at strength 0 are left out: there they are the identity, so that all sweeps share one undefended cell.
+
+    Attributes:
+        malicious: the party, or colluding parties, that act in training, and their attack.
+        told: the labels that they know before, where the attack uses any in training.
     """
 
     dataset: str
@@ -43,6 +48,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     defenses: tuple[DefenseSpec, ...]
     seed: int
     malicious: tuple[str, AttackSpec] | None = None
+    told: AuxSpec | None = None
 
     @property
     def key(self) -> str:
@@ -74,6 +80,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         settings["model"]["head"] = self.model.head == "none"  # then embeddings are as wide as there are classes
         if unlabeled:  # what labels there are, and how they are learned from, is of later phases
             del settings["data"]["n_labeled"], settings["data"]["validation"], settings["malicious"]
+            settings.pop("told", None)
             settings["train"] = settings["train"]["pretrain"]
         return digest(["stage", phase, settings])
 
@@ -90,11 +97,17 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         ]
         if self.malicious:
             settings["malicious"] = [self.malicious[0], _attack_settings(self.malicious[1])]
+        if self.told is None:
+            del settings["told"]
         return settings
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a cell's result belongs in the curves; without an attack where the method has no adversary."""
+    """Where a cell's result belongs in the curves; without an attack where the method has no adversary.
+
+    Attributes:
+        control: whether the cell is the honest one that an attack on integrity is held against.
+    """
 
     method: str
     defense: str
@@ -104,6 +117,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     cell: Cell
     key: str
+    control: bool = False
 
 
 class Prior(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +149,7 @@ def rows(spec: EvalSpec) -> Iterator[Row]:
             for sweep, strength in _sweep(spec):
                 for attack, label in zip(spec.attacks, spec.labels, strict=True):
                     cell = _cell(spec, method, sweep, strength, seed, attack)
-                    yield Row(
+                    row = Row(
                         method=method,
                         defense=sweep.label if sweep else "none",
                         strength=strength,
@@ -145,6 +159,11 @@ def rows(spec: EvalSpec) -> Iterator[Row]:
                         cell=cell,
                         key=result_key(cell, attack, spec.adversary, spec.aux),
                     )
+                    if target_of(attack) == "integrity":
+                        honest = msgspec.structs.replace(cell, malicious=None, told=None)
+                        key = digest(["control", result_key(honest, attack, spec.adversary, spec.aux)])
+                        yield msgspec.structs.replace(row, cell=honest, key=key, control=True)
+                    yield row
 
 
 def priors(spec: EvalSpec) -> Iterator[Prior]:
@@ -152,11 +171,12 @@ def priors(spec: EvalSpec) -> Iterator[Prior]:
 
     A prior needs no federation: it takes the adversary's columns and the shape of its bottom model from the cell. Where
     a method pre-trains as any party could have done by itself, that is one more: the same attack on a model that the
-    adversary pre-trained alone (FedHSSL's A_SimSiam). The regression is for attacks on labels,
-    which the active party has.
+    adversary pre-trained alone (FedHSSL's A_SimSiam). The regression is for attacks on labels, which the active party
+    has. Attacks on integrity have none: alone, there is nothing to break.
     """
     logistic = AttackSpec(name="logistic")
-    candidates = [pair for pair in zip(spec.attacks, spec.labels, strict=True) if pair[0].name != "logistic"]
+    inferring = [pair for pair in zip(spec.attacks, spec.labels, strict=True) if target_of(pair[0]) != "integrity"]
+    candidates = [pair for pair in inferring if pair[0].name != "logistic"]
     if spec.adversary != "active" and "labels" in {target_of(attack) for attack in spec.attacks}:
         candidates.append((logistic, "logistic"))
     for seed in range(spec.seeds):
@@ -265,6 +285,7 @@ def training_cell(
     seed: int,
     swept: tuple[DefenseSpec, ...] = (),
     malicious: tuple[str, AttackSpec] | None = None,
+    told: AuxSpec | None = None,
 ) -> Cell:
     """Return the cell of one method and seed, under the swept defences and the fixed ones, those at 0 left out."""
     return Cell(
@@ -277,6 +298,7 @@ def training_cell(
         defenses=tuple(d for d in (*swept, *spec.fixed) if d.strength > 0),
         seed=seed,
         malicious=malicious,
+        told=told,
     )
 
 
@@ -284,8 +306,10 @@ def _cell(
     spec: EvalSpec, method: str, sweep: DefenseSpec | None, strength: float, seed: int, attack: AttackSpec
 ) -> Cell:
     swept = (msgspec.structs.replace(sweep, strength=strength),) if sweep else ()
-    acts = build_attack(attack).acts_in_training
-    return training_cell(spec, method, seed, swept, (spec.adversary, attack) if acts else None)
+    made = build_attack(attack)
+    malicious = (spec.adversary, attack) if made.acts_in_training else None
+    told = spec.aux if made.target == "integrity" and Need.AUX_LABELS in made.needs else None
+    return training_cell(spec, method, seed, swept, malicious, told)
 
 
 def _attack_settings(attack: AttackSpec) -> list[Any]:

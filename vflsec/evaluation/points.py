@@ -168,8 +168,8 @@ def headline(block: Record) -> tuple[str, float]:
     return name, float(block["metrics"][name])
 
 
-def _share(values: Sequence[float], rows_ci: Sequence[float], seeds: int) -> dict[str, Any]:
-    """Like ``interval``, for a metric that lies in [0, 1]: so does its interval."""
+def share(values: Sequence[float], rows_ci: Sequence[float], seeds: int) -> dict[str, Any]:
+    """Return what ``interval`` does, for a metric that lies in [0, 1]: so does its interval."""
     found = interval(values, rows_ci, seeds)
     low, high = found["ci95"]
     return {**found, "ci95": (None if low is None else max(0.0, low), None if high is None else min(1.0, high))}
@@ -193,7 +193,7 @@ def interval(values: Sequence[float], rows_ci: Sequence[float], seeds: int) -> d
 def _utility(found: Sequence[Record], seeds: int) -> Measure:
     blocks = [record["utility"] for record in found]
     metric = headline(blocks[0])[0] if blocks else ""
-    return Measure(metric=metric, **_share([headline(b)[1] for b in blocks], _rows_ci(blocks), seeds))
+    return Measure(metric=metric, **share([headline(b)[1] for b in blocks], _rows_ci(blocks), seeds))
 
 
 def _leak(usable: BySeed, alone: BySeed, split: str, seeds: int) -> Leak:
@@ -202,7 +202,7 @@ def _leak(usable: BySeed, alone: BySeed, split: str, seeds: int) -> Leak:
     values = {seed: headline(block)[1] for seed, block in blocks.items()}
     base = {seed: headline(block)[1] for seed, block in priors_.items()}
     advantage = [values[seed] - base[seed] for seed in values if seed in base]
-    alone_interval = _share(list(base.values()), _rows_ci(list(priors_.values())), seeds)
+    alone_interval = share(list(base.values()), _rows_ci(list(priors_.values())), seeds)
     advantage_interval = interval(advantage, (math.nan, math.nan), seeds)
     first = next(iter(blocks.values()), None)
     return Leak(
@@ -215,7 +215,7 @@ def _leak(usable: BySeed, alone: BySeed, split: str, seeds: int) -> Leak:
         accuracy=_mean(block["metrics"]["accuracy"] for block in blocks.values() if "accuracy" in block["metrics"]),
         others=_others(list(blocks.values())),
         rows=split,
-        **_share(list(values.values()), _rows_ci(list(blocks.values())), seeds),
+        **share(list(values.values()), _rows_ci(list(blocks.values())), seeds),
     )
 
 

@@ -48,8 +48,10 @@ def ask(attack: Attack, trained: Trained, name: str, aux: AuxSpec, messages: tup
         messages: what it heard.
 
     Raises:
-        UsageError: no such party or column, or too few rows.
+        UsageError: no such party or column, too few rows, or an attack that asks nothing.
     """
+    if attack.target not in ASK:
+        raise UsageError(f"attack {attack.name!r} is on {attack.target}, in training: measure it with vflsec eval")
     question = ASK[attack.target](attack, trained, adversary(trained.world, name), aux, messages)
     return question._replace(view=replace(question.view, adaptive=aux.adaptive))
 

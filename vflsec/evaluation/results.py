@@ -70,6 +70,32 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     reached: dict[str, float] | None = None
 
 
+class Damage(msgspec.Struct, frozen=True, kw_only=True):
+    """What one attack on integrity does to one method, under one defence and strength, over all seeds.
+
+    Attributes:
+        statuses: of each seed the worse of two trainings, the honest one and the one under attack.
+        utility: of the honest training.
+        under_attack: utility of the other.
+        lost: the difference, paired by seed.
+        success: the share of test rows of other classes that a trigger turns into the attack's class; without a mean
+            for an attack that has no trigger.
+        chance: the same share in the honest training, where nobody has prepared for the trigger.
+    """
+
+    method: str
+    defense: str
+    strength: float
+    attack: str
+    status: str
+    statuses: dict[str, int]
+    utility: Measure
+    under_attack: Measure
+    lost: Measure
+    success: Measure
+    chance: float | None
+
+
 class Cap(msgspec.Struct, frozen=True, kw_only=True):
     """A curve folded into one number; None where a cell of the curve gave no number."""
 
@@ -113,3 +139,4 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     gates: list[Gate]
     notes: list[str]
     out: str
+    integrity: list[Damage] = []

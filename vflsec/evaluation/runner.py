@@ -19,15 +19,17 @@ from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.errors import BadGuess, Diverged, VflsecError
 from vflsec.core.message import Kind, Message, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained, World, load_states, save_states
+from vflsec.core.sabotage import Sabotage, sabotaging
 from vflsec.core.seeds import derive
 from vflsec.core.view import Need
 from vflsec.evaluation.adversary import alone, tuned
+from vflsec.evaluation.damage import damage
 from vflsec.evaluation.plan import Cell, Prior, Row, build_attack
 from vflsec.evaluation.questions import Question, ask
 from vflsec.evaluation.score import measure, score
 from vflsec.evaluation.spec import AuxSpec
 from vflsec.evaluation.store import Record, Store
-from vflsec.evaluation.world import build_method, build_world
+from vflsec.evaluation.world import build_method, build_world, recruit
 
 COLLAPSED = 1e-6
 """A model whose log-probabilities vary by less than this over the test rows says the same of everybody."""
@@ -117,7 +119,8 @@ def train(
         facts |= {"history": history, "reached": world.reached}
         logits = trained.predict("test")
         facts["spread"][last] = spreads(method, world)
-        facts |= collapse(facts["spread"][last]) or {}
+        honest = {name: x for name, x in facts["spread"][last].items() if name not in sabotaging(world.malicious)}
+        facts |= collapse(honest) or {}
         if float(F.log_softmax(logits, dim=1).std(dim=0).max()) < COLLAPSED:
             facts |= {"status": "collapsed", "error": "the model predicts the same for every test row"}
         facts["utility"] = measure(logits, world.active.labels["test"], world.metric, derive(cell.seed, "bootstrap"))
@@ -215,7 +218,8 @@ def _stage(task: Task, store: Store, device: str) -> Record:
 
 def _results(task: Task, store: Store, device: str) -> list[Record]:
     attacks = [build_attack(row.attack) if row.attack else None for row in task.rows]
-    kinds = frozenset(KINDS[need] for attack in attacks if attack for need in attack.needs if need in KINDS)
+    reading = [attack for attack in attacks if attack and not isinstance(attack, Sabotage)]
+    kinds = frozenset(KINDS[need] for attack in reading for need in attack.needs if need in KINDS)
     try:
         trained, facts, messages = _trained(task, kinds, store, device)
     except VflsecError:
@@ -288,6 +292,8 @@ def _result(
         "error": facts["error"],
         "utility": facts["utility"] if facts["status"] == "ok" else None,
         "leak": None,
+        "damage": None,
+        "control": row.control,
         "fold": None,
         "budget": {},
         "device": device,
@@ -297,7 +303,9 @@ def _result(
         "spread": facts.get("spread", {}),
         "seconds": {"train": facts["seconds"]},
     }
-    if trained and attack and facts["status"] == "ok":
+    if trained and isinstance(attack, Sabotage) and facts["status"] == "ok":
+        record |= _damaged(row, trained, task, record)
+    elif trained and attack and facts["status"] == "ok":
         if row.attack and row.attack.after:
             trained, stage = _after(row.cell, row.attack.after, store, device)
             fallen = collapse(stage["spread"])
@@ -317,6 +325,22 @@ def _attacked(
     wanted = {KINDS[need] for need in attack.needs if need in KINDS}  # not what other attacks had recorded
     own = tuple(message for message in messages if message.kind in wanted)
     changes = _guarded(attack, ask(attack, trained, task.adversary, task.aux, own), trained.world, task.aux)
+    return {**changes, "seconds": {**record["seconds"], "attack": time.perf_counter() - began}}
+
+
+def _damaged(row: Row, trained: Trained, task: Task, record: Record) -> dict[str, Any]:
+    """Measure what sabotage did to its cell, or what its trigger does to the honest one; return what changes."""
+    began, world = time.perf_counter(), trained.world
+    assert row.attack is not None
+    try:
+        malicious = recruit(world, task.adversary, row.attack, task.aux) if row.control else world.malicious
+        changes: dict[str, Any] = {"damage": damage(trained, sabotaging(malicious), record["utility"])}
+    except VflsecError as error:
+        if not isinstance(error, Diverged):
+            raise
+        changes = {"status": "diverged", "error": str(error), "utility": None}
+    except Exception as error:  # noqa: BLE001  (as of an attack: it must not cost the others)
+        changes = {"status": "error", "error": _line(error)}
     return {**changes, "seconds": {**record["seconds"], "attack": time.perf_counter() - began}}
 
 

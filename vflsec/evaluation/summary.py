@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import filterfalse
 
 from vflsec.evaluation.folding import by_defense, c_dcs, caps
 from vflsec.evaluation.gates import Limits, check_limits, gates
+from vflsec.evaluation.integrity import damages, on_integrity
 from vflsec.evaluation.plan import Row, rows
 from vflsec.evaluation.points import Curve, priors_by_method
 from vflsec.evaluation.results import Summary
@@ -24,12 +26,14 @@ def summarize(
     check_limits(spec, max_leak)
     alone = priors_by_method(spec, records)
     groups: dict[tuple[str, str, float], list[Row]] = {}
-    for row in rows(spec):
+    for row in filterfalse(on_integrity, rows(spec)):
         groups.setdefault((row.method, row.defense, row.strength), []).append(row)
     curves = [Curve(spec, group, records, alone.get(method, {})) for (method, *_), group in groups.items()]
     points = [point for curve in curves for point in curve.points()]
     worst = [point for curve in curves if curve.attacked for point in curve.worst()]
-    metrics = [p.utility.metric for p in points if p.utility.mean is not None]
+    broken = damages(spec, records)
+    utilities = [*(point.utility for point in points), *(found.utility for found in broken)]
+    metrics = [utility.metric for utility in utilities if utility.mean is not None]
     folded = [cap for curve in by_defense(curves) for cap in caps(curve)]
     return Summary(
         dataset=spec.dataset,
@@ -41,9 +45,10 @@ def summarize(
         worst=worst,
         cap=folded,
         c_dcs=c_dcs(folded),
-        gates=gates(points + worst, max_leak, min_utility),
+        gates=gates(points + worst, max_leak, min_utility, broken),
         notes=_notes(spec),
         out=out,
+        integrity=broken,
     )
 
 

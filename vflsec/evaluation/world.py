@@ -10,18 +10,22 @@ import msgspec
 import torch
 
 from vflsec.core import registry
+from vflsec.core.attack import Attack
 from vflsec.core.checks import unknown
 from vflsec.core.defense import Defense
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Channel
-from vflsec.core.method import Method, OptimizerFactory, World
+from vflsec.core.method import Method, World
 from vflsec.core.party import Party
-from vflsec.core.seeds import generator
+from vflsec.core.sabotage import Sabotage
+from vflsec.core.seeds import derive, generator
+from vflsec.core.view import Need
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec, Partition, partition
-from vflsec.evaluation.plan import Cell, dataset_identity
-from vflsec.evaluation.spec import DefenseSpec
+from vflsec.evaluation.adversary import adversary, view_before
+from vflsec.evaluation.plan import Cell, build_attack, dataset_identity
+from vflsec.evaluation.spec import AttackSpec, AuxSpec, DefenseSpec
 
 
 def load_dataset(name: str, **options: Any) -> VerticalDataset:
@@ -65,7 +69,10 @@ def build_world(cell: Cell, device: str) -> World:
             labels={split: torch.tensor(y, device=where) for split, y in data.labels.items()} if active else None,
             defenses=[build_defense(defense) for defense in cell.defenses if defense.carried_by(name)],
         )
-    return World(parties, channel, len(data.classes), data.metric, cell.seed, where, _optimizers(cell))
+    world = World(parties, channel, len(data.classes), data.metric, cell.seed, where)
+    if cell.malicious:
+        world.malicious = recruit(world, *cell.malicious, cell.told)
+    return world
 
 
 def build_defense(spec: DefenseSpec) -> Defense:
@@ -83,11 +90,25 @@ def build_method(cell: Cell) -> Method:
     return method
 
 
-def _optimizers(cell: Cell) -> dict[str, OptimizerFactory]:
-    if cell.malicious is None:
-        return {}
-    party, attack = cell.malicious
-    return {name: registry.build("attacks", attack.name, **attack.options).optimizer for name in party.split("+")}
+def recruit(world: World, name: str, spec: AttackSpec, aux: AuxSpec | None) -> dict[str, Attack]:
+    """Return the attack of each malicious party, one of its own for each; sabotage knows what is known before training.
+
+    Args:
+        world: parties with their columns, trained or not.
+        name: of the adversary, ``passive_1+passive_2`` for colluding parties.
+        spec: the attack.
+        aux: the labels that they know; None for none.
+
+    Raises:
+        UsageError: no such party, or the adversary knows too little.
+    """
+    found: dict[str, Attack] = {}
+    for party in adversary(world, name):
+        found[party.name] = made = build_attack(spec)
+        if isinstance(made, Sabotage):
+            known = aux if aux and Need.AUX_LABELS in made.needs else AuxSpec(n=0)
+            made.join(view_before(world, party, known), seed=derive(world.seed, "sabotage", made.name))
+    return found
 
 
 @lru_cache(maxsize=1)

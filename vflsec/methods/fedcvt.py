@@ -203,13 +203,13 @@ class _CrossViewTraining(SplitTraining):
         Further local steps (FedBCD) repeat the update on what the same exchange brought.
         """
         active, (passive,) = self.world.active, self.world.passive
-        bottom, boundary = self.bottoms[passive.name], self.boundaries[passive.name]
+        bottom = self.bottoms[passive.name]
         own_rows, given, steps = self._draw(step)
-        x = torch.cat([passive.features[where.split][where.rows] for where in steps])
+        x = torch.cat([self._fed(passive, where) for where in steps])
         sent = bottom(x)  # (n, 2d), in one pass, so that BatchNorm sees one batch
         arrived = []
         for h, where in zip(sent.split([len(where.rows) for where in steps]), steps, strict=True):
-            received = boundary.up(h, where) if len(h) else h  # of nobody, nothing is said
+            received = self._up(passive.name, h, where) if len(h) else h  # of nobody, nothing is said
             arrived.append(received.detach().requires_grad_())
         first, down = torch.zeros(()), torch.zeros_like(sent)
         for local_step in range(self.spec.local_steps):

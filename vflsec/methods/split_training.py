@@ -13,7 +13,9 @@ from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import Progress, TrainSpec, World
 from vflsec.core.metrics import METRICS
+from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary, Step
+from vflsec.core.sabotage import sabotaging
 from vflsec.core.seeds import generator
 from vflsec.nn.batches import batches
 
@@ -22,6 +24,8 @@ PREDICTION_BATCH = 4096
 
 class SplitTraining:
     """K bottom models, a boundary for each passive party, one top model.
+
+    A malicious party trains with its own optimizer, and may spoil what it computes on, sends and learns from.
 
     Args:
         world: parties and wire.
@@ -47,6 +51,7 @@ class SplitTraining:
         self.boundaries = boundaries
         self.spec = spec
         self.constraint = constraint
+        self.saboteurs = sabotaging(world.malicious)
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
         """Train in place on the aligned labelled rows; return the mean loss of each epoch.
@@ -97,10 +102,11 @@ class SplitTraining:
         Further local steps (FedBCD) repeat the update on the embeddings and the gradients of the same exchange, which
         grow stale, and say nothing to anybody.
         """
-        sent, arrived = {}, {}
+        fed, embedded, arrived = {}, {}, {}
         for party in self.world.passive:
-            sent[party.name] = self.bottoms[party.name](party.features["train"][step.rows])  # (B, d)
-            received = self.boundaries[party.name].up(sent[party.name], step)
+            fed[party.name] = self._fed(party, step)
+            embedded[party.name] = self.bottoms[party.name](fed[party.name])  # (B, d)
+            received = self._up(party.name, embedded[party.name], step)
             arrived[party.name] = received.detach().requires_grad_()  # a leaf, and not the message that taps keep
         first, gradients = torch.zeros(()), {}
         for local_step in range(self.spec.local_steps):
@@ -113,16 +119,31 @@ class SplitTraining:
                 first = loss.detach()
                 gradients = {name: self._down(name, h, step) for name, h in arrived.items()}
             for party in self.world.passive:
-                again = self.bottoms[party.name](party.features["train"][step.rows]) if local_step else sent[party.name]
+                again = self.bottoms[party.name](fed[party.name]) if local_step else embedded[party.name]
                 again.backward(gradients[party.name])
             self._clip()
             for optimizer in optimizers:
                 optimizer.step()
         return first
 
+    def _fed(self, party: Party, step: Step) -> Tensor:
+        """What ``party`` feeds its own bottom model: its columns, or what it makes of them against the rules."""
+        x = party.features[step.split][step.rows]
+        saboteur = self.saboteurs.get(party.name)
+        return saboteur.on_features(x, step._replace(labels=None)) if saboteur else x
+
+    def _up(self, name: str, h: Tensor, step: Step) -> Tensor:
+        """What arrives of the embedding ``h``, or of what is sent in its place."""
+        saboteur = self.saboteurs.get(name)
+        h = saboteur.on_embedding(h.detach(), step._replace(labels=None)) if saboteur else h
+        return self.boundaries[name].up(h, step)
+
     def _down(self, name: str, h: Tensor, step: Step) -> Tensor:
+        """What the party feeds its bottom model of the loss gradient that ``h``, as it arrived, has got."""
         assert h.grad is not None
-        return self.boundaries[name].down(h.grad, step)
+        g = self.boundaries[name].down(h.grad, step)
+        saboteur = self.saboteurs.get(name)
+        return saboteur.on_gradient(g, step._replace(labels=None)) if saboteur else g
 
     def _clip(self) -> None:
         """Each party bounds its own gradients; a common norm would tell it of the others'."""
@@ -156,7 +177,7 @@ class SplitTraining:
             step = Step(number, phase, rows, split=split)
             own = self.bottoms[self.world.active.name](self.world.active.features[split][rows])
             arrived = {
-                party.name: self.boundaries[party.name].up(self.bottoms[party.name](party.features[split][rows]), step)
+                party.name: self._up(party.name, self.bottoms[party.name](self._fed(party, step)), step)
                 for party in self.world.passive
             }
             logits.append(self.top([own, *self._received(arrived)]))
@@ -174,8 +195,8 @@ class SplitTraining:
         spec, honest, found = self.spec, [], []
         for party in self.world.parties.values():
             parameters = list(party.modules.parameters())
-            own = self.world.optimizers.get(party.name)
-            malicious = own(parameters, spec.lr) if own else None
+            own = self.world.malicious.get(party.name)
+            malicious = own.optimizer(parameters, spec.lr) if own else None
             found += [malicious] if malicious else []
             honest += [] if malicious else parameters
         return [spec.optimize(honest), *found]

@@ -160,12 +160,12 @@ class _HeadTraining(SplitTraining):
         """Every party embeds the rows of ``step``, those that train the head altered if need be; they go up."""
         embedded = {}
         for party in self.world.parties.values():
-            x = party.features[step.split][step.rows]
+            x = self._fed(party, step)
             if party.name in self.alter and step.split == "train":
                 x = self.alter[party.name](x, self._noise[party.name])
             embedded[party.name] = self.bottoms[party.name](x)  # (B, d)
         own = embedded.pop(self.world.active.name)
-        return own, {name: self.boundaries[name].up(h, step) for name, h in embedded.items()}
+        return own, {name: self._up(name, h, step) for name, h in embedded.items()}
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizer of what the active party holds besides its bottom model; there is no other."""

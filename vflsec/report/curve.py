@@ -65,7 +65,9 @@ def draw(summary: Summary) -> Curve:
     targets: dict[str, list[Point]] = {}
     for p in summary.points:
         targets.setdefault(p.target, []).append(p)
-    figure = Curve(figsize=(7.0 * len(targets), 4.6), layout="constrained")
+    figure = Curve(figsize=(7.0 * max(1, len(targets)), 4.6), layout="constrained")
+    if not targets:
+        figure.text(0.5, 0.5, "nothing is inferred: attacks on integrity have a table of their own", ha="center")
     for number, (target, points) in enumerate(targets.items(), start=1):
         axes = figure.add_subplot(1, len(targets), number)
         _draw_target(axes, points)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from vflsec.core.errors import StoreError
 from vflsec.evaluation import spec as specs
-from vflsec.evaluation.results import Cap, Point, Summary
+from vflsec.evaluation.results import Cap, Damage, Point, Summary
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.store import Store
 from vflsec.evaluation.summary import summarize
@@ -64,6 +64,11 @@ class Report:
         """One per method, defence and attack."""
         return self.summary.cap
 
+    @property
+    def integrity(self) -> list[Damage]:
+        """One per method, defence, strength and attack on integrity."""
+        return self.summary.integrity
+
     def table(self, width: int = 120) -> str:
         """Return the tables as text of at most ``width`` columns."""
         out = io.StringIO()
@@ -80,7 +85,7 @@ class Report:
         return msgspec.json.encode(self.summary).decode()
 
     def to_csv(self) -> str:
-        """Return one line per point."""
+        """Return one line per point, and per attack on integrity."""
         return table.as_csv(self.summary)
 
     def to_markdown(self) -> str:

@@ -13,13 +13,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from vflsec.evaluation.results import Cap, Gate, Leak, Measure, Point, Summary
+from vflsec.evaluation.results import Cap, Damage, Gate, Leak, Measure, Point, Summary
 
 CSV_HEADER = (
     "method", "defense", "strength", "attack", "target", "status",
     "utility_metric", "utility", "utility_low", "utility_high",
     "leak_metric", "leak_rows", "leak", "leak_low", "leak_high", "leak_train", "chance", "alone", "advantage",
     "advantage_low", "advantage_high", "recovery_accuracy", "seeds", "nbytes", "seconds",
+    "utility_under_attack", "lost", "lost_low", "lost_high", "success", "success_low", "success_high",
 )  # fmt: skip
 
 
@@ -57,10 +58,18 @@ def caps(summary: Summary) -> Cells | None:
     return Cells("CAP over the defended strengths", header, [_cap_row(cap) for cap in summary.cap])
 
 
+def integrity(summary: Summary) -> Cells | None:
+    """Return one row per curve, strength and attack on integrity, or None where there is no such attack."""
+    if not summary.integrity:
+        return None
+    header = ["method", "defense", "λ", "attack", "utility ↑", "under attack ↑", "lost ↓", "success ↓", "chance"]
+    found = [_damage_row(damage) for damage in summary.integrity]
+    return Cells("Integrity: what a malicious party can break", [*header, "status"], found)
+
+
 def tables(summary: Summary) -> list[Cells]:
-    """Return all tables: one per curve, then CAP."""
-    cap = caps(summary)
-    return [*points(summary), *([cap] if cap else [])]
+    """Return all tables: one per curve, then CAP, then integrity."""
+    return [*points(summary), *filter(None, (caps(summary), integrity(summary)))]
 
 
 def heading(summary: Summary) -> str:
@@ -88,7 +97,7 @@ def markdown(summary: Summary) -> str:
 
 
 def as_csv(summary: Summary) -> str:
-    """Return one line per point, full precision, ``CSV_HEADER`` first."""
+    """Return one line per point, and per attack on integrity, in full precision, ``CSV_HEADER`` first."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_HEADER)
@@ -98,6 +107,14 @@ def as_csv(summary: Summary) -> str:
             p.utility.metric, p.utility.mean, *p.utility.ci95,
             p.leak.metric, p.leak.rows, p.leak.mean, *p.leak.ci95, p.leak_train.mean, p.leak.chance, p.leak.alone,
             p.leak.advantage, *p.leak.advantage_ci95, p.leak.accuracy, p.utility.n, p.nbytes, p.seconds,
+            *[None] * 7,
+        ])  # fmt: skip
+    for d in summary.integrity:
+        writer.writerow([
+            d.method, d.defense, d.strength, d.attack, "integrity", d.status,
+            d.utility.metric, d.utility.mean, *d.utility.ci95, *[None] * 6, d.chance, *[None] * 5,
+            d.lost.n, None, None,
+            d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95,
         ])  # fmt: skip
     return out.getvalue()
 
@@ -127,7 +144,7 @@ def with_margin(measure: Measure | Leak) -> str:
     return f"{number(measure.mean)} ±{number(max(high - measure.mean, measure.mean - low))}"
 
 
-def status(point: Point) -> str:
+def status(point: Point | Damage) -> str:
     """Return ``ok``, or how many seeds ended in which way."""
     bad = {name: n for name, n in point.statuses.items() if name != "ok"}
     if not bad:
@@ -196,6 +213,21 @@ def _cap_row(cap: Cap) -> list[str]:
         number(cap.accuracy_value),
         number(cap.dcs),
         cap.note,
+    ]
+
+
+def _damage_row(damage: Damage) -> list[str]:
+    return [
+        damage.method,
+        damage.defense,
+        f"{damage.strength:g}",
+        damage.attack,
+        with_margin(damage.utility),
+        with_margin(damage.under_attack),
+        with_margin(damage.lost),
+        with_margin(damage.success),
+        number(damage.chance),
+        status(damage),
     ]
 
 

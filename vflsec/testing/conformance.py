@@ -12,6 +12,8 @@ Subclass a suite in a test file, name the subclass ``Test...``, and pytest runs 
         def make(self):
             return MyAttack(epochs=20)
 
+An attack on integrity has a suite of its own, ``SabotageConformance``.
+
 A check that cannot apply is named in ``exempt`` with the reason, which pytest then shows as that of a skip:
 
     class TestSignOnly(DefenseConformance):
@@ -25,5 +27,12 @@ from __future__ import annotations
 from vflsec.testing.suite_attack import AttackConformance
 from vflsec.testing.suite_defense import DefenseConformance
 from vflsec.testing.suite_method import MethodConformance, ProtocolConformance
+from vflsec.testing.suite_sabotage import SabotageConformance
 
-__all__ = ["AttackConformance", "DefenseConformance", "MethodConformance", "ProtocolConformance"]
+__all__ = [
+    "AttackConformance",
+    "DefenseConformance",
+    "MethodConformance",
+    "ProtocolConformance",
+    "SabotageConformance",
+]

@@ -16,7 +16,7 @@ from torch import Tensor
 from vflsec.core.attack import Attack
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Message, Transcript
-from vflsec.core.method import ModelSpec, OptimizerFactory, Trained, TrainSpec
+from vflsec.core.method import ModelSpec, Trained, TrainSpec
 from vflsec.core.seeds import generator
 from vflsec.core.view import Guess, Need, Secret, View
 from vflsec.evaluation.adversary import draw_auxiliary, secret_of, view_of
@@ -122,7 +122,7 @@ class AttackConformance(Suite):
     def _scene(self, signal: str, seed: int) -> Scene:
         attack = self.make()
         settings = (attack.side, signal, seed, self.aux, tuple(sorted(self.method_options.items())))
-        return _trained(*settings, attack.optimizer) if attack.acts_in_training else _scene(*settings)
+        return _trained(*settings, attack) if attack.acts_in_training else _scene(*settings)
 
     def _leak(self, signal: str, *, shuffled: bool = False, splits: tuple[str, ...] = ("train", "test")) -> Leak:
         """Return the AUC, mean over seeds, on the first of ``splits`` that the attack guesses."""
@@ -172,11 +172,11 @@ def _trained(
     seed: int,
     aux: int,
     model: tuple[tuple[str, Any], ...],
-    optimizer: OptimizerFactory | None,
+    attack: Attack | None,
 ) -> Scene:
     world, name = toy_world(seed=seed, signal=signal), ADVERSARY[side]
-    if optimizer:
-        world.optimizers = {name: optimizer}
+    if attack:
+        world.malicious = {name: attack}
     transcript = Transcript(frozenset({name}), frozenset(Kind))
     world.channel.taps.append(transcript)
     spec = ModelSpec(**{"bottom": (16,), **dict(model)})

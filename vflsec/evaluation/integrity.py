@@ -1,0 +1,76 @@
+"""From records to damages: what a malicious party costs, each seed held against the honest training of that seed."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from vflsec.evaluation.plan import Row, rows, target_of
+from vflsec.evaluation.points import SEVERITY, finite, headline, interval, share
+from vflsec.evaluation.results import Damage, Measure
+from vflsec.evaluation.spec import EvalSpec
+from vflsec.evaluation.store import Record
+
+_NO_ROWS = (math.nan, math.nan)
+
+
+def on_integrity(row: Row) -> bool:
+    """Whether ``row`` belongs to an attack on integrity: under attack, or the honest cell beside it."""
+    return row.attack is not None and target_of(row.attack) == "integrity"
+
+
+def damages(spec: EvalSpec, records: Mapping[str, Record]) -> list[Damage]:
+    """Return one damage for each method, defence, strength and attack on integrity."""
+    groups: dict[tuple[str, str, float, str], list[Row]] = {}
+    for row in filter(on_integrity, rows(spec)):
+        groups.setdefault((row.method, row.defense, row.strength, row.label), []).append(row)
+    return [_damage(group, records, spec.seeds) for group in groups.values()]
+
+
+def _damage(group: Sequence[Row], records: Mapping[str, Record], seeds: int) -> Damage:
+    first = group[0]
+    statuses = {seed: "ok" for seed in range(seeds)}
+    honest: dict[int, Record] = {}
+    attacked: dict[int, Record] = {}
+    for row in group:
+        record = records.get(row.key)
+        status = str(record["status"]) if record else "missing"
+        statuses[row.seed] = min(statuses[row.seed], status, key=SEVERITY.index)
+        if record and record["damage"]:
+            (honest if row.control else attacked)[row.seed] = record["damage"]
+    lost = [_utility(honest[seed]) - _utility(attacked[seed]) for seed in sorted(attacked) if seed in honest]
+    counts = Counter(statuses.values())
+    by_chance = _success(honest, seeds)
+    metric = next((headline(block["utility"])[0] for block in (*honest.values(), *attacked.values())), "")
+    paired = interval(lost, _NO_ROWS, seeds)
+    return Damage(
+        method=first.method,
+        defense=first.defense,
+        strength=first.strength,
+        attack=first.label,
+        status=min(counts, key=SEVERITY.index),
+        statuses=dict(counts),
+        utility=_measure(metric, honest, seeds),
+        under_attack=_measure(metric, attacked, seeds),
+        lost=Measure(metric=metric, **{**paired, "ci95": finite(paired["ci95"])}),
+        success=_success(attacked, seeds),
+        chance=by_chance.mean,
+    )
+
+
+def _utility(damage: Record) -> float:
+    return headline(damage["utility"])[1]
+
+
+def _measure(metric: str, found: Mapping[int, Record], seeds: int) -> Measure:
+    blocks = [found[seed]["utility"] for seed in sorted(found)]
+    rows_ci = blocks[0]["ci95_rows"] if blocks else _NO_ROWS
+    return Measure(metric=metric, **share([headline(block)[1] for block in blocks], rows_ci, seeds))
+
+
+def _success(found: Mapping[int, Record], seeds: int) -> Measure:
+    """How often the trigger led where it was to lead; without a mean for an attack that has none."""
+    blocks = [found[seed]["success"] for seed in sorted(found) if found[seed]["success"]]
+    rows_ci = blocks[0]["ci95_rows"] if blocks else _NO_ROWS
+    return Measure(metric="share", **share([block["share"] for block in blocks], rows_ci, seeds))

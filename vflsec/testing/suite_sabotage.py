@@ -1,0 +1,139 @@
+"""Conformance of attacks on integrity; see ``vflsec.testing.conformance`` for how to use it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vflsec.core.method import ModelSpec, Trained, TrainSpec
+from vflsec.core.party import Party
+from vflsec.core.protocol import Step
+from vflsec.core.sabotage import Sabotage
+from vflsec.core.view import Need
+from vflsec.evaluation.adversary import view_before
+from vflsec.evaluation.spec import AuxSpec
+from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.testing.suite import Suite, same, stated
+from vflsec.testing.worlds import toy_world
+
+NAME = "passive_1"
+
+
+class SabotageConformance(Suite):
+    """Checks of one attack on integrity, in a toy world of two parties and two classes.
+
+    Class attributes:
+        aux: how many labels the adversary knows.
+    """
+
+    aux: ClassVar[int] = 40
+
+    def make(self) -> Sabotage:
+        """Return the attack."""
+        raise NotImplementedError
+
+    def test_states_what_it_is(self) -> None:
+        """The card is complete, and an earlier version cannot be zero."""
+        attack = self.make()
+        stated(attack, ("name", "side", "target", "needs", "reference", "verified", "version"))
+        assert (attack.side, attack.target) == ("passive", "integrity")
+        assert attack.needs <= frozenset(Need), f"unknown needs {attack.needs - frozenset(Need)}"
+        assert attack.name in repr(attack)
+
+    def test_keeps_shape_and_dtype(self) -> None:
+        """Whatever it feeds, sends and learns from is of the kind that it stands for, and finite."""
+        attack, party = self._joined()
+        for step in _steps():
+            for hook, value in _hooks(attack, party, step):
+                found = hook(value.clone(), step)
+                assert found.shape == value.shape, f"{hook.__name__} made {tuple(value.shape)} {tuple(found.shape)}"
+                assert found.dtype == value.dtype
+                assert torch.isfinite(found).all()
+
+    def test_leaves_its_input_untouched(self) -> None:
+        """What a hook is given stays as it was: it may be the party's own columns."""
+        attack, party = self._joined()
+        for step in _steps():
+            for hook, value in _hooks(attack, party, step):
+                given = value.clone()
+                hook(given, step)
+                assert same(given, value), f"{hook.__name__} changed what it was given"
+
+    def test_equal_seeds_give_equal_models(self) -> None:
+        """Bit for bit, and the same predictions when asked twice."""
+        one, other = (self._trained(self.make()) for _ in range(2))
+        assert all(same(a, b) for a, b in zip(_weights(one), _weights(other), strict=True)), "not reproducible"
+        assert same(one.predict("test"), other.predict("test"))
+        assert same(one.predict("test"), one.predict("test")), "a prediction depends on those before it"
+
+    def test_leaves_no_trace(self) -> None:
+        """The party's columns stay as they were, and so do all global generators."""
+        attack, party = self._joined()
+        before = _footprint(party)
+        for step in _steps():
+            for hook, value in _hooks(attack, party, step):
+                hook(value.clone(), step)
+        after = _footprint(party)
+        changed = [name for name, value in before.items() if not _equal(value, after[name])]
+        assert not changed, f"the attack changed {', '.join(changed)}"
+
+    def test_makes_a_difference(self) -> None:
+        """With its defaults, predictions on test rows are others than those of an honest federation."""
+        honest, attacked = self._trained(None), self._trained(self.make())
+        assert not same(honest.predict("test"), attacked.predict("test")), "the attack changes nothing"
+
+    def test_a_trigger_has_an_aim(self) -> None:
+        """An attack with an aim has a trigger that can be seen on every row, and one without has none."""
+        attack, party = self._joined()
+        x = party.features["test"]
+        changed = (attack.trigger(x.clone()) != x).any(dim=1)
+        assert bool(changed.float().mean() > 0.5) is (attack.aim is not None)
+
+    def _joined(self) -> tuple[Sabotage, Party]:
+        world, attack = toy_world(seed=0), self.make()
+        party = world.parties[NAME]
+        attack.join(view_before(world, party, AuxSpec(n=self.aux)), seed=7)
+        return attack, party
+
+    def _trained(self, attack: Sabotage | None) -> Trained:
+        world = toy_world(seed=0)
+        if attack:
+            attack.join(view_before(world, world.parties[NAME], AuxSpec(n=self.aux)), seed=7)
+            world.malicious = {NAME: attack}
+        return FedSplitNN(TrainSpec(epochs=2, batch=64, lr=5e-3), ModelSpec(bottom=(8,))).fit(world)
+
+
+def _steps() -> list[Step]:
+    """Two updates and a prediction, of the first rows."""
+    rows = torch.arange(100)
+    return [Step(0, "train", rows), Step(1, "train", rows), Step(0, "predict", rows, split="test")]
+
+
+def _hooks(attack: Sabotage, party: Party, step: Step) -> list[tuple[Any, Tensor]]:
+    """Return each hook with what it would be given in ``step``."""
+    h = torch.randn(len(step.rows), 3, generator=torch.Generator().manual_seed(step.number))
+    found = [(attack.on_features, party.features[step.split][step.rows]), (attack.on_embedding, h)]
+    return [*found, (attack.on_gradient, h)] if step.learns else found
+
+
+def _weights(trained: Trained) -> list[Tensor]:
+    return [p.detach() for party in trained.world.parties.values() for p in party.modules.parameters()]
+
+
+def _footprint(party: Party) -> dict[str, Any]:
+    """Return copies of everything that an attack might change, by what it is called."""
+    numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002  (the global one, to see that it stays)
+    found: dict[str, Any] = {
+        "torch's global generator": torch.get_rng_state(),
+        "numpy's global generator": repr(numpy_state),
+        "Python's global generator": random.getstate(),
+    }
+    return found | {f"the {split} columns": x.clone() for split, x in party.features.items()}
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return same(a, b) if isinstance(a, Tensor) else bool(a == b)
