@@ -16,4 +16,7 @@ CATALOGUE = {
     "replay": "vflsec.attacks.replay:Replay",
     "batch-label": "vflsec.attacks.batch_label:BatchLabel",
     "residual": "vflsec.attacks.residual:Residual",
+    "backdoor": "vflsec.attacks.backdoor:Backdoor",
+    "missing-feature": "vflsec.attacks.missing_feature:MissingFeature",
+    "noisy-sample": "vflsec.attacks.noisy_sample:NoisySample",
 }

@@ -343,6 +343,24 @@ def test_an_attack_that_acts_in_training_is_announced(tmp_path):
     assert "adversary: passive_1, honest-but-curious, 80 labeled rows" in honest.stderr
 
 
+def test_what_a_malicious_party_breaks_is_printed_apart(tmp_path):
+    words = ["eval", "--attack", "backdoor", "--defense", "iso", "--lambda", "1,5", "--seeds", "2", *SMALL]
+    result = run(*words, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "Integrity: what a malicious party can break" in result.stdout
+    assert "CAP" not in result.stdout
+    assert "12 results: 0 cached, 12 to compute" in result.stderr
+    assert "fedsplitnn iso:5 without backdoor seed 1: ok" in result.stderr
+    assert "active (acts in training)" in result.stderr
+    assert run(*words, "--out", tmp_path).stdout == result.stdout
+    found = json.loads(run("report", tmp_path, "--format", "json").stdout)
+    assert (found["points"], [d["strength"] for d in found["integrity"]]) == ([], [0.0, 1.0, 5.0])
+    assert run("report", tmp_path, "--min-utility", "2").exit_code == 1
+    records = tmp_path / "records.jsonl"
+    records.write_bytes(b"".join(records.read_bytes().splitlines(keepends=True)[1:]))
+    assert run("report", tmp_path).exit_code == 3, "a damage without its honest half"
+
+
 PLUG_IN = """
 from vflsec.core.attack import Attack
 from vflsec.core.view import Need
@@ -410,6 +428,11 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
         (["eval", "--engine", "ray"], "expected --engine local or dask:ADDRESS, got 'ray'"),
         (["eval", "--max-leak", "0.3"], "expected NAME=LIMIT, for example mc=0.35, got '0.3'"),
         (["eval", "--max-leak", "norm=0.3"], "unknown attack 'norm'. Known: mc, worst"),
+        (
+            ["eval", "--attack", "mc,backdoor", "--max-leak", "backdoor=0.3"],
+            "expected an attack that recovers something with --max-leak, got backdoor: attacks on integrity leak",
+        ),
+        (["eval", "--attack", "backdoor:target=2", *TOY], "expected target < 2, the number of classes, got 2"),
         (["eval", "--dataset", "none.toml"], "none.toml"),
         (["eval", "--attack", "none.py:Mine"], "expected a Python file at none.py, found none"),
         (["report", "nowhere"], "expected results in nowhere, found no spec.toml"),

@@ -1,0 +1,127 @@
+"""Backdoor: gradient replacement teaches the joint model that a trigger means a class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vflsec.core.checks import fraction, non_negative, positive
+from vflsec.core.errors import UsageError
+from vflsec.core.protocol import Step
+from vflsec.core.sabotage import Sabotage
+from vflsec.core.view import Need, View
+
+
+class Backdoor(Sabotage):
+    """A trigger on the party's own columns that makes the joint model say ``target``; no label is changed for it.
+
+    The party knows some rows of the target class, and poisons some others: these bear the trigger in training. A known
+    row brings the columns of a poisoned one, so that the top model, too, meets the trigger with the target class. The
+    gradient that comes back for it points from the trigger to the target; enlarged by ``gamma``, it takes the place of
+    the gradient of every poisoned row, whose true class the party so ignores. For a poisoned row it sends another row's
+    embedding, or the top model would learn that the trigger means all classes.
+
+    Costs nothing. The trigger alone may mean something: the table has beside the success what it does to the honest
+    model. Fails without gradients, and where the noise on them is larger than they are.
+
+    Source: Liu et al. 2020 (arXiv 2007.03608): gamma 10, a random vector sent for poisoned rows. That known rows bring
+    the trigger is as in the released code of VFLAIR (Zou et al. 2024, arXiv 2310.09827); that poisoned rows borrow an
+    embedding of the right scale, and the trigger on a table, are ours.
+
+    Args:
+        target: the class that the trigger is to mean.
+        gamma: how much the replaced gradient is enlarged.
+        poisoned: share of the training rows that bear the trigger.
+        columns: how many of the party's last columns, encoded, the trigger sets.
+        value: to what; None for the largest and the smallest value of a column in turns, a combination that is rare
+            although each value is in its range.
+    """
+
+    name = "backdoor"
+    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS, Need.GRADIENTS})
+    reference = "Liu et al. 2020, arXiv 2007.03608; Zou et al. 2024 (VFLAIR), arXiv 2310.09827, released code"
+    verified = "known answers of each hook; success on planted data"
+
+    def __init__(
+        self,
+        *,
+        target: int = 1,
+        gamma: float = 10.0,
+        poisoned: float = 0.01,
+        columns: int = 2,
+        value: float | None = None,
+    ) -> None:
+        non_negative(target=target, gamma=gamma)
+        fraction(poisoned=poisoned)
+        positive(columns=columns)
+        self.aim: int = target
+        self.gamma = gamma
+        self.poisoned = poisoned
+        self.columns = columns
+        self.value = value
+        self._toward: Tensor | None = None  # (d,) the last gradient of known rows
+
+    def prepare(self, view: View) -> None:
+        """Choose the trigger's values, and the poisoned rows among those that are not known to be of the target class.
+
+        Raises:
+            UsageError: no such class, none of its rows is known, or fewer columns than the trigger sets.
+        """
+        x = view.features["train"]
+        known = view.aux_rows[view.aux_labels == self.aim]
+        if self.aim >= view.n_classes:
+            raise UsageError(f"backdoor: expected target < {view.n_classes}, the number of classes, got {self.aim}")
+        if not len(known):
+            raise UsageError(f"backdoor: expected a known row of class {self.aim}, got none: raise aux.n")
+        if self.columns > x.shape[1]:
+            raise UsageError(f"backdoor: expected columns <= {x.shape[1]} of {view.party}, got {self.columns}")
+        own = x[:, -self.columns :]
+        high = torch.arange(self.columns, device=x.device) % 2 == 0
+        ends = torch.where(high, own.amax(dim=0), own.amin(dim=0))
+        self._values = ends if self.value is None else torch.full_like(ends, self.value)
+        self._known = _mask(known, len(x))
+        others = (~self._known).nonzero()[:, 0]
+        order = torch.randperm(len(others), generator=torch.Generator().manual_seed(self._seed)).to(x.device)
+        chosen = others[order[: max(1, round(self.poisoned * len(x)))]]
+        self._poisoned = _mask(chosen, len(x))
+        self._bait = self.trigger(x[chosen])
+
+    def trigger(self, x: Tensor) -> Tensor:
+        """Return the columns ``x`` (B, p) with the last ones set."""
+        return torch.cat([x[:, : -self.columns], self._values.expand(len(x), -1)], dim=1)
+
+    def on_features(self, x: Tensor, step: Step) -> Tensor:
+        """Put the trigger on poisoned rows, and bring one of these in the place of each known row."""
+        if not _in_training(step):
+            return x
+        drawn = torch.randint(len(self._bait), (len(x),), generator=self.agreed(step, x.device), device=x.device)
+        x = torch.where(self._poisoned[step.rows, None], self.trigger(x), x)
+        return torch.where(self._known[step.rows, None], self._bait[drawn], x)
+
+    def on_embedding(self, h: Tensor, step: Step) -> Tensor:
+        """Send for each poisoned row the embedding of one that is not."""
+        if not _in_training(step) or self._poisoned[step.rows].all():
+            return h
+        poisoned = self._poisoned[step.rows]
+        others = h[~poisoned]
+        drawn = torch.randint(len(others), (len(h),), generator=self.agreed(step, h.device), device=h.device)
+        return torch.where(poisoned[:, None], others[drawn], h)
+
+    def on_gradient(self, g: Tensor, step: Step) -> Tensor:
+        """Replace the gradients of poisoned rows; by zero until one of a known row has come."""
+        if not _in_training(step):
+            return g
+        known = self._known[step.rows]
+        if known.any():
+            self._toward = g[known].mean(dim=0)
+        toward = torch.zeros_like(g[0]) if self._toward is None else self._toward
+        return torch.where(self._poisoned[step.rows, None], self.gamma * toward, g)
+
+
+def _in_training(step: Step) -> bool:
+    """Whether rows that are poisoned, or known, may be among those of ``step``."""
+    return step.learns and step.split == "train"
+
+
+def _mask(rows: Tensor, count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.bool, device=rows.device).index_fill(0, rows, value=True)

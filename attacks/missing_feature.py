@@ -1,0 +1,48 @@
+"""Missing features: a party says nothing about some rows."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vflsec.core.checks import share
+from vflsec.core.protocol import Step
+from vflsec.core.sabotage import Sabotage, When
+
+
+class MissingFeature(Sabotage):
+    """Sabotage by silence: of each row, with probability ``rate``, zeros are sent in place of the embedding.
+
+    Rows are drawn anew in each step, the same ones for all parties that collude. Of a row that it was silent about, a
+    party learns nothing.
+
+    Costs nothing. Does little where the other parties know the answer, and less where training has taught the joint
+    model to do without (``when=both``) than where silence comes unexpected (``when=predict``).
+
+    Source: Zou et al. 2024 (VFLAIR, arXiv 2310.09827) and released code, missing feature; ``when`` is ours.
+
+    Args:
+        rate: share of rows.
+        when: in ``train``, at ``predict``, or ``both``.
+    """
+
+    name = "missing-feature"
+    reference = "Zou et al. 2024 (VFLAIR), arXiv 2310.09827 and released code, missing feature"
+    verified = "with rate=1: equality with a party that sends zeros"
+
+    def __init__(self, *, rate: float = 0.5, when: When = "both") -> None:
+        share(rate=rate)
+        self.rate = rate
+        self.when = when
+
+    def on_embedding(self, h: Tensor, step: Step) -> Tensor:
+        """Return ``h`` (B, d) with zeros in the rows that are missing."""
+        return self._silenced(h, step)
+
+    def on_gradient(self, g: Tensor, step: Step) -> Tensor:
+        """Return ``g`` (B, d) with zeros in the same rows."""
+        return self._silenced(g, step)
+
+    def _silenced(self, value: Tensor, step: Step) -> Tensor:
+        if not step.within(self.when):
+            return value
+        return value.masked_fill(self.some(self.rate, step)[:, None], 0.0)

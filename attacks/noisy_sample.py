@@ -1,0 +1,47 @@
+"""Noisy samples: a party blurs its own columns of some rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vflsec.core.checks import non_negative, share
+from vflsec.core.protocol import Step
+from vflsec.core.sabotage import Sabotage, When
+
+
+class NoisySample(Sabotage):
+    """Sabotage by noise: to each row, with probability ``rate``, Gaussian noise is added before it is embedded.
+
+    Rows and noise are drawn anew in each step; parties that collude blur the same rows, each with noise of its own.
+    What the party then sends, and learns from the gradient, is honest.
+
+    Costs nothing. Does little where the other parties know the answer, and less where training has met the noise
+    (``when=both``) than where it comes unexpected (``when=predict``).
+
+    Source: Zou et al. 2024 (VFLAIR, arXiv 2310.09827) and released code, noisy sample: a tenth of the rows in training,
+    all at prediction, and columns cut off at 0 and 1; ours are standardised and not cut off.
+
+    Args:
+        scale: standard deviation of the noise, in that of a column of numbers.
+        rate: share of rows.
+        when: in ``train``, at ``predict``, or ``both``.
+    """
+
+    name = "noisy-sample"
+    reference = "Zou et al. 2024 (VFLAIR), arXiv 2310.09827 and released code, noisy sample"
+    verified = "moments of the noise; with scale=0: equality with honest training"
+
+    def __init__(self, *, scale: float = 2.0, rate: float = 0.5, when: When = "both") -> None:
+        non_negative(scale=scale)
+        share(rate=rate)
+        self.scale = scale
+        self.rate = rate
+        self.when = when
+
+    def on_features(self, x: Tensor, step: Step) -> Tensor:
+        """Return the columns ``x`` (B, p), those of some rows with noise."""
+        if not step.within(self.when):
+            return x
+        noise = torch.randn(x.shape, generator=self.noise(step, x.device), device=x.device, dtype=x.dtype)
+        return torch.where(self.some(self.rate, step)[:, None], x + self.scale * noise, x)
