@@ -13,6 +13,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.defense import Defense
 from vflsec.core.message import Kind
 from vflsec.core.method import ModelSpec, PretrainSpec, TrainSpec
+from vflsec.core.sabotage import Sabotage
 from vflsec.core.view import Guess, Need
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.conformance import (
@@ -223,6 +224,53 @@ class Unsourced(Guesser):
     reference = ""
 
 
+class Saboteur(Sabotage):
+    """Sound: sends the half of each embedding, and has no trigger."""
+
+    name = "saboteur"
+    reference = "made for a test"
+    verified = "by this test"
+
+    def on_embedding(self, h, step):
+        return h / 2
+
+
+class Harmless(Saboteur):
+    def on_embedding(self, h, step):
+        return h
+
+
+class Hidden(Saboteur):
+    aim = 1
+
+
+class Shortening(Saboteur):
+    def on_gradient(self, g, step):
+        return g[:, :-1]
+
+
+class Scribbling(Saboteur):
+    def on_features(self, x, step):
+        return x.mul_(2)
+
+
+class Careless(Saboteur):
+    def on_features(self, x, step):
+        return x + torch.rand(())
+
+
+class Unsteady(Saboteur):
+    calls = 0
+
+    def on_embedding(self, h, step):
+        self.calls += 1
+        return h * self.calls
+
+
+class Everywhere(Saboteur):
+    side = "either"
+
+
 class Overheard(FedSplitNN):
     """Leaves each gradient on the embedding that a transcript keeps."""
 
@@ -265,6 +313,8 @@ def _suite(plugin):
     if issubclass(plugin, FedSplitNN):
         spec = TrainSpec(epochs=1, batch=32), ModelSpec(bottom=(8,))
         return type("Suite", (MethodConformance,), {"make": lambda self: plugin(*spec)})()
+    if issubclass(plugin, Sabotage):
+        return type("Suite", (SabotageConformance,), {"make": lambda self: plugin()})()
     if issubclass(plugin, Attack):
         return type("Suite", (AttackConformance,), {"make": lambda self: plugin()})()
     return type("Suite", (ProtocolConformance,), {"make": lambda self: plugin})()
@@ -274,7 +324,7 @@ def _checks(suite):
     return [getattr(suite, name) for name in dir(suite) if name.startswith("test_")]
 
 
-@pytest.mark.parametrize("plugin", [Noise, Guesser])
+@pytest.mark.parametrize("plugin", [Noise, Guesser, Saboteur])
 def test_a_sound_plugin_passes_every_check(plugin):
     for check in _checks(_suite(plugin)):
         check()
@@ -301,6 +351,14 @@ def test_a_sound_plugin_passes_every_check(plugin):
         (Undemanding, "test_refuses_a_poor_view"),
         (Blind, "test_beats_chance_on_a_planted_leak"),
         (Unsourced, "test_states_what_it_is"),
+        (Everywhere, "test_states_what_it_is"),
+        (Shortening, "test_keeps_shape_and_dtype"),
+        (Scribbling, "test_leaves_its_input_untouched"),
+        (Careless, "test_leaves_no_trace"),
+        (Careless, "test_equal_seeds_give_equal_models"),
+        (Unsteady, "test_equal_seeds_give_equal_models"),
+        (Harmless, "test_makes_a_difference"),
+        (Hidden, "test_a_trigger_has_an_aim"),
         (Overheard, "test_messages_carry_no_graph"),
         (Forgetful, "test_equal_seeds_give_equal_parameters"),
         (Forgetful, "test_phases_can_be_cached_apart"),
