@@ -12,6 +12,7 @@ def test_a_card_tells_source_threat_cost_and_failure(name):
     card = describe(attack)
     assert card["name"] == name
     assert all(str(value) for value in card.values())
-    assert card["behavior"] == ("acts in training" if name == "active-mc" else "honest-but-curious")
+    malicious = ("active-mc", "backdoor", "missing-feature", "noisy-sample")
+    assert card["behavior"] == ("acts in training" if name in malicious else "honest-but-curious")
     for heading in ("Source: ", "Costs ", "Fails"):
         assert heading in attack.__doc__, f"the card of {name} does not say {heading}"

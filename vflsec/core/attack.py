@@ -136,11 +136,12 @@ class Attack(ABC):
 
 def describe(attack: type[Attack]) -> dict[str, Any]:
     """Return the card of an attack as data."""
+    modifies = attack.optimizer is not Attack.optimizer
     return {
         "name": attack.name,
         "breaks" if attack.target == "integrity" else "recovers": attack.target,
         "adversary": attack.side,
-        "behavior": "acts in training" if attack.optimizer is not Attack.optimizer else "honest-but-curious",
+        "behavior": "acts in training" if attack.target == "integrity" or modifies else "honest-but-curious",
         "needs": ", ".join(sorted(attack.needs)),
         "classes": "any number" if attack.classes is None else attack.classes,
         "head": "any" if attack.head is None else attack.head,
