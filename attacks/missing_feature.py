@@ -15,7 +15,7 @@ class MissingFeature(Sabotage):
     Rows are drawn anew in each step, the same ones for all parties that collude. Of a row that it was silent about, a
     party learns nothing.
 
-    Costs nothing. Does little where the other parties know the answer, and less where training has taught the joint
+    Costs nothing. Fails where the other parties know the answer, and does less where training has taught the joint
     model to do without (``when=both``) than where silence comes unexpected (``when=predict``).
 
     Source: Zou et al. 2024 (VFLAIR, arXiv 2310.09827) and released code, missing feature; ``when`` is ours.

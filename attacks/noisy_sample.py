@@ -16,7 +16,7 @@ class NoisySample(Sabotage):
     Rows and noise are drawn anew in each step; parties that collude blur the same rows, each with noise of its own.
     What the party then sends, and learns from the gradient, is honest.
 
-    Costs nothing. Does little where the other parties know the answer, and less where training has met the noise
+    Costs nothing. Fails where the other parties know the answer, and does less where training has met the noise
     (``when=both``) than where it comes unexpected (``when=predict``).
 
     Source: Zou et al. 2024 (VFLAIR, arXiv 2310.09827) and released code, noisy sample: a tenth of the rows in training,

@@ -117,6 +117,7 @@ def test_repr_and_card():
         "name": "draw",
         "recovers": "labels",
         "adversary": "passive",
+        "behavior": "honest-but-curious",
         "needs": "own features, received gradients",
         "classes": "any number",
         "head": "any",
