@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from vflsec.core.auxiliary import divided, oriented, references
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Message
-from vflsec.core.releases import percentiles, received
+from vflsec.core.releases import latest, percentiles, received
 from vflsec.core.view import View
 
 
@@ -112,3 +112,38 @@ def test_who_is_not_adaptive_reads_the_first_release_of_each_row():
     found = received(replace(view, adaptive=False), Kind.GRADIENT)
     assert found.rows.tolist() == [0, 1, 2]
     assert found.message.tolist() == [0, 0, 1]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=6, unique=True), min_size=1, max_size=8),
+    st.integers(1, 3),
+)
+def test_the_latest_are_those_of_a_naive_look_back(batches, turns):
+    found = latest(make_view(batches), Kind.GRADIENT, sender="active", turns=turns)
+    last = {row: [float(step) for step, rows in enumerate(batches) if row in rows][-turns:] for row in range(8)}
+    everything = [value for values in last.values() for value in values]
+    for row in range(8):
+        own = last[row] or everything
+        assert found["train"][row].tolist() == pytest.approx([sum(own) / len(own)] * 3, abs=1e-5)
+
+
+def test_the_latest_are_of_the_last_phase_and_by_split():
+    """A narrow message of pre-training is not mixed with a wide one, nor one of another party, or about other rows."""
+
+    def say(phase, width, value, split="train", sender="passive_1"):
+        payload = {"value": torch.full((8, width), value)}
+        return Message(Kind.EMBEDDING, sender, "active", 0, phase, payload, torch.arange(8), split)
+
+    messages = (
+        say("pretrain", 2, 1.0), say("train", 3, 2.0), say("train", 3, 9.0, sender="passive_2"),
+        say("validate", 3, 4.0, "test"), say("predict", 3, 5.0, "test"), say("predict", 3, 6.0, "val"),
+    )  # fmt: skip
+    none = torch.zeros(0, dtype=torch.long)
+    features = {"train": torch.zeros(8, 1), "test": torch.zeros(8, 1)}
+    view = View("active", "active", 2, features, None, none, none, messages)
+    found = latest(view, Kind.EMBEDDING, sender="passive_1")
+    assert set(found) == {"train", "test"}
+    assert torch.equal(found["train"], torch.full((8, 3), 2.0))
+    assert torch.equal(found["test"], torch.full((8, 3), 5.0))
+    with pytest.raises(InsufficientView, match="expected embeddings from passive_3, got none in 6"):
+        latest(view, Kind.EMBEDDING, sender="passive_3")

@@ -7,6 +7,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, Trained, TrainSpec
 from vflsec.core.view import Guess, Need
+from vflsec.data.partition import DataSpec
 from vflsec.evaluation.questions import ask
 from vflsec.evaluation.score import score
 from vflsec.evaluation.spec import AuxSpec
@@ -81,6 +82,16 @@ def test_members_are_training_rows_and_nothing_says_where_they_are(trained):
     assert [tuple(row) in own for row in view.features["candidates"].tolist()] == member.tolist()
     assert not view.messages
     assert "tpr@0.001" in question.metrics
+
+
+def test_candidates_may_outnumber_training_rows():
+    """Then a position among candidates is none among training rows, whose labels must not be looked up by it."""
+    world = toy_world(rows=300, data=DataSpec(n_labeled=60))
+    trained = FedSplitNN(TrainSpec(epochs=1), ModelSpec()).fit(world)
+    view = ask(Probe("membership"), trained, "active", AUX).view
+    assert len(view.features["candidates"]) == 120
+    assert view.aux_rows.max() > 60
+    assert torch.equal(view.aux_labels.bincount(), torch.tensor([10, 10]))
 
 
 def test_asking_who_was_trained_on_leaves_no_trace(trained):

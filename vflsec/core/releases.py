@@ -109,6 +109,59 @@ def received(view: View, kind: Kind, *, split: str = "train", sender: str | None
     return Releases(values, rows, _turns(rows), message, len(view.features[split])).first(None if view.adaptive else 1)
 
 
+def latest(view: View, kind: Kind, *, sender: str | None, turns: int = 1) -> dict[str, Tensor]:
+    """Return, by split of the view, what ``sender`` last said of each row (n, d); a split never spoken of is left out.
+
+    What a model says as it is at the end: of training rows in the last epoch, of test rows at prediction. Phases
+    before the last one that speaks of a split are not read, for their values may be of another kind.
+
+    Args:
+        view: of the adversary.
+        kind: of message.
+        sender: None for anybody.
+        turns: the mean of this many last releases of each row.
+
+    Raises:
+        InsufficientView: there is none of any split.
+    """
+    found = {}
+    for split, own in view.features.items():
+        heard = [
+            m
+            for m in view.messages
+            if m.kind is kind
+            and m.receiver in view.party.split("+")
+            and m.split == split
+            and sender in (None, m.sender)
+            and m.rows is not None
+            and "value" in m.payload
+        ]
+        heard = [m for m in heard if m.phase == heard[-1].phase]
+        if heard:
+            found[split] = _last(heard, len(own), turns)
+    if not found:
+        raise InsufficientView(
+            f"expected {kind}s from {sender or 'anybody'}, got none in {len(view.messages)} messages"
+        )
+    return found
+
+
+def _last(messages: list[Message], n_rows: int, turns: int) -> Tensor:
+    """Return the mean (n, d) of the last ``turns`` releases of each row; of rows never spoken of, that of all."""
+    first = messages[0].payload["value"]
+    total = first.new_zeros(n_rows, first.shape[1])
+    count = torch.zeros(n_rows, dtype=torch.long, device=first.device)
+    for m in reversed(messages):
+        assert m.rows is not None
+        wanted = count[m.rows] < turns
+        total.index_add_(0, m.rows[wanted], m.payload["value"][wanted])
+        count[m.rows] += wanted
+        if int(count.min()) >= turns:
+            break
+    mean = total.sum(dim=0) / count.sum()
+    return torch.where(count[:, None] > 0, total / count.clamp_min(1)[:, None], mean)
+
+
 def percentiles(releases: Releases, scores: Tensor) -> Tensor:
     """Return each line's rank (R,) among the lines of its turn, between 0 and 1: scales change as training goes on."""
     ranks = torch.empty_like(scores)

@@ -112,7 +112,7 @@ def _membership(
 
     is_member = mixed({s: torch.full((world.n_rows(s),), m, device=world.device) for s, m in _MEMBER.items()})
     rows = draw_auxiliary(is_member["candidates"], 2, aux, world.seed)
-    view = view_of(trained, parties, rows)
+    view = view_of(trained, parties, rows[:0])  # these are positions among candidates, not among training rows
     asked = {}
     if parties[0].active:
         with world.aside(), torch.no_grad():
@@ -123,6 +123,7 @@ def _membership(
         features=mixed(view.features),
         labels=mixed(world.active.labels) if parties[0].active else {},
         predictions=asked,
+        aux_rows=rows.to(world.device),
         aux_labels=is_member["candidates"][rows],
     )
     return Question(view, _secret(is_member), MEMBERSHIP)

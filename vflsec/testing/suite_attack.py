@@ -16,10 +16,11 @@ from torch import Tensor
 from vflsec.core.attack import Attack
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Message, Transcript
-from vflsec.core.method import ModelSpec, Trained, TrainSpec
+from vflsec.core.method import ModelSpec, Trained, TrainSpec, World
 from vflsec.core.seeds import generator
 from vflsec.core.view import Guess, Need, Secret, View
-from vflsec.evaluation.adversary import draw_auxiliary, secret_of, view_of
+from vflsec.data.partition import DataSpec
+from vflsec.evaluation.questions import ASK, Question, ask, victim_of
 from vflsec.evaluation.score import score
 from vflsec.evaluation.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
@@ -36,11 +37,13 @@ class AttackConformance(Suite):
 
     Class attributes:
         method_options: of FedSplitNN's ``ModelSpec``, for an attack that works at some boundaries only.
-        aux: how many labels the adversary knows.
+        aux: of how many rows the adversary knows the answer.
+        side: of the adversary, for an attack that either side can mount.
     """
 
     method_options: ClassVar[Mapping[str, Any]] = {}
     aux: ClassVar[int] = 40
+    side: ClassVar[str] = "passive"
 
     def make(self) -> Attack:
         """Return the attack, with a budget small enough for tests."""
@@ -50,7 +53,8 @@ class AttackConformance(Suite):
         """The card is complete, and an earlier version cannot be zero."""
         attack = self.make()
         stated(attack, ("name", "side", "target", "needs", "reference", "verified", "version"))
-        assert attack.side in ADVERSARY
+        assert attack.side in {*ADVERSARY, "either"}
+        assert attack.target in ASK
         assert attack.needs <= frozenset(Need), f"unknown needs {attack.needs - frozenset(Need)}"
         assert attack.name in repr(attack)
 
@@ -60,6 +64,8 @@ class AttackConformance(Suite):
         for need in attack.needs:
             with refused(InsufficientView, naming=need.value):
                 attack(without(scene.view, need), seed=0)
+        if attack.side == "either":
+            return
         other = "active" if attack.side == "passive" else "passive"
         with refused(InsufficientView, naming=other):
             attack(replace(scene.view, side=other), seed=0)
@@ -87,103 +93,169 @@ class AttackConformance(Suite):
         assert not changed, f"the attack changed {', '.join(changed)}"
 
     def test_guess_does_not_depend_on_the_truth(self) -> None:
-        """Labels flipped after the view was built change nothing: nothing in the view reaches them."""
+        """Answers changed after the view was built change nothing: nothing in the view reaches them."""
         attack, scene = self.make(), self._scene("planted", 0)
-        honest = attack(scene.view, seed=0)
-        labels = scene.trained.world.active.labels
+        honest = attack(scene.question.view, seed=0)
         try:
-            for y in labels.values():
+            for y in scene.truth:
                 y.neg_().add_(1)
-            assert equal(honest, attack(scene.view, seed=0)), "the guess follows labels that the adversary cannot see"
+            assert equal(honest, attack(scene.question.view, seed=0)), (
+                "the guess follows labels that the adversary cannot see"
+            )
         finally:
-            for y in labels.values():
+            for y in scene.truth:
                 y.neg_().add_(1)
 
     def test_beats_chance_on_a_planted_leak(self) -> None:
-        """AUC on rows whose label it did not know, where every party's columns give the class away."""
+        """On rows whose answer it did not know, where what parties say, or their columns, give it away.
+
+        Every party's columns give the class away; a federation whose members are to be told has learned few rows by
+        heart.
+        """
         leak = self._leak("planted")
-        assert leak.mean > 0.5 + SIGMAS * leak.error, f"AUC {leak}: not above chance where the leak is planted"
+        assert leak.mean > leak.chance + SIGMAS * leak.error, f"{leak}: not above chance where the leak is planted"
 
     def test_is_at_chance_against_shuffled_labels(self) -> None:
         """The scorer's null: a guess cannot know an order that was drawn after it."""
         leak = self._leak("planted", shuffled=True)
-        assert abs(leak.mean - 0.5) < SIGMAS * leak.error, f"AUC {leak} against shuffled labels"
+        assert leak.mean - leak.chance < SIGMAS * leak.error, f"{leak} against shuffled answers"
+        if leak.metric == "auc":  # of values, a guess for another row is worse than none
+            assert leak.chance - leak.mean < SIGMAS * leak.error, f"{leak} against shuffled answers"
 
     def test_is_at_chance_without_a_signal(self) -> None:
-        """Where no column has to do with the class, features and models tell nothing of rows not trained on.
+        """Where columns have to do with nothing, features and models tell nothing of rows not trained on.
 
-        Gradients do tell: they carry the label whatever the features say, so attacks on messages are left out.
+        Messages do tell: gradients carry the label whatever the features say, and embeddings the columns, so attacks on
+        them are left out. Of who was trained on, a model tells nothing that has learned nothing.
         """
-        if not self.make().needs <= WITHOUT_MESSAGES:
-            raise SkipTest("reads messages, which carry labels even where features do not")
-        leak = self._leak("none", splits=("test",))
-        assert abs(leak.mean - 0.5) < SIGMAS * leak.error, f"AUC {leak} where there is nothing to learn"
+        attack = self.make()
+        if not attack.needs <= WITHOUT_MESSAGES:
+            raise SkipTest("reads messages, which carry labels and columns even where these have to do with nothing")
+        leak = self._leak("none", splits=("candidates",) if attack.target == "membership" else ("test",))
+        assert leak.mean - leak.chance < SIGMAS * leak.error, f"{leak} where there is nothing to learn"
 
     def _scene(self, signal: str, seed: int) -> Scene:
         attack = self.make()
-        settings = (attack.side, signal, seed, self.aux, tuple(sorted(self.method_options.items())))
-        return _trained(*settings, attack) if attack.acts_in_training else _scene(*settings)
+        side = self.side if attack.side == "either" else attack.side
+        settings = (side, _task(attack, signal), seed, tuple(sorted(self.method_options.items())))
+        trained = _trained(*settings, attack) if attack.acts_in_training else _federation(*settings)
+        aux = AuxSpec(n=self.aux, victim_model=Need.VICTIM_MODEL in attack.needs)
+        world = trained.trained.world
+        question = ask(attack, trained.trained, ADVERSARY[side], aux, tuple(trained.transcript.messages))
+        return Scene(trained.trained, question, _truth(attack, question, world, side))
 
-    def _leak(self, signal: str, *, shuffled: bool = False, splits: tuple[str, ...] = ("train", "test")) -> Leak:
-        """Return the AUC, mean over seeds, on the first of ``splits`` that the attack guesses."""
-        if self.make().target != "labels":
-            raise SkipTest("recovers something else than labels")
-        values, errors = [], []
+    def _leak(
+        self, signal: str, *, shuffled: bool = False, splits: tuple[str, ...] = ("train", "test", "candidates")
+    ) -> Leak:
+        """Return the headline, mean over seeds, on the first of ``splits`` that the attack guesses."""
+        values, errors, chances = [], [], []
         for seed in SEEDS:
-            scene = self._scene(signal, seed)
-            guess = self.make()(scene.view, seed=seed)
+            view, secret, names = self._scene(signal, seed).question
+            guess = self.make()(view, seed=seed)
             split = next((split for split in splits if split in guess.scores), None)
             if split is None:
-                raise SkipTest(f"guesses no labels of {splits[0]} rows")
-            secret = scene.secret.shuffled(generator(seed, "shuffle")) if shuffled else scene.secret
-            found = score(guess, secret, headline="auc", exclude=scene.view.aux_rows, seed=0)
-            values.append(found[split]["metrics"]["auc"])
-            errors.append(auc_error(secret.labels[split], len(SEEDS)))
-        return Leak(float(np.mean(values)), max(errors))
+                raise SkipTest(f"guesses nothing of {splits[0]} rows")
+            secret = secret.shuffled(generator(seed, "shuffle")) if shuffled else secret
+            found = score(
+                guess,
+                secret,
+                headline=names[0],
+                exclude=view.aux_rows,
+                seed=0,
+                known=view.aux_split,
+                names=names,
+            )[split]
+            values.append(found["metrics"][names[0]])
+            chances.append(found["chance"])
+            errors.append(_error(names[0], secret.labels[split]))
+        return Leak(float(np.mean(values)), max(errors), float(np.mean(chances)), names[0])
 
 
 class Leak(NamedTuple):
-    """A mean AUC, and the standard error it would have if the guess knew nothing."""
+    """A mean headline, the standard error it would have if the guess knew nothing, and what it would then be."""
 
     mean: float
     error: float
+    chance: float
+    metric: str
 
     def __str__(self) -> str:
-        """Return both numbers."""
-        return f"{self.mean:.3f} (standard error {self.error:.3f})"
+        """Return the numbers."""
+        return f"{self.metric.upper()} {self.mean:.3f} (standard error {self.error:.3f}, chance {self.chance:.3f})"
 
 
 class Scene(NamedTuple):
-    """A trained toy federation, its adversary's view and the truth."""
+    """A trained toy federation, what its adversary is asked, and the tensors that hold the answers."""
 
     trained: Trained
-    view: View
-    secret: Secret
+    question: Question
+    truth: list[Tensor]
+
+    @property
+    def view(self) -> View:
+        """What the adversary has."""
+        return self.question.view
+
+    @property
+    def secret(self) -> Secret:
+        """The answer."""
+        return self.question.secret
+
+
+def _truth(attack: Attack, question: Question, world: World, side: str) -> list[Tensor]:
+    """Return the tensors from which the answers were made."""
+    if attack.target == "membership":
+        return list(question.secret.labels.values())
+    if attack.target == "labels":
+        return list(world.active.labels.values())
+    return list(victim_of(attack, world, [world.parties[ADVERSARY[side]]]).features.values())
+
+
+class Heard(NamedTuple):
+    """A trained toy federation and what the adversary heard of it."""
+
+    trained: Trained
+    transcript: Transcript
+
+
+class Task(NamedTuple):
+    """What a toy federation learns: from which signal, from how many rows (None: most), and how often it sees them."""
+
+    signal: str
+    n_labeled: int | None = None
+    epochs: int = 15
+    lr: float = 5e-3
+
+
+def _task(attack: Attack, signal: str) -> Task:
+    if attack.target != "membership":
+        return Task(signal)
+    return Task("none", n_labeled=100, epochs=200) if signal == "planted" else Task("none", epochs=1, lr=1e-9)
+
+
+def _error(metric: str, truth: Tensor) -> float:
+    """Return the standard error over all seeds of a guess that knows nothing."""
+    if metric == "auc":
+        return auc_error(truth, len(SEEDS))
+    return float(1 / np.sqrt(len(SEEDS) * len(truth)))  # of R2: the correlation of independent values
 
 
 @lru_cache(maxsize=16)
-def _scene(side: str, signal: str, seed: int, aux: int, model: tuple[tuple[str, Any], ...]) -> Scene:
-    return _trained(side, signal, seed, aux, model, None)
+def _federation(side: str, task: Task, seed: int, model: tuple[tuple[str, Any], ...]) -> Heard:
+    return _trained(side, task, seed, model, None)
 
 
-def _trained(
-    side: str,
-    signal: str,
-    seed: int,
-    aux: int,
-    model: tuple[tuple[str, Any], ...],
-    attack: Attack | None,
-) -> Scene:
-    world, name = toy_world(seed=seed, signal=signal), ADVERSARY[side]
+def _trained(side: str, task: Task, seed: int, model: tuple[tuple[str, Any], ...], attack: Attack | None) -> Heard:
+    data = DataSpec() if task.n_labeled is None else DataSpec(n_labeled=task.n_labeled)
+    world, name = toy_world(seed=seed, signal=task.signal, data=data), ADVERSARY[side]
     if attack:
         world.malicious = {name: attack}
     transcript = Transcript(frozenset({name}), frozenset(Kind))
     world.channel.taps.append(transcript)
     spec = ModelSpec(**{"bottom": (16,), **dict(model)})
-    trained = FedSplitNN(TrainSpec(epochs=15, batch=64, lr=5e-3), spec).fit(world)
-    rows = draw_auxiliary(world.active.labels["train"], world.n_classes, AuxSpec(n=aux), seed)
-    view = view_of(trained, [world.parties[name]], rows, tuple(transcript.messages))
-    return Scene(trained, view, secret_of(world))
+    trained = FedSplitNN(TrainSpec(epochs=task.epochs, batch=64, lr=task.lr), spec).fit(world)
+    trained.predict("test")
+    return Heard(trained, transcript)
 
 
 def without(view: View, need: Need) -> View:
@@ -195,6 +267,8 @@ def without(view: View, need: Need) -> View:
         Need.OWN_FEATURES: {"features": {}},
         Need.OWN_MODEL: {"model": None},
         Need.AUX_LABELS: {"aux_rows": view.aux_rows[:0], "aux_labels": view.aux_labels[:0]},
+        Need.PREDICTIONS: {"predictions": {}},
+        Need.VICTIM_MODEL: {"victim_model": None},
     }
     return replace(view, **poor[need])
 
@@ -215,10 +289,13 @@ def footprint(view: View) -> dict[str, Any]:
         "the auxiliary labels": view.aux_labels.clone(),
     }
     found |= {f"the {split} features": x.clone() for split, x in view.features.items()}
-    if view.model is not None:
-        found |= {f"the model's {key}": value.clone() for key, value in view.model.state_dict().items()}
-        found["the model's mode"] = [module.training for module in view.model.modules()]
-        found["what the model trains"] = [parameter.requires_grad for parameter in view.model.parameters()]
+    found |= {f"the {split} labels": y.clone() for split, y in view.labels.items()}
+    found |= {f"the {split} predictions": z.clone() for split, z in view.predictions.items()}
+    for name, model in (("model", view.model), ("victim's model", view.victim_model), ("top", view.top)):
+        if model is not None:
+            found |= {f"the {name}'s {key}": value.clone() for key, value in model.state_dict().items()}
+            found[f"the {name}'s mode"] = [module.training for module in model.modules()]
+            found[f"what the {name} trains"] = [parameter.requires_grad for parameter in model.parameters()]
     for number, message in enumerate(view.messages):
         found |= {f"message {number}'s {key}": value for key, value in _tensors(message)}
     return found
