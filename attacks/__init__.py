@@ -19,4 +19,6 @@ CATALOGUE = {
     "backdoor": "vflsec.attacks.backdoor:Backdoor",
     "missing-feature": "vflsec.attacks.missing_feature:MissingFeature",
     "noisy-sample": "vflsec.attacks.noisy_sample:NoisySample",
+    "imputation": "vflsec.attacks.imputation:Imputation",
+    "inversion-blackbox": "vflsec.attacks.inversion_blackbox:BlackBoxInversion",
 }

@@ -33,8 +33,8 @@ Item = TypeVar("Item", Row, Prior)
 ALL = "all"
 """In the place of an attack: every one that can be mounted."""
 
-BASELINE = "logistic"
-"""An attack that needs no federation: it belongs to *alone*."""
+BASELINES = ("logistic", "imputation")
+"""Attacks that need no federation: they belong to *alone*."""
 
 
 class Plan(NamedTuple):
@@ -122,10 +122,10 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
         return spec, {}
     built = [pair for pair in _built(spec) if pair[0].shows]
     named = [attack for attack in spec.attacks if attack.name != ALL]
-    chosen, left_out = list(named), {BASELINE: "is part of *alone*"}
+    chosen, left_out = list(named), dict.fromkeys(BASELINES, "is part of *alone*")
     for name in sorted(registry.entries("attacks")):
         wanted = AttackSpec(name=name)
-        if name == BASELINE or name in {attack.name for attack in named if attack.after is None}:
+        if name in BASELINES or name in {attack.name for attack in named if attack.after is None}:
             continue
         if target_of(wanted) == "integrity":
             left_out[name] = "is on integrity, which is reported apart and takes a training each: name it"
