@@ -21,4 +21,5 @@ CATALOGUE = {
     "noisy-sample": "vflsec.attacks.noisy_sample:NoisySample",
     "imputation": "vflsec.attacks.imputation:Imputation",
     "inversion-blackbox": "vflsec.attacks.inversion_blackbox:BlackBoxInversion",
+    "inversion-whitebox": "vflsec.attacks.inversion_whitebox:WhiteBoxInversion",
 }
