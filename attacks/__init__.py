@@ -22,4 +22,5 @@ CATALOGUE = {
     "imputation": "vflsec.attacks.imputation:Imputation",
     "inversion-blackbox": "vflsec.attacks.inversion_blackbox:BlackBoxInversion",
     "inversion-whitebox": "vflsec.attacks.inversion_whitebox:WhiteBoxInversion",
+    "grn": "vflsec.attacks.grn:GenerativeRegressionNetwork",
 }

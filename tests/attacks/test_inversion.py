@@ -1,0 +1,259 @@
+"""Attacks on columns: exact where the source says so, nothing from a source that says nothing."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import RidgeCV
+from torch import nn
+from vflsec.attacks.grn import GenerativeRegressionNetwork, within
+from vflsec.attacks.imputation import ENOUGH, PENALTIES, Imputation, on_simplex
+from vflsec.attacks.inversion_blackbox import BlackBoxInversion
+from vflsec.attacks.inversion_whitebox import WhiteBoxInversion
+
+from vflsec.core import metrics
+from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.core.layout import Column, Layout
+from vflsec.core.message import Kind, Message
+from vflsec.core.view import View
+from vflsec.nn.top import Top
+from vflsec.testing.conformance import AttackConformance
+
+ROWS = {"train": 400, "test": 200}
+MIXED = Layout((Column("a", "numeric", 0, 1), Column("b", "categorical", 1, 3), Column("c", "numeric", 4, 1)))
+
+
+class TestRidge(AttackConformance):
+    def make(self):
+        return BlackBoxInversion(model="ridge", own=False)
+
+
+class TestNetwork(AttackConformance):
+    def make(self):
+        return BlackBoxInversion(model="mlp", hidden=8)
+
+
+def columns(n, layout, rng):
+    """Columns (n, d) of independent people."""
+    x = torch.randn(n, layout.width, generator=rng)
+    for _, kind, start, width in layout.columns:
+        if kind == "categorical":
+            chosen = torch.randint(width, (n,), generator=rng)
+            x[:, start : start + width] = torch.nn.functional.one_hot(chosen, width).float()
+    return x
+
+
+def make_view(bottom, *, layout=None, aux=60, noise=0.0, constant=False, own=None, seed=0):
+    """What an active party has of a victim with independent columns and this bottom model; and these columns."""
+    rng = torch.Generator().manual_seed(seed)
+    layout = layout or Layout.numeric(5)
+    truth = {split: columns(n, layout, rng) for split, n in ROWS.items()}
+    features = {split: own(x) if own else torch.randn(len(x), 3, generator=rng) for split, x in truth.items()}
+    torch.manual_seed(seed)
+    active = nn.Linear(features["train"].shape[1], 2)
+    messages, width = [], 0
+    for split, x in truth.items():
+        h = bottom(x).detach()
+        width = h.shape[1]
+        h = torch.zeros_like(h) if constant else h + noise * torch.randn(h.shape, generator=rng)
+        phase = "train" if split == "train" else "predict"
+        for step, rows in enumerate(torch.randperm(len(x), generator=rng).split(64)):
+            message = Message(Kind.EMBEDDING, "passive_1", "active", step, phase, {"value": h[rows]}, rows, split)
+            messages.append(message)
+    known = torch.randperm(ROWS["train"], generator=rng)[:aux]
+    view = View(
+        party="active", side="active", n_classes=layout.width, features=features, model=active, aux_rows=known,
+        aux_labels=truth["train"][known], messages=tuple(messages), victim="passive_1", layout=layout,
+        victim_model=bottom, top=Top([2, width], 2, aggregation="concat", head="linear", hidden=1),
+    )  # fmt: skip
+    return view, truth
+
+
+def linear(d, k, seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(d, k)
+
+
+def r2(guess, truth, split="test"):
+    return metrics.r2(guess.scores[split].numpy(), truth[split].numpy())
+
+
+# What is exact.
+
+
+@pytest.mark.parametrize("width", [5, 8])
+@pytest.mark.parametrize("aux", [0, 60])
+def test_an_injective_linear_bottom_hides_nothing_from_one_who_knows_it(width, aux):
+    view, truth = make_view(linear(5, width), aux=aux)
+    guess = WhiteBoxInversion()(view, seed=0)
+    assert guess.converged
+    for split in ROWS:
+        assert torch.allclose(guess.scores[split].float(), truth[split], atol=1e-2)
+
+
+def test_an_injective_network_hides_nothing_either():
+    torch.manual_seed(0)
+    bottom = nn.Sequential(nn.Linear(5, 64), nn.LeakyReLU(), nn.Linear(64, 16))
+    view, truth = make_view(bottom)
+    assert r2(WhiteBoxInversion()(view, seed=0), truth) > 0.99
+
+
+def test_categories_come_back_from_an_injective_bottom():
+    view, truth = make_view(linear(5, 6), layout=MIXED)
+    found = WhiteBoxInversion()(view, seed=0).scores["test"]
+    assert torch.equal(found[:, 1:4].argmax(dim=1), truth["test"][:, 1:4].argmax(dim=1))
+    assert torch.allclose(found[:, 1:4].sum(dim=1), torch.ones(200, dtype=found.dtype))
+
+
+def test_a_linear_bottom_is_inverted_by_regression():
+    view, truth = make_view(linear(5, 5))
+    assert r2(BlackBoxInversion()(view, seed=0), truth) > 0.99
+
+
+def test_half_of_five_independent_columns_is_what_two_numbers_tell():
+    """A projection on k of d directions of white columns leaves k / d of their variance."""
+    view, truth = make_view(linear(5, 2), aux=200)
+    for attack in (BlackBoxInversion(own=False), WhiteBoxInversion()):
+        assert r2(attack(view, seed=0), truth) == pytest.approx(2 / 5, abs=0.06)
+
+
+def test_noise_on_embeddings_is_measured_and_not_fitted():
+    """Columns behind noise as large as they are: half of their variance is told, not less."""
+    bottom = nn.Linear(5, 5, bias=False)
+    with torch.no_grad():
+        bottom.weight.copy_(torch.eye(5))
+    view, truth = make_view(bottom, noise=1.0, aux=200)
+    for attack in (WhiteBoxInversion(), BlackBoxInversion(own=False)):
+        assert r2(attack(view, seed=0), truth) == pytest.approx(1 / 2, abs=0.06)
+
+
+def test_own_columns_are_the_prior():
+    """What the bottom model discards is known from correlated columns of one's own."""
+    view, truth = make_view(nn.Linear(5, 1), aux=100, own=lambda x: x[:, 1:] + 0.01)
+    for attack in (WhiteBoxInversion(), BlackBoxInversion()):
+        assert r2(attack(view, seed=0), truth) > 0.99
+    assert r2(Imputation()(view, seed=0), truth) == pytest.approx(4 / 5, abs=0.05)
+
+
+def test_imputation_is_the_regression_that_it_says():
+    view, _ = make_view(linear(5, 2), own=lambda x: x[:, :3] + 1)
+    own, known = view.features["train"].double().numpy(), view.aux_rows
+    scale = own.mean(axis=0), own.std(axis=0)
+    x = (own - scale[0]) / scale[1]
+    expected = RidgeCV(PENALTIES, alpha_per_target=True).fit(x[known], view.aux_labels.double().numpy())
+    np.testing.assert_allclose(Imputation()(view, seed=0).scores["train"], expected.predict(x), rtol=1e-6, atol=1e-8)
+
+
+def test_a_network_takes_the_place_of_the_regression_where_it_is_better():
+    """Own columns tell the absolute value of the victim's: no line does."""
+    view, truth = make_view(linear(5, 2), aux=ENOUGH + 50, own=lambda x: x.sign() * x.abs().sqrt())
+    curved, straight = (Imputation(model=model)(view, seed=0) for model in (None, "ridge"))
+    assert r2(curved, truth) > r2(straight, truth) + 0.01
+    few, _ = make_view(linear(5, 2), aux=ENOUGH - 1)
+    assert torch.equal(Imputation()(few, seed=0).scores["test"], Imputation(model="ridge")(few, seed=0).scores["test"])
+
+
+# What nothing can be made of.
+
+ATTACKS = [Imputation, BlackBoxInversion, WhiteBoxInversion]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("aux", [30, 100])
+def test_a_source_that_says_nothing_tells_no_more_than_the_mean(attack, aux):
+    """Embeddings that are all alike, own columns that are independent of the victim's."""
+    view, truth = make_view(linear(5, 4), constant=True, aux=aux)
+    assert -0.1 < r2(attack()(view, seed=0), truth) < 0.02
+
+
+def test_a_network_that_explains_nothing_invents_nothing():
+    view, truth = make_view(linear(5, 4), constant=True)
+    assert r2(GenerativeRegressionNetwork()(view, seed=0), truth) < 0.02
+
+
+@pytest.mark.parametrize("attack", ATTACKS[:2])
+def test_with_two_auxiliary_rows_it_guesses_their_mean(attack):
+    view, _ = make_view(linear(5, 2), aux=2)
+    found = attack()(view, seed=0).scores["test"]
+    assert torch.allclose(found, view.aux_labels.double().mean(dim=0).expand_as(found))
+
+
+@pytest.mark.parametrize("attack", [BlackBoxInversion, WhiteBoxInversion, GenerativeRegressionNetwork])
+def test_rows_of_a_split_without_messages_are_not_guessed(attack):
+    view, _ = make_view(linear(5, 4))
+    trained = replace(view, messages=tuple(m for m in view.messages if m.split == "train"))
+    assert set(attack()(trained, seed=0).scores) == {"train"}
+
+
+# The generator.
+
+
+def test_the_generator_explains_the_predictions_it_saw():
+    """Own columns are the sign of the victim's only one: to explain predictions it must give it that sign.
+
+    The best guess from the sign is its mean given the sign, sqrt(2 / pi): an R2 of 2 / pi.
+    """
+    bottom = nn.Linear(1, 2)
+    with torch.no_grad():
+        bottom.weight.copy_(torch.tensor([[1.0], [-1.0]]))
+        bottom.bias.zero_()
+    view, truth = make_view(bottom, layout=Layout.numeric(1), aux=0, own=torch.sign)
+    with torch.no_grad():
+        view.top.head.weight.copy_(torch.tensor([[0.0, 0, 1, -1], [0, 0, -1, 1]]))
+    guess = GenerativeRegressionNetwork(steps=600)(view, seed=0)
+    assert r2(guess, truth) == pytest.approx(2 / np.pi, abs=0.15)
+
+
+def test_the_generator_needs_a_top_model():
+    view, _ = make_view(linear(5, 2))
+    with pytest.raises(InsufficientView, match="needs the joint model's top"):
+        GenerativeRegressionNetwork()(replace(view, top=None), seed=0)
+
+
+def test_generated_categories_are_probabilities():
+    found = within(torch.randn(7, 5), MIXED)
+    assert torch.allclose(found[:, 1:4].sum(dim=1), torch.ones(7))
+    assert within(found, None) is found
+
+
+# Parts.
+
+
+def test_the_nearest_point_of_the_simplex_is_the_nearest():
+    """No point of a fine grid over the simplex is nearer."""
+    values = torch.randn(20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = on_simplex(values, MIXED)
+    assert torch.equal(found[:, [0, 4]], values[:, [0, 4]])
+    steps = torch.linspace(0, 1, 101, dtype=torch.float64)
+    grid = torch.stack([a.flatten() for a in torch.meshgrid(steps, steps, indexing="ij")], dim=1)
+    grid = torch.cat([grid, 1 - grid.sum(dim=1, keepdim=True)], dim=1)
+    grid = grid[grid[:, 2] >= 0]
+    nearest = torch.cdist(values[:, 1:4], grid).amin(dim=1)
+    distance = (values - found)[:, 1:4].norm(dim=1)
+    assert (distance <= nearest + 1e-9).all()
+    assert (distance >= nearest - 0.02).all()
+    assert torch.equal(on_simplex(values, None), values)
+
+
+def test_alone_is_imputation():
+    for attack in (Imputation, BlackBoxInversion, WhiteBoxInversion, GenerativeRegressionNetwork):
+        alone = attack(victim="passive_2").alone()
+        assert type(alone) is Imputation
+        assert alone.victim == "passive_2"
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Imputation(model="tree"), "unknown model 'tree'"),
+        (lambda: Imputation(hidden=0), "expected hidden > 0"),
+        (lambda: BlackBoxInversion(turns=0), "expected turns > 0"),
+        (lambda: WhiteBoxInversion(steps=0), "expected steps > 0"),
+        (lambda: GenerativeRegressionNetwork(penalty=-1), "expected penalty >= 0"),
+        (lambda: GenerativeRegressionNetwork(lr=0), "expected lr > 0"),
+    ],
+)
+def test_impossible_options_are_refused(make, match):
+    with pytest.raises(UsageError, match=match):
+        make()
