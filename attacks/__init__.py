@@ -23,4 +23,5 @@ CATALOGUE = {
     "inversion-blackbox": "vflsec.attacks.inversion_blackbox:BlackBoxInversion",
     "inversion-whitebox": "vflsec.attacks.inversion_whitebox:WhiteBoxInversion",
     "grn": "vflsec.attacks.grn:GenerativeRegressionNetwork",
+    "attribute": "vflsec.attacks.attribute:AttributeInference",
 }
