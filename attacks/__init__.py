@@ -24,4 +24,5 @@ CATALOGUE = {
     "inversion-whitebox": "vflsec.attacks.inversion_whitebox:WhiteBoxInversion",
     "grn": "vflsec.attacks.grn:GenerativeRegressionNetwork",
     "attribute": "vflsec.attacks.attribute:AttributeInference",
+    "membership": "vflsec.attacks.membership:MembershipInference",
 }

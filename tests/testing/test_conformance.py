@@ -27,6 +27,7 @@ from vflsec.testing.conformance import (
 QUICK = {  # options that keep a plug-in cheap
     "mc": {"epochs": 60, "lr": 0.02},
 }
+SIDE = {"membership": "active"}  # of the adversary, where either can mount an attack
 _SILENT = {"test_messages_carry_no_graph": "one party alone, or pooled columns, say nothing"}
 EXEMPT: dict[str, dict[str, str]] = {  # by plug-in: checks that do not apply, and why
     "local": _SILENT | {"test_a_nan_is_a_divergence": "it does not read the column that the check spoils"},
@@ -51,6 +52,7 @@ def small(name):
 def _over_the_registry(kind, suite, make, names=None):
     for name in sorted(registry.entries(kind)) if names is None else names:
         body = {"make": make(name), "exempt": EXEMPT.get(name, {}), "__module__": __name__}
+        body |= {"side": SIDE[name]} if name in SIDE else {}
         title = f"Test{suite.__name__}_{name}"
         globals()[title] = type(title, (suite,), body)
 

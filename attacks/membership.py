@@ -1,0 +1,114 @@
+"""Membership inference: which of some rows the federation was trained on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from vflsec.attacks.attribute import searched
+
+from vflsec.core.attack import Attack
+from vflsec.core.checks import one_of, positive
+from vflsec.core.errors import InsufficientView
+from vflsec.core.view import Guess, Need, View
+
+NEIGHBORS = 3
+
+
+class MembershipInference(Attack):
+    """Guesses members among candidates: half training rows, half others, all of which the joint model could be asked.
+
+    An active adversary has the labels of the candidates and the joint model's logits z (n, C) for them:
+
+    * ``loss``: score = t - cross-entropy(z, y); the model fits what it saw. The threshold t is the mean loss of the
+      auxiliary members, and matters to accuracy alone.
+    * ``calibrated``: logistic regression, fitted on auxiliary candidates, on the loss, log(p_y / (1 - p_y)), the
+      largest probability and the entropy of p.
+
+    A passive one has its own bottom model alone, so it is always ``calibrated``: on its embeddings h (n, d), their
+    length, and how much nearer the closest auxiliary members lie than the closest others.
+
+    Costs nothing (``loss``) or 0.1 s. Fails where the model generalises, which is most of the time: then training rows
+    look like any other. A passive party sees of overfitting only what its own bottom model shows of it without a label,
+    which is next to nothing even where an active party finds most members; it is told for completeness.
+
+    Source: Yeom et al., CSF 2018, "Privacy risk in machine learning" (arXiv 1709.01604), adversary 1 (loss); Salem et
+    al., NDSS 2019, "ML-Leaks" (arXiv 1806.01246), sections III and V (classifier of posteriors; we fit it on auxiliary
+    candidates, not on shadow models). The true positives at 0.1 and 1 % false ones: Carlini et al., S&P 2022.
+
+    Args:
+        mode: ``loss`` or ``calibrated``; None for ``loss`` where there are labels and predictions.
+        folds: of the search for the penalty.
+    """
+
+    name = "membership"
+    side = "either"
+    target = "membership"
+    needs = frozenset({Need.OWN_MODEL, Need.AUX_LABELS})
+    reference = "Yeom et al., CSF 2018, arXiv 1709.01604; Salem et al., NDSS 2019, arXiv 1806.01246"
+    verified = "scores: equality with the formula; figures of the sources: unverified"
+
+    def __init__(self, *, mode: Literal["loss", "calibrated"] | None = None, folds: int = 5) -> None:
+        if mode is not None:
+            one_of(("loss", "calibrated"), mode=mode)
+        positive(folds=folds)
+        self.mode = mode
+        self.folds = folds
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return scores (n, 2) of the candidates; the second is that of membership."""
+        split = view.aux_split
+        asked = split in view.predictions and split in view.labels
+        if self.mode == "loss" and not asked:
+            raise InsufficientView(
+                f"attack 'membership' with mode=loss needs {Need.PREDICTIONS} and labels, got neither"
+            )
+        if asked and self.mode != "calibrated":
+            loss = F.cross_entropy(view.predictions[split].double(), view.labels[split], reduction="none")
+            known = loss[view.aux_rows]
+            members = known[view.aux_labels == 1]
+            score = (members if len(members) else known).mean() - loss
+        else:
+            features = _of_predictions(view, split) if asked else _of_embeddings(view, split)
+            score = self._classified(features, view, rng)
+        return Guess({split: torch.stack([torch.zeros_like(score), score], dim=1)})
+
+    def _classified(self, features: Tensor, view: View, rng: torch.Generator) -> Tensor:
+        """Return the log odds (n,) of membership."""
+        mean, deviation = features.mean(dim=0), features.std(dim=0, correction=0).clamp_min(1e-12)
+        x, y = ((features - mean) / deviation).cpu().numpy(), view.aux_labels.cpu().numpy()
+        fewest = int(np.bincount(y, minlength=2).min())
+        if fewest == 0:  # nothing to tell apart
+            return torch.zeros(len(x), dtype=torch.float64)
+        seed = int(torch.randint(2**31, (), generator=rng))
+        model = searched(x[view.aux_rows.cpu().numpy()], y, min(self.folds, fewest), seed).model
+        return torch.from_numpy(model.decision_function(x))
+
+
+def _of_predictions(view: View, split: str) -> Tensor:
+    """Return loss, log odds of the true class, largest probability and entropy, (n, 4)."""
+    log_p = F.log_softmax(view.predictions[split].double(), dim=1)
+    p, y = log_p.exp(), view.labels[split][:, None]
+    loss = -log_p.gather(1, y)[:, 0]
+    others = log_p.scatter(1, y, -torch.inf).logsumexp(dim=1)  # log(1 - p_y), exactly
+    return torch.stack([loss, -loss - others, p.amax(dim=1), -(p * log_p).sum(dim=1)], dim=1)
+
+
+def _of_embeddings(view: View, split: str) -> Tensor:
+    """Return own embeddings, their length, and how much nearer the nearest auxiliary members are, (n, d + 2)."""
+    assert view.model is not None
+    with torch.no_grad():
+        h = view.model.eval()(view.features[split]).double()
+    distance = torch.cdist(h, h[view.aux_rows])  # (n, auxiliary)
+    distance[view.aux_rows, torch.arange(len(view.aux_rows), device=h.device)] = (
+        torch.inf
+    )  # nobody is his own neighbour
+    nearest = []
+    for member in (0, 1):
+        among = distance[:, view.aux_labels == member]
+        k = min(NEIGHBORS, among.shape[1] - 1)
+        nearest.append(among.topk(k, dim=1, largest=False).values.mean(dim=1) if k > 0 else torch.zeros_like(h[:, 0]))
+    return torch.cat([h, h.norm(dim=1, keepdim=True), (nearest[0] - nearest[1])[:, None]], dim=1)
