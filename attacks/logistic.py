@@ -34,6 +34,7 @@ class LogisticRegression(Attack):
     """
 
     name = "logistic"
+    side = "either"
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of this toolkit"
     verified = "scikit-learn's own estimator"

@@ -148,8 +148,10 @@ def tuned(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> t
 def fold_score(attack: Attack, view: View, metric: str, folds: int, seed: int) -> float | None:
     """Return how well ``attack`` does on auxiliary samples it was not given: all that the adversary itself can test.
 
-    The mean of ``metric`` over folds, stratified where there are classes; None where a class has too few samples, no
-    folds are wanted, or the attack does not guess the rows among which the samples are.
+    The mean of ``metric`` over folds, stratified where there are classes. Of recovered columns that of all held-out
+    rows together, for the variance of a few rows is no yardstick, on folds that are the same for every attack. None
+    where a class has too few samples, no folds are wanted, or the attack does not guess the rows among which the
+    samples are.
     """
     y = view.aux_labels.cpu().numpy()
     classes = y.ndim == 1
@@ -157,13 +159,16 @@ def fold_score(attack: Attack, view: View, metric: str, folds: int, seed: int) -
     folds = min(folds, int(fewest))
     if folds < 2:
         return None
-    kind = StratifiedKFold if classes else KFold
-    split = kind(folds, shuffle=True, random_state=derive(seed, "folds") % 2**32)
-    values = []
-    for known, held_out in split.split(y, y if classes else None):
+    shuffled = StratifiedKFold(folds, shuffle=True, random_state=derive(seed, "folds") % 2**32)
+    split = shuffled.split(y, y) if classes else KFold(folds).split(y)  # the samples are drawn at random already
+    guessed, held = [], []
+    for known, held_out in split:
         scores = attack(view.knowing(torch.from_numpy(known)), seed=seed).scores.get(view.aux_split)
         if scores is None:
             return None
         rows = view.aux_rows[torch.from_numpy(held_out).to(view.aux_rows.device)].cpu()
-        values.append(METRICS[metric](scores[rows].numpy(), y[held_out]))
-    return float(np.mean(values))
+        guessed.append(scores[rows].numpy())
+        held.append(y[held_out])
+    if not classes:
+        return METRICS[metric](np.concatenate(guessed), np.concatenate(held))
+    return float(np.mean([METRICS[metric](s, truth) for s, truth in zip(guessed, held, strict=True)]))

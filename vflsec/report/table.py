@@ -24,6 +24,11 @@ CSV_HEADER = (
 )  # fmt: skip
 
 
+MEASURES = {"auc": "AUC", "r2": "R²"}
+
+LONGEST = 20
+"""Up to this length names of attacks are not broken."""
+
 _UNTIL = {"epochs": 1.0, "true_bytes": 1e6, "paper_bytes": 2.0**20}
 """What is shown of the way to ``train.target``, and its unit; SS-VFL's megabyte has 2^20 bytes."""
 
@@ -37,15 +42,16 @@ class Cells(NamedTuple):
 
 
 def points(summary: Summary) -> list[Cells]:
-    """Return one table per curve: a row per strength and attack, the strongest first."""
+    """Return one table per curve and target: a row per strength and attack, the strongest first."""
     curves: dict[str, list[Point]] = {}
-    for point in _interleaved(summary):
-        curves.setdefault(f"{point.method}, {point.defense}", []).append(point)
+    for point in sorted(_interleaved(summary), key=lambda p: _targets(summary).index(p.target)):
+        of = f", {point.target}" if _mixed(summary) else ""
+        curves.setdefault(f"{point.method}, {point.defense}{of}", []).append(point)
     header = ["λ", "attack", "utility ↑", "leak ↓", "rows", "on train", "alone", "chance", "advantage"]
-    header += [*(["of", "measure"] if _mixed(summary) else []), "budget", "MB"]
+    header += ["budget", "MB"]
     header += ["epochs to target", "MB to target", "as SS-VFL counts"] if summary.target is not None else []
     return [
-        Cells(label, [*header, "status"], [_point_row(point, summary) for point in found])
+        Cells(_title(label, found, summary), [*header, "status"], [_point_row(point, summary) for point in found])
         for label, found in curves.items()
     ]
 
@@ -159,13 +165,23 @@ def _short(text: str) -> str:
 def _interleaved(summary: Summary) -> list[Point]:
     """Points in order of curves, strengths and targets; of those the worst first, and then the strongest attacks."""
     order = {(p.method, p.defense, p.strength): i for i, p in reversed(list(enumerate(summary.points)))}
-    targets = list(dict.fromkeys(p.target for p in summary.points))
 
     def place(p: Point) -> tuple[int, int, bool, float]:
         curve = order[p.method, p.defense, p.strength]
-        return curve, targets.index(p.target), p.attack != "worst", -(p.leak.mean or 0.0)
+        return curve, _targets(summary).index(p.target), p.attack != "worst", -(p.leak.mean or 0.0)
 
     return sorted([*summary.points, *summary.worst], key=place)
+
+
+def _targets(summary: Summary) -> list[str]:
+    """Return what is recovered, in the order of the attacks."""
+    return list(dict.fromkeys(p.target for p in summary.points))
+
+
+def _title(label: str, points: Sequence[Point], summary: Summary) -> str:
+    """Return the title of a table, with the measure of its leaks where not all leaks are of labels."""
+    measures = [p.leak.metric for p in points if p.leak.metric]
+    return f"{label} (leak: {MEASURES.get(measures[0], measures[0])})" if _mixed(summary) and measures else label
 
 
 def _mixed(summary: Summary) -> bool:
@@ -186,7 +202,6 @@ def _point_row(point: Point, summary: Summary) -> list[str]:
         number(point.leak.alone),
         number(point.leak.chance),
         signed(point.leak.advantage),
-        *([point.target, point.leak.metric] if _mixed(summary) else []),
         ", ".join(f"{_count(value)} {name}" for name, value in point.budget.items()) or "–",
         _scaled(point.nbytes, 1e6),
         *until,
@@ -240,7 +255,9 @@ def _rich(cells: Cells) -> RichTable:
     for i, name in enumerate(cells.header):
         text = name in ("attack", "budget", "status", "note")  # these may wrap; numbers may not
         justify: Literal["left", "right"] = "left" if i == 0 or text else "right"
-        table.add_column(name, no_wrap=not text, overflow="fold", justify=justify)
+        longest = max((len(row[i]) for row in cells.rows), default=0)
+        least = longest if name == "attack" and longest <= LONGEST else None  # a name in pieces is hard to read
+        table.add_column(name, no_wrap=not text, overflow="fold", justify=justify, min_width=least)
     for row in cells.rows:
         table.add_row(*row)
     return table
