@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class LogisticRegression(Attack):
     """
 
     name = "logistic"
-    side = "either"
+    side: ClassVar[Literal["passive", "active", "either"]] = "either"
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of this toolkit"
     verified = "scikit-learn's own estimator"

@@ -119,7 +119,7 @@ def latest(view: View, kind: Kind, *, sender: str | None, turns: int = 1) -> dic
         view: of the adversary.
         kind: of message.
         sender: None for anybody.
-        turns: the mean of this many last releases of each row.
+        turns: the mean of this many last releases of each row; of one, if the adversary is not adaptive.
 
     Raises:
         InsufficientView: there is none of any split.
@@ -138,7 +138,7 @@ def latest(view: View, kind: Kind, *, sender: str | None, turns: int = 1) -> dic
         ]
         heard = [m for m in heard if m.phase == heard[-1].phase]
         if heard:
-            found[split] = _last(heard, len(own), turns)
+            found[split] = _last(heard, len(own), turns if view.adaptive else 1)
     if not found:
         raise InsufficientView(
             f"expected {kind}s from {sender or 'anybody'}, got none in {len(view.messages)} messages"
