@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,11 @@ class BatchLabel(Attack):
         positive(rounds=rounds)
         self.rounds = rounds
         self.turns = turns
+
+    @property
+    def search(self) -> Mapping[str, Sequence[Any]]:
+        """Vary how many releases are read, and for how long they are fitted."""
+        return {"turns": (1, 5, 20), "rounds": (self.rounds, 2 * self.rounds)}
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""

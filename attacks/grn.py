@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -77,6 +80,11 @@ class GenerativeRegressionNetwork(Attack):
     def alone(self) -> Attack | None:
         """Return imputation: without the federation there is no prediction."""
         return Imputation(victim=self.victim)
+
+    @property
+    def search(self) -> Mapping[str, Sequence[Any]]:
+        """Vary how long the generator is fitted, and how fast."""
+        return {"steps": (self.steps, 3 * self.steps), "lr": (self.lr / 3, self.lr, self.lr * 3)}
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return the columns (n, d) of every row of which a prediction was seen."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,6 +41,11 @@ class Hint(Attack):
             positive(hints=hints)
         self.hints = hints
         self.turns = turns
+
+    @property
+    def search(self) -> Mapping[str, Sequence[Any]]:
+        """Vary the hints of each class and how many releases are read."""
+        return {"hints": (1, 5, None), "turns": (None, 1, 5)}
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from vflsec.attacks.imputation import Imputation, Inputs
@@ -51,6 +52,11 @@ class BlackBoxInversion(Imputation):
         positive(turns=turns)
         self.own = own
         self.turns = turns
+
+    @property
+    def search(self) -> Mapping[str, Sequence[Any]]:
+        """Vary the regression, and over how many of the last releases embeddings are averaged."""
+        return {"model": (None, "mlp"), "turns": (1, 3, 10)}
 
     def inputs(self, view: View) -> Inputs:
         """Return received embeddings, and own columns beside them."""

@@ -39,9 +39,12 @@ class WhiteBoxInversion(Attack):
 
         A = f'(x) L / s,   r = (h - f(x)) / s + A u,   x = m + L u,   u <- A^T (A A^T + 1)^-1 r
 
-    with the step halved for each row where it does not lower the sum. Each of the few steps costs as many backward
-    passes as the embedding (n, k) is wide; a gradient method needs hundreds. One-hot columns are then projected onto
-    the simplex. Exact for a linear bottom model that is injective, given no auxiliary rows or all noise absent.
+    with the step halved for each row where it does not lower the sum. One-hot columns are then projected onto the
+    simplex.
+
+    Costs seconds: each of the few steps takes as many backward passes as the embedding (n, k) is wide; a gradient
+    method needs hundreds. Exact for a linear bottom model that is injective, given no auxiliary rows or all noise
+    absent.
 
     Fails where f discards columns, for then the prior alone speaks; and where f is so folded that a row has several
     preimages of equal prior.

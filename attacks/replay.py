@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,6 +66,11 @@ class Replay(Attack):
         self.rounds = rounds
         self.rows = rows
         self.turns = turns
+
+    @property
+    def search(self) -> Mapping[str, Sequence[Any]]:
+        """Vary how many releases are read: gradients turn as training goes on."""
+        return {"turns": (None, 1, 5)}
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""

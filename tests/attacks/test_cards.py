@@ -1,5 +1,6 @@
 """Every attack has a card that an auditor can read."""
 
+import numpy as np
 import pytest
 
 from vflsec.core import registry
@@ -16,3 +17,13 @@ def test_a_card_tells_source_threat_cost_and_failure(name):
     assert card["behavior"] == ("acts in training" if name in malicious else "honest-but-curious")
     for heading in ("Source: ", "Costs ", "Fails"):
         assert heading in attack.__doc__, f"the card of {name} does not say {heading}"
+
+
+@pytest.mark.parametrize("name", sorted(registry.entries("attacks")))
+def test_a_search_tries_other_settings_of_the_same_attack(name):
+    attack = registry.build("attacks", name)
+    variants = attack.variants(16, np.random.default_rng(0))
+    assert all(type(variant) is type(attack) for variant in variants)
+    assert len({repr(one) for one in (attack, *variants)}) == 1 + len(variants)
+    size = np.prod([len(values) for values in attack.search.values()])
+    assert len(variants) == (min(15, size - 1) if attack.search else 0)

@@ -252,6 +252,15 @@ def test_leak_gate_takes_the_far_end_on_the_worse_rows(limit, holds):
     assert gate.at == "fedsplitnn iso:1", "the undefended row is not what the gate is about"
 
 
+def test_a_gate_on_worst_is_one_on_every_attack():
+    """Folds may choose the logistic regression where an attack infers more; a limit must not hold for that."""
+    records = make_records(logistic_fold=0.9)
+    assert {p.choice for p in summary_of(records).worst} == {"alone:logistic"}
+    (gate,) = summary_of(records, max_leak={"worst": 0.7}).gates
+    assert gate.holds is False
+    assert gate.worst == pytest.approx(over_seeds([0.71, 0.73, 0.75]).high)
+
+
 def test_utility_gate_takes_the_near_end():
     low = over_seeds([0.77, 0.75, 0.73]).low
     assert [summary_of(min_utility=limit).gates[0].holds for limit in (low - 0.01, low + 0.01)] == [True, False]

@@ -164,14 +164,14 @@ TABLE = """\
 credit-default · adversary passive_1 · auc on test rows · 5 seeds, ± 95 % over seeds
 fedsplitnn, iso
 
- λ   attack   utility ↑      leak ↓  rows  on train  alone  chance  advantage  budget   MB  status
- ───────────────────────────────────────────────────────────────────────────────────────────────────
- 0   worst   .776 ±.000  .746 ±.010  test      .746   .676    .500      +.070  –       6.7  ok
- 0   mc      .776 ±.000  .746 ±.010  test      .746   .676    .500      +.070  –       6.7  ok
- 1   worst   .771 ±.000  .670 ±.010  test      .670   .676    .500      -.006  –       6.7  ok
- 1   mc      .771 ±.000  .670 ±.010  test      .670   .676    .500      -.006  –       6.7  ok
- 25  worst            –           –     –         –   .676    .500          –  –         –  3/5 diverged
- 25  mc               –           –     –         –   .676    .500          –  –         –  3/5 diverged
+ λ   attack      utility ↑      leak ↓  rows  on train  alone  chance  advantage  budget   MB  status
+ ──────────────────────────────────────────────────────────────────────────────────────────────────────
+ 0   worst: mc  .776 ±.000  .746 ±.010  test      .746   .676    .500      +.070  –       6.7  ok
+ 0   mc         .776 ±.000  .746 ±.010  test      .746   .676    .500      +.070  –       6.7  ok
+ 1   worst: mc  .771 ±.000  .670 ±.010  test      .670   .676    .500      -.006  –       6.7  ok
+ 1   mc         .771 ±.000  .670 ±.010  test      .670   .676    .500      -.006  –       6.7  ok
+ 25  worst: mc           –           –     –         –   .676    .500          –  –         –  3/5 diverged
+ 25  mc                  –           –     –         –   .676    .500          –  –         –  3/5 diverged
 """
 
 
@@ -199,7 +199,7 @@ def test_the_strongest_attack_comes_first(summary):
     both = msgspec.structs.replace(summary, points=[*summary.points[:2], *strong], worst=summary.worst[:2])
     (cells,) = table.points(both)
     assert [row[:2] for row in cells.rows] == [
-        ["0", "worst"], ["0", "norm"], ["0", "mc"], ["1", "worst"], ["1", "mc"], ["1", "norm"],
+        ["0", "worst: mc"], ["0", "norm"], ["0", "mc"], ["1", "worst: mc"], ["1", "mc"], ["1", "norm"],
     ]  # fmt: skip
 
 

@@ -194,7 +194,7 @@ def _point_row(point: Point, summary: Summary) -> list[str]:
     until = [_scaled(reached.get(key), unit) for key, unit in _UNTIL.items()] if summary.target is not None else []
     return [
         f"{point.strength:g}",
-        point.attack,
+        f"worst: {point.choice}" if point.attack == "worst" and point.choice else point.attack,
         with_margin(point.utility),
         with_margin(point.leak),
         "–" if point.leak.mean is None else point.leak.rows,
