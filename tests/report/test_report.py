@@ -332,3 +332,25 @@ def test_report_shows_itself(summary):
     assert "fedsplitnn, iso" in repr(report)
     assert report._repr_html_().startswith("<pre>")
     assert (report.points, report.worst, report.cap) == (summary.points, summary.worst, summary.cap)
+
+
+def test_of_many_attacks_the_strongest_is_drawn_at_each_strength(summary):
+    def many(strength, utility, leaks):
+        named = enumerate(leaks)
+        return [msgspec.structs.replace(point(strength, utility, leak), attack=f"a{i}") for i, leak in named]
+
+    points = many(0.0, 0.78, [0.5, 0.9, 0.6, 0.7, 0.55]) + many(1.0, 0.77, [0.5, 0.6, 0.8, 0.7, 0.55])
+    (line,) = curve.strongest(points)
+    assert (line.leak, line.attacks, line.strengths) == ([0.9, 0.8], ["a1", "a2"], [0.0, 1.0])
+    figure = curve.draw(msgspec.structs.replace(summary, points=points))
+    (axes,) = figure.axes
+    assert {text.get_text() for text in axes.texts} >= {"no defense a1", "λ=1 a2"}
+    assert "each attack" in [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_an_axis_does_not_blow_up_noise(summary):
+    points = [point(0.0, 0.78, 0.501), point(1.0, 0.77, 0.499)]
+    still = [msgspec.structs.replace(p, leak=msgspec.structs.replace(p.leak, alone=0.5, chance=0.5)) for p in points]
+    (axes,) = curve.draw(msgspec.structs.replace(summary, points=still)).axes
+    low, high = axes.get_ylim()
+    assert high - low >= curve.NARROW

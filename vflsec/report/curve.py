@@ -27,8 +27,20 @@ INFERRED = {
 }
 
 
+MANY = 4
+"""More attacks than these are drawn in grey, and the strongest of them at each strength in colour."""
+
+NARROW = 0.1
+"""Leaks that lie closer than this are drawn on an axis as long as this, or noise would look like a difference."""
+
+
 class Line(NamedTuple):
-    """One curve as drawn: utility and leak with margins below and above, strengths, and seeds (``3/5``) where lost."""
+    """One curve as drawn: utility and leak with margins below and above, and what is written beside each point.
+
+    Attributes:
+        seeds: how many of them gave a number (``3/5``), where not all did.
+        attacks: the strongest attack at each strength, where it is of several.
+    """
 
     label: str
     utility: Sequence[float]
@@ -37,6 +49,7 @@ class Line(NamedTuple):
     leak_margin: tuple[Sequence[float], Sequence[float]]
     strengths: Sequence[float]
     seeds: Sequence[str]
+    attacks: Sequence[str]
 
 
 def lines(points: Sequence[Point]) -> list[Line]:
@@ -49,6 +62,19 @@ def lines(points: Sequence[Point]) -> list[Line]:
         if p.utility.mean is not None and p.leak.mean is not None:
             found[label].append(p)
     return [_line(label, points) for label, points in found.items() if points]
+
+
+def strongest(points: Sequence[Point]) -> list[Line]:
+    """Return one curve for each method and defence: at each strength the attack with the largest leak."""
+    best: dict[tuple[str, str, float], Point] = {}
+    for p in points:
+        key = (p.method, p.defense, p.strength)
+        if p.leak.mean is not None and (key not in best or p.leak.mean > (best[key].leak.mean or 0.0)):
+            best[key] = p
+    found: dict[str, list[Point]] = {}
+    for (method, defense, _), p in best.items():
+        found.setdefault(f"{method}, {defense}, strongest attack", []).append(p)
+    return [_line(label, own)._replace(attacks=[p.attack for p in own]) for label, own in found.items()]
 
 
 class Curve(Figure):
@@ -84,6 +110,11 @@ def draw(summary: Summary) -> Curve:
 def _draw_target(axes: Axes, points: Sequence[Point]) -> None:
     """Draw the curves of the attacks on one target, and what they are to be held against."""
     curves = lines(points)
+    if len({p.attack for p in points}) > MANY:
+        for i, line in enumerate(curves):
+            label = "each attack" if i == 0 else None
+            axes.plot(line.utility, line.leak, color="#999999", linewidth=0.8, alpha=0.7, zorder=1.5, label=label)
+        curves = strongest(points)
     for i, line in enumerate(curves):
         marker = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]  # the seventh has the first's colour, not its marker
         _draw_line(axes, line, COLORS[i % len(COLORS)], marker, i if len(curves) > 1 else None)
@@ -91,6 +122,10 @@ def _draw_target(axes: Axes, points: Sequence[Point]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.margins(x=0.12, y=0.12)
+    low, high = axes.get_ylim()
+    if high - low < NARROW:
+        middle = (low + high) / 2
+        axes.set_ylim(middle - NARROW / 2, middle + NARROW / 2)
     if axes.get_legend_handles_labels()[0]:
         title = "number: strength λ, 0 is no defense" if len(curves) > 1 else None
         axes.legend(frameon=False, fontsize=8, loc="best", title=title, title_fontsize=8)
@@ -115,6 +150,7 @@ def _line(label: str, points: Sequence[Point]) -> Line:
         _margins([p.leak for p in points]),
         [p.strength for p in points],
         [_seeds(p) for p in points],
+        [""] * len(points),
     )
 
 
@@ -149,8 +185,9 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, layer: int | Non
         label=line.label,
         zorder=zorder,
     )
-    for x, y, strength, seeds in zip(line.utility, line.leak, line.strengths, line.seeds, strict=True):
-        beside = f"({seeds})" if seeds else ""
+    texts = zip(line.utility, line.leak, line.strengths, line.seeds, line.attacks, strict=True)
+    for i, (x, y, strength, seeds, attack) in enumerate(texts):
+        beside = " ".join(filter(None, [attack, f"({seeds})" if seeds else ""]))
         if inside:
             number = axes.annotate(
                 f"{strength:g}", (x, y), ha="center", va="center_baseline", fontsize=6, color="white"
@@ -159,7 +196,9 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, layer: int | Non
         else:
             beside = " ".join([f"λ={strength:g}" if strength else "no defense", beside]).strip()
         if beside:
-            label = axes.annotate(beside, (x, y), textcoords="offset points", xytext=(8, -13), fontsize=8, color=color)
+            above = bool(attack) and i % 2 == 1  # names are long, and neighbours would overlap
+            place = {"xytext": (-8, 8), "ha": "right"} if above else {"xytext": (8, -13)}
+            label = axes.annotate(beside, (x, y), textcoords="offset points", fontsize=8, color=color, **place)
             label.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
 
 
