@@ -68,7 +68,7 @@ def write() -> None:
     """Run the main command and write everything."""
     report = vflsec.evaluate(attack="mc", defense="iso", strengths=[1, 5, 25], out=ROOT / "runs" / "readme")
     shutil.copy(report.save_curve(ROOT / "runs" / "readme")[1], PICTURE)
-    table = "\n".join(line.rstrip() for line in report.table(width=100).splitlines())
+    table = "\n".join(line.rstrip() for line in report.table().splitlines())
     text = block(README.read_text(encoding="utf-8"), "table", f"```text\n{table.strip()}\n```")
     README.write_text(block(text, "catalogue", catalogue()), encoding="utf-8")
     executed = notebook()

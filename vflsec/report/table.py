@@ -184,6 +184,13 @@ def _title(label: str, points: Sequence[Point], summary: Summary) -> str:
     return f"{label} (leak: {MEASURES.get(measures[0], measures[0])})" if _mixed(summary) and measures else label
 
 
+def _attack(point: Point) -> str:
+    """Return the attack's name; of the worst, which it is, or that the adversary does better alone."""
+    if point.attack != "worst" or not point.choice:
+        return point.attack
+    return "worst: alone" if point.choice.startswith("alone:") else f"worst: {point.choice}"
+
+
 def _mixed(summary: Summary) -> bool:
     """Whether something else than labels is recovered, so that leaks are not all of one kind."""
     return any(p.target != "labels" for p in summary.points)
@@ -194,7 +201,7 @@ def _point_row(point: Point, summary: Summary) -> list[str]:
     until = [_scaled(reached.get(key), unit) for key, unit in _UNTIL.items()] if summary.target is not None else []
     return [
         f"{point.strength:g}",
-        f"worst: {point.choice}" if point.attack == "worst" and point.choice else point.attack,
+        _attack(point),
         with_margin(point.utility),
         with_margin(point.leak),
         "–" if point.leak.mean is None else point.leak.rows,
