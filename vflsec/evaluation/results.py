@@ -113,6 +113,37 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
     target: str = "labels"
 
 
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """What one strength of a defence leaves to the strongest adversary, and at what utility."""
+
+    target: str
+    method: str
+    defense: str
+    strength: float
+    utility: float
+    leak: float
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """A defence in the order of each score.
+
+    Attributes:
+        values: each score; None where a cell gave no number.
+        ranks: its place by each score, 1 the best; without the scores that some defence lacks.
+    """
+
+    target: str
+    method: str
+    defense: str
+    values: dict[str, float | None]
+    ranks: dict[str, int]
+
+    @property
+    def label(self) -> str:
+        """Method and defence."""
+        return f"{self.method}, {self.defense}"
+
+
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
     """A limit and whether it holds; None where a status takes the place of the number."""
 
@@ -136,6 +167,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     worst: list[Point]
     cap: list[Cap]
     c_dcs: list[dict[str, Any]]
+    front: list[Place] = []
+    ranks: list[Rank] = []
+    disagreements: list[str] = []
     gates: list[Gate]
     notes: list[str]
     out: str

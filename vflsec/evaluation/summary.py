@@ -10,6 +10,7 @@ from vflsec.evaluation.gates import Limits, check_limits, gates
 from vflsec.evaluation.integrity import damages, on_integrity
 from vflsec.evaluation.plan import Row, rows
 from vflsec.evaluation.points import Curve, priors_by_method
+from vflsec.evaluation.ranking import disagreements, exposed, front, ranks
 from vflsec.evaluation.results import Summary
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.store import Record
@@ -35,6 +36,8 @@ def summarize(
     utilities = [*(point.utility for point in points), *(found.utility for found in broken)]
     metrics = [utility.metric for utility in utilities if utility.mean is not None]
     folded = [cap for curve in by_defense(curves) for cap in caps(curve)]
+    places = exposed(points)
+    ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
     return Summary(
         dataset=spec.dataset,
         adversary=spec.adversary,
@@ -45,6 +48,9 @@ def summarize(
         worst=worst,
         cap=folded,
         c_dcs=c_dcs(folded),
+        front=front(list(places.values())),
+        ranks=ranked,
+        disagreements=disagreements(ranked),
         gates=gates(points + worst, max_leak, min_utility, broken),
         notes=_notes(spec),
         out=out,

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from vflsec.evaluation.results import Leak, Measure, Point, Summary
+from vflsec.evaluation.results import Leak, Measure, Place, Point, Summary
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 """Okabe and Ito's colours, told apart by colour-blind readers; markers and line styles differ too."""
@@ -96,7 +96,10 @@ def draw(summary: Summary) -> Curve:
         figure.text(0.5, 0.5, "nothing is inferred: attacks on integrity have a table of their own", ha="center")
     for number, (target, points) in enumerate(targets.items(), start=1):
         axes = figure.add_subplot(1, len(targets), number)
-        _draw_target(axes, points)
+        several = _draw_target(axes, points)
+        if summary.ranks:
+            _draw_front(axes, [place for place in summary.front if place.target == target])
+        _draw_legend(axes, several=several)
         measures = [p.leak.metric for p in points if p.leak.metric] or [summary.metric]
         utility, leak = (LABELS.get(name, name) for name in (summary.metric, measures[0]))
         axes.set_xlabel(f"utility: {utility} of the joint model on test rows (higher is better)")
@@ -107,8 +110,8 @@ def draw(summary: Summary) -> Curve:
     return figure
 
 
-def _draw_target(axes: Axes, points: Sequence[Point]) -> None:
-    """Draw the curves of the attacks on one target, and what they are to be held against."""
+def _draw_target(axes: Axes, points: Sequence[Point]) -> bool:
+    """Draw the curves of the attacks on one target, and what to hold them against; return whether there are several."""
     curves = lines(points)
     if len({p.attack for p in points}) > MANY:
         for i, line in enumerate(curves):
@@ -126,8 +129,30 @@ def _draw_target(axes: Axes, points: Sequence[Point]) -> None:
     if high - low < NARROW:
         middle = (low + high) / 2
         axes.set_ylim(middle - NARROW / 2, middle + NARROW / 2)
+    return len(curves) > 1
+
+
+def _draw_front(axes: Axes, places: Sequence[Place]) -> None:
+    """Draw the strengths that no other beats in both utility and leak, which is never below *alone*."""
+    along = sorted(places, key=lambda place: place.utility)
+    axes.plot(
+        [place.utility for place in along],
+        [place.leak for place in along],
+        color="black",
+        linestyle=":",
+        linewidth=1.0,
+        marker="o",
+        markersize=17,
+        markerfacecolor="none",
+        markeredgewidth=1.2,
+        label="Pareto front",
+        zorder=50,
+    )
+
+
+def _draw_legend(axes: Axes, *, several: bool) -> None:
     if axes.get_legend_handles_labels()[0]:
-        title = "number: strength λ, 0 is no defense" if len(curves) > 1 else None
+        title = "number: strength λ, 0 is no defense" if several else None
         axes.legend(frameon=False, fontsize=8, loc="best", title=title, title_fontsize=8)
 
 

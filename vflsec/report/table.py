@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from vflsec.evaluation.results import Cap, Damage, Gate, Leak, Measure, Point, Summary
+from vflsec.evaluation.results import Cap, Damage, Gate, Leak, Measure, Point, Rank, Summary
 
 CSV_HEADER = (
     "method", "defense", "strength", "attack", "target", "status",
@@ -73,9 +73,29 @@ def integrity(summary: Summary) -> Cells | None:
     return Cells("Integrity: what a malicious party can break", [*header, "status"], found)
 
 
+def order(summary: Summary) -> Cells | None:
+    """Return the defences, the least leak first, with each score and the place it gives; None for a single one."""
+    if not summary.ranks:
+        return None
+    scores = list(summary.ranks[0].values)
+    several = len({rank.target for rank in summary.ranks}) > 1
+    header = ["method", "defense", *(["of"] if several else []), *(f"{score} (place)" for score in scores)]
+    ranked = sorted(summary.ranks, key=lambda rank: (rank.target, rank.ranks.get(scores[-1], 0)))
+    lines = [
+        [rank.method, rank.defense, *([rank.target] if several else []), *(_place(rank, score) for score in scores)]
+        for rank in ranked
+    ]
+    return Cells("Defenses in the order of their means, each against the attack that it does worst against", header, lines)
+
+
 def tables(summary: Summary) -> list[Cells]:
-    """Return all tables: one per curve, then CAP, then integrity."""
-    return [*points(summary), *filter(None, (caps(summary), integrity(summary)))]
+    """Return all tables: one per curve, then CAP, the order of defences, and integrity."""
+    return [*points(summary), *filter(None, (caps(summary), order(summary), integrity(summary)))]
+
+
+def remarks(summary: Summary) -> list[str]:
+    """Return the lines below the tables: which scores disagree, and the gates."""
+    return [*(f"ORDER {line}" for line in summary.disagreements), *(gate_line(gate) for gate in summary.gates)]
 
 
 def heading(summary: Summary) -> str:
@@ -88,7 +108,7 @@ def rich(summary: Summary) -> RenderableType:
     """Return the tables for a terminal."""
     parts: list[RenderableType] = [Text(heading(summary)), *(Text(f"NOTE {note}") for note in summary.notes)]
     parts += [_rich(cells) for cells in tables(summary)]
-    parts += [Text(gate_line(gate)) for gate in summary.gates]
+    parts += [Text(line) for line in remarks(summary)]
     return Group(*parts)
 
 
@@ -99,7 +119,7 @@ def markdown(summary: Summary) -> str:
         *(f"NOTE {note}" for note in summary.notes),
         *(f"{cells.title}\n\n{_markdown(cells)}" for cells in tables(summary)),
     ]
-    return "\n\n".join([*parts, *(gate_line(gate) for gate in summary.gates)]) + "\n"
+    return "\n\n".join([*parts, *remarks(summary)]) + "\n"
 
 
 def as_csv(summary: Summary) -> str:
@@ -251,6 +271,11 @@ def _damage_row(damage: Damage) -> list[str]:
         number(damage.chance),
         status(damage),
     ]
+
+
+def _place(rank: Rank, score: str) -> str:
+    place = f" ({rank.ranks[score]})" if score in rank.ranks else ""
+    return f"{number(rank.values[score])}{place}"
 
 
 def _cap_value(value: float | None, ends: tuple[float | None, float | None]) -> str:
