@@ -3,7 +3,7 @@
 import pytest
 
 import vflsec
-from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.errors import Diverged, InsufficientView, UsageError
 from vflsec.evaluation import engine
 
 SMALL = {"dataset": "toy", "data": {"options": {"rows": 300}}, "train": {"epochs": 2}}
@@ -95,3 +95,20 @@ def test_all_warns_of_what_it_leaves_out(tmp_path):
     with pytest.warns(UserWarning, match="left out of all attacks: .*direct: attack 'direct' needs model.head=none"):
         report = vflsec.evaluate(**settings, out=tmp_path)
     assert {"norm", "mc"} <= {point.attack for point in report.points}
+
+
+def test_an_attack_in_training_comes_too_late():
+    trained = vflsec.train(**SMALL)
+    with pytest.raises(UsageError, match=r"attack 'active-mc' acts in training, which is over: use vflsec.evaluate"):
+        vflsec.attack(trained, "active-mc", n_aux=20)
+
+
+def test_an_unfinished_attack_is_said_to_be():
+    with pytest.warns(UserWarning, match="attack 'mc' is unconverged: the leak is a lower bound"):
+        vflsec.attack(vflsec.train(**SMALL), "mc", n_aux=20, epochs=2)
+
+
+def test_the_victims_model_may_be_given_away():
+    trained = vflsec.train(**SMALL)
+    with pytest.raises(InsufficientView, match="reads messages, of which none were kept: use vflsec.evaluate"):
+        vflsec.attack(trained, "inversion-whitebox", adversary="active", n_aux=20, victim_model=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vflsec.core.errors import Diverged
+from vflsec.core.errors import Diverged, InsufficientView, UsageError
 from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
 from vflsec.evaluation import engine, runner, world
@@ -132,11 +132,18 @@ def fit(spec: EvalSpec, seed: int, device: str, progress: Progress) -> tuple[Tra
 
 
 def attack(
-    trained: Trained, name: str = "mc", *, adversary: str = "passive_1", n_aux: int = 80, **options: Any
+    trained: Trained,
+    name: str = "mc",
+    *,
+    adversary: str = "passive_1",
+    n_aux: int = 80,
+    victim_model: bool = False,
+    **options: Any,
 ) -> dict[str, dict[str, Any]]:
     """Attack what ``train`` returned, and score the guess: the metrics, their row interval and chance, by split.
 
-    Training kept no messages, so an attack that reads them needs ``evaluate``.
+    Training kept no messages, so an attack that reads them, or that acts in training, needs ``evaluate``. Warns where
+    the attack's loss was still falling when its budget ended: the leak is then a lower bound.
 
     Example:
         >>> leak = attack(train(dataset="digits"), "mc", epochs=50)
@@ -148,15 +155,25 @@ def attack(
         name: a registered attack, or ``path/to/file.py:Class``.
         adversary: the attacking party.
         n_aux: how many auxiliary labels it has, balanced over classes.
+        victim_model: whether it knows the bottom model of the party that it attacks.
         options: of the attack.
 
     Raises:
-        UsageError: an unknown name or option, or too few rows for the auxiliary labels.
+        UsageError: an unknown name or option, too few rows for the auxiliary labels, an attack that acts in training.
         InsufficientView: the adversary lacks what the attack needs.
     """
     mounted = build_attack(specs.AttackSpec(name=name, options=options))
+    if mounted.acts_in_training:
+        raise UsageError(f"attack {name!r} acts in training, which is over: use vflsec.evaluate(attack={name!r})")
+    if mounted.needs & runner.KINDS.keys():
+        raise InsufficientView(f"attack {name!r} reads messages, of which none were kept: use vflsec.evaluate")
     with runner.one_thread():
-        return runner.attacked_once(mounted, trained, adversary, specs.AuxSpec(n=n_aux, folds=0))
+        aux = specs.AuxSpec(n=n_aux, folds=0, victim_model=victim_model)
+        found = runner.attacked_once(mounted, trained, adversary, aux)
+    if found["status"] != "ok":
+        warnings.warn(f"attack {name!r} is {found['status']}: the leak is a lower bound", stacklevel=2)
+    leak: dict[str, dict[str, Any]] = found["leak"]
+    return leak
 
 
 def load_dataset(name: str, **options: Any) -> VerticalDataset:

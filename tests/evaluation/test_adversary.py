@@ -209,3 +209,10 @@ def test_a_collusion_is_evaluated_like_a_party_and_infers_more(tmp_path):
         for records in found.values()
     ]
     assert alone[1] > alone[0]
+
+
+def test_a_class_with_a_single_sample_is_never_held_out():
+    y = torch.tensor([0, 1] * 10 + [2])
+    x = y[:, None] * 10.0
+    view = View("passive_1", "passive", 3, {"train": x}, None, torch.arange(21), y)
+    assert fold_score(NearestNeighbor(), view, "accuracy", 5, seed=0) == 1.0

@@ -243,5 +243,5 @@ def test_all_leaves_them_out_unless_they_are_named():
 
 def test_a_trained_federation_cannot_be_sabotaged_any_more():
     trained = vflsec.train(dataset="toy", data={"options": {"rows": 300}}, train={"epochs": 1})
-    with pytest.raises(UsageError, match="'noisy-sample' is on integrity, in training: measure it with vflsec eval"):
+    with pytest.raises(UsageError, match="attack 'noisy-sample' acts in training, which is over: use vflsec.evaluate"):
         vflsec.attack(trained, "noisy-sample", n_aux=20)

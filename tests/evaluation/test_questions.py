@@ -151,3 +151,24 @@ def test_untrained_worlds_can_be_asked_before_training():
     method.build(world)
     for target in ("labels", "features", "attribute", "membership"):
         assert ask(Probe(target), Trained(method, world, {}), "active", AUX).view.aux_rows.shape == (20,)
+
+
+def test_after_pre_training_nobody_can_ask_the_joint_model(trained):
+    view = ask(Probe("membership"), trained, "active", AUX, after="pretrain").view
+    assert not view.predictions
+    assert view.top is None
+
+
+def test_a_column_that_says_the_same_of_everybody_is_no_attribute():
+    method, world = FedSplitNN(TrainSpec(epochs=2), ModelSpec()), toy_world()
+    method.build(world)
+    victim = world.parties["passive_1"]
+    for x in victim.features.values():
+        x[:, 0] = 1.0
+    built = Trained(method, world, {})
+    question = ask(Probe("attribute"), built, "active", AUX)
+    assert torch.equal(
+        question.secret.labels["test"].bool(), victim.features["test"][:, 1] > victim.features["train"][:, 1].median()
+    )
+    with pytest.raises(UsageError, match="that is not the same for all training rows, got passive_1_x0"):
+        ask(Probe("attribute", column="passive_1_x0"), built, "active", AUX)

@@ -149,20 +149,23 @@ def fold_score(attack: Attack, view: View, metric: str, folds: int, seed: int) -
     """Return how well ``attack`` does on auxiliary samples it was not given: all that the adversary itself can test.
 
     The mean of ``metric`` over folds, stratified where there are classes. Of recovered columns that of all held-out
-    rows together, for the variance of a few rows is no yardstick, on folds that are the same for every attack. None
-    where a class has too few samples, no folds are wanted, or the attack does not guess the rows among which the
-    samples are.
+    rows together, for the variance of a few rows is no yardstick, on folds that are the same for every attack. A class
+    with a single sample is never held out. None where fewer than two classes are left, no folds are wanted, or the
+    attack does not guess the rows among which the samples are.
     """
     y = view.aux_labels.cpu().numpy()
     classes = y.ndim == 1
-    fewest = np.bincount(y, minlength=view.n_classes).min() if classes and len(y) else len(y)
-    folds = min(folds, int(fewest))
-    if folds < 2:
+    counts = np.bincount(y) if classes and len(y) else np.zeros(1, dtype=int)
+    tested = np.flatnonzero(counts[y] > 1) if classes and len(y) else np.arange(len(y))
+    folds = min(folds, int(counts[counts > 1].min(initial=folds)) if classes else len(y))
+    if folds < 2 or (classes and (counts > 1).sum() < 2):
         return None
     shuffled = StratifiedKFold(folds, shuffle=True, random_state=derive(seed, "folds") % 2**32)
-    split = shuffled.split(y, y) if classes else KFold(folds).split(y)  # the samples are drawn at random already
+    split = shuffled.split(tested, y[tested]) if classes else KFold(folds).split(y)  # drawn at random already
     guessed, held = [], []
-    for known, held_out in split:
+    for _, of_tested in split:
+        held_out = tested[of_tested]
+        known = np.setdiff1d(np.arange(len(y)), held_out)
         scores = attack(view.knowing(torch.from_numpy(known)), seed=seed).scores.get(view.aux_split)
         if scores is None:
             return None

@@ -149,7 +149,8 @@ def _mount(attack: Attack, after: str | None, spec: EvalSpec, method: Method, wo
     side = "active" if adversary(world, spec.adversary)[0].active else "passive"
     shown = _shown(method, side, after) - (frozenset() if spec.aux.n else {Need.AUX_LABELS})
     if side == "active":
-        shown |= {Need.PREDICTIONS, *([Need.VICTIM_MODEL] if spec.aux.victim_model else [])}
+        shown |= {Need.PREDICTIONS} if after is None else set()
+        shown |= {Need.VICTIM_MODEL} if spec.aux.victim_model else set()
     attack.check(side, shown)
     if after and isinstance(attack, Sabotage):
         raise UsageError(f"expected {attack.name} without a phase, got @{after}: it acts in training itself")

@@ -22,7 +22,7 @@ from vflsec.data.files import source_files
 from vflsec.data.partition import DataSpec
 from vflsec.evaluation.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec
 
-KEY_VERSION = 3
+KEY_VERSION = 4
 """Raised whenever the meaning of a setting changes, so that no stored result is taken for another."""
 
 NO_ADVERSARY = "no adversary"
@@ -185,13 +185,15 @@ def priors(spec: EvalSpec) -> Iterator[Prior]:
             own = _pretrained_alone(spec, method, seed)
             for attack, label in candidates:
                 struck = msgspec.structs.replace(attack, after=None)
-                who = [_attack_settings(struck), spec.adversary, msgspec.to_builtins(spec.aux)]
+                own_way = build_attack(struck).alone()  # whose version counts as well
+                alone = [own_way.name, own_way.version] if own_way else []
+                who = [_attack_settings(struck), alone, spec.adversary, msgspec.to_builtins(spec.aux)]
                 fitted = cell.data_key if attack.name == "logistic" else cell.key  # the regression reads no model
                 key = digest(["prior", fitted, *who])
                 prior = Prior(method=method, cell=cell, attack=struck, label=label, seed=seed, key=key)
                 yield prior
                 on_labels = attack.name != "logistic" and target_of(attack) == "labels"
-                if own and on_labels and build_attack(attack).alone():
+                if own and on_labels and own_way:
                     told = msgspec.to_builtins(own.data)  # the pre-training may be shared; who is guessed is not
                     key = digest(["prior", [own.stage_key(phase) for phase in own.stages], told, *who])
                     after = f"{label} after {own.method}"
@@ -213,6 +215,16 @@ def build_attack(spec: AttackSpec) -> Attack:
 def target_of(spec: AttackSpec) -> Target:
     """Return what the attack that ``spec`` names recovers."""
     return registry.load("attacks", spec.name).target  # type: ignore[no-any-return]
+
+
+def asked_of(spec: AttackSpec) -> str:
+    """Return the question that the attack which ``spec`` names answers: what it recovers, of whom, and which column.
+
+    Only leaks of one question can be compared.
+    """
+    details = [f"of {spec.options['victim']}"] if spec.options.get("victim") else []
+    details += [str(spec.options["column"])] if spec.options.get("column") else []
+    return " ".join([target_of(spec), *details])
 
 
 def acts_in(defense: DefenseSpec, method: type[Method], options: Mapping[str, Any], phases: Iterable[str]) -> bool:

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vflsec.evaluation.plan import NO_ADVERSARY, Row, priors, target_of
+from vflsec.core.metrics import VALUES
+from vflsec.evaluation.plan import NO_ADVERSARY, Row, asked_of, priors
 from vflsec.evaluation.results import Leak, Measure, Point
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.statistics import over_seeds
@@ -43,7 +44,7 @@ class Curve:
         self.targets: dict[str, str] = {}
         for row in group:
             self.by_attack.setdefault(row.label, {})
-            self.targets[row.label] = target_of(row.attack) if row.attack else "labels"
+            self.targets[row.label] = asked_of(row.attack) if row.attack else "labels"
             if row.key in records:
                 self.by_attack[row.label][row.seed] = records[row.key]
         self._priors = alone
@@ -57,8 +58,7 @@ class Curve:
         """The better of the attack's own prior and, of labels, the logistic regression, by the adversary's folds."""
         common = "logistic" if self.targets[attack] == "labels" else attack
         own = [name for name in self._priors if name in (attack, common) or name.startswith(f"{attack} after ")]
-        candidates = {name: self._priors[name] for name in own}
-        return candidates.get(strongest(candidates, otherwise="logistic"), {})
+        return _best_alone({name: self._priors[name] for name in own})
 
     def points(self) -> list[Point]:
         """One point per attack."""
@@ -88,7 +88,7 @@ class Curve:
         )
         alone = {name: by_seed for name, by_seed in self._priors.items() if self._target_of_prior(name) == target}
         priors_ = {f"alone:{name}": by_seed for name, by_seed in alone.items()}
-        best_alone = alone.get(strongest(alone, otherwise="logistic"), {})
+        best_alone = _best_alone(alone)
         trained = {seed: record for by_seed in attacks.values() for seed, record in by_seed.items()}
         candidates = {name: by_seed for name, by_seed in {**attacks, **priors_}.items() if by_seed}
         if not trained:  # nothing to attack, and then no utility either: a status, never a number
@@ -135,6 +135,14 @@ class Curve:
             target=target,
             reached=_reached(found, self.seeds),
         )
+
+
+def _best_alone(candidates: Mapping[str, BySeed]) -> BySeed:
+    """The strongest prior; without folds the logistic regression, or where there is none the larger leak."""
+    if not candidates:
+        return {}
+    largest = max(candidates, key=lambda name: _mean_leak(candidates[name]))
+    return candidates[strongest(candidates, otherwise="logistic" if "logistic" in candidates else largest)]
 
 
 def strongest(candidates: Mapping[str, BySeed], *, otherwise: str) -> str:
@@ -202,11 +210,13 @@ def _leak(usable: BySeed, alone: BySeed, split: str, seeds: int) -> Leak:
     values = {seed: headline(block)[1] for seed, block in blocks.items()}
     base = {seed: headline(block)[1] for seed, block in priors_.items()}
     advantage = [values[seed] - base[seed] for seed in values if seed in base]
-    alone_interval = share(list(base.values()), _rows_ci(list(priors_.values())), seeds)
-    advantage_interval = interval(advantage, (math.nan, math.nan), seeds)
     first = next(iter(blocks.values()), None)
+    metric = headline(first)[0] if first else ""
+    spread = interval if metric in VALUES else share  # an R2 may be negative
+    alone_interval = spread(list(base.values()), _rows_ci(list(priors_.values())), seeds)
+    advantage_interval = interval(advantage, (math.nan, math.nan), seeds)
     return Leak(
-        metric=headline(first)[0] if first else "",
+        metric=metric,
         chance=_mean(block["chance"] for block in blocks.values()),
         alone=alone_interval["mean"],
         alone_ci95=alone_interval["ci95"],
@@ -215,7 +225,7 @@ def _leak(usable: BySeed, alone: BySeed, split: str, seeds: int) -> Leak:
         accuracy=_mean(block["metrics"]["accuracy"] for block in blocks.values() if "accuracy" in block["metrics"]),
         others=_others(list(blocks.values())),
         rows=split,
-        **share(list(values.values()), _rows_ci(list(blocks.values())), seeds),
+        **spread(list(values.values()), _rows_ci(list(blocks.values())), seeds),
     )
 
 

@@ -37,7 +37,14 @@ class Question(NamedTuple):
     metrics: Sequence[str]
 
 
-def ask(attack: Attack, trained: Trained, name: str, aux: AuxSpec, messages: tuple[Message, ...] = ()) -> Question:
+def ask(
+    attack: Attack,
+    trained: Trained,
+    name: str,
+    aux: AuxSpec,
+    messages: tuple[Message, ...] = (),
+    after: str | None = None,
+) -> Question:
     """Return the question that ``attack`` answers.
 
     Args:
@@ -46,6 +53,7 @@ def ask(attack: Attack, trained: Trained, name: str, aux: AuxSpec, messages: tup
         name: of the adversary, ``passive_1+passive_2`` for colluding parties.
         aux: of how many rows it knows the answer, and whether it knows the victim's model.
         messages: what it heard.
+        after: the phase after which it strikes; None for the last.
 
     Raises:
         UsageError: no such party or column, too few rows, or an attack that asks nothing.
@@ -53,7 +61,10 @@ def ask(attack: Attack, trained: Trained, name: str, aux: AuxSpec, messages: tup
     if attack.target not in ASK:
         raise UsageError(f"attack {attack.name!r} is on {attack.target}, in training: measure it with vflsec eval")
     question = ASK[attack.target](attack, trained, adversary(trained.world, name), aux, messages)
-    return question._replace(view=replace(question.view, adaptive=aux.adaptive))
+    view = replace(question.view, adaptive=aux.adaptive)
+    if after:  # what follows has not been trained
+        view = replace(view, top=None, predictions={})
+    return question._replace(view=view)
 
 
 def _labels(
@@ -85,7 +96,7 @@ def _attribute(
 ) -> Question:
     world, victim = trained.world, victim_of(attack, trained.world, parties)
     column = column_of(attack, victim)
-    truth = _categories({split: victim.features[split] for split in ("train", "test")}, column)
+    truth = _categories(victim.features, column)
     n_categories = int(truth["train"].max()) + 1
     rows = _some(len(truth["train"]), aux, world.seed)
     view = _against(victim, view_of(trained, parties, rows, messages), trained, aux)
@@ -156,14 +167,19 @@ def column_of(attack: Attack, victim: Party) -> Column:
     """Return the victim's column that ``attack`` recovers: the one that it names, or the first of categories.
 
     Raises:
-        UsageError: the victim has no such column.
+        UsageError: the victim has no such column, or it is the same for everybody.
     """
     columns = {column.name: column for column in victim.layout.columns}
-    categorical = [column for column in columns.values() if column.kind == "categorical"]
-    if attack.column is None:
-        return (categorical or list(columns.values()))[0]
-    if attack.column not in columns:
+    if attack.column is not None and attack.column not in columns:
         raise UsageError(unknown(f"column of {victim.name}", attack.column, columns))
+    telling = [column for column in columns.values() if int(_categories(victim.features, column)["train"].max()) > 0]
+    if attack.column is None and telling:
+        return next((column for column in telling if column.kind == "categorical"), telling[0])
+    if attack.column is None or columns[attack.column] not in telling:
+        raise UsageError(
+            f"expected a column of {victim.name} that is not the same for all training rows, got "
+            f"{attack.column or 'none'}: choose another with column=NAME"
+        )
     return columns[attack.column]
 
 
@@ -172,6 +188,7 @@ def _categories(features: Mapping[str, Tensor], column: Column) -> dict[str, Ten
 
     Categories are those of training rows, the commonest first; a row with any other is -1, and is not scored.
     """
+    features = {split: features[split] for split in ("train", "test")}
     own = {split: x[:, column.start : column.start + column.width] for split, x in features.items()}
     if column.kind == "numeric":
         median = own["train"].median()

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from vflsec.core.attack import Attack
 from vflsec.core.checkpoint import Checkpoint
-from vflsec.core.errors import BadGuess, Diverged, VflsecError
+from vflsec.core.errors import BadGuess, Diverged, InsufficientView, VflsecError
 from vflsec.core.message import Kind, Message, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained, World, load_states, save_states
 from vflsec.core.sabotage import Sabotage, sabotaging
@@ -313,18 +313,25 @@ def _result(
                 return record | fallen
             until = trained.method.phases[: trained.method.phases.index(row.attack.after) + 1]
             messages = tuple(message for message in messages if message.phase in until)
-        record |= _attacked(attack, trained, task, messages, record)
+        after = row.attack.after if row.attack else None
+        record |= _attacked(attack, trained, task, messages, record, after)
     return record
 
 
 def _attacked(
-    attack: Attack, trained: Trained, task: Task, messages: tuple[Message, ...], record: Record
+    attack: Attack,
+    trained: Trained,
+    task: Task,
+    messages: tuple[Message, ...],
+    record: Record,
+    after: str | None,
 ) -> dict[str, Any]:
     """Run ``attack`` on the trained world and return what changes in its record."""
     began = time.perf_counter()
     wanted = {KINDS[need] for need in attack.needs if need in KINDS}  # not what other attacks had recorded
     own = tuple(message for message in messages if message.kind in wanted)
-    changes = _guarded(attack, ask(attack, trained, task.adversary, task.aux, own), trained.world, task.aux)
+    question = ask(attack, trained, task.adversary, task.aux, own, after)
+    changes = _guarded(attack, question, trained.world, task.aux)
     return {**changes, "seconds": {**record["seconds"], "attack": time.perf_counter() - began}}
 
 
@@ -349,7 +356,7 @@ def _guarded(attack: Attack, question: Question, world: World, aux: AuxSpec) -> 
     try:
         return _scored(attack, question, world, aux)
     except VflsecError as error:
-        if not isinstance(error, BadGuess):
+        if not isinstance(error, BadGuess | InsufficientView):
             raise
         return {"status": "error", "error": _line(error)}
     except Exception as error:  # noqa: BLE001
@@ -378,10 +385,9 @@ def _scored(attack: Attack, question: Question, world: World, aux: AuxSpec) -> d
     }
 
 
-def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> dict[str, dict[str, Any]]:
-    """Return the leak by split of one attack on a federation trained elsewhere, of which no messages were kept."""
-    leak: dict[str, dict[str, Any]] = _scored(attack, ask(attack, trained, party, aux), trained.world, aux)["leak"]
-    return leak
+def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> dict[str, Any]:
+    """Return what one attack on a federation trained elsewhere gives, of which no messages were kept."""
+    return _scored(attack, ask(attack, trained, party, aux), trained.world, aux)
 
 
 def _prior(prior: Prior, task: Task, store: Store, device: str) -> Record:

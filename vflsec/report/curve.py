@@ -103,7 +103,7 @@ def draw(summary: Summary) -> Curve:
         measures = [p.leak.metric for p in points if p.leak.metric] or [summary.metric]
         utility, leak = (LABELS.get(name, name) for name in (summary.metric, measures[0]))
         axes.set_xlabel(f"utility: {utility} of the joint model on test rows (higher is better)")
-        axes.set_ylabel(f"leak: {leak} {INFERRED[target]} (lower is better)")
+        axes.set_ylabel(f"leak: {leak} {INFERRED[target.partition(' ')[0]]} (lower is better)")
         axes.set_title(f"{summary.dataset}: what {summary.adversary} infers", loc="left")
         for i, note in enumerate(summary.notes):
             axes.text(0.99, 0.02 + 0.05 * i, note, transform=axes.transAxes, ha="right", fontsize=7, color="#d55e00")

@@ -85,7 +85,7 @@ def order(summary: Summary) -> Cells | None:
         [rank.method, rank.defense, *([rank.target] if several else []), *(_place(rank, score) for score in scores)]
         for rank in ranked
     ]
-    return Cells("Defenses in the order of their means, each against the attack that it does worst against", header, lines)
+    return Cells("Defenses in the order of their means, each against its strongest attack", header, lines)
 
 
 def tables(summary: Summary) -> list[Cells]:
