@@ -2,4 +2,5 @@
 
 CATALOGUE = {
     "iso": "vflsec.defenses.iso:IsotropicNoise",
+    "max-norm": "vflsec.defenses.max_norm:MaxNorm",
 }

@@ -1,0 +1,76 @@
+"""Perp: noise at a right angle to each gradient, which makes its length random."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vflsec.core.checks import non_negative
+from vflsec.core.defense import Defense, Release
+from vflsec.core.errors import UsageError
+from vflsec.core.message import Kind
+
+
+class PerpendicularNoise(Defense):
+    """A random vector perpendicular to each gradient, after which its norm is uniform between two bounds.
+
+    For rows g_i in R^d and G = max_i ||g_i|| draws a target norm t_i = strength · U[lower, upper] · G and releases
+    g_i + sqrt(t_i^2 - ||g_i||^2) · w_i, with w_i uniform on the unit sphere of the space orthogonal to g_i. A row that
+    is longer than its target already leaves as it is: none does where strength · lower >= 1, as in the source, whose
+    strength is 1. Fresh at each release.
+
+    Source: Li et al. 2022 (arXiv 2102.08504), the ``perp`` baseline of its code. The strength is ours.
+
+    Guarantee: none, empirical only. Hides from the passive party how long a gradient is, and turns it by an angle whose
+    cosine is ||g_i|| / t_i: on average over its releases the row is still g_i.
+
+    Gradients are (B, d) with d >= 2. Costs one pass over the batch and B (d + 1) random numbers. Fails in few
+    dimensions, where little is perpendicular, and in the mean of a row's releases (``averaging``).
+
+    | case | result |
+    |---|---|
+    | strength = 0 | the release itself, bit for bit |
+    | a row of zeros | a vector of the target norm, in any direction |
+    | all rows zero | the release itself |
+    | d = 1 | refused: nothing is perpendicular |
+    | empty batch | the empty batch |
+
+    Args:
+        strength: multiplies both bounds; the source's is 1.
+        lower: least target norm, in units of the longest row.
+        upper: largest target norm.
+    """
+
+    name = "perp"
+    points = (Kind.GRADIENT,)
+    reference = "Li et al. 2022 (Marvell), arXiv 2102.08504, the perpendicular-noise baseline of its code"
+    guarantee = "none, empirical only; the scale depends on private data, so it is not differential privacy"
+
+    def __init__(
+        self, strength: float, *, lower: float = 1.0, upper: float = 10.0, at: Iterable[str] | None = None
+    ) -> None:
+        super().__init__(strength, at=at)
+        non_negative(lower=lower)
+        if not lower <= upper < float("inf"):
+            raise UsageError(f"expected a finite upper >= lower, got lower={lower} and upper={upper}")
+        self.lower = lower
+        self.upper = upper
+
+    def on_gradient(self, g: Tensor, release: Release) -> Tensor:
+        """Return noised gradients (B, d)."""
+        if g.numel() == 0:
+            return g
+        if g.shape[1] < 2:
+            raise UsageError("perp needs a cut layer of width 2 or more, got 1: nothing is perpendicular to a number")
+        rows = g.double()
+        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)  # (B, 1)
+        directions = rows / norms.where(norms > 0, 1.0)
+        share = torch.rand(norms.shape, generator=release.rng, device=g.device, dtype=torch.float64)
+        targets = self.strength * norms.max() * (self.lower + (self.upper - self.lower) * share)
+        across = torch.randn(rows.shape, generator=release.rng, device=g.device, dtype=torch.float64)
+        across -= (across * directions).sum(dim=1, keepdim=True) * directions
+        lengths = (targets.square() - norms.square()).clamp(min=0).sqrt()
+        return (rows + lengths * F.normalize(across, dim=1)).to(g.dtype)
