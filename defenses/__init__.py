@@ -3,4 +3,5 @@
 CATALOGUE = {
     "iso": "vflsec.defenses.iso:IsotropicNoise",
     "max-norm": "vflsec.defenses.max_norm:MaxNorm",
+    "perp": "vflsec.defenses.perp:PerpendicularNoise",
 }

@@ -48,4 +48,5 @@ class MaxNorm(Defense):
         longest = norms.max()
         lacking = ((longest - norms) * (longest + norms)).sqrt() / norms.where(norms > 0, 1.0)
         noise = torch.randn(norms.shape, generator=release.rng, device=g.device, dtype=torch.float64)
-        return (rows * (1 + self.strength * noise * lacking)).to(g.dtype)
+        released: Tensor = rows * (1 + self.strength * noise * lacking)
+        return released.to(g.dtype)

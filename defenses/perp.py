@@ -73,4 +73,5 @@ class PerpendicularNoise(Defense):
         across = torch.randn(rows.shape, generator=release.rng, device=g.device, dtype=torch.float64)
         across -= (across * directions).sum(dim=1, keepdim=True) * directions
         lengths = (targets.square() - norms.square()).clamp(min=0).sqrt()
-        return (rows + lengths * F.normalize(across, dim=1)).to(g.dtype)
+        released: Tensor = rows + lengths * F.normalize(across, dim=1)
+        return released.to(g.dtype)
