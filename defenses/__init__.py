@@ -2,6 +2,7 @@
 
 CATALOGUE = {
     "iso": "vflsec.defenses.iso:IsotropicNoise",
+    "marvell": "vflsec.defenses.marvell:Marvell",
     "max-norm": "vflsec.defenses.max_norm:MaxNorm",
     "perp": "vflsec.defenses.perp:PerpendicularNoise",
 }

@@ -86,6 +86,10 @@ class Defense(ABC):
         """Whether a release of ``kind`` in ``phase`` is changed: never at strength 0, whatever a hook does."""
         return self.strength > 0 and kind in self.at and phase in self.phases.get(kind, {phase})
 
+    def suit(self, n_classes: int) -> None:
+        """Raise UsageError if this defence cannot serve a task of C classes; asked before training."""
+        return
+
     def on_embedding(self, h: Tensor, release: Release) -> Tensor:
         """Return what leaves in place of the embeddings ``h`` (B, d)."""
         return h

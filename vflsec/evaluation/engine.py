@@ -189,6 +189,8 @@ def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
         cell = training_cell(spec, name, seed=0)
         method = build_method(cell)
         world = build_world(msgspec.structs.replace(cell, defenses=(*cell.defenses, *spec.defenses)), "cpu")
+        for carried in world.active.defenses:
+            carried.suit(world.n_classes)
         method.build(world)
         method.check(world)
         yield method, world
