@@ -65,13 +65,11 @@ class PerpendicularNoise(Defense):
             return g
         if g.shape[1] < 2:
             raise UsageError("perp needs a cut layer of width 2 or more, got 1: nothing is perpendicular to a number")
-        rows = g.double()
-        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)  # (B, 1)
-        directions = rows / norms.where(norms > 0, 1.0)
+        norms = torch.linalg.vector_norm(g, dim=1, keepdim=True, dtype=torch.float64)  # (B, 1)
         share = torch.rand(norms.shape, generator=release.rng, device=g.device, dtype=torch.float64)
         targets = self.strength * norms.max() * (self.lower + (self.upper - self.lower) * share)
-        across = torch.randn(rows.shape, generator=release.rng, device=g.device, dtype=torch.float64)
+        lengths = (targets.square() - norms.square()).clamp(min=0).sqrt().to(g.dtype)
+        directions = g / norms.where(norms > 0, 1.0).to(g.dtype)
+        across = torch.randn(g.shape, generator=release.rng, device=g.device, dtype=g.dtype)
         across -= (across * directions).sum(dim=1, keepdim=True) * directions
-        lengths = (targets.square() - norms.square()).clamp(min=0).sqrt()
-        released: Tensor = rows + lengths * F.normalize(across, dim=1)
-        return released.to(g.dtype)
+        return F.normalize(across, dim=1).mul_(lengths).add_(g)

@@ -36,6 +36,15 @@ def test_one_pair_of_the_overhead(monkeypatch):
     assert overhead.joint() > 0
 
 
+@pytest.mark.slow
+def test_one_pair_and_one_call_of_each_defence_of_marvells_paper(monkeypatch):
+    marvell = load("marvell")
+    monkeypatch.setattr(marvell, "EPOCHS", 1)
+    monkeypatch.setattr(marvell, "REPEATS", 1)
+    assert all(marvell.training(name) > 0 for name in (None, "marvell"))
+    assert all(marvell.once(call) for call in marvell.calls().values())
+
+
 def test_the_main_command_is_the_readmes():
     assert " ".join(load("main_command").COMMAND) in (FOLDER.parent / "README.md").read_text(encoding="utf-8")
 
