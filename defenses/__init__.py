@@ -5,4 +5,5 @@ CATALOGUE = {
     "marvell": "vflsec.defenses.marvell:Marvell",
     "max-norm": "vflsec.defenses.max_norm:MaxNorm",
     "perp": "vflsec.defenses.perp:PerpendicularNoise",
+    "compress": "vflsec.defenses.compress:Compression",
 }

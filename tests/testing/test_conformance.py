@@ -36,8 +36,12 @@ EXEMPT: dict[str, dict[str, str]] = {  # by plug-in: checks that do not apply, a
         "test_a_nan_is_a_divergence": "trees take a missing value for what it is",
         "test_equal_seeds_give_equal_parameters": "nothing is drawn without bagging: another seed changes nothing",
     },
+    "compress": {"test_noise_is_fresh_at_each_release": "nothing is drawn"},
     "fedcvt": {"test_any_number_of_parties_and_classes": "it is a method of exactly two parties"},
 }  # fmt: skip
+STRENGTHS = {  # a weak and a strong setting, where 1 and 10 are not
+    "compress": {"weak": 0.5, "strong": 0.9},
+}
 SMALL = {"projector": 16, "predictor": 8}  # heads of self-supervised methods
 
 
@@ -53,6 +57,7 @@ def _over_the_registry(kind, suite, make, names=None):
     for name in sorted(registry.entries(kind)) if names is None else names:
         body = {"make": make(name), "exempt": EXEMPT.get(name, {}), "__module__": __name__}
         body |= {"side": SIDE[name]} if name in SIDE else {}
+        body |= STRENGTHS.get(name, {})
         title = f"Test{suite.__name__}_{name}"
         globals()[title] = type(title, (suite,), body)
 

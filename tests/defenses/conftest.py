@@ -1,0 +1,77 @@
+"""What the tests of defences share: one release, and what an attack makes of a small federation that is defended."""
+
+from functools import lru_cache
+
+import pytest
+import torch
+
+from vflsec.core import metrics, registry
+from vflsec.core.defense import Release
+from vflsec.core.message import Kind, Transcript
+from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.seeds import generator
+from vflsec.data.partition import DataSpec
+from vflsec.evaluation.adversary import draw_auxiliary, view_of
+from vflsec.evaluation.plan import Cell
+from vflsec.evaluation.spec import AuxSpec, DefenseSpec
+from vflsec.evaluation.world import build_world
+from vflsec.methods.fedsplitnn import FedSplitNN
+
+
+@pytest.fixture(scope="session")
+def release():
+    """What the sender of gradients knows, with a noise stream at its start."""
+
+    def make(seed=0):
+        return Release("active", "passive_1", Kind.GRADIENT, 0, "train", "h", None, None, generator(seed, "release"))
+
+    return make
+
+
+@lru_cache(maxsize=32)
+def trained(defense, signal, seed):
+    """A federation of two parties trained under ``defense``, and all that was said to the passive one."""
+    train, model = TrainSpec(epochs=6, batch=64, lr=5e-3), ModelSpec(bottom=(16,))
+    data = DataSpec(options={"seed": seed, "signal": signal})
+    cell = Cell(
+        dataset="toy",
+        data=data,
+        method="fedsplitnn",
+        method_options={},
+        train=train,
+        model=model,
+        defenses=(defense,) if defense.strength else (),
+        seed=seed,
+    )
+    world = build_world(cell, "cpu")
+    transcript = Transcript(frozenset({"passive_1"}), frozenset(Kind))
+    world.channel.taps.append(transcript)
+    return FedSplitNN(train, model).fit(world), tuple(transcript.messages)
+
+
+@pytest.fixture(scope="session")
+def leak():
+    """AUC on training rows, the mean of two seeds, of an attack on a planted world whose defence has that strength."""
+
+    def measure(attack, defense, strength, *, signal="planted", **options):
+        found = []
+        for seed in (0, 1):
+            spec = Plain(name=defense, strength=strength, options=options)
+            federation, messages = trained(spec, signal, seed)
+            labels = federation.world.active.labels["train"]
+            known = draw_auxiliary(labels, 2, AuxSpec(n=20), seed)
+            view = view_of(federation, [federation.world.parties["passive_1"]], known, messages)
+            scores = registry.build("attacks", attack)(view, seed=seed).scores["train"]
+            rest = torch.ones(len(labels), dtype=torch.bool)
+            rest[known] = False  # what it knew
+            found.append(metrics.auc(scores[rest].numpy(), labels[rest].numpy()))
+        return sum(found) / len(found)
+
+    return measure
+
+
+class Plain(DefenseSpec, frozen=True):
+    """A spec that can be a key of the cache."""
+
+    def __hash__(self):
+        return hash((self.name, self.strength, str(sorted(self.options.items()))))
