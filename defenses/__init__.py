@@ -6,4 +6,5 @@ CATALOGUE = {
     "max-norm": "vflsec.defenses.max_norm:MaxNorm",
     "perp": "vflsec.defenses.perp:PerpendicularNoise",
     "compress": "vflsec.defenses.compress:Compression",
+    "discrete": "vflsec.defenses.discrete:Discretisation",
 }

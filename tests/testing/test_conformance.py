@@ -37,10 +37,12 @@ EXEMPT: dict[str, dict[str, str]] = {  # by plug-in: checks that do not apply, a
         "test_equal_seeds_give_equal_parameters": "nothing is drawn without bagging: another seed changes nothing",
     },
     "compress": {"test_noise_is_fresh_at_each_release": "nothing is drawn"},
+    "discrete": {"test_noise_is_fresh_at_each_release": "nothing is drawn"},
     "fedcvt": {"test_any_number_of_parties_and_classes": "it is a method of exactly two parties"},
 }  # fmt: skip
 STRENGTHS = {  # a weak and a strong setting, where 1 and 10 are not
     "compress": {"weak": 0.5, "strong": 0.9},
+    "discrete": {"weak": 0.5, "strong": 1.5},
 }
 SMALL = {"projector": 16, "predictor": 8}  # heads of self-supervised methods
 
