@@ -7,4 +7,5 @@ CATALOGUE = {
     "perp": "vflsec.defenses.perp:PerpendicularNoise",
     "compress": "vflsec.defenses.compress:Compression",
     "discrete": "vflsec.defenses.discrete:Discretisation",
+    "sign": "vflsec.defenses.sign:SignOnly",
 }
