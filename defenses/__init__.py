@@ -8,4 +8,5 @@ CATALOGUE = {
     "compress": "vflsec.defenses.compress:Compression",
     "discrete": "vflsec.defenses.discrete:Discretisation",
     "sign": "vflsec.defenses.sign:SignOnly",
+    "ppdl": "vflsec.defenses.ppdl:SparseVector",
 }
