@@ -9,4 +9,5 @@ CATALOGUE = {
     "discrete": "vflsec.defenses.discrete:Discretisation",
     "sign": "vflsec.defenses.sign:SignOnly",
     "ppdl": "vflsec.defenses.ppdl:SparseVector",
+    "average": "vflsec.defenses.average:GroupAverage",
 }
