@@ -10,4 +10,5 @@ CATALOGUE = {
     "sign": "vflsec.defenses.sign:SignOnly",
     "ppdl": "vflsec.defenses.ppdl:SparseVector",
     "average": "vflsec.defenses.average:GroupAverage",
+    "dcor": "vflsec.defenses.dcor:DistanceCorrelation",
 }

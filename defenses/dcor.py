@@ -1,0 +1,63 @@
+"""Distance correlation: the embeddings that arrive are trained to depend less on the label."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vflsec.core.defense import Defense
+
+STABILISER = 1e-16
+
+
+class DistanceCorrelation(Defense):
+    """Adds lambda · log dCor(h, Y) to the active party's loss, for each embedding h (B, d) that it receives.
+
+    With Y the one-hot labels (B, C), A and B the doubly centred matrices (B, B) of Euclidean distances between rows of
+    h and of Y (row means and column means taken away, the grand mean added), and means over all entries:
+    dCor = sqrt(mean(A·B)) / sqrt(sqrt(mean(A·A)) · sqrt(mean(B·B))), in [0, 1]; 1e-16 is added to each mean.
+
+    Source: Sun et al. 2022 (arXiv 2203.01451), section 4; the form of VFLAIR's code. lambda from 1e-4 upwards.
+
+    Hides the label in the embedding, from whoever sees embeddings or keeps the passive party's bottom model: ``mc`` and
+    ``spectral-embedding``. The active party acts alone, through the gradient that it sends, and holds the labels
+    anyway: the passive party is the one kept from learning them. It does not aim at gradients. They carry one more term
+    that depends on the label; where the top model comes to ignore the embedding, that term is most of what is left, and
+    ``direction`` still reads it (planted worlds, lambda .1 to 3: .78 to .97), while ``averaging``, over epochs in which
+    the term turns, falls further. Costs two (B, B) matrices per passive party and step, O(B^2·(d + C)) time. Fails
+    against whoever has what was said early in training, and where the active party has no columns of its own to predict
+    from: less dependence is then less utility. The estimate in a batch is biased upwards, more in small ones.
+
+    Guarantee: none, empirical only. Strength 0 trains as without it, bit for bit; a batch of one class, or of one row,
+    adds nothing.
+
+    Args:
+        strength: lambda.
+    """
+
+    name = "dcor"
+    strength_name = "lambda"
+    points = ()
+    reference = (
+        "Sun et al. 2022, Label Leakage and Protection from Forward Embedding in VFL, arXiv 2203.01451, section 4"
+    )
+    guarantee = "none, empirical only; it acts on embeddings, and gradients go on to tell labels"
+
+    def penalty(self, h: Tensor, labels: Tensor, sender: str) -> Tensor | None:
+        """Return lambda · log dCor of embeddings (B, d) and labels (B,), a scalar; None where there is one class."""
+        if bool((labels == labels[:1]).all()):
+            return None
+        return self.strength * log_distance_correlation(h, labels)
+
+
+def log_distance_correlation(h: Tensor, labels: Tensor) -> Tensor:
+    """Return log dCor of embeddings (B, d) and one-hot labels, given as class numbers (B,)."""
+    a = _centred(torch.cdist(h, h, compute_mode="donot_use_mm_for_euclid_dist"))
+    b = _centred((labels[:, None] != labels).to(h.dtype) * 2**0.5)  # the distance of two one-hot rows
+    logs = [torch.log((x * y).mean().clamp(min=0) + STABILISER) for x, y in ((a, b), (a, a), (b, b))]
+    return logs[0] / 2 - (logs[1] + logs[2]) / 4
+
+
+def _centred(distances: Tensor) -> Tensor:
+    rows, columns = distances.mean(dim=1, keepdim=True), distances.mean(dim=0, keepdim=True)
+    return distances - rows - columns + distances.mean()
