@@ -11,4 +11,5 @@ CATALOGUE = {
     "ppdl": "vflsec.defenses.ppdl:SparseVector",
     "average": "vflsec.defenses.average:GroupAverage",
     "dcor": "vflsec.defenses.dcor:DistanceCorrelation",
+    "mid": "vflsec.defenses.mid:InformationBottleneck",
 }

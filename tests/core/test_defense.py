@@ -65,6 +65,7 @@ def test_every_hook_is_the_identity():
     assert defense.on_received(x, "passive_1") is x
     assert defense.penalty(x, x, "passive_1") is None
     assert tuple(defense.modules()) == ()
+    assert defense.prepare({"passive_1": 3}, rng=None) is None
     assert defense.spent() is None
 
 

@@ -426,6 +426,32 @@ def test_what_a_defence_learned_is_stored_with_its_party(tmp_path):
     assert made._scale.weight.item() == learned
 
 
+def test_a_defence_learns_in_time_what_it_will_receive():
+    """Its parts are sized before the optimizer is made, draw from a stream of their own, and know when they learn."""
+    first, modes = [], []
+    part = nn.ModuleDict()
+
+    def prepare(widths, *, rng):
+        assert isinstance(rng, torch.Generator)
+        part.update({name: nn.Linear(width, width) for name, width in widths.items()})
+        first.append(part["passive_1"].weight.detach().clone())
+
+    def on_received(h, sender):
+        modes.append(part[sender].training)
+        return part[sender](h)
+
+    world, trained = fitted(Hooked(modules=lambda: [part], prepare=prepare, on_received=on_received))
+    assert all(modes)
+    modes.clear()
+    trained.predict("test")
+    assert modes == [False]
+    assert not torch.equal(part["passive_1"].weight, first[0])
+    assert any("defenses" in name for name in world.active.modules.state_dict())
+    part.clear()
+    fitted(Hooked(modules=lambda: [part], prepare=prepare, on_received=on_received))
+    assert torch.equal(*first)
+
+
 class ScaledBoundary(PlainBoundary):
     """Keeps a learned factor at the active party, and its own step count: a boundary with state."""
 
@@ -471,7 +497,7 @@ def test_hooks_at_strength_zero_are_not_called():
     def never(*_, **__):
         raise AssertionError
 
-    hooks = dict.fromkeys(("on_labels", "on_predictions", "on_received", "penalty", "modules"), never)
+    hooks = dict.fromkeys(("on_labels", "on_predictions", "on_received", "penalty", "modules", "prepare"), never)
     _, trained = fitted(Hooked(0.0, **hooks))
     assert torch.isfinite(trained.predict("test")).all()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -121,6 +121,14 @@ class Defense(ABC):
     def modules(self) -> Iterable[nn.Module]:
         """Return the learned parts, trained by the party that carries this defence."""
         return ()
+
+    def prepare(self, widths: Mapping[str, int], *, rng: torch.Generator) -> None:  # noqa: B027  (most have none)
+        """Fill in learned parts whose size is only known when the active party has its models, before training.
+
+        Args:
+            widths: of the embedding that each party will send, by the sender's name.
+            rng: a stream of this defence's own, on the models' device; first weights come from torch's, seeded here.
+        """
 
     def spent(self) -> dict[str, float] | None:
         """Return the privacy spent, as {"epsilon", "delta"}, or None where there is no such guarantee."""

@@ -12,7 +12,7 @@ from vflsec.core.message import Kind
 from vflsec.core.method import Method, ModelSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
-from vflsec.core.seeds import drawing
+from vflsec.core.seeds import drawing, generator
 from vflsec.core.view import Need
 from vflsec.methods.split_training import SplitTraining, selection_split
 from vflsec.nn.top import Top
@@ -66,8 +66,16 @@ class SplitMethod(Method):
             self._boundaries[party.name] = boundary
             for owner, module in boundary.modules().items():  # trained and stored with its owner's own models
                 world.parties[owner].modules[f"boundary_{party.name}"] = module
+        self._prepare(world)
         for party in world.parties.values():
             party.modules.to(world.device)
+
+    def _prepare(self, world: World) -> None:
+        """Tell the active party's defences what they will receive; each draws its first weights from its own stream."""
+        widths = {party.name: self.width(party) for party in world.passive}
+        for number, defense in enumerate(d for d in world.active.defenses if d.strength):
+            with drawing(world.seed, "model", "defense", number):
+                defense.prepare(widths, rng=generator(world.seed, "defense", number, device=world.device))
 
     def width(self, party: Party) -> int:
         """Return the width of the embedding that ``party`` sends."""

@@ -215,7 +215,9 @@ class SplitTraining:
             return self._score("test")
 
     def _switch(self, *, training: bool) -> None:
-        for module in (*self.bottoms.values(), self.top):
+        modules = self.world.active.modules
+        learned = [modules["defenses"]] if "defenses" in modules else []
+        for module in (*self.bottoms.values(), self.top, *learned):
             module.train(training)
 
     def _states(self) -> dict[str, dict[str, Tensor]]:
