@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,13 +12,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vflsec.core.message import Kind, Route
-
-Traffic = MutableMapping[Route, int]
+from vflsec.core.message import Channel, Kind, Route
 
 
 class Checkpoint:
-    """Models, optimizers, losses and traffic after each global iteration, in one file that is replaced as a whole.
+    """Models, optimizers, losses, traffic and releases after each global iteration, in one file, replaced as a whole.
 
     No state of a random stream is kept: each iteration starts streams of its own, named by its number.
 
@@ -34,7 +32,7 @@ class Checkpoint:
         modules: Mapping[str, nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         history: Sequence[float],
-        traffic: Traffic,
+        channel: Channel,
     ) -> None:
         """Replace what is kept by the state after ``len(history)`` iterations."""
         if self.path is None:
@@ -44,7 +42,12 @@ class Checkpoint:
             for index, entries in optimizer.state_dict()["state"].items():
                 found = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
                 tensors |= {f"optimizer/{k}/{index}/{key}": value for key, value in found.items()}
-        facts = {"history": list(history), "traffic": [[*route, nbytes] for route, nbytes in traffic.items()]}
+        tensors |= {f"heard/{k}": counts for k, counts in enumerate(channel.heard.values())}
+        facts = {
+            "history": list(history),
+            "traffic": [[*route, nbytes] for route, nbytes in channel.traffic.items()],
+            "heard": [[*route, split] for route, split in channel.heard],
+        }
         temporary = self.path.with_name(f"{self.path.name}-{os.getpid()}")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         save_file(
@@ -55,7 +58,7 @@ class Checkpoint:
         temporary.replace(self.path)
 
     def restore(
-        self, modules: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer], traffic: Traffic
+        self, modules: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer], channel: Channel
     ) -> list[float]:
         """Put back what is kept, in place; return the losses of the iterations done, none where nothing is kept."""
         if self.path is None or not self.path.exists():
@@ -73,7 +76,10 @@ class Checkpoint:
                     states.setdefault(int(index), {})[entry] = value
             optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
         for phase, sender, receiver, kind, nbytes in facts["traffic"]:
-            traffic[Route(phase, sender, receiver, Kind(kind))] = nbytes
+            channel.traffic[Route(phase, sender, receiver, Kind(kind))] = nbytes
+        for k, (phase, sender, receiver, kind, split) in enumerate(facts["heard"]):
+            device = next((p.device for module in modules.values() for p in module.parameters()), "cpu")
+            channel.heard[Route(phase, sender, receiver, Kind(kind)), split] = tensors[f"heard/{k}"].to(device)
         return list(facts["history"])
 
     def remove(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -70,11 +71,37 @@ class Route(NamedTuple):
     kind: Kind
 
 
+class Releases(NamedTuple):
+    """How often rows of one split have crossed on one route.
+
+    Attributes:
+        most: how often the row did that was released most often.
+        total: how often all rows did, together.
+    """
+
+    phase: str
+    sender: str
+    receiver: str
+    kind: Kind
+    split: str
+    most: int
+    total: int
+
+
 class Channel:
-    """Carries messages: cuts the autograd graph, counts bytes by route, shows each message to its taps."""
+    """Carries messages: cuts the autograd graph, counts bytes and rows by route, shows each message to its taps.
+
+    Attributes:
+        traffic: bytes by route.
+        heard: how often each row has crossed, (n,) by route and split.
+        earlier: releases of phases that were not run again.
+        taps: called with every message.
+    """
 
     def __init__(self) -> None:
         self.traffic: Counter[Route] = Counter()
+        self.heard: dict[tuple[Route, str], Tensor] = {}
+        self.earlier: list[Releases] = []
         self.taps: list[Callable[[Message], None]] = []
         self._muted = False
 
@@ -96,10 +123,24 @@ class Channel:
         message = message.private_copy()
         if self._muted:
             return message
-        self.traffic[Route(message.phase, message.sender, message.receiver, message.kind)] += message.nbytes
+        route = Route(message.phase, message.sender, message.receiver, message.kind)
+        self.traffic[route] += message.nbytes
+        if message.rows is not None and len(message.rows):
+            self._count((route, message.split), message.rows)
         for tap in self.taps:
             tap(message)
         return message
+
+    def releases(self) -> list[Releases]:
+        """Return how often rows have crossed, by route and split: what a budget of privacy is spent by."""
+        counts = [(route, split, found) for (route, split), found in self.heard.items()]
+        return [*self.earlier, *(Releases(*route, split, int(n.max()), int(n.sum())) for route, split, n in counts)]
+
+    def _count(self, key: tuple[Route, str], rows: Tensor) -> None:
+        before = self.heard.get(key, rows.new_zeros(0))
+        lacking = int(rows.max()) + 1 - len(before)
+        counts = torch.cat([before, before.new_zeros(lacking + len(before))]) if lacking > 0 else before
+        self.heard[key] = counts.index_add_(0, rows, torch.ones_like(rows))
 
 
 class Transcript:

@@ -137,7 +137,7 @@ class HybridSSL(SplitMethod):
         cross, local, optimizers = self._steps(world)
         average = self._average(world) if self.pma else None
         modules = {f"{role}/{name}": tower for role, own in self._towers.items() for name, tower in own.items()}
-        history = world.checkpoint.restore(modules, optimizers, world.channel.traffic)
+        history = world.checkpoint.restore(modules, optimizers, world.channel)
         for iteration in range(len(history), self.iterations):
             world.begin(phase, iteration)
             for optimizer in optimizers:
@@ -150,7 +150,7 @@ class HybridSSL(SplitMethod):
             history.append(sum(losses) / len(losses))
             if not history[-1] < float("inf"):
                 raise Diverged(f"the loss is {history[-1]} after iteration {iteration + 1}: lower train.pretrain.lr")
-            world.checkpoint.save(modules, optimizers, history, world.channel.traffic)
+            world.checkpoint.save(modules, optimizers, history, world.channel)
             progress(phase, iteration + 1, self.iterations)
         return history
 

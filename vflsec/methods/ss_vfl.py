@@ -113,7 +113,7 @@ class SSVFL(SplitMethod):
         """LocalCL at every party; a killed run goes on after the last finished global iteration."""
         learners = {party.name: self._learner(party, world.seed) for party in world.parties.values()}
         optimizers = [learner.optimizer for learner in learners.values()]
-        history = world.checkpoint.restore(learners, optimizers, world.channel.traffic)
+        history = world.checkpoint.restore(learners, optimizers, world.channel)
         for iteration in range(len(history), self.iterations):
             for optimizer in optimizers:
                 optimizer.param_groups[0]["lr"] = self.rate(iteration)
@@ -122,7 +122,7 @@ class SSVFL(SplitMethod):
             history.append(sum(losses) / len(losses))
             if not history[-1] < float("inf"):
                 raise Diverged(f"the loss is {history[-1]} after iteration {iteration + 1}: lower train.pretrain.lr")
-            world.checkpoint.save(learners, optimizers, history, world.channel.traffic)
+            world.checkpoint.save(learners, optimizers, history, world.channel)
             progress(phase, iteration + 1, self.iterations)
         return history
 

@@ -143,11 +143,11 @@ class HybridLocalPretraining(SplitMethod):
         learners = dict(self._learners(world))
         states = {name: learner.state for name, learner in learners.items()}
         optimizers = [learner.optimizer for learner in learners.values()]
-        history = world.checkpoint.restore(states, optimizers, world.channel.traffic)
+        history = world.checkpoint.restore(states, optimizers, world.channel)
         while learning := [learner for learner in learners.values() if not learner.state.done]:
             losses = [learner.epoch() for learner in learning]
             history.append(sum(losses) / len(losses))
-            world.checkpoint.save(states, optimizers, history, world.channel.traffic)
+            world.checkpoint.save(states, optimizers, history, world.channel)
             progress(phase, len(history), max(state.epochs for state in states.values()))
         for learner in learners.values():
             learner.finish()
