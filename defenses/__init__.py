@@ -12,4 +12,7 @@ CATALOGUE = {
     "average": "vflsec.defenses.average:GroupAverage",
     "dcor": "vflsec.defenses.dcor:DistanceCorrelation",
     "mid": "vflsec.defenses.mid:InformationBottleneck",
+    "gaussian-dp": "vflsec.defenses.gaussian_dp:GaussianDP",
+    "laplace-dp": "vflsec.defenses.laplace_dp:LaplaceDP",
+    "label-dp": "vflsec.defenses.label_dp:LabelDP",
 }

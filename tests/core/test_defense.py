@@ -66,7 +66,8 @@ def test_every_hook_is_the_identity():
     assert defense.penalty(x, x, "passive_1") is None
     assert tuple(defense.modules()) == ()
     assert defense.prepare({"passive_1": 3}, rng=None) is None
-    assert defense.spent() is None
+    assert defense.expect(None) is None
+    assert defense.spent(1) is None
 
 
 def test_the_card_is_data():

@@ -14,6 +14,9 @@ from vflsec.core.checks import non_negative, one_of
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 
+LABELS = "labels"
+"""The point of defences that change the labels before training; nothing is sent there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Release:
@@ -52,7 +55,11 @@ class Defense(ABC):
     Args:
         strength: how strong; 0 is off, larger never protects less on average.
         at: the kinds of release to act on, each in every phase (``embedding``) or in one (``pretrain.embedding``);
-            default the first of ``points``, which is empty where no release is changed.
+            default the first of ``points``, which is empty where no release is changed. ``labels`` is a point of a
+            defence that changes the labels that the active party trains on.
+
+    Class attributes:
+        by_epsilon: options under which the strength is 1/epsilon, or None where there is no differential privacy.
 
     Attributes:
         at: those kinds.
@@ -67,6 +74,7 @@ class Defense(ABC):
     guarantee: ClassVar[str]
     points: ClassVar[tuple[Kind, ...]]
     strength_name: ClassVar[str] = "strength"
+    by_epsilon: ClassVar[Mapping[str, Any] | None] = None
     version: ClassVar[int] = 1
 
     def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
@@ -75,9 +83,12 @@ class Defense(ABC):
             raise UsageError("expected a finite strength, got inf")
         self.strength = float(strength)
         phases: dict[Kind, set[str]] = {}
+        on_labels = _at_labels(type(self))
         for point in at or [point.value for point in self.points[:1]]:
+            if point in on_labels:  # it acts there whatever else is said
+                continue
             phase, _, kind = point.rpartition(".")
-            one_of([kind.value for kind in self.points], at=kind)
+            one_of([*(kind.value for kind in self.points), *on_labels], at=kind)
             phases.setdefault(Kind(kind), set()).add(phase)
         self.at = frozenset(phases)
         self.phases = {kind: frozenset(found) for kind, found in phases.items() if "" not in found}
@@ -130,8 +141,14 @@ class Defense(ABC):
             rng: a stream of this defence's own, on the models' device; first weights come from torch's, seeded here.
         """
 
-    def spent(self) -> dict[str, float] | None:
-        """Return the privacy spent, as {"epsilon", "delta"}, or None where there is no such guarantee."""
+    def expect(self, releases: int | None) -> None:  # noqa: B027  (a hook)
+        """Hear, before anything leaves, how often one row will be released to one party; None where nobody knows."""
+
+    def spent(self, releases: int) -> dict[str, float] | None:
+        """Return the privacy spent on one row by ``releases`` releases of it, as {"epsilon", "delta"}.
+
+        None where there is no such guarantee, as at strength 0.
+        """
         return None
 
     def __repr__(self) -> str:
@@ -170,11 +187,16 @@ def acting(defenses: Iterable[Defense], kind: Kind, phase: str) -> list[Defense]
     return [defense for defense in defenses if defense.acts(kind, phase)]
 
 
+def _at_labels(defense: type[Defense]) -> list[str]:
+    """The point of a defence that changes labels, if this is one."""
+    return [] if defense.on_labels is Defense.on_labels else [LABELS]
+
+
 def describe(defense: type[Defense]) -> dict[str, Any]:
     """Return the card of a defence as data."""
     return {
         "name": defense.name,
-        "acts at": ", ".join(point.value for point in defense.points),
+        "acts at": ", ".join([*(point.value for point in defense.points), *_at_labels(defense)]),
         "strength": defense.strength_name,
         "reference": defense.reference,
         "guarantee": defense.guarantee,

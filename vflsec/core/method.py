@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vflsec.core.attack import Attack
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.checks import fraction, non_negative, positive
+from vflsec.core.defense import Defense
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import Channel, Kind
 from vflsec.core.party import Party
@@ -267,6 +268,24 @@ class Method(ABC):
             Diverged: the loss is not finite.
         """
 
+    def planned(self, phase: str, world: World) -> int | None:
+        """Return how often a row will be released to one party in ``phase``, at most; None where that is not known."""
+        return None
+
+    @final
+    def prepare(self, world: World) -> None:
+        """Tell every party's defences how often a row will be released where they act."""
+        for party in world.parties.values():
+            for defense in party.defenses:
+                defense.expect(self.releases(defense, world))
+
+    @final
+    def releases(self, defense: Defense, world: World) -> int | None:
+        """Return how often a row will be released to one party where ``defense`` acts; None where not known."""
+        met = [p for p in self.phases if any(defense.acts(kind, p) for kind in self.sends.get(p, ()))]
+        found = [self.planned(phase, world) for phase in met]
+        return None if None in found else sum(n for n in found if n)
+
     @abstractmethod
     def predict(self, world: World, split: str) -> Tensor:
         """Return logits (n, C) for the rows of ``split``; embeddings cross the wire as in training."""
@@ -285,6 +304,7 @@ class Method(ABC):
     def run(self, phase: str, world: World, progress: Progress = lambda phase, done, total: None) -> list[float]:
         """Run one phase with noise of its own, and return its loss by epoch."""
         world.begin(phase)
+        self.prepare(world)
         return self.train(phase, world, progress)
 
 
@@ -309,6 +329,7 @@ class Trained:
             Diverged: a logit is not finite.
         """
         self.world.begin("predict", split)
+        self.method.prepare(self.world)
         logits = self.method.predict(self.world, split)
         if not torch.isfinite(logits).all():
             raise Diverged(f"{self.method.name} predicts values that are not finite on {split} rows")

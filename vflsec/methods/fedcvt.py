@@ -146,6 +146,10 @@ class FedCVT(SplitMethod):
         if one != other:
             raise UsageError(f"fedcvt expects encoders of one width, got {one} and {other}: set model.cut")
 
+    def planned(self, phase: str, world: World) -> int | None:
+        """Return None: rows without a label cross as often as those with labels make room for."""
+        return None
+
     def train(self, phase: str, world: World, progress: Progress) -> list[float]:
         """Run the one phase, ``train``."""
         self.check(world)

@@ -90,6 +90,10 @@ class SplitMethod(Method):
         if self.train_spec.batch < 2 and any(isinstance(layer, BATCH_NORM) for layer in layers):
             raise UsageError(f"expected train.batch >= 2, got {self.train_spec.batch}: one row tells BatchNorm nothing")
 
+    def planned(self, phase: str, world: World) -> int | None:
+        """Return the number of epochs of the last phase: in each, every row crosses once; of others nothing is said."""
+        return self.train_spec.n_epochs(world.n_rows("train")) if phase == self.phases[-1] else None
+
     def train(self, phase: str, world: World, progress: Progress) -> list[float]:
         """Run the last phase, split learning."""
         return self.split(world).fit(phase, progress)

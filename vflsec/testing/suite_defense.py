@@ -108,6 +108,35 @@ class DefenseConformance(Suite):
             weak, strong = (self._distortion(strength, kind) for strength in (self.weak, self.strong))
             assert strong > weak > 0, f"at {kind}: {weak:.3g} at {self.weak:g}, {strong:.3g} at {self.strong:g}"
 
+    def test_labels_are_changed_reproducibly(self) -> None:
+        """A defence of labels keeps their type and range, draws from its stream alone, and may be told its point."""
+        if type(self.make(self.weak)).on_labels is Defense.on_labels:
+            return
+        y = torch.arange(60) % 3
+        kept = y.clone()
+        for strength in (0.0, self.weak):
+            defense = self.make(strength, at=["labels"])
+            first, second = (defense.on_labels(y, n_classes=3, rng=generator(0, "labels")) for _ in range(2))
+            assert same(first, second), f"{defense!r} is not reproducible at labels"
+            assert first.shape == y.shape
+            assert first.dtype == y.dtype
+            assert set(first.tolist()) <= {0, 1, 2}, f"{defense!r} gives labels of no class"
+            assert same(first, y) or strength, f"{defense!r} is not the identity at labels"
+        assert same(y, kept), "changed the active party's own labels"
+
+    def test_privacy_is_accounted_for(self) -> None:
+        """Where epsilon is told: more strength spends less, more releases no less, and strength 0 has no bound."""
+        weak, strong, off = (self.make(strength) for strength in (self.weak, self.strong, 0.0))
+        one, two, other = weak.spent(1), weak.spent(2), strong.spent(1)
+        if one is None:
+            assert type(weak).by_epsilon is None, f"{weak!r} takes an epsilon and tells none"
+            return
+        assert two is not None
+        assert other is not None
+        assert 0 < other["epsilon"] < one["epsilon"] <= two["epsilon"] < float("inf")
+        assert 0 <= one["delta"] < 1
+        assert off.spent(1) is None, f"{off!r} claims a guarantee"
+
     def _points(self) -> tuple[Kind, ...]:
         return type(self.make(self.weak)).points
 

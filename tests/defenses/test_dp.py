@@ -1,0 +1,260 @@
+"""Differential privacy: the noise has the scale that is accounted for, and the account is that of known formulas."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from opacus.accountants import PRVAccountant, RDPAccountant
+from scipy import optimize, stats
+from vflsec.defenses.gaussian_dp import ORDERS, GaussianDP, epsilon, noise_multiplier
+from vflsec.defenses.label_dp import LabelDP
+from vflsec.defenses.laplace_dp import LaplaceDP
+
+from vflsec.core.defense import Release
+from vflsec.core.errors import UsageError
+from vflsec.core.message import Kind, Transcript
+from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.seeds import generator
+from vflsec.data.partition import DataSpec
+from vflsec.evaluation.plan import Cell
+from vflsec.evaluation.privacy import spent
+from vflsec.evaluation.spec import parse_defense
+from vflsec.evaluation.world import build_method, build_world
+
+DELTA = 1e-5
+NOISES = {GaussianDP: (2, stats.norm), LaplaceDP: (1, stats.laplace)}
+
+
+def analytic(sigma, releases=1, delta=DELTA):
+    """Epsilon of a Gaussian mechanism exactly (Balle and Wang 2018, theorem 8); n of them are one of sigma / root n."""
+    mu = math.sqrt(releases) / sigma
+
+    def excess(eps):
+        return stats.norm.cdf(mu / 2 - eps / mu) - math.exp(eps + stats.norm.logcdf(-mu / 2 - eps / mu)) - delta
+
+    return optimize.brentq(excess, 0, 1e4, xtol=1e-10)
+
+
+def released(defense, value, point="gradient", rng=None):
+    release = Release("a", "b", Kind(point), 0, "train", "value", None, None, rng or generator(0, "dp"))
+    return getattr(defense, f"on_{point}")(value, release)
+
+
+@pytest.mark.parametrize("made", NOISES)
+@pytest.mark.parametrize(("point", "strength"), [("gradient", 0.5), ("gradient", 20.0), ("embedding", 3.0)])
+def test_noise_is_strength_times_the_sensitivity(made, point, strength):
+    x = torch.zeros(4000, 8)
+    scale = strength * 2 * 0.7 / (4000 if point == "gradient" else 1)
+    noise = released(made(strength, at=[point], clip=0.7), x, point)
+    distribution = NOISES[made][1]
+    assert float(noise.std()) == pytest.approx(scale * distribution.std(), rel=0.02)
+    z = noise.flatten().double().numpy() / scale
+    assert stats.kstest(z, distribution.cdf).pvalue > 0.01
+    assert stats.kstest(z / 1.1, distribution.cdf).pvalue < 1e-6  # a scale 10 % off is rejected
+    assert stats.kstest(z / 0.9, distribution.cdf).pvalue < 1e-6
+
+
+@pytest.mark.parametrize("made", NOISES)
+@pytest.mark.parametrize("point", ["gradient", "embedding"])
+def test_each_row_is_clipped_by_itself(made, point):
+    """A row's own loss is what is clipped: what is sent of a batch of n is one n-th of that. Small rows stay."""
+    x = torch.randn(50, 6, generator=generator(1, "rows"), dtype=torch.float64) * torch.logspace(-4, 2, 50)[:, None]
+    bound = 0.2 / (50 if point == "gradient" else 1)
+    clipped = released(made(1e-12, at=[point]), x, point)
+    norms, before = (torch.linalg.vector_norm(rows, ord=NOISES[made][0], dim=1) for rows in (clipped, x))
+    assert torch.allclose(norms, before.clamp(max=bound), rtol=1e-6)
+    assert torch.allclose(torch.nn.functional.cosine_similarity(clipped, x), torch.ones(50, dtype=torch.float64))
+    assert 0 < int((before < bound).sum()) < 50
+
+
+@pytest.mark.parametrize("made", NOISES)
+@pytest.mark.parametrize("point", ["gradient", "embedding"])
+@pytest.mark.parametrize("text", ["strength=0", "epsilon=inf"])
+def test_no_protection_is_the_identity(made, point, text):
+    spec = parse_defense(f"{made.name}:{text}")
+    x = torch.randn(20, 3, generator=generator(2, "rows")) * 100
+    defense = made(spec.strength, at=[point], **spec.options)
+    rng = generator(0, "dp")
+    state = rng.get_state()
+    assert released(defense, x, point, rng) is x
+    assert torch.equal(rng.get_state(), state)
+    assert defense.spent(5) is None
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0, 30.0])
+def test_one_release_costs_what_the_analytic_formula_says(sigma):
+    exact = analytic(sigma)
+    assert exact <= epsilon(sigma, 1, DELTA, "prv") <= exact + 0.02
+    assert exact <= epsilon(sigma, 1, DELTA, "rdp") <= 1.15 * exact
+
+
+@pytest.mark.parametrize(("sigma", "releases"), [(4.0, 20), (20.0, 300), (0.8, 60)])
+def test_a_composed_run_costs_what_opacus_says_by_hand(sigma, releases):
+    renyi = RDPAccountant()
+    for _ in range(releases):
+        renyi.step(noise_multiplier=sigma, sample_rate=1.0)
+    assert epsilon(sigma, releases, DELTA) == pytest.approx(renyi.get_epsilon(DELTA, alphas=ORDERS), rel=1e-9)
+    exact = analytic(sigma, releases)
+    assert exact <= epsilon(sigma, releases, DELTA) <= 1.15 * exact
+    if exact < 50:
+        with np.errstate(divide="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            numerical = PRVAccountant()
+            numerical.history = [(sigma, 1.0, releases)]
+            assert epsilon(sigma, releases, DELTA, "prv") == pytest.approx(numerical.get_epsilon(DELTA), rel=1e-9)
+        assert exact <= epsilon(sigma, releases, DELTA, "prv") <= exact + 0.02
+    assert GaussianDP(sigma).spent(releases) == {"epsilon": epsilon(sigma, releases, DELTA), "delta": DELTA}
+
+
+def test_a_tiny_noise_has_a_finite_epsilon_with_either_accountant():
+    """PRV's grid would take minutes and gigabytes, and end in infinity."""
+    assert epsilon(0.01, 300, DELTA, "prv") == epsilon(0.01, 300, DELTA, "rdp") < 1e7
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+@pytest.mark.parametrize(("target", "releases"), [(1.0, 20), (8.0, 300), (0.1, 1)])
+def test_the_noise_is_the_least_that_keeps_to_the_epsilon(accountant, target, releases):
+    sigma = noise_multiplier(target, releases, DELTA, accountant)
+    assert target * (1 - 1e-3) <= epsilon(sigma, releases, DELTA, accountant) <= target
+    made = GaussianDP(1 / target, unit="1/epsilon", accountant=accountant)
+    made.expect(releases)
+    assert made.scale == sigma
+    assert made.spent(releases)["epsilon"] == pytest.approx(target, rel=1e-3)
+    assert made.spent(2 * releases)["epsilon"] > target  # what was said counts, not what was planned
+
+
+def test_laplace_adds_up():
+    assert LaplaceDP(4.0).spent(20) == {"epsilon": 5.0, "delta": 0.0}
+    made = LaplaceDP(0.5, unit="1/epsilon")
+    made.expect(20)
+    assert made.scale == 10.0
+    assert made.spent(20) == {"epsilon": 2.0, "delta": 0.0}
+
+
+def test_an_epsilon_needs_a_known_number_of_releases():
+    with pytest.raises(UsageError, match="how often it releases"):
+        GaussianDP(1.0, unit="1/epsilon").expect(None)
+    with pytest.raises(UsageError, match="larger epsilon"):
+        GaussianDP(1e9, unit="1/epsilon", accountant="prv").expect(3)
+    GaussianDP(1.0).expect(None)
+    for wrong in ({"clip": 0.0}, {"delta": 0.0}, {"delta": 1.0}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            GaussianDP(1.0, **wrong)
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("eps", [0.5, 2.0])
+def test_randomised_response_flips_with_its_probability(classes, eps):
+    y = torch.arange(200_000) % classes
+    made = LabelDP(1 / eps)
+    told = made.on_labels(y, n_classes=classes, rng=generator(0, "labels"))
+    kept = int((told == y).sum())
+    p = math.exp(eps) / (math.exp(eps) + classes - 1)
+    assert made.kept(classes) == pytest.approx(p)
+    assert stats.binomtest(kept, len(y), p).pvalue > 0.01
+    for wrong in (0.9 * eps, 1.1 * eps):  # an epsilon 10 % off is rejected
+        off = math.exp(wrong) / (math.exp(wrong) + classes - 1)
+        assert stats.binomtest(kept, len(y), off).pvalue < 1e-6
+    shifts = torch.bincount((told - y) % classes, minlength=classes)[1:]
+    assert classes == 2 or stats.chisquare(shifts.numpy()).pvalue > 0.01  # all other classes alike
+
+
+def test_randomised_response_has_an_exact_epsilon():
+    for eps in (0.5, 1.0, 2.0, 3.0, 8.0):
+        made = LabelDP(1 / eps)
+        kept, flipped = made.kept(5), (1 - made.kept(5)) / 4
+        assert math.log(kept / flipped) == pytest.approx(eps, rel=1e-12)
+        assert made.spent(1) == made.spent(10**6) == {"epsilon": pytest.approx(eps, rel=1e-12), "delta": 0.0}
+    y = torch.arange(10)
+    assert LabelDP(0.0).on_labels(y, n_classes=10, rng=generator(0, "labels")) is y
+    assert torch.equal(LabelDP(1e-3).on_labels(y, n_classes=10, rng=generator(0, "labels")), y)
+
+
+def lower_bound(score, label, delta):
+    """The epsilon below which no mechanism lets this be told apart so well, with 99.9 %; thresholds on one half.
+
+    Of true and false positives (Clopper-Pearson): epsilon >= ln((TPR - delta) / FPR).
+    """
+    half = np.arange(len(score)) % 2 == 0
+    found = []
+    for s, y in ((score, label), (-score, 1 - label)):
+        thresholds = np.quantile(s[half], np.linspace(0.02, 0.98, 49))
+        choice = max(thresholds, key=lambda t: _bound(s[half] >= t, y[half], delta))
+        found.append(_bound(s[~half] >= choice, y[~half], delta))
+    return max(found)
+
+
+def _bound(guess, y, delta):
+    (true, n), (false, m) = ((int(guess[y == c].sum()), int((y == c).sum())) for c in (1, 0))
+    tpr = stats.binomtest(true, n).proportion_ci(0.998, "exact").low
+    fpr = stats.binomtest(false, m).proportion_ci(0.998, "exact").high
+    return math.log((tpr - delta) / fpr) if tpr > delta else 0.0
+
+
+@pytest.mark.parametrize("made", NOISES)
+def test_what_can_be_told_apart_at_worst_stays_below_epsilon_and_comes_close(made):
+    """Two neighbours at opposite ends of what clipping leaves, released as often as is accounted for."""
+    releases, target = 5, 2.0
+    options = {"delta": 0.01} if made is GaussianDP else {}  # what happens once in 100,000 no test sees
+    defense = made(1 / target, at=["embedding"], unit="1/epsilon", **options)
+    defense.expect(releases)
+    spent = defense.spent(releases)
+    assert spent["epsilon"] == pytest.approx(target, rel=1e-3)
+    assert 0.5 * target < told_apart(defense, releases, spent["delta"]) < target
+    weaker = made(defense.scale / 3, at=["embedding"])
+    assert told_apart(weaker, releases, spent["delta"]) > target  # the same audit convicts a third of the noise
+
+
+def told_apart(defense, releases, delta, trials=40_000):
+    label = torch.arange(trials) % 3 % 2
+    x = torch.zeros(trials, 3)
+    x[:, 0] = 50.0 * (2.0 * label - 1)
+    rng = generator(3, "trials")
+    heard = torch.stack([released(defense, x, "embedding", rng)[:, 0] for _ in range(releases)])
+    if isinstance(defense, LaplaceDP):  # the likelihood ratio; of the normal distribution it is the sum
+        heard = (heard + defense.clip).abs() - (heard - defense.clip).abs()
+    return lower_bound(heard.sum(dim=0).numpy(), label.numpy(), delta)
+
+
+@pytest.mark.parametrize("text", ["gaussian-dp:epsilon=1", "laplace-dp:epsilon=1", "label-dp:epsilon=1@labels"])
+def test_on_the_planted_world_no_label_attack_beats_epsilon(text):
+    """Labels of half of the training rows are tossed anew: of those the columns say nothing.
+
+    (Of the others an attacker may guess the label from the columns, which no epsilon forbids.)
+    The attacker averages all releases of a row, along the direction that the true labels of other rows give.
+    """
+    found, stated = {}, None
+    for defenses in ((parse_defense(text),), ()):
+        cell = Cell(
+            dataset="toy",
+            data=DataSpec(options={"rows": 8000, "signal": "planted"}),
+            method="fedsplitnn",
+            method_options={},
+            train=TrainSpec(epochs=4, batch=64, lr=0.01),
+            model=ModelSpec(),
+            defenses=defenses,
+            seed=0,
+        )
+        world, method = build_world(cell, "cpu"), build_method(cell)
+        labels = world.active.labels["train"]
+        tossed = torch.arange(len(labels)) % 2 == 0
+        labels[tossed] = torch.randint(0, 2, (int(tossed.sum()),), generator=generator(5, "coins"))
+        tap = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
+        world.channel.taps.append(tap)
+        trained = method.fit(world)
+        total = torch.zeros(len(labels), tap.messages[0].payload["value"].shape[1], dtype=torch.float64)
+        for message in tap.messages:
+            total.index_add_(0, message.rows, message.payload["value"].double() * len(message.rows))
+        known = tossed & (torch.arange(len(labels)) % 8 < 2)
+        first, second = (total[known & (labels == c)].mean(dim=0) for c in (0, 1))
+        score, truth = (total @ (second - first))[tossed & ~known], labels[tossed & ~known]
+        found[bool(defenses)] = lower_bound(score.numpy(), truth.numpy(), DELTA)
+        if defenses:
+            (one,) = spent(trained, world.channel.releases(), "passive_1")
+            stated = one["epsilon"]
+            assert one.get("releases", 4) == 4
+    print(f"{text}: lower bound {found[True]:.3f}, undefended {found[False]:.3f}, stated {stated:.3f}")  # noqa: T201
+    assert stated == pytest.approx(1.0, rel=1e-3)
+    assert found[True] < stated < found[False]
