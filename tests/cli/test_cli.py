@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -116,6 +117,15 @@ def test_comma_lists_and_repeated_options_are_the_same():
     ))  # fmt: skip
     assert listed == repeated
     assert "strengths = [" in listed
+
+
+def test_an_epsilon_takes_the_place_of_the_strength():
+    plan = run("eval", *TOY, "--defense", "label-dp", "--epsilon", "1,2", "--epsilon", "8", "--dry-run")
+    assert [float(x) for x in re.findall(r"^ +([.\d]+),$", plan.stdout, re.MULTILINE)] == [1.0, 0.5, 0.125]
+    both = run("eval", *TOY, "--defense", "label-dp", "--epsilon", "1", "--lambda", "1", "--dry-run")
+    assert both.exit_code == 2
+    assert "drop one" in both.stderr
+    assert "--epsilon" in run("eval", *TOY, "--defense", "label-dp", "--epsilon", "x", "--dry-run").stderr
 
 
 def test_report_prints_it_again(finished):

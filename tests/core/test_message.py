@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vflsec.core.message import Channel, Kind, Message, Route, Transcript
+from vflsec.core.message import Channel, Kind, Message, Releases, Route, Transcript
 
 
 def message(value, *, kind=Kind.EMBEDDING, sender="passive_1", receiver="active", rows=None):
@@ -73,3 +73,18 @@ def test_a_transcript_keeps_only_the_kinds_it_is_for():
     transcript(message(torch.zeros(1)))
     transcript(message(torch.zeros(1), kind=Kind.GRADIENT))
     assert [heard.kind for heard in transcript.messages] == [Kind.GRADIENT]
+
+
+def test_the_wire_counts_how_often_each_row_has_crossed():
+    channel = Channel()
+    for rows in ([0, 1], [1, 7], [1]):
+        value = torch.ones(len(rows), 2)
+        channel.deliver(Message(Kind.EMBEDDING, "a", "b", 0, "train", {"h": value}, torch.tensor(rows)))
+    with channel.muted():
+        channel.deliver(Message(Kind.EMBEDDING, "a", "b", 0, "train", {"h": torch.ones(1, 2)}, torch.tensor([1])))
+    channel.deliver(Message(Kind.EMBEDDING, "a", "b", 0, "predict", {"h": torch.ones(1, 2)}, torch.tensor([1]), "test"))
+    channel.deliver(Message(Kind.PARAMETERS, "a", "b", 0, "train", {"w": torch.ones(2)}))
+    assert channel.releases() == [
+        Releases("train", "a", "b", Kind.EMBEDDING, "train", most=3, total=5),
+        Releases("predict", "a", "b", Kind.EMBEDDING, "test", most=1, total=1),
+    ]

@@ -1,5 +1,6 @@
 """Settings: the grammar, the merge, and one line for every mistake."""
 
+import re
 import tomllib
 
 import msgspec
@@ -187,3 +188,42 @@ def test_config_files_that_cannot_be_read(tmp_path):
     (tmp_path / "bad.toml").write_text("a = ")
     with pytest.raises(UsageError, match="is not TOML"):
         specs.read_toml(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "strength", "options", "at"),
+    [
+        ("label-dp:epsilon=2@labels", 0.5, {}, ("labels",)),
+        ("label-dp:epsilon=inf", 0.0, {}, None),
+        ("gaussian-dp:epsilon=4,clip=1.0", 0.25, {"clip": 1.0, "unit": "1/epsilon"}, None),
+        ("laplace-dp:strength=4@embedding", 4.0, {}, ("embedding",)),
+    ],
+)
+def test_a_private_defense_takes_an_epsilon(text, strength, options, at):
+    spec = specs.parse_defense(text)
+    assert (spec.strength, spec.options, spec.at) == (strength, options, at)
+
+
+def test_epsilons_stand_for_strengths():
+    spec = specs.read({"defenses": ["gaussian-dp", "label-dp"], "epsilons": [1, 2, 8]})
+    assert spec.strengths == (1.0, 0.5, 0.125)
+    assert [d.options for d in spec.defenses] == [{"unit": "1/epsilon"}, {}]
+    assert specs.read(tomllib.loads(specs.to_toml(spec))) == spec
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"defenses": ["iso"], "epsilons": [1]}, "got iso: use --lambda"),
+        ({"defenses": ["label-dp"], "epsilons": [1], "strengths": [1]}, "the strength once"),
+        ({"defenses": ["label-dp:epsilon=2"], "epsilons": [1]}, "the strength once"),
+        ({"defenses": ["gaussian-dp:epsilon=2,strength=1"]}, "the strength once"),
+        ({"defenses": ["label-dp"], "epsilons": [0]}, "epsilon > 0, got 0"),
+        ({"fixed": ["iso:epsilon=2"]}, "got iso: use --lambda"),
+        ({"fixed": ["label-dp"]}, "say label-dp:epsilon=5"),
+        ({"epsilons": [1]}, "got no defense"),
+    ],
+)
+def test_wrong_epsilons_teach(settings, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        specs.read(settings)

@@ -139,6 +139,7 @@ def test_a_killed_pre_training_goes_on_after_the_last_finished_iteration(name, t
     for role in ("local", "cross"):
         assert equal(states(whole, role), states(second, role))
     assert second.channel.traffic == whole.channel.traffic
+    assert second.channel.releases() == whole.channel.releases()
 
 
 class Seen(Defense):

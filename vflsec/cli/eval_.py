@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 @click.option("--attack", "attacks", multiple=True, help="NAME[:option=value,...]; repeat or list.  [default: mc]")
 @click.option("--defense", "defenses", multiple=True, help="NAME[:option=value,...][@point]; swept over --lambda.")
 @click.option("--lambda", "--strength", "strengths", multiple=True, help="Strengths, for example 1,5,25; 0 is added.")
+@click.option(
+    "--epsilon",
+    "epsilons",
+    multiple=True,
+    help="Instead, of defenses with differential privacy: 1,2,8 in all training.",
+)
 @click.option("--at", "at", multiple=True, help="Where the defense acts: gradient, embedding, parameters.")
 @click.option("--with", "fixed", multiple=True, help="NAME:knob=value@point: a further defense that stays as it is.")
 @click.option("--adversary", help="The attacking party, or a+b for two that collude.  [default: passive_1]")
@@ -114,6 +120,7 @@ def sweeps(
     attacks: Sequence[str],
     defenses: Sequence[str],
     strengths: Sequence[str],
+    epsilons: Sequence[str],
     at: Sequence[str],
     attack_budget: str | None,
     adaptive: bool | None,
@@ -133,6 +140,10 @@ def sweeps(
             file.pop("strengths", None)
     if strengths:
         file["strengths"] = numbers(strengths)
+    if epsilons:
+        file["epsilons"] = numbers(epsilons, "--epsilon")
+        if not strengths:
+            file.pop("strengths", None)
     if attack_budget:
         assignments = [f'aux.budget="{attack_budget}"', *assignments]
     if adaptive is not None:

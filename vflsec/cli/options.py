@@ -72,7 +72,7 @@ def limits(command: Command) -> Command:
     )(command)
 
 
-def numbers(texts: Sequence[str]) -> list[float]:
+def numbers(texts: Sequence[str], option: str = "--lambda") -> list[float]:
     """Read comma lists of numbers.
 
     Raises:
@@ -83,7 +83,5 @@ def numbers(texts: Sequence[str]) -> list[float]:
         try:
             found += [float(piece) for piece in text.split(",")]
         except ValueError:
-            raise click.BadParameter(
-                f"{text!r} is not a comma-separated list of numbers", param_hint="--lambda"
-            ) from None
+            raise click.BadParameter(f"{text!r} is not a comma-separated list of numbers", param_hint=option) from None
     return found

@@ -193,6 +193,10 @@ def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
             carried.suit(world.n_classes)
         method.build(world)
         method.check(world)
+        for defense in (*spec.defenses, *spec.fixed):  # an epsilon must be within reach
+            for strength in spec.strengths if defense in spec.defenses else [defense.strength]:
+                made = build_defense(msgspec.structs.replace(defense, strength=strength))
+                made.prepare(method.releases(made, world))
         yield method, world
 
 

@@ -134,6 +134,7 @@ class Curve:
             choice=choice,
             target=target,
             reached=_reached(found, self.seeds),
+            spent=_spent(found),
         )
 
 
@@ -235,6 +236,15 @@ def _reached(found: Sequence[Record], seeds: int) -> dict[str, float] | None:
     if len(met) < seeds:
         return None
     return {key: sum(one[key] for one in met) / len(met) for key in met[0]}
+
+
+def _spent(found: Sequence[Record]) -> list[dict[str, Any]]:
+    """The privacy spent by each defence, of the seed that spent most."""
+    most: dict[str, dict[str, Any]] = {}
+    for one in (one for record in found for one in record.get("spent", ())):
+        if one["defense"] not in most or one["epsilon"] > most[one["defense"]]["epsilon"]:
+            most[one["defense"]] = one
+    return list(most.values())
 
 
 def _others(blocks: Sequence[Record]) -> dict[str, float]:

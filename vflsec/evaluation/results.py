@@ -51,6 +51,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         leak: on the rows that say most of it: test rows where the attack guesses them.
         leak_train: on training rows.
         reached: epochs, and bytes truly and as SS-VFL counts them, until ``train.target`` was met; None if it was not.
+        spent: of each defence with differential privacy, what the adversary may have learned of one row: its epsilon
+            and delta in ``releases`` releases about the row, and ``epsilon_transcript`` of all that was said.
     """
 
     method: str
@@ -68,6 +70,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     choice: str
     target: str = "labels"
     reached: dict[str, float] | None = None
+    spent: list[dict[str, Any]] = []
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):

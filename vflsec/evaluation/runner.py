@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from vflsec.core.attack import Attack
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.errors import BadGuess, Diverged, InsufficientView, VflsecError
-from vflsec.core.message import Kind, Message, Route, Transcript
+from vflsec.core.message import Kind, Message, Releases, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained, World, load_states, save_states
 from vflsec.core.sabotage import Sabotage, sabotaging
 from vflsec.core.seeds import derive
@@ -25,6 +25,7 @@ from vflsec.core.view import Need
 from vflsec.evaluation.adversary import alone, tuned
 from vflsec.evaluation.damage import damage
 from vflsec.evaluation.plan import Cell, Prior, Row, build_attack
+from vflsec.evaluation.privacy import spent
 from vflsec.evaluation.questions import Question, ask
 from vflsec.evaluation.score import measure, score
 from vflsec.evaluation.spec import AuxSpec
@@ -128,6 +129,7 @@ def train(
         trained = None
         facts |= {"status": "diverged", "error": str(error)}
     facts["traffic"] = [[*route, nbytes] for route, nbytes in world.channel.traffic.items()]
+    facts["releases"] = [list(found) for found in world.channel.releases()]
     facts["seconds"] = time.perf_counter() - began
     return trained, facts
 
@@ -156,6 +158,7 @@ def advance(
             raise Diverged(stored["error"])
         load_states(world, folder.path)
         world.channel.traffic.update({Route(a, b, c, Kind(kind)): n for a, b, c, kind, n in stored["traffic"]})
+        world.channel.earlier += [Releases(*found) for found in stored.get("releases", ())]
         return stored
     world.checkpoint = Checkpoint(folder.partial if folder and not afresh else None)
     began, before = time.perf_counter(), Counter(world.channel.traffic)
@@ -169,6 +172,7 @@ def advance(
     finally:
         if folder and not stored and (facts["history"] or facts["error"]):
             facts["traffic"] = [[*route, n] for route, n in (world.channel.traffic - before).items()]
+            facts["releases"] = [list(found) for found in world.channel.releases() if found.phase == phase]
             facts["seconds"] = time.perf_counter() - began
             folder.write(facts, lambda path: save_states(world, path, method.keeps))
             world.checkpoint.remove()
@@ -301,6 +305,7 @@ def _result(
         "traffic": traffic,
         "reached": facts.get("reached", {}),
         "spread": facts.get("spread", {}),
+        "spent": spent(trained, facts.get("releases", ()), task.adversary) if trained else [],
         "seconds": {"train": facts["seconds"]},
     }
     if trained and isinstance(attack, Sabotage) and facts["status"] == "ok":

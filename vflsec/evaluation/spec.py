@@ -1,6 +1,6 @@
 """What is to be evaluated: frozen settings, and the small grammar that names attacks and defences.
 
-NAME[:option=value,...][@point+...]        mc:mode=mixmatch     my.py:Mine:k=3
+NAME[:option=value,...][@point+...]        mc:mode=mixmatch     my.py:Mine:k=3     label-dp:epsilon=2@labels
 
 The points of a defence are kinds of message, in every phase or in one: iso:lambda=5@gradient, iso@pretrain.embedding.
 That of an attack is a phase after which it strikes: mc@pretrain.
@@ -159,7 +159,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise UsageError(f"expected the strengths of swept defenses in strengths, got {got}: move it there")
         for defense in self.fixed:
             if not defense.strength:
-                example = f"{defense.name}:{registry.load('defenses', defense.name).strength_name}=5"
+                made = registry.load("defenses", defense.name)
+                example = f"{defense.name}:{'epsilon' if made.by_epsilon is not None else made.strength_name}=5"
                 raise UsageError(f"expected a strength for the fixed defense {defense.name}, got 0: say {example}")
         if len({d.label for d in self.defenses}) < len(self.defenses):
             raise UsageError(f"expected different defenses, got {', '.join(d.label for d in self.defenses)}")
@@ -226,10 +227,17 @@ def split_list(text: str) -> list[str]:
 
 
 def parse_defense(text: str) -> DefenseSpec:
-    """Read a defence; its strength may be called by the defence's own name for it (``lambda``) or ``strength``."""
+    """Read a defence; its strength may be called by the defence's own name for it (``lambda``) or ``strength``.
+
+    Of one with differential privacy ``epsilon`` may be given instead.
+    """
     name, options, at = parse_reference(text, "defense")
     own_name = registry.load("defenses", name).strength_name
     strength = options.pop(own_name, options.pop("strength", 0.0))
+    if "epsilon" in options:
+        if strength:
+            raise UsageError(f"expected the strength once, got {text!r}: drop {own_name} or epsilon")
+        strength, options = _from_epsilon(name, options.pop("epsilon")), {**options, **_by_epsilon(name)}
     by = options.pop("by", None)
     if not isinstance(strength, int | float) or isinstance(strength, bool):
         raise UsageError(f"expected a number for {own_name} in {text!r}, got {strength!r}")
@@ -277,7 +285,7 @@ def read(settings: Mapping[str, Any]) -> EvalSpec:
     """Return the checked specification.
 
     Attacks and defences may be texts of the grammar above, alone or in lists: ``fixed = ["iso:lambda=5"]``. The
-    strength in the text of a swept defence stands for ``strengths``.
+    strength in the text of a swept defence stands for ``strengths``. So does ``epsilons``, for defences that have one.
 
     Raises:
         UsageError: an unknown or ill-typed setting, with its path.
@@ -285,8 +293,18 @@ def read(settings: Mapping[str, Any]) -> EvalSpec:
     found: dict[str, Any] = {
         key: split_list(v) if key in _LISTS and isinstance(v, str) else v for key, v in settings.items()
     }
+    epsilons = found.pop("epsilons", ())
+    if epsilons:
+        if found.get("strengths"):
+            raise UsageError("expected the strength once, got strengths (--lambda) and epsilons (--epsilon): drop one")
+        found["strengths"] = [_from_epsilon("epsilons", value) for value in epsilons]
     if _texts(found.get("defenses")):
         found |= _sweep(found["defenses"], found.get("strengths", ()))
+    if epsilons:
+        found["defenses"] = [
+            {**defense, "options": {**defense.get("options", {}), **_by_epsilon(defense["name"])}}
+            for defense in found.get("defenses", ())
+        ]
     for key, parse in _PARSERS.items():
         if isinstance(found.get(key), list | tuple):
             found[key] = [msgspec.to_builtins(parse(v)) if isinstance(v, str) else v for v in found[key]]
@@ -351,6 +369,20 @@ def _sweep(texts: Sequence[str], strengths: Sequence[float]) -> dict[str, Any]:
         )
     found = [msgspec.to_builtins(msgspec.structs.replace(defense, strength=0.0)) for defense in swept]
     return {"defenses": found, "strengths": strengths or [s for s in inline if s]}
+
+
+def _by_epsilon(name: str) -> Mapping[str, Any]:
+    """Return the options under which the strength of a defence is 1/epsilon."""
+    options: Mapping[str, Any] | None = registry.load("defenses", name).by_epsilon
+    if options is None:
+        raise UsageError(f"expected a defense with differential privacy for an epsilon, got {name}: use --lambda")
+    return options
+
+
+def _from_epsilon(what: str, epsilon: Any) -> float:
+    if not isinstance(epsilon, int | float) or isinstance(epsilon, bool) or not epsilon > 0:
+        raise UsageError(f"{what}: expected epsilon > 0, got {epsilon!r}")
+    return 1 / epsilon
 
 
 def _stem(name: str) -> str:

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -21,6 +21,7 @@ CSV_HEADER = (
     "leak_metric", "leak_rows", "leak", "leak_low", "leak_high", "leak_train", "chance", "alone", "advantage",
     "advantage_low", "advantage_high", "recovery_accuracy", "seeds", "nbytes", "seconds",
     "utility_under_attack", "lost", "lost_low", "lost_high", "success", "success_low", "success_high",
+    "epsilon", "delta",
 )  # fmt: skip
 
 
@@ -47,7 +48,19 @@ def points(summary: Summary) -> list[Cells]:
     for point in sorted(_interleaved(summary), key=lambda p: _targets(summary).index(p.target)):
         of = f", {point.target}" if _mixed(summary) else ""
         curves.setdefault(f"{point.method}, {point.defense}{of}", []).append(point)
-    header = ["λ", "attack", "utility ↑", "leak ↓", "rows", "on train", "alone", "chance", "advantage"]
+    private = any(point.spent for point in summary.points)
+    header = [
+        "λ",
+        *(["ε"] if private else []),
+        "attack",
+        "utility ↑",
+        "leak ↓",
+        "rows",
+        "on train",
+        "alone",
+        "chance",
+        "advantage",
+    ]
     header += ["budget", "MB"]
     header += ["epochs to target", "MB to target", "as SS-VFL counts"] if summary.target is not None else []
     return [
@@ -133,16 +146,21 @@ def as_csv(summary: Summary) -> str:
             p.utility.metric, p.utility.mean, *p.utility.ci95,
             p.leak.metric, p.leak.rows, p.leak.mean, *p.leak.ci95, p.leak_train.mean, p.leak.chance, p.leak.alone,
             p.leak.advantage, *p.leak.advantage_ci95, p.leak.accuracy, p.utility.n, p.nbytes, p.seconds,
-            *[None] * 7,
+            *[None] * 7, *_budget(p),
         ])  # fmt: skip
     for d in summary.integrity:
         writer.writerow([
             d.method, d.defense, d.strength, d.attack, "integrity", d.status,
             d.utility.metric, d.utility.mean, *d.utility.ci95, *[None] * 6, d.chance, *[None] * 5,
             d.lost.n, None, None,
-            d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95,
+            d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, None, None,
         ])  # fmt: skip
     return out.getvalue()
+
+
+def _budget(point: Point) -> tuple[Any, Any]:
+    """Return epsilon and delta where one defence has them; of several the JSON tells."""
+    return (point.spent[0]["epsilon"], point.spent[0]["delta"]) if len(point.spent) == 1 else (None, None)
 
 
 def gate_line(gate: Gate) -> str:
@@ -220,7 +238,8 @@ def _point_row(point: Point, summary: Summary) -> list[str]:
     reached = point.reached or {}
     until = [_scaled(reached.get(key), unit) for key, unit in _UNTIL.items()] if summary.target is not None else []
     return [
-        f"{point.strength:g}",
+        f"{point.strength:.4g}",
+        *([_epsilon(point)] if any(other.spent for other in summary.points) else []),
         _attack(point),
         with_margin(point.utility),
         with_margin(point.leak),
@@ -234,6 +253,13 @@ def _point_row(point: Point, summary: Summary) -> list[str]:
         *until,
         status(point),
     ]
+
+
+def _epsilon(point: Point) -> str:
+    """Return epsilon of each defence that has one, to three digits, and no bound where none has."""
+    return ", ".join(_count(float(f"{one['epsilon']:.3g}")) for one in point.spent) or (
+        "∞" if point.status != "missing" else "–"
+    )
 
 
 def _count(value: float) -> str:
