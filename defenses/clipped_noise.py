@@ -82,7 +82,7 @@ class ClippedNoise(Defense):
     @property
     def scale(self) -> float:
         """The scale of the noise over the sensitivity."""
-        assert self._multiplier is not None, "prepare comes first"
+        assert self._multiplier is not None, "expect comes first"
         return self._multiplier
 
     @abstractmethod

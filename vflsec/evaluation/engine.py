@@ -196,7 +196,7 @@ def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
         for defense in (*spec.defenses, *spec.fixed):  # an epsilon must be within reach
             for strength in spec.strengths if defense in spec.defenses else [defense.strength]:
                 made = build_defense(msgspec.structs.replace(defense, strength=strength))
-                made.prepare(method.releases(made, world))
+                made.expect(method.releases(made, world))
         yield method, world
 
 
