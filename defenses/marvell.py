@@ -56,8 +56,8 @@ class Marvell(Defense):
 
     Source: Li et al. 2022 (arXiv 2102.08504), section 4, and its code. s is ``init_scale`` there.
 
-    Guarantee: for one release of one row, and only where both classes are isotropic Gaussians with these moments. Then
-    (Pinsker) total variation <= sqrt(sumKL) / 2, so whoever guesses the label errs with probability
+    Guarantee: for one release of one row, with variances=uv, where both classes are isotropic Gaussians with these
+    moments. Then (Pinsker) total variation <= sqrt(sumKL) / 2, so whoever guesses the label errs with probability
     >= 1/2 - sqrt(sumKL) / 4, and no score has a leak AUC above 1/2 + sqrt(eps) / 2 - eps / 8 for sumKL <= eps < 4.
 
     Hides from the passive party which of two classes a row has, and not its other features. Gradients are (B, d); the
@@ -71,7 +71,7 @@ class Marvell(Defense):
     | one class in the batch, or Delta = 0 | white, of the last P to the receiver, else as ``iso``; logged |
     | d = 1 | two variances instead of four |
     | more than two classes | refused, unless one of them is named as ``positive``; the others are negatives then |
-    | no labels | refused |
+    | rows without labels | as one class, if the sender has labels of other rows (FedCVT); else refused |
     | empty batch | the empty batch |
 
     Args:
@@ -111,6 +111,7 @@ class Marvell(Defense):
         self.error = error
         self.positive = positive
         self._powers: dict[tuple[str, str], float] = {}  # the last P by phase and receiver, for batches of one class
+        self._labelled = False  # whether it has seen labels, so that its owner has some
 
     def suit(self, n_classes: int) -> None:
         """Raise UsageError unless there are two classes, or the one to hide is named."""
@@ -127,8 +128,8 @@ class Marvell(Defense):
         if g.numel() == 0:
             return g
         positives, where = self._positives(release), (release.phase, release.receiver)
-        found = moments(g.double(), positives)
-        if found is None:
+        found = None if positives is None else moments(g.double(), positives)
+        if positives is None or found is None:
             return self._white(g, self._powers.get(where), release)
         noise, self._powers[where] = self._search(found, len(found.delta))
         along = _deviations(noise.l10 - noise.l20, noise.l11 - noise.l21, positives, g)
@@ -137,13 +138,16 @@ class Marvell(Defense):
         n = _gaussian(g[:, 0], release.rng)
         return _gaussian(g, release.rng).mul_(everywhere[:, None]).addr_(along * n, line).add_(g)
 
-    def _positives(self, release: Release) -> Tensor:
-        """Return which rows (B,) are of the class to hide."""
+    def _positives(self, release: Release) -> Tensor | None:
+        """Return which rows (B,) are of the class to hide; None for further rows, without labels, of who has some."""
         if release.labels is None:
+            if self._labelled:
+                return None
             raise UsageError(
-                f"marvell needs the labels of the rows whose gradients it hides, got none from {release.sender} in "
+                f"marvell needs the labels of the rows whose gradients it hides, and {release.sender} has none in "
                 f"{release.phase}: use iso or max-norm there"
             )
+        self._labelled = True
         if self.positive is None and (most := int(release.labels.max())) > 1:
             self.suit(most + 1)
         return release.labels == (1 if self.positive is None else self.positive)
@@ -161,13 +165,11 @@ class Marvell(Defense):
 
     def _white(self, g: Tensor, power: float | None, release: Release) -> Tensor:
         """Return ``g`` with isotropic noise: a batch in which the classes cannot be told apart never leaves clean."""
-        _LOG.info("marvell: one class, or equal means, in step %d of %s: white noise", release.step, release.phase)
-        d = g.shape[1]
-        if power is None:
-            scale = float(torch.linalg.vector_norm(g, dim=1).max()) * self.strength / d**0.5
-        else:
-            scale = (power / d) ** 0.5
-        return _gaussian(g, release.rng).mul_(scale).add_(g)
+        _LOG.info(
+            "marvell: one class, equal means or no labels in step %d of %s: white noise", release.step, release.phase
+        )
+        norm = power**0.5 if power else self.strength * float(torch.linalg.vector_norm(g, dim=1).max())
+        return _gaussian(g, release.rng).mul_(norm / g.shape[1] ** 0.5).add_(g)
 
 
 def moments(rows: Tensor, positives: Tensor) -> Moments | None:

@@ -68,6 +68,7 @@ def test_every_hook_is_the_identity():
     assert defense.prepare({"passive_1": 3}, rng=None) is None
     assert defense.expect(None) is None
     assert defense.spent(1) is None
+    defense.suit(10)
 
 
 def test_the_card_is_data():

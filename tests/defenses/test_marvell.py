@@ -272,8 +272,17 @@ def test_small_batches(shape):
 
 
 def test_without_labels_it_is_refused():
-    with pytest.raises(UsageError, match="needs the labels of the rows whose gradients it hides, got none from active"):
+    with pytest.raises(UsageError, match="needs the labels of the rows whose gradients it hides, and active has none"):
         noised(torch.ones(2, 3), None)
+
+
+def test_further_rows_without_labels_get_the_power_of_those_that_have_some():
+    """As FedCVT sends them, after the labelled ones of each step."""
+    x, y = gaussians(rows=4000)
+    defense = Marvell(2.0)
+    defense.on_gradient(x, release_to(y))
+    noise = defense.on_gradient(x, release_to(None)) - x
+    assert float(noise.square().sum(dim=1).mean()) == pytest.approx(2 * moments(x, y == 1).g, rel=0.05)
 
 
 def test_more_than_two_classes_are_refused_before_training():
