@@ -23,12 +23,13 @@ class SignOnly(Defense):
     their later work on error feedback (Karimireddy et al. 2019, arXiv 1901.09847, section 4). Neither is a defence:
     they save traffic. As one it was made here.
 
-    From the passive party it hides how long a row's gradient is, so that with ``scale="batch"`` and strength 1 all rows
-    without zeros are equally long and ``norm`` is left with chance; ``scale="row"`` keeps each row's mean magnitude and
-    hides only how it is spread over columns. Costs one mean and one draw of B·d numbers. Fails against ``direction``,
-    ``averaging`` and all that read the sign, because the sign of a loss's gradient is the label where there are two
-    classes. Below 1, what was hidden in one epoch leaves in another. Rows of zeros leave as zeros, and stay visible. At
-    ``embedding`` it hides the same from the active party, at prediction too.
+    From the passive party it hides how long a row's gradient is: with ``scale="batch"`` and strength 1 all rows of a
+    batch without zeros are equally long. ``norm`` is left with what rows have in common, for a batch with more of the
+    rare class has a larger c (credit-default, one seed: .60, from .94); ``scale="row"`` keeps each row's mean magnitude
+    and hides only how it is spread over columns. Costs one mean and one draw of B·d numbers. Fails against
+    ``direction``, ``averaging`` and all that read the sign, because the sign of a loss's gradient is the label where
+    there are two classes. Below 1, what was hidden in one epoch leaves in another. Rows of zeros leave as zeros, and
+    stay visible. At ``embedding`` it hides the same from the active party, at prediction too.
 
     Guarantee: none, empirical only.
 
