@@ -28,7 +28,8 @@ class InformationBottleneck(Defense):
     ``direction``; and where lambda is large, the top model ignores the passive party, and the federation is worth what
     the active party knows. What is left of a gradient, however short, still points somewhere, and ``norm`` can gain
     (planted world, lambda .01: .82 becomes .95; ``direction`` is at .95 with lambda 10 where the bottom model is of no
-    use, and at chance where, signal hidden, there was something to learn).
+    use, and at chance where, signal hidden, there was something to learn). On credit-default, one seed, lambda .1 takes
+    ``mc`` from .74 to .56 and leaves ``direction`` at 1.00; lambda 1 lets the model collapse.
 
     Guarantee: none, empirical only; the bound is on information in t, and what leaves is the gradient.
 
