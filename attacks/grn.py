@@ -30,7 +30,8 @@ class GenerativeRegressionNetwork(Attack):
 
     The second term is the source's constraint on the variance of what is generated: encoded numbers have variance one.
     Numbers are free, categories a softmax. The guess is the mean over ``draws`` of r. v (B, C) comes from what the
-    active party received, of training rows in the last epoch, of test rows at prediction; so the attack reads less than
+    active party received, of training rows in the last epoch, of test rows at prediction: one release of each row, for
+    a prediction is that of the last model, and no earlier release is averaged with it. So the attack reads less than
     ``inversion-whitebox``, and shows what predictions alone say. No auxiliary row is needed; where there are some, G
     starts at their means.
 

@@ -22,7 +22,11 @@ PENALTIES = np.logspace(-1, 5, 13)
 ENOUGH = 300
 """Auxiliary rows from which on a network may beat ridge regression; on fewer it costs time and never did."""
 
+FEWEST = 9
+"""Auxiliary rows of which a third can be left out to compare both."""
+
 Inputs = dict[str, Tensor]
+Model = Literal["ridge", "mlp", "better"]
 
 
 class Imputation(Attack):
@@ -33,8 +37,8 @@ class Imputation(Attack):
 
     *ridge*: y = W x + b with ||Y - X W||^2 + alpha_j ||w_j||^2, one alpha of 10^-1 .. 10^5 for each column j by its
     leave-one-out error; the largest is as good as guessing the mean. *mlp*: a network with one hidden layer. None:
-    ridge up to 300 auxiliary rows; beyond, for each column the one that is better on a third of them. One-hot columns
-    are then projected onto the simplex, which can only bring them nearer to the truth.
+    ridge up to 300 auxiliary rows; beyond, as *better*: for each column the one that is better on a third of them.
+    One-hot columns are then projected onto the simplex, which can only bring them nearer to the truth.
 
     x (n, p) is standardised by all training rows, y is (n, d) encoded. Costs 0.02 s, a network a few seconds. Fails
     where the parties' columns are independent, and where auxiliary rows are fewer than what it takes to see a
@@ -43,7 +47,7 @@ class Imputation(Attack):
     Source: common practice.
 
     Args:
-        model: ``ridge``, ``mlp``, or None.
+        model: ``ridge``, ``mlp``, ``better``, or None.
         hidden: width of the network's hidden layer.
     """
 
@@ -54,11 +58,9 @@ class Imputation(Attack):
     reference = "none: the baseline 'alone' of attacks on columns"
     verified = "scikit-learn's own estimators"
 
-    def __init__(
-        self, *, victim: str | None = None, model: Literal["ridge", "mlp"] | None = None, hidden: int = 32
-    ) -> None:
+    def __init__(self, *, victim: str | None = None, model: Model | None = None, hidden: int = 32) -> None:
         if model is not None:
-            one_of(("ridge", "mlp"), model=model)
+            one_of(("ridge", "mlp", "better"), model=model)
         positive(hidden=hidden)
         self.victim = victim
         self.model = model
@@ -68,17 +70,24 @@ class Imputation(Attack):
         """Return the attack itself, for it is what an adversary can do alone."""
         return Imputation(victim=self.victim, model=self.model, hidden=self.hidden)
 
-    def inputs(self, view: View) -> Inputs:
-        """Return what the victim's columns are regressed on, (n, p) by split."""
-        return dict(view.features)
+    def inputs(self, view: View) -> list[Inputs]:
+        """Return what the victim's columns are regressed on, (n, p) by split.
+
+        Each table has a regression of its own, fitted on its auxiliary rows; of a split that several have the last one
+        counts.
+        """
+        return [dict(view.features)]
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return the columns (n, d) of every row of which something is known."""
-        x = standardized(self.inputs(view), view)
+        tables = [standardized(inputs, view) for inputs in self.inputs(view)]
+        known, y = view.aux_rows.cpu().numpy(), view.aux_labels.cpu().double().numpy()
+        values: dict[str, np.ndarray] = {}
         seed = int(torch.randint(2**31, (), generator=rng))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
-            values = self._regressed(x, view.aux_rows.cpu().numpy(), view.aux_labels.cpu().double().numpy(), seed)
+            for x in tables:
+                values |= self._regressed(x, known, y, seed)
         unfinished = any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
         found = {split: on_simplex(torch.from_numpy(y), view.layout) for split, y in values.items()}
         return Guess(found, converged=not unfinished)
@@ -86,8 +95,8 @@ class Imputation(Attack):
     def _regressed(
         self, x: Mapping[str, np.ndarray], known: np.ndarray, y: np.ndarray, seed: int
     ) -> dict[str, np.ndarray]:
-        models: list[Literal["ridge", "mlp"]] = [self.model or "ridge"]
-        if self.model is None and len(y) >= ENOUGH:
+        models: list[Literal["ridge", "mlp"]] = ["mlp" if self.model == "mlp" else "ridge"]
+        if (self.model == "better" and len(y) >= FEWEST) or (self.model is None and len(y) >= ENOUGH):
             models = ["ridge", "mlp"]
         fitted = [self._predictions(model, x, x["train"][known], y, seed) for model in models]
         if len(models) == 1:
@@ -120,6 +129,20 @@ def standardized(inputs: Inputs, view: View) -> dict[str, np.ndarray]:
     reference = inputs[view.aux_split].double()
     mean, deviation = reference.mean(dim=0), reference.std(dim=0, correction=0).clamp_min(1e-12)
     return {split: ((x - mean) / deviation).cpu().numpy() for split, x in inputs.items()}
+
+
+def missed(x: Tensor, view: View) -> float:
+    """Return the mean squared error of ridge regression on x (n, p) of auxiliary rows that were left out, one by one.
+
+    Zero below three auxiliary rows, which tell nothing.
+    """
+    if len(view.aux_rows) < 3:
+        return 0.0
+    known = standardized({view.aux_split: x}, view)[view.aux_split][view.aux_rows.cpu().numpy()]
+    y = view.aux_labels.cpu().double().numpy()
+    several = y.shape[1] > 1
+    score = RidgeCV(PENALTIES, alpha_per_target=several).fit(known, y if several else y[:, 0]).best_score_
+    return -float(np.mean(score))
 
 
 def on_simplex(values: Tensor, layout: Layout | None) -> Tensor:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from vflsec.attacks.imputation import Imputation, on_simplex
 
 from vflsec.core.attack import Attack
-from vflsec.core.checks import positive
+from vflsec.core.checks import positive, positive_or_none
 from vflsec.core.message import Kind
-from vflsec.core.releases import latest
+from vflsec.core.releases import averages, latest
 from vflsec.core.view import Guess, Need, View
 
 EXACT = 1e-10
@@ -34,6 +34,10 @@ class WhiteBoxInversion(Attack):
     makes of own columns, C the covariance of what that misses (shrunk, Ledoit and Wolf), s^2 the error of f on rows
     whose columns are known, and so of any defence. Without them m = 0, C = 1 and s is next to nothing: of all x that
     explain h, one near the mean.
+
+    Of training rows h is the mean of the last 1, 3 or 10 releases, whichever f is nearest to on auxiliary rows: over
+    several, noise averages out, but the earlier ones are of an earlier f. Of test rows it is the one release at
+    prediction; s is measured for either.
 
     Minimised by Gauss and Newton for all rows at once, in the coordinates where C is the identity:
 
@@ -56,6 +60,8 @@ class WhiteBoxInversion(Attack):
         victim: whose columns; None for the first passive party.
         steps: at most.
         rows: treated at once; bounds the memory.
+        turns: of how many last releases of a training row the mean is taken; None for the best of 1, 3 and 10, and for
+            one below three auxiliary rows.
     """
 
     name = "inversion-whitebox"
@@ -64,12 +70,17 @@ class WhiteBoxInversion(Attack):
     needs = frozenset({Need.EMBEDDINGS, Need.VICTIM_MODEL})
     reference = "He et al., ACSAC 2019, section 4"
     verified = "exact on injective linear bottom models; figures of the source: unverified"
+    version = 2
 
-    def __init__(self, *, victim: str | None = None, steps: int = 20, rows: int = 8192) -> None:
+    def __init__(
+        self, *, victim: str | None = None, steps: int = 20, rows: int = 8192, turns: int | None = None
+    ) -> None:
         positive(steps=steps, rows=rows)
+        positive_or_none(turns=turns)
         self.victim = victim
         self.steps = steps
         self.rows = rows
+        self.turns = turns
 
     def alone(self) -> Attack | None:
         """Return imputation: without the federation own columns are all there is."""
@@ -80,24 +91,44 @@ class WhiteBoxInversion(Attack):
         assert view.victim_model is not None
         f = view.victim_model.double().eval().requires_grad_(False)
         received = {split: h.double() for split, h in latest(view, Kind.EMBEDDING, sender=view.victim).items()}
-        prior = self._prior(view, f, received, rng)
+        noise = {split: self._noise(view, f, received.get(view.aux_split), h) for split, h in received.items()}
+        if view.aux_split in received:
+            best = received[view.aux_split] = self._averaged(view, f)
+            noise[view.aux_split] = self._noise(view, f, best, best)
+        prior = self._prior(view, received, noise, rng)
         found, unsettled = {}, 0
         for split, h in received.items():
             chunks = zip(torch.split(h, self.rows), torch.split(prior.mean[split], self.rows), strict=True)
-            solved = [self._invert(f, part, mean, prior) for part, mean in chunks]
+            solved = [self._invert(f, part, Expected(mean, prior.root, prior.noise[split])) for part, mean in chunks]
             found[split] = on_simplex(torch.cat([x for x, _ in solved]), view.layout)
             unsettled += sum(count for _, count in solved)
         return Guess(
             found, converged=unsettled <= SETTLED * sum(len(h) for h in received.values()), budget={"steps": self.steps}
         )
 
-    def _prior(self, view: View, f: nn.Module, received: dict[str, Tensor], rng: torch.Generator) -> Prior:
-        spread = received[next(iter(received))].var(dim=0, correction=0)
-        noise = EXACT * spread.mean().clamp_min(1e-12)
-        where, d, n_aux = spread.device, view.n_classes, len(view.aux_rows)
+    def _averaged(self, view: View, f: nn.Module) -> Tensor:
+        """Return what was received (n, k) of training rows: the mean of so many releases as f is nearest to."""
+        means = [h.double() for h in averages(view, Kind.EMBEDDING, sender=view.victim, turns=self.turns)]
+        if len(means) == 1 or len(view.aux_rows) < 3:
+            return means[0]
+        sent = f(view.aux_labels.double())
+        return min(means, key=lambda h: (sent - h[view.aux_rows]).square().mean().item())
+
+    def _noise(self, view: View, f: nn.Module, heard: Tensor | None, h: Tensor) -> Tensor:
+        """Return the deviation (k,) of noise on h (n, k): of what was ``heard`` of rows whose columns are known."""
+        spread = h.var(dim=0, correction=0)
+        least = EXACT * spread.mean().clamp_min(1e-12)
+        if len(view.aux_rows) < 3 or heard is None:
+            return least.expand_as(spread).sqrt()
+        error = f(view.aux_labels.double()) - heard[view.aux_rows]
+        return error.square().mean(dim=0).clamp_min(least).sqrt()
+
+    def _prior(self, view: View, received: dict[str, Tensor], noise: dict[str, Tensor], rng: torch.Generator) -> Prior:
+        first, d, n_aux = next(iter(received.values())), view.n_classes, len(view.aux_rows)
+        where = first.device
         if n_aux < 3 or view.aux_split not in received:
             means = {split: torch.zeros(len(h), d, dtype=h.dtype, device=where) for split, h in received.items()}
-            return Prior(means, torch.eye(d, dtype=spread.dtype, device=where), noise.expand_as(spread).sqrt())
+            return Prior(means, torch.eye(d, dtype=first.dtype, device=where), noise)
         folds = torch.randperm(n_aux, generator=rng) % min(5, n_aux)  # what imputation misses of rows not fitted
         guessed = Imputation().run(view, rng=rng).scores
         missed = torch.empty(n_aux, d, dtype=torch.float64)
@@ -108,18 +139,18 @@ class WhiteBoxInversion(Attack):
         covariance = LedoitWolf(assume_centered=True).fit(missed.numpy()).covariance_
         root = torch.from_numpy(np.linalg.cholesky(covariance + 1e-9 * np.eye(d))).to(where)
         means = {split: guessed[split].double().to(where) for split in received}
-        error = f(view.aux_labels.double()) - received[view.aux_split][view.aux_rows]
-        return Prior(means, root, error.square().mean(dim=0).clamp_min(noise).sqrt())
+        return Prior(means, root, noise)
 
-    def _invert(self, f: nn.Module, h: Tensor, mean: Tensor, prior: Prior) -> tuple[Tensor, int]:
+    def _invert(self, f: nn.Module, h: Tensor, prior: Expected) -> tuple[Tensor, int]:
         """Return x (n, d), and how many rows had not settled when the steps were over."""
-        u = torch.zeros_like(mean)
-        value, length = _objective(f, h, mean, prior, u), u.new_ones(len(u))
+        u = torch.zeros_like(prior.mean)
+        value, length = _objective(f, h, prior, u), u.new_ones(len(u))
         open_ = torch.arange(len(u), device=u.device)
         for _ in range(self.steps):
             at = u[open_]
-            tried = at + length[open_, None] * (_gauss_newton(f, h[open_], mean[open_], prior, at) - at)
-            new = _objective(f, h[open_], mean[open_], prior, tried)
+            here = prior._replace(mean=prior.mean[open_])
+            tried = at + length[open_, None] * (_gauss_newton(f, h[open_], here, at) - at)
+            new = _objective(f, h[open_], here, tried)
             gain = value[open_] - new
             better = gain > 0
             settled = better & (gain < SETTLED * value[open_])
@@ -128,29 +159,37 @@ class WhiteBoxInversion(Attack):
             open_ = open_[~settled & (length[open_] > SHORTEST)]
             if len(open_) == 0:
                 break
-        return mean + u @ prior.root.T, len(open_)
+        return prior.mean + u @ prior.root.T, len(open_)
 
 
 class Prior(NamedTuple):
-    """What is expected of a row: its mean (n, d) by split, C = L L^T as L (d, d), deviation (k,) of noise on it."""
+    """What is expected of rows: means (n, d) by split, C = L L^T as L (d, d), deviations (k,) of noise by split."""
 
     mean: dict[str, Tensor]
+    root: Tensor
+    noise: dict[str, Tensor]
+
+
+class Expected(NamedTuple):
+    """The same of some rows of one split."""
+
+    mean: Tensor
     root: Tensor
     noise: Tensor
 
 
-def _objective(f: nn.Module, h: Tensor, mean: Tensor, prior: Prior, u: Tensor) -> Tensor:
+def _objective(f: nn.Module, h: Tensor, prior: Expected, u: Tensor) -> Tensor:
     """Return what is minimised, (n,)."""
     with torch.no_grad():
-        misfit = (f(mean + u @ prior.root.T) - h) / prior.noise
+        misfit = (f(prior.mean + u @ prior.root.T) - h) / prior.noise
         total: Tensor = misfit.square().sum(dim=1) + u.square().sum(dim=1)
         return total
 
 
-def _gauss_newton(f: nn.Module, h: Tensor, mean: Tensor, prior: Prior, u: Tensor) -> Tensor:
+def _gauss_newton(f: nn.Module, h: Tensor, prior: Expected, u: Tensor) -> Tensor:
     """Return the minimum (n, d) of what is minimised if f were linear around ``u``."""
     u = u.clone().requires_grad_()
-    scaled = f(mean + u @ prior.root.T) / prior.noise  # (n, k)
+    scaled = f(prior.mean + u @ prior.root.T) / prior.noise  # (n, k)
     rows = [torch.autograd.grad(scaled[:, j].sum(), u, retain_graph=True)[0] for j in range(scaled.shape[1])]
     a = torch.stack(rows, dim=1)  # (n, k, d)
     u = u.detach()

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import RidgeCV
+from sklearn.linear_model import Ridge, RidgeCV
 from torch import nn
 from vflsec.attacks.grn import GenerativeRegressionNetwork, within
-from vflsec.attacks.imputation import ENOUGH, PENALTIES, Imputation, on_simplex
+from vflsec.attacks.imputation import ENOUGH, PENALTIES, Imputation, missed, on_simplex
 from vflsec.attacks.inversion_blackbox import BlackBoxInversion
 from vflsec.attacks.inversion_whitebox import WhiteBoxInversion
 
@@ -152,6 +152,82 @@ def test_a_network_takes_the_place_of_the_regression_where_it_is_better():
     assert r2(curved, truth) > r2(straight, truth) + 0.01
     few, _ = make_view(linear(5, 2), aux=ENOUGH - 1)
     assert torch.equal(Imputation()(few, seed=0).scores["test"], Imputation(model="ridge")(few, seed=0).scores["test"])
+
+
+# Releases that are said again.
+
+
+def repeated(times, *, noise, drift=0.0, aux=100, seed=0):
+    """Columns (5) behind noise drawn anew in each of ``times`` releases, of a model that turns as training goes on."""
+    bottom = nn.Linear(5, 5, bias=False)
+    with torch.no_grad():
+        bottom.weight.copy_(torch.eye(5))
+    view, truth = make_view(bottom, aux=aux, noise=noise, seed=seed)
+    rng = torch.Generator().manual_seed(seed + 1)
+    rows = torch.arange(ROWS["train"])
+    earlier = []
+    for left in range(times - 1, 0, -1):
+        h = torch.roll(truth["train"], 1, dims=1) * drift * left + truth["train"]
+        h = h + noise * torch.randn(h.shape, generator=rng)
+        earlier.append(Message(Kind.EMBEDDING, "passive_1", "active", 0, "train", {"value": h}, rows, "train"))
+    return replace(view, messages=(*earlier, *view.messages)), truth
+
+
+AVERAGING = [lambda **options: BlackBoxInversion(own=False, **options), WhiteBoxInversion]
+
+
+@pytest.mark.parametrize("make", AVERAGING)
+def test_noise_of_repeated_releases_averages_out_and_of_test_rows_does_not(make):
+    """Noise of variance 4 leaves 1 / 5 of a column told, the mean of ten releases 1 / 1.4."""
+    view, truth = repeated(12, noise=2.0, aux=200)
+    guess = make()(view, seed=0)
+    assert r2(guess, truth, "train") == pytest.approx(1 / 1.4, abs=0.06)
+    assert r2(guess, truth) == pytest.approx(1 / 5, abs=0.06)
+    once = make()(replace(view, adaptive=False), seed=0)
+    assert r2(once, truth, "train") == pytest.approx(1 / 5, abs=0.06)
+
+
+@pytest.mark.parametrize("make", AVERAGING)
+def test_how_often_a_row_is_read_does_not_touch_test_rows(make):
+    view, _ = repeated(12, noise=2.0)
+    one, many, chosen = (make(turns=turns)(view, seed=0).scores for turns in (1, 10, None))
+    assert torch.equal(one["test"], many["test"])
+    assert torch.equal(one["test"], chosen["test"])
+    assert torch.equal(many["train"], chosen["train"])
+    assert not torch.equal(one["train"], many["train"])
+
+
+def test_a_model_that_changed_is_not_averaged_over():
+    """By a regression it may be, for that is fitted on the means."""
+    view, truth = repeated(12, noise=0.01, drift=0.5)
+    one, ten, chosen = (WhiteBoxInversion(turns=turns)(view, seed=0) for turns in (1, 10, None))
+    assert torch.equal(one.scores["train"], chosen.scores["train"])
+    assert r2(chosen, truth, "train") > 0.99 > r2(ten, truth, "train")
+    assert r2(BlackBoxInversion()(view, seed=0), truth, "train") > 0.99
+
+
+def test_what_is_missed_is_the_error_of_rows_left_out_one_by_one():
+    view, _ = make_view(linear(5, 2), aux=20)
+    x = view.features["train"]
+    z, y = x[view.aux_rows].double().numpy(), view.aux_labels.double().numpy()
+    z = (z - x.double().mean(dim=0).numpy()) / x.double().std(dim=0, correction=0).numpy()
+    errors = np.empty((len(PENALTIES), *y.shape))
+    for i, penalty in enumerate(PENALTIES):
+        for k in range(len(y)):
+            kept = np.arange(len(y)) != k
+            errors[i, k] = Ridge(alpha=penalty).fit(z[kept], y[kept]).predict(z[[k]])[0] - y[k]
+    assert missed(x, view) == pytest.approx((errors**2).mean(axis=1).min(axis=0).mean(), rel=1e-6)
+    assert missed(x, view.knowing(torch.arange(2))) == 0
+
+
+def test_the_better_regression_is_chosen_on_few_rows_too():
+    """A search must not impose a network on noisy test rows because it is the better one on averaged training rows."""
+    view, truth = repeated(12, noise=2.0)
+    ridge, mlp, better = (BlackBoxInversion(own=False, model=model)(view, seed=0) for model in
+                          ("ridge", "mlp", "better"))  # fmt: skip
+    assert r2(better, truth) >= r2(mlp, truth)
+    assert r2(better, truth) > r2(ridge, truth) - 0.1
+    assert all("mlp" not in values for values in BlackBoxInversion().search.values())
 
 
 # What nothing can be made of.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from vflsec.core.auxiliary import divided, oriented, references
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Message
-from vflsec.core.releases import latest, percentiles, received
+from vflsec.core.releases import averages, latest, percentiles, received
 from vflsec.core.view import View
 
 
@@ -125,6 +125,26 @@ def test_the_latest_are_those_of_a_naive_look_back(batches, turns):
     for row in range(8):
         own = last[row] or everything
         assert found["train"][row].tolist() == pytest.approx([sum(own) / len(own)] * 3, abs=1e-5)
+
+
+def test_averages_are_of_one_three_and_ten_releases_each_once():
+    view = make_view([list(range(8))] * 5)
+    found = averages(view, Kind.GRADIENT, sender="active")
+    assert [float(h[0, 0]) for h in found] == [4.0, 3.0, 2.0]  # of the last, the last three, all five
+    assert len(averages(make_view([list(range(8))]), Kind.GRADIENT, sender="active")) == 1
+    assert [float(h[0, 0]) for h in averages(view, Kind.GRADIENT, sender="active", turns=2)] == [3.5]
+    assert len(averages(replace(view, adaptive=False), Kind.GRADIENT, sender="active")) == 1
+    features = {"train": torch.zeros(8, 1), "test": torch.zeros(8, 1)}
+    with pytest.raises(InsufficientView, match="about train rows, got only test"):
+        averages(replace(make_view([[0]], split="test"), features=features), Kind.GRADIENT, sender="active")
+
+
+def test_colluding_parties_hear_side_by_side_in_the_order_of_their_names():
+    one, two = (make_view([[0, 1]], receiver=r, values=[torch.full((2, 3), v)]) for r, v in
+                (("passive_1", 1.0), ("passive_2", 2.0)))  # fmt: skip
+    for names, expected in (("passive_1+passive_2", [1, 2]), ("passive_2+passive_1", [2, 1])):
+        view = replace(one, party=names, messages=(*one.messages, *two.messages))
+        assert received(view, Kind.GRADIENT).values[0, [0, 3]].tolist() == expected
 
 
 def test_the_latest_are_of_the_last_phase_and_by_split():

@@ -21,6 +21,11 @@ def positive(**named: float) -> None:
             raise UsageError(f"expected {name} > 0, got {value}")
 
 
+def positive_or_none(**named: float | None) -> None:
+    """Raise UsageError unless every named number that is not None is greater than zero."""
+    positive(**{name: value for name, value in named.items() if value is not None})
+
+
 def non_negative(**named: float) -> None:
     """Raise UsageError unless every named number is at least zero."""
     for name, value in named.items():

@@ -11,6 +11,9 @@ from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 
+TURNS = (1, 3, 10)
+"""How many of its last releases of a row an adversary tries to average."""
+
 
 class Releases(NamedTuple):
     """One line for each time that something was said about a row of one split.
@@ -75,7 +78,7 @@ def received(view: View, kind: Kind, *, split: str = "train", sender: str | None
     An adversary that is not adaptive reads what was said first about each row, and nothing that came later.
 
     What colluding parties received about the same rows in the same step, or what several parties sent, stands side by
-    side.
+    side: in the order in which the adversary names them, which is that of its columns and models.
 
     Args:
         view: of the adversary.
@@ -101,6 +104,8 @@ def received(view: View, kind: Kind, *, split: str = "train", sender: str | None
     if not heard:
         raise InsufficientView(f"expected a {kind} about {split} rows, got none in {len(view.messages)} messages")
     about = [messages[0].rows for messages in heard.values() if messages[0].rows is not None]
+    for messages in heard.values():
+        messages.sort(key=lambda m: names.index(m.receiver))
     values = torch.cat([torch.cat([m.payload["value"] for m in messages], dim=1) for messages in heard.values()])
     rows = torch.cat(about)
     message = torch.repeat_interleave(
@@ -143,6 +148,33 @@ def latest(view: View, kind: Kind, *, sender: str | None, turns: int = 1) -> dic
         raise InsufficientView(
             f"expected {kind}s from {sender or 'anybody'}, got none in {len(view.messages)} messages"
         )
+    return found
+
+
+def averages(view: View, kind: Kind, *, sender: str | None, turns: int | None = None) -> list[Tensor]:
+    """Return what may be read of the rows among which the auxiliary ones are, each (n, d), for the attack to choose.
+
+    Noise that is drawn anew for each release averages out over many, but then the earlier ones are of a model that was
+    another one; which number of them serves best, auxiliary rows must tell. Other splits have one release, at
+    prediction: what is fitted on these means does not fit there.
+
+    Args:
+        view: of the adversary.
+        kind: of message.
+        sender: None for anybody.
+        turns: the mean of this many last releases of each row and no other; None for each number of ``TURNS``, the
+            fewest first, of which equal ones are returned once: one alone if the adversary is not adaptive.
+
+    Raises:
+        InsufficientView: there is none about these rows.
+    """
+    found: list[Tensor] = []
+    for number in TURNS if turns is None else (turns,):
+        means = latest(view, kind, sender=sender, turns=number)
+        if view.aux_split not in means:
+            raise InsufficientView(f"expected {kind}s about {view.aux_split} rows, got only {', '.join(means)}")
+        if not found or not torch.equal(means[view.aux_split], found[-1]):
+            found.append(means[view.aux_split])
     return found
 
 
