@@ -1,5 +1,7 @@
 """Attribute inference: the classifier that it says, on what was received; nothing from what says nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -70,6 +72,45 @@ def test_embeddings_that_say_nothing_tell_nothing(reads):
     _, own, y = planted(2.0)
     guess = AttributeInference(reads=reads)(make_view(torch.zeros(N, 2), own, y), seed=0)
     assert auc(guess, y) == pytest.approx(0.5, abs=4 * 0.011)
+
+
+def test_training_rows_are_read_as_often_as_serves_best_and_test_rows_once():
+    """Noise of deviation 3 over ten releases is one of .95."""
+    rng = torch.Generator().manual_seed(0)
+    _, own, y = planted(2.0)
+    rows = torch.arange(N)
+
+    def say(split):
+        h = 2.0 * y[:, None] + 3 * torch.randn(N, 1, generator=rng)
+        return Message(Kind.EMBEDDING, "passive_1", "active", 0, "train", {"value": h}, rows, split)
+
+    messages = (*(say("train") for _ in range(12)), say("test"))
+    features = {"train": own, "test": own}
+    view = replace(make_view(torch.zeros(N, 1), own, y, aux=200), messages=messages, features=features)
+    one, many, chosen, once = (
+        AttributeInference(turns=turns)(replace(view, adaptive=adaptive), seed=0)
+        for turns, adaptive in ((1, True), (10, True), (None, True), (None, False))
+    )
+    for guess in (many, chosen, once):
+        assert torch.equal(guess.scores["test"], one.scores["test"])
+    assert torch.equal(many.scores["train"], chosen.scores["train"])
+    told = [0.5 * (1 + torch.erf(torch.tensor(2 / noise / 2))).item() for noise in (3, 3 / 10**0.5)]
+    assert auc(once, y) == pytest.approx(told[0], abs=0.03)
+    assert auc(one, y) == pytest.approx(told[0], abs=0.03)
+    assert auc(chosen, y) == pytest.approx(told[1], abs=0.03)
+    assert metrics.auc(chosen.scores["test"].numpy(), y.numpy()) == pytest.approx(told[0], abs=0.03)
+
+
+def test_a_column_that_is_the_same_everywhere_tells_nothing():
+    h, own, y = planted(2.0)
+    guess = AttributeInference()(make_view(h, own, 0 * y, n_classes=1), seed=0)
+    assert guess.scores["train"].shape == (N, 1)
+    assert not guess.scores["train"].any()
+
+
+def test_its_name_in_tables_is_its_options_alone():
+    expected = "attribute(column=None, folds=5, reads='own', turns=None, victim=None)"
+    assert repr(AttributeInference().alone()) == expected
 
 
 def test_alone_reads_own_columns_and_no_message():

@@ -130,7 +130,8 @@ class Attack(ABC):
 
     def __repr__(self) -> str:
         """Show every option: the label in tables and the id in tests."""
-        options = ", ".join(f"{key}={value!r}" for key, value in sorted(vars(self).items()) if key[0] != "_")
+        shown = {key: value for key, value in vars(self).items() if key[0] != "_" and key != "needs"}
+        options = ", ".join(f"{key}={value!r}" for key, value in sorted(shown.items()))
         return f"{self.name}({options})"
 
 
