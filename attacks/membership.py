@@ -57,6 +57,8 @@ class MembershipInference(Attack):
         positive(folds=folds)
         self.mode = mode
         self.folds = folds
+        if mode == "loss":  # a passive party has no joint model to ask; it is told so before anything is trained
+            self.needs = self.needs | {Need.PREDICTIONS}  # type: ignore[misc]
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the candidates; the second is that of membership."""

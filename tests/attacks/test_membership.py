@@ -10,7 +10,7 @@ from vflsec.attacks.membership import MembershipInference, _of_embeddings, _of_p
 from vflsec.core import metrics
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.method import ModelSpec, TrainSpec
-from vflsec.core.view import View
+from vflsec.core.view import Need, View
 from vflsec.data.partition import DataSpec
 from vflsec.evaluation.questions import ask
 from vflsec.evaluation.spec import AuxSpec
@@ -111,8 +111,18 @@ def test_nobody_is_his_own_neighbour():
 
 
 def test_a_passive_party_has_no_loss():
-    with pytest.raises(InsufficientView, match="mode=loss needs predictions"):
+    with pytest.raises(InsufficientView, match="needs predictions"):
         auc(MembershipInference(mode="loss"), asked("passive_1", epochs=1))
+
+
+def test_the_need_of_the_loss_is_known_before_training():
+    shown = {Need.OWN_MODEL, Need.AUX_LABELS}
+    with pytest.raises(InsufficientView, match="needs predictions"):
+        MembershipInference(mode="loss").check("passive", shown)
+    MembershipInference(mode="loss").check("active", {*shown, Need.PREDICTIONS})
+    for mode in (None, "calibrated"):
+        MembershipInference(mode=mode).check("passive", shown)
+    assert repr(MembershipInference(mode="loss")) == "membership(folds=5, mode='loss')"
 
 
 def test_alone_there_is_nothing_to_be_a_member_of():
