@@ -12,7 +12,7 @@ from vflsec.attacks.replay import SETTLED, Known, alternated, changed, onehot, s
 from vflsec.attacks.residual import span
 
 from vflsec.core.attack import Attack
-from vflsec.core.checks import positive
+from vflsec.core.checks import positive, positive_or_none
 from vflsec.core.message import Kind
 from vflsec.core.releases import Releases, received
 from vflsec.core.view import Guess, Need, View
@@ -55,6 +55,7 @@ class BatchLabel(Attack):
     def __init__(self, *, rounds: int = 60, turns: int | None = 5) -> None:
         positive(rounds=rounds)
         self.rounds = rounds
+        positive_or_none(turns=turns)
         self.turns = turns
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from vflsec.core.attack import Attack
+from vflsec.core.checks import positive_or_none
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind
 from vflsec.core.releases import received
@@ -35,6 +36,7 @@ class Direct(Attack):
     verified = "exact: all labels are recovered without a defence"
 
     def __init__(self, *, turns: int | None = None) -> None:
+        positive_or_none(turns=turns)
         self.turns = turns
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import references
-from vflsec.core.checks import positive
+from vflsec.core.checks import positive_or_none
 from vflsec.core.message import Kind
 from vflsec.core.releases import Releases, received
 from vflsec.core.view import Guess, Need, View
@@ -37,8 +37,7 @@ class Direction(Attack):
     verified = "closed-form AUC on Gaussian gradients"
 
     def __init__(self, *, references: int | None = None, turns: int | None = None) -> None:
-        if references is not None:
-            positive(references=references)
+        positive_or_none(references=references, turns=turns)
         self.references = references
         self.turns = turns
 

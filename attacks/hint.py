@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import references
-from vflsec.core.checks import positive
+from vflsec.core.checks import positive_or_none
 from vflsec.core.message import Kind
 from vflsec.core.releases import Releases, received
 from vflsec.core.view import Guess, Need, View
@@ -37,8 +37,7 @@ class Hint(Attack):
     verified = "unverified: no figures are published"
 
     def __init__(self, *, hints: int | None = 5, turns: int | None = None) -> None:
-        if hints is not None:
-            positive(hints=hints)
+        positive_or_none(hints=hints, turns=turns)
         self.hints = hints
         self.turns = turns
 

@@ -6,6 +6,7 @@ import torch
 
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import divided
+from vflsec.core.checks import positive_or_none
 from vflsec.core.message import Kind
 from vflsec.core.releases import percentiles, received
 from vflsec.core.view import Guess, Need, View
@@ -36,6 +37,7 @@ class Norm(Attack):
     verified = "closed-form AUC on Gaussian gradients"
 
     def __init__(self, *, turns: int | None = None) -> None:
+        positive_or_none(turns=turns)
         self.turns = turns
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.attack import Attack
-from vflsec.core.checks import positive
+from vflsec.core.checks import positive, positive_or_none
 from vflsec.core.message import Kind
 from vflsec.core.releases import received
 from vflsec.core.view import Guess, Need, View
@@ -65,6 +65,7 @@ class Replay(Attack):
         positive(rounds=rounds, rows=rows)
         self.rounds = rounds
         self.rows = rows
+        positive_or_none(turns=turns)
         self.turns = turns
 
     @property

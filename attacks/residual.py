@@ -8,6 +8,7 @@ from vflsec.attacks.rank_one import multiples
 
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import oriented
+from vflsec.core.checks import positive_or_none
 from vflsec.core.message import Kind
 from vflsec.core.releases import Releases, received
 from vflsec.core.view import Guess, Need, View
@@ -43,6 +44,7 @@ class Residual(Attack):
     verified = "exact: all residuals are recovered where a batch has no more rows than columns"
 
     def __init__(self, *, turns: int | None = None) -> None:
+        positive_or_none(turns=turns)
         self.turns = turns
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import divided
+from vflsec.core.checks import positive_or_none
 from vflsec.core.message import Kind
 from vflsec.core.releases import percentiles, received
 from vflsec.core.view import Guess, Need, View
@@ -35,6 +36,7 @@ class Spectral(Attack):
     verified = "unverified: only the abstract could be read"
 
     def __init__(self, *, turns: int | None = None) -> None:
+        positive_or_none(turns=turns)
         self.turns = turns
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:

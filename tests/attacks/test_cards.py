@@ -1,10 +1,13 @@
 """Every attack has a card that an auditor can read."""
 
+import inspect
+
 import numpy as np
 import pytest
 
 from vflsec.core import registry
 from vflsec.core.attack import describe
+from vflsec.core.errors import UsageError
 
 
 @pytest.mark.parametrize("name", sorted(registry.entries("attacks")))
@@ -17,6 +20,27 @@ def test_a_card_tells_source_threat_cost_and_failure(name):
     assert card["behavior"] == ("acts in training" if name in malicious else "honest-but-curious")
     for heading in ("Source: ", "Costs ", "Fails"):
         assert heading in attack.__doc__, f"the card of {name} does not say {heading}"
+
+
+READ_AGAIN = [
+    name
+    for name in sorted(registry.entries("attacks"))
+    if "turns" in inspect.signature(registry.load("attacks", name)).parameters
+]
+
+
+@pytest.mark.parametrize("turns", [0, -1])
+@pytest.mark.parametrize("name", READ_AGAIN)
+def test_a_number_of_releases_that_is_none_is_refused(name, turns):
+    with pytest.raises(UsageError, match=f"expected turns > 0, got {turns}"):
+        registry.build("attacks", name, turns=turns)
+    assert registry.build("attacks", name, turns=2).turns == 2
+
+
+@pytest.mark.parametrize("name", sorted(registry.entries("attacks")))
+def test_the_name_in_tables_is_options_and_no_need(name):
+    alone = registry.build("attacks", name).alone()
+    assert all("needs=" not in repr(attack) for attack in (registry.build("attacks", name), alone))
 
 
 @pytest.mark.parametrize("name", sorted(registry.entries("attacks")))
