@@ -13,9 +13,11 @@ from vflsec.attacks.residual import span
 
 from vflsec.core.attack import Attack
 from vflsec.core.checks import positive, positive_or_none
+from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind
 from vflsec.core.releases import Releases, received
 from vflsec.core.view import Guess, Need, View
+from vflsec.nn.side_by_side import SideBySide
 
 
 class BatchLabel(Attack):
@@ -30,7 +32,8 @@ class BatchLabel(Attack):
 
     In split learning a party receives each row's gradient. This attack sums them and forgets them: it measures what
     would be left if batches were summed before they were sent, for a model of any depth. A is that of the model as it
-    is in the end. Where the model does not end in a linear layer, A are its embeddings.
+    is in the end. Where the model does not end in a linear layer, A are its embeddings. Each of several
+    colluding parties has an A of its own, and sees the sums of its own columns of g.
 
     Departs from the source, which has Adam on each batch by itself for 10,000 steps, and needs no label where there is
     no top model.
@@ -52,6 +55,8 @@ class BatchLabel(Attack):
     reference = "Zou et al. 2022, arXiv 2112.05409, and code of VFLAIR, by alternating projections"
     verified = "recovers labels while a batch has no more rows than the layer has inputs; unverified against the source"
 
+    version = 2
+
     def __init__(self, *, rounds: int = 60, turns: int | None = 5) -> None:
         positive(rounds=rounds)
         self.rounds = rounds
@@ -65,9 +70,11 @@ class BatchLabel(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""
-        sums = summed(received(view, Kind.GRADIENT).first(self.turns), last_inputs(view))
-        known = Known(view.aux_rows, onehot(view, sums.values.dtype))
-        gradients = sums.nearest(sums.values.new_zeros(len(view.features["train"]), sums.values.shape[2]))
+        sums = summed(received(view, Kind.GRADIENT).first(self.turns), last_layers(view))
+        known = Known(view.aux_rows, onehot(view, sums.values[0].dtype))
+        gradients = sums.nearest(
+            sums.values[0].new_zeros(len(view.features["train"]), sum(v.shape[2] for v in sums.values))
+        )
         fit = before = started(gradients, known)
         for _ in range(self.rounds):
             before, fit = fit, alternated(fit, gradients, known)
@@ -84,57 +91,104 @@ class Sums(NamedTuple):
 
     Attributes:
         rows: (M, B) which training rows.
-        basis: (M, B, r) of the span of A.
-        values: (M, r, d) the sums, basis'g, in units of the root mean square of a row's gradient.
+        basis: for each party (M, B, r), of the span of its A.
+        values: for each party (M, r, d) the sums, basis'g, in units of the root mean square of a row's gradient.
         shared: (n, 1) in how many batches each training row is, at least 1.
     """
 
     rows: Tensor
-    basis: Tensor
-    values: Tensor
+    basis: Sequence[Tensor]
+    values: Sequence[Tensor]
     shared: Tensor
 
     def nearest(self, gradients: Tensor) -> Tensor:
         """Return ``gradients`` (n, d) moved to where they have these sums; of a row's batches, by the mean move."""
-        moves = self.basis @ (self.values - self.basis.mT @ gradients[self.rows])  # (M, B, d)
+        blocks = torch.split(gradients, [values.shape[2] for values in self.values], dim=1)
+        moves = torch.cat(
+            [
+                basis @ (values - basis.mT @ block[self.rows])
+                for basis, values, block in zip(self.basis, self.values, blocks, strict=True)
+            ],
+            dim=2,
+        )  # (M, B, d)
         total = torch.zeros_like(gradients).index_add_(0, self.rows.flatten(), moves.flatten(0, 1))
         return gradients + total / self.shared
 
 
-def summed(releases: Releases, inputs: Tensor) -> Sums:
+def summed(releases: Releases, layers: Sequence[Layer]) -> Sums:
     """Return the sums of each batch; nothing else of the gradients goes on from here.
 
     Args:
-        releases: of gradients.
-        inputs: (n, k) what the layer reads for each training row.
+        releases: of gradients, those of several parties side by side.
+        layers: the last one of each party.
+
+    Raises:
+        InsufficientView: several parties, and which of them received which columns cannot be told.
     """
-    rows, bases, values = [], [], []
+    widths = [layer.width for layer in layers] if len(layers) > 1 else [releases.values.shape[1]]
+    if sum(widths) != releases.values.shape[1]:
+        raise InsufficientView(
+            f"attack 'batch-label' needs a gradient of each embedding: colluding parties have {sum(widths)} numbers of "
+            f"embeddings for a row, and received {releases.values.shape[1]} of gradients"
+        )
+    rows: list[Tensor] = []
+    bases: list[list[Tensor]] = [[] for _ in layers]
+    values: list[list[Tensor]] = [[] for _ in layers]
     for lines in releases.by_message():
         about, g = releases.rows[lines], releases.values[lines]
-        basis = span(inputs[about].to(g.dtype))
-        seen = basis.T @ g
+        own = [span(layer.inputs[about].to(g.dtype)) for layer in layers]
+        seen = [basis.T @ block for basis, block in zip(own, torch.split(g, widths, dim=1), strict=True)]
+        rank = sum(basis.shape[1] * width for basis, width in zip(own, widths, strict=True)) / sum(widths)
+        norm = torch.cat([s.flatten() for s in seen]).norm().clamp_min(torch.finfo(g.dtype).tiny)
         rows.append(about)
-        bases.append(basis.T)
-        values.append(seen * basis.shape[1] ** 0.5 / seen.norm().clamp_min(torch.finfo(g.dtype).tiny))
-    widest, rank = max(map(len, rows)), max(map(len, bases))
-    basis = torch.stack([nn.functional.pad(b, (0, widest - b.shape[1], 0, rank - len(b))) for b in bases])
+        for k, basis in enumerate(own):
+            bases[k].append(basis.T)
+            values[k].append(seen[k] * rank**0.5 / norm)
     shared = torch.bincount(releases.rows, minlength=releases.n_rows).clamp_min(1)[:, None]
-    return Sums(pad_sequence(rows, batch_first=True), basis.mT, pad_sequence(values, batch_first=True), shared)
+    return Sums(
+        pad_sequence(rows, batch_first=True),
+        [_stacked(one, max(map(len, rows))).mT for one in bases],
+        [pad_sequence(one, batch_first=True) for one in values],
+        shared,
+    )
 
 
-def last_inputs(view: View) -> Tensor:
-    """Return what the last linear layer of the party's own model reads for each training row, and a one: (n, k + 1)."""
-    assert view.model is not None
-    model, seen = view.model.eval(), dict[str, Tensor]()
+def _stacked(bases: list[Tensor], widest: int) -> Tensor:
+    """Return bases (r, B) as one (M, r, B), padded with zeros."""
+    rank = max(map(len, bases))
+    return torch.stack([nn.functional.pad(b, (0, widest - b.shape[1], 0, rank - len(b))) for b in bases])
+
+
+class Layer(NamedTuple):
+    """The last linear layer of a model: what it reads of each training row, and a one, (n, k + 1); and its width."""
+
+    inputs: Tensor
+    width: int
+
+
+def last_layers(view: View) -> list[Layer]:
+    """Return the last layer of the party's own model; of colluding parties that of each."""
+    model, x = view.model, view.features["train"]
+    assert model is not None
+    if isinstance(model, SideBySide):
+        return [
+            last_layer(one, own) for one, own in zip(model.models, torch.split(x, model.columns, dim=1), strict=True)
+        ]
+    return [last_layer(model, x)]
+
+
+def last_layer(model: nn.Module, x: Tensor) -> Layer:
+    """Return the last linear layer of ``model``; where it does not end in one, its embeddings stand for the inputs."""
+    model, seen = model.eval(), dict[str, Tensor]()
 
     def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         seen.update(inputs=args[0], output=output)
 
     handles = [layer.register_forward_hook(keep) for layer in model.modules() if isinstance(layer, nn.Linear)]
     with torch.no_grad():
-        embedded = model(view.features["train"])
+        embedded = model(x)
     for handle in handles:
         handle.remove()
     ends = "output" in seen and seen["output"].shape == embedded.shape and torch.equal(seen["output"], embedded)
     inputs = seen["inputs"] if ends else embedded
-    return torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
+    return Layer(torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1), embedded.shape[1])

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from vflsec.attacks.batch_label import BatchLabel, last_inputs, summed
+from vflsec.attacks.batch_label import BatchLabel, last_layers, summed
 from vflsec.attacks.replay import Replay
 
-from vflsec.core.errors import UsageError
+from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.releases import received
@@ -92,7 +92,7 @@ def test_shuffled_labels_leave_chance():
 def test_nothing_but_the_sums_is_read(batch):
     """Gradients that have the same sums over every batch, and are others, give the same guess."""
     view, _ = exchanged(2, 3, batch=batch)
-    inputs, messages = last_inputs(view).double(), []
+    inputs, messages = last_layers(view)[0].inputs.double(), []
     for m in view.messages:
         a, g = inputs[m.rows], m.payload["value"].double()
         other = torch.randn(g.shape, generator=torch.Generator().manual_seed(m.step)).double()
@@ -110,9 +110,9 @@ def test_nothing_but_the_sums_is_read(batch):
 @pytest.mark.parametrize("batch", [5, 100])
 def test_the_nearest_gradients_have_the_sums_that_were_seen(batch):
     view, _ = exchanged(2, 3, batch=batch)
-    sums = summed(received(view, Kind.GRADIENT), last_inputs(view))
+    sums = summed(received(view, Kind.GRADIENT), last_layers(view))
     found = sums.nearest(torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0)))
-    assert torch.allclose(sums.basis.mT @ found[sums.rows], sums.values, atol=1e-4)
+    assert torch.allclose(sums.basis[0].mT @ found[sums.rows], sums.values[0], atol=1e-4)
     assert torch.allclose(sums.nearest(found), found, atol=1e-4)
 
 
@@ -126,12 +126,44 @@ def test_the_last_layer_reads_what_it_reads():
         "embeddings after a ReLU": (nn.Sequential(bottom, nn.ReLU()), torch.cat([bottom(x).relu(), one], dim=1)),
         "embeddings without a layer": (nn.Identity(), torch.cat([x, one], dim=1)),
     }
-    two = SideBySide([nn.Linear(3, 2), nn.Linear(5, 2)], [3, 5])
-    models["embeddings of colluding parties"] = (two, torch.cat([two(x), one], dim=1))
     for name, (model, expected) in models.items():
         view = View("passive_1", "passive", 2, {"train": x}, model, torch.arange(0), torch.arange(0))
-        assert torch.equal(last_inputs(view), expected), name
+        assert torch.equal(last_layers(view)[0].inputs, expected), name
         assert not any(layer._forward_hooks for layer in model.modules()), name
+
+
+def test_of_colluding_parties_each_has_a_layer_of_its_own():
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    both = SideBySide([nn.Linear(3, 2), MLPBottom(5, (4,), 3)], [3, 5])
+    view = View("passive_1+passive_2", "passive", 2, {"train": x}, both, torch.arange(0), torch.arange(0))
+    found = last_layers(view)
+    assert [layer.width for layer in found] == [2, 3]
+    assert torch.equal(found[0].inputs[:, :3], x[:, :3])
+    assert torch.equal(found[1].inputs[:, :4], both.models[1][0](x[:, 3:]).relu())
+
+
+def test_colluding_parties_infer_no_less_than_one_of_them():
+    world = toy_world(classes=3, rows=800, parties=3)
+    names = ["passive_1", "passive_2"]
+    transcript = Transcript(frozenset(names), frozenset(Kind))
+    world.channel.taps.append(transcript)
+    trained = FedSplitNN(TrainSpec(epochs=2, batch=128, lr=5e-3), ModelSpec(bottom=(16,))).fit(world)
+    labels = world.active.labels["train"]
+    rows = draw_auxiliary(labels, 3, AuxSpec(n=30), 0)
+    found = {}
+    for who in (["passive_1"], ["passive_2"], names, names[::-1]):
+        view = view_of(trained, [world.parties[name] for name in who], rows, tuple(transcript.messages))
+        guess = BatchLabel()(view, seed=0).scores["train"].argmax(dim=1)
+        found["+".join(who)] = (guess == labels).double().mean().item()
+    assert found["passive_1+passive_2"] > max(found["passive_1"], found["passive_2"]) - 0.02, found
+    assert found["passive_2+passive_1"] == pytest.approx(found["passive_1+passive_2"], abs=0.02)
+
+
+def test_gradients_of_which_nobody_knows_whose_they_are_are_refused():
+    view, _ = exchanged(2, 3, batch=64)
+    both = SideBySide([nn.Linear(3, 2), nn.Linear(5, 2)], [3, 5])
+    with pytest.raises(InsufficientView, match="colluding parties have 4 numbers of embeddings"):
+        BatchLabel()(View(**{**vars(view), "model": both}), seed=0)
 
 
 @pytest.mark.parametrize(("batch", "least"), [(16, 0.95), (64, 0.7)])
