@@ -42,7 +42,7 @@ def evaluate(
         jobs: processes; as many as there are cores unless given.
         device: ``cpu`` or ``cuda``.
         settings: any field of ``EvalSpec``: ``dataset``, ``seeds``, ``data={"n_labeled": 200}``,
-            ``fixed=["iso:lambda=5"]``...
+            ``fixed=["iso:lambda=5"]``, or ``epsilons=[1, 2, 8]`` in place of the strengths of private defences...
 
     Raises:
         UsageError: a setting or a name is wrong.
