@@ -120,7 +120,7 @@ class WhiteBoxInversion(Attack):
         least = EXACT * spread.mean().clamp_min(1e-12)
         if len(view.aux_rows) < 3 or heard is None:
             return least.expand_as(spread).sqrt()
-        error = f(view.aux_labels.double()) - heard[view.aux_rows]
+        error: Tensor = f(view.aux_labels.double()) - heard[view.aux_rows]
         return error.square().mean(dim=0).clamp_min(least).sqrt()
 
     def _prior(self, view: View, received: dict[str, Tensor], noise: dict[str, Tensor], rng: torch.Generator) -> Prior:
