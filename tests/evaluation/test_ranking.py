@@ -72,8 +72,9 @@ def test_ranks_are_by_the_attack_that_a_defense_does_worst_against():
     ]
 
 
-def test_where_a_score_is_missing_there_is_no_order_by_it():
+def test_without_a_score_there_is_no_place_by_it():
     caps = [folded("a", None, None), folded("b", 0.3, 0.7)]
     found = ranks(caps, exposed([point("a", 1.0, 0.8, 0.9), point("b", 1.0, 0.7, 0.7)]))
-    assert [rank.ranks for rank in found] == [{"strongest leak": 2}, {"strongest leak": 1}]
+    assert found[0].ranks == {"strongest leak": 2}
+    assert found[1].ranks == {"CAP": 1, "calibrated CAP": 1, "strongest leak": 1}
     assert not disagreements(found)

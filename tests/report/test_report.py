@@ -339,7 +339,9 @@ def test_of_many_attacks_the_strongest_is_drawn_at_each_strength(summary):
         named = enumerate(leaks)
         return [msgspec.structs.replace(point(strength, utility, leak), attack=f"a{i}") for i, leak in named]
 
-    points = many(0.0, 0.78, [0.5, 0.9, 0.6, 0.7, 0.55]) + many(1.0, 0.77, [0.5, 0.6, 0.8, 0.7, 0.55])
+    points = many(0.0, 0.78, [0.5, 0.9, 0.6, 0.7, 0.55, 0.5, 0.5]) + many(
+        1.0, 0.77, [0.5, 0.6, 0.8, 0.7, 0.55, 0.5, 0.5]
+    )
     (line,) = curve.strongest(points)
     assert (line.leak, line.attacks, line.strengths) == ([0.9, 0.8], ["a1", "a2"], [0.0, 1.0])
     figure = curve.draw(msgspec.structs.replace(summary, points=points))

@@ -51,8 +51,7 @@ def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Plac
     """Return one line for each target, method and defence, with its place in the order of each score; 1 is the best.
 
     A defence is as good as it is against the attack that it does worst against: CAP and calibrated CAP are the least
-    over the attacks. The leak is the mean over its strengths of the strongest. Where a score is missing there is no
-    order by it.
+    over the attacks. The leak is the mean over its strengths of the strongest. Without a score it has no place by it.
     """
     groups: dict[tuple[str, str, str], list[Cap]] = {}
     for cap in caps:
@@ -88,11 +87,10 @@ def disagreements(ranked: Sequence[Rank]) -> list[str]:
 def _ranked(one: Rank, among: Sequence[Rank]) -> Rank:
     found = {}
     for score in SCORES:
-        values = [other.values[score] for other in among]
-        own = one.values[score]
-        if own is not None and None not in values:
-            sign = -1 if score == "strongest leak" else 1
-            found[score] = 1 + sum(sign * (value or 0.0) > sign * own for value in values)
+        own, sign = one.values[score], -1 if score == "strongest leak" else 1
+        if own is not None:
+            others = [other.values[score] for other in among]
+            found[score] = 1 + sum(sign * value > sign * own for value in others if value is not None)
     return Rank(target=one.target, method=one.method, defense=one.defense, values=one.values, ranks=found)
 
 

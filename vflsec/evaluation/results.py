@@ -132,7 +132,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         values: each score; None where a cell gave no number.
-        ranks: its place by each score, 1 the best; without the scores that some defence lacks.
+        ranks: its place by each score that it has, 1 the best.
     """
 
     target: str

@@ -27,8 +27,8 @@ INFERRED = {
 }
 
 
-MANY = 4
-"""More attacks than these are drawn in grey, and the strongest of them at each strength in colour."""
+MANY = 6
+"""More curves than these are drawn in grey, and in colour the strongest attack at each strength."""
 
 NARROW = 0.1
 """Leaks that lie closer than this are drawn on an axis as long as this, or noise would look like a difference."""
@@ -113,11 +113,13 @@ def draw(summary: Summary) -> Curve:
 def _draw_target(axes: Axes, points: Sequence[Point]) -> bool:
     """Draw the curves of the attacks on one target, and what to hold them against; return whether there are several."""
     curves = lines(points)
-    if len({p.attack for p in points}) > MANY:
+    if len(curves) > MANY and len({p.attack for p in points}) > 1:
         for i, line in enumerate(curves):
             label = "each attack" if i == 0 else None
             axes.plot(line.utility, line.leak, color="#999999", linewidth=0.8, alpha=0.7, zorder=1.5, label=label)
         curves = strongest(points)
+        if len(curves) > 1:  # names beside the points of several curves would cover each other
+            curves = [line._replace(attacks=[""] * len(line.attacks)) for line in curves]
     for i, line in enumerate(curves):
         marker = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]  # the seventh has the first's colour, not its marker
         _draw_line(axes, line, COLORS[i % len(COLORS)], marker, i if len(curves) > 1 else None)
