@@ -146,7 +146,7 @@ def attack(
     the attack's loss was still falling when its budget ended: the leak is then a lower bound.
 
     Example:
-        >>> leak = attack(train(dataset="digits"), "mc", epochs=50)
+        >>> leak = attack(train(dataset="digits"), "mc", epochs=1500)
         >>> leak["test"]["metrics"]["accuracy"] > leak["test"]["chance"]
         True
 
