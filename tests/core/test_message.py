@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vflsec.core.message import Channel, Kind, Message, Releases, Route, Transcript
+from vflsec.core.message import Channel, Kind, Message, ReleaseCount, Route, Transcript
 
 
 def message(value, *, kind=Kind.EMBEDDING, sender="passive_1", receiver="active", rows=None):
@@ -85,6 +85,6 @@ def test_the_wire_counts_how_often_each_row_has_crossed():
     channel.deliver(Message(Kind.EMBEDDING, "a", "b", 0, "predict", {"h": torch.ones(1, 2)}, torch.tensor([1]), "test"))
     channel.deliver(Message(Kind.PARAMETERS, "a", "b", 0, "train", {"w": torch.ones(2)}))
     assert channel.releases() == [
-        Releases("train", "a", "b", Kind.EMBEDDING, "train", most=3, total=5),
-        Releases("predict", "a", "b", Kind.EMBEDDING, "test", most=1, total=1),
+        ReleaseCount("train", "a", "b", Kind.EMBEDDING, "train", most=3, total=5),
+        ReleaseCount("predict", "a", "b", Kind.EMBEDDING, "test", most=1, total=1),
     ]

@@ -7,7 +7,7 @@ from vflsec.defenses.laplace_dp import LaplaceDP
 
 import vflsec
 from vflsec.core.errors import UsageError
-from vflsec.core.message import Kind, Releases
+from vflsec.core.message import Kind, ReleaseCount
 from vflsec.core.method import ModelSpec, PretrainSpec, Trained, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.evaluation import runner
@@ -20,7 +20,7 @@ from vflsec.report import table
 
 
 def releases(phase="train", receiver="passive_1", split="train", most=3, total=300, sender="active", kind="gradient"):
-    return Releases(phase, sender, receiver, Kind(kind), split, most, total)
+    return ReleaseCount(phase, sender, receiver, Kind(kind), split, most, total)
 
 
 @pytest.mark.parametrize(

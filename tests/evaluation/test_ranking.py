@@ -1,5 +1,6 @@
 """Fronts and orders of defences against worked examples."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,15 +8,16 @@ from vflsec.evaluation.ranking import disagreements, exposed, front, ranks
 from vflsec.evaluation.results import Cap, Leak, Measure, Place, Point
 
 
-def point(defense, strength, utility, leak, *, attack="mc", alone=0.6):
+def point(defense, strength, utility, leak, *, attack="mc", alone=0.6, on_train=None):
     measured = {"metric": "auc", "ci95": (None, None), "n": 1}
     leaked = Leak(
         **measured, mean=leak, chance=0.5, alone=alone, alone_ci95=(None, None), advantage=None,
         advantage_ci95=(None, None), accuracy=None,
     )  # fmt: skip
+    train = msgspec.structs.replace(leaked, mean=leak if on_train is None else on_train)
     return Point(
         method="m", defense=defense, strength=strength, attack=attack, status="ok", statuses={"ok": 1},
-        utility=Measure(**measured, mean=utility), leak=leaked, leak_train=leaked, nbytes=1, seconds=1.0, budget={},
+        utility=Measure(**measured, mean=utility), leak=leaked, leak_train=train, nbytes=1, seconds=1.0, budget={},
         choice=attack,
     )  # fmt: skip
 
@@ -28,7 +30,7 @@ def folded(defense, value, calibrated, attack="mc"):
 
 
 def place(utility, leak, target="labels"):
-    return Place(target=target, method="m", defense="d", strength=1.0, utility=utility, leak=leak)
+    return Place(target=target, method="m", defense="d", strength=1.0, utility=utility, leak=leak, worst_rows=leak)
 
 
 def test_the_strongest_attack_counts_and_alone_is_the_floor():
@@ -78,3 +80,14 @@ def test_without_a_score_there_is_no_place_by_it():
     assert found[0].ranks == {"strongest leak": 2}
     assert found[1].ranks == {"CAP": 1, "calibrated CAP": 1, "strongest leak": 1}
     assert not disagreements(found)
+
+
+def test_what_is_leaked_of_training_rows_counts_in_the_order():
+    caps = [folded("a", 0.5, 0.9), folded("b", 0.3, 0.7)]
+    points = [point("a", 1.0, 0.8, 0.65, on_train=0.99), point("b", 1.0, 0.7, 0.7)]
+    assert [rank.ranks["strongest leak"] for rank in ranks(caps, exposed(points))] == [2, 1]
+
+
+def test_an_attack_that_acts_in_training_lends_its_utility_to_nobody():
+    points = [point("a", 1.0, 0.8, 0.7), point("a", 1.0, 0.85, 0.65, attack="active-mc")]
+    assert [p.utility for p in exposed(points).values()] == [0.8]

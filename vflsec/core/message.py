@@ -71,7 +71,7 @@ class Route(NamedTuple):
     kind: Kind
 
 
-class Releases(NamedTuple):
+class ReleaseCount(NamedTuple):
     """How often rows of one split have crossed on one route.
 
     Attributes:
@@ -101,7 +101,7 @@ class Channel:
     def __init__(self) -> None:
         self.traffic: Counter[Route] = Counter()
         self.heard: dict[tuple[Route, str], Tensor] = {}
-        self.earlier: list[Releases] = []
+        self.earlier: list[ReleaseCount] = []
         self.taps: list[Callable[[Message], None]] = []
         self._muted = False
 
@@ -131,10 +131,10 @@ class Channel:
             tap(message)
         return message
 
-    def releases(self) -> list[Releases]:
+    def releases(self) -> list[ReleaseCount]:
         """Return how often rows have crossed, by route and split: what a budget of privacy is spent by."""
         counts = [(route, split, found) for (route, split), found in self.heard.items()]
-        return [*self.earlier, *(Releases(*route, split, int(n.max()), int(n.sum())) for route, split, n in counts)]
+        return [*self.earlier, *(ReleaseCount(*route, split, int(n.max()), int(n.sum())) for route, split, n in counts)]
 
     def _count(self, key: tuple[Route, str], rows: Tensor) -> None:
         before = self.heard.get(key, rows.new_zeros(0))

@@ -73,7 +73,7 @@ class Releases(NamedTuple):
 
 
 def received(view: View, kind: Kind, *, split: str = "train", sender: str | None = None) -> Releases:
-    """Return all messages of ``kind`` that the adversary received about training rows.
+    """Return all messages of ``kind`` that the adversary received about the rows of one split.
 
     An adversary that is not adaptive reads what was said first about each row, and nothing that came later.
 
@@ -91,16 +91,8 @@ def received(view: View, kind: Kind, *, split: str = "train", sender: str | None
     """
     names = view.party.split("+")
     heard: dict[tuple[str, int], list[Message]] = {}
-    for m in view.messages:
-        if (
-            m.kind is kind
-            and m.receiver in names
-            and m.split == split
-            and sender in (None, m.sender)
-            and m.rows is not None
-            and "value" in m.payload
-        ):
-            heard.setdefault((m.phase, m.step), []).append(m)
+    for m in _heard(view, kind, split, sender):
+        heard.setdefault((m.phase, m.step), []).append(m)
     if not heard:
         raise InsufficientView(f"expected a {kind} about {split} rows, got none in {len(view.messages)} messages")
     about = [messages[0].rows for messages in heard.values() if messages[0].rows is not None]
@@ -131,16 +123,7 @@ def latest(view: View, kind: Kind, *, sender: str | None, turns: int = 1) -> dic
     """
     found = {}
     for split, own in view.features.items():
-        heard = [
-            m
-            for m in view.messages
-            if m.kind is kind
-            and m.receiver in view.party.split("+")
-            and m.split == split
-            and sender in (None, m.sender)
-            and m.rows is not None
-            and "value" in m.payload
-        ]
+        heard = _heard(view, kind, split, sender)
         heard = [m for m in heard if m.phase == heard[-1].phase]
         if heard:
             found[split] = _last(heard, len(own), turns if view.adaptive else 1)
@@ -176,6 +159,20 @@ def averages(view: View, kind: Kind, *, sender: str | None, turns: int | None = 
         if not found or not torch.equal(means[view.aux_split], found[-1]):
             found.append(means[view.aux_split])
     return found
+
+
+def _heard(view: View, kind: Kind, split: str, sender: str | None) -> list[Message]:
+    """Return what the adversary received of this kind about rows of this split, from one sender or anybody."""
+    return [
+        m
+        for m in view.messages
+        if m.kind is kind
+        and m.receiver in view.party.split("+")
+        and m.split == split
+        and sender in (None, m.sender)
+        and m.rows is not None
+        and "value" in m.payload
+    ]
 
 
 def _last(messages: list[Message], n_rows: int, turns: int) -> Tensor:

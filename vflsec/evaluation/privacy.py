@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vflsec.core.defense import Defense
-from vflsec.core.message import Kind, Releases
+from vflsec.core.message import Kind, ReleaseCount
 from vflsec.core.method import Trained
 from vflsec.core.party import Party
 
@@ -28,7 +28,7 @@ def spent(trained: Trained, releases: Iterable[Sequence[Any]], adversary: str) -
         every row: the bound where a row acts on others' releases by way of the model.
     """
     trained.method.prepare(trained.world)
-    told = [Releases(*found) for found in releases]
+    told = [ReleaseCount(*found) for found in releases]
     adversaries = adversary.split("+")
     most: dict[str, dict[str, Any]] = {}
     for party in trained.world.parties.values():
@@ -39,7 +39,7 @@ def spent(trained: Trained, releases: Iterable[Sequence[Any]], adversary: str) -
     return list(most.values())
 
 
-def _spent(defense: Defense, party: Party, told: Sequence[Releases]) -> dict[str, Any] | None:
+def _spent(defense: Defense, party: Party, told: Sequence[ReleaseCount]) -> dict[str, Any] | None:
     if not defense.at:  # it changes labels, which the active party alone has
         return defense.spent(1) if party.active else None
     heard = [r for r in told if r.sender == party.name and defense.acts(Kind(r.kind), r.phase)]
@@ -52,7 +52,7 @@ def _spent(defense: Defense, party: Party, told: Sequence[Releases]) -> dict[str
     return {**(defense.spent(count) or once), "releases": count, "epsilon_transcript": whole["epsilon"]}
 
 
-def most_of_one_row(heard: Sequence[Releases]) -> int:
+def most_of_one_row(heard: Sequence[ReleaseCount]) -> int:
     """Return how often one row was released, at most: a row may be known to several phases by other positions."""
     training = [r for r in heard if r.phase not in AFTERWARDS]
     most: dict[tuple[str, str, str], int] = {}

@@ -14,7 +14,9 @@ def exposed(points: Sequence[Point]) -> dict[tuple[str, str, str, float], Place]
     """Return what each target, method, defence and strength leaves to the strongest adversary, and at what utility.
 
     That is the largest leak of any attack, or what the adversary reaches alone if that is more: it may throw the model
-    away. A strength at which some attack gave no number is left out.
+    away. ``worst_rows`` is the largest on test or on training rows, as the gates have it: a model that learned the
+    labels of training rows by heart must not rank as a private one. The utility is the least: an attack that acts in
+    training has one of its own. A strength at which some attack gave no number is left out.
     """
     groups: dict[tuple[str, str, str, float], list[Point]] = {}
     for p in points:
@@ -25,9 +27,10 @@ def exposed(points: Sequence[Point]) -> dict[tuple[str, str, str, float], Place]
         utilities = [p.utility.mean for p in group if p.utility.mean is not None]
         if len(leaks) == len(group) == len(utilities):
             alone = max(p.leak.alone or 0.0 for p in group)
+            on_train = [p.leak_train.mean for p in group if p.leak_train.mean is not None]
             found[key] = Place(
                 target=key[0], method=key[1], defense=key[2], strength=key[3],
-                utility=max(utilities), leak=max(*leaks, alone),
+                utility=min(utilities), leak=max(*leaks, alone), worst_rows=max(*leaks, *on_train, alone),
             )  # fmt: skip
     return found
 
@@ -51,14 +54,15 @@ def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Plac
     """Return one line for each target, method and defence, with its place in the order of each score; 1 is the best.
 
     A defence is as good as it is against the attack that it does worst against: CAP and calibrated CAP are the least
-    over the attacks. The leak is the mean over its strengths of the strongest. Without a score it has no place by it.
+    over the attacks. The leak is the mean over its strengths of the strongest, on the worse rows. Without a score it
+    has no place by it.
     """
     groups: dict[tuple[str, str, str], list[Cap]] = {}
     for cap in caps:
         groups.setdefault((cap.target, cap.method, cap.defense), []).append(cap)
     found = []
     for (target, method, defense), own in groups.items():
-        leaks = [p.leak for key, p in places.items() if key[:3] == (target, method, defense) and p.strength > 0]
+        leaks = [p.worst_rows for key, p in places.items() if key[:3] == (target, method, defense) and p.strength > 0]
         values = {
             "CAP": _least([cap.value for cap in own]),
             "calibrated CAP": _least([cap.calibrated for cap in own]),

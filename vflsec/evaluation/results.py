@@ -117,7 +117,12 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """What one strength of a defence leaves to the strongest adversary, and at what utility."""
+    """What one strength of a defence leaves to the strongest adversary, and at what utility.
+
+    Attributes:
+        leak: on the rows that the points tell of.
+        worst_rows: on those or on training rows, whichever leak more.
+    """
 
     target: str
     method: str
@@ -125,6 +130,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     strength: float
     utility: float
     leak: float
+    worst_rows: float
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from vflsec.core.attack import Attack
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.errors import BadGuess, Diverged, InsufficientView, VflsecError
-from vflsec.core.message import Kind, Message, Releases, Route, Transcript
+from vflsec.core.message import Kind, Message, ReleaseCount, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained, World, load_states, save_states
 from vflsec.core.sabotage import Sabotage, sabotaging
 from vflsec.core.seeds import derive
@@ -158,7 +158,7 @@ def advance(
             raise Diverged(stored["error"])
         load_states(world, folder.path)
         world.channel.traffic.update({Route(a, b, c, Kind(kind)): n for a, b, c, kind, n in stored["traffic"]})
-        world.channel.earlier += [Releases(*found) for found in stored.get("releases", ())]
+        world.channel.earlier += [ReleaseCount(*found) for found in stored.get("releases", ())]
         return stored
     world.checkpoint = Checkpoint(folder.partial if folder and not afresh else None)
     began, before = time.perf_counter(), Counter(world.channel.traffic)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 from unittest import SkipTest
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,6 +65,24 @@ def stated(plugin: Any, names: Iterable[str]) -> None:
 def same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal bit for bit, NaN included."""
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(7.25), b.nan_to_num(7.25))
+
+
+def generators() -> dict[str, Any]:
+    """Return the states of the generators that everybody shares, by what they are called."""
+    return {
+        "torch's global generator": torch.get_rng_state(),
+        "numpy's global generator": repr(np.random.get_state(legacy=False)),  # noqa: NPY002  (to see that it stays)
+        "Python's global generator": random.getstate(),
+    }
+
+
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return what is not as it was, by what it is called."""
+    return [name for name, value in before.items() if not _equal(value, after[name])]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return same(a, b) if isinstance(a, Tensor) else bool(a == b)
 
 
 def auc_error(labels: Tensor, runs: int) -> float:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +15,7 @@ from vflsec.core.view import Need
 from vflsec.evaluation.adversary import view_before
 from vflsec.evaluation.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.testing.suite import Suite, same, stated
+from vflsec.testing.suite import Suite, changed, generators, same, stated
 from vflsec.testing.worlds import toy_world
 
 NAME = "passive_1"
@@ -77,9 +75,8 @@ class SabotageConformance(Suite):
         for step in _steps():
             for hook, value in _hooks(attack, party, step):
                 hook(value.clone(), step)
-        after = _footprint(party)
-        changed = [name for name, value in before.items() if not _equal(value, after[name])]
-        assert not changed, f"the attack changed {', '.join(changed)}"
+        traces = changed(before, _footprint(party))
+        assert not traces, f"the attack changed {', '.join(traces)}"
 
     def test_makes_a_difference(self) -> None:
         """With its defaults, predictions on test rows are others than those of an honest federation."""
@@ -126,14 +123,4 @@ def _weights(trained: Trained) -> list[Tensor]:
 
 def _footprint(party: Party) -> dict[str, Any]:
     """Return copies of everything that an attack might change, by what it is called."""
-    numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002  (the global one, to see that it stays)
-    found: dict[str, Any] = {
-        "torch's global generator": torch.get_rng_state(),
-        "numpy's global generator": repr(numpy_state),
-        "Python's global generator": random.getstate(),
-    }
-    return found | {f"the {split} columns": x.clone() for split, x in party.features.items()}
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return same(a, b) if isinstance(a, Tensor) else bool(a == b)
+    return generators() | {f"the {split} columns": x.clone() for split, x in party.features.items()}
