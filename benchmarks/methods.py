@@ -37,8 +37,8 @@ from rich.console import Console
 from rich.progress import track
 
 from vflsec.core.metrics import METRICS
-from vflsec.evaluation import runner
 from vflsec.evaluation import spec as specs
+from vflsec.evaluation import training
 from vflsec.evaluation.plan import Cell, training_cell
 from vflsec.evaluation.statistics import Interval, over_seeds
 from vflsec.evaluation.store import Record, Store
@@ -214,7 +214,7 @@ def measured(one: Cell, store: Store) -> Record:
     folder = store.cell(one.key)
     found = folder.read()
     if found is None:
-        trained, facts = runner.train(one, "cpu", store=store)
+        trained, facts = training.train(one, "cpu", store=store)
         found = {"status": facts["status"], "test": None, "val": None}
         found["bytes"] = sum(n for phase, *_, n in facts["traffic"] if phase not in ("predict", "validate"))
         if trained is not None and facts["status"] == "ok":
@@ -231,7 +231,7 @@ def row(name: str, arm_name: str, seed: int, folder: Path) -> dict[str, Record]:
     """Tune one method for one seed, then train it at every point; return what was measured at each."""
     experiment, arm, store = EXPERIMENTS[name], ARMS[arm_name], Store(folder)
     columns = experiment.columns(arm_name)
-    with runner.one_thread():
+    with training.one_thread():
         best: tuple[str, ...] = arm.trials[0]
         if len(arm.trials) > 1:
             at = (*columns[experiment.tuned], VALIDATION)

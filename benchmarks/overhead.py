@@ -22,8 +22,8 @@ from vflsec.core.method import ModelSpec, TrainSpec, World
 from vflsec.core.seeds import generator
 from vflsec.data.partition import DataSpec
 from vflsec.evaluation.plan import Cell
-from vflsec.evaluation.runner import one_thread
 from vflsec.evaluation.spec import DefenseSpec
+from vflsec.evaluation.training import one_thread
 from vflsec.evaluation.world import build_method, build_world
 
 EPOCHS = 5

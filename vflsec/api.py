@@ -11,7 +11,7 @@ from typing import Any
 from vflsec.core.errors import Diverged, InsufficientView, UsageError
 from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
-from vflsec.evaluation import engine, runner, world
+from vflsec.evaluation import engine, runner, training, world
 from vflsec.evaluation import spec as specs
 from vflsec.evaluation.plan import build_attack, training_cell
 from vflsec.evaluation.spec import EvalSpec
@@ -124,8 +124,8 @@ def fit(spec: EvalSpec, seed: int, device: str, progress: Progress) -> tuple[Tra
     Raises:
         Diverged: the loss is not finite, or the model says the same of everybody.
     """
-    with runner.one_thread():
-        trained, facts = runner.train(training_cell(spec, spec.methods[0], seed), device, progress)
+    with training.one_thread():
+        trained, facts = training.train(training_cell(spec, spec.methods[0], seed), device, progress)
     if trained is None or facts["status"] != "ok":
         raise Diverged(f"{facts['status']}: {facts['error']}")
     return trained, facts
@@ -167,7 +167,7 @@ def attack(
         raise UsageError(f"attack {name!r} acts in training, which is over: use vflsec.evaluate(attack={name!r})")
     if mounted.needs & runner.KINDS.keys():
         raise InsufficientView(f"attack {name!r} reads messages, of which none were kept: use vflsec.evaluate")
-    with runner.one_thread():
+    with training.one_thread():
         aux = specs.AuxSpec(n=n_aux, folds=0, victim_model=victim_model)
         found = runner.attacked_once(mounted, trained, adversary, aux)
     if found["status"] != "ok":
