@@ -6,6 +6,7 @@ VflsecError                 2   base class: one line that says what was expected
 ├── InsufficientView        2   an attack needs something that its adversary does not see
 ├── StoreError              2   a results folder cannot be read or is in use
 ├── BadGuess                2   an attack proposed what cannot be scored (a status of its result)
+├── ProtocolError           3   another party sent what the protocol does not allow
 └── Diverged                3   training produced a non-finite loss (a status, never a number)
 """
 
@@ -38,6 +39,12 @@ class BadGuess(VflsecError):
 
 class StoreError(VflsecError):
     """A results folder cannot be read or is in use."""
+
+
+class ProtocolError(VflsecError):
+    """Another party sent what the protocol does not allow; nothing was done with it."""
+
+    exit_code = 3
 
 
 class Diverged(VflsecError):

@@ -1,0 +1,209 @@
+"""What both parties agree on: key size, precisions, the strength of masks, and the slot widths that follow."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from vflsec.core.checks import one_of, positive
+from vflsec.core.errors import UsageError
+
+SPARE_BITS = 12  # left empty above the slots: a plaintext that fills them is not one of ours
+_DECRYPTIONS = 10  # encryptions that one ciphertext to C costs, re-randomised at p and decrypted at C
+
+
+class Packing(NamedTuple):
+    """How rows of numbers lie in ciphertexts.
+
+    Attributes:
+        slot: bits of one number.
+        columns: numbers of one row in one ciphertext.
+        rows: rows in one ciphertext.
+        blocks: ciphertexts that a whole row spans; the last is filled up with zeros.
+    """
+
+    slot: int
+    columns: int
+    rows: int
+    blocks: int
+
+    def count(self, rows: int) -> int:
+        """Return how many ciphertexts ``rows`` rows take."""
+        return self.blocks * -(-rows // self.rows)
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """The agreement of the two parties; two processes compare theirs before they begin.
+
+    Every kind of number has one public exponent, so that nothing travels but integers of a fixed range. The features
+    mu, the weights W and the loss gradients delta are integers in units of 2^-precision. Masks are uniform on ranges
+    2^sigma times as wide as what they hide. Slots have room for the worst case: none can overflow into another.
+
+    Source: PrADA (Algorithms 4 and 5) for what is exchanged; packing and ring are this package's.
+
+    Attributes:
+        width: the number g of features.
+        outputs: the number C of outputs, 1 for a logistic regression.
+        batch: the largest number B of samples in a batch.
+        bits: of the key; 2048 is about 112 bits of security, 3072 about 128; 1024 is for tests.
+        sigma: a masked value is within 2^-sigma (statistical distance) of one that depends on nothing, for each value.
+        ring: L; C's masks and shares enter the scores modulo 2^L.
+        feature_precision: fractional bits of mu.
+        feature_bits: |mu| <= 2^feature_bits.
+        weight_precision: fractional bits of W wherever it meets a ciphertext.
+        weight_bits: |W| <= 2^weight_bits.
+        delta_precision: fractional bits of delta.
+        delta_bits: |delta| <= 2^delta_bits, before the division by B; class weights and noise can ask for more than 0.
+        delta: ``rank1`` sends as many rows of delta W^T as it has rank and the coefficients of the others in clear,
+            where ``low_rank`` says that this tells no more; ``outer`` sends every row, as the paper does.
+        order: ``current`` takes the features' gradient at W_t, ``paper`` at W_{t+1} as line 22 of Algorithm 5 prints.
+
+    Raises:
+        UsageError: a number out of range, or a key too small for one slot.
+    """
+
+    width: int
+    outputs: int = 1
+    batch: int = 128
+    bits: int = 2048
+    sigma: int = 40
+    ring: int = 64
+    feature_precision: int = 20
+    feature_bits: int = 4
+    weight_precision: int = 28
+    weight_bits: int = 10
+    delta_precision: int = 23
+    delta_bits: int = 0
+    delta: Literal["rank1", "outer"] = "rank1"
+    order: Literal["current", "paper"] = "current"
+
+    def __post_init__(self) -> None:
+        """Check every number, and that each kind of message fits the key."""
+        positive(width=self.width, outputs=self.outputs, batch=self.batch)
+        one_of(("rank1", "outer"), delta=self.delta)
+        one_of(("current", "paper"), order=self.order)
+        for name, least, most in _RANGES:
+            if not least <= (value := getattr(self, name)) <= most:
+                raise UsageError(f"expected {least} <= {name} <= {most}, got {value}")
+        if self.bits % 2:
+            raise UsageError(f"expected an even number of bits, got {self.bits}")
+        if self.score_bits < 1:
+            raise UsageError(
+                f"expected ring >= feature_precision + weight_precision + 3 = {self.ring - self.score_bits + 1}, "
+                f"got {self.ring}"
+            )
+        for what, slot in (
+            ("score", self.score_slot),
+            ("weight gradient", self._gradient_slot),
+            ("embedding gradient", self._delta_slot),
+        ):
+            if slot > self.room:
+                raise UsageError(f"expected a key with room for a {what} of {slot} bits, got {self.room}; raise bits")
+
+    @property
+    def room(self) -> int:
+        """Bits of a plaintext that slots may fill."""
+        return self.bits - 1 - SPARE_BITS
+
+    @property
+    def feature_bound(self) -> int:
+        """Largest |mu| as an integer."""
+        return 1 << self.feature_precision + self.feature_bits
+
+    @property
+    def delta_bound(self) -> int:
+        """Largest |delta| as an integer."""
+        return 1 << self.delta_precision + self.delta_bits
+
+    @property
+    def weight_bound(self) -> int:
+        """Largest |W| as an integer."""
+        return 1 << self.weight_precision + self.weight_bits
+
+    @property
+    def score_bound(self) -> int:
+        """Largest |mu W~| as an integer, for one sample and output, with p's share W~ anywhere in the ring."""
+        return self.width * self.feature_bound << self.ring
+
+    @property
+    def gradient_bound(self) -> int:
+        """Largest |mu^T delta| as an integer, for one weight."""
+        return self.batch * self.feature_bound * self.delta_bound
+
+    @property
+    def score_bits(self) -> int:
+        """|z| < 2^score_bits, half of what the ring could tell apart: beyond it a score is refused."""
+        return self.ring - 2 - self.feature_precision - self.weight_precision
+
+    @property
+    def score_slot(self) -> int:
+        """Bits of one masked score."""
+        return (self.score_bound * (2 + (1 << self.sigma))).bit_length()
+
+    @cached_property
+    def scores(self) -> Packing:
+        """Of the features as columns: one feature of as many samples as fit."""
+        return Packing(self.score_slot, 1, min(self.batch, self.room // self.score_slot), 1)
+
+    @cached_property
+    def gradients(self) -> Packing:
+        """Of the features as rows, chosen for the least work: encrypting packs, and decrypting a sum for each row."""
+        room = self.room // self._gradient_slot
+        choices = []
+        for blocks in range(-(-self.width // room), self.width + 1):
+            columns = -(-self.width // blocks)
+            for rows in range(1, min(self.batch, room // columns) + 1):
+                packs = blocks * -(-self.batch // rows)
+                choices.append((packs + _DECRYPTIONS * blocks * rows * self.outputs, columns, rows, blocks))
+        _, columns, rows, blocks = min(choices)
+        return Packing(self._gradient_slot, columns, rows, blocks)
+
+    @cached_property
+    def deltas(self) -> Packing:
+        """Of rows of delta W^T."""
+        room = self.room // self._delta_slot
+        blocks = -(-self.width // room)
+        columns = -(-self.width // blocks)
+        return Packing(self._delta_slot, columns, min(self.batch, room // columns), blocks)
+
+    @property
+    def low_rank(self) -> bool:
+        """Whether rows of delta W^T are sent for all: asked for, and W can have full column rank, C <= g.
+
+        Then delta W^T has the rank and the column space of delta, and which rows are sent, and the coefficients of the
+        others, are functions of it. With C > g they would tell p's delta beyond it, and every row is sent instead.
+        """
+        return self.delta == "rank1" and self.outputs <= self.width
+
+    def fingerprint(self, n: int) -> bytes:
+        """Return 16 bytes that stand for this layout and the public key ``n``; every message carries them."""
+        return hashlib.sha256(msgspec.json.encode(self) + n.to_bytes(self.bits // 8, "little")).digest()[:16]
+
+    @property
+    def _gradient_slot(self) -> int:
+        return (self.gradient_bound * (2 + (1 << self.sigma))).bit_length()
+
+    @property
+    def _delta_slot(self) -> int:
+        return self.delta_row_bound.bit_length() + 1  # signed; what lies above the bound is refused
+
+    @property
+    def delta_row_bound(self) -> int:
+        """Largest |delta W^T| as an integer."""
+        return self.outputs * self.delta_bound * self.weight_bound
+
+
+_RANGES = (
+    ("bits", 1024, 16384),
+    ("sigma", 40, 128),
+    ("ring", 48, 64),
+    ("feature_precision", 8, 32),
+    ("feature_bits", 0, 16),
+    ("weight_precision", 8, 32),
+    ("weight_bits", 0, 16),
+    ("delta_precision", 8, 32),
+    ("delta_bits", 0, 16),
+)

@@ -1,0 +1,97 @@
+"""What the two parties of the encrypted linear layer say to each other: integers of fixed width, as bytes.
+
+    C -> p   Features          [[mu]]
+    p -> C   MaskedScores      [[mu W~ + r1]]
+    C -> p   Scores            mu W + r1 mod 2^L
+    p -> C   MaskedGradient    [[mu^T delta + r2]]
+    C -> p   NoisedGradient    mu^T delta + r2 + n, and [[e]]
+    p -> C   EncryptedDelta    [[delta W^T]]
+
+Ciphertexts are little-endian, each of twice the key's bytes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class PaillierMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """One message; ``msgspec.msgpack`` encodes it, and decodes a union of these by their tags.
+
+    Attributes:
+        agreement: what stands for key and layout, 16 bytes; a message under others is refused.
+        turn: number of the forward pass that it belongs to, from 1.
+    """
+
+    agreement: bytes
+    turn: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of what it carries, in bytes."""
+        values = (getattr(self, field) for field in self.__struct_fields__)
+        return sum(len(value) if isinstance(value, bytes) else 8 for value in values)
+
+
+class Features(PaillierMessage):
+    """C's features, encrypted.
+
+    Attributes:
+        rows: the number B of samples.
+        columns: ciphertexts, one feature of many samples in each: blocks of samples, in each the features in order.
+        packs: ciphertexts of whole samples, for the gradient of the weights: blocks of features, in each the samples
+            in order; empty at inference.
+    """
+
+    rows: int
+    columns: bytes
+    packs: bytes = b""
+
+
+class MaskedScores(PaillierMessage):
+    """p's share of the scores under masks, for each block of samples and each output; ``ciphers`` are ciphertexts."""
+
+    ciphers: bytes
+
+
+class Scores(PaillierMessage):
+    """The scores (B, C) under p's masks, each 8 bytes modulo 2^L."""
+
+    values: bytes
+
+
+class MaskedGradient(PaillierMessage):
+    """p's gradient of the weights under masks; ``ciphers``: for each block of features, each output and row in pack."""
+
+    ciphers: bytes
+
+
+class NoisedGradient(PaillierMessage):
+    """The gradient of the weights (g, C), summed over the batch, under p's masks and C's noise.
+
+    Attributes:
+        rate: the learning rate that C has moved its share by.
+        values: integers of ``LabelHolder``'s and ``KeyHolder``'s common width.
+        share: ciphertexts of C's share of the weights, for each block of features and each output.
+    """
+
+    rate: float
+    values: bytes
+    share: bytes
+
+
+class EncryptedDelta(PaillierMessage):
+    """Rows of delta W^T, encrypted.
+
+    Attributes:
+        rank: how many rows were encrypted.
+        coefficients: (B, rank) of all rows by those sent, float32; empty if every row was sent.
+        ciphers: ciphertexts, blocks of features, in each the rows in order.
+    """
+
+    rank: int
+    coefficients: bytes
+    ciphers: bytes
+
+
+Message = Features | MaskedScores | Scores | MaskedGradient | NoisedGradient | EncryptedDelta
