@@ -15,4 +15,5 @@ CATALOGUE = {
     "gaussian-dp": "vflsec.defenses.gaussian_dp:GaussianDP",
     "laplace-dp": "vflsec.defenses.laplace_dp:LaplaceDP",
     "label-dp": "vflsec.defenses.label_dp:LabelDP",
+    "phe": "vflsec.defenses.phe:EncryptedBoundary",
 }

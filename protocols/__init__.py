@@ -1,6 +1,8 @@
 """Protocols: what parties say to each other so that something stays secret. One file each."""
 
 CATALOGUE = {
+    "masked-plain": "vflsec.protocols.masked_plain:PlainMaskedBoundary",
     "model-average": "vflsec.protocols.model_average:ModelAverage",
+    "paillier": "vflsec.protocols.paillier:PaillierBoundary",
     "plain": "vflsec.protocols.plain:PlainBoundary",
 }

@@ -129,6 +129,10 @@ class Defense(ABC):
         """Return an extra term (scalar) of the active party's loss on one received embedding, or None."""
         return None
 
+    def protocol(self) -> tuple[str, dict[str, Any]] | None:
+        """Return name and options of the protocol that this defence puts at the cut layer, or None."""
+        return None
+
     def modules(self) -> Iterable[nn.Module]:
         """Return the learned parts, trained by the party that carries this defence."""
         return ()

@@ -121,20 +121,28 @@ class Channel:
         without passing any defence.
         """
         message = message.private_copy()
-        if self._muted:
-            return message
-        route = Route(message.phase, message.sender, message.receiver, message.kind)
-        self.traffic[route] += message.nbytes
-        if message.rows is not None and len(message.rows):
-            self._count((route, message.split), message.rows)
-        for tap in self.taps:
-            tap(message)
+        if not self._muted:
+            self.traffic[_route(message)] += message.nbytes
+            self._show(message)
+        return message
+
+    def open(self, message: Message) -> Message:
+        """Return what the receiver learns by decrypting: shown, and counted as heard; it crossed as ciphertext."""
+        message = message.private_copy()
+        if not self._muted:
+            self._show(message)
         return message
 
     def releases(self) -> list[ReleaseCount]:
         """Return how often rows have crossed, by route and split: what a budget of privacy is spent by."""
         counts = [(route, split, found) for (route, split), found in self.heard.items()]
         return [*self.earlier, *(ReleaseCount(*route, split, int(n.max()), int(n.sum())) for route, split, n in counts)]
+
+    def _show(self, message: Message) -> None:
+        if message.rows is not None and len(message.rows):
+            self._count((_route(message), message.split), message.rows)
+        for tap in self.taps:
+            tap(message)
 
     def _count(self, key: tuple[Route, str], rows: Tensor) -> None:
         before = self.heard.get(key, rows.new_zeros(0))
@@ -160,6 +168,10 @@ class Transcript:
         """Keep ``message`` if the adversary took part in it."""
         if message.kind in self.kinds and {message.sender, message.receiver} & self.parties:
             self.messages.append(message)
+
+
+def _route(message: Message) -> Route:
+    return Route(message.phase, message.sender, message.receiver, message.kind)
 
 
 def _copy(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 from vflsec.core.defense import Defense, Release, acting, apply
 from vflsec.core.layout import Layout
 from vflsec.core.message import Channel, Kind, Message
+
+if TYPE_CHECKING:
+    from vflsec.core.protocol import Step
 
 Noise = Callable[..., torch.Generator]
 """A party's own stream of randomness, by the names of the part of the run that it is for."""
@@ -82,7 +86,7 @@ class Party:
     def send(
         self,
         kind: Kind,
-        payload: Mapping[str, Tensor],
+        payload: Mapping[str, Any],
         *,
         to: str,
         step: int,
@@ -96,7 +100,7 @@ class Party:
 
         Args:
             kind: what is sent; decides which defences act.
-            payload: named tensors.
+            payload: named tensors, or ciphertexts, on which no defence acts.
             to: name of the receiver.
             step: number of the step.
             phase: the method's phase, or ``predict``.
@@ -105,18 +109,29 @@ class Party:
             split: which rows these are.
             buffers: whether the payload is a model's running statistics, not what it has learned by gradients.
         """
-        assert labels is None or self.active, f"{self.name} owns no labels"
-        defenses = acting(self.defenses, kind, phase)
-        if defenses:
-            payload = {
-                key: apply(
-                    defenses,
-                    value.detach(),
-                    Release(self.name, to, kind, step, phase, key, rows, labels, self._rng, buffers),
-                )
-                for key, value in payload.items()
-            }
+        payload = {
+            key: self._defended(Release(self.name, to, kind, step, phase, key, rows, labels, self._rng, buffers), value)
+            for key, value in payload.items()
+        }
         return self._channel.deliver(Message(kind, self.name, to, step, phase, payload, rows, split))
+
+    def defend(self, kind: Kind, value: Tensor, step: Step, *, to: str) -> Tensor:
+        """Return what would leave in place of ``value`` (B, d), for a protocol that encrypts it."""
+        labels = step.labels if self.active else None
+        release = Release(self.name, to, kind, step.number, step.phase, "value", step.rows, labels, self._rng)
+        defended: Tensor = self._defended(release, value)
+        return defended
+
+    def open(self, kind: Kind, value: Tensor, step: Step, *, sender: str) -> Tensor:
+        """Learn by decrypting what ``sender`` encrypted: taps see it, and its bytes were counted as ciphertext."""
+        message = Message(kind, sender, self.name, step.number, step.phase, {"value": value}, step.rows, step.split)
+        opened: Tensor = self._channel.open(message).payload["value"]
+        return opened
+
+    def _defended(self, release: Release, value: Any) -> Any:
+        assert release.labels is None or self.active, f"{self.name} owns no labels"
+        defenses = acting(self.defenses, release.kind, release.phase)
+        return apply(defenses, value.detach(), release) if defenses else value
 
     def __repr__(self) -> str:
         """Show name and role, never data."""

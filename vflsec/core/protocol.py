@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from vflsec.core.party import Party
+
+if TYPE_CHECKING:
+    from vflsec.core.method import TrainSpec
 
 
 class Step(NamedTuple):
@@ -20,6 +23,7 @@ class Step(NamedTuple):
         rows: (B,) sample positions in ``split``.
         labels: (B,) their labels, known to the active party alone; None at prediction.
         split: which rows these are.
+        rate: the learning rate of this step; 0 at prediction.
     """
 
     number: int
@@ -27,6 +31,7 @@ class Step(NamedTuple):
     rows: Tensor
     labels: Tensor | None = None
     split: str = "train"
+    rate: float = 0.0
 
     @property
     def learns(self) -> bool:
@@ -78,3 +83,18 @@ class Boundary(Protocol):
     def modules(self) -> Mapping[str, nn.Module]:
         """Return the boundary's own learned parts by the name of the party that holds them."""
         return {}
+
+
+class LinearBoundary(Boundary):
+    """A boundary that computes the passive party's part of a linear head: ``up`` returns z = h W, (B, C).
+
+    W is learned inside the protocol, so that the top model is left with the active party's part alone.
+    """
+
+    @abstractmethod
+    def join(self, weight: Tensor, train: TrainSpec) -> None:
+        """Start from W_0 = ``weight`` (d, C), and learn as ``train`` says.
+
+        Raises:
+            UsageError: the protocol cannot follow this optimizer.
+        """

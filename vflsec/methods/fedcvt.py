@@ -95,6 +95,7 @@ class FedCVT(SplitMethod):
     reference = "Kang, Liu, Liang 2022 (FedCVT), ACM TIST 13(4), arXiv 2008.10838, eq. 1 to 8; yankang18/FedCVT"
     sends = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     encoder = "auto"
+    shares_head = False
 
     def __init__(
         self,

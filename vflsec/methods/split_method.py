@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from vflsec.core import registry
@@ -11,11 +13,11 @@ from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import Method, ModelSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
-from vflsec.core.protocol import Boundary
+from vflsec.core.protocol import Boundary, LinearBoundary
 from vflsec.core.seeds import drawing, generator
 from vflsec.core.view import Need
 from vflsec.methods.split_training import SplitTraining, selection_split
-from vflsec.nn.top import Top
+from vflsec.nn.top import SharedTop, Top
 
 _BOTH = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
 SHOWS = {"passive": _BOTH | {Need.GRADIENTS}, "active": _BOTH | {Need.EMBEDDINGS}}
@@ -30,6 +32,9 @@ SPLIT = frozenset({Kind.EMBEDDING, Kind.GRADIENT})
 class SplitMethod(Method):
     """A method whose last phase is split learning on the aligned labelled rows, from wherever its bottom models start.
 
+    Class attributes:
+        shares_head: whether a protocol may hold the passive parties' parts of a linear head.
+
     Args:
         train: how models are fitted.
         model: the shape of the networks.
@@ -37,6 +42,7 @@ class SplitMethod(Method):
     """
 
     shows = SHOWS
+    shares_head: ClassVar[bool] = True
 
     def __init__(self, train: TrainSpec, model: ModelSpec, *, boundary: str = "plain") -> None:
         super().__init__(train, model)
@@ -61,18 +67,55 @@ class SplitMethod(Method):
                 head=spec.head,
                 hidden=spec.head_hidden,
             )
+        name, options = self._protocol(world)
         for party in world.passive:
-            boundary = registry.build("protocols", self.boundary, party, world.active)
-            self._boundaries[party.name] = boundary
-            for owner, module in boundary.modules().items():  # trained and stored with its owner's own models
+            self._boundaries[party.name] = registry.build("protocols", name, party, world.active, **options)
+        if any(isinstance(boundary, LinearBoundary) for boundary in self._boundaries.values()):
+            self._share_head(world)
+        for party in world.passive:
+            for owner, module in self._boundaries[party.name].modules().items():  # stored with its owner's own models
                 world.parties[owner].modules[f"boundary_{party.name}"] = module
         self._prepare(world)
         for party in world.parties.values():
             party.modules.to(world.device)
 
+    def _protocol(self, world: World) -> tuple[str, dict[str, Any]]:
+        """Name and options of the protocol at the cut layer: a defence's own goes before the method's."""
+        own = [found for defense in world.active.defenses if defense.strength and (found := defense.protocol())]
+        if len(own) > 1 or (own and self.boundary != "plain"):
+            raise UsageError("expected one protocol at the cut layer, got several: leave all but one out")
+        return own[0] if own else (self.boundary, {})
+
+    def _share_head(self, world: World) -> None:
+        """Give each linear boundary the part of the head that reads its party's embedding.
+
+        The whole head was drawn first, so that training starts where it does at a plain boundary.
+        """
+        spec, top = self.model_spec, world.active.modules["top"]
+        if not self.shares_head or (spec.head, spec.aggregation) != ("linear", "concat"):
+            way_out = "set model.head=linear and model.aggregation=concat" if self.shares_head else "take fedsplitnn"
+            raise UsageError(
+                f"expected a linear head over concatenated embeddings, got another in {self.name}: {way_out}"
+            )
+        if self.train_spec.local_steps > 1:
+            raise UsageError(
+                f"expected train.local_steps=1, got {self.train_spec.local_steps}: the weights that a protocol holds "
+                "learn in exchanges alone"
+            )
+        assert isinstance(top, Top)
+        assert isinstance(top.head, nn.Linear)
+        widths = [self.width(party) for party in world.parties.values()]
+        own, *parts = torch.split(top.head.weight.detach(), widths, dim=1)
+        for party, part in zip(world.passive, parts, strict=True):
+            boundary = self._boundaries[party.name]
+            assert isinstance(boundary, LinearBoundary), "all boundaries of a run are of one kind"
+            boundary.join(part.T.clone(), self.train_spec)
+        world.active.modules["top"] = SharedTop(top, own.shape[1])
+
     def _prepare(self, world: World) -> None:
         """Tell the active party's defences what they will receive; each draws its first weights from its own stream."""
-        widths = {party.name: self.width(party) for party in world.passive}
+        shared = isinstance(world.active.modules["top"], SharedTop)
+        widths = {party.name: world.n_classes if shared else self.width(party) for party in world.passive}
         for number, defense in enumerate(d for d in world.active.defenses if d.strength):
             with drawing(world.seed, "model", "defense", number):
                 defense.prepare(widths, rng=generator(world.seed, "defense", number, device=world.device))

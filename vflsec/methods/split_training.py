@@ -20,6 +20,7 @@ from vflsec.core.seeds import generator
 from vflsec.nn.batches import batches
 
 PREDICTION_BATCH = 4096
+UPWARD = (Kind.EMBEDDING, Kind.CIPHERTEXT)
 
 
 class SplitTraining:
@@ -73,11 +74,12 @@ class SplitTraining:
         best, best_epoch, best_states = -1.0, 0, None
         step = 0
         for epoch in range(epochs):
+            rate = spec.rate(epoch, epochs)
             for group in optimizers[0].param_groups:  # a malicious party keeps its own rate
-                group["lr"] = spec.rate(epoch, epochs)
+                group["lr"] = rate
             total = torch.zeros((), device=world.device)
             for rows in batches(len(labels), spec.batch, order, world.device):
-                loss = self._update(Step(step, phase, rows, labels[rows]), optimizers)
+                loss = self._update(Step(step, phase, rows, labels[rows], rate=rate), optimizers)
                 total += loss * len(rows)
                 step += 1
             history.append(float(total) / len(labels))
@@ -235,7 +237,7 @@ def traffic_so_far(world: World, epochs: int) -> dict[str, float]:
     party's embeddings travel as well.
     """
     trained = {route: n for route, n in world.channel.traffic.items() if route.phase not in ("predict", "validate")}
-    up = sum(n for route, n in trained.items() if route.kind is Kind.EMBEDDING and route.receiver == world.active.name)
+    up = sum(n for route, n in trained.items() if route.kind in UPWARD and route.receiver == world.active.name)
     parties = len(world.parties)
     return {"epochs": epochs, "paper_bytes": up * parties / (parties - 1), "true_bytes": sum(trained.values())}
 

@@ -51,6 +51,7 @@ class SSVFLIndependent(SSVFL):
     shows = {**SHOWS, "passive": SHOWS["passive"] - {Need.GRADIENTS}}  # noqa: RUF012
     late = SSVFL.late | {"server_lr", "recompute_augmented"}
     prior = "ss-vfl-i"
+    shares_head = False
 
     def __init__(
         self,

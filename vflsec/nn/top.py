@@ -39,6 +39,32 @@ class Top(nn.Module):
         return logits
 
 
+class SharedTop(nn.Module):
+    """What is left of a linear head over concatenated embeddings when others compute their own parts of it.
+
+    Args:
+        top: the whole head, (sum d_k) -> C; the active party's embedding comes first.
+        width: d of the active party's embedding.
+    """
+
+    def __init__(self, top: Top, width: int) -> None:
+        super().__init__()
+        whole = top.head
+        assert isinstance(whole, nn.Linear)
+        self.head = nn.Linear(width, whole.out_features, device=whole.weight.device)
+        with torch.no_grad():
+            self.head.weight.copy_(whole.weight[:, :width])
+            self.head.bias.copy_(whole.bias)
+
+    def forward(self, embeddings: Sequence[Tensor]) -> Tensor:
+        """Return logits (B, C) from the active party's embedding (B, d) and the parts (B, C) of the others."""
+        own, *parts = embeddings
+        logits: Tensor = self.head(own)
+        for part in parts:
+            logits = logits + part
+        return logits
+
+
 def aggregate(embeddings: Sequence[Tensor], how: str) -> Tensor:
     """Join K embeddings (B, d): ``concat`` gives (B, sum d), the others (B, d)."""
     if how == "concat":

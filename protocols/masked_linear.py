@@ -1,0 +1,178 @@
+"""What every backend of the PHE-masked linear layer has in common: who says what to whom, and in which order."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vflsec.core.message import Kind
+from vflsec.core.method import TrainSpec
+from vflsec.core.party import Party
+from vflsec.core.protocol import LinearBoundary, Step
+
+Said = TypeVar("Said")
+
+
+class Holder(Protocol):
+    """A role, as a backend implements it: ``KeyHolder`` and ``LabelHolder`` of ``vflsec.paillier`` are the models."""
+
+    def state(self) -> Mapping[str, np.ndarray]:
+        """Return what to save, arrays of fixed shapes."""
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from a saved state."""
+
+
+class Roles(NamedTuple):
+    """The two roles of one run: the passive party holds the key, the active party the labels."""
+
+    key_holder: Any
+    label_holder: Any
+
+
+class MaskedLinearBoundary(LinearBoundary):
+    """A linear layer between a passive party's features and the active party's labels, whose weights are shared.
+
+    The passive party C holds the key, the features mu (B, g) and a share e of the weights; the active party p holds the
+    labels and the share W~ = W - e. Forward, p learns z = mu W and not mu; backward, C learns delta^C = delta W^T and
+    neither delta nor W by themselves. In each exchange:
+
+        C -> p  [[mu]]                    p -> C  [[mu W~ + r1]]             C -> p  mu W + r1
+        p -> C  [[mu^T delta + r2]]       C -> p  mu^T delta + r2 + n, [[e]]     p -> C  [[delta W^T]]
+
+    Defences act on what a party is left with: those on embeddings change mu before it is encrypted, those on gradients
+    change the delta from which delta^C is made (the weights learn from the true one, which the mask r2 hides).
+
+    Source: PrADA (Kang et al. 2022), Algorithms 4 and 5, corrected: delta at time t from the weights at time t, masks
+    subtracted, 1/B, every mask fresh.
+
+    Raises:
+        UsageError: the optimizer is not linear, or a number leaves the agreed range.
+    """
+
+    reference = "Kang et al. 2022 (PrADA), Algorithms 4 and 5, corrected"
+    reveals = {  # noqa: RUF012  (declared ClassVar in the base class)
+        "active": (
+            "z = mu W of every row in clear, its share of W, and W_0 itself where the passive party adds nothing to it",
+            "over steps on the same rows with bottom models at rest, mu up to a rotation",
+        ),
+        "passive": (
+            "delta^C = delta W^T of every row in clear: with one output all rows are multiples of one vector, and the "
+            "two classes fall apart by their sign",
+            "over two batches, W and delta themselves up to a common sign: the weights' update ties their scales",
+        ),
+    }
+
+    def __init__(self, passive: Party, active: Party) -> None:
+        super().__init__(passive, active)
+        self.shares = {passive.name: _Share(), active.name: _Share()}
+        self._roles: Roles | None = None
+
+    @abstractmethod
+    def roles(self, weight: np.ndarray, train: TrainSpec) -> Roles:
+        """Return fresh roles that start from W_0 (g, C)."""
+
+    @property
+    def batch(self) -> int:
+        """The largest number of rows that one exchange takes."""
+        return self._batch
+
+    def join(self, weight: Tensor, train: TrainSpec) -> None:
+        """Start from W_0 = ``weight`` (g, C); raises UsageError if ``train`` asks for another than linear SGD."""
+        self._batch = train.batch
+        self._roles = self.roles(weight.double().cpu().numpy(), train)
+        self._keep()
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """Return each party's share of the weights, as it is stored with its models."""
+        return self.shares
+
+    def up(self, h: Tensor, step: Step) -> Tensor:
+        """Return z = h W (B, C), all that the active party learns of the embedding (B, g)."""
+        holder, labels = self._current()
+        mu = self.passive.defend(Kind.EMBEDDING, h, step, to=self.active.name)
+        parts = []
+        for rows in torch.split(torch.arange(len(mu)), self.batch):
+            part = step._replace(rows=step.rows[rows.to(step.rows.device)])
+            features = self._from_passive(holder.features(_numbers(mu[rows.to(mu.device)]), learns=step.learns), part)
+            masked = self._from_active(labels.masked_scores(features), part)
+            parts.append(labels.scores(self._from_passive(holder.scores(masked), part)))
+        z = torch.as_tensor(np.concatenate(parts), dtype=h.dtype, device=h.device)
+        return self.active.open(Kind.EMBEDDING, z, step, sender=self.passive.name)
+
+    def down(self, g: Tensor, step: Step) -> Tensor:
+        """Return delta^C = g W^T (B, g), all that the passive party learns of the gradient (B, C) of the mean loss."""
+        holder, labels = self._current()
+        rows = len(g)
+        released = self.active.defend(Kind.GRADIENT, g, step, to=self.passive.name)
+        masked = self._from_active(labels.masked_gradient(_numbers(g) * rows), step)
+        noised = self._from_passive(holder.gradient(masked, step.rate), step)
+        delta = self._from_active(labels.embedding_gradient(_numbers(released) * rows, noised), step)
+        labels.update(noised, step.rate)
+        found = torch.as_tensor(holder.embedding_gradient(delta) / rows, dtype=g.dtype, device=g.device)
+        self._keep()
+        return self.passive.open(Kind.GRADIENT, found, step, sender=self.active.name)
+
+    def _from_passive(self, said: Said, step: Step) -> Said:
+        return self._say(self.passive, self.active, said, step)
+
+    def _from_active(self, said: Said, step: Step) -> Said:
+        return self._say(self.active, self.passive, said, step)
+
+    def _say(self, sender: Party, receiver: Party, said: Said, step: Step) -> Said:
+        message = sender.send(
+            Kind.CIPHERTEXT,
+            {"value": said},
+            to=receiver.name,
+            step=step.number,
+            phase=step.phase,
+            rows=step.rows,
+            split=step.split,
+        )
+        heard: Said = message.payload["value"]
+        return heard
+
+    def _current(self) -> Roles:
+        """The roles, at the shares that the parties' models hold: stored ones may have been loaded since."""
+        assert self._roles is not None, "join comes before the first exchange"
+        for role, share in zip(self._roles, self.shares.values(), strict=True):
+            if share.loaded:
+                role.load(share.arrays())
+                share.loaded = False
+        return self._roles
+
+    def _keep(self) -> None:
+        assert self._roles is not None
+        for role, share in zip(self._roles, self.shares.values(), strict=True):
+            share.keep(role.state())
+
+
+class _Share(nn.Module):
+    """One party's share of the weights, as buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded = False
+        self.register_load_state_dict_post_hook(_mark)
+
+    def keep(self, state: Mapping[str, np.ndarray]) -> None:
+        for name, value in state.items():
+            self.register_buffer(name, torch.from_numpy(value.copy()))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {name: value.cpu().numpy() for name, value in self.named_buffers()}
+
+
+def _mark(module: nn.Module, _: Any) -> None:
+    assert isinstance(module, _Share)
+    module.loaded = True
+
+
+def _numbers(value: Tensor) -> np.ndarray:
+    """Return exact float64 (B, d) in the host's memory."""
+    return value.detach().double().cpu().numpy()

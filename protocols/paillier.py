@@ -1,0 +1,69 @@
+"""The PHE-masked linear layer under Paillier encryption."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
+
+from vflsec.core.method import TrainSpec
+from vflsec.core.party import Party
+from vflsec.paillier.key_holder import KeyHolder
+from vflsec.paillier.keys import Keys, Mode
+from vflsec.paillier.label_holder import LabelHolder
+from vflsec.paillier.layout import Layout
+from vflsec.paillier.linear_sgd import LinearSgd
+
+
+class PaillierBoundary(MaskedLinearBoundary):
+    """The masked linear layer between two real ends: every message is what two companies would send.
+
+    The key is made for this run, and masks, keys and randomisers come from the operating system's generator.
+
+    Source: PrADA (Kang et al. 2022), Algorithms 4 and 5, corrected; Paillier 1999.
+
+    Args:
+        passive: holds the key and the features.
+        active: holds the labels.
+        bits: of the key.
+        mode: ``standard`` (decisional composite residuosity alone), ``short`` or ``subgroup`` (faster, each with an
+            assumption of its own: see ``vflsec.paillier.keys``).
+        sigma: masks are 2^sigma times as wide as what they hide.
+        delta: ``rank1`` or ``outer``, how delta^C is sent.
+        order: ``current`` or ``paper``, from which weights delta^C is made.
+        ring: scores are taken modulo 2^ring.
+    """
+
+    name = "paillier"
+
+    def __init__(
+        self,
+        passive: Party,
+        active: Party,
+        *,
+        bits: int = 2048,
+        mode: Mode = "standard",
+        sigma: int = 40,
+        delta: Literal["rank1", "outer"] = "rank1",
+        order: Literal["current", "paper"] = "current",
+        ring: int = 64,
+    ) -> None:
+        super().__init__(passive, active)
+        self.mode: Mode = mode
+        self.agreed = {"bits": bits, "sigma": sigma, "delta": delta, "order": order, "ring": ring}
+
+    def roles(self, weight: np.ndarray, train: TrainSpec) -> Roles:
+        """Return roles with a fresh key."""
+        optimizer = _optimizer(train)
+        width, outputs = weight.shape
+        layout = Layout(width=width, outputs=outputs, batch=train.batch, **self.agreed)  # type: ignore[arg-type]
+        keys = Keys.generate(layout.bits, self.mode)
+        return Roles(
+            KeyHolder(keys, layout, optimizer=optimizer),
+            LabelHolder(keys.public, layout, weight, optimizer=optimizer),
+        )
+
+
+def _optimizer(train: TrainSpec) -> LinearSgd:
+    return LinearSgd.of(train.optimizer, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)

@@ -1,0 +1,156 @@
+"""Under the masked linear layer training is what it is in clear, and each party learns what the protocol says."""
+
+import pytest
+import torch
+from vflsec.defenses.iso import IsotropicNoise
+from vflsec.defenses.phe import EncryptedBoundary
+from vflsec.protocols.masked_plain import PlainMaskedBoundary, Sealed
+
+from vflsec.core.errors import UsageError
+from vflsec.core.message import Kind
+from vflsec.core.method import ModelSpec, TrainSpec, load_states
+from vflsec.core.protocol import Step
+from vflsec.methods.fedcvt import FedCVT
+from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.methods.ss_vfl_i import SSVFLIndependent
+from vflsec.nn.top import SharedTop, Top
+from vflsec.testing.worlds import toy_world
+
+MODEL = ModelSpec(bottom=(6,), cut=3)
+SGD = TrainSpec(epochs=4, batch=32, lr=0.1, optimizer="sgd", momentum=0.9, weight_decay=1e-3)
+SEALED = EncryptedBoundary(backend="plain")
+
+
+def train(defenses=(), *, spec=SGD, model=MODEL, taps=(), method=FedSplitNN, **world):
+    made = toy_world(rows=150, columns=4, **world)
+    made.active.defenses = tuple(defenses)
+    made.channel.taps.extend(taps)
+    trained = method(spec, model).fit(made)
+    return trained, trained.predict("test")
+
+
+@pytest.mark.parametrize("world", [{}, {"parties": 3}, {"classes": 3}], ids=["two", "three parties", "three classes"])
+def test_training_equals_training_in_clear(world):
+    clear, logits = train(**world)
+    sealed, again = train([SEALED], **world)
+    torch.testing.assert_close(again, logits, rtol=1e-4, atol=1e-5)
+    assert sealed.history["train"] == pytest.approx(clear.history["train"], rel=1e-4)
+    for name, party in clear.world.parties.items():
+        for mine, theirs in zip(
+            party.modules["bottom"].parameters(), sealed.world.parties[name].modules["bottom"].parameters(), strict=True
+        ):
+            torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5)
+
+
+def test_the_shares_add_up_to_the_weights_that_training_in_clear_finds():
+    clear, _ = train()
+    sealed, _ = train([SEALED])
+    shares = [party.modules["boundary_passive_1"].weight for party in sealed.world.parties.values()]
+    whole = clear.world.active.modules["top"].head.weight
+    torch.testing.assert_close(sum(shares).T.float(), whole[:, 3:], rtol=1e-4, atol=1e-5)
+    assert all((share - whole[:, 3:].T).abs().max() > 0.01 for share in shares)
+
+
+def test_the_active_party_gets_scores_and_the_passive_party_the_gradient_of_its_embedding():
+    heard, sealed_heard = [], []
+    train(taps=[heard.append])
+    trained, _ = train([SEALED], taps=[sealed_heard.append])
+    opened = [message for message in sealed_heard if message.kind is not Kind.CIPHERTEXT]
+    assert [(m.kind, m.sender, m.receiver, m.step, m.phase) for m in opened] == [
+        (m.kind, m.sender, m.receiver, m.step, m.phase) for m in heard
+    ]
+    for there, here in zip(heard, opened, strict=True):
+        assert torch.equal(there.rows, here.rows)
+        if here.kind is Kind.GRADIENT:
+            torch.testing.assert_close(here.payload["value"], there.payload["value"], rtol=1e-3, atol=1e-6)
+        else:
+            assert here.payload["value"].shape == (len(here.rows), 2)
+    assert {route.kind for route in trained.world.channel.traffic} == {Kind.CIPHERTEXT}
+    assert {count.kind for count in trained.world.channel.releases()} == set(Kind) - {Kind.PARAMETERS, Kind.CONTROL}
+
+
+def test_stored_shares_are_taken_up_again(tmp_path):
+    trained, logits = train([SEALED])
+    trained.save(tmp_path)
+    world = toy_world(rows=150, columns=4)
+    world.active.defenses = (SEALED,)
+    method = FedSplitNN(SGD, MODEL)
+    method.build(world)
+    load_states(world, tmp_path)
+    assert torch.equal(method.predict(world, "test"), logits)
+
+
+def test_a_defence_on_gradients_noises_what_the_passive_party_learns_and_not_the_weights():
+    world = toy_world(rows=150, columns=4)
+    heard = []
+    boundaries = []
+    for defenses in ([], [IsotropicNoise(1.0)]):
+        world.active.defenses = tuple(defenses)
+        boundary = PlainMaskedBoundary(world.passive[0], world.active)
+        boundary.join(torch.ones(3, 2), TrainSpec(optimizer="sgd"))
+        step = Step(0, "train", torch.arange(5), torch.tensor([0, 1, 0, 1, 1]), rate=0.1)
+        h = torch.linspace(0, 1, 15).reshape(5, 3)
+        boundary.up(h, step)
+        g = torch.tensor([[0.2, -0.2]]).repeat(5, 1)
+        heard.append(boundary.down(g, step))
+        boundaries.append(sum(share.weight for share in boundary.shares.values()))
+    torch.testing.assert_close(heard[0], g @ torch.ones(2, 3))
+    assert not torch.allclose(heard[1], heard[0])
+    torch.testing.assert_close(boundaries[0], boundaries[1])
+    torch.testing.assert_close(boundaries[0], torch.ones(3, 2, dtype=torch.float64) - 0.1 * (h.T @ g).double())
+
+
+def test_a_defence_on_embeddings_noises_what_enters_the_encryption():
+    world = toy_world(rows=150, columns=4)
+    world.passive[0].defenses = (IsotropicNoise(1.0, at=["embedding"]),)
+    boundary = PlainMaskedBoundary(world.passive[0], world.active)
+    boundary.join(torch.ones(3, 2), SGD)
+    assert not torch.allclose(boundary.up(torch.ones(4, 3), Step(0, "train", torch.arange(4))), torch.full((4, 2), 3.0))
+
+
+def test_more_rows_than_a_batch_take_several_exchanges():
+    world, heard = toy_world(rows=150, columns=4), []
+    world.channel.taps.append(heard.append)
+    boundary = PlainMaskedBoundary(world.passive[0], world.active)
+    boundary.join(torch.ones(3, 2), SGD)
+    z = boundary.up(torch.ones(70, 3), Step(0, "predict", torch.arange(70)))
+    torch.testing.assert_close(z, torch.full((70, 2), 3.0))
+    assert [len(message.rows) for message in heard] == [*[32] * 6, *[6] * 3, 70]
+
+
+def test_sealed_numbers_are_read_with_the_key_alone():
+    key = object()
+    sealed = Sealed(torch.ones(2, 3).numpy(), key).dot(torch.ones(3, 1).numpy()).plus(1)
+    assert sealed.open(key).tolist() == [[4.0], [4.0]]
+    with pytest.raises(PermissionError, match="key"):
+        sealed.open(object())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"spec": TrainSpec()}, "optimizer"),
+        ({"spec": TrainSpec(optimizer="sgd", clip=1.0)}, "clip"),
+        ({"spec": TrainSpec(optimizer="sgd", local_steps=4)}, "local_steps"),
+        ({"model": ModelSpec(head="mlp")}, "linear head"),
+        ({"model": ModelSpec(aggregation="sum")}, "linear head"),
+        ({"method": FedCVT}, "linear head"),
+        ({"method": SSVFLIndependent}, "linear head"),
+    ],
+)
+def test_what_shares_cannot_follow_is_refused_before_training(settings, words):
+    with pytest.raises(UsageError, match=words):
+        train([SEALED], **settings)
+
+
+def test_the_rest_of_a_linear_head_and_its_parts_make_the_whole():
+    top = Top([2, 3, 4], 2, aggregation="concat", head="linear", hidden=0)
+    h = [torch.rand(5, width) for width in (2, 3, 4)]
+    parts = [h[1] @ top.head.weight[:, 2:5].T, h[2] @ top.head.weight[:, 5:].T]
+    torch.testing.assert_close(SharedTop(top, 2)([h[0], *parts]), top(h))
+
+
+@pytest.mark.parametrize("strength", [0.5, 2.0])
+def test_encryption_has_no_strength(strength):
+    with pytest.raises(UsageError, match="on or off"):
+        EncryptedBoundary(strength)
