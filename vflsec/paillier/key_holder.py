@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from vflsec.core.errors import ProtocolError, UsageError
+from vflsec.paillier.codec import Randbits, decode, encode, join, pack, ring, uniform, unpack, unpack_signed
 from vflsec.paillier.keys import Keys
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.linear_sgd import LinearSgd
-from vflsec.paillier.messages import (
-    EncryptedDelta,
-    Features,
-    MaskedGradient,
-    MaskedScores,
-    NoisedGradient,
-    Scores,
-)
+from vflsec.paillier.messages import EncryptedDelta, Features, MaskedGradient, MaskedScores, NoisedGradient, Scores
+from vflsec.paillier.randomisers import FactorSource, Pool
+from vflsec.paillier.role import Role
 
 
-class KeyHolder:
-    """Party C.
+class KeyHolder(Role):
+    """Party C: it has the features mu (B, g) and the key, and of the weights W a share e that p does not know.
+
+    What it learns: delta^C = delta W^T (B, g) of every batch it learns from, exactly but for rounding. That is little
+    less than everything: delta's direction by one batch, and by two successive ones W and delta up to a common sign, so
+    the labels. Encryption hides nothing of this; a defence must change delta before it is released. Of what it gets
+    beside, z + masks and dW + masks are within 2^-sigma of numbers that depend on nothing, for each number; sums over
+    many steps, momentum and decay included, are functions of those.
+
+    Source: PrADA, Algorithms 4 and 5, party C, with the optimizer mirrored on its noise.
 
     Args:
         keys: fresh for this run; their mode says how randomisers are drawn.
-        layout: agreed.
+        layout: agreed with p.
         optimizer: of the weights, the same as p's.
-        share0: (g, C) what C adds to p's first weights, unknown to p.
+        share0: (g, C) what C adds to p's first weights. Without it p knows W_0, and can choose it to read a feature.
         batches: about how many batches are to come; decides how large the tables are.
-        workers: processes that prepare randomisers ahead.
-        randbits: source of the masks; for tests.
+        workers: processes that prepare randomisers ahead; end them with ``close``.
+        randbits: source of the noise; ``secrets`` but in tests.
+
+    Raises:
+        UsageError: a key or a share that does not suit the layout.
     """
 
     def __init__(
@@ -40,34 +49,162 @@ class KeyHolder:
         *,
         optimizer: LinearSgd,
         share0: np.ndarray | None = None,
-        batches: int | None = None,
+        batches: int = 100,
         workers: int = 0,
-        randbits: Callable[[int], int] = secrets.randbits,
-    ) -> None: ...
+        randbits: Randbits = secrets.randbits,
+    ) -> None:
+        share0 = np.zeros((layout.width, layout.outputs)) if share0 is None else np.asarray(share0)
+        super().__init__(layout, int(keys.n), share0, optimizer, randbits)
+        self.keys = keys
+        per_batch = layout.width * layout.scores.count(layout.batch) + layout.gradients.count(layout.batch)
+        per_batch += layout.deltas.blocks * layout.outputs
+        self._pool = Pool(FactorSource(keys, batches * per_batch), self.ciphertexts.square, workers=workers)
+        self._mu = np.zeros((0, layout.width), np.int64)
+        self._learns = False
 
     def features(self, mu: np.ndarray, *, learns: bool = True) -> Features:
-        """Begin a turn with the features mu (B, g); without row packs unless the model learns from them."""
-        raise NotImplementedError
+        """Begin a turn: return the features mu (B, g), encrypted; with whole samples only if the model learns.
+
+        Raises:
+            UsageError: features that are not finite or out of range, of another width, or too many samples.
+        """
+        layout = self.layout
+        mu = np.asarray(mu)
+        if mu.ndim != 2 or mu.shape[1] != layout.width or not 1 <= len(mu) <= layout.batch:
+            raise UsageError(f"expected features (B <= {layout.batch}, {layout.width}), got {mu.shape}")
+        mu = encode(mu, layout.feature_precision, layout.feature_bits, "features")
+        packing, rows = layout.scores, layout.gradients
+        columns = [
+            pack(column, packing.slot)
+            for start in range(0, len(mu), packing.rows)
+            for column in mu[start : start + packing.rows].T.tolist()
+        ]
+        wide = np.pad(mu, ((0, 0), (0, rows.columns * rows.blocks - layout.width)))
+        packs = [
+            pack(wide[start : start + rows.rows, block : block + rows.columns].ravel().tolist(), rows.slot)
+            for block in range(0, wide.shape[1], rows.columns)
+            for start in range(0, len(mu), rows.rows)
+            if learns
+        ]
+        found = Features(
+            agreement=self.agreement,
+            turn=self.turn + 1,
+            rows=len(mu),
+            columns=self._encrypt(columns),
+            packs=self._encrypt(packs),
+        )
+        self.turn, self._mu, self._learns, self._awaits = self.turn + 1, mu, learns, MaskedScores
+        return found
 
     def scores(self, message: MaskedScores) -> Scores:
-        """Return z + r1 mod 2^L."""
-        raise NotImplementedError
+        """Return z + r1 (B, C) modulo 2^L, r1 p's masks.
+
+        Raises:
+            ProtocolError: a message out of turn, or ciphertexts that p cannot have made of these features.
+        """
+        self._expect(message)
+        layout, rows = self.layout, len(self._mu)
+        packing, outputs = layout.scores, layout.outputs
+        ciphers = self.ciphertexts.read(message.ciphers, packing.count(rows) * outputs, "masked scores")
+        masked = np.empty((rows, outputs), np.uint64)
+        for i, cipher in enumerate(ciphers):
+            block, output = divmod(i, outputs)
+            part = slice(block * packing.rows, min(rows, (block + 1) * packing.rows))
+            slots = unpack(self.keys.decrypt(cipher), packing.slot, part.stop - part.start)
+            masked[part, output] = ring(slots, layout.ring)
+        share = ring(self._weights(), layout.ring).reshape(layout.width, outputs)
+        scores = masked + self._mu.view(np.uint64) @ share  # modulo 2^64, and so modulo 2^L
+        scores &= np.uint64((1 << layout.ring) - 1)
+        self._awaits = MaskedGradient if self._learns else None
+        return Scores(agreement=self.agreement, turn=self.turn, values=scores.astype("<u8").tobytes())
 
     def gradient(self, message: MaskedGradient, rate: float) -> NoisedGradient:
-        """Return dW + n + r2 (sums over the batch) and [[e_t]], and move C's share."""
-        raise NotImplementedError
+        """Return dW + r2 + n (g, C), sums over the batch, and [[e]]; move C's share by its noise -n at this rate.
 
-    def embedding_gradient(self, message: EncryptedDelta) -> np.ndarray:
-        """Return delta^C = delta W^T (B, g), not divided by B, float64."""
-        raise NotImplementedError
+        Raises:
+            ProtocolError: a message out of turn, or ciphertexts that p cannot have made of these features.
+            UsageError: a learning rate that is negative or not finite.
+        """
+        self._expect(message)
+        layout, rows = self.layout, len(self._mu)
+        packing, outputs = layout.gradients, layout.outputs
+        used = min(rows, packing.rows)
+        ciphers = self.ciphertexts.read(message.ciphers, packing.blocks * outputs * used, "masked gradients")
+        sums = np.zeros((packing.blocks * packing.columns, outputs), object)
+        for i, cipher in enumerate(ciphers):  # sum k is right in row k of the packs, what else it holds is masked too
+            block, output, k = i // used // outputs, i // used % outputs, i % used
+            slots = unpack(self.keys.decrypt(cipher), packing.slot, used * packing.columns)
+            own = slice(block * packing.columns, (block + 1) * packing.columns)
+            sums[own, output] += slots[k * packing.columns : (k + 1) * packing.columns]
+        noise = [uniform(layout.gradient_bound << layout.sigma, self.randbits) for _ in self._share]
+        noised = [a + b for a, b in zip(sums[: layout.width].ravel().tolist(), noise, strict=True)]
+        before = self._weights()
+        self._move([-n for n in noise], rows, rate)
+        self._awaits = EncryptedDelta
+        return NoisedGradient(
+            agreement=self.agreement,
+            turn=self.turn,
+            rate=rate,
+            values=join(noised, layout.gradient_bytes),
+            share=self._encrypt(self._share_packs(self._weights() if layout.order == "paper" else before)),
+        )
 
-    def state(self) -> dict[str, np.ndarray]:
-        """Return what to save: uint8 and int64 arrays of fixed shape."""
-        raise NotImplementedError
+    def embedding_gradient(self, message: EncryptedDelta) -> NDArray[np.float64]:
+        """Return delta^C = delta W^T (B, g) for delta as p released it, not divided by B.
 
-    def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from a saved state."""
-        raise NotImplementedError
+        Raises:
+            ProtocolError: a message out of turn, coefficients that are not finite, or numbers beyond what was agreed.
+        """
+        self._expect(message)
+        layout, rows, rank = self.layout, len(self._mu), message.rank
+        packing = layout.deltas
+        if not (0 <= rank <= min(rows, layout.outputs) if layout.low_rank else rank == rows):
+            expected = f"at most {min(rows, layout.outputs)}" if layout.low_rank else f"{rows}"
+            raise ProtocolError(f"expected {expected} rows of an embedding gradient, got {rank}")
+        ciphers = self.ciphertexts.read(message.ciphers, packing.count(rank), "embedding gradients")
+        coefficients = self._coefficients(message)
+        own = np.zeros((rank, packing.blocks * packing.columns))
+        chunks = packing.count(rank) // packing.blocks
+        for i, cipher in enumerate(ciphers):
+            block, chunk = divmod(i, chunks)
+            part = slice(chunk * packing.rows, min(rank, (chunk + 1) * packing.rows))
+            count, n = (part.stop - part.start) * packing.columns, int(self.keys.n)
+            slots = unpack_signed(self.keys.decrypt(cipher), packing.slot, count, layout.delta_row_bound, n)
+            values = decode(slots, layout.delta_precision + layout.weight_precision)
+            own[part, block * packing.columns : (block + 1) * packing.columns] = values.reshape(-1, packing.columns)
+        self._awaits = None
+        found = own[:, : layout.width]
+        return found if coefficients is None else coefficients @ found
 
     def close(self) -> None:
         """End the processes that prepare randomisers."""
+        self._pool.close()
+
+    def _coefficients(self, message: EncryptedDelta) -> NDArray[np.float64] | None:
+        """Return those of ``message`` (B, rank), or None where every row was sent."""
+        rows = len(self._mu)
+        expected = 4 * rows * message.rank if self.layout.low_rank else 0
+        if len(message.coefficients) != expected:
+            raise ProtocolError(f"expected {expected} bytes of coefficients, got {len(message.coefficients)}")
+        if not self.layout.low_rank:
+            return None
+        found = np.frombuffer(message.coefficients, "<f4").reshape(rows, message.rank).astype(np.float64)
+        if not np.isfinite(found).all():
+            raise ProtocolError("expected finite coefficients, got NaN or infinity")
+        return found
+
+    def _share_packs(self, weights: Sequence[int]) -> list[int]:
+        """Return C's share (g·C), packed; not reduced, as p's share takes off what is too much for the slots."""
+        packing = self.layout.deltas
+        table = np.array(weights, object).reshape(self.layout.width, self.layout.outputs)
+        return [
+            pack(table[start : start + packing.columns, output].tolist(), packing.slot)
+            for start in range(0, self.layout.width, packing.columns)
+            for output in range(self.layout.outputs)
+        ]
+
+    def _encrypt(self, plaintexts: Sequence[int]) -> bytes:
+        """Return fresh ciphertexts of ``plaintexts``, modulo n: the one way out for what only p's masks would hide."""
+        n, square = self.ciphertexts.n, self.ciphertexts.square
+        pairs = zip(plaintexts, self._pool.take(len(plaintexts)), strict=True)
+        return self.ciphertexts.write((1 + n * (plaintext % n)) * fresh % square for plaintext, fresh in pairs)

@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 
 import numpy as np
+from gmpy2 import mpz, powmod
+from numpy.typing import NDArray
 
+from vflsec.core.errors import ProtocolError, UsageError
+from vflsec.paillier.codec import Randbits, centred, cut, encode, pack, ring, uniform
 from vflsec.paillier.keys import PublicKey
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.linear_sgd import LinearSgd
-from vflsec.paillier.messages import (
-    EncryptedDelta,
-    Features,
-    MaskedGradient,
-    MaskedScores,
-    NoisedGradient,
-    Scores,
-)
+from vflsec.paillier.low_rank import factor
+from vflsec.paillier.messages import EncryptedDelta, Features, MaskedGradient, MaskedScores, NoisedGradient, Scores
+from vflsec.paillier.multiexp import Pippenger, Schedule, Straus, straus_schedule
+from vflsec.paillier.randomisers import Pool, label_holder_source
+from vflsec.paillier.role import Role
 
 
-class LabelHolder:
-    """Party p.
+class LabelHolder(Role):
+    """Party p: it has the labels, and of the weights W the share W~ = W - e.
+
+    What it learns: the scores z = mu W (B, C) of every sample, in clear; its own shares; dW + n, within 2^-sigma of
+    numbers that depend on nothing, for each number. Where mu stays as it is from batch to batch, scores of the same
+    samples at many W give mu mu^T, that is mu up to a rotation. Without ``share0`` at C it knows W_0. It can deviate
+    from the protocol and use other weights than its share, and so read features; C does not notice.
+
+    Source: PrADA, Algorithms 4 and 5, party p, with the sign of line 14 (17) and delta as derivative by the score.
 
     Args:
         public: C's key.
-        layout: agreed.
+        layout: agreed with C.
         weights: (g, C) p's first share of W, all of W_0 unless C adds its own.
         optimizer: of the weights, the same as C's.
         batches: about how many batches are to come; for few, no table is built.
-        workers: processes that prepare randomisers ahead.
-        randbits: source of the masks; for tests.
+        workers: processes that prepare randomisers ahead; end them with ``close``.
+        randbits: source of the masks; ``secrets`` but in tests.
+
+    Raises:
+        UsageError: weights that do not suit the layout.
+        ProtocolError: a key that is none.
     """
 
     def __init__(
@@ -40,38 +52,212 @@ class LabelHolder:
         weights: np.ndarray,
         *,
         optimizer: LinearSgd,
-        batches: int | None = None,
+        batches: int = 100,
         workers: int = 0,
-        randbits: Callable[[int], int] = secrets.randbits,
-    ) -> None: ...
+        randbits: Randbits = secrets.randbits,
+    ) -> None:
+        public.check(layout.bits)
+        super().__init__(layout, public.modulus, np.asarray(weights), optimizer, randbits)
+        per_batch = layout.outputs * (
+            layout.scores.count(layout.batch) + layout.gradients.blocks * layout.gradients.rows
+        ) + layout.deltas.count(layout.outputs if layout.low_rank else layout.batch)
+        source = label_holder_source(public, batches * per_batch)
+        self._pool = Pool(source, self.ciphertexts.square, workers=workers)
+        self._rows = 0
+        self._used: list[int] = []  # the share in this turn's forward pass
+        self._score_masks = np.zeros((0, layout.outputs), np.uint64)
+        self._gradient_masks: list[int] = []
+        self._packs: list[mpz] = []
+        self._updated = self._released = False
 
     def masked_scores(self, message: Features) -> MaskedScores:
-        """Return [[mu W~ + r1]]."""
-        raise NotImplementedError
+        """Return [[mu W~ + r1]], r1 (B, C) independent masks.
 
-    def scores(self, message: Scores) -> np.ndarray:
-        """Return z^C (B, C), float64."""
-        raise NotImplementedError
+        Raises:
+            ProtocolError: a message of an earlier turn, or what is no ciphertext.
+        """
+        self._agrees(message)
+        layout, rows = self.layout, message.rows
+        packing, outputs = layout.scores, layout.outputs
+        if message.turn <= self.turn:
+            raise ProtocolError(f"expected features of a turn after {self.turn}, got turn {message.turn}")
+        if not 1 <= rows <= layout.batch:
+            raise ProtocolError(f"expected features of 1 to {layout.batch} samples, got {rows}")
+        count = layout.gradients.count(rows) if message.packs else 0
+        columns = self.ciphertexts.read(message.columns, packing.count(rows) * layout.width, "features")
+        packs = self.ciphertexts.read(message.packs, count, "packed features")
+        used = self._weights()
+        share = np.array([value % (1 << layout.ring) for value in used], object).reshape(layout.width, outputs)
+        found, masks, masked = [], [], np.empty((rows, outputs), np.uint64)
+        schedules: list[Schedule] = []
+        for block in range(packing.count(rows)):
+            bases = columns[block * layout.width : (block + 1) * layout.width]
+            powers = Straus(bases, self.ciphertexts.square, bits=layout.ring, products=outputs)
+            schedules = schedules or [straus_schedule(share[:, c].tolist(), powers.window) for c in range(outputs)]
+            part = slice(block * packing.rows, min(rows, (block + 1) * packing.rows))
+            for output, schedule in enumerate(schedules):
+                own = [self._mask(layout.score_bound) for _ in range(part.start, part.stop)]
+                masked[part, output] = ring(own, layout.ring)
+                masks.append(pack(own, packing.slot))
+                found.append(powers.product(schedule))
+        ciphers = self._release(found, masks)
+        self.turn, self._rows, self._packs, self._used = message.turn, rows, packs, used
+        self._score_masks, self._awaits = masked, Scores
+        return MaskedScores(agreement=self.agreement, turn=self.turn, ciphers=ciphers)
+
+    def scores(self, message: Scores) -> NDArray[np.float64]:
+        """Return z (B, C).
+
+        Raises:
+            ProtocolError: a message out of turn, or a score beyond 2^score_bits.
+        """
+        self._expect(message)
+        layout = self.layout
+        values = cut(message.values, 8, self._rows * layout.outputs, "scores")
+        masked = np.array(values, np.uint64).reshape(self._score_masks.shape)
+        scores = centred(masked - self._score_masks, layout.ring)
+        precision = layout.feature_precision + layout.weight_precision
+        found = np.ldexp(scores.astype(np.float64), -precision)
+        if (most := np.abs(found).max()) >= 2.0**layout.score_bits:
+            raise ProtocolError(
+                f"expected scores below {2**layout.score_bits}, got {most:g}: the model diverges, or the other party "
+                "answers with other numbers; take a smaller learning rate, or agree on a larger ring"
+            )
+        self._awaits = None
+        self._score_masks = self._score_masks[:0]  # a mask answers once
+        return found
 
     def masked_gradient(self, delta: np.ndarray) -> MaskedGradient:
-        """Return [[mu^T delta + r2]] for the loss gradients delta (B, C) of each sample, not divided by B."""
-        raise NotImplementedError
+        """Return [[mu^T delta + r2]] for delta (B, C), each sample's loss gradient by its scores, not divided by B.
+
+        Raises:
+            UsageError: numbers that are not finite or out of range, another shape, or a call out of turn.
+        """
+        layout = self.layout
+        if self._awaits is not None or not self._packs:
+            raise UsageError("expected masked_gradient after the scores of a batch that the model learns from")
+        weights = self._delta(delta)
+        packing, outputs = layout.gradients, layout.outputs
+        used, chunks = min(self._rows, packing.rows), packing.count(self._rows) // packing.blocks
+        totals = np.zeros((packing.blocks * packing.columns, outputs), object)
+        found, masks = [], []
+        for block in range(packing.blocks):
+            bases = self._packs[block * chunks : (block + 1) * chunks]
+            powers = Pippenger(bases, self.ciphertexts.square, layout.delta_precision + layout.delta_bits)
+            own = slice(block * packing.columns, (block + 1) * packing.columns)
+            for output in range(outputs):
+                for k in range(used):  # row k of every pack; the rows beside it come out weighted wrongly, and masked
+                    mask = [self._mask(layout.gradient_bound) for _ in range(used * packing.columns)]
+                    totals[own, output] += mask[k * packing.columns : (k + 1) * packing.columns]
+                    exponents = weights[k::used, output].tolist()
+                    found.append(powers.product(exponents + [0] * (chunks - len(exponents))))
+                    masks.append(pack(mask, packing.slot))
+        ciphers = self._release(found, masks)
+        self._gradient_masks = totals[: layout.width].ravel().tolist()
+        self._packs, self._awaits, self._updated, self._released = [], NoisedGradient, False, False
+        return MaskedGradient(agreement=self.agreement, turn=self.turn, ciphers=ciphers)
 
     def embedding_gradient(self, delta: np.ndarray, message: NoisedGradient) -> EncryptedDelta:
-        """Return [[delta W^T]] for delta (B, C) as released; with order=paper after ``update``."""
-        raise NotImplementedError
+        """Return [[delta W^T]] for delta (B, C) as released: what defences left of it; not divided by B.
+
+        With order=paper W is that after ``update``, which must come first; else that of the forward pass.
+
+        Raises:
+            ProtocolError: a message out of turn, or what is no ciphertext.
+            UsageError: numbers that are not finite or out of range, another shape, or a call out of turn.
+        """
+        self._expect(message)
+        layout = self.layout
+        packing, outputs = layout.deltas, layout.outputs
+        if self._released or (layout.order == "paper" and not self._updated):
+            when = "after update, with order=paper" if layout.order == "paper" else "in a turn"
+            raise UsageError(f"expected embedding_gradient once {when}")
+        rows, coefficients = self._delta(delta), b""
+        if layout.low_rank:
+            chosen, real = factor(np.asarray(delta, np.float64))
+            rows, coefficients = rows[chosen], real.astype("<f4").tobytes()
+        ciphers = self.ciphertexts.read(message.share, packing.blocks * outputs, "a share of the weights")
+        share = np.array(self._weights() if layout.order == "paper" else self._used, object).reshape(-1, outputs)
+        found, masks = [], []
+        for block in range(packing.blocks if len(rows) else 0):
+            own = share[block * packing.columns : (block + 1) * packing.columns]
+            products = self._row_products(ciphers[block * outputs : (block + 1) * outputs], own, rows)
+            found += products
+            masks += self._blur(rows, len(own))
+        self._released = True
+        return EncryptedDelta(
+            agreement=self.agreement,
+            turn=self.turn,
+            rank=len(rows),
+            coefficients=coefficients,
+            ciphers=self._release(found, masks),
+        )
 
     def update(self, message: NoisedGradient, rate: float) -> None:
-        """Move p's share by the noised gradient, divided by B, at this learning rate."""
-        raise NotImplementedError
+        """Move p's share by dW + n, divided by B, at this rate.
 
-    def state(self) -> dict[str, np.ndarray]:
-        """Return what to save: uint8 and int64 arrays of fixed shape."""
-        raise NotImplementedError
-
-    def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from a saved state."""
-        raise NotImplementedError
+        Raises:
+            ProtocolError: a message out of turn, or C has taken another rate.
+            UsageError: a learning rate that is negative or not finite, or a second update in a turn.
+        """
+        self._expect(message)
+        if self._updated:
+            raise UsageError("expected one update in a turn")
+        if message.rate != rate:
+            raise ProtocolError(f"expected the other party to take the learning rate {rate}, got {message.rate}")
+        values = cut(message.values, self.layout.gradient_bytes, len(self._share), "noised gradients")
+        self._move([a - b for a, b in zip(values, self._gradient_masks, strict=True)], self._rows, rate)
+        self._updated = True
 
     def close(self) -> None:
         """End the processes that prepare randomisers."""
+        self._pool.close()
+
+    def _delta(self, delta: np.ndarray) -> NDArray[np.int64]:
+        delta = np.asarray(delta)
+        if delta.shape != (self._rows, self.layout.outputs):
+            raise UsageError(f"expected delta {(self._rows, self.layout.outputs)}, got {delta.shape}")
+        return encode(delta, self.layout.delta_precision, self.layout.delta_bits, "delta")
+
+    def _row_products(self, share: Sequence[mpz], own: np.ndarray, rows: NDArray[np.int64]) -> list[mpz]:
+        """Return ciphertexts of rows delta W^T, packed, over one block of features.
+
+        Args:
+            share: [[e]] for each output.
+            own: W~ of these features, (columns, C).
+            rows: of delta, (R, C).
+        """
+        n, square, packing = self.ciphertexts.n, self.ciphertexts.square, self.layout.deltas
+        in_one = min(packing.rows, len(rows))
+        bases = [
+            cipher * (1 + n * (pack(column, packing.slot) % n)) % square
+            for cipher, column in zip(share, own.T.tolist(), strict=True)
+        ]
+        for _ in range(in_one - 1):  # the same weights, moved up by one row
+            bases += [powmod(base, 1 << packing.slot * packing.columns, square) for base in bases[-len(share) :]]
+        bits = self.layout.delta_precision + self.layout.delta_bits + 1
+        chunks = [rows[start : start + in_one].ravel().tolist() for start in range(0, len(rows), in_one)]
+        powers = Straus(bases, square, bits=bits, products=len(chunks), signed=True)
+        chunks[-1] += [0] * (len(bases) - len(chunks[-1]))
+        return [powers.product(straus_schedule(chunk, powers.window)) for chunk in chunks]
+
+    def _blur(self, rows: NDArray[np.int64], columns: int) -> list[int]:
+        """Return what is added to packed rows, below one unit of W: exact products would have a common divisor."""
+        packing, limits = self.layout.deltas, np.abs(rows).sum(axis=1).clip(min=1).tolist()
+        noise = np.zeros((len(rows), packing.columns), object)
+        noise[:, :columns] = [[uniform(limit, self.randbits) for _ in range(columns)] for limit in limits]
+        chunks = (noise[start : start + packing.rows] for start in range(0, len(rows), packing.rows))
+        return [pack(chunk.ravel().tolist(), packing.slot) for chunk in chunks]
+
+    def _mask(self, bound: int) -> int:
+        """Return a mask for a number within ±bound, which makes it non-negative."""
+        return bound + uniform(bound << self.layout.sigma, self.randbits)
+
+    def _release(self, ciphertexts: Sequence[mpz], masks: Sequence[int]) -> bytes:
+        """Return ciphertexts with masks added, re-randomised: the one way out, which nothing leaves without either."""
+        n, square = self.ciphertexts.n, self.ciphertexts.square
+        fresh = self._pool.take(len(ciphertexts))
+        return self.ciphertexts.write(
+            cipher * (1 + n * mask) % square * randomiser % square
+            for cipher, mask, randomiser in zip(ciphertexts, masks, fresh, strict=True)
+        )

@@ -50,7 +50,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         batch: the largest number B of samples in a batch.
         bits: of the key; 2048 is about 112 bits of security, 3072 about 128; 1024 is for tests.
         sigma: a masked value is within 2^-sigma (statistical distance) of one that depends on nothing, for each value.
-        ring: L; C's masks and shares enter the scores modulo 2^L.
+        ring: L; shares and masks enter the scores modulo 2^L, so that |z| < 2^score_bits, 2^12 by default. A ring of 56
+            is a little faster; with feature_precision=20 it leaves |z| < 2^6.
         feature_precision: fractional bits of mu.
         feature_bits: |mu| <= 2^feature_bits.
         weight_precision: fractional bits of W wherever it meets a ciphertext.
@@ -71,7 +72,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bits: int = 2048
     sigma: int = 40
     ring: int = 64
-    feature_precision: int = 20
+    feature_precision: int = 22
     feature_bits: int = 4
     weight_precision: int = 28
     weight_bits: int = 10
@@ -160,6 +161,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 choices.append((packs + _DECRYPTIONS * blocks * rows * self.outputs, columns, rows, blocks))
         _, columns, rows, blocks = min(choices)
         return Packing(self._gradient_slot, columns, rows, blocks)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of one gradient under p's masks, one for each row in a pack, and C's noise."""
+        return (self.gradient_bound * (self.gradients.rows + 1) * (2 + (1 << self.sigma))).bit_length() // 8 + 1
 
     @cached_property
     def deltas(self) -> Packing:

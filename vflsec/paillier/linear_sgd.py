@@ -10,7 +10,7 @@ from typing import NamedTuple
 from vflsec.core.checks import non_negative
 from vflsec.core.errors import UsageError
 
-PRECISION = 64  # fractional bits of a share and its velocity: 625 steps round to less than 2^-53 together
+PRECISION = 64  # fractional bits of a share and its velocity: a thousand steps round to less than 2^-53 together
 
 
 class Moved(NamedTuple):

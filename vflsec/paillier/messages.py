@@ -33,7 +33,7 @@ class PaillierMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbi
         return sum(len(value) if isinstance(value, bytes) else 8 for value in values)
 
 
-class Features(PaillierMessage):
+class Features(PaillierMessage, frozen=True):
     """C's features, encrypted.
 
     Attributes:
@@ -48,25 +48,25 @@ class Features(PaillierMessage):
     packs: bytes = b""
 
 
-class MaskedScores(PaillierMessage):
+class MaskedScores(PaillierMessage, frozen=True):
     """p's share of the scores under masks, for each block of samples and each output; ``ciphers`` are ciphertexts."""
 
     ciphers: bytes
 
 
-class Scores(PaillierMessage):
+class Scores(PaillierMessage, frozen=True):
     """The scores (B, C) under p's masks, each 8 bytes modulo 2^L."""
 
     values: bytes
 
 
-class MaskedGradient(PaillierMessage):
+class MaskedGradient(PaillierMessage, frozen=True):
     """p's gradient of the weights under masks; ``ciphers``: for each block of features, each output and row in pack."""
 
     ciphers: bytes
 
 
-class NoisedGradient(PaillierMessage):
+class NoisedGradient(PaillierMessage, frozen=True):
     """The gradient of the weights (g, C), summed over the batch, under p's masks and C's noise.
 
     Attributes:
@@ -80,7 +80,7 @@ class NoisedGradient(PaillierMessage):
     share: bytes
 
 
-class EncryptedDelta(PaillierMessage):
+class EncryptedDelta(PaillierMessage, frozen=True):
     """Rows of delta W^T, encrypted.
 
     Attributes:

@@ -1,0 +1,215 @@
+"""Randomisers: the factors that make ciphertexts of one message unlike. None depends on data, none is used twice."""
+
+from __future__ import annotations
+
+import multiprocessing
+import secrets
+import signal
+from abc import ABC, abstractmethod
+from multiprocessing.connection import Connection
+
+import gmpy2
+from gmpy2 import mpz
+
+from vflsec.core.errors import ProtocolError, UsageError
+from vflsec.paillier.codec import cut, join
+from vflsec.paillier.fixed_base import FixedBase
+from vflsec.paillier.keys import ORDER_BITS, Keys, PublicKey, residue_generator
+
+SLACK = 64  # bits by which an exponent is longer than an order that its drawer does not know
+COSETS = 128  # random elements whose subset products reach the cosets of a cyclic subgroup
+WITHOUT_TABLE = 200  # randomisers that cost p less one by one than after building a table
+CHUNK = 512  # drawn at once where there is a table: a row of it then serves many while it is in the cache
+_AHEAD = 2  # requests that a process has waiting
+
+
+class Source(ABC):
+    """Draws randomisers; builds its tables when it is first asked, in the process that asks."""
+
+    chunk: int = 1  # how many to draw at once
+
+    @abstractmethod
+    def draw(self, count: int) -> list[mpz]:
+        """Return ``count`` fresh ones."""
+
+
+class FactorSource(Source):
+    """Of the key holder, through the factors of n: a power of one generator modulo each prime square.
+
+    Args:
+        keys: the pair, whose mode says how long exponents are.
+        uses: how many are about to be drawn.
+    """
+
+    def __init__(self, keys: Keys, uses: int) -> None:
+        self.keys, self.uses, self.chunk = keys, uses, min(uses, CHUNK)
+        self._tables: list[FixedBase] = []
+
+    def draw(self, count: int) -> list[mpz]:
+        """Return ``count`` fresh ones."""
+        p, q = self.keys.halves
+        if not self._tables:
+            self._tables = [
+                FixedBase(residue_generator(half), half.square, self._bits(half.order), uses=self.uses)
+                for half in (p, q)
+            ]
+            self._p_to_q = gmpy2.invert(p.square, q.square)
+        modulo_p, modulo_q = (
+            table.powers([self._exponent(half.order) for _ in range(count)])
+            for table, half in zip(self._tables, (p, q), strict=True)
+        )
+        return [a + p.square * ((b - a) * self._p_to_q % q.square) for a, b in zip(modulo_p, modulo_q, strict=True)]
+
+    def _bits(self, order: mpz) -> int:
+        return short_bits(self.keys.n.bit_length()) if self.keys.mode == "short" else order.bit_length()
+
+    def _exponent(self, order: mpz) -> int:
+        return secrets.randbits(self._bits(order)) if self.keys.mode == "short" else secrets.randbelow(int(order))
+
+
+class CosetSource(Source):
+    """Of the other party, who does not know the order of the group and must hide from who does.
+
+    A power of one random n-th residue, with an exponent longer than the order by 64 bits, times a random subset product
+    of 128 more: within 2^-40 of uniform on all n-th residues, as long as one residue generates all but 2^48 cosets.
+
+    Args:
+        n: the modulus.
+        uses: how many are about to be drawn.
+    """
+
+    def __init__(self, n: int, uses: int) -> None:
+        self.n, self.uses, self.chunk = mpz(n), uses, min(uses, CHUNK)
+        self._table: FixedBase | None = None
+
+    def draw(self, count: int) -> list[mpz]:
+        """Return ``count`` fresh ones."""
+        if self._table is None:
+            base, *subset = PowerSource(self.n).draw(1 + COSETS)
+            bits = self.n.bit_length() + SLACK
+            self._table = FixedBase(base, self.n * self.n, bits, uses=self.uses, subset=subset)
+        return self._table.powers([secrets.randbits(self._table.top + COSETS) for _ in range(count)])
+
+
+class PowerSource(Source):
+    """r^n for a uniform r each: no table, the choice for few.
+
+    Args:
+        n: the modulus.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = mpz(n)
+
+    def draw(self, count: int) -> list[mpz]:
+        """Return ``count`` fresh ones."""
+        square = self.n * self.n
+        return [gmpy2.powmod(secrets.randbelow(int(self.n) - 1) + 1, self.n, square) for _ in range(count)]
+
+
+class SubgroupSource(Source):
+    """Of the other party, in subgroup mode: a power of the public generator.
+
+    Args:
+        public: the key with its generator.
+        uses: how many are about to be drawn.
+    """
+
+    def __init__(self, public: PublicKey, uses: int) -> None:
+        self.public, self.uses, self.chunk = public, uses, min(uses, CHUNK)
+        self._table: FixedBase | None = None
+
+    def draw(self, count: int) -> list[mpz]:
+        """Return ``count`` fresh ones."""
+        bits = 2 * ORDER_BITS + SLACK
+        if self._table is None:
+            generator = int.from_bytes(self.public.generator, "little")
+            self._table = FixedBase(generator, mpz(self.public.modulus) ** 2, bits, uses=self.uses)
+        return self._table.powers([secrets.randbits(bits) for _ in range(count)])
+
+
+def label_holder_source(public: PublicKey, uses: int) -> Source:
+    """Return what p draws about ``uses`` randomisers from."""
+    if public.generator:
+        return SubgroupSource(public, uses)
+    return CosetSource(public.modulus, uses) if uses > WITHOUT_TABLE else PowerSource(public.modulus)
+
+
+def short_bits(bits: int) -> int:
+    """Return the length of a short exponent modulo one prime square: twice the security level of a key of ``bits``."""
+    return 2 * next(level for most, level in ((2048, 112), (3072, 128), (7680, 192), (16384, 256)) if bits <= most)
+
+
+class Pool:
+    """Randomisers made ahead, by this process or by its own children.
+
+    Children are forked before there are tables: each builds its own, while the others already work.
+
+    Args:
+        source: draws them.
+        modulus: n^2.
+        workers: how many children; 0 for none.
+
+    Raises:
+        UsageError: children on a system that cannot fork.
+    """
+
+    def __init__(self, source: Source, modulus: mpz, *, workers: int = 0) -> None:
+        if workers and "fork" not in multiprocessing.get_all_start_methods():
+            raise UsageError(f"expected workers=0 on a system that cannot fork, got {workers}")
+        self._source, self._size = source, -(-modulus.bit_length() // 8)
+        self._stock: list[mpz] = []
+        self._links: list[Connection] = []
+        self._children = []
+        for _ in range(workers):
+            ours, theirs = multiprocessing.Pipe()
+            child = multiprocessing.get_context("fork").Process(
+                target=_serve, args=(source, self._size, theirs, ours), daemon=True
+            )
+            child.start()
+            theirs.close()
+            self._links.append(ours)
+            self._children.append(child)
+            for _ in range(_AHEAD):
+                ours.send_bytes(b"more")
+
+    def take(self, count: int) -> list[mpz]:
+        """Return ``count`` randomisers and forget them."""
+        while len(self._stock) < count:
+            self._stock += self._receive() if self._links else self._source.draw(max(self._source.chunk, count))
+        taken = self._stock[-count:] if count else []
+        del self._stock[len(self._stock) - count :]
+        return taken
+
+    def _receive(self) -> list[mpz]:
+        link = self._links.pop(0)
+        self._links.append(link)
+        try:
+            data = link.recv_bytes()
+            link.send_bytes(b"more")
+        except (EOFError, OSError):
+            raise ProtocolError(
+                "a process that prepares randomisers has died; start again, or with workers=0"
+            ) from None
+        return [mpz(value) for value in cut(data, self._size, len(data) // self._size, "randomisers")]
+
+    def close(self) -> None:
+        """End the children."""
+        for link, child in zip(self._links, self._children, strict=True):
+            link.close()
+            child.terminate()
+        for child in self._children:
+            child.join()
+        self._links, self._children = [], []
+
+
+def _serve(source: Source, size: int, link: Connection, parents: Connection) -> None:
+    """Send a chunk for every request, until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers it
+    parents.close()
+    try:
+        while True:
+            link.recv_bytes()
+            link.send_bytes(join(source.draw(source.chunk), size))
+    except (EOFError, OSError):
+        return
