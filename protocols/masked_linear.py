@@ -74,7 +74,7 @@ class MaskedLinearBoundary(LinearBoundary):
         self._roles: Roles | None = None
 
     @abstractmethod
-    def roles(self, weight: np.ndarray, train: TrainSpec) -> Roles:
+    def start(self, weight: np.ndarray, train: TrainSpec) -> Roles:
         """Return fresh roles that start from W_0 (g, C)."""
 
     @property
@@ -85,7 +85,7 @@ class MaskedLinearBoundary(LinearBoundary):
     def join(self, weight: Tensor, train: TrainSpec) -> None:
         """Start from W_0 = ``weight`` (g, C); raises UsageError if ``train`` asks for another than linear SGD."""
         self._batch = train.batch
-        self._roles = self.roles(weight.double().cpu().numpy(), train)
+        self._roles = self.start(weight.double().cpu().numpy(), train)
         self._keep()
 
     def modules(self) -> Mapping[str, nn.Module]:

@@ -23,7 +23,7 @@ class PlainMaskedBoundary(MaskedLinearBoundary):
 
     name = "masked-plain"
 
-    def roles(self, weight: np.ndarray, train: TrainSpec) -> Roles:
+    def start(self, weight: np.ndarray, train: TrainSpec) -> Roles:
         """Return roles whose masks come from a fixed seed, so that a run can be repeated bit for bit."""
         LinearSgd.of(train.optimizer, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)
         key, rng = object(), np.random.default_rng(0)

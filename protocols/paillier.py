@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
 
+from vflsec.core.message import Kind
 from vflsec.core.method import TrainSpec
 from vflsec.core.party import Party
 from vflsec.paillier.key_holder import KeyHolder
@@ -14,6 +15,8 @@ from vflsec.paillier.keys import Keys, Mode
 from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.linear_sgd import LinearSgd
+
+NOISE_BITS = 10
 
 
 class PaillierBoundary(MaskedLinearBoundary):
@@ -33,6 +36,8 @@ class PaillierBoundary(MaskedLinearBoundary):
         delta: ``rank1`` or ``outer``, how delta^C is sent.
         order: ``current`` or ``paper``, from which weights delta^C is made.
         ring: scores are taken modulo 2^ring.
+        delta_bits: |B · gradient| <= 2^delta_bits; None for 0, which is what cross-entropy needs, or NOISE_BITS where
+            a defence of the active party noises gradients.
     """
 
     name = "paillier"
@@ -48,12 +53,22 @@ class PaillierBoundary(MaskedLinearBoundary):
         delta: Literal["rank1", "outer"] = "rank1",
         order: Literal["current", "paper"] = "current",
         ring: int = 64,
+        delta_bits: int | None = None,
     ) -> None:
         super().__init__(passive, active)
         self.mode: Mode = mode
-        self.agreed = {"bits": bits, "sigma": sigma, "delta": delta, "order": order, "ring": ring}
+        if delta_bits is None:
+            delta_bits = NOISE_BITS if any(Kind.GRADIENT in defense.at for defense in active.defenses) else 0
+        self.agreed = {
+            "delta_bits": delta_bits,
+            "bits": bits,
+            "sigma": sigma,
+            "delta": delta,
+            "order": order,
+            "ring": ring,
+        }
 
-    def roles(self, weight: np.ndarray, train: TrainSpec) -> Roles:
+    def start(self, weight: np.ndarray, train: TrainSpec) -> Roles:
         """Return roles with a fresh key."""
         optimizer = _optimizer(train)
         width, outputs = weight.shape

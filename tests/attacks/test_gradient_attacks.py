@@ -16,6 +16,7 @@ from vflsec.attacks.rank_one import RankOne
 from vflsec.attacks.spectral import Spectral
 from vflsec.attacks.spectral_embedding import SpectralEmbedding
 from vflsec.defenses.iso import IsotropicNoise
+from vflsec.defenses.phe import EncryptedBoundary
 
 from vflsec.core import metrics
 from vflsec.core.errors import InsufficientView, UsageError
@@ -25,6 +26,7 @@ from vflsec.core.view import View
 from vflsec.evaluation.adversary import draw_auxiliary, view_of
 from vflsec.evaluation.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.methods.split_method import SPLIT
 from vflsec.testing.conformance import AttackConformance
 from vflsec.testing.worlds import toy_world
 
@@ -252,10 +254,13 @@ def test_wrong_numbers_are_refused(make, match):
         make()
 
 
+ENCRYPTED = EncryptedBoundary(bits=1024)
+
+
 @pytest.mark.parametrize("aux", [0, 20])
-@pytest.mark.parametrize("batch", [4, 64])
-def test_rank_one_recovers_every_label_under_a_linear_head(aux, batch):
-    """Class 1 is the rarer, which is all that an adversary without labels has to go by."""
+@pytest.mark.parametrize(("batch", "defenses"), [(4, ()), (64, ()), (64, (ENCRYPTED,))], ids=["4", "64", "encrypted"])
+def test_rank_one_recovers_every_label_under_a_linear_head(aux, batch, defenses):
+    """Class 1 is the rarer, which is all that an adversary without labels has to go by; encryption changes nothing."""
     world = toy_world(rows=300)
     keep = torch.cat([torch.arange(0, 210)[world.active.labels["train"] == 0], torch.tensor([], dtype=torch.long)])
     rare = (world.active.labels["train"] == 1).nonzero().flatten()[:30]
@@ -265,7 +270,10 @@ def test_rank_one_recovers_every_label_under_a_linear_head(aux, batch):
     world.active.labels["train"] = world.active.labels["train"][rows]
     transcript = Transcript(frozenset({"passive_1"}), frozenset(Kind))
     world.channel.taps.append(transcript)
-    trained = FedSplitNN(TrainSpec(epochs=4, batch=batch, lr=5e-3), ModelSpec(bottom=(16,), cut=5)).fit(world)
+    world.active.defenses = defenses
+    optimizer = {"optimizer": "sgd", "lr": 0.05} if defenses else {"lr": 5e-3}
+    trained = FedSplitNN(TrainSpec(epochs=4, batch=batch, **optimizer), ModelSpec(bottom=(16,), cut=5)).fit(world)
+    assert {route.kind for route in world.channel.traffic} == ({Kind.CIPHERTEXT} if defenses else set(SPLIT))
     known = draw_auxiliary(world.active.labels["train"], 2, AuxSpec(n=aux), 0) if aux else torch.arange(0)
     view = view_of(trained, [world.parties["passive_1"]], known, tuple(transcript.messages))
     guess = RankOne()(view, seed=0).scores["train"].argmax(dim=1)

@@ -19,6 +19,7 @@ from vflsec.testing.worlds import toy_world
 MODEL = ModelSpec(bottom=(6,), cut=3)
 SGD = TrainSpec(epochs=4, batch=32, lr=0.1, optimizer="sgd", momentum=0.9, weight_decay=1e-3)
 SEALED = EncryptedBoundary(backend="plain")
+PAILLIER = EncryptedBoundary(bits=1024)
 
 
 def train(defenses=(), *, spec=SGD, model=MODEL, taps=(), method=FedSplitNN, **world):
@@ -29,10 +30,11 @@ def train(defenses=(), *, spec=SGD, model=MODEL, taps=(), method=FedSplitNN, **w
     return trained, trained.predict("test")
 
 
+@pytest.mark.parametrize("defense", [SEALED, PAILLIER], ids=["sealed", "paillier"])
 @pytest.mark.parametrize("world", [{}, {"parties": 3}, {"classes": 3}], ids=["two", "three parties", "three classes"])
-def test_training_equals_training_in_clear(world):
+def test_training_equals_training_in_clear(defense, world):
     clear, logits = train(**world)
-    sealed, again = train([SEALED], **world)
+    sealed, again = train([defense], **world)
     torch.testing.assert_close(again, logits, rtol=1e-4, atol=1e-5)
     assert sealed.history["train"] == pytest.approx(clear.history["train"], rel=1e-4)
     for name, party in clear.world.parties.items():
@@ -69,15 +71,16 @@ def test_the_active_party_gets_scores_and_the_passive_party_the_gradient_of_its_
     assert {count.kind for count in trained.world.channel.releases()} == set(Kind) - {Kind.PARAMETERS, Kind.CONTROL}
 
 
-def test_stored_shares_are_taken_up_again(tmp_path):
-    trained, logits = train([SEALED])
+@pytest.mark.parametrize("defense", [SEALED, PAILLIER], ids=["sealed", "paillier"])
+def test_stored_shares_are_taken_up_again(defense, tmp_path):
+    trained, logits = train([defense])
     trained.save(tmp_path)
     world = toy_world(rows=150, columns=4)
-    world.active.defenses = (SEALED,)
+    world.active.defenses = (defense,)
     method = FedSplitNN(SGD, MODEL)
     method.build(world)
     load_states(world, tmp_path)
-    assert torch.equal(method.predict(world, "test"), logits)
+    torch.testing.assert_close(method.predict(world, "test"), logits, rtol=0, atol=1e-6)
 
 
 def test_a_defence_on_gradients_noises_what_the_passive_party_learns_and_not_the_weights():
@@ -98,6 +101,11 @@ def test_a_defence_on_gradients_noises_what_the_passive_party_learns_and_not_the
     assert not torch.allclose(heard[1], heard[0])
     torch.testing.assert_close(boundaries[0], boundaries[1])
     torch.testing.assert_close(boundaries[0], torch.ones(3, 2, dtype=torch.float64) - 0.1 * (h.T @ g).double())
+
+
+def test_noise_on_gradients_has_room_under_encryption():
+    trained, _ = train([PAILLIER, IsotropicNoise(25.0)], spec=TrainSpec(epochs=1, batch=32, optimizer="sgd", lr=1e-3))
+    assert trained.history["train"]
 
 
 def test_a_defence_on_embeddings_noises_what_enters_the_encryption():

@@ -43,6 +43,7 @@ EXEMPT: dict[str, dict[str, str]] = {  # by plug-in: checks that do not apply, a
 STRENGTHS = {  # a weak and a strong setting, where 1 and 10 are not
     "compress": {"weak": 0.5, "strong": 0.9},
     "discrete": {"weak": 0.5, "strong": 1.5},
+    "phe": {"weak": 1.0, "strong": 1.0},
     "ppdl": {"weak": 1e-5, "strong": 10.0},
     "sign": {"weak": 0.5, "strong": 1.0},
 }

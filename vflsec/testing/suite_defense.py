@@ -59,7 +59,7 @@ class DefenseConformance(Suite):
     def test_is_visible_at_non_zero_strength(self) -> None:
         """The receiver gets something else; a defence without points overrides some other hook."""
         defense = self.make(self.strong)
-        others = ("on_labels", "on_predictions", "on_received", "penalty")
+        others = ("on_labels", "on_predictions", "on_received", "penalty", "protocol")
         overridden = [name for name in others if getattr(type(defense), name) is not getattr(Defense, name)]
         assert self._points() or overridden, f"{defense!r} changes nothing"
         for kind in self._points():

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from vflsec.core.errors import Diverged
 from vflsec.core.message import Message
-from vflsec.core.method import Method, World, load_states, save_states
-from vflsec.core.protocol import Boundary, Protocol, Step
+from vflsec.core.method import Method, TrainSpec, World, load_states, save_states
+from vflsec.core.protocol import Boundary, LinearBoundary, Protocol, Step
 from vflsec.core.view import Need
 from vflsec.data.partition import DataSpec
 from vflsec.testing.suite import Suite, refused, same, stated
@@ -153,10 +153,12 @@ class ProtocolConformance(Suite):
         world.channel.taps.append(heard.append)
         passive, active = world.passive[0], world.active
         boundary = protocol(passive, active)
+        if isinstance(boundary, LinearBoundary):
+            boundary.join(torch.ones(3, 2), TrainSpec(optimizer="sgd"))
         h = torch.ones(4, 3, requires_grad=True)
         step = Step(0, "train", torch.arange(4), torch.arange(4) % 2)
         arrived = boundary.up(h, step)
-        returned = boundary.down(torch.ones_like(arrived), step)
+        returned = boundary.down(torch.full_like(arrived, 0.1), step)
         assert len(arrived) == len(h)
         assert returned.shape == h.shape
         senders = {route.sender for route, nbytes in world.channel.traffic.items() if nbytes > 0}
