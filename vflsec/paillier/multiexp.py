@@ -94,7 +94,7 @@ class Pippenger:
 
     def __init__(self, bases: Sequence[mpz], modulus: mpz, bits: int) -> None:
         self.modulus = modulus
-        self.window = min(range(1, 16), key=lambda w: -(-(bits + 2) // w) * (len(bases) + (1 << w) + w))
+        self.window = pippenger_window(len(bases), bits)
         self.digits = -(-(bits + 2) // self.window)
         self._bases = list(zip(bases, inverses(bases, modulus), strict=True))
 
@@ -116,3 +116,8 @@ class Pippenger:
                 total = total * running % modulus
             product = product * total % modulus
         return product
+
+
+def pippenger_window(bases: int, bits: int) -> int:
+    """Return the width of the digits that takes the fewest multiplications."""
+    return min(range(1, 16), key=lambda w: -(-(bits + 2) // w) * (bases + (1 << w) + w))

@@ -1,0 +1,148 @@
+"""What a batch costs: multiplications counted, and their price measured on this machine."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import gmpy2
+from gmpy2 import mpz
+
+from vflsec.paillier.fixed_base import fixed_base_window
+from vflsec.paillier.keys import ORDER_BITS, Mode
+from vflsec.paillier.layout import Layout
+from vflsec.paillier.multiexp import pippenger_window, straus_window
+from vflsec.paillier.randomisers import COSETS, SLACK, WITHOUT_TABLE, short_bits
+
+_SECONDS = 0.6  # that each unit is measured for
+
+
+class Traffic(NamedTuple):
+    """How many ciphertexts cross for a full batch that the model learns from.
+
+    Attributes:
+        to_labels: from C to p; C encrypts them.
+        to_key: from p to C; p re-randomises them and C decrypts them.
+    """
+
+    to_labels: int
+    to_key: int
+
+
+class Work(NamedTuple):
+    """What a full batch takes of the two parties together, tables not counted.
+
+    Attributes:
+        half: multiplications modulo the square of a prime factor of n.
+        powers: powers modulo such a square, two for each decryption.
+        full: multiplications modulo n^2.
+        residues: powers r^n modulo n^2, where p has no table.
+    """
+
+    half: float
+    powers: float
+    full: float
+    residues: float
+
+
+def traffic(layout: Layout) -> Traffic:
+    """Return the ciphertexts of a full batch."""
+    batch, outputs, gradients = layout.batch, layout.outputs, layout.gradients
+    features = layout.width * layout.scores.count(batch) + gradients.count(batch)
+    sums = gradients.blocks * min(batch, gradients.rows) * outputs
+    rows = layout.deltas.count(min(outputs, batch) if layout.low_rank else batch)
+    return Traffic(features + layout.deltas.blocks * outputs, layout.scores.count(batch) * outputs + sums + rows)
+
+
+def work(layout: Layout, mode: Mode = "standard", batches: int = 100) -> Work:
+    """Return the work of a full batch that the model learns from, among ``batches`` of them: expected counts."""
+    to_labels, to_key = traffic(layout)
+    order = _order_bits(layout.bits, mode)
+    exponent = short_bits(layout.bits) if mode == "short" else order
+    window = fixed_base_window(layout.bits, exponent, batches * to_labels)
+    half = 2 * to_labels * -(-exponent // window)
+    full = to_labels + 2 * to_key + _forward(layout) + _gradient(layout) + _delta(layout)
+    if mode != "subgroup" and batches * to_key <= WITHOUT_TABLE:
+        return Work(half, 2 * to_key, full, to_key)
+    exponent = 2 * ORDER_BITS + SLACK if mode == "subgroup" else layout.bits + SLACK
+    window = fixed_base_window(2 * layout.bits, exponent, batches * to_key)
+    places = -(-exponent // window) + (0 if mode == "subgroup" else -(-COSETS // window))
+    return Work(half, 2 * to_key, full + to_key * places, 0)
+
+
+def units(bits: int, mode: Mode = "standard") -> Work:
+    """Return the CPU seconds of one of each on this machine, measured for about two seconds."""
+    half, full = _odd(bits), _odd(2 * bits)
+    exponents = mpz(secrets.randbits(_order_bits(bits, mode))), mpz(secrets.randbits(bits))
+    base = mpz(secrets.randbits(bits - 1))
+    return Work(
+        half=_seconds(lambda: _products(half), 1000),
+        powers=_seconds(lambda: gmpy2.powmod(base, exponents[0], half), 1),
+        full=_seconds(lambda: _products(full), 1000),
+        residues=_seconds(lambda: gmpy2.powmod(base, exponents[1], full), 1),
+    )
+
+
+def estimate(layout: Layout, mode: Mode = "standard", batches: int = 100) -> float:
+    """Return the CPU seconds that a full batch takes of both parties together, by a calibration of two seconds.
+
+    Tables are not counted; they are a few seconds once. Two cores take a little more than half of it in wall time.
+    """
+    return sum(
+        count * seconds for count, seconds in zip(work(layout, mode, batches), units(layout.bits, mode), strict=True)
+    )
+
+
+def _forward(layout: Layout) -> float:
+    """Multiplications modulo n^2 of z~ = mu W~: one table of odd powers for each feature and block of samples."""
+    window = straus_window(layout.ring, layout.outputs)
+    product = layout.ring + layout.width * layout.ring / (window + 1)
+    return layout.scores.count(layout.batch) * (layout.width * 2 ** (window - 1) + layout.outputs * product)
+
+
+def _gradient(layout: Layout) -> float:
+    """Multiplications modulo n^2 of dW = mu^T delta."""
+    packing, bits = layout.gradients, layout.delta_precision + layout.delta_bits
+    bases, rows = packing.count(layout.batch) // packing.blocks, min(layout.batch, packing.rows)
+    window = pippenger_window(bases, bits)
+    product = -(-(bits + 2) // window) * (bases * (1 - 2.0**-window) + 2**window + window)
+    return packing.blocks * (3 * bases + layout.outputs * rows * product)
+
+
+def _delta(layout: Layout) -> float:
+    """Multiplications modulo n^2 of delta W^T."""
+    rows = min(layout.outputs, layout.batch) if layout.low_rank else layout.batch
+    packing, bits = layout.deltas, layout.delta_precision + layout.delta_bits + 1
+    in_one = min(packing.rows, rows)
+    bases, products = in_one * layout.outputs, -(-rows // in_one)
+    window = straus_window(bits, products)
+    shifts = (in_one - 1) * layout.outputs * packing.slot * packing.columns
+    tables = bases * (3 + 2 * 2 ** (window - 1)) + layout.outputs
+    return packing.blocks * (shifts + tables + products * (bits + bases * bits / (window + 1)))
+
+
+def _order_bits(bits: int, mode: Mode) -> int:
+    return ORDER_BITS if mode == "subgroup" else bits // 2
+
+
+def _odd(bits: int) -> mpz:
+    return mpz(secrets.randbits(bits) | 1 << bits - 1 | 1)
+
+
+def _products(modulus: mpz) -> None:
+    """Multiply a thousand times, as the tables of randomisers are used."""
+    factors = [mpz(secrets.randbits(modulus.bit_length() - 1)) for _ in range(8)] * 125
+    products = factors[::-1]
+    [a * b % modulus for a, b in zip(products, factors, strict=True)]
+
+
+def _seconds(call: Callable[[], object], times: int) -> float:
+    """Return the least CPU seconds of one of the ``times`` that a call does."""
+    best, end = float("inf"), time.process_time() + _SECONDS
+    while time.process_time() < end:
+        began = time.process_time()
+        call()
+        best = min(best, time.process_time() - began)
+    return best / times
