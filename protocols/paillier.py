@@ -10,6 +10,7 @@ from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
 from vflsec.core.message import Kind
 from vflsec.core.method import TrainSpec
 from vflsec.core.party import Party
+from vflsec.paillier.cost import estimate
 from vflsec.paillier.key_holder import KeyHolder
 from vflsec.paillier.keys import Keys, Mode
 from vflsec.paillier.label_holder import LabelHolder
@@ -72,12 +73,16 @@ class PaillierBoundary(MaskedLinearBoundary):
         """Return roles with a fresh key."""
         optimizer = _optimizer(train)
         width, outputs = weight.shape
-        layout = Layout(width=width, outputs=outputs, batch=train.batch, **self.agreed)  # type: ignore[arg-type]
+        self.layout = layout = Layout(width=width, outputs=outputs, batch=train.batch, **self.agreed)  # type: ignore[arg-type]
         keys = Keys.generate(layout.bits, self.mode)
         return Roles(
             KeyHolder(keys, layout, optimizer=optimizer),
             LabelHolder(keys.public, layout, weight, optimizer=optimizer),
         )
+
+    def seconds(self, batches: int) -> float:
+        """Return the CPU seconds of both parties for ``batches`` full batches, by a calibration of two seconds."""
+        return batches * estimate(self.layout, self.mode, batches)
 
 
 def _optimizer(train: TrainSpec) -> LinearSgd:

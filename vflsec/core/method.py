@@ -268,6 +268,10 @@ class Method(ABC):
             Diverged: the loss is not finite.
         """
 
+    def cryptography(self, world: World) -> float:
+        """Return about how many CPU seconds cryptography takes in training, measured on this machine; 0 for none."""
+        return 0.0
+
     def planned(self, phase: str, world: World) -> int | None:
         """Return how often a row will be released to one party in ``phase``, at most; None where that is not known."""
         return None

@@ -80,6 +80,10 @@ class Boundary(Protocol):
     def down(self, g: Tensor, step: Step) -> Tensor:
         """Carry the loss gradient w.r.t. what ``up`` returned (B, d') down; return the one w.r.t. h (B, d)."""
 
+    def seconds(self, batches: int) -> float:
+        """Return about how many CPU seconds cryptography takes for ``batches`` batches, as measured now; 0 for none."""
+        return 0.0
+
     def modules(self) -> Mapping[str, nn.Module]:
         """Return the boundary's own learned parts by the name of the party that holds them."""
         return {}

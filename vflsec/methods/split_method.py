@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import Any, ClassVar
 
@@ -132,6 +133,12 @@ class SplitMethod(Method):
         layers = (layer for party in world.parties.values() for layer in party.modules.modules())
         if self.train_spec.batch < 2 and any(isinstance(layer, BATCH_NORM) for layer in layers):
             raise UsageError(f"expected train.batch >= 2, got {self.train_spec.batch}: one row tells BatchNorm nothing")
+
+    def cryptography(self, world: World) -> float:
+        """Return about how many CPU seconds the protocols at the cut layer take for the batches of the last phase."""
+        rows = world.n_rows("train")
+        batches = self.train_spec.n_epochs(rows) * math.ceil(rows / self.train_spec.batch)
+        return sum(boundary.seconds(batches) for boundary in self._boundaries.values())
 
     def planned(self, phase: str, world: World) -> int | None:
         """Return the number of epochs of the last phase: in each, every row crosses once; of others nothing is said."""
