@@ -99,6 +99,20 @@ def test_an_injective_network_hides_nothing_either():
     assert r2(WhiteBoxInversion()(view, seed=0), truth) > 0.99
 
 
+@pytest.mark.parametrize("width", [5, 6])
+def test_a_linear_layer_that_a_protocol_hides_is_learned_from_auxiliary_rows(width):
+    bottom, hidden = linear(5, 5), linear(5, width, seed=1)
+    view, truth = make_view(nn.Sequential(bottom, hidden))
+    assert r2(WhiteBoxInversion()(replace(view, victim_model=bottom), seed=0), truth) > 0.999
+
+
+def test_without_auxiliary_rows_a_hidden_layer_of_another_width_is_refused():
+    bottom = linear(5, 5)
+    view, _ = make_view(nn.Sequential(bottom, linear(5, 6, seed=1)), aux=0)
+    with pytest.raises(InsufficientView, match="aux.n"):
+        WhiteBoxInversion()(replace(view, victim_model=bottom), seed=0)
+
+
 def test_categories_come_back_from_an_injective_bottom():
     view, truth = make_view(linear(5, 6), layout=MIXED)
     found = WhiteBoxInversion()(view, seed=0).scores["test"]
