@@ -28,11 +28,15 @@ from vflsec.evaluation.world import build_method, build_world
 
 EPOCHS = 5
 PAIRS = 7
+DEFENSES = {
+    "no defense": None,
+    "iso, λ = 5, at the gradient": DefenseSpec(name="iso", strength=5.0),
+    "dp-sgd, σ = 1, all parties": DefenseSpec(name="dp-sgd", strength=1.0),
+}
 
 
-def cell(strength: float) -> Cell:
+def cell(defense: DefenseSpec | None = None) -> Cell:
     """Return the default setting, shorter."""
-    iso = (DefenseSpec(name="iso", strength=strength),) if strength else ()
     return Cell(
         dataset="credit-default",
         data=DataSpec(),
@@ -40,21 +44,21 @@ def cell(strength: float) -> Cell:
         method_options={},
         train=TrainSpec(epochs=EPOCHS),
         model=ModelSpec(),
-        defenses=iso,
+        defenses=(defense,) if defense else (),
         seed=0,
     )
 
 
-def split(strength: float) -> float:
+def split(defense: DefenseSpec | None = None) -> float:
     """Return the seconds that split training takes."""
-    world, method = build_world(cell(strength), "cpu"), build_method(cell(strength))
+    world, method = build_world(cell(defense), "cpu"), build_method(cell(defense))
     method.build(world)
-    return timed(lambda: method.train("train", world, lambda *_: None))
+    return timed(lambda: method.run("train", world))
 
 
 def joint() -> float:
     """Return the seconds that the same network takes as one module with one optimizer."""
-    world, method = build_world(cell(0), "cpu"), build_method(cell(0))
+    world, method = build_world(cell(), "cpu"), build_method(cell())
     method.build(world)
     return timed(lambda: joint_loop(world))
 
@@ -89,9 +93,9 @@ def main() -> None:
     """Print the table."""
     table = Table("training", "split s", "joint s", "ratio (median)", "min", "max")
     with one_thread():
-        joint(), split(1.0)  # warm up
-        for name, strength in (("no defense", 0.0), ("iso, λ = 5, at the gradient", 5.0)):
-            pairs = [(split(strength), joint()) for _ in range(PAIRS)]
+        for name, defense in DEFENSES.items():
+            joint(), split(defense)  # warm up
+            pairs = [(split(defense), joint()) for _ in range(PAIRS)]
             ratios = sorted(a / b for a, b in pairs)
             times = [statistics.median(column) for column in zip(*pairs, strict=True)]
             table.add_row(

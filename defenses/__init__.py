@@ -14,6 +14,7 @@ CATALOGUE = {
     "mid": "vflsec.defenses.mid:InformationBottleneck",
     "gaussian-dp": "vflsec.defenses.gaussian_dp:GaussianDP",
     "laplace-dp": "vflsec.defenses.laplace_dp:LaplaceDP",
+    "dp-sgd": "vflsec.defenses.dp_sgd:DPSGD",
     "label-dp": "vflsec.defenses.label_dp:LabelDP",
     "phe": "vflsec.defenses.phe:EncryptedBoundary",
 }

@@ -176,6 +176,40 @@ class Nothing(Defense):
     points = ()
 
 
+class NoisyUpdates(Nothing):
+    """Sound: white noise on what its party learns."""
+
+    name = "noisy-updates"
+
+    def on_update(self, modules, rows, rng):
+        for p in modules.parameters():
+            p.grad += self.strength * self.noise(p, rng)
+
+    def noise(self, p, rng):
+        return torch.randn(p.shape, generator=rng)
+
+
+class GlobalUpdates(NoisyUpdates):
+    def noise(self, p, rng):
+        return torch.randn(p.shape)
+
+
+class RepeatingUpdates(NoisyUpdates):
+    def noise(self, p, rng):
+        return torch.ones(p.shape)
+
+
+class BackwardsUpdates(NoisyUpdates):
+    def noise(self, p, rng):
+        return super().noise(p, rng) / self.strength**2
+
+
+class Untidy(NoisyUpdates):
+    def on_update(self, modules, rows, rng):
+        super().on_update(modules, rows, rng)
+        modules["bottom"].noised = True
+
+
 class Guesser(Attack):
     """Sound: scores each class by nearness to its mean among the auxiliary samples."""
 
@@ -336,7 +370,7 @@ def _checks(suite):
     return [getattr(suite, name) for name in dir(suite) if name.startswith("test_")]
 
 
-@pytest.mark.parametrize("plugin", [Noise, Guesser, Saboteur])
+@pytest.mark.parametrize("plugin", [Noise, NoisyUpdates, Guesser, Saboteur])
 def test_a_sound_plugin_passes_every_check(plugin):
     for check in _checks(_suite(plugin)):
         check()
@@ -356,6 +390,10 @@ def test_a_sound_plugin_passes_every_check(plugin):
         (Unbounded, "test_keeps_shape_and_dtype"),
         (Credulous, "test_refuses_impossible_settings"),
         (Silent, "test_states_what_it_is"),
+        *(
+            (plugin, "test_updates_are_changed_reproducibly")
+            for plugin in (GlobalUpdates, RepeatingUpdates, BackwardsUpdates, Untidy)
+        ),
         (Tampering, "test_leaves_no_trace"),
         (GlobalRandom, "test_leaves_no_trace"),
         (GlobalRandom, "test_equal_seeds_give_equal_guesses"),

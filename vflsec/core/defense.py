@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -133,6 +134,32 @@ class Defense(ABC):
         """Return name and options of the protocol that this defence puts at the cut layer, or None."""
         return None
 
+    def watching(self, modules: nn.Module, penalties: Sequence[str]) -> AbstractContextManager[Any]:
+        """Return a context in which the party that carries this defence trains its own ``modules``.
+
+        Args:
+            modules: all of the party's models.
+            penalties: names of the defences that add a term to the party's loss.
+
+        Raises:
+            UsageError: this defence cannot serve such models.
+        """
+        return nullcontext()
+
+    def on_update(self, modules: nn.Module, rows: int, rng: torch.Generator) -> None:  # noqa: B027  (a hook)
+        """Change the gradients of the party's own ``modules`` in place, before its optimizer reads them.
+
+        Args:
+            modules: all of the party's models.
+            rows: B; the loss is a mean over as many.
+            rng: the party's own noise stream.
+        """
+
+    @property
+    def changes_updates(self) -> bool:
+        """Whether it acts on how the party that carries it learns."""
+        return type(self).on_update is not Defense.on_update
+
     def modules(self) -> Iterable[nn.Module]:
         """Return the learned parts, trained by the party that carries this defence."""
         return ()
@@ -146,7 +173,10 @@ class Defense(ABC):
         """
 
     def expect(self, releases: int | None) -> None:  # noqa: B027  (a hook)
-        """Hear, before anything leaves, how often one row will be released to one party; None where nobody knows."""
+        """Hear, before anything leaves, how often one row will be released to one party; None where nobody knows.
+
+        A defence of updates hears in how many updates a row will take part.
+        """
 
     def spent(self, releases: int) -> dict[str, float] | None:
         """Return the privacy spent on one row by ``releases`` releases of it, as {"epsilon", "delta"}.
@@ -198,9 +228,11 @@ def _at_labels(defense: type[Defense]) -> list[str]:
 
 def describe(defense: type[Defense]) -> dict[str, Any]:
     """Return the card of a defence as data."""
+    points = [*(point.value for point in defense.points), *_at_labels(defense)]
+    points += [] if defense.on_update is Defense.on_update else ["the updates of its party's own models"]
     return {
         "name": defense.name,
-        "acts at": ", ".join([*(point.value for point in defense.points), *_at_labels(defense)]),
+        "acts at": ", ".join(points),
         "strength": defense.strength_name,
         "reference": defense.reference,
         "guarantee": defense.guarantee,

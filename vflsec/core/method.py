@@ -190,6 +190,19 @@ class World:
                 stack.enter_context(party.aside())
             yield
 
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Let defences watch the models of their parties while they are trained; a malicious party has none of that.
+
+        Raises:
+            UsageError: a defence cannot serve its party's models.
+        """
+        with ExitStack() as stack:
+            for name, party in self.parties.items():
+                if name not in self.malicious:
+                    stack.enter_context(party.learning())
+            yield
+
     @property
     def active(self) -> Party:
         """The party with the labels."""
@@ -276,6 +289,17 @@ class Method(ABC):
         """Return how often a row will be released to one party in ``phase``, at most; None where that is not known."""
         return None
 
+    def updates(self, world: World) -> int:
+        """Return how many updates of a party's models a row takes part in, at most.
+
+        Raises:
+            UsageError: this method updates them by more than a mean over rows of labelled batches.
+        """
+        raise UsageError(
+            f"expected a method of which all training is split learning for a defense of updates, got {self.name}: "
+            f"what it learns otherwise would not be protected; choose --method fedsplitnn"
+        )
+
     @final
     def prepare(self, world: World) -> None:
         """Tell every party's defences how often a row will be released where they act."""
@@ -285,7 +309,12 @@ class Method(ABC):
 
     @final
     def releases(self, defense: Defense, world: World) -> int | None:
-        """Return how often a row will be released to one party where ``defense`` acts; None where not known."""
+        """Return how often a row will be released to one party where ``defense`` acts; None where not known.
+
+        For a defence of updates, in how many of them a row takes part.
+        """
+        if defense.changes_updates:
+            return self.updates(world)
         met = [p for p in self.phases if any(defense.acts(kind, p) for kind in self.sends.get(p, ()))]
         found = [self.planned(phase, world) for phase in met]
         return None if None in found else sum(n for n in found if n)
@@ -309,7 +338,8 @@ class Method(ABC):
         """Run one phase with noise of its own, and return its loss by epoch."""
         world.begin(phase)
         self.prepare(world)
-        return self.train(phase, world, progress)
+        with world.learning():
+            return self.train(phase, world, progress)
 
 
 @dataclass

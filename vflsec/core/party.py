@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,6 +70,12 @@ class Party:
         """Number of input columns after encoding."""
         return self.layout.width
 
+    @property
+    def penalties(self) -> list[str]:
+        """Names of its defences that add a term to its loss, which the active party alone has."""
+        penalizing = [d for d in self.defenses if d.strength and type(d).penalty is not Defense.penalty]
+        return [defense.name for defense in penalizing if self.active]
+
     def begin(self, *part: object) -> None:
         """Start the noise of one part of the run (a phase, an iteration), so that it can be run, or resumed, alone."""
         self._rng = self._noise(*part)
@@ -82,6 +88,25 @@ class Party:
             yield
         finally:
             self._rng = before
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Let its defences watch its models while they are trained.
+
+        Raises:
+            UsageError: a defence cannot serve them.
+        """
+        with ExitStack() as stack:
+            for defense in self.defenses:
+                if defense.strength:
+                    stack.enter_context(defense.watching(self.modules, self.penalties))
+            yield
+
+    def defend_update(self, rows: int) -> None:
+        """Let its defences change the gradients of its own models, those of a mean over ``rows`` rows."""
+        for defense in self.defenses:
+            if defense.strength:
+                defense.on_update(self.modules, rows, self._rng)
 
     def send(
         self,

@@ -24,7 +24,7 @@ from vflsec.evaluation.adversary import adversary
 from vflsec.evaluation.plan import Prior, Row, acts_in, build_attack, priors, rows, target_of, training_cell
 from vflsec.evaluation.questions import ask
 from vflsec.evaluation.runner import Task
-from vflsec.evaluation.spec import AttackSpec, EvalSpec
+from vflsec.evaluation.spec import AttackSpec, DefenseSpec, EvalSpec
 from vflsec.evaluation.store import Record, Store
 from vflsec.evaluation.world import build_defense, build_method, build_world, recruit
 
@@ -198,11 +198,20 @@ def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
             carried.suit(world.n_classes)
         method.build(world)
         method.check(world)
-        for defense in (*spec.defenses, *spec.fixed):  # an epsilon must be within reach
-            for strength in spec.strengths if defense in spec.defenses else [defense.strength]:
-                made = build_defense(msgspec.structs.replace(defense, strength=strength))
-                made.expect(method.releases(made, world))
+        for defense in (*spec.defenses, *spec.fixed) if method.shows else ():  # others are trained without defences
+            for strength in filter(None, spec.strengths if defense in spec.defenses else [defense.strength]):
+                _check_serves(msgspec.structs.replace(defense, strength=strength), method, world)
         yield method, world
+
+
+def _check_serves(spec: DefenseSpec, method: Method, world: World) -> None:
+    """Raise UsageError if a defence cannot serve ``method``, or its epsilon is out of reach."""
+    defense = build_defense(spec)
+    defense.expect(method.releases(defense, world))
+    for party in world.parties.values():
+        if spec.carried_by(party.name):
+            with defense.watching(party.modules, party.penalties):
+                pass
 
 
 def _check_heard(spec: EvalSpec, methods: Sequence[type[Method]]) -> None:

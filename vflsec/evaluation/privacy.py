@@ -25,15 +25,21 @@ def spent(trained: Trained, releases: Iterable[Sequence[Any]], adversary: str) -
     Returns:
         By defence ``defense``, ``epsilon``, ``delta``; where releases are noised also ``releases``, how often the
         adversary heard of the row that it heard of most, and ``epsilon_transcript``, which counts every release of
-        every row: the bound where a row acts on others' releases by way of the model.
+        every row: the bound where a row acts on others' releases by way of the model. Of a defence of updates
+        ``of`` is ``models``, and ``updates``, in how many a row took part: what is said about the row itself is not in
+        its epsilon.
     """
-    trained.method.prepare(trained.world)
+    method = trained.method
+    method.prepare(trained.world)
     told = [ReleaseCount(*found) for found in releases]
     adversaries = adversary.split("+")
     most: dict[str, dict[str, Any]] = {}
     for party in trained.world.parties.values():
         for defense in party.defenses if party.name not in adversaries else ():
-            found = _spent(defense, party, [r for r in told if r.receiver in adversaries])
+            if defense.changes_updates:
+                found = _spent_on_models(defense, method.updates(trained.world))
+            else:
+                found = _spent(defense, party, [r for r in told if r.receiver in adversaries])
             if found and found["epsilon"] >= most.get(repr(defense), found)["epsilon"]:
                 most[repr(defense)] = {"defense": repr(defense), **found}
     return list(most.values())
@@ -50,6 +56,11 @@ def _spent(defense: Defense, party: Party, told: Sequence[ReleaseCount]) -> dict
     whole = defense.spent(sum(r.total for r in heard))
     assert whole is not None
     return {**(defense.spent(count) or once), "releases": count, "epsilon_transcript": whole["epsilon"]}
+
+
+def _spent_on_models(defense: Defense, updates: int) -> dict[str, Any] | None:
+    found = defense.spent(updates)
+    return {**found, "of": "models", "updates": updates} if found else None
 
 
 def most_of_one_row(heard: Sequence[ReleaseCount]) -> int:

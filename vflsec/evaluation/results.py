@@ -52,7 +52,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         leak_train: on training rows.
         reached: epochs, and bytes truly and as SS-VFL counts them, until ``train.target`` was met; None if it was not.
         spent: of each defence with differential privacy, what the adversary may have learned of one row: its epsilon
-            and delta in ``releases`` releases about the row, and ``epsilon_transcript`` of all that was said.
+            and delta in ``releases`` releases about the row, and ``epsilon_transcript`` of all that was said; or, where
+            ``of`` is ``models``, in the ``updates`` of a party's own models, whatever is said about the row itself.
     """
 
     method: str

@@ -30,3 +30,7 @@ class FedSplitNN(SplitMethod):
     def build_party(self, party: Party, world: World) -> None:
         """Draw the bottom model."""
         party.modules["bottom"] = build_encoder(party.layout, self.model_spec, world.n_classes)
+
+    def updates(self, world: World) -> int:
+        """Return the number of epochs, times the local steps: a row is in one batch of each epoch."""
+        return self.train_spec.n_epochs(world.n_rows("train")) * self.train_spec.local_steps

@@ -123,6 +123,7 @@ class SplitTraining:
             for party in self.world.passive:
                 again = self.bottoms[party.name](fed[party.name]) if local_step else embedded[party.name]
                 again.backward(gradients[party.name])
+            self._defend(len(step.rows))
             self._clip()
             for optimizer in optimizers:
                 optimizer.step()
@@ -146,6 +147,12 @@ class SplitTraining:
         g = self.boundaries[name].down(h.grad, step)
         saboteur = self.saboteurs.get(name)
         return saboteur.on_gradient(g, step._replace(labels=None)) if saboteur else g
+
+    def _defend(self, rows: int) -> None:
+        """Honest parties change their own update as their defences have it."""
+        for name, party in self.world.parties.items():
+            if name not in self.world.malicious:
+                party.defend_update(rows)
 
     def _clip(self) -> None:
         """Each party bounds its own gradients; a common norm would tell it of the others'."""

@@ -21,11 +21,16 @@ CSV_HEADER = (
     "leak_metric", "leak_rows", "leak", "leak_low", "leak_high", "leak_train", "chance", "alone", "advantage",
     "advantage_low", "advantage_high", "recovery_accuracy", "seeds", "nbytes", "seconds",
     "utility_under_attack", "lost", "lost_low", "lost_high", "success", "success_low", "success_high",
-    "epsilon", "delta",
+    "epsilon", "delta", "epsilon_of",
 )  # fmt: skip
 
 
 MEASURES = {"auc": "AUC", "r2": "R²"}
+
+OF_MODELS = (
+    "EPSILON (models) is of what a party's own models learn of one row; the row's own embedding and gradient, "
+    "which attacks read, are not in it"
+)
 
 LONGEST = 20
 """Up to this length names of attacks are not broken."""
@@ -107,8 +112,12 @@ def tables(summary: Summary) -> list[Cells]:
 
 
 def remarks(summary: Summary) -> list[str]:
-    """Return the lines below the tables: which scores disagree, and the gates."""
-    return [*(f"ORDER {line}" for line in summary.disagreements), *(gate_line(gate) for gate in summary.gates)]
+    """Return the lines below the tables: what an epsilon is of, which scores disagree, and the gates."""
+    return [
+        *([OF_MODELS] if any("of" in one for point in summary.points for one in point.spent) else []),
+        *(f"ORDER {line}" for line in summary.disagreements),
+        *(gate_line(gate) for gate in summary.gates),
+    ]
 
 
 def heading(summary: Summary) -> str:
@@ -153,14 +162,16 @@ def as_csv(summary: Summary) -> str:
             d.method, d.defense, d.strength, d.attack, "integrity", d.status,
             d.utility.metric, d.utility.mean, *d.utility.ci95, *[None] * 6, d.chance, *[None] * 5,
             d.lost.n, None, None,
-            d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, None, None,
+            d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, *[None] * 3,
         ])  # fmt: skip
     return out.getvalue()
 
 
-def _budget(point: Point) -> tuple[Any, Any]:
-    """Return epsilon and delta where one defence has them; of several the JSON tells."""
-    return (point.spent[0]["epsilon"], point.spent[0]["delta"]) if len(point.spent) == 1 else (None, None)
+def _budget(point: Point) -> tuple[Any, Any, Any]:
+    """Return epsilon, delta and what they are of, where one defence has them; of several the JSON tells."""
+    if len(point.spent) != 1:
+        return None, None, None
+    return point.spent[0]["epsilon"], point.spent[0]["delta"], point.spent[0].get("of", "releases")
 
 
 def gate_line(gate: Gate) -> str:
@@ -257,9 +268,8 @@ def _point_row(point: Point, summary: Summary) -> list[str]:
 
 def _epsilon(point: Point) -> str:
     """Return epsilon of each defence that has one, to three digits, and no bound where none has."""
-    return ", ".join(_count(float(f"{one['epsilon']:.3g}")) for one in point.spent) or (
-        "∞" if point.status != "missing" else "–"
-    )
+    found = [_count(float(f"{one['epsilon']:.3g}")) + (f" ({one['of']})" if "of" in one else "") for one in point.spent]
+    return ", ".join(found) or ("∞" if point.status != "missing" else "–")
 
 
 def _count(value: float) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vflsec.core.defense import Defense
 from vflsec.core.errors import UsageError
@@ -59,7 +61,7 @@ class DefenseConformance(Suite):
     def test_is_visible_at_non_zero_strength(self) -> None:
         """The receiver gets something else; a defence without points overrides some other hook."""
         defense = self.make(self.strong)
-        others = ("on_labels", "on_predictions", "on_received", "penalty", "protocol")
+        others = ("on_labels", "on_predictions", "on_received", "on_update", "penalty", "protocol")
         overridden = [name for name in others if getattr(type(defense), name) is not getattr(Defense, name)]
         assert self._points() or overridden, f"{defense!r} changes nothing"
         for kind in self._points():
@@ -124,6 +126,25 @@ class DefenseConformance(Suite):
             assert same(first, y) or strength, f"{defense!r} is not the identity at labels"
         assert same(y, kept), "changed the active party's own labels"
 
+    def test_updates_are_changed_reproducibly(self) -> None:
+        """A defence of updates draws from the party's stream alone, afresh in each, and leaves nothing on the models.
+
+        More strength distorts more.
+        """
+        if not self.make(self.weak).changes_updates:
+            return
+        plain, other, off = _updates(None, 1)[0], _updates(self.make(self.weak), 1)[0], self.make(0.0)
+        again, next_ = _updates(self.make(self.weak), 2)
+        assert same(other, again), f"{self.make(self.weak)!r} is not reproducible"
+        assert not same(again, next_), "noise repeats"
+        assert not same(other, plain), "changes no update"
+        assert off.strength == 0, f"strength 0 became {off.strength}"
+        weak, strong = (
+            float((torch.stack(_updates(self.make(strength), RELEASES)) - plain).square().sum())
+            for strength in (self.weak, self.strong)
+        )
+        assert strong > weak > 0, f"{weak:.3g} at {self.weak:g}, {strong:.3g} at {self.strong:g}"
+
     def test_privacy_is_accounted_for(self) -> None:
         """Where epsilon is told: more strength spends less, more releases no less, and strength 0 has no bound."""
         weak, strong, off = (self.make(strength) for strength in (self.weak, self.strong, 0.0))
@@ -160,6 +181,24 @@ def _releases(kind: Kind, rows: int, number: int = 0) -> dict[str, Tensor]:
         return {key: torch.randn(shape, generator=rng) for key, shape in shapes.items()}
     batch = torch.randn(rows, WIDTH, generator=rng)
     return {"value": batch + 2.0 * (2.0 * _labels(rows)[:, None] - 1.0) if kind == Kind.GRADIENT else batch}
+
+
+def _updates(defense: Defense | None, number: int) -> list[Tensor]:
+    """Return the gradients of a linear model, flat, as its optimizer reads them in ``number`` equal updates."""
+    model, found, rng = nn.Linear(WIDTH, 2), [], generator(0, "updates")
+    nn.init.constant_(model.weight, 0.1)
+    nn.init.zeros_(model.bias)
+    modules = nn.ModuleDict({"bottom": model})
+    x, before = torch.randn(ROWS, WIDTH, generator=generator(0, "columns")), set(vars(model))
+    with defense.watching(modules, ()) if defense else nullcontext():
+        for _ in range(number):
+            modules.zero_grad()
+            F.cross_entropy(model(x), _labels(ROWS)).backward()  # type: ignore[no-untyped-call]
+            if defense:
+                defense.on_update(modules, ROWS, rng)
+            found.append(torch.cat([p.grad.flatten() for p in modules.parameters() if p.grad is not None]))
+    assert set(vars(model)) == before, f"{defense!r} leaves something on the models"
+    return found
 
 
 def _labels(rows: int) -> Tensor:
