@@ -52,8 +52,8 @@ class DPSGD(GaussianDP):
     let only the others carry it, ``by=active``. Noise comes from a seeded generator of floats: it measures a mechanism,
     and does not guard anybody's data.
 
-    Costs time and memory, for every row's gradient of every weight is written out: three times the time of a step of the
-    default model, and fifteen times with two hidden layers of 128, in batches of 256. And utility: larger batches,
+    Costs time and memory, for every row's gradient of every weight is written out: three times the time of a step of
+    the default model, and fifteen times with two hidden layers of 128, in batches of 256. And utility: larger batches,
     fewer epochs and smaller models lose less.
 
     | case | result |

@@ -17,14 +17,16 @@ class SparseVector(Defense):
 
     With epsilon = 1 / strength, epsilon_1 = 8/9 epsilon, epsilon_2 = 2/9 epsilon, s_j = 2·c / epsilon_j, and clip to
     [-gamma, gamma]: entries are visited in a random order; one is released if |clip(g)| + Lap(2·s_1) >= tau + Lap(s_1),
-    whose right side is drawn anew after each release; what leaves is clip(g + Lap(s_2)). After c releases, or when all
-    have been visited, the rest is zero.
+    whose right side is drawn anew after each release; what leaves is clip(clip(g) + Lap(s_2)). After c releases, or
+    when all have been visited, the rest is zero.
 
     Source: Shokri and Shmatikov 2015 (CCS), section 5, as in the released code of Fu et al. 2022 (USENIX Security):
     epsilon 1.8 (strength .556), gamma .001, tau .0001, and .75, .5, .25 or .1 released. Their code sends all entries
     that it has not released in clear when it runs out of entries before c releases, as it does with .75; here they are
-    zero. Their knob is the share released: for a given epsilon a smaller share takes less noise, and tells more, so the
-    strength is 1 / epsilon. The values released have magnitudes of gamma at most, whatever the scale of g.
+    zero. It does not clip g before it adds noise to what leaves either, so that no sensitivity bounds an entry far
+    beyond gamma; here it is clipped. Their knob is the share released: for a given epsilon a smaller share takes less
+    noise, and tells more, so the strength is 1 / epsilon. The values released have magnitudes of gamma at most,
+    whatever the scale of g.
 
     From the passive party it hides everything, at the usual settings: the noise of one value is c·9 / epsilon,
     thousands of times gamma, and what leaves is coin flips of +-gamma. The passive party's model then hardly learns.
@@ -33,7 +35,10 @@ class SparseVector(Defense):
 
     Guarantee: each release is epsilon-differentially private, epsilon = 1 / strength, for any change of all of its
     entries (Dwork and Roth 2014, section 3.6, NumericSparse; queries of sensitivity 1 >= 2·gamma: epsilon_1 and half of
-    epsilon_2 are spent). Releases add up: T of the same rows are T·epsilon, which is large after an epoch or two.
+    epsilon_2 are spent). Releases add up: T batches with a row in them spend T·epsilon on it, which is large after an
+    epoch or two; that is what is told. By way of the model a row acts on batches that it is not in;
+    ``epsilon_transcript`` counts a release for every row of every batch, which is more than the truth by the size of a
+    batch. No epsilon is found for a whole training (``--epsilon``): divide it by the number of epochs.
 
     | case | result |
     |---|---|
@@ -58,7 +63,11 @@ class SparseVector(Defense):
         "Shokri and Shmatikov 2015, Privacy-Preserving Deep Learning, CCS, section 5; "
         "Fu et al. 2022, Label Inference Attacks Against Vertical Federated Learning, USENIX Security, section 6"
     )
-    guarantee = "epsilon = 1 / strength for each release, with delta = 0, whatever changes in it; releases add up"
+    guarantee = (
+        "epsilon-differential privacy of all entries of each release together, epsilon = 1 / strength, against whoever "
+        "receives it; releases add up, so that one row spends that once an epoch"
+    )
+    version = 2
 
     def __init__(
         self,
@@ -89,10 +98,14 @@ class SparseVector(Defense):
         heights = entries.abs().clamp(max=self.gamma) + _laplace(entries, 2 * choosing, rng)
         thresholds = self.tau + _laplace(entries[:most], choosing, rng)
         chosen = order.new_tensor(_crossings(heights.tolist(), thresholds.tolist()))
-        values = entries[chosen] + _laplace(entries[chosen], answering, rng)
+        values = entries[chosen].clamp(-self.gamma, self.gamma) + _laplace(entries[chosen], answering, rng)
         found = torch.zeros_like(entries)
         found[order[chosen]] = values.clamp(-self.gamma, self.gamma)
         return found.reshape(g.shape)
+
+    def spent(self, releases: int) -> dict[str, float] | None:
+        """Return epsilon, which adds up over the batches that a row is in, or None at strength 0."""
+        return {"epsilon": releases / self.strength, "delta": 0.0} if self.strength else None
 
 
 def _crossings(heights: list[float], thresholds: list[float]) -> list[int]:

@@ -203,6 +203,20 @@ def test_train_writes_a_checkpoint_without_pickle(tmp_path):
     assert "expected a new folder for --out" in run("train", "--dataset", "toy", "--out", out).stderr
 
 
+def test_train_says_what_was_spent():
+    words = ["--dataset", "toy", "--set", "train.epochs=2", "--set", "data.options.parties=3"]
+    defenses = ["laplace-dp:strength=4@embedding", "label-dp:epsilon=3", "dp-sgd:epsilon=5", "iso:lambda=1"]
+    result = run("train", *words, *(word for defense in defenses for word in ("--defense", defense)))
+    assert result.exit_code == 0, result.output
+    told = [line.split(maxsplit=1)[1] for line in result.stdout.splitlines() if line.startswith("epsilon")]
+    assert told == [
+        "0.5 at delta 0 by laplace-dp: one row in 2 releases to active; 255 by all that it heard of all rows",
+        "5 at delta 1e-05 by dp-sgd: one row in 2 updates of a party's own models, not in what is said about the row",
+        "3 at delta 0 by label-dp: one label, in all that is ever said",
+    ]
+    assert "epsilon" not in run("train", *words[:4], "--defense", "iso:lambda=1").stdout
+
+
 TRAIN = ["train", "--dataset", "toy", "--set", "train.epochs=1"]
 
 

@@ -77,11 +77,13 @@ def test_the_noise_of_values_is_laplace_of_that_scale(release):
     assert stats.kstest(z / 0.9, "laplace").pvalue < 1e-4
 
 
-def test_two_opposite_gradients_are_as_alike_as_epsilon_says(release):
+@pytest.mark.parametrize("size", [0.5, 1e6])  # at the bound on magnitudes, and far beyond
+def test_two_opposite_gradients_are_as_alike_as_epsilon_says(release, size):
     """An empirical lower bound on epsilon, of the event that a positive value leaves, stays below what is stated."""
     epsilon, runs = 1.0, 4000
+    assert SparseVector(1 / epsilon).spent(1) == {"epsilon": epsilon, "delta": 0.0}
     counts = []
-    for value in (0.5, -0.5):
+    for value in (size, -size):
         g = torch.full((1, 1), value)
         hits = [float(sparse(g, 1 / epsilon, release, seed, gamma=0.5)) > 0 for seed in range(runs)]
         counts.append(sum(hits))
@@ -89,6 +91,11 @@ def test_two_opposite_gradients_are_as_alike_as_epsilon_says(release):
     high = stats.binomtest(counts[1], runs).proportion_ci(0.99).high
     assert np.log(low / high) <= epsilon
     assert counts[0] > counts[1]  # and something does get through
+
+
+def test_releases_add_up():
+    assert SparseVector(0.5).spent(20) == {"epsilon": 40.0, "delta": 0.0}
+    assert SparseVector(0.0).spent(20) is None
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0)])

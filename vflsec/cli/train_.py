@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def command(
     from vflsec import api
     from vflsec.evaluation import engine
     from vflsec.evaluation import spec as specs
+    from vflsec.evaluation.privacy import spent_at_most
     from vflsec.evaluation.store import CellFolder
 
     spec = specs.read_training(resolve(of_training(config) if config else {}, assignments, **chosen))
@@ -52,9 +54,24 @@ def command(
         click.echo(f"{name:10} {value:.4f}")
     nbytes = sum(count for phase, *_, count in facts["traffic"] if phase != "predict")
     click.echo(f"{'traffic':10} {nbytes / 1e6:.1f} MB")
+    for found in spent_at_most(trained, facts["releases"]):
+        click.echo(f"{'epsilon':10} {budget(found)}")
     if out:
         CellFolder(out).write(facts, trained.save)
         click.echo(f"checkpoint: {out}", err=True)
+
+
+def budget(found: Mapping[str, Any]) -> str:
+    """Return what one defence has spent in a line: epsilon, delta, of what, and against whom."""
+    name = found["defense"].partition(":")[0]
+    if "releases" in found:
+        of = f"one row in {found['releases']} releases to {found['adversary']}"
+        of += f"; {found['epsilon_transcript']:.4g} by all that it heard of all rows"
+    elif "of" in found:
+        of = f"one row in {found['updates']} updates of a party's own {found['of']}, not in what is said about the row"
+    else:
+        of = "one label, in all that is ever said"
+    return f"{found['epsilon']:.4g} at delta {found['delta']:g} by {name}: {of}"
 
 
 def of_training(config: Path) -> dict[str, Any]:

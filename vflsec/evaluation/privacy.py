@@ -45,6 +45,16 @@ def spent(trained: Trained, releases: Iterable[Sequence[Any]], adversary: str) -
     return list(most.values())
 
 
+def spent_at_most(trained: Trained, releases: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return what ``spent`` does of the party that each defence has told most, which stands in ``adversary``."""
+    most: dict[str, dict[str, Any]] = {}
+    for name in trained.world.parties:
+        for found in spent(trained, releases, name):
+            if found["epsilon"] > most.get(found["defense"], {"epsilon": -1.0})["epsilon"]:
+                most[found["defense"]] = {**found, "adversary": name}
+    return list(most.values())
+
+
 def _spent(defense: Defense, party: Party, told: Sequence[ReleaseCount]) -> dict[str, Any] | None:
     if not defense.at:  # it changes labels, which the active party alone has
         return defense.spent(1) if party.active else None

@@ -375,7 +375,7 @@ def _by_epsilon(name: str) -> Mapping[str, Any]:
     """Return the options under which the strength of a defence is 1/epsilon."""
     options: Mapping[str, Any] | None = registry.load("defenses", name).by_epsilon
     if options is None:
-        raise UsageError(f"expected a defense with differential privacy for an epsilon, got {name}: use --lambda")
+        raise UsageError(f"expected a defense whose noise is found for an epsilon, got {name}: use --lambda")
     return options
 
 
