@@ -19,18 +19,6 @@ from vflsec.paillier.randomisers import COSETS, SLACK, WITHOUT_TABLE, short_bits
 _SECONDS = 0.6  # that each unit is measured for
 
 
-class Traffic(NamedTuple):
-    """How many ciphertexts cross for a full batch that the model learns from.
-
-    Attributes:
-        to_labels: from C to p; C encrypts them.
-        to_key: from p to C; p re-randomises them and C decrypts them.
-    """
-
-    to_labels: int
-    to_key: int
-
-
 class Work(NamedTuple):
     """What a full batch takes of the two parties together, tables not counted.
 
@@ -47,18 +35,9 @@ class Work(NamedTuple):
     residues: float
 
 
-def traffic(layout: Layout) -> Traffic:
-    """Return the ciphertexts of a full batch."""
-    batch, outputs, gradients = layout.batch, layout.outputs, layout.gradients
-    features = layout.width * layout.scores.count(batch) + gradients.count(batch)
-    sums = gradients.blocks * min(batch, gradients.rows) * outputs
-    rows = layout.deltas.count(min(outputs, batch) if layout.low_rank else batch)
-    return Traffic(features + layout.deltas.blocks * outputs, layout.scores.count(batch) * outputs + sums + rows)
-
-
 def work(layout: Layout, mode: Mode = "standard", batches: int = 100) -> Work:
     """Return the work of a full batch that the model learns from, among ``batches`` of them: expected counts."""
-    to_labels, to_key = traffic(layout)
+    to_labels, to_key = layout.traffic
     order = _order_bits(layout.bits, mode)
     exponent = short_bits(layout.bits) if mode == "short" else order
     window = fixed_base_window(layout.bits, exponent, batches * to_labels)
@@ -99,7 +78,7 @@ def _forward(layout: Layout) -> float:
     """Multiplications modulo n^2 of z~ = mu W~: one table of odd powers for each feature and block of samples."""
     window = straus_window(layout.ring, layout.outputs)
     product = layout.ring + layout.width * layout.ring / (window + 1)
-    return layout.scores.count(layout.batch) * (layout.width * 2 ** (window - 1) + layout.outputs * product)
+    return layout.scores.count(layout.batch) * (layout.width * (1 << window - 1) + layout.outputs * product)
 
 
 def _gradient(layout: Layout) -> float:
@@ -107,7 +86,7 @@ def _gradient(layout: Layout) -> float:
     packing, bits = layout.gradients, layout.delta_precision + layout.delta_bits
     bases, rows = packing.count(layout.batch) // packing.blocks, min(layout.batch, packing.rows)
     window = pippenger_window(bases, bits)
-    product = -(-(bits + 2) // window) * (bases * (1 - 2.0**-window) + 2**window + window)
+    product = -(-(bits + 2) // window) * (bases * (1 - 1 / (1 << window)) + (1 << window) + window)
     return packing.blocks * (3 * bases + layout.outputs * rows * product)
 
 
@@ -119,7 +98,7 @@ def _delta(layout: Layout) -> float:
     bases, products = in_one * layout.outputs, -(-rows // in_one)
     window = straus_window(bits, products)
     shifts = (in_one - 1) * layout.outputs * packing.slot * packing.columns
-    tables = bases * (3 + 2 * 2 ** (window - 1)) + layout.outputs
+    tables = bases * (3 + (1 << window)) + layout.outputs
     return packing.blocks * (shifts + tables + products * (bits + bases * bits / (window + 1)))
 
 

@@ -38,6 +38,9 @@ class KeyHolder(Role):
         workers: processes that prepare randomisers ahead; end them with ``close``.
         randbits: source of the noise; ``secrets`` but in tests.
 
+    Attributes:
+        pool: of its randomisers.
+
     Raises:
         UsageError: a key or a share that does not suit the layout.
     """
@@ -56,9 +59,8 @@ class KeyHolder(Role):
         share0 = np.zeros((layout.width, layout.outputs)) if share0 is None else np.asarray(share0)
         super().__init__(layout, int(keys.n), share0, optimizer, randbits)
         self.keys = keys
-        per_batch = layout.width * layout.scores.count(layout.batch) + layout.gradients.count(layout.batch)
-        per_batch += layout.deltas.blocks * layout.outputs
-        self._pool = Pool(FactorSource(keys, batches * per_batch), self.ciphertexts.square, workers=workers)
+        source = FactorSource(keys, batches * layout.traffic.to_labels)
+        self.pool = Pool(source, self.ciphertexts.square, workers=workers)
         self._mu = np.zeros((0, layout.width), np.int64)
         self._learns = False
 
@@ -178,7 +180,7 @@ class KeyHolder(Role):
 
     def close(self) -> None:
         """End the processes that prepare randomisers."""
-        self._pool.close()
+        self.pool.close()
 
     def _coefficients(self, message: EncryptedDelta) -> NDArray[np.float64] | None:
         """Return those of ``message`` (B, rank), or None where every row was sent."""
@@ -206,5 +208,5 @@ class KeyHolder(Role):
     def _encrypt(self, plaintexts: Sequence[int]) -> bytes:
         """Return fresh ciphertexts of ``plaintexts``, modulo n: the one way out for what only p's masks would hide."""
         n, square = self.ciphertexts.n, self.ciphertexts.square
-        pairs = zip(plaintexts, self._pool.take(len(plaintexts)), strict=True)
+        pairs = zip(plaintexts, self.pool.take(len(plaintexts)), strict=True)
         return self.ciphertexts.write((1 + n * (plaintext % n)) * fresh % square for plaintext, fresh in pairs)

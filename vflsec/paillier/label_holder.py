@@ -40,6 +40,9 @@ class LabelHolder(Role):
         workers: processes that prepare randomisers ahead; end them with ``close``.
         randbits: source of the masks; ``secrets`` but in tests.
 
+    Attributes:
+        pool: of its randomisers.
+
     Raises:
         UsageError: weights that do not suit the layout.
         ProtocolError: a key that is none.
@@ -58,11 +61,8 @@ class LabelHolder(Role):
     ) -> None:
         public.check(layout.bits)
         super().__init__(layout, public.modulus, np.asarray(weights), optimizer, randbits)
-        per_batch = layout.outputs * (
-            layout.scores.count(layout.batch) + layout.gradients.blocks * layout.gradients.rows
-        ) + layout.deltas.count(layout.outputs if layout.low_rank else layout.batch)
-        source = label_holder_source(public, batches * per_batch)
-        self._pool = Pool(source, self.ciphertexts.square, workers=workers)
+        source = label_holder_source(public, batches * layout.traffic.to_key)
+        self.pool = Pool(source, self.ciphertexts.square, workers=workers)
         self._rows = 0
         self._used: list[int] = []  # the share in this turn's forward pass
         self._score_masks = np.zeros((0, layout.outputs), np.uint64)
@@ -211,7 +211,7 @@ class LabelHolder(Role):
 
     def close(self) -> None:
         """End the processes that prepare randomisers."""
-        self._pool.close()
+        self.pool.close()
 
     def _delta(self, delta: np.ndarray) -> NDArray[np.int64]:
         delta = np.asarray(delta)
@@ -256,7 +256,7 @@ class LabelHolder(Role):
     def _release(self, ciphertexts: Sequence[mpz], masks: Sequence[int]) -> bytes:
         """Return ciphertexts with masks added, re-randomised: the one way out, which nothing leaves without either."""
         n, square = self.ciphertexts.n, self.ciphertexts.square
-        fresh = self._pool.take(len(ciphertexts))
+        fresh = self.pool.take(len(ciphertexts))
         return self.ciphertexts.write(
             cipher * (1 + n * mask) % square * randomiser % square
             for cipher, mask, randomiser in zip(ciphertexts, masks, fresh, strict=True)

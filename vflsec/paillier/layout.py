@@ -35,6 +35,18 @@ class Packing(NamedTuple):
         return self.blocks * -(-rows // self.rows)
 
 
+class Traffic(NamedTuple):
+    """How many ciphertexts cross for a full batch that the model learns from.
+
+    Attributes:
+        to_labels: from C to p; C encrypts them.
+        to_key: from p to C; p re-randomises them and C decrypts them.
+    """
+
+    to_labels: int
+    to_key: int
+
+
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """The agreement of the two parties; two processes compare theirs before they begin.
 
@@ -183,6 +195,16 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         others, are functions of it. With C > g they would tell p's delta beyond it, and every row is sent instead.
         """
         return self.delta == "rank1" and self.outputs <= self.width
+
+    @property
+    def traffic(self) -> Traffic:
+        """The ciphertexts of a full batch."""
+        features = self.width * self.scores.count(self.batch) + self.gradients.count(self.batch)
+        sums = self.gradients.blocks * self.gradients.rows * self.outputs
+        rows = self.deltas.count(min(self.outputs, self.batch) if self.low_rank else self.batch)
+        return Traffic(
+            features + self.deltas.blocks * self.outputs, self.scores.count(self.batch) * self.outputs + sums + rows
+        )
 
     def fingerprint(self, n: int) -> bytes:
         """Return 16 bytes that stand for this layout and the public key ``n``; every message carries them."""

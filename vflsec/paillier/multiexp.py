@@ -120,4 +120,4 @@ class Pippenger:
 
 def pippenger_window(bases: int, bits: int) -> int:
     """Return the width of the digits that takes the fewest multiplications."""
-    return min(range(1, 16), key=lambda w: -(-(bits + 2) // w) * (bases + (1 << w) + w))
+    return min(range(2, 16), key=lambda w: -(-(bits + 2) // w) * (bases + (1 << w) + w))

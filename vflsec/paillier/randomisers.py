@@ -175,11 +175,15 @@ class Pool:
 
     def take(self, count: int) -> list[mpz]:
         """Return ``count`` randomisers and forget them."""
-        while len(self._stock) < count:
-            self._stock += self._receive() if self._links else self._source.draw(max(self._source.chunk, count))
-        taken = self._stock[-count:] if count else []
-        del self._stock[len(self._stock) - count :]
+        while lacking := max(count - len(self._stock), 0):
+            self._stock += self._receive() if self._links else self._source.draw(max(self._source.chunk, lacking))
+        rest = len(self._stock) - count
+        taken, self._stock = self._stock[rest:], self._stock[:rest]
         return taken
+
+    def fill(self, count: int) -> None:
+        """Draw ``count`` more in this process, before they are needed."""
+        self._stock += self._source.draw(count)
 
     def _receive(self) -> list[mpz]:
         link = self._links.pop(0)

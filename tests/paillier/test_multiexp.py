@@ -1,0 +1,66 @@
+"""Every product of powers is what pow gives."""
+
+import math
+
+import pytest
+from gmpy2 import mpz
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vflsec.paillier.fixed_base import MEMORY, FixedBase, fixed_base_window
+from vflsec.paillier.multiexp import Pippenger, Straus, inverses, straus_schedule
+
+MODULUS = mpz(2**127 - 1)  # a prime
+units = st.integers(1, int(MODULUS) - 1).map(mpz)
+
+
+def naive(bases, exponents):
+    return math.prod(pow(int(b), e, int(MODULUS)) for b, e in zip(bases, exponents, strict=True)) % MODULUS
+
+
+@given(st.lists(units, min_size=1, max_size=12))
+def test_inverses(bases):
+    assert all(a * b % MODULUS == 1 for a, b in zip(bases, inverses(bases, MODULUS), strict=True))
+
+
+@given(st.lists(st.tuples(units, st.integers(0, 2**64 - 1)), min_size=1, max_size=6), st.integers(1, 20))
+def test_straus(pairs, products):
+    bases, exponents = zip(*pairs, strict=True)
+    powers = Straus(bases, MODULUS, bits=64, products=products)
+    for e in (exponents, exponents[::-1]):  # one table serves many
+        assert powers.product(straus_schedule(e, powers.window)) == naive(bases, e)
+
+
+@given(st.lists(st.tuples(units, st.integers(-(2**24), 2**24)), min_size=1, max_size=6), st.integers(1, 20))
+def test_straus_with_negative_exponents(pairs, products):
+    bases, exponents = zip(*pairs, strict=True)
+    powers = Straus(bases, MODULUS, bits=25, products=products, signed=True)
+    assert powers.product(straus_schedule(exponents, powers.window)) == naive(bases, exponents)
+
+
+@pytest.mark.parametrize("bits", [1, 7, 23, 27])
+@given(data=st.data())
+def test_pippenger(bits, data):
+    exponents = st.integers(-(2**bits), 2**bits) | st.sampled_from([-(2**bits), 0, 2**bits])
+    pairs = data.draw(st.lists(st.tuples(units, exponents), min_size=1, max_size=70))
+    bases, drawn = zip(*pairs, strict=True)
+    powers = Pippenger(bases, MODULUS, bits)
+    assert powers.product(drawn) == naive(bases, drawn)
+    assert powers.product([2**bits] * len(bases)) == naive(bases, [2**bits] * len(bases))
+
+
+@given(units, st.integers(8, 300), st.sampled_from([1, 40, 1000]), st.data())
+def test_a_fixed_base(base, bits, uses, data):
+    subset = data.draw(st.lists(units, max_size=20))
+    table = FixedBase(base, MODULUS, bits, uses=uses, subset=subset)
+    exponents = data.draw(st.lists(st.integers(0, 2**bits - 1), min_size=1, max_size=5))
+    chosen = data.draw(st.integers(0, 2 ** len(subset) - 1))
+    found = table.powers([e + (chosen << table.top) for e in exponents])
+    extra = math.prod(x for i, x in enumerate(subset) if chosen >> i & 1)
+    assert found == [pow(int(base), e, int(MODULUS)) * extra % MODULUS for e in exponents]
+
+
+def test_many_uses_take_a_wider_window_up_to_the_memory():
+    narrow, wide, widest = (fixed_base_window(2048, 1024, uses) for uses in (10, 10_000, 10**9))
+    assert narrow < wide <= widest
+    assert -(-1024 // widest) * 256 << widest <= MEMORY < -(-1024 // (widest + 1)) * 304 << widest + 1

@@ -1,0 +1,123 @@
+"""Randomisers are n-th residues, spread over all of them, never used twice, and made ahead by children."""
+
+import os
+import signal
+
+import gmpy2
+import pytest
+from gmpy2 import mpz
+from scipy import stats
+
+from vflsec.core.errors import ProtocolError
+from vflsec.paillier.keys import Keys
+from vflsec.paillier.randomisers import (
+    CosetSource,
+    FactorSource,
+    Pool,
+    PowerSource,
+    SubgroupSource,
+    label_holder_source,
+    short_bits,
+)
+
+DRAWS = 800
+
+
+@pytest.fixture(scope="module")
+def subgroup():
+    return Keys.generate(1024, "subgroup")
+
+
+def sources(keys, subgroup):
+    n = keys.public.modulus
+    return {
+        "C": (keys, FactorSource(keys, DRAWS)),
+        "C, short": (keys, FactorSource(Keys(keys.private, "short"), DRAWS)),
+        "C, subgroup": (subgroup, FactorSource(subgroup, DRAWS)),
+        "p": (keys, CosetSource(n, DRAWS)),
+        "p, few": (keys, PowerSource(n)),
+        "p, subgroup": (subgroup, SubgroupSource(subgroup.public, DRAWS)),
+    }
+
+
+@pytest.mark.parametrize("who", ["C", "C, short", "C, subgroup", "p", "p, few", "p, subgroup"])
+def test_every_source_draws_fresh_encryptions_of_zero(keys, subgroup, who):
+    pair, source = sources(keys, subgroup)[who]
+    drawn = source.draw(20) + source.draw(20)
+    assert all(pair.private.raw_decrypt(int(found)) == 0 for found in drawn)
+    assert len(set(drawn)) == 40
+
+
+def characters(pair, drawn):
+    """Count how many are squares modulo p and modulo q: the four cosets of squares among all residues."""
+    p, q = (half.prime for half in pair.halves)
+    counts = [0] * 4
+    for found in drawn:
+        counts[2 * (gmpy2.legendre(found % p, p) > 0) + (gmpy2.legendre(found % q, q) > 0)] += 1
+    return counts
+
+
+@pytest.mark.parametrize("who", ["C", "p"])
+def test_they_spread_evenly_over_cosets(keys, subgroup, who):
+    pair, source = sources(keys, subgroup)[who]
+    assert stats.chisquare(characters(pair, source.draw(DRAWS))).pvalue > 1e-4
+
+
+def test_powers_of_one_residue_do_not():
+    """Why p multiplies in subset products: a cyclic subgroup misses half of the cosets or more."""
+    pair = Keys.generate(1024)
+    source = CosetSource(pair.public.modulus, DRAWS)
+    source.draw(1)
+    source._table._rows = source._table._rows[: source._table.top // source._table.window]
+    powers = source._table.powers([int.from_bytes(os.urandom(128), "little") for _ in range(DRAWS)])
+    assert stats.chisquare(characters(pair, powers)).pvalue < 1e-9
+
+
+def test_the_exponents_of_the_key_holder_are_uniform_below_the_order(keys):
+    """The highest digits of a discrete logarithm are not seen; those of the exponents are."""
+    source = FactorSource(keys, DRAWS)
+    order = keys.halves[0].order
+    values = [float(mpz(source._exponent(order)) / order) for _ in range(DRAWS)]
+    assert stats.kstest(values, "uniform").pvalue > 1e-4
+    short = FactorSource(Keys(keys.private, "short"), DRAWS)
+    assert max(short._exponent(order).bit_length() for _ in range(DRAWS)) == 224 == short_bits(2048)
+
+
+def test_few_randomisers_need_no_table(keys, subgroup):
+    assert isinstance(label_holder_source(keys.public, 100), PowerSource)
+    assert isinstance(label_holder_source(keys.public, 1000), CosetSource)
+    assert isinstance(label_holder_source(subgroup.public, 100), SubgroupSource)
+
+
+def pool(keys, **settings):
+    return Pool(FactorSource(keys, 50), keys.n**2, **settings)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_pool_gives_nothing_twice(keys, workers):
+    stock = pool(keys, workers=workers)
+    taken = [found for count in (3, 0, 70, 1, 40) for found in stock.take(count)]
+    assert len(set(taken)) == len(taken) == 114
+    assert all(keys.private.raw_decrypt(int(found)) == 0 for found in taken[::20])
+    stock.close()
+    assert not stock._children
+
+
+def test_a_child_that_dies_is_an_error(keys):
+    stock = pool(keys, workers=1)
+    stock.take(1)
+    os.kill(stock._children[0].pid, signal.SIGKILL)
+    stock._children[0].join()
+    with pytest.raises(ProtocolError, match="a process that prepares randomisers has died"):
+        stock.take(1000)
+    stock.close()
+
+
+def test_children_end_with_their_parent(keys):
+    stock = pool(keys, workers=2)
+    stock.take(1)
+    for link in stock._links:
+        link.close()
+    for child in stock._children:
+        child.join(20)
+        assert child.exitcode == 0
