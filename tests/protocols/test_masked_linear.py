@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.protocols.masked_plain import PlainMaskedBoundary, Sealed
@@ -149,6 +150,11 @@ def test_sealed_numbers_are_read_with_the_key_alone():
 def test_what_shares_cannot_follow_is_refused_before_training(settings, words):
     with pytest.raises(UsageError, match=words):
         train([SEALED], **settings)
+
+
+def test_a_defence_of_updates_would_not_reach_the_shares():
+    with pytest.raises(UsageError, match="dp-sgd"):
+        train([SEALED, DPSGD(1.0)])
 
 
 def test_the_rest_of_a_linear_head_and_its_parts_make_the_whole():

@@ -98,6 +98,14 @@ class SplitMethod(Method):
             raise UsageError(
                 f"expected a linear head over concatenated embeddings, got another in {self.name}: {way_out}"
             )
+        changing = [
+            d.name for party in world.parties.values() for d in party.defenses if d.strength and d.changes_updates
+        ]
+        if changing:
+            raise UsageError(
+                f"expected no defense of updates beside an encrypted head, got {changing[0]}: the head's weights learn "
+                "inside the protocol, where it cannot act; drop one of them"
+            )
         if self.train_spec.local_steps > 1:
             raise UsageError(
                 f"expected train.local_steps=1, got {self.train_spec.local_steps}: the weights that a protocol holds "
