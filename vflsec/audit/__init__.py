@@ -1,0 +1,1 @@
+"""Audits of what somebody else made: recordings of a protocol."""

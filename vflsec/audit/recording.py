@@ -1,0 +1,346 @@
+"""The recording of one role over the steps of a run: what it sent and received, and what it computed from it by right.
+
+A file is MAGIC, then frames: length and CRC-32 (4 bytes each, big-endian), and one msgpack value; first the Header,
+then for each step a Begin, and its Messages and Notes in the order in which they happened. Nothing in it is executed;
+a frame is read after its length was checked, so that memory is bounded by one step.
+
+    with Recorder(path, Header(role="C", ...)) as recorder:
+        recorder.begin(0, rate=0.1)
+        recorder.message("received", masked_scores)  # any msgspec Struct
+        recorder.note("embedding_gradient", gradient)  # (B, g)
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, Self, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from vflsec.core.checks import one_of
+from vflsec.core.errors import DataError, UsageError
+
+MAGIC = b"\x89vflsec recording\r\n\x1a\n"
+VERSION = 1
+LARGEST_FRAME = 1 << 28
+"""Bytes of the largest frame: a batch of 4,096 rows by 10 features, a 4,096-bit key and no packing, is 42 MB."""
+
+NOTES: Mapping[str, int] = {
+    "rows": 1,  # (B,) which samples the batch has, so that a sample is known again
+    "mu": 2,  # C: (B, g) its features
+    "embedding_gradient": 2,  # C: (B, g) delta^C as decrypted
+    "scores": 2,  # p: (B, C) z^C
+    "delta": 2,  # p: (B, C) its residuals, not divided by B
+    "labels": 1,  # p: (B,)
+    "loss": 1,  # p: (1,) the mean loss of the batch
+}
+"""What a role may note, with the number of dimensions."""
+
+Direction = Literal["sent", "received"]
+S = TypeVar("S", bound=msgspec.Struct)
+_HEAD = struct.Struct(">II")
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """What is the same in every step.
+
+    Attributes:
+        role: who recorded: ``C`` holds the key and the features, ``p`` the labels.
+        features: g.
+        outputs: C, 1 for logistic regression.
+        batch: rows of the largest batch.
+        n: the key's public modulus, big-endian; empty where nothing is encrypted.
+        order: ``simultaneous``: delta^C is taken at W_t; ``paper``: at W_{t+1}, as Algorithm 5 line 22 is printed.
+        delta: the form of delta^C on the wire, ``rank1`` or ``outer``.
+        momentum: of the optimizer of W^C.
+        weight_decay: of the optimizer of W^C.
+        layout: the agreed layout, as builtins.
+        version: of this format.
+    """
+
+    role: Literal["C", "p"]
+    features: int
+    outputs: int
+    batch: int
+    n: bytes = b""
+    order: Literal["simultaneous", "paper"] = "simultaneous"
+    delta: Literal["rank1", "outer"] = "rank1"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    layout: dict[str, int | float | str | bool | None] = {}
+    version: int = VERSION
+
+
+class Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A step starts. ``rate`` is None where nothing is learned: inference."""
+
+    step: int
+    rate: float | None
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """One protocol message as it was on the wire: the struct's name, and its msgpack."""
+
+    direction: Direction
+    kind: str
+    body: bytes
+
+    def decode(self, kind: type[S]) -> S:
+        """Return it as a struct.
+
+        Raises:
+            DataError: it is of another kind, or does not fit.
+        """
+        if self.kind != kind.__name__:
+            raise DataError(f"expected a recorded {kind.__name__}, got {self.kind}")
+        try:
+            return msgspec.msgpack.decode(self.body, type=kind)
+        except msgspec.DecodeError as error:
+            raise DataError(f"expected a recorded {kind.__name__}, got other bytes: {error}") from None
+
+
+class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """One array that the role computed, C-contiguous and little-endian, 8 bytes a number."""
+
+    name: str
+    dtype: Literal["<f8", "<i8"]
+    shape: tuple[int, ...]
+    data: bytes
+
+    @classmethod
+    def of(cls, name: str, array: Any) -> Note:
+        """Encode ``array``.
+
+        Raises:
+            UsageError: an unknown name, another number of dimensions, or a number that is not finite.
+        """
+        one_of(NOTES, note=name)
+        values = np.asarray(array)
+        values = values.astype("<f8" if values.dtype.kind == "f" else "<i8", order="C", casting="same_kind")
+        if values.ndim != NOTES[name]:
+            raise UsageError(f"expected {name} of {NOTES[name]} dimensions, got shape {values.shape}")
+        if not np.isfinite(values).all():
+            raise UsageError(f"expected finite {name}, got {(~np.isfinite(values)).sum()} numbers that are not")
+        return cls(name, "<f8" if values.dtype.kind == "f" else "<i8", values.shape, values.tobytes())
+
+    def array(self) -> NDArray[Any]:
+        """Return the array, read-only.
+
+        Raises:
+            DataError: what was recorded is none.
+        """
+        expected = 8 * int(np.prod(self.shape, dtype=object))
+        if self.name not in NOTES or len(self.shape) != NOTES[self.name] or min(self.shape) < 0:
+            raise DataError(f"expected a note of {', '.join(NOTES)}, got {self.name!r} of shape {self.shape}")
+        if len(self.data) != expected:
+            raise DataError(f"expected {expected} bytes of {self.name} {self.shape}, got {len(self.data)}")
+        values = np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
+        if not np.isfinite(values).all():
+            raise DataError(f"expected finite {self.name} in the recording, got {(~np.isfinite(values)).sum()} others")
+        return values
+
+
+Frame = Header | Begin | Message | Note
+
+
+@dataclass
+class Step:
+    """One step as one role saw it."""
+
+    number: int
+    rate: float | None
+    messages: list[Message] = field(default_factory=list)
+    notes: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def has(self, *names: str) -> bool:
+        """Return whether all these notes are there; a step that was cut off lacks some."""
+        return all(name in self.notes for name in names)
+
+
+class Recorder:
+    """Writes the recording of one role; killed at any moment, it loses at most the frame being written.
+
+    Args:
+        path: a new file, made readable by its owner alone: it holds what the role must not show.
+        header: what is the same in every step.
+
+    Raises:
+        UsageError: the file exists, or cannot be made.
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.path = path
+        with _writing(path):
+            self._file = open(path, "xb", opener=_private)  # noqa: SIM115  # closed by close
+            self._file.write(MAGIC)
+        self._write(header)
+
+    @classmethod
+    def resume(cls, path: Path, header: Header, step: int) -> Self:
+        """Go on with a recording whose steps from ``step`` on did not count; they are cut off.
+
+        Raises:
+            UsageError: the recording is of another run, or cannot be written.
+            DataError: the file is no recording.
+        """
+        recording = Recording(path)
+        if recording.header != header:
+            raise UsageError(f"expected the recording of this run in {path}, got one with other settings: name another")
+        end = recording.end(step)
+        made = cls.__new__(cls)
+        made.path = path
+        with _writing(path):
+            os.truncate(path, end)
+            made._file = path.open("ab")
+        return made
+
+    def begin(self, step: int, *, rate: float | None) -> None:
+        """Start a step; ``rate`` is its learning rate, None for inference."""
+        self._write(Begin(step, rate))
+
+    def message(self, direction: Direction, message: msgspec.Struct) -> None:
+        """Add one protocol message."""
+        self._write(Message(direction, type(message).__name__, msgspec.msgpack.encode(message)))
+
+    def note(self, name: str, array: Any) -> None:
+        """Add an array that the role has by right; ``NOTES`` has the names and shapes."""
+        self._write(Note.of(name, array))
+
+    def close(self) -> None:
+        """Put all on the disk."""
+        with _writing(self.path):
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def _write(self, frame: Frame) -> None:
+        body = msgspec.msgpack.encode(frame)
+        if len(body) > LARGEST_FRAME:
+            raise UsageError(f"expected at most {LARGEST_FRAME} bytes in one frame of a recording, got {len(body)}")
+        with _writing(self.path):
+            self._file.write(_HEAD.pack(len(body), zlib.crc32(body)) + body)
+            self._file.flush()
+
+
+class Recording:
+    """Reads a recording, step by step. Everything in the file is checked; a torn last frame counts as never written.
+
+    Attributes:
+        header: what is the same in every step.
+
+    Raises:
+        DataError: the file cannot be read, or is not a recording of this version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not is_recording(path):
+            raise DataError(f"expected a recording of vflsec, got {path}, which starts otherwise")
+        with path.open("rb") as file:
+            _, first = next(self._frames(file), (0, None))
+        if not isinstance(first, Header):
+            raise DataError(f"expected {path} to start with a header, got {type(first).__name__}")
+        if first.version != VERSION:
+            raise DataError(f"expected a recording of version {VERSION}, got {first.version} in {path}")
+        self.header = first
+
+    def steps(self, *, last: int | None = None) -> Iterator[Step]:
+        """Return the steps in order, up to step ``last``.
+
+        Raises:
+            DataError: a damaged frame; the text names the byte.
+        """
+        step: Step | None = None
+        with self.path.open("rb") as file:
+            for at, frame in self._frames(file):
+                if isinstance(frame, Begin):
+                    if step:
+                        if frame.step <= step.number:
+                            raise DataError(f"expected a step after {step.number}, got {frame.step} in {self.path}")
+                        yield step
+                    if last is not None and frame.step > last:
+                        return
+                    step = Step(frame.step, frame.rate)
+                elif isinstance(frame, Message | Note) and step:
+                    if isinstance(frame, Message):
+                        step.messages.append(frame)
+                    else:
+                        step.notes[frame.name] = frame.array()
+                elif step or not isinstance(frame, Header):
+                    raise DataError(f"expected a step at byte {at} of {self.path}, got {type(frame).__name__}")
+        if step:
+            yield step
+
+    def end(self, step: int) -> int:
+        """Return the byte at which step ``step`` starts, or would."""
+        at = len(MAGIC)
+        with self.path.open("rb") as file:
+            for at, frame in self._frames(file):
+                if isinstance(frame, Begin) and frame.step >= step:
+                    return at
+            return file.tell()
+
+    def _frames(self, file: BinaryIO) -> Iterator[tuple[int, Frame]]:
+        """Yield each whole frame with its first byte's position; leave ``file`` behind the last one."""
+        size = os.fstat(file.fileno()).st_size
+        at = file.seek(len(MAGIC))
+        while at + _HEAD.size <= size:
+            length, checksum = _HEAD.unpack(file.read(_HEAD.size))
+            if length > LARGEST_FRAME:
+                raise DataError(f"expected at most {LARGEST_FRAME} bytes, got {length} at byte {at} of {self.path}")
+            if at + _HEAD.size + length > size:
+                break
+            body = file.read(length)
+            if zlib.crc32(body) != checksum:
+                raise DataError(f"{self.path} is damaged at byte {at}: the checksum does not match")
+            try:
+                yield at, _DECODER.decode(body)
+            except msgspec.DecodeError as error:
+                raise DataError(f"expected a frame at byte {at} of {self.path}, got other bytes: {error}") from None
+            at += _HEAD.size + length
+        file.seek(at)
+
+
+def is_recording(path: Path) -> bool:
+    """Return whether the file starts as a recording does.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+_DECODER = msgspec.msgpack.Decoder(Frame)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise UsageError(f"expected a new file for the recording, got {path}, which exists: name another") from None
+    except OSError as error:
+        raise UsageError(f"cannot write the recording {path}: {error.strerror or error}") from None
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
