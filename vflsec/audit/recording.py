@@ -4,7 +4,7 @@ A file is MAGIC, then frames: length and CRC-32 (4 bytes each, big-endian), and 
 then for each step a Begin, and its Messages and Notes in the order in which they happened. Nothing in it is executed;
 a frame is read after its length was checked, so that memory is bounded by one step.
 
-    with Recorder(path, Header(role="C", ...)) as recorder:
+    with Recorder(path, Header(role="C", layout=layout, n=keys.public.n)) as recorder:
         recorder.begin(0, rate=0.1)
         recorder.message("received", masked_scores)  # any msgspec Struct
         recorder.note("embedding_gradient", gradient)  # (B, g)
@@ -12,6 +12,7 @@ a frame is read after its length was checked, so that memory is bounded by one s
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import zlib
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 
 from vflsec.core.checks import one_of
 from vflsec.core.errors import DataError, UsageError
+from vflsec.paillier.layout import Layout
 
 MAGIC = b"\x89vflsec recording\r\n\x1a\n"
 VERSION = 1
@@ -35,14 +37,19 @@ LARGEST_FRAME = 1 << 28
 
 NOTES: Mapping[str, int] = {
     "rows": 1,  # (B,) which samples the batch has, so that a sample is known again
-    "mu": 2,  # C: (B, g) its features
-    "embedding_gradient": 2,  # C: (B, g) delta^C as decrypted
+    "share": 2,  # (g, C) the role's share of W at the step's start, integers in units of 2^-64; W is the sum of both
+    "mu": 2,  # C: (B, g) its features, as rounded
+    "masked_scores": 2,  # C: (B, C) integers, what it decrypts; needed only where no Scores message has them
+    "embedding_gradient": 2,  # C: (B, g) delta^C as decrypted, not divided by B
     "scores": 2,  # p: (B, C) z^C
-    "delta": 2,  # p: (B, C) its residuals, not divided by B
+    "delta": 2,  # p: (B, C) its loss gradients, not divided by B, before any defence
     "labels": 1,  # p: (B,)
     "loss": 1,  # p: (1,) the mean loss of the batch
 }
 """What a role may note, with the number of dimensions."""
+
+LARGEST_INTEGER = 1 << 10
+"""Bytes of the largest integer in a note."""
 
 Direction = Literal["sent", "received"]
 S = TypeVar("S", bound=msgspec.Struct)
@@ -54,28 +61,20 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         role: who recorded: ``C`` holds the key and the features, ``p`` the labels.
-        features: g.
-        outputs: C, 1 for logistic regression.
-        batch: rows of the largest batch.
-        n: the key's public modulus, big-endian; empty where nothing is encrypted.
-        order: ``simultaneous``: delta^C is taken at W_t; ``paper``: at W_{t+1}, as Algorithm 5 line 22 is printed.
-        delta: the form of delta^C on the wire, ``rank1`` or ``outer``.
-        momentum: of the optimizer of W^C.
-        weight_decay: of the optimizer of W^C.
-        layout: the agreed layout, as builtins.
+        layout: what both parties agreed on.
+        n: the key's public modulus, little-endian; empty where nothing is encrypted.
+        momentum: of the optimizer of W.
+        weight_decay: of the optimizer of W.
+        score_precision: fractional bits of ``masked_scores``; None for the layout's.
         version: of this format.
     """
 
     role: Literal["C", "p"]
-    features: int
-    outputs: int
-    batch: int
+    layout: Layout
     n: bytes = b""
-    order: Literal["simultaneous", "paper"] = "simultaneous"
-    delta: Literal["rank1", "outer"] = "rank1"
     momentum: float = 0.0
     weight_decay: float = 0.0
-    layout: dict[str, int | float | str | bool | None] = {}
+    score_precision: int | None = None
     version: int = VERSION
 
 
@@ -108,40 +107,50 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """One array that the role computed, C-contiguous and little-endian, 8 bytes a number."""
+    """One array that the role computed, C-contiguous, little-endian: 8 bytes a number, or integers of one size."""
 
     name: str
-    dtype: Literal["<f8", "<i8"]
+    dtype: Literal["<f8", "<i8", "integer"]
     shape: tuple[int, ...]
     data: bytes
 
     @classmethod
     def of(cls, name: str, array: Any) -> Note:
-        """Encode ``array``.
+        """Encode ``array``; one of dtype object holds Python integers.
 
         Raises:
             UsageError: an unknown name, another number of dimensions, or a number that is not finite.
         """
         one_of(NOTES, note=name)
         values = np.asarray(array)
-        values = values.astype("<f8" if values.dtype.kind == "f" else "<i8", order="C", casting="same_kind")
         if values.ndim != NOTES[name]:
             raise UsageError(f"expected {name} of {NOTES[name]} dimensions, got shape {values.shape}")
+        if values.dtype == object:
+            numbers = [int(value) for value in values.ravel()]
+            size = max((value.bit_length() // 8 + 1 for value in numbers), default=1)
+            data = b"".join(value.to_bytes(size, "little", signed=True) for value in numbers)
+            return cls(name, "integer", values.shape, data)
+        values = values.astype("<f8" if values.dtype.kind == "f" else "<i8", order="C", casting="same_kind")
         if not np.isfinite(values).all():
             raise UsageError(f"expected finite {name}, got {(~np.isfinite(values)).sum()} numbers that are not")
         return cls(name, "<f8" if values.dtype.kind == "f" else "<i8", values.shape, values.tobytes())
 
     def array(self) -> NDArray[Any]:
-        """Return the array, read-only.
+        """Return the array, read-only unless of Python integers.
 
         Raises:
             DataError: what was recorded is none.
         """
-        expected = 8 * int(np.prod(self.shape, dtype=object))
         if self.name not in NOTES or len(self.shape) != NOTES[self.name] or min(self.shape) < 0:
             raise DataError(f"expected a note of {', '.join(NOTES)}, got {self.name!r} of shape {self.shape}")
-        if len(self.data) != expected:
-            raise DataError(f"expected {expected} bytes of {self.name} {self.shape}, got {len(self.data)}")
+        count = math.prod(self.shape)
+        size = 8 if self.dtype != "integer" else len(self.data) // count if count else 0
+        if len(self.data) != size * count or size > LARGEST_INTEGER:
+            raise DataError(f"expected {count} numbers of {self.name} {self.shape}, got {len(self.data)} bytes")
+        if self.dtype == "integer":
+            pieces = (self.data[at : at + size] for at in range(0, len(self.data), size or 1))
+            integers = np.array([int.from_bytes(piece, "little", signed=True) for piece in pieces], dtype=object)
+            return integers.reshape(self.shape)
         values = np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
         if not np.isfinite(values).all():
             raise DataError(f"expected finite {self.name} in the recording, got {(~np.isfinite(values)).sum()} others")
@@ -310,7 +319,7 @@ class Recording:
                 raise DataError(f"{self.path} is damaged at byte {at}: the checksum does not match")
             try:
                 yield at, _DECODER.decode(body)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UsageError) as error:
                 raise DataError(f"expected a frame at byte {at} of {self.path}, got other bytes: {error}") from None
             at += _HEAD.size + length
         file.seek(at)
