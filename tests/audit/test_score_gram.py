@@ -1,0 +1,73 @@
+"""A5: the same frozen batch at many steps gives p all inner products of C's features; moving extractors blunt it."""
+
+import numpy as np
+import pytest
+
+from vflsec.audit.audit import Truth
+from vflsec.audit.recording import Recorder, Recording
+from vflsec.audit.score_gram import ScoreGram
+from vflsec.testing.recordings import LinearRun
+
+
+def audited(folder, **settings):
+    c, p = LinearRun(same_batch=True, **settings).record(folder)
+    return ScoreGram()(p, Truth(p, c))
+
+
+def figure(tmp_path_factory, seeds=range(5), **settings):
+    """Median over seeds of the correlation of inner products, and of their relative error."""
+    found = [audited(tmp_path_factory.mktemp("run"), seed=seed, **settings).figures for seed in seeds]
+    return tuple(np.median([values[i].value for values in found]) for i in (0, 1))
+
+
+def test_forty_steps_on_frozen_features_give_all_inner_products(tmp_path_factory):
+    correlation, recovered = figure(tmp_path_factory, steps=40, rate=0.5, unit=52)
+    assert correlation > 0.999999999
+    assert 1 - recovered < (4e-5) ** 2  # the square of the relative error
+    correlation, recovered = figure(tmp_path_factory, steps=40, rate=0.5)  # W rounded to 2^-28 in the scores
+    assert correlation > 0.9999
+    assert 1 - recovered < (1e-2) ** 2
+
+
+@pytest.mark.parametrize(("steps", "rate", "least"), [(12, 0.5, 0.95), (40, 5e-4, 0.6)])
+def test_few_steps_or_a_low_rate_give_most_of_them(tmp_path_factory, steps, rate, least):
+    correlation, _ = figure(tmp_path_factory, steps=steps, rate=rate)
+    assert least < correlation < 0.999
+
+
+def test_extractors_that_move_blunt_it(tmp_path_factory):
+    settings = {"steps": 40, "rate": 0.5, "columns": 136}
+    frozen, slow, equal = (figure(tmp_path_factory, drift=drift, **settings)[0] for drift in (0.0, 0.01, 1.0))
+    assert frozen > 0.99
+    assert 0.5 < slow < 0.85
+    assert equal < 0.3
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.0), (0.0, 1e-2), (0.5, 1e-2)])
+def test_momentum_and_weight_decay_hide_nothing(tmp_path_factory, momentum, decay):
+    correlation, _ = figure(tmp_path_factory, steps=40, rate=0.5, momentum=momentum, weight_decay=decay)
+    assert correlation > 0.999
+
+
+def test_several_outputs_need_fewer_steps(tmp_path):
+    finding = audited(tmp_path, outputs=3, steps=12, rate=0.5)
+    assert finding.figures[0].value > 0.999
+    assert finding.verdict == "leaks"
+
+
+def test_changing_batches_are_not_measured(tmp_path):
+    c, p = LinearRun(steps=10).record(tmp_path)
+    finding = ScoreGram()(p, Truth(p, c))
+    assert finding.verdict == "unmeasured"
+    assert "the same batch at 3 consecutive steps or more, got 1" in finding.found
+
+
+def test_momentum_from_before_the_recording_is_not_guessed(tmp_path):
+    _, p = LinearRun(steps=10, same_batch=True, momentum=0.9).record(tmp_path)
+    with Recorder(tmp_path / "late", p.header) as recorder:
+        for step in p.steps():
+            if step.number > 2:
+                recorder.begin(step.number, rate=step.rate)
+                for name, array in step.notes.items():
+                    recorder.note(name, array)
+    assert "from the first step on" in ScoreGram()(Recording(tmp_path / "late")).found

@@ -1,0 +1,119 @@
+"""What p reads out of the scores: the geometry of C's features."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vflsec.audit import figures
+from vflsec.audit.audit import Audit, Figure, Floats, Recovered, Truth
+from vflsec.audit.recording import Header, Recording, Step
+from vflsec.core.errors import InsufficientView
+
+ABOVE_NOISE = 3
+"""How far a direction must stand above what rounding makes of none."""
+
+
+class ScoreGram(Audit):
+    """p recovers mu up to a rotation while mu is frozen: PrADA's Proposition 1 is refuted.
+
+    With the same batch at every step W_t = W_0 - mu^T h_t, where h_t sums p's own past loss gradients times the
+    learning rate, with momentum and weight decay if there are. So z_t - z_0 = -K h_t for the matrix K = mu mu^T of all
+    inner products, which has rank g: after g + 1 steps the Nyström formula K = Y (H^T Y)^+ Y^T, with Y = K H, gives it.
+    A few known rows fix the rotation. Extractors that move blunt it; p itself cannot tell how much.
+
+    It reads head-only fine-tuning and plain logistic regression, where batches are the same at every visit and no
+    other batch comes between.
+
+    Source: derived from PrADA (arXiv 2111.10120), Algorithms 4 and 5.
+    """
+
+    name = "score-gram"
+    role = "p"
+    reads = "z^C and its own loss gradients of one batch at many steps"
+    mitigation = "extractors that train at the rate of the top, batches drawn anew, few passes over frozen features"
+    reference = "derived from PrADA, Algorithms 4 and 5; refutes its Proposition 1"
+
+    def run(self, recording: Recording) -> Recovered:
+        """Return ``mu`` (B, g), up to a rotation, at the first step."""
+        header = recording.header
+        steps = _same_batch(recording)
+        if len(steps) < 3:
+            raise InsufficientView(f"expected the same batch at 3 consecutive steps or more, got {len(steps)}")
+        sums, changes = _moved(steps, header)
+        mu = _factor(sums, changes, header)
+        found = f"inner products of the features of {len(mu)} samples, from {len(steps)} steps"
+        if len(steps) * header.layout.outputs <= header.layout.width:
+            found += f", of which {header.layout.width + 1} would give all {header.layout.width} dimensions"
+        return Recovered(found, {steps[0].number: {"mu": mu}})
+
+    def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
+        """Return the correlation of the inner products of pairs of samples, and the share of all of them."""
+        true = truth.at(list(recovered.steps))
+        pairs = [(notes["mu"], true[n]["mu"]) for n, notes in recovered.steps.items() if "mu" in true[n]]
+        return tuple(
+            figure
+            for guess, mu in pairs
+            for figure in (
+                figures.geometry("features", guess, mu),
+                figures.vectors("inner products", guess @ guess.T, mu @ mu.T),
+            )
+        )
+
+
+def _same_batch(recording: Recording) -> list[Step]:
+    """Return the first run of learning steps on one batch that is long enough, else the longest."""
+    longest: list[Step] = []
+    run: list[Step] = []
+    for step in recording.steps():
+        if step.rate is None:
+            continue
+        if not step.has("rows", "scores", "delta"):
+            run = []
+        elif run and step.number == run[-1].number + 1 and np.array_equal(step.notes["rows"], run[0].notes["rows"]):
+            run.append(step)
+        else:
+            run = [step]
+        if len(run) > len(longest):
+            longest = run
+    return longest
+
+
+def _moved(steps: list[Step], header: Header) -> tuple[Floats, Floats]:
+    """Return (H, K H) as columns, (B, (T - 1) C) each.
+
+    W_t = kept_t W_0 - mu^T h_t, so that z_t - kept_t z_0 = -K h_t; kept_t is 1 without weight decay.
+
+    Raises:
+        InsufficientView: momentum from before the first step is unknown.
+    """
+    if header.momentum and steps[0].number:
+        raise InsufficientView("expected a recording from the first step on, because W is trained with momentum")
+    first = steps[0].notes["scores"]
+    h, velocity = np.zeros_like(first), np.zeros_like(first)
+    kept, decay = 1.0, 0.0
+    sums, changes = [], []
+    for step in steps:
+        if step is not steps[0]:
+            sums.append(h)
+            changes.append(kept * first - step.notes["scores"])
+        assert step.rate is not None
+        velocity = header.momentum * velocity + step.notes["delta"] / len(first) - header.weight_decay * h
+        decay = header.momentum * decay + header.weight_decay * kept
+        h, kept = h + step.rate * velocity, kept - step.rate * decay
+    return np.concatenate(sums, axis=1), np.concatenate(changes, axis=1)
+
+
+def _factor(sums: Floats, changes: Floats, header: Header) -> Floats:
+    """Return F (B, r) with F F^T = K where Y = K H, of the largest rank r <= g that the data bear.
+
+    With the singular value decomposition Y = left sizes right^T also left = K (H right / sizes), on which the formula
+    is well conditioned. Directions count whose size exceeds what rounding W to its unit does to scores.
+    """
+    left, sizes, right = np.linalg.svd(changes, full_matrices=False)
+    noise = np.ldexp(np.sqrt(header.layout.width / 12), -header.layout.weight_precision) * sum(np.sqrt(changes.shape))
+    rank = min(header.layout.width, int((sizes > ABOVE_NOISE * noise).sum()))
+    if not rank:
+        raise InsufficientView("expected scores that follow the loss gradients, got none that do")
+    middle = (sums @ right[:rank].T / sizes[:rank]).T @ left[:, :rank]
+    kept, axes = np.linalg.eigh(np.linalg.inv((middle + middle.T) / 2))
+    return np.asarray(left[:, :rank] @ (axes * np.sqrt(np.maximum(kept, 0))))
