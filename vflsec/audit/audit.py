@@ -19,6 +19,7 @@ from vflsec.audit.recording import Recording
 from vflsec.core.errors import InsufficientView, UsageError
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.object_]
 Notes = Mapping[str, NDArray[Any]]
 
 
@@ -112,18 +113,23 @@ class Truth:
         self.header = one.header
 
     def at(self, numbers: Collection[int]) -> dict[int, dict[str, NDArray[Any]]]:
-        """Return the notes of both roles at these steps, and ``weights`` (g, C) where both noted their share."""
+        """Return the notes of both roles at these steps.
+
+        Their shares of W are called ``C share`` and ``p share``; where both are there, also ``sum``, in the same
+        units, and ``weights``, as floats; all (g, C).
+        """
         found: dict[int, dict[str, NDArray[Any]]] = {number: {} for number in numbers}
-        shares: dict[int, list[NDArray[Any]]] = {number: [] for number in numbers}
         for recording in self.recordings:
             for step in recording.steps(last=max(numbers, default=-1)):
                 if step.number in found:
-                    found[step.number] |= step.notes
-                    if step.has("share"):
-                        shares[step.number].append(step.notes["share"])
-        for number, parts in shares.items():
-            if len(parts) == len(self.recordings):
-                found[number]["weights"] = np.ldexp(np.array(parts[0] + parts[1], dtype=np.float64), -64)
+                    own = dict(step.notes)
+                    if "share" in own:
+                        own[f"{recording.header.role} share"] = own.pop("share")
+                    found[step.number] |= own
+        for notes in found.values():
+            if "C share" in notes and "p share" in notes:
+                notes["sum"] = notes["C share"] + notes["p share"]
+                notes["weights"] = np.ldexp(notes["sum"].astype(np.float64), -64)
         return found
 
 
