@@ -157,10 +157,14 @@ class LabelHolder(Role):
         self._packs, self._awaits, self._updated, self._released = [], NoisedGradient, False, False
         return MaskedGradient(agreement=self.agreement, turn=self.turn, ciphers=ciphers)
 
-    def embedding_gradient(self, delta: np.ndarray, message: NoisedGradient) -> EncryptedDelta:
-        """Return [[delta W^T]] for delta (B, C) as released: what defences left of it; not divided by B.
+    def embedding_gradient(
+        self, delta: np.ndarray, message: NoisedGradient, noise: np.ndarray | None = None
+    ) -> EncryptedDelta:
+        """Return [[delta W^T + noise]] for delta (B, C) as released: what defences left of it; not divided by B.
 
-        With order=paper W is that after ``update``, which must come first; else that of the forward pass.
+        With order=paper W is that after ``update``, which must come first; else that of the forward pass. Noise
+        (B, g) on every coordinate is added under encryption, so that C sees only the sum. It needs delta=outer: rows
+        of delta W^T that stand for others have no noise of their own.
 
         Raises:
             ProtocolError: a message out of turn, or what is no ciphertext.
@@ -173,6 +177,7 @@ class LabelHolder(Role):
             when = "after update, with order=paper" if layout.order == "paper" else "in a turn"
             raise UsageError(f"expected embedding_gradient once {when}")
         rows, coefficients = self._delta(delta), b""
+        added = self._noise(noise)
         if layout.low_rank:
             chosen, real = factor(np.asarray(delta, np.float64))
             rows, coefficients = rows[chosen], real.astype("<f4").tobytes()
@@ -183,7 +188,7 @@ class LabelHolder(Role):
             own = share[block * packing.columns : (block + 1) * packing.columns]
             products = self._row_products(ciphers[block * outputs : (block + 1) * outputs], own, rows)
             found += products
-            masks += self._blur(rows, len(own))
+            masks += self._blur(rows, added[:, block * packing.columns : (block + 1) * packing.columns])
         self._released = True
         return EncryptedDelta(
             agreement=self.agreement,
@@ -241,12 +246,32 @@ class LabelHolder(Role):
         chunks[-1] += [0] * (len(bases) - len(chunks[-1]))
         return [powers.product(straus_schedule(chunk, powers.window)) for chunk in chunks]
 
-    def _blur(self, rows: NDArray[np.int64], columns: int) -> list[int]:
-        """Return what is added to packed rows, below one unit of W: exact products would have a common divisor."""
+    def _noise(self, noise: np.ndarray | None) -> NDArray[np.object_]:
+        """Return noise on every coordinate (B, g) as integers in the units of delta W^T; zeros without."""
+        layout = self.layout
+        if noise is None:
+            return np.zeros((self._rows, layout.width), object)
+        if layout.low_rank:
+            raise UsageError("expected delta=outer in the layout for noise on every coordinate, got rank1: set it")
+        noise = np.asarray(noise, np.float64)
+        if noise.shape != (self._rows, layout.width):
+            raise UsageError(f"expected noise {(self._rows, layout.width)}, got {noise.shape}")
+        bits = layout.delta_bits + layout.weight_bits  # half of what a row may be, so that the sum has room
+        if not (np.abs(noise) < 2.0 ** (bits - 1)).all():
+            raise UsageError(f"expected finite noise below {2.0 ** (bits - 1):g}, got other: raise weight_bits")
+        units = layout.delta_precision + layout.weight_precision
+        return np.array([round(value * 2.0**units) for value in noise.ravel()], object).reshape(noise.shape)
+
+    def _blur(self, rows: NDArray[np.int64], noise: NDArray[np.object_]) -> list[int]:
+        """Return what is added to packed rows, (R, columns) or more.
+
+        That is ``noise``, and what is below one unit of W: exact products would have a common divisor.
+        """
         packing, limits = self.layout.deltas, np.abs(rows).sum(axis=1).clip(min=1).tolist()
-        noise = np.zeros((len(rows), packing.columns), object)
-        noise[:, :columns] = [[uniform(limit, self.randbits) for _ in range(columns)] for limit in limits]
-        chunks = (noise[start : start + packing.rows] for start in range(0, len(rows), packing.rows))
+        added = np.zeros((len(rows), packing.columns), object)
+        added[:, : noise.shape[1]] = noise[: len(rows)]
+        added[:, : noise.shape[1]] += [[uniform(limit, self.randbits) for _ in noise.T] for limit in limits]
+        chunks = (added[start : start + packing.rows] for start in range(0, len(rows), packing.rows))
         return [pack(chunk.ravel().tolist(), packing.slot) for chunk in chunks]
 
     def _mask(self, bound: int) -> int:

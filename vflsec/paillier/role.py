@@ -48,6 +48,11 @@ class Role:
         self._velocity = [0] * len(self._share)
         self._awaits: type[PaillierMessage] | None = None
 
+    @property
+    def share(self) -> NDArray[np.object_]:
+        """Its share of W (g, C), integers in units of 2^-64; those of both roles add up to W."""
+        return np.array(self._share, dtype=object).reshape(self.layout.width, self.layout.outputs)
+
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what to save between turns: ``share`` and ``velocity``, uint8 (g, C, 32), and ``turn``, int64 ()."""
         shape = (self.layout.width, self.layout.outputs, _STATE_BYTES)

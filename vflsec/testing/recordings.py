@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.audit.recording import Header, Recorder, Recording
+from vflsec.core.seeds import derive
+from vflsec.paillier.key_holder import KeyHolder
+from vflsec.paillier.keys import Keys
+from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.layout import Layout
+from vflsec.paillier.linear_sgd import LinearSgd
+from vflsec.paillier.messages import PaillierMessage
 
 Floats = NDArray[np.float64]
+M = TypeVar("M", bound=PaillierMessage)
+_ROLES: tuple[Literal["C"], Literal["p"]] = ("C", "p")
+
+
+def generator(seed: int, *names: object) -> np.random.Generator:
+    """Return a fresh generator for the stream called ``names``."""
+    return np.random.default_rng(derive(seed, *names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,31 +75,37 @@ class LinearRun:
     def record(self, folder: Path) -> tuple[Recording, Recording]:
         """Train; return the recordings of C and p, new files in ``folder``."""
         layout = Layout(width=self.width, outputs=self.outputs, batch=self.batch, order=self.order)
-        paths = folder / "C.recording", folder / "p.recording"
-        roles: tuple[Literal["C"], Literal["p"]] = ("C", "p")
-        headers = [
-            Header(role=role, layout=layout, momentum=self.momentum, weight_decay=self.weight_decay) for role in roles
-        ]
-        with Recorder(paths[0], headers[0]) as c, Recorder(paths[1], headers[1]) as p:
+        with _recorders(folder, layout, self.momentum, self.weight_decay) as (c, p):
             for number, (seen_by_c, seen_by_p) in enumerate(self._train()):
                 for recorder, notes in ((c, seen_by_c), (p, seen_by_p)):
                     recorder.begin(number, rate=self.rate)
                     for name, array in notes.items():
                         recorder.note(name, array)
-        return Recording(paths[0]), Recording(paths[1])
+        return Recording(c.path), Recording(p.path)
 
-    def _train(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        rng = np.random.default_rng(self.seed)
-        weights = 0.3 * rng.normal(size=(self.width, self.outputs))
-        velocity = np.zeros_like(weights)
-        share = rng.integers(-(1 << 62), 1 << 62, size=weights.shape).astype(object)
+    def batches(self) -> Iterator[tuple[NDArray[np.int64], Floats, NDArray[np.int64]]]:
+        """Yield which samples, their columns and their labels, for each step."""
+        rng = generator(self.seed, "batches")
         true = rng.normal(size=(self.columns, self.outputs))
-        extractor = rng.normal(size=(self.columns, self.width)) / np.sqrt(self.columns)
         for t in range(self.steps):
             if t == 0 or not self.same_batch:
                 x = rng.normal(size=(self.batch, self.columns))
                 labels = self._labels(x @ true + rng.normal(size=(self.batch, self.outputs)))
-                rows = t * self.batch + np.arange(self.batch)
+            rows = np.arange(self.batch) + (0 if self.same_batch else t * self.batch)
+            yield rows, x, labels
+
+    def start(self) -> tuple[Floats, Floats]:
+        """Return W_0 (g, C) and the extractor (columns, g)."""
+        rng = generator(self.seed, "start")
+        extractor = rng.normal(size=(self.columns, self.width)) / np.sqrt(self.columns)
+        return 0.3 * rng.normal(size=(self.width, self.outputs)), extractor
+
+    def _train(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        weights, extractor = self.start()
+        rng = generator(self.seed, "noise")
+        share = rng.integers(-(1 << 62), 1 << 62, size=weights.shape).astype(object)
+        velocity = np.zeros_like(weights)
+        for rows, x, labels in self.batches():
             mu = x @ extractor
             scores = mu @ (np.round(np.ldexp(weights, self.unit)) / 2.0**self.unit)
             delta = loss_gradient(scores, labels)
@@ -116,3 +136,117 @@ def loss_gradient(scores: Floats, labels: NDArray[np.int64]) -> Floats:
         return np.asarray(1 / (1 + np.exp(-scores)) - labels[:, None])
     exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True) - np.eye(scores.shape[1])[labels])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncryptedRun:
+    """The same regression between the real roles, on frozen features, with every message recorded.
+
+    Attributes:
+        run: the regression; its noise is added under encryption, which needs ``delta`` outer.
+        delta: form of delta^C on the wire.
+        bits: of the key; 1024 is for tests.
+        share0: standard deviation of C's own part of W_0; 0 for none.
+        inference: forward passes of the last batch after training.
+        key_holder: the class of C, where one that deviates is wanted.
+        label_holder: the class of p, likewise.
+    """
+
+    run: LinearRun
+    delta: Literal["rank1", "outer"] = "rank1"
+    bits: int = 1024
+    share0: float = 0.0
+    inference: int = 0
+    key_holder: type[KeyHolder] = KeyHolder
+    label_holder: type[LabelHolder] = LabelHolder
+
+    def record(self, folder: Path) -> tuple[Recording, Recording]:
+        """Train and infer; return the recordings of C and p, new files in ``folder``."""
+        run = self.run
+        layout = Layout(
+            width=run.width, outputs=run.outputs, batch=run.batch, order=run.order, bits=self.bits, delta=self.delta
+        )
+        optimizer = LinearSgd(run.momentum, run.weight_decay)
+        weights, extractor = run.start()
+        rng = generator(run.seed, "noise")
+        keys = Keys.generate(self.bits)
+        c = self.key_holder(
+            keys, layout, optimizer=optimizer, batches=1, share0=self.share0 * rng.normal(size=weights.shape)
+        )
+        p = self.label_holder(keys.public, layout, weights, optimizer=optimizer, batches=1)
+        with _recorders(folder, layout, run.momentum, run.weight_decay, keys.public.n) as (at_c, at_p):
+            wire = _Wire(at_c, at_p)
+            for number, (rows, x, labels) in enumerate(run.batches()):
+                noise = run.noise * rng.normal(size=(run.batch, run.width)) if run.noise else None
+                unit = 2.0**-layout.feature_precision
+                mu: Floats = np.asarray(np.round(x @ extractor / unit) * unit)
+                wire.learn(number, c, p, rows, mu, labels, run.rate, noise)
+            for number in range(run.steps, run.steps + self.inference):
+                wire.infer(number, c, p, rows, mu)
+        return Recording(at_c.path), Recording(at_p.path)
+
+
+class _Wire:
+    """Hands messages from one role to the other, and records them on both sides."""
+
+    def __init__(self, at_c: Recorder, at_p: Recorder) -> None:
+        self.at_c, self.at_p = at_c, at_p
+
+    def infer(
+        self, number: int, c: KeyHolder, p: LabelHolder, rows: Any, mu: Floats, rate: float | None = None
+    ) -> Floats:
+        """Record a forward pass; return z^C."""
+        for recorder, role in ((self.at_c, c), (self.at_p, p)):
+            recorder.begin(number, rate=rate)
+            recorder.note("rows", rows)
+            recorder.note("share", role.share)
+        self.at_c.note("mu", mu)
+        features = self.to_p(c.features(mu, learns=rate is not None))
+        masked = self.to_c(p.masked_scores(features))
+        scores = p.scores(self.to_p(c.scores(masked)))
+        self.at_p.note("scores", scores)
+        return scores
+
+    def learn(
+        self,
+        number: int,
+        c: KeyHolder,
+        p: LabelHolder,
+        rows: Any,
+        mu: Floats,
+        labels: NDArray[np.int64],
+        rate: float,
+        noise: Floats | None,
+    ) -> None:
+        """Record a step of training."""
+        delta = loss_gradient(self.infer(number, c, p, rows, mu, rate), labels)
+        self.at_p.note("delta", delta)
+        self.at_p.note("labels", labels)
+        noised = self.to_p(c.gradient(self.to_c(p.masked_gradient(delta)), rate))
+        if p.layout.order == "paper":
+            p.update(noised, rate)
+        encrypted = self.to_c(p.embedding_gradient(delta, noised, noise))
+        if p.layout.order == "current":
+            p.update(noised, rate)
+        self.at_c.note("embedding_gradient", c.embedding_gradient(encrypted))
+
+    def to_p(self, message: M) -> M:
+        """Return ``message`` of C, recorded."""
+        self.at_c.message("sent", message)
+        self.at_p.message("received", message)
+        return message
+
+    def to_c(self, message: M) -> M:
+        """Return ``message`` of p, recorded."""
+        self.at_p.message("sent", message)
+        self.at_c.message("received", message)
+        return message
+
+
+@contextmanager
+def _recorders(
+    folder: Path, layout: Layout, momentum: float, weight_decay: float, n: bytes = b""
+) -> Iterator[tuple[Recorder, Recorder]]:
+    headers = [Header(role=role, layout=layout, n=n, momentum=momentum, weight_decay=weight_decay) for role in _ROLES]
+    with Recorder(folder / "C.recording", headers[0]) as c, Recorder(folder / "p.recording", headers[1]) as p:
+        yield c, p

@@ -1,0 +1,116 @@
+"""A6 and A7: what a role that deviates reads, and what the other can notice."""
+
+import numpy as np
+import pytest
+
+from vflsec.audit.audit import Truth
+from vflsec.audit.chosen_weights import ChosenWeights
+from vflsec.audit.forward_passes import ForwardPasses
+from vflsec.audit.recording import Header, Recorder, Recording
+from vflsec.audit.score_drift import ScoreDrift
+from vflsec.audit.shifted_scores import ShiftedScores
+from vflsec.paillier.codec import cut, join
+from vflsec.paillier.key_holder import KeyHolder
+from vflsec.paillier.label_holder import LabelHolder
+from vflsec.paillier.layout import Layout
+from vflsec.testing.recordings import EncryptedRun, LinearRun
+
+
+class Prober(LabelHolder):
+    """After each forward pass it adds a unit vector to the weights that it uses in the next."""
+
+    asked = 0
+
+    def scores(self, message):
+        found = super().scores(message)
+        if not self._packs:  # inference
+            self._share[self.asked % self.layout.width] += 1 << 64
+            self.asked += 1
+        return found
+
+
+@pytest.mark.parametrize(("passes", "least", "most"), [(5, 0.999999, 1.0), (3, 0.3, 0.7)])
+def test_weights_of_its_choice_give_p_the_features(tmp_path, passes, least, most):
+    run = EncryptedRun(run=LinearRun(steps=2, width=4, batch=8), inference=passes, label_holder=Prober)
+    c, p = run.record(tmp_path)
+    finding = ChosenWeights()(p, Truth(p, c))
+    assert least < finding.figures[0].value <= most
+    assert finding.verdict == "leaks"
+
+
+def test_an_honest_p_reads_nothing(tmp_path):
+    c, p = EncryptedRun(run=LinearRun(steps=3, width=4, batch=8, same_batch=True), inference=3).record(tmp_path)
+    finding = ChosenWeights()(p, Truth(p, c))
+    assert finding.verdict == "unmeasured"
+    assert "p was honest" in finding.found
+
+
+@pytest.mark.parametrize(("share0", "bound"), [(0.0, 1 / 4), (0.3, 0.0)])
+def test_a_share_of_its_own_takes_the_first_pass_from_p(tmp_path, share0, bound):
+    c, _ = EncryptedRun(run=LinearRun(steps=2, width=4, batch=8), share0=share0).record(tmp_path)
+    finding = ForwardPasses()(c)
+    assert finding.figures[0].value == bound
+    assert (finding.verdict == "leaks") == (bound > 0)
+
+
+def test_the_bound_grows_with_the_passes(tmp_path):
+    for name, inference in (("few", 1), ("many", 9)):
+        (tmp_path / name).mkdir()
+        run = EncryptedRun(run=LinearRun(steps=1, width=4, batch=8), share0=0.3, inference=inference)
+        bound = ForwardPasses()(run.record(tmp_path / name)[0]).figures[0].value
+        assert bound == {"few": 1 / 4, "many": 1.0}[name]
+
+
+class Shifter(KeyHolder):
+    """Adds 40 to all scores of one batch."""
+
+    def scores(self, message):
+        honest = super().scores(message)
+        if self.turn != 12:
+            return honest
+        layout = self.layout
+        units = 40 << layout.feature_precision + layout.weight_precision
+        values = cut(honest.values, 8, len(honest.values) // 8, "scores")
+        shifted = join([(value + units) % (1 << layout.ring) for value in values], 8)
+        return type(honest)(agreement=honest.agreement, turn=honest.turn, values=shifted)
+
+
+@pytest.fixture(scope="module")
+def shifted(tmp_path_factory):
+    run = EncryptedRun(run=LinearRun(steps=12, width=2, batch=32), key_holder=Shifter)
+    return run.record(tmp_path_factory.mktemp("shifted"))
+
+
+def test_shifted_scores_give_c_the_labels_of_that_batch(shifted):
+    c, p = shifted
+    finding = ShiftedScores()(c, Truth(c, p))
+    assert finding.figures[0].value == 1.0
+    assert finding.figures[0].n == 32
+    assert "labels of 1 batches" in finding.found
+
+
+def test_p_notices_them(shifted):
+    finding = ScoreDrift()(shifted[1])
+    assert finding.figures[0].value == 32 / 128  # one of the four batches that are judged
+    assert "first in step 11" in finding.found
+    assert finding.verdict == "leaks"
+
+
+def test_honest_scores_do_not_jump(tmp_path):
+    for seed in range(3):
+        (tmp_path / str(seed)).mkdir()
+        c, p = LinearRun(steps=60, rate=0.5, seed=seed).record(tmp_path / str(seed))
+        assert ScoreDrift()(p).figures[0].value == 0.0
+        assert ScoreDrift()(p).verdict == "holds"
+        assert ShiftedScores()(c).verdict == "unmeasured"
+
+
+def test_what_is_not_recorded_is_not_acquitted(tmp_path):
+    with Recorder(tmp_path / "C", Header(role="C", layout=Layout(width=2))) as recorder:
+        recorder.begin(3, rate=0.1)
+        recorder.note("rows", np.arange(4))
+    assert "that starts later" in ForwardPasses()(Recording(tmp_path / "C")).found
+    with Recorder(tmp_path / "p", Header(role="p", layout=Layout(width=2))) as recorder:
+        recorder.begin(0, rate=0.1)
+    for audit in (ScoreDrift(), ChosenWeights()):
+        assert audit(Recording(tmp_path / "p")).verdict == "unmeasured"

@@ -1,0 +1,167 @@
+"""A8: the form of a common Paillier library's messages gives away much, that of ours nothing."""
+
+import msgspec
+import numpy as np
+import phe
+import pytest
+
+from vflsec.audit.audit import Truth
+from vflsec.audit.recording import Header, Recorder, Recording
+from vflsec.audit.wire import Wire
+from vflsec.paillier.key_holder import KeyHolder
+from vflsec.paillier.label_holder import LabelHolder
+from vflsec.paillier.layout import Layout
+from vflsec.testing.recordings import EncryptedRun, LinearRun, loss_gradient
+
+
+class Features(msgspec.Struct, tag=True):
+    columns: bytes
+    exponents: list[int]
+
+
+class MaskedScores(msgspec.Struct, tag=True):
+    ciphers: bytes
+    exponents: list[int]
+
+
+class NoisedGradient(msgspec.Struct, tag=True):
+    share: bytes
+    exponents: list[int]
+
+
+class EncryptedDelta(msgspec.Struct, tag=True):
+    ciphers: bytes
+    exponents: list[int]
+
+
+@pytest.fixture(scope="module")
+def keys():
+    return phe.generate_paillier_keypair(n_length=512)
+
+
+def wire(numbers, *, secure):
+    """Return ciphertexts, made fresh or not before they leave, and exponents."""
+    data = b"".join(e.ciphertext(be_secure=secure).to_bytes(128, "little") for e in numbers)
+    return data, [e.exponent for e in numbers]
+
+
+def naive(folder, keys, *, secure, positives=0.24, batch=48, width=3, steps=6, seed=0):
+    """Record PrADA's steps as a user of phe would write them: one number, one float, one ciphertext."""
+    public, _ = keys
+    rng = np.random.default_rng(seed)
+    n = public.n.to_bytes(64, "little")
+    layout = Layout(width=width, batch=batch)
+    share = 0.3 * rng.normal(size=width)
+    with (
+        Recorder(folder / "C", Header(role="C", layout=layout, n=n)) as c,
+        Recorder(folder / "p", Header(role="p", layout=layout, n=n)) as p,
+    ):
+
+        def send(message, sender, receiver):
+            sender.message("sent", message)
+            receiver.message("received", message)
+
+        for step in range(steps):
+            for recorder in (c, p):
+                recorder.begin(step, rate=0.1)
+            mu = rng.normal(size=(batch, width))
+            labels = (rng.random(batch) < positives).astype(int)
+            z = np.log(positives / (1 - positives)) + mu @ share + (labels - positives)
+            p.note("labels", labels)
+            em = [[public.encrypt(float(v)) for v in row] for row in mu]
+            send(Features(*wire([e for row in em for e in row], secure=secure)), c, p)
+            masked = []
+            for row in em:
+                total = row[0] * float(share[0])
+                for e, w in zip(row[1:], share[1:], strict=True):
+                    total = total + e * float(w)
+                masked.append(total + float(rng.uniform(-1024, 1024)))
+            send(MaskedScores(*wire(masked, secure=secure)), p, c)
+            e = [public.encrypt(float(v)) for v in rng.normal(size=width)]
+            send(NoisedGradient(*wire(e, secure=secure)), c, p)
+            delta = loss_gradient(z[:, None], labels)[:, 0]
+            whole = [a + float(w) for a, w in zip(e, share, strict=True)]
+            send(EncryptedDelta(*wire([a * float(d) for a in whole for d in delta], secure=secure)), p, c)
+    return Recording(folder / "C"), Recording(folder / "p")
+
+
+def test_what_a_common_library_sends_is_found(tmp_path, keys):
+    c, p = naive(tmp_path, keys, secure=False)
+    finding = Wire()(c, Truth(c, p))
+    assert finding.verdict == "leaks"
+    assert finding.figures[0].value == 1.0  # every message has some fault
+    assert "exponents in clear in EncryptedDelta: 6 messages" in finding.found
+    assert "EncryptedDelta not re-randomised: 6 messages" in finding.found
+    assert Wire()(p, Truth(p, c)).verdict == "leaks"
+
+
+def test_obfuscation_leaves_the_exponents(tmp_path, keys):
+    c, p = naive(tmp_path, keys, secure=True, steps=2)
+    finding = Wire()(c, Truth(c, p))
+    assert "not re-randomised" not in finding.found
+    assert "exponents in clear in EncryptedDelta: 2 messages" in finding.found
+    assert finding.figures[1].metric == "auc"
+
+
+@pytest.mark.parametrize(("positives", "least", "most"), [(0.24, 0.71, 0.77), (0.05, 0.9, 0.96), (0.02, 0.94, 0.99)])
+def test_exponents_of_loss_gradients_rank_the_labels(keys, positives, least, most):
+    """The exponent of delta alone, as phe chooses it: the rarer class 1, the larger are its loss gradients."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8000, 10))
+    z = x @ rng.normal(size=10) / 3 + 0.3 * rng.normal(size=8000)
+    y = (z > np.quantile(z, 1 - positives)).astype(int)
+    delta = LogisticRegression().fit(x, y).predict_proba(x)[:, 1] - y
+    exponents = [phe.EncodedNumber.encode(keys[0], float(d)).exponent for d in delta]
+    assert least < roc_auc_score(y, exponents) < most
+
+
+@pytest.mark.parametrize("delta", ["rank1", "outer"])
+def test_ours_has_no_fault(tmp_path, delta):
+    c, p = EncryptedRun(run=LinearRun(steps=10, width=2, batch=40), delta=delta, inference=1).record(tmp_path)
+    for recording, other in ((c, p), (p, c)):
+        finding = Wire()(recording, Truth(recording, other))
+        assert finding.verdict == "holds"
+        assert finding.found.startswith("no fault")
+        assert len(finding.figures) == 1  # no exponents to rank labels by
+
+
+class Bare(LabelHolder):
+    """Adds masks and forgets to re-randomise."""
+
+    def _release(self, ciphertexts, masks):
+        n, square = self.ciphertexts.n, self.ciphertexts.square
+        pairs = zip(ciphertexts, masks, strict=True)
+        return self.ciphertexts.write(cipher * (1 + n * mask) % square for cipher, mask in pairs)
+
+
+def test_answers_that_are_not_fresh_are_found_without_a_key(tmp_path):
+    run = EncryptedRun(run=LinearRun(steps=30, width=2, batch=80), delta="outer", label_holder=Bare)
+    c, _ = run.record(tmp_path)
+    finding = Wire()(c)
+    assert "MaskedScores not re-randomised" in finding.found
+    assert "EncryptedDelta not re-randomised" in finding.found
+    assert finding.verdict == "leaks"
+
+
+class Stale(KeyHolder):
+    """Takes the same randomisers twice."""
+
+    def _encrypt(self, plaintexts):
+        fresh = self._pool.take(len(plaintexts))
+        self._old = getattr(self, "_old", fresh)[: len(plaintexts)] + fresh[len(getattr(self, "_old", fresh)) :]
+        n, square = self.ciphertexts.n, self.ciphertexts.square
+        pairs = zip(plaintexts, self._old, strict=True)
+        return self.ciphertexts.write((1 + n * (m % n)) * r % square for m, r in pairs)
+
+
+def test_randomisers_used_twice_are_found(tmp_path):
+    c, _ = EncryptedRun(run=LinearRun(steps=2, width=2, batch=8), key_holder=Stale).record(tmp_path)
+    assert "a randomiser used before in Features" in Wire()(c).found
+
+
+def test_without_messages_nothing_is_measured(tmp_path):
+    c, _ = LinearRun(steps=1).record(tmp_path)
+    assert Wire()(c).verdict == "unmeasured"
