@@ -118,7 +118,7 @@ def test_a_gap_in_the_recording_is_not_bridged(tmp_path):
 def test_too_little_is_no_acquittal(tmp_path):
     c, _ = LinearRun(steps=1).record(tmp_path)
     finding = DeltaChain()(c)
-    assert (finding.status, finding.verdict, finding.worst) == ("unmeasured", "unmeasured", None)
+    assert (finding.verdict, finding.figures) == ("unmeasured", ())
     (tmp_path / "wide").mkdir()
     wide, p = LinearRun(outputs=10, width=10).record(tmp_path / "wide")
     assert "at least 18 features for 10 outputs" in DeltaChain()(wide).found

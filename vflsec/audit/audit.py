@@ -55,7 +55,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         audit: its name.
         reads: what it reads of the recording.
-        status: ``measured``; ``unmeasured`` where the recording has no material for it: that is no acquittal.
+        verdict: ``leaks`` if any figure lies above chance; ``unmeasured``, which is no acquittal, where the recording
+            has no material for it or only the truth could say; else ``holds``.
         figures: the headline first.
         found: what was recovered and how, or why not, in a sentence.
         mitigation: what stops it.
@@ -63,22 +64,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     audit: str
     reads: str
-    status: Literal["measured", "unmeasured"]
+    verdict: Literal["leaks", "holds", "unmeasured"]
     found: str
     mitigation: str
     figures: tuple[Figure, ...] = ()
-
-    @property
-    def verdict(self) -> str:
-        """``leaks``, ``holds``, or ``unmeasured``."""
-        if not self.figures:
-            return "unmeasured"
-        return "leaks" if any(figure.leaks for figure in self.figures) else "holds"
-
-    @property
-    def worst(self) -> float | None:
-        """The largest share recovered, of whatever it is; None where nothing was measured."""
-        return max((figure.value for figure in self.figures), default=None)
 
 
 @dataclass(frozen=True)
@@ -171,19 +160,24 @@ class Audit(ABC):
         try:
             recovered = self.run(recording)
         except InsufficientView as error:
-            return self._finding("unmeasured", str(error), ())
+            return self._finding(str(error), ())
         figures = self.score(recovered, truth) if truth else ()
-        return self._finding("measured", recovered.found, figures or recovered.own)
+        return self._finding(recovered.found, figures or recovered.own)
 
     def fits(self, recording: Recording) -> bool:
         """Return whether the recording is of the role that can mount this."""
         return self.role in (recording.header.role, "either")
 
-    def _finding(self, status: Literal["measured", "unmeasured"], found: str, figures: tuple[Figure, ...]) -> Finding:
+    def _finding(self, found: str, figures: tuple[Figure, ...]) -> Finding:
+        verdict: Literal["leaks", "holds", "unmeasured"] = "unmeasured"
+        if any(figure.leaks for figure in figures):
+            verdict = "leaks"
+        elif figures and all(figure.metric != "consistency" for figure in figures):
+            verdict = "holds"
         return Finding(
             audit=self.name,
             reads=self.reads,
-            status=status,
+            verdict=verdict,
             found=found,
             mitigation=self.mitigation,
             figures=figures,

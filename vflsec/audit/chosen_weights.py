@@ -44,7 +44,9 @@ class ChosenWeights(Audit):
         if not steps:
             raise InsufficientView("expected the same samples under two shares between updates, got none: p was honest")
         found = f"{max(dimensions)} of {recording.header.layout.width} directions of mu in {len(steps)} batches"
-        return Recovered(found, steps)
+        share = max(dimensions) / recording.header.layout.width
+        own = Figure(of="features", metric="share", value=share, chance=0.0, n=recording.header.layout.width)
+        return Recovered(found, steps, (own,))
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
         """Return which share of mu was recovered."""

@@ -40,11 +40,13 @@ class ScoreGram(Audit):
         if len(steps) < 3:
             raise InsufficientView(f"expected the same batch at 3 consecutive steps or more, got {len(steps)}")
         sums, changes = _moved(steps, header)
-        mu = _factor(sums, changes, header)
+        mu, asymmetry = _factor(sums, changes, header)
+        _, chance = _factor(np.random.default_rng(figures.SEED).permutation(sums), changes, header)
+        own = Figure(of="features", metric="consistency", value=1 - asymmetry, chance=1 - chance, n=len(mu))
         found = f"inner products of the features of {len(mu)} samples, from {len(steps)} steps"
         if len(steps) * header.layout.outputs <= header.layout.width:
             found += f", of which {header.layout.width + 1} would give all {header.layout.width} dimensions"
-        return Recovered(found, {steps[0].number: {"mu": mu}})
+        return Recovered(found, {steps[0].number: {"mu": mu}}, (own,))
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
         """Return the correlation of the inner products of pairs of samples, and the share of all of them."""
@@ -103,8 +105,10 @@ def _moved(steps: list[Step], header: Header) -> tuple[Floats, Floats]:
     return np.concatenate(sums, axis=1), np.concatenate(changes, axis=1)
 
 
-def _factor(sums: Floats, changes: Floats, header: Header) -> Floats:
+def _factor(sums: Floats, changes: Floats, header: Header) -> tuple[Floats, float]:
     """Return F (B, r) with F F^T = K where Y = K H, of the largest rank r <= g that the data bear.
+
+    The second is how asymmetric H^T K H is, from 0 to 1: not at all where mu is frozen.
 
     With the singular value decomposition Y = left sizes right^T also left = K (H right / sizes), on which the formula
     is well conditioned. Directions count whose size exceeds what rounding W to its unit does to scores.
@@ -116,4 +120,5 @@ def _factor(sums: Floats, changes: Floats, header: Header) -> Floats:
         raise InsufficientView("expected scores that follow the loss gradients, got none that do")
     middle = (sums @ right[:rank].T / sizes[:rank]).T @ left[:, :rank]
     kept, axes = np.linalg.eigh(np.linalg.inv((middle + middle.T) / 2))
-    return np.asarray(left[:, :rank] @ (axes * np.sqrt(np.maximum(kept, 0))))
+    asymmetry = np.linalg.norm(middle - middle.T) / (2 * np.linalg.norm(middle))
+    return left[:, :rank] @ (axes * np.sqrt(np.maximum(kept, 0))), float(asymmetry)

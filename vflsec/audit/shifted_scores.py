@@ -36,9 +36,11 @@ class ShiftedScores(Audit):
         if recording.header.layout.outputs > 1:
             raise InsufficientView(f"expected one output, got {recording.header.layout.outputs}")
         steps: dict[int, dict[str, NDArray[Any]]] = {}
+        rows = 0
         for step in recording.steps():
             if step.rate is None or not step.has("embedding_gradient"):
                 continue
+            rows += len(step.notes["embedding_gradient"])
             lengths = np.linalg.norm(step.notes["embedding_gradient"], axis=1)
             shares = lengths / lengths.max(initial=1e-300)
             none, full = shares < ZERO, shares > 1 - ZERO
@@ -48,7 +50,9 @@ class ShiftedScores(Audit):
             raise InsufficientView(
                 "expected a batch whose gradients vanish or are of one length, got none: C was honest"
             )
-        return Recovered(f"labels of {len(steps)} batches whose scores were shifted", steps)
+        read = sum(len(arrays["labels"]) for arrays in steps.values())
+        own = figures.share("labels", read, rows)
+        return Recovered(f"labels of {len(steps)} batches whose scores were shifted", steps, (own,))
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
         """Return the accuracy of the labels."""

@@ -16,6 +16,7 @@ COMMANDS = {
     "show": "Show the card of one attack, defense, method, protocol or dataset.",
     "train": "Train one federation and save it.",
     "eval": "Train, defend, attack: print the privacy-utility table, draw the curve.",
+    "audit": "Audit what one role of a protocol saw.",
     "report": "Print a finished evaluation again, in any format.",
 }
 

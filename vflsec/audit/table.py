@@ -1,0 +1,55 @@
+"""A verdict for a terminal."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from vflsec.audit.audit import Figure
+from vflsec.audit.run import Verdict
+
+_MEASURES = {"auc": "AUC", "r2": "R²", "share": "share", "bound": "at most"}
+
+
+def rich(verdict: Verdict) -> RenderableType:
+    """Return one row for each audit, and what was found below."""
+    scored = (
+        "scored against the other role" if verdict.scored else "not scored: --truth takes the other role's recording"
+    )
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("audit", no_wrap=True)
+    table.add_column("reads", overflow="fold")
+    table.add_column("recovers ↓", no_wrap=True)
+    table.add_column("chance", no_wrap=True, justify="right")
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("what stops it", overflow="fold")
+    for finding in verdict.findings:
+        table.add_row(
+            finding.audit,
+            finding.reads,
+            "\n".join(map(_recovered, finding.figures)) or "–",
+            "\n".join(_number(figure.chance) for figure in finding.figures) or "–",
+            finding.verdict,
+            finding.mitigation if finding.verdict != "holds" else "",
+        )
+    parts: list[RenderableType] = [Text(f"recording of role {verdict.role} · {verdict.steps} steps · {scored}"), table]
+    parts += [Text(f"{finding.audit}: {finding.found}") for finding in verdict.findings]
+    parts += [Text(gate_line(gate.gate, gate.limit, gate.worst, gate.holds)) for gate in verdict.gates]
+    return Group(*parts)
+
+
+def gate_line(name: str, limit: float, worst: float | None, holds: bool | None) -> str:
+    """Return the sentence on one gate."""
+    said = {True: "holds", False: "FAILED", None: "UNDECIDED: unmeasured, or without the truth"}[holds]
+    return f"GATE {name} {limit:g}: {said}" + (f", worst {worst:.3f}" if worst is not None else "")
+
+
+def _recovered(figure: Figure) -> str:
+    margin = f" ±{_number(max(figure.ci95[1] - figure.value, figure.value - figure.ci95[0]))}" if figure.ci95 else ""
+    return f"{figure.of} {_MEASURES.get(figure.metric, figure.metric)} {_number(figure.value)}{margin}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}".removeprefix("0") if 0 <= value < 1 else f"{value:.3f}"
