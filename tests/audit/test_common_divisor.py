@@ -1,7 +1,6 @@
 """A2: exact fixed-point products have W as their divisors; blurred ones have none."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,7 +83,12 @@ def test_several_outputs_are_not_measured(tmp_path):
     assert CommonDivisor()(c).verdict == "unmeasured"
 
 
-@pytest.mark.parametrize("steps", [2])
-def test_floats_of_a_simulation_are_no_fixed_point(tmp_path, steps):
-    c, _ = LinearRun(steps=steps).record(tmp_path)
+def test_floats_of_a_simulation_are_no_fixed_point(tmp_path):
+    c, _ = LinearRun().record(tmp_path)
     assert CommonDivisor()(c).verdict == "unmeasured"
+
+
+def test_numbers_rounded_to_a_larger_unit_have_no_divisor(tmp_path):
+    c, p = LinearRun(rounding=2.0**-24).record(tmp_path)
+    assert CommonDivisor()(c).verdict == "holds"
+    assert CommonDivisor()(c, Truth(c, p)).figures[0].value == 0.0

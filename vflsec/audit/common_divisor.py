@@ -13,6 +13,9 @@ from vflsec.core.errors import InsufficientView
 ROWS = 8
 """Fewest exact rows whose common divisor is looked for: of unrelated numbers it is above 1 once in 256 times."""
 
+LARGE = 1 << 11
+"""The divisor of one row is that of as few numbers as there are features: below this it may be an accident."""
+
 EXACT = 1 << 53
 """Integers beyond this are rounded in a float64, so that divisors are lost."""
 
@@ -46,9 +49,11 @@ class CommonDivisor(Audit):
             products = _exact_rows(step, unit)
             if not len(products):
                 continue
+            rounding = np.gcd.reduce(np.abs(products), axis=None)
+            rounding &= -rounding  # the power of two that all have, where they were rounded to a larger unit
             divisors = np.gcd.reduce(np.abs(products), axis=0) if len(products) >= ROWS else np.zeros(0, dtype=np.int64)
             deltas = np.gcd.reduce(np.abs(products), axis=1)
-            divided += int((divisors > 1).sum() + (deltas > ROWS << 8).sum())
+            divided += int((divisors > rounding).sum() + (deltas > rounding * LARGE).sum())
             numbers += len(divisors) + len(deltas)
             if len(divisors):
                 longest = products[np.abs(products).max(axis=1).argmax()]

@@ -1,0 +1,54 @@
+"""Noise on every coordinate of delta^C: added under encryption, exactly as drawn, or refused."""
+
+import numpy as np
+import pytest
+
+from vflsec.core.errors import UsageError
+from vflsec.paillier.key_holder import KeyHolder
+from vflsec.paillier.keys import Keys
+from vflsec.paillier.label_holder import LabelHolder
+from vflsec.paillier.layout import Layout
+from vflsec.paillier.linear_sgd import LinearSgd
+
+WIDTH, OUTPUTS, ROWS = 5, 2, 9
+
+
+def turn(layout, delta, noise):
+    """Play one turn; return delta^C as C decrypts it, and W."""
+    keys = Keys.generate(1024)
+    rng = np.random.default_rng(0)
+    weights = np.round(rng.normal(size=(WIDTH, OUTPUTS)) * 2**20) / 2**20
+    c = KeyHolder(keys, layout, optimizer=LinearSgd(), batches=1)
+    p = LabelHolder(keys.public, layout, weights, optimizer=LinearSgd(), batches=1)
+    p.scores(c.scores(p.masked_scores(c.features(rng.normal(size=(ROWS, WIDTH))))))
+    noised = c.gradient(p.masked_gradient(delta), 0.0)
+    return c.embedding_gradient(p.embedding_gradient(delta, noised, noise)), weights
+
+
+def layout(**options):
+    return Layout(width=WIDTH, outputs=OUTPUTS, batch=ROWS, bits=1024, **{"delta": "outer", **options})
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 100.0])
+def test_c_sees_the_sum_and_nothing_else(scale):
+    rng = np.random.default_rng(1)
+    delta = np.round(rng.uniform(-1, 1, size=(ROWS, OUTPUTS)) * 2**20) / 2**20
+    noise = scale * rng.normal(size=(ROWS, WIDTH))
+    found, weights = turn(layout(), delta, noise)
+    unit = OUTPUTS * 2.0**-28  # what the blur adds, below one unit of W for each output
+    assert np.abs(found - delta @ weights.T - noise).max() <= unit
+
+
+@pytest.mark.parametrize(
+    ("noise", "options", "said"),
+    [
+        (np.zeros((ROWS, WIDTH)), {"delta": "rank1"}, "expected delta=outer"),
+        (np.zeros((ROWS, WIDTH - 1)), {}, "expected noise"),
+        (np.full((ROWS, WIDTH), np.nan), {}, "expected finite noise"),
+        (np.full((ROWS, WIDTH), np.inf), {}, "expected finite noise"),
+        (np.full((ROWS, WIDTH), 512.0), {}, "below 512"),
+    ],
+)
+def test_other_noise_is_refused_before_anything_is_sent(noise, options, said):
+    with pytest.raises(UsageError, match=said):
+        turn(layout(**options), np.zeros((ROWS, OUTPUTS)), noise)
