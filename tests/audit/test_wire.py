@@ -150,7 +150,7 @@ class Stale(KeyHolder):
     """Takes the same randomisers twice."""
 
     def _encrypt(self, plaintexts):
-        fresh = self._pool.take(len(plaintexts))
+        fresh = self.pool.take(len(plaintexts))
         self._old = getattr(self, "_old", fresh)[: len(plaintexts)] + fresh[len(getattr(self, "_old", fresh)) :]
         n, square = self.ciphertexts.n, self.ciphertexts.square
         pairs = zip(plaintexts, self._old, strict=True)
