@@ -146,3 +146,17 @@ def test_a_table_of_methods(methods, monkeypatch, tmp_path):
     assert "| fedsplitnn |" in page
     assert methods.mean_bytes(found["tiny"]["lr"]["all"]) == 0
     assert methods.mean_bytes(found["tiny"]["fedsplitnn"]["all"]) > 0
+
+
+@pytest.mark.slow
+def test_every_engine_of_the_encrypted_layer_once(monkeypatch):
+    job = load("paillier")
+    monkeypatch.setattr(job, "ROUNDS", 1)
+    monkeypatch.setattr(job, "BATCHES", 1)
+    layout = job.Layout(width=10, batch=16, bits=1024)
+    keys = job.Keys.generate(1024)
+    assert job.naive(keys.private.public_key, keys.private, 2) > 0
+    assert all(min(job.ours(layout, mode)) > 0 for mode in job.MODES)
+    assert 0 < job.limit(layout, "subgroup") < job.limit(layout, "standard")
+    *_, error = job.epoch(1024, "subgroup", 2)
+    assert float(error) < 1e-6

@@ -278,6 +278,18 @@ def test_learning_rates_that_differ_or_are_none(turn):
     pair.p.update(noised, RATE)
 
 
+def test_shares_that_have_parted(turn):
+    """C has moved and p has not: their sum is no model's weights."""
+    pair, task, mu, y = turn
+    states = pair.c.state(), pair.p.state()
+    gradient = pair.p.masked_gradient(task.delta(pair.scores(mu), y))
+    pair.c.gradient(gradient, RATE)
+    with pytest.raises(ProtocolError, match="share to have moved 0 times, as this one, got 1: the weights are lost"):
+        pair.scores(mu)
+    pair.c.load(states[0]), pair.p.load(states[1])
+    assert np.allclose(pair.scores(mu), mu @ task.weights, atol=1e-5)
+
+
 def test_the_printed_order_needs_the_update_first(make_pair, problem):
     task = problem(6, 1)
     pair = make_pair(task.weights, batch=7, order="paper")

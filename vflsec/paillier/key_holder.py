@@ -92,6 +92,7 @@ class KeyHolder(Role):
             agreement=self.agreement,
             turn=self.turn + 1,
             rows=len(mu),
+            updates=self.updates,
             columns=self._encrypt(columns),
             packs=self._encrypt(packs),
         )

@@ -81,6 +81,11 @@ class LabelHolder(Role):
         packing, outputs = layout.scores, layout.outputs
         if message.turn <= self.turn:
             raise ProtocolError(f"expected features of a turn after {self.turn}, got turn {message.turn}")
+        if message.updates != self.updates:
+            raise ProtocolError(
+                f"expected the other party's share to have moved {self.updates} times, as this one, got "
+                f"{message.updates}: the weights are lost; go on from states that were saved after the same batch"
+            )
         if not 1 <= rows <= layout.batch:
             raise ProtocolError(f"expected features of 1 to {layout.batch} samples, got {rows}")
         count = layout.gradients.count(rows) if message.packs else 0

@@ -38,12 +38,14 @@ class Features(PaillierMessage, frozen=True):
 
     Attributes:
         rows: the number B of samples.
+        updates: how often C's share has moved; p's must have as often.
         columns: ciphertexts, one feature of many samples in each: blocks of samples, in each the features in order.
         packs: ciphertexts of whole samples, for the gradient of the weights: blocks of features, in each the samples
             in order; empty at inference.
     """
 
     rows: int
+    updates: int
     columns: bytes
     packs: bytes = b""
 

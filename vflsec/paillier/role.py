@@ -30,6 +30,7 @@ class Role:
 
     Attributes:
         turn: number of the last forward pass that was begun.
+        updates: how often its share has moved.
     """
 
     def __init__(self, layout: Layout, n: int, weights: np.ndarray, optimizer: LinearSgd, randbits: Randbits) -> None:
@@ -41,7 +42,7 @@ class Role:
         self.layout = layout
         self.agreement = layout.fingerprint(n)
         self.optimizer = optimizer
-        self.turn = 0
+        self.turn = self.updates = 0
         self.randbits = randbits
         self.ciphertexts = Ciphertexts(n)
         self._share = [round(float(weight) * 2.0**PRECISION) for weight in weights.ravel()]
@@ -54,12 +55,12 @@ class Role:
         return np.array(self._share, dtype=object).reshape(self.layout.width, self.layout.outputs)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return what to save between turns: ``share`` and ``velocity``, uint8 (g, C, 32), and ``turn``, int64 ()."""
+        """Return what to save between turns: ``share`` and ``velocity``, uint8 (g, C, 32); ``turn`` and ``updates``."""
         shape = (self.layout.width, self.layout.outputs, _STATE_BYTES)
         return {
             name: np.frombuffer(join(values, _STATE_BYTES, signed=True), np.uint8).reshape(shape).copy()
             for name, values in (("share", self._share), ("velocity", self._velocity))
-        } | {"turn": np.array(self.turn, np.int64)}
+        } | {name: np.array(getattr(self, name), np.int64) for name in ("turn", "updates")}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on from a saved state; a turn that was begun is forgotten.
@@ -76,7 +77,7 @@ class Role:
             count = self.layout.width * self.layout.outputs
             found.append(cut(array.tobytes(), _STATE_BYTES, count, name, signed=True))
         self._share, self._velocity = found
-        self.turn, self._awaits = int(state["turn"]), None
+        self.turn, self.updates, self._awaits = int(state["turn"]), int(state["updates"]), None
 
     def _weights(self) -> list[int]:
         """Return the share (g·C) in units of the weights; the parties' add up to W within one unit."""
@@ -88,6 +89,7 @@ class Role:
         unit = PRECISION - self.layout.feature_precision - self.layout.delta_precision
         mean = [(value << unit) // rows for value in gradient]
         self._share, self._velocity = self.optimizer.step(self._share, self._velocity, mean, rate)
+        self.updates += 1
 
     def _expect(self, message: PaillierMessage) -> None:
         """Raise ProtocolError unless ``message`` is the one that this turn waits for."""
