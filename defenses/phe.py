@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from vflsec.core.checks import non_negative
 from vflsec.core.defense import Defense
 from vflsec.core.errors import UsageError
 
@@ -27,6 +28,9 @@ class EncryptedBoundary(Defense):
         mode: ``standard``, ``short`` or ``subgroup``.
         sigma: masks are 2^sigma times as wide as what they hide.
         delta: ``rank1`` or ``outer``, how delta^C is sent.
+        share: deviation of what the passive party adds to W_0, which the active party then never knows.
+        noise: deviation of noise on every coordinate of delta^C, relative to the largest row of delta; needs
+            ``delta=outer``, and stops what two batches of delta^C tell of weights and labels.
 
     Raises:
         UsageError: another strength.
@@ -52,14 +56,19 @@ class EncryptedBoundary(Defense):
         mode: Literal["standard", "short", "subgroup"] = "standard",
         sigma: int = 40,
         delta: Literal["rank1", "outer"] = "rank1",
+        share: float = 0.0,
+        noise: float = 0.0,
     ) -> None:
         super().__init__(strength, at=at)
         if self.strength not in (0.0, 1.0):
             raise UsageError(f"phe is on or off, and has no strength: expected 1 or 0, got {strength:g}")
+        non_negative(share=share, noise=noise)
+        self.share, self.noise = share, noise
         self.backend, self.bits, self.mode, self.sigma, self.delta = backend, bits, mode, sigma, delta
 
     def protocol(self) -> tuple[str, dict[str, Any]]:
         """Return the encrypted linear layer."""
         if self.backend == "plain":
-            return "masked-plain", {}
-        return "paillier", {"bits": self.bits, "mode": self.mode, "sigma": self.sigma, "delta": self.delta}
+            return "masked-plain", {"share": self.share, "noise": self.noise}
+        how = {"bits": self.bits, "mode": self.mode, "sigma": self.sigma, "delta": self.delta}
+        return "paillier", {**how, "share": self.share, "noise": self.noise}

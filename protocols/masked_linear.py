@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vflsec.core.checks import non_negative
 from vflsec.core.message import Kind
 from vflsec.core.method import TrainSpec
 from vflsec.core.party import Party
@@ -48,8 +49,19 @@ class MaskedLinearBoundary(LinearBoundary):
     Defences act on what a party is left with: those on embeddings change mu before it is encrypted, those on gradients
     change the delta from which delta^C is made (the weights learn from the true one, which the mask r2 hides).
 
+    Two options stop what honest messages still tell. With ``share`` the passive party adds Gaussian weights of its own,
+    of this deviation, to W_0, which the active party then never knows. With ``noise`` the active party adds Gaussian
+    noise to every coordinate of delta^C, of this deviation relative to the largest row of delta: noise on delta itself,
+    as defences on gradients make it, leaves all rows multiples of one vector.
+
     Source: PrADA (Kang et al. 2022), Algorithms 4 and 5, corrected: delta at time t from the weights at time t, masks
     subtracted, 1/B, every mask fresh.
+
+    Args:
+        passive: holds the key and the features.
+        active: holds the labels.
+        share: deviation of what the passive party adds to W_0.
+        noise: deviation of what the active party adds to delta^C.
 
     Raises:
         UsageError: the optimizer is not linear, or a number leaves the agreed range.
@@ -68,14 +80,16 @@ class MaskedLinearBoundary(LinearBoundary):
         ),
     }
 
-    def __init__(self, passive: Party, active: Party) -> None:
+    def __init__(self, passive: Party, active: Party, *, share: float = 0.0, noise: float = 0.0) -> None:
         super().__init__(passive, active)
+        non_negative(share=share, noise=noise)
+        self.share, self.noise = share, noise
         self.shares = {passive.name: _Share(), active.name: _Share()}
         self._roles: Roles | None = None
 
     @abstractmethod
-    def start(self, weight: np.ndarray, train: TrainSpec) -> Roles:
-        """Return fresh roles that start from W_0 (g, C)."""
+    def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> Roles:
+        """Return fresh roles that start from W_0 = ``weight`` + ``own`` (g, C), of which the second is C's alone."""
 
     @property
     def batch(self) -> int:
@@ -84,8 +98,9 @@ class MaskedLinearBoundary(LinearBoundary):
 
     def join(self, weight: Tensor, train: TrainSpec) -> None:
         """Start from W_0 = ``weight`` (g, C); raises UsageError if ``train`` asks for another than linear SGD."""
-        self._batch = train.batch
-        self._roles = self.start(weight.double().cpu().numpy(), train)
+        self._batch, self._width = train.batch, len(weight)
+        own = self.share * torch.randn(weight.shape, dtype=torch.float64)  # from the passive party's stream of models
+        self._roles = self.start(_numbers(weight), own.numpy(), train)
         self._keep()
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -112,11 +127,20 @@ class MaskedLinearBoundary(LinearBoundary):
         released = self.active.defend(Kind.GRADIENT, g, step, to=self.passive.name)
         masked = self._from_active(labels.masked_gradient(_numbers(g) * rows), step)
         noised = self._from_passive(holder.gradient(masked, step.rate), step)
-        delta = self._from_active(labels.embedding_gradient(_numbers(released) * rows, noised), step)
+        released = _numbers(released) * rows
+        delta = self._from_active(labels.embedding_gradient(released, noised, self._noise(released)), step)
         labels.update(noised, step.rate)
         found = torch.as_tensor(holder.embedding_gradient(delta) / rows, dtype=g.dtype, device=g.device)
         self._keep()
         return self.passive.open(Kind.GRADIENT, found, step, sender=self.active.name)
+
+    def _noise(self, delta: np.ndarray) -> np.ndarray | None:
+        """Noise (B, g) on delta^C, or None."""
+        if not self.noise:
+            return None
+        size = (len(delta), self._width)
+        drawn = torch.randn(size, generator=self.active.rng, device=self.active.rng.device, dtype=torch.float64)
+        return self.noise * np.linalg.norm(delta, axis=1).max() * _numbers(drawn)
 
     def _from_passive(self, said: Said, step: Step) -> Said:
         return self._say(self.passive, self.active, said, step)

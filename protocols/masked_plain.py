@@ -23,11 +23,11 @@ class PlainMaskedBoundary(MaskedLinearBoundary):
 
     name = "masked-plain"
 
-    def start(self, weight: np.ndarray, train: TrainSpec) -> Roles:
+    def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> Roles:
         """Return roles whose masks come from a fixed seed, so that a run can be repeated bit for bit."""
         LinearSgd.of(train.optimizer, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)
         key, rng = object(), np.random.default_rng(0)
-        share = _Share(np.zeros_like(weight), train.momentum, train.weight_decay)
+        share = _Share(own.copy(), train.momentum, train.weight_decay)
         return Roles(
             _SealedKeyHolder(key, share, rng),
             _SealedLabelHolder(_Share(weight.copy(), train.momentum, train.weight_decay), rng),
@@ -149,8 +149,9 @@ class _SealedLabelHolder:
         self.mask = self.rng.standard_normal(self.share.weight.shape)
         return self.features.T.dot(delta).plus(self.mask)
 
-    def embedding_gradient(self, delta: np.ndarray, message: Noised) -> Sealed:
-        return message.share.plus(self.share.weight).dot(delta.T).T
+    def embedding_gradient(self, delta: np.ndarray, message: Noised, noise: np.ndarray | None) -> Sealed:
+        exact = message.share.plus(self.share.weight).dot(delta.T).T
+        return exact if noise is None else exact.plus(noise)
 
     def update(self, message: Noised, rate: float) -> None:
         self.share.step((message.gradient - self.mask) / self.features.rows, rate)

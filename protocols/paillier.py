@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
 
+from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import TrainSpec
 from vflsec.core.party import Party
@@ -39,6 +40,8 @@ class PaillierBoundary(MaskedLinearBoundary):
         ring: scores are taken modulo 2^ring.
         delta_bits: |B · gradient| <= 2^delta_bits; None for 0, which is what cross-entropy needs, or NOISE_BITS where
             a defence of the active party noises gradients.
+        share: deviation of what the passive party adds to W_0.
+        noise: deviation of what the active party adds to delta^C, relative to the largest row of delta.
     """
 
     name = "paillier"
@@ -55,8 +58,12 @@ class PaillierBoundary(MaskedLinearBoundary):
         order: Literal["current", "paper"] = "current",
         ring: int = 64,
         delta_bits: int | None = None,
+        share: float = 0.0,
+        noise: float = 0.0,
     ) -> None:
-        super().__init__(passive, active)
+        super().__init__(passive, active, share=share, noise=noise)
+        if noise and delta != "outer":
+            raise UsageError(f"expected delta=outer with noise on every coordinate of delta^C, got {delta}: set it")
         self.mode: Mode = mode
         if delta_bits is None:
             delta_bits = NOISE_BITS if any(Kind.GRADIENT in defense.at for defense in active.defenses) else 0
@@ -69,14 +76,14 @@ class PaillierBoundary(MaskedLinearBoundary):
             "ring": ring,
         }
 
-    def start(self, weight: np.ndarray, train: TrainSpec) -> Roles:
+    def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> Roles:
         """Return roles with a fresh key."""
         optimizer = _optimizer(train)
         width, outputs = weight.shape
         self.layout = layout = Layout(width=width, outputs=outputs, batch=train.batch, **self.agreed)  # type: ignore[arg-type]
         keys = Keys.generate(layout.bits, self.mode)
         return Roles(
-            KeyHolder(keys, layout, optimizer=optimizer),
+            KeyHolder(keys, layout, optimizer=optimizer, share0=own),
             LabelHolder(keys.public, layout, weight, optimizer=optimizer),
         )
 

@@ -7,6 +7,7 @@ from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.protocols.masked_plain import PlainMaskedBoundary, Sealed
 
+from vflsec.core import registry
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import ModelSpec, TrainSpec, load_states
@@ -102,6 +103,44 @@ def test_a_defence_on_gradients_noises_what_the_passive_party_learns_and_not_the
     assert not torch.allclose(heard[1], heard[0])
     torch.testing.assert_close(boundaries[0], boundaries[1])
     torch.testing.assert_close(boundaries[0], torch.ones(3, 2, dtype=torch.float64) - 0.1 * (h.T @ g).double())
+
+
+@pytest.mark.parametrize("backend", [{"backend": "plain"}, {"bits": 1024, "delta": "outer"}], ids=["plain", "paillier"])
+def test_noise_on_every_coordinate_stops_rank_one_and_the_weights_stay_clean(backend):
+    found = []
+    for noise in (0.0, 1.0):
+        world = toy_world(rows=150, columns=4)
+        name, options = EncryptedBoundary(noise=noise, **backend).protocol()
+        boundary = registry.build("protocols", name, world.passive[0], world.active, **options)
+        boundary.join(torch.ones(3, 1), TrainSpec(optimizer="sgd"))
+        step = Step(0, "train", torch.arange(64), torch.arange(64) % 2, rate=0.1)
+        h = torch.linspace(0, 1, 192).reshape(64, 3)
+        boundary.up(h, step)
+        g = torch.where(torch.arange(64) % 2 == 0, 0.5, -0.5)[:, None] / 64
+        found.append(boundary.down(g, step))
+        after = boundary.up(torch.eye(3), Step(1, "predict", torch.arange(3)))
+        torch.testing.assert_close(after, 1 - 0.1 * (h.T @ g), rtol=0, atol=1e-6)
+    exact, noised = found
+    torch.testing.assert_close(exact, g @ torch.ones(1, 3), rtol=1e-4, atol=1e-7)
+    assert ((noised - exact) * 64).std() == pytest.approx(0.5, rel=0.15)
+    assert torch.linalg.matrix_rank(exact.double(), rtol=1e-3) == 1
+    assert torch.linalg.matrix_rank(noised.double(), rtol=1e-3) == 3
+
+
+def test_noise_on_every_coordinate_needs_every_row():
+    with pytest.raises(UsageError, match="delta=outer"):
+        train([EncryptedBoundary(noise=1.0)])
+
+
+def test_a_share_of_the_passive_party_is_in_the_first_weights_and_not_at_the_active_party():
+    world = toy_world(rows=150, columns=4)
+    world.active.defenses = (EncryptedBoundary(backend="plain", share=0.5),)
+    FedSplitNN(SGD, MODEL).build(world)
+    clear = toy_world(rows=150, columns=4)
+    FedSplitNN(SGD, MODEL).build(clear)
+    passive, active = (world.parties[name].modules["boundary_passive_1"].weight for name in ("passive_1", "active"))
+    torch.testing.assert_close(active.float(), clear.active.modules["top"].head.weight[:, 3:].T)
+    assert 0.1 < passive.std() < 1.5
 
 
 def test_noise_on_gradients_has_room_under_encryption():

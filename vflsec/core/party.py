@@ -76,6 +76,11 @@ class Party:
         penalizing = [d for d in self.defenses if d.strength and type(d).penalty is not Defense.penalty]
         return [defense.name for defense in penalizing if self.active]
 
+    @property
+    def rng(self) -> torch.Generator:
+        """Its own noise stream in this part of the run."""
+        return self._rng
+
     def begin(self, *part: object) -> None:
         """Start the noise of one part of the run (a phase, an iteration), so that it can be run, or resumed, alone."""
         self._rng = self._noise(*part)

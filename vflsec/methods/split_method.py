@@ -118,7 +118,8 @@ class SplitMethod(Method):
         for party, part in zip(world.passive, parts, strict=True):
             boundary = self._boundaries[party.name]
             assert isinstance(boundary, LinearBoundary), "all boundaries of a run are of one kind"
-            boundary.join(part.T.clone(), self.train_spec)
+            with drawing(world.seed, "model", party.name, "head"):
+                boundary.join(part.T.clone(), self.train_spec)
         world.active.modules["top"] = SharedTop(top, own.shape[1])
 
     def _prepare(self, world: World) -> None:
