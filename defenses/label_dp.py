@@ -39,7 +39,7 @@ class LabelDP(Defense):
     points = ()
     by_epsilon = {}  # noqa: RUF012  (declared ClassVar in the base class)
 
-    def on_labels(self, y: Tensor, *, n_classes: int, rng: torch.Generator) -> Tensor:
+    def on_labels(self, y: Tensor, *, features: Tensor, n_classes: int, rng: torch.Generator) -> Tensor:
         """Return what training sees in place of the labels ``y`` (N,)."""
         if not self.strength:
             return y

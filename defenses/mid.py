@@ -58,7 +58,7 @@ class InformationBottleneck(Defense):
         """Return the layers of all senders, there before they are filled in."""
         return self._encoders, self._decoders
 
-    def prepare(self, widths: Mapping[str, int], *, rng: torch.Generator) -> None:
+    def prepare(self, widths: Mapping[str, int], *, n_classes: int, rng: torch.Generator) -> None:
         """Draw the two layers of each sender."""
         self._rng = rng
         for sender, width in widths.items():

@@ -60,12 +60,12 @@ def test_every_hook_is_the_identity():
     defense, x = Plain(1.0), torch.ones(2, 3)
     for hook in (defense.on_embedding, defense.on_gradient, defense.on_parameters):
         assert hook(x, None) is x
-    assert defense.on_labels(x, n_classes=2, rng=None) is x
+    assert defense.on_labels(x, features=x, n_classes=2, rng=None) is x
     assert defense.on_predictions(x) is x
     assert defense.on_received(x, "passive_1") is x
     assert defense.penalty(x, x, "passive_1") is None
     assert tuple(defense.modules()) == ()
-    assert defense.prepare({"passive_1": 3}, rng=None) is None
+    assert defense.prepare({"passive_1": 3}, n_classes=2, rng=None) is None
     assert defense.expect(None) is None
     assert defense.spent(1) is None
     defense.suit(10)

@@ -149,7 +149,7 @@ def test_an_epsilon_needs_a_known_number_of_releases():
 def test_randomised_response_flips_with_its_probability(classes, eps):
     y = torch.arange(200_000) % classes
     made = LabelDP(1 / eps)
-    told = made.on_labels(y, n_classes=classes, rng=generator(0, "labels"))
+    told = made.on_labels(y, features=y[:, None], n_classes=classes, rng=generator(0, "labels"))
     kept = int((told == y).sum())
     p = math.exp(eps) / (math.exp(eps) + classes - 1)
     assert made.kept(classes) == pytest.approx(p)
@@ -168,8 +168,8 @@ def test_randomised_response_has_an_exact_epsilon():
         assert math.log(kept / flipped) == pytest.approx(eps, rel=1e-12)
         assert made.spent(1) == made.spent(10**6) == {"epsilon": pytest.approx(eps, rel=1e-12), "delta": 0.0}
     y = torch.arange(10)
-    assert LabelDP(0.0).on_labels(y, n_classes=10, rng=generator(0, "labels")) is y
-    assert torch.equal(LabelDP(1e-3).on_labels(y, n_classes=10, rng=generator(0, "labels")), y)
+    assert LabelDP(0.0).on_labels(y, features=y[:, None], n_classes=10, rng=generator(0, "labels")) is y
+    assert torch.equal(LabelDP(1e-3).on_labels(y, features=y[:, None], n_classes=10, rng=generator(0, "labels")), y)
 
 
 def lower_bound(score, label, delta):

@@ -12,7 +12,7 @@ from vflsec.core.seeds import drawing, generator
 def prepared(strength=1.0, *, senders=("passive_1",), width=3, seed=0):
     made = InformationBottleneck(strength)
     with drawing(seed, "weights"):
-        made.prepare(dict.fromkeys(senders, width), rng=generator(seed, "mid"))
+        made.prepare(dict.fromkeys(senders, width), n_classes=2, rng=generator(seed, "mid"))
     return made
 
 

@@ -414,7 +414,7 @@ def test_the_active_partys_own_defences_act_on_all_it_receives_and_uses():
         penalised.append((len(h), len(labels), int(labels.min())))
         return 100 * h.square().mean()
 
-    def on_labels(y, *, n_classes, rng):
+    def on_labels(y, *, features, n_classes, rng):
         changed.append(len(y))
         return y
 

@@ -372,7 +372,7 @@ def fitted(*defenses):
 def test_labels_are_changed_once_before_training():
     calls = []
 
-    def flip(y, *, n_classes, rng):
+    def flip(y, *, features, n_classes, rng):
         calls.append(n_classes)
         return 1 - y
 
@@ -385,10 +385,10 @@ def test_labels_are_changed_once_before_training():
     assert trained.history
 
 
-def test_predictions_are_changed_by_the_defences_in_order():
+def test_what_was_done_to_labels_last_is_undone_first_in_predictions():
     _, plain = fitted()
     _, changed = fitted(Hooked(on_predictions=lambda z: z + 1), Hooked(on_predictions=lambda z: z * 2))
-    assert torch.allclose(changed.predict("test"), (plain.predict("test") + 1) * 2)
+    assert torch.allclose(changed.predict("test"), plain.predict("test") * 2 + 1)
 
 
 def test_what_was_received_passes_the_active_partys_defence_in_training_and_at_prediction():
@@ -431,7 +431,7 @@ def test_a_defence_learns_in_time_what_it_will_receive():
     first, modes = [], []
     part = nn.ModuleDict()
 
-    def prepare(widths, *, rng):
+    def prepare(widths, *, n_classes, rng):
         assert isinstance(rng, torch.Generator)
         part.update({name: nn.Linear(width, width) for name, width in widths.items()})
         first.append(part["passive_1"].weight.detach().clone())

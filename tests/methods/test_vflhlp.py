@@ -431,7 +431,7 @@ class Flipping(Defense):
     points = ()
     drawn = ()
 
-    def on_labels(self, y, *, n_classes, rng):
+    def on_labels(self, y, *, features, n_classes, rng):
         noised = torch.where(torch.rand(len(y), generator=rng) < 0.5, 1 - y, y)
         self.drawn = (*self.drawn, noised)
         return noised

@@ -31,7 +31,7 @@ class Release:
         phase: the method's phase, or ``predict``.
         key: name of the tensor in the payload; for parameters, the parameter's name.
         rows: (B,) sample positions, or None.
-        labels: (B,) labels of these rows if the sender owns them, else None.
+        labels: (B,) class numbers of these rows if the sender owns them, else None; before any defence softens them.
         rng: the sender's own noise stream, on the tensor's device.
         buffer: whether this is a running statistic of a model (BatchNorm's), not what it has learned by gradients.
     """
@@ -61,6 +61,7 @@ class Defense(ABC):
 
     Class attributes:
         by_epsilon: options under which the strength is 1/epsilon, or None where there is no differential privacy.
+        softens: whether ``on_labels`` gives probabilities of the classes in place of their numbers.
 
     Attributes:
         at: those kinds.
@@ -76,6 +77,7 @@ class Defense(ABC):
     points: ClassVar[tuple[Kind, ...]]
     strength_name: ClassVar[str] = "strength"
     by_epsilon: ClassVar[Mapping[str, Any] | None] = None
+    softens: ClassVar[bool] = False
     version: ClassVar[int] = 1
 
     def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
@@ -114,20 +116,45 @@ class Defense(ABC):
         """Return what leaves in place of one named parameter tensor, any shape."""
         return p
 
-    def on_labels(self, y: Tensor, *, n_classes: int, rng: torch.Generator) -> Tensor:
-        """Return the labels (N,) that the active party trains on; called once before training."""
+    def on_labels(self, y: Tensor, *, features: Tensor, n_classes: int, rng: torch.Generator) -> Tensor:
+        """Return the labels that the active party trains on; called once before training for each set of its rows.
+
+        Args:
+            y: (N,) class numbers, N >= 0; for a defence that softens it may be probabilities (N, C), from another one.
+            features: (N, d) the active party's own columns of these rows.
+            n_classes: C.
+            rng: a stream of the labels' own, on their device.
+
+        Returns:
+            Class numbers (N,); probabilities (N, C) of a defence that softens.
+        """
         return y
 
     def on_predictions(self, logits: Tensor) -> Tensor:
         """Return the logits (B, C) that the active party uses, from those the trained model gives."""
         return logits
 
+    def on_batch(self, embeddings: Sequence[Tensor], targets: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+        """Return what the top model learns from in one update.
+
+        Args:
+            embeddings: one (B, d) of each party, the active one's first, the others as ``on_received`` left them.
+            targets: (B,) class numbers, or (B, C) probabilities, as ``on_labels`` left them.
+        """
+        return embeddings, targets
+
     def on_received(self, h: Tensor, sender: str) -> Tensor:
         """Return what the active party feeds its top model in place of the embedding (B, d) it received."""
         return h
 
     def penalty(self, h: Tensor, labels: Tensor, sender: str) -> Tensor | None:
-        """Return an extra term (scalar) of the active party's loss on one received embedding, or None."""
+        """Return an extra term (scalar) of the active party's loss on one received embedding (B, d), or None.
+
+        Args:
+            h: as it arrived.
+            labels: (B,) class numbers, as ``Release`` has them.
+            sender: whose it is.
+        """
         return None
 
     def protocol(self) -> tuple[str, dict[str, Any]] | None:
@@ -164,11 +191,14 @@ class Defense(ABC):
         """Return the learned parts, trained by the party that carries this defence."""
         return ()
 
-    def prepare(self, widths: Mapping[str, int], *, rng: torch.Generator) -> None:  # noqa: B027  (most have none)
+    def prepare(  # noqa: B027  (most have none)
+        self, widths: Mapping[str, int], *, n_classes: int, rng: torch.Generator
+    ) -> None:
         """Fill in learned parts whose size is only known when the active party has its models, before training.
 
         Args:
             widths: of the embedding that each party will send, by the sender's name.
+            n_classes: C.
             rng: a stream of this defence's own, on the models' device; first weights come from torch's, seeded here.
         """
 
@@ -221,9 +251,49 @@ def acting(defenses: Iterable[Defense], kind: Kind, phase: str) -> list[Defense]
     return [defense for defense in defenses if defense.acts(kind, phase)]
 
 
+def taught(
+    defenses: Iterable[Defense], y: Tensor, features: Tensor, *, n_classes: int, rng: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return the class numbers (N,) that the active party goes by, and what it trains on: these, or probabilities.
+
+    Class numbers are changed first, then softened, then coded (where ``on_predictions`` undoes what was done), in
+    whatever order the defences are named: who answers at random does so on the label itself, and all that follows
+    knows no other.
+
+    Args:
+        defenses: the active party's.
+        y: (N,) its labels.
+        features: (N, d) its own columns of the same rows.
+        n_classes: C.
+        rng: a stream of the labels' own.
+    """
+    labels = targets = y
+    for defense in sorted((d for d in defenses if d.strength), key=lambda d: (d.softens, _codes(type(d)))):
+        targets = defense.on_labels(targets, features=features, n_classes=n_classes, rng=rng)
+        labels = labels if defense.softens else targets
+    return labels, targets
+
+
+def decoded(defenses: Sequence[Defense], logits: Tensor) -> Tensor:
+    """Return the logits (B, C) that the active party uses: what was done to labels last is undone first."""
+    for defense in reversed(defenses):
+        logits = defense.on_predictions(logits) if defense.strength else logits
+    return logits
+
+
+def mixes(defense: Defense) -> bool:
+    """Whether this defence, as it is set, changes what an update learns from."""
+    return defense.strength > 0 and type(defense).on_batch is not Defense.on_batch
+
+
+def _codes(defense: type[Defense]) -> bool:
+    return defense.on_predictions is not Defense.on_predictions
+
+
 def _at_labels(defense: type[Defense]) -> list[str]:
-    """The point of a defence that changes labels, if this is one."""
-    return [] if defense.on_labels is Defense.on_labels else [LABELS]
+    """The point of a defence that changes labels, before training or in each update, if this is one."""
+    changes = defense.on_labels is not Defense.on_labels or defense.on_batch is not Defense.on_batch
+    return [LABELS] if changes else []
 
 
 def describe(defense: type[Defense]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.checks import fraction, non_negative, positive
+from vflsec.core.defense import mixes, taught
 from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
@@ -23,7 +24,7 @@ from vflsec.nn.pooled import Pooled
 from vflsec.nn.top import Top
 
 UNKNOWN = -100
-"""Stands for a label that nobody has: ``cross_entropy`` leaves such rows out."""
+"""Stands for a label that nobody has, as zeros do among probabilities; ``cross_entropy`` leaves such rows out."""
 
 
 class _Rules(NamedTuple):
@@ -139,8 +140,13 @@ class FedCVT(SplitMethod):
         party.modules["bottom"] = Pooled(encoders, "concat")
 
     def check(self, world: World) -> None:
-        """Raise UsageError unless there are two parties, with encoders of one width."""
+        """Raise UsageError unless there are two parties, with encoders of one width, whose rows no defence mixes."""
         super().check(world)
+        for defense in filter(mixes, world.active.defenses):
+            raise UsageError(
+                f"fedcvt expects no defense that mixes rows, got {defense.name}: of two rows mixed, one may have no "
+                f"label; choose another defense, or another method"
+            )
         if len(world.parties) != 2:
             raise UsageError(f"fedcvt expects 2 parties, got {len(world.parties)}: it has no estimate of a third one")
         one, other = (self.width(party) // 2 for party in world.parties.values())
@@ -189,11 +195,11 @@ class _CrossViewTraining(SplitTraining):
             name: self._endless(len(party.features["local"]), phase, "local", name)
             for name, party in world.parties.items()
         }
-        labels = world.active.labels["local"]
-        rng = generator(world.seed, "labels", phase, "local", device=world.device)
-        for defense in world.active.defenses if len(labels) else ():
-            labels = defense.on_labels(labels, n_classes=world.n_classes, rng=rng) if defense.strength else labels
-        self._local_labels = labels if len(labels) else _unknown(world.n_rows("local"), labels)
+        own, rng = world.active, generator(world.seed, "labels", phase, "local", device=world.device)
+        labels = own.labels["local"]
+        features = own.features["local"][: len(labels)]
+        _, known = taught(own.defenses, labels, features, n_classes=world.n_classes, rng=rng)
+        self._local_targets = known if len(labels) else _unknown(world.n_rows("local"), known)
         return super().fit(phase, progress)
 
     def _endless(self, count: int, *stream: str) -> Iterator[Tensor]:
@@ -221,6 +227,7 @@ class _CrossViewTraining(SplitTraining):
             for optimizer in optimizers:
                 optimizer.zero_grad()
             loss = self._objective(self.bottoms[active.name](own_rows), arrived, given)
+            loss = self._penalised(loss, {passive.name: arrived[0]}, step)
             loss.backward()  # type: ignore[no-untyped-call]
             if local_step == 0:
                 got = zip(arrived, steps, strict=True)
@@ -235,15 +242,14 @@ class _CrossViewTraining(SplitTraining):
         return first
 
     def _draw(self, step: Step) -> tuple[Tensor, Tensor, list[Step]]:
-        """Return the active party's columns and labels of its three batches, and where the passive party's are."""
-        assert step.labels is not None
+        """Return the active party's columns and targets of its three batches, and where the passive party's are."""
         active, (passive,) = self.world.active, self.world.passive
         nobody = step.rows[:0]
         unlabeled = next(self._unlabeled, nobody)
         own, theirs = (next(self._local[party.name], nobody) for party in (active, passive))
         batch = {"train": step.rows, "unlabeled": unlabeled, "local": own}
         columns = torch.cat([active.features[split][rows] for split, rows in batch.items()])
-        given = torch.cat([step.labels, _unknown(len(unlabeled), step.labels), self._local_labels[own]])
+        given = torch.cat([self.targets[step.rows], _unknown(len(unlabeled), self.targets), self._local_targets[own]])
         others = [step._replace(rows=r, labels=None, split=s) for s, r in (("unlabeled", unlabeled), ("local", theirs))]
         return columns, given, [step, *others]
 
@@ -253,7 +259,7 @@ class _CrossViewTraining(SplitTraining):
         Args:
             a: (n, 2d) the active party's representations of its three batches.
             arrived: three times (m, 2d), the passive party's.
-            given: (n,) labels of the active party's rows, or UNKNOWN.
+            given: targets of the active party's rows, (n,) class numbers or UNKNOWN, or (n, C) probabilities or zeros.
         """
         world, rules = self.world, self.rules
         passive = world.passive[0].name
@@ -270,18 +276,14 @@ class _CrossViewTraining(SplitTraining):
             for name, view in ((world.active.name, view_a), (passive, view_b))
         )
         logits = self.top([view_a, view_b])
-        taught = torch.where(given == UNKNOWN, agreed([logits, logits_a, logits_b], rules.threshold), given)
-        loss = F.cross_entropy(logits, taught) + F.cross_entropy(logits_a, given)
-        loss = loss + F.cross_entropy(logits_b[:labelled], given[:labelled])  # an estimate of b would teach f_B of a
+        pseudo = agreed([logits, logits_a, logits_b], rules.threshold)
+        loss = cross_entropy(logits, completed(given, pseudo)) + cross_entropy(logits_a, given)
+        loss = loss + cross_entropy(logits_b[:labelled], given[:labelled])  # an estimate of b would teach f_B of a
 
         loss = loss + rules.shared * F.mse_loss(_common(a[:aligned]), _common(b[:aligned]))
         loss = loss + rules.orthogonal * likeness(a)
         loss = loss + rules.estimate * F.mse_loss(a_by_b[:aligned], a[:aligned])
-        loss = loss + rules.estimate * F.mse_loss(b_by_a[:aligned], b[:aligned])
-        for defense in world.active.defenses:
-            term = defense.penalty(arrived[0], given[:labelled], passive) if defense.strength else None
-            loss = loss if term is None else loss + term
-        return loss
+        return loss + rules.estimate * F.mse_loss(b_by_a[:aligned], b[:aligned])
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, temperature: float) -> Tensor:
@@ -312,6 +314,21 @@ def agreed(logits: Sequence[Tensor], threshold: float) -> Tensor:
     return guesses[0].where(chosen, UNKNOWN)
 
 
+def completed(given: Tensor, pseudo: Tensor) -> Tensor:
+    """Return targets in which rows without a label have their pseudo-label (n,), if there is one, of either form."""
+    if given.dim() == 1:
+        return torch.where(given == UNKNOWN, pseudo, given)
+    certain = F.one_hot(pseudo.clamp(min=0), given.shape[1]).to(given.dtype)  # UNKNOWN is below 0
+    return torch.where(given.any(dim=1, keepdim=True), given, certain * (pseudo != UNKNOWN)[:, None])
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over rows that have a label, which is (n,) class numbers or (n, C) probabilities."""
+    if targets.dim() == 1:
+        return F.cross_entropy(logits, targets)
+    return F.cross_entropy(logits, targets, reduction="sum") / targets.any(dim=1).sum()
+
+
 def likeness(h: Tensor) -> Tensor:
     """Return the root mean square of u_i · c_j over all pairs of the rows [u; c] of ``h`` (n, 2d)."""
     norm: Tensor = torch.linalg.matrix_norm(_unique(h) @ _common(h).T)
@@ -327,4 +344,5 @@ def _common(h: Tensor) -> Tensor:
 
 
 def _unknown(count: int, like: Tensor) -> Tensor:
-    return like.new_full((count,), UNKNOWN)
+    """Return targets of nobody, in the form of ``like``."""
+    return like.new_full((count,), UNKNOWN) if like.dim() == 1 else like.new_zeros(count, like.shape[1])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vflsec.core.defense import Defense, decoded
 from vflsec.core.errors import Diverged
 from vflsec.core.method import ModelSpec, TrainSpec, World
 from vflsec.core.metrics import METRICS
@@ -29,8 +31,9 @@ class LocalTraining:
         world: for its seed, device and metric, and the active party's held-out rows where an epoch is to be chosen.
         model: maps rows (B, d) to logits (B, C).
         rows: (n, d).
-        labels: (n,).
+        labels: (n,) class numbers, or (n, C) probabilities.
         spec: how to fit.
+        defenses: those that made these labels, for what the model gives is to be read as they say.
 
     Attributes:
         state: the model, its best state, and how far training is.
@@ -40,8 +43,18 @@ class LocalTraining:
         UsageError: early stopping or selection without validation rows.
     """
 
-    def __init__(self, world: World, model: nn.Module, rows: Tensor, labels: Tensor, spec: TrainSpec) -> None:
+    def __init__(
+        self,
+        world: World,
+        model: nn.Module,
+        rows: Tensor,
+        labels: Tensor,
+        spec: TrainSpec,
+        *,
+        defenses: Sequence[Defense] = (),
+    ) -> None:
         self.world = world
+        self.defenses = defenses
         self.model = model
         self.rows = rows
         self.labels = labels
@@ -87,7 +100,8 @@ class LocalTraining:
         z = logits(self.model, own.features[split])
         if not torch.isfinite(z).all():
             raise Diverged(f"the local model predicts values that are not finite on {split} rows: lower train.lr")
-        return METRICS[self.world.metric](z.cpu().numpy(), own.labels[split].cpu().numpy())
+        read = decoded(self.defenses, z)
+        return METRICS[self.world.metric](read.cpu().numpy(), own.labels[split].cpu().numpy())
 
 
 def local_model(world: World, spec: ModelSpec) -> nn.Sequential:

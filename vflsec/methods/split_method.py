@@ -128,7 +128,8 @@ class SplitMethod(Method):
         widths = {party.name: world.n_classes if shared else self.width(party) for party in world.passive}
         for number, defense in enumerate(d for d in world.active.defenses if d.strength):
             with drawing(world.seed, "model", "defense", number):
-                defense.prepare(widths, rng=generator(world.seed, "defense", number, device=world.device))
+                rng = generator(world.seed, "defense", number, device=world.device)
+                defense.prepare(widths, n_classes=world.n_classes, rng=rng)
 
     def width(self, party: Party) -> int:
         """Return the width of the embedding that ``party`` sends."""

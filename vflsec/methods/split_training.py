@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vflsec.core.defense import decoded, taught
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import Progress, TrainSpec, World
@@ -35,6 +36,10 @@ class SplitTraining:
         boundaries: the protocol to each passive party by name.
         spec: how to fit.
         constraint: an extra term of the active party's own loss, or None.
+
+    Attributes:
+        targets: (n,) class numbers, or (n, C) probabilities, that the training rows teach; the active party's alone,
+            and therefore in no step. Until ``fit`` has asked its defences, the labels.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class SplitTraining:
         self.spec = spec
         self.constraint = constraint
         self.saboteurs = sabotaging(world.malicious)
+        self.targets = world.active.labels["train"]
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
         """Train in place on the aligned labelled rows; return the mean loss of each epoch.
@@ -63,10 +69,10 @@ class SplitTraining:
         """
         world, spec = self.world, self.spec
         selection = selection_split(spec, world)
-        labels = world.active.labels["train"]
-        rng = generator(world.seed, "labels", phase, device=world.device)
-        for defense in world.active.defenses:
-            labels = defense.on_labels(labels, n_classes=world.n_classes, rng=rng) if defense.strength else labels
+        active, rng = world.active, generator(world.seed, "labels", phase, device=world.device)
+        labels, self.targets = taught(
+            active.defenses, active.labels["train"], active.features["train"], n_classes=world.n_classes, rng=rng
+        )
         optimizers = self._optimizers()
         self._switch(training=True)
         order = generator(world.seed, "batches", phase)
@@ -161,13 +167,21 @@ class SplitTraining:
                 nn.utils.clip_grad_norm_(party.modules.parameters(), self.spec.clip)
 
     def _loss(self, own: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
+        embeddings: Sequence[Tensor] = [own, *self._received(arrived)]
+        targets = self.targets[step.rows]
+        for defense in self.world.active.defenses:
+            embeddings, targets = defense.on_batch(embeddings, targets) if defense.strength else (embeddings, targets)
+        loss = self._penalised(F.cross_entropy(self.top(embeddings), targets), arrived, step)
+        return loss if self.constraint is None else loss + self.constraint()
+
+    def _penalised(self, loss: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
+        """The loss with what the active party's defences add to it."""
         assert step.labels is not None
-        loss = F.cross_entropy(self.top([own, *self._received(arrived)]), step.labels)
         for defense in self.world.active.defenses:
             for name, h in arrived.items():
                 term = defense.penalty(h, step.labels, name) if defense.strength else None
                 loss = loss if term is None else loss + term
-        return loss if self.constraint is None else loss + self.constraint()
+        return loss
 
     def _received(self, arrived: Mapping[str, Tensor]) -> Iterator[Tensor]:
         """What the top model is fed: each received embedding after the active party's own defences."""
@@ -190,10 +204,7 @@ class SplitTraining:
                 for party in self.world.passive
             }
             logits.append(self.top([own, *self._received(arrived)]))
-        z = torch.cat(logits)
-        for defense in self.world.active.defenses:
-            z = defense.on_predictions(z) if defense.strength else z
-        return z
+        return decoded(self.world.active.defenses, torch.cat(logits))
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """One optimizer for all honest parties, and its own for each malicious one.

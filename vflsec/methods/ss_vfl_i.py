@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.core.checks import positive
+from vflsec.core.defense import decoded
 from vflsec.core.errors import UsageError
 from vflsec.core.layout import Layout
 from vflsec.core.message import Kind
@@ -125,10 +126,7 @@ class _HeadTraining(SplitTraining):
             return super().predict(split, phase)
         self._switch(training=False)
         own, arrived = self._sent[split]
-        logits: Tensor = self.top([own, *self._received(arrived)])
-        for defense in self.world.active.defenses:
-            logits = defense.on_predictions(logits) if defense.strength else logits
-        return logits
+        return decoded(self.world.active.defenses, self.top([own, *self._received(arrived)]))
 
     def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
         """Take as many steps of the head on one batch as there are local steps."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.core.checks import fraction, non_negative, positive
+from vflsec.core.defense import taught
 from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
@@ -159,8 +160,8 @@ class HybridLocalPretraining(SplitMethod):
             numbers = {key: value for key, value in msgspec.structs.asdict(given).items() if value is not None}
             spec = msgspec.structs.replace(self.train_spec, **numbers)
             labels = torch.cat([self._labels(world, "train"), self._labels(world, "local")])
-            training = LocalTraining(world, world.active.modules["pretrained"], labelled_rows(world)[0], labels, spec)
-            yield world.active.name, training
+            model, rows, told = world.active.modules["pretrained"], labelled_rows(world)[0], world.active.defenses
+            yield world.active.name, LocalTraining(world, model, rows, labels, spec, defenses=told)
         for party in world.passive if self.initialises else ():
             yield (
                 party.name,
@@ -177,17 +178,17 @@ class HybridLocalPretraining(SplitMethod):
             )
 
     def _labels(self, world: World, split: str) -> Tensor:
-        """The active party's labels (n,) as fine-tuning sees them.
+        """The active party's labels as fine-tuning sees them, (n,) class numbers or (n, C) probabilities.
 
         A defence that changes labels changes each one once: two draws could be averaged, and true labels would reach
         the gradients by way of the constraint.
         """
-        labels = world.active.labels[split]
+        own = world.active
+        labels = own.labels[split]
         stream = [self.phases[-1], *([] if split == "train" else [split])]
         rng = generator(world.seed, "labels", *stream, device=world.device)
-        for defense in world.active.defenses if len(labels) else ():
-            labels = defense.on_labels(labels, n_classes=world.n_classes, rng=rng) if defense.strength else labels
-        return labels
+        features = own.features[split][: len(labels)]
+        return taught(own.defenses, labels, features, n_classes=world.n_classes, rng=rng)[1]
 
 
 class VFLHLP(HybridLocalPretraining):

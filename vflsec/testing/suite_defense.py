@@ -14,11 +14,11 @@ from vflsec.core.defense import Defense
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
-from vflsec.core.seeds import generator
+from vflsec.core.seeds import drawing, generator
 from vflsec.testing.suite import Suite, refused, same, stated
 from vflsec.testing.worlds import tiny_world
 
-ROWS, WIDTH, RELEASES = 32, 4, 20
+ROWS, WIDTH, CLASSES, RELEASES = 32, 4, 3, 20
 
 
 class DefenseConformance(Suite):
@@ -61,7 +61,7 @@ class DefenseConformance(Suite):
     def test_is_visible_at_non_zero_strength(self) -> None:
         """The receiver gets something else; a defence without points overrides some other hook."""
         defense = self.make(self.strong)
-        others = ("on_labels", "on_predictions", "on_received", "on_update", "penalty", "protocol")
+        others = ("on_batch", "on_labels", "on_predictions", "on_received", "on_update", "penalty", "protocol")
         overridden = [name for name in others if getattr(type(defense), name) is not getattr(Defense, name)]
         assert self._points() or overridden, f"{defense!r} changes nothing"
         for kind in self._points():
@@ -111,20 +111,45 @@ class DefenseConformance(Suite):
             assert strong > weak > 0, f"at {kind}: {weak:.3g} at {self.weak:g}, {strong:.3g} at {self.strong:g}"
 
     def test_labels_are_changed_reproducibly(self) -> None:
-        """A defence of labels keeps their type and range, draws from its stream alone, and may be told its point."""
+        """A defence of labels gives class numbers, or probabilities if it says so, and may be told its point.
+
+        It draws from its stream alone, and one that softens takes what another one has softened, or no row at all.
+        """
         if type(self.make(self.weak)).on_labels is Defense.on_labels:
             return
-        y = torch.arange(60) % 3
-        kept = y.clone()
+        y = torch.arange(60) % CLASSES
+        kept, x = y.clone(), torch.randn(60, WIDTH, generator=generator(0, "columns")) + y[:, None]
         for strength in (0.0, self.weak):
-            defense = self.make(strength, at=["labels"])
-            first, second = (defense.on_labels(y, n_classes=3, rng=generator(0, "labels")) for _ in range(2))
-            assert same(first, second), f"{defense!r} is not reproducible at labels"
-            assert first.shape == y.shape
-            assert first.dtype == y.dtype
-            assert set(first.tolist()) <= {0, 1, 2}, f"{defense!r} gives labels of no class"
-            assert same(first, y) or strength, f"{defense!r} is not the identity at labels"
+            first, second = (_labelled(self._prepared(strength), y, x) for _ in range(2))
+            assert same(first, second), f"{self.make(strength)!r} is not reproducible at labels"
+            if not strength:
+                assert same(first, y), f"{self.make(strength)!r} is not the identity at labels"
         assert same(y, kept), "changed the active party's own labels"
+        defense = self._prepared(self.weak)
+        if defense.softens:
+            _check_probabilities(first, 60, defense)
+            _check_probabilities(_labelled(defense, F.one_hot(y, CLASSES).float(), x), 60, defense)
+            _check_probabilities(_labelled(defense, y[:0], x[:0]), 0, defense)
+        else:
+            assert (first.shape, first.dtype) == (y.shape, y.dtype)
+            assert set(first.tolist()) <= set(range(CLASSES)), f"{defense!r} gives labels of no class"
+
+    def test_batches_are_mixed_reproducibly(self) -> None:
+        """A defence of updates keeps every embedding's shape, and returns class numbers or probabilities."""
+        if type(self.make(self.weak)).on_batch is Defense.on_batch:
+            return
+        y, rng, found = torch.arange(ROWS) % CLASSES, generator(0, "embeddings"), []
+        embeddings = [torch.randn(ROWS, width, generator=rng) for width in (WIDTH, 2 * WIDTH)]
+        kept = [h.clone() for h in embeddings]
+        for targets in (y, y, F.one_hot(y, CLASSES).float()):
+            mixed, softened = self._prepared(self.weak).on_batch(embeddings, targets)
+            assert [h.shape for h in mixed] == [h.shape for h in embeddings]
+            if softened.dim() > 1:
+                _check_probabilities(softened, ROWS, self.make(self.weak))
+            found.append([*mixed, softened])
+        assert all(same(a, b) for a, b in zip(*found[:2], strict=True)), "not reproducible"
+        assert all(same(a, b) for a, b in zip(found[0], found[2], strict=True)), "one-hot rows are not their class"
+        assert all(same(a, b) for a, b in zip(embeddings, kept, strict=True)), "changed embeddings in place"
 
     def test_updates_are_changed_reproducibly(self) -> None:
         """A defence of updates draws from the party's stream alone, afresh in each, and leaves nothing on the models.
@@ -157,6 +182,14 @@ class DefenseConformance(Suite):
         assert 0 < other["epsilon"] < one["epsilon"] <= two["epsilon"] < float("inf")
         assert 0 <= one["delta"] < 1
         assert off.spent(1) is None, f"{off!r} claims a guarantee"
+
+    def _prepared(self, strength: float) -> Defense:
+        """Return the defence at its point of labels, with what it learns drawn, as a method does before training."""
+        defense = self.make(strength, at=["labels"])
+        if strength:
+            with drawing(0, "prepared"):
+                defense.prepare({"passive_1": WIDTH}, n_classes=CLASSES, rng=generator(0, "prepared"))
+        return defense
 
     def _points(self) -> tuple[Kind, ...]:
         return type(self.make(self.weak)).points
@@ -199,6 +232,17 @@ def _updates(defense: Defense | None, number: int) -> list[Tensor]:
             found.append(torch.cat([p.grad.flatten() for p in modules.parameters() if p.grad is not None]))
     assert set(vars(model)) == before, f"{defense!r} leaves something on the models"
     return found
+
+
+def _labelled(defense: Defense, y: Tensor, x: Tensor) -> Tensor:
+    return defense.on_labels(y, features=x, n_classes=CLASSES, rng=generator(0, "labels"))
+
+
+def _check_probabilities(given: Tensor, rows: int, defense: Defense) -> None:
+    assert given.shape == (rows, CLASSES), f"{defense!r} gives {tuple(given.shape)} in place of ({rows}, {CLASSES})"
+    assert given.is_floating_point()
+    assert bool((given >= 0).all()), f"{defense!r} gives probabilities below 0"
+    assert torch.allclose(given.sum(dim=1), torch.ones(rows), atol=1e-5), f"{defense!r}: rows do not add up to 1"
 
 
 def _labels(rows: int) -> Tensor:
