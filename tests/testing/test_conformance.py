@@ -44,6 +44,7 @@ STRENGTHS = {  # a weak and a strong setting, where 1 and 10 are not
     "compress": {"weak": 0.5, "strong": 0.9},
     "discrete": {"weak": 0.5, "strong": 1.5},
     "phe": {"weak": 1.0, "strong": 1.0},
+    "kd-k": {"weak": 0.2, "strong": 0.6},
     "ppdl": {"weak": 1e-5, "strong": 10.0},
     "sign": {"weak": 0.5, "strong": 1.0},
 }

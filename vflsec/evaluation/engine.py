@@ -193,7 +193,8 @@ def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
     for name in spec.methods:
         cell = training_cell(spec, name, seed=0)
         method = build_method(cell)
-        world = build_world(msgspec.structs.replace(cell, defenses=(*cell.defenses, *spec.defenses)), "cpu")
+        strongest = [msgspec.structs.replace(d, strength=max(spec.strengths)) for d in spec.defenses]
+        world = build_world(msgspec.structs.replace(cell, defenses=(*cell.defenses, *strongest)), "cpu")
         for carried in world.active.defenses:
             carried.suit(world.n_classes)
         method.build(world)
