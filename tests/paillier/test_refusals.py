@@ -87,6 +87,18 @@ def test_weights_out_of_range_and_of_another_shape(keys):
             KeyHolder(keys, layout, share0=weights, optimizer=LinearSgd())
 
 
+@pytest.mark.parametrize(("weights", "rank"), [(np.zeros((6, 1)), 0), (np.ones((6, 3)), 1)])
+def test_first_weights_under_which_coefficients_tell_more_than_the_gradient(make_pair, weights, rank):
+    """With W = 0 delta W^T is zero, and the ratios of delta would tell the labels."""
+    with pytest.raises(UsageError, match=rf"expected first weights of rank {weights.shape[1]} .* got rank {rank}"):
+        make_pair(weights, batch=7)
+    pair = make_pair(weights, batch=7, delta="outer")
+    pair.scores(np.ones((7, 6)))
+    delta = np.linspace(-1, 1, 7)[:, None] * np.ones(weights.shape[1])
+    assert np.allclose(pair.learn(delta, RATE), delta @ weights.T, atol=1e-6)
+    assert pair.said[-1].coefficients == b""
+
+
 def test_a_key_of_another_size(keys):
     layout = Layout(width=6, batch=7, bits=1536)
     with pytest.raises(UsageError, match="expected a key of 1536 bits, as in the layout, got one of 1024"):
@@ -192,7 +204,7 @@ def test_plaintexts_beyond_their_slots(turn):
 
 def test_weights_that_grow_beyond_what_was_agreed(make_pair):
     """A run that diverges ends with an error, not with numbers that have wrapped."""
-    pair = make_pair(np.zeros((6, 1)), batch=7, weight_bits=2)
+    pair = make_pair(np.zeros((6, 1)), batch=7, weight_bits=2, delta="outer")
     mu, delta = np.ones((7, 6)), -np.ones((7, 1))
     for step in range(9):  # the weights grow by a half each time, and are 4 in the last step
         pair.scores(mu)

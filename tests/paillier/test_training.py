@@ -158,7 +158,7 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(make_pair, problem):
         pair = make_pair(task.weights, seed=1, **settings)
         compare(pair, task, steps=3, rows=8)
         if stop:
-            other = make_pair(np.zeros((10, 1)), seed=1, **settings)
+            other = make_pair(np.ones((10, 1)), seed=1, **settings)
             other.c.load(pair.c.state()), other.p.load(pair.p.state())
             pair = other
             assert pair.c.turn == pair.p.turn == 3

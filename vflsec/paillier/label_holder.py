@@ -61,6 +61,11 @@ class LabelHolder(Role):
     ) -> None:
         public.check(layout.bits)
         super().__init__(layout, public.modulus, np.asarray(weights), optimizer, randbits)
+        if layout.low_rank and (rank := np.linalg.matrix_rank(weights)) < layout.outputs:
+            raise UsageError(
+                f"expected first weights of rank {layout.outputs} for delta=rank1, got rank {rank}: the coefficients "
+                "would tell of delta what delta W^T does not; start from random weights, or take delta=outer"
+            )
         source = label_holder_source(public, batches * layout.traffic.to_key)
         self.pool = Pool(source, self.ciphertexts.square, workers=workers)
         self._rows = 0

@@ -192,7 +192,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Whether rows of delta W^T are sent for all: asked for, and W can have full column rank, C <= g.
 
         Then delta W^T has the rank and the column space of delta, and which rows are sent, and the coefficients of the
-        others, are functions of it. With C > g they would tell p's delta beyond it, and every row is sent instead.
+        others, are functions of it. With C > g they would tell of delta what it does not: every row is sent instead.
+        So would they where W has a smaller rank, as zeros have: first weights like that are refused.
         """
         return self.delta == "rank1" and self.outputs <= self.width
 
