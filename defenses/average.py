@@ -45,6 +45,7 @@ class GroupAverage(Defense):
     """
 
     name = "average"
+    strengths = (1.0, 3.0, 7.0)
     points = (Kind.GRADIENT,)
     reference = "Domingo-Ferrer and Mateo-Sanz 2002 (microaggregation), IEEE TKDE 14(1), with random groups"
     guarantee = "none, empirical only"

@@ -45,6 +45,7 @@ class Compression(Defense):
     """
 
     name = "compress"
+    strengths = (0.5, 0.75, 0.9)
     points = (Kind.GRADIENT, Kind.EMBEDDING)
     reference = (
         "Fu et al. 2022, Label Inference Attacks Against Vertical Federated Learning, USENIX Security, section 6"

@@ -39,6 +39,7 @@ class DistanceCorrelation(Defense):
 
     name = "dcor"
     strength_name = "lambda"
+    strengths = (0.1, 0.3, 1.0)
     points = ()
     reference = (
         "Sun et al. 2022, Label Leakage and Protection from Forward Embedding in VFL, arXiv 2203.01451, section 4"

@@ -50,6 +50,7 @@ class Discretisation(Defense):
     """
 
     name = "discrete"
+    strengths = (1 / 12, 1 / 6, 1 / 3)
     points = (Kind.GRADIENT, Kind.EMBEDDING)
     reference = (
         "Fu et al. 2022, Label Inference Attacks Against Vertical Federated Learning, USENIX Security, section 6"

@@ -86,6 +86,7 @@ class Marvell(Defense):
 
     name = "marvell"
     strength_name = "s"
+    strengths = (1.0, 4.0, 16.0)
     points = (Kind.GRADIENT,)
     reference = "Li et al. 2022 (Marvell), arXiv 2102.08504, section 4"
     guarantee = (

@@ -33,6 +33,7 @@ class MaxNorm(Defense):
     """
 
     name = "max-norm"
+    strengths = (1.0, 2.0, 4.0)
     points = (Kind.GRADIENT,)
     reference = "Li et al. 2022 (Marvell), arXiv 2102.08504, 'max_norm'"
     guarantee = (

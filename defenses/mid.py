@@ -45,6 +45,7 @@ class InformationBottleneck(Defense):
 
     name = "mid"
     strength_name = "lambda"
+    strengths = (0.001, 0.01, 0.1)
     points = ()
     reference = "Zou et al. 2023, Mutual Information Regularization for Vertical Federated Learning, arXiv 2301.01142"
     guarantee = "none, empirical only; the penalty bounds information in the bottleneck, and gradients leave"

@@ -45,6 +45,7 @@ class PerpendicularNoise(Defense):
     """
 
     name = "perp"
+    strengths = (1.0, 2.0, 4.0)
     points = (Kind.GRADIENT,)
     reference = "Li et al. 2022 (Marvell), arXiv 2102.08504, the perpendicular-noise baseline of its code"
     guarantee = "none, empirical only; the scale depends on private data, so it is not differential privacy"

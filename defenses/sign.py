@@ -49,6 +49,7 @@ class SignOnly(Defense):
     """
 
     name = "sign"
+    strengths = (0.25, 0.5, 1.0)
     points = (Kind.GRADIENT, Kind.EMBEDDING)
     reference = "after Bernstein et al. 2018 (signSGD), arXiv 1802.04434; as a defence made here"
     guarantee = "none, empirical only; it does not hide direction"

@@ -13,6 +13,7 @@ from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
 from vflsec.evaluation import engine, runner, training, world
 from vflsec.evaluation import spec as specs
+from vflsec.evaluation.grammar import split_list
 from vflsec.evaluation.plan import build_attack, training_cell
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.store import Record, Store, writing
@@ -36,8 +37,8 @@ def evaluate(
 
     Args:
         attack: one or several, as on the command line (``mc:mode=mixmatch``).
-        defense: none, one or several, as on the command line; each is swept over ``strengths``.
-        strengths: besides 0, which is always there; or in the name of the defence, ``iso:lambda=5``.
+        defense: none, one or several, as on the command line, with strengths of their own, ``iso:lambda=1,5``, or not.
+        strengths: of those without; 0 is always there. Where none are given, a defence is swept over its usual ones.
         out: results folder; ``runs/<name>`` unless given.
         jobs: processes; as many as there are cores unless given.
         device: ``cpu`` or ``cuda``.
@@ -192,4 +193,4 @@ def cores() -> int:
 
 
 def _several(names: str | Iterable[str]) -> list[str]:
-    return specs.split_list(names) if isinstance(names, str) else list(names)
+    return split_list(names) if isinstance(names, str) else list(names)

@@ -119,6 +119,25 @@ def test_comma_lists_and_repeated_options_are_the_same():
     assert "strengths = [" in listed
 
 
+def test_each_defense_may_have_strengths_of_its_own(tmp_path):
+    words = ["--defense", "iso:lambda=1,5", "--defense", "compress:lambda=.25,.9,max-norm", "--seeds", "1"]
+    plan = run("eval", *TOY, *words, "--dry-run")
+    assert "10 results: 0 cached" in plan.stderr  # no defense, 2 + 2, the usual 3 of max-norm, and two priors
+    config = tmp_path / "c.toml"
+    config.write_text(plan.stdout)
+    assert run("eval", "--config", config, "--dry-run").stdout == plan.stdout
+    others = run("eval", *TOY, *words, "--lambda", "7", "--dry-run")
+    assert "8 results: 0 cached" in others.stderr
+
+
+def test_strengths_of_the_file_are_for_defenses_without_their_own(tmp_path):
+    config = tmp_path / "c.toml"
+    config.write_text("dataset = 'toy'\ndefenses = ['iso']\nstrengths = [2.0]\nseeds = 1\n")
+    for words, count in (([], 4), (["iso:lambda=1,5"], 5), (["iso:lambda=1,5,perp"], 6), (["perp"], 4)):
+        chosen = ["--defense", *words] if words else []
+        assert f"{count} results" in run("eval", "--config", config, *chosen, "--dry-run").stderr, words
+
+
 def test_an_epsilon_takes_the_place_of_the_strength():
     plan = run("eval", *TOY, "--defense", "label-dp", "--epsilon", "1,2", "--epsilon", "8", "--dry-run")
     assert [float(x) for x in re.findall(r"^ +([.\d]+),$", plan.stdout, re.MULTILINE)] == [1.0, 0.5, 0.125]
@@ -445,7 +464,7 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
         (["eval", "--attack", "mcc"], "unknown attack 'mcc'. Did you mean mc? Known: active-mc, attribute, averaging"),
         (["eval", "--defense", "izo", "--lambda", "1"], "unknown defense 'izo'. Did you mean iso?"),
         (["eval", "--defense", "iso", "--lambda", "1,x"], "'1,x' is not a comma-separated list of numbers"),
-        (["eval", "--defense", "iso"], "expected strengths for the defense, got none"),
+        (["eval", "--defense", "iso:lambda=0"], "expected a strength above 0 for iso, got none: add --lambda 1,5,25"),
         (["eval", "--set", "data.n_labelled=3"], "unknown setting 'n_labelled' - at 'data'"),
         (["eval", "--set", "data.test=2"], "data.test"),
         (["eval", "--adversary", "bank"], "unknown adversary 'bank'"),
@@ -462,11 +481,12 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
         (["report", "nowhere"], "expected results in nowhere, found no spec.toml"),
         (["show", "attack", "mcc"], "Did you mean mc?"),
         (["eval", "--max-leak", "mc=0.3", "--max-leak", "mc=0.4"], "expected one limit for mc, got two: drop one"),
-        (["eval", "--defense", "iso:lambda=5", "--lambda", "1"], "expected the strength once, got iso:lambda=5"),
         (
-            ["eval", "--defense", "iso:lambda=5@gradient,iso:lambda=1@embedding"],
-            "expected one strength for all swept defenses",
+            ["eval", "--defense", "iso:lambda=5", "--lambda", "1"],
+            "expected the strength once, got strengths of its own",
         ),
+        (["train", "--defense", "iso:lambda=5,1"], "expected one strength for the fixed defense iso, got 5, 1"),
+        (["eval", "--defense", "compress:lambda=.5,2"], "expected 0 <= strength <= 1, got 2"),
         (["eval", "--at", "gradient"], "expected --defense with --at gradient, got none"),
         (
             ["eval", "--defense", "iso:lambda=5@gradient", "--at", "embedding"],

@@ -51,6 +51,12 @@ def test_more_strengths_seeds_and_attacks_keep_the_keys_there_were():
     assert set(keys()) < set(more)
 
 
+def test_who_said_a_strength_changes_no_key():
+    others = keys(strengths=[], defenses=["iso:lambda=1,5"])
+    assert others == keys()
+    assert keys(strengths=[1], defenses=[{"name": "iso", "strengths": [1, 5]}, {"name": "perp"}])[:3] == others[:3]
+
+
 def test_a_new_version_of_an_attack_is_another_result(monkeypatch):
     from vflsec.attacks.model_completion import ModelCompletion
 

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vflsec.core import registry
 from vflsec.core.errors import UsageError
 from vflsec.evaluation import spec as specs
+from vflsec.evaluation.grammar import parse_reference, parse_value, split_list
 from vflsec.evaluation.spec import AttackSpec, DefenseSpec, EvalSpec
 
 
@@ -20,16 +22,20 @@ from vflsec.evaluation.spec import AttackSpec, DefenseSpec, EvalSpec
         ("iso:lambda=5", ("iso", {"lambda": 5}, None)),
         ("iso:lambda=0.5@embedding+parameters", ("iso", {"lambda": 0.5}, ("embedding", "parameters"))),
         ("mc:mode=mixmatch,epochs=3", ("mc", {"mode": "mixmatch", "epochs": 3}, None)),
+        (
+            "iso:lambda=.5,5,25.,by=active@embedding",
+            ("iso", {"lambda": [0.5, 5, 25.0], "by": "active"}, ("embedding",)),
+        ),
         ("a/b.py:Mine", ("a/b.py:Mine", {}, None)),
         ("a/b.py:Mine:k=3@gradient", ("a/b.py:Mine", {"k": 3}, ("gradient",))),
     ],
 )
 def test_references(text, expected):
-    assert specs.parse_reference(text, "defense") == expected
+    assert parse_reference(text, "defense") == expected
 
 
 def test_split_list_keeps_options_together():
-    assert specs.split_list("mc:mode=mixmatch,epochs=3, norm,x.py:A:k=1") == [
+    assert split_list("mc:mode=mixmatch,epochs=3, norm,x.py:A:k=1") == [
         "mc:mode=mixmatch,epochs=3",
         "norm",
         "x.py:A:k=1",
@@ -39,6 +45,29 @@ def test_split_list_keeps_options_together():
 def test_a_defense_takes_its_strength_by_its_own_name():
     assert specs.parse_defense("iso:lambda=5@gradient") == DefenseSpec(name="iso", strength=5.0, at=("gradient",))
     assert specs.parse_defense("iso:strength=5") == DefenseSpec(name="iso", strength=5.0)
+    assert specs.parse_defense("compress:lambda=.5") == DefenseSpec(name="compress", strength=0.5)
+
+
+def test_split_list_keeps_numbers_together():
+    assert split_list("iso:lambda=1,5@gradient+embedding, norm,compress:strength=.5,.9,at=x,b:k=1,1e-3") == [
+        "iso:lambda=1,5@gradient+embedding", "norm", "compress:strength=.5,.9,at=x", "b:k=1,1e-3",
+    ]  # fmt: skip
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=4))
+def test_numbers_come_back_as_they_were(numbers):
+    text = "iso:lambda=" + ",".join(map(repr, numbers))
+    assert split_list(f"{text},norm") == [text, "norm"]
+    _, options, _ = parse_reference(text, "defense")
+    assert options["lambda"] == (numbers if len(numbers) > 1 else numbers[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [(".5", 0.5), ("-.5e-1", -0.05), ("2.", 2.0), ("007", "007"), (".", "."), ("1.2.3", "1.2.3"), ("true", True)],
+)
+def test_values(text, value):
+    assert parse_value(text) == value
 
 
 @pytest.mark.parametrize(
@@ -66,16 +95,25 @@ def test_wrong_references(parse, text, message):
         ({"attacks": []}, "expected at least one of attacks, got none"),
         ({"methods": ["fedsplitnn", "fedsplitnn"]}, "expected different methods"),
         ({"defenses": [{"name": "iso"}, {"name": "iso"}], "strengths": [1]}, "expected different defenses"),
-        ({"defenses": [{"name": "iso"}]}, r"expected strengths for the defense, got none: add for example --lambda"),
+        ({"defenses": ["iso:lambda=0"]}, r"expected a strength above 0 for iso, got none: add --lambda"),
+        ({"defenses": ["iso"], "strengths": [0]}, r"expected a strength above 0 for iso, got none: add --lambda"),
+        (
+            {"defenses": ["iso", "max-norm:strength=-1,2"]},
+            r"expected finite strengths >= 0 for max-norm, got \[-1.0, 2.0\]",
+        ),
+        ({"defenses": ["iso:lambda=1,much"]}, "expected defense iso:option=value, got 'much'"),
+        ({"defenses": ["iso:lambda=1,true"]}, "expected defense iso:option=value, got 'true'"),
+        ({"defenses": ["iso:lambda=1,strength=2"]}, "expected the strength once, got 'iso:lambda=1,strength=2'"),
+        (
+            {"defenses": ["iso:lambda=1", "iso:lambda=5"]},
+            "expected different defenses, got iso, iso: give one all its str",
+        ),
+        ({"fixed": ["iso:lambda=1,5"]}, "expected one strength for the fixed defense iso, got 1, 5: choose one"),
         ({"strengths": [1]}, "expected --defense with --lambda, got no defense"),
-        ({"defenses": [{"name": "iso"}], "strengths": [-1]}, r"expected finite strengths >= 0, got \[-1.0\]"),
+        ({"defenses": [{"name": "iso"}], "strengths": [-1]}, r"expected finite strengths >= 0 for iso, got \[-1.0\]"),
         (
             {"defenses": ["iso:lambda=5"], "strengths": [1]},
-            r"expected the strength once, got iso:lambda=5 and strengths",
-        ),
-        (
-            {"defenses": ["iso:lambda=5@gradient", "iso:lambda=1@embedding"]},
-            r"expected one strength for all swept defenses, got .*: every one runs at every strength; .* --lambda",
+            r"expected the strength once, got strengths of its own for iso and others for all .*: drop one",
         ),
         (
             {"defenses": [{"name": "iso", "strength": 5}], "strengths": [1]},
@@ -102,7 +140,16 @@ def test_wrong_settings_teach(settings, message):
         ({"attacks": "mc:epochs=3,lr=0.1, logistic"}, {"attacks": [
             {"name": "mc", "options": {"epochs": 3, "lr": 0.1}}, {"name": "logistic"},
         ]}),
-        ({"defenses": ["iso:lambda=5"]}, {"defenses": [{"name": "iso"}], "strengths": [5.0]}),
+        ({"defenses": ["iso:lambda=5"]}, {"defenses": [{"name": "iso", "strengths": [5.0]}]}),
+        ({"defenses": ["iso:lambda=5@gradient", "iso@embedding"], "strengths": [1]}, {"defenses": [
+            {"name": "iso", "at": ["gradient"], "strengths": [5.0]}, {"name": "iso", "at": ["embedding"]},
+        ], "strengths": [1.0]}),
+        ({"defenses": "iso:lambda=1,5,compress:strength=.25,.5"}, {"defenses": [
+            {"name": "iso", "strengths": [1.0, 5.0]}, {"name": "compress", "strengths": [0.25, 0.5]},
+        ]}),
+        ({"defenses": "gaussian-dp:epsilon=2,8,clip=1.0"}, {"defenses": [
+            {"name": "gaussian-dp", "strengths": [0.5, 0.125], "options": {"clip": 1.0, "unit": "1/epsilon"}},
+        ]}),
         ({"defenses": "iso,iso@embedding", "strengths": [1]}, {"defenses": [
             {"name": "iso"}, {"name": "iso", "at": ["embedding"]},
         ], "strengths": [1.0]}),
@@ -227,3 +274,25 @@ def test_epsilons_stand_for_strengths():
 def test_wrong_epsilons_teach(settings, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         specs.read(settings)
+
+
+def test_strengths_are_a_defences_own_or_those_of_all_or_its_usual_ones():
+    own = specs.read({"defenses": ["iso:lambda=2", "compress"], "strengths": [0.5]})
+    assert [own.strengths_of(d) for d in own.defenses] == [(2.0,), (0.5,)]
+    usual = specs.read({"defenses": ["iso:lambda=2", "compress", {"name": "sign"}]})
+    assert [usual.strengths_of(d) for d in usual.defenses] == [(2.0,), (0.5, 0.75, 0.9), (0.25, 0.5, 1.0)]
+    assert usual.strengths == ()
+    private = specs.read({"defenses": ["iso:lambda=2", "gaussian-dp"], "epsilons": [8]})
+    assert [(private.strengths_of(d), d.options) for d in private.defenses] == [
+        ((2.0,), {}), ((0.125,), {"unit": "1/epsilon"}),
+    ]  # fmt: skip
+    for spec in (own, usual, private):
+        assert specs.read(tomllib.loads(specs.to_toml(spec))) == spec
+
+
+@pytest.mark.parametrize("name", registry.entries("defenses"))
+def test_the_usual_strengths_can_be_used(name):
+    made = registry.load("defenses", name)
+    assert len(made.strengths) == 3
+    assert list(made.strengths) == sorted(made.strengths)
+    assert [made(strength).strength for strength in made.strengths] == list(made.strengths)

@@ -25,8 +25,20 @@ if TYPE_CHECKING:
     "--method", "methods", multiple=True, help="Method; repeat or list for several curves.  [default: fedsplitnn]"
 )
 @click.option("--attack", "attacks", multiple=True, help="NAME[:option=value,...]; repeat or list.  [default: mc]")
-@click.option("--defense", "defenses", multiple=True, help="NAME[:option=value,...][@point]; swept over --lambda.")
-@click.option("--lambda", "--strength", "strengths", multiple=True, help="Strengths, for example 1,5,25; 0 is added.")
+@click.option(
+    "--defense",
+    "defenses",
+    multiple=True,
+    help="NAME[:option=value,...][@point]; repeat or list. Swept over strengths of its own, as in iso:lambda=1,5,25, "
+    "else over --lambda, else over its usual ones.",
+)
+@click.option(
+    "--lambda",
+    "--strength",
+    "strengths",
+    multiple=True,
+    help="Strengths, for example 1,5,25, of defenses without their own; 0 is added.",
+)
 @click.option(
     "--epsilon",
     "epsilons",
@@ -138,7 +150,7 @@ def sweeps(
         file["attacks"] = several(attacks)
     if defenses:
         file["defenses"] = located(several(defenses), at)
-        if any(specs.parse_defense(text).strength for text in file["defenses"]):
+        if all(specs.parse_swept(text).strengths for text in file["defenses"]):
             file.pop("strengths", None)
     if strengths:
         file["strengths"] = numbers(strengths)

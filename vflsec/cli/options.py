@@ -57,9 +57,9 @@ def resolve(
 
 def several(texts: Sequence[str]) -> list[str]:
     """Return the references in comma lists."""
-    from vflsec.evaluation import spec as specs
+    from vflsec.evaluation import grammar
 
-    return [name for text in texts for name in specs.split_list(text)]
+    return [name for text in texts for name in grammar.split_list(text)]
 
 
 def limits(command: Command) -> Command:

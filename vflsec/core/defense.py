@@ -62,6 +62,7 @@ class Defense(ABC):
     Class attributes:
         by_epsilon: options under which the strength is 1/epsilon, or None where there is no differential privacy.
         softens: whether ``on_labels`` gives probabilities of the classes in place of their numbers.
+        strengths: the usual ones, over which it is swept where nobody says any.
 
     Attributes:
         at: those kinds.
@@ -78,6 +79,7 @@ class Defense(ABC):
     strength_name: ClassVar[str] = "strength"
     by_epsilon: ClassVar[Mapping[str, Any] | None] = None
     softens: ClassVar[bool] = False
+    strengths: ClassVar[tuple[float, ...]] = (1.0, 5.0, 25.0)
     version: ClassVar[int] = 1
 
     def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
@@ -304,6 +306,7 @@ def describe(defense: type[Defense]) -> dict[str, Any]:
         "name": defense.name,
         "acts at": ", ".join(points),
         "strength": defense.strength_name,
+        "usual strengths": ", ".join(f"{strength:.3g}" for strength in defense.strengths),
         "reference": defense.reference,
         "guarantee": defense.guarantee,
     }

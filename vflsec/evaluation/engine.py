@@ -186,7 +186,7 @@ def cryptography(spec: EvalSpec) -> dict[str, float]:
 def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
     """Yield each checked method with its world for seed 0, built and not trained."""
     for defense in spec.defenses:
-        for strength in (0.0, *spec.strengths):
+        for strength in (0.0, *spec.strengths_of(defense)):
             build_defense(msgspec.structs.replace(defense, strength=strength))
     classes = [registry.load("methods", name) for name in spec.methods]
     _check_heard(spec, [method for method in classes if method.shows])
@@ -200,7 +200,9 @@ def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
         method.build(world)
         method.check(world)
         for defense in (*spec.defenses, *spec.fixed) if method.shows else ():  # others are trained without defences
-            for strength in filter(None, spec.strengths if defense in spec.defenses else [defense.strength]):
+            for strength in filter(
+                None, spec.strengths_of(defense) if defense in spec.defenses else [defense.strength]
+            ):
                 _check_serves(msgspec.structs.replace(defense, strength=strength), method, world)
         yield method, world
 

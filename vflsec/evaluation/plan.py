@@ -93,7 +93,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         settings["method"] = _versioned("methods", self.method)
         settings["method_options"] = {key: _file_option(value) for key, value in self.method_options.items()}
         settings["defenses"] = [
-            {**msgspec.to_builtins(d), "name": _versioned("defenses", d.name)} for d in self.defenses
+            {k: v for k, v in msgspec.to_builtins(d).items() if k != "strengths"}
+            | {"name": _versioned("defenses", d.name)}
+            for d in self.defenses
         ]
         if self.malicious:
             settings["malicious"] = [self.malicious[0], _attack_settings(self.malicious[1])]
@@ -287,7 +289,7 @@ def _sweep(spec: EvalSpec) -> Iterator[tuple[DefenseSpec | None, float]]:
     if not spec.defenses:
         yield None, 0.0
     for defense in spec.defenses:
-        for strength in sorted({0.0, *spec.strengths}):
+        for strength in sorted({0.0, *spec.strengths_of(defense)}):
             yield defense, strength
 
 
@@ -317,7 +319,7 @@ def training_cell(
 def _cell(
     spec: EvalSpec, method: str, sweep: DefenseSpec | None, strength: float, seed: int, attack: AttackSpec
 ) -> Cell:
-    swept = (msgspec.structs.replace(sweep, strength=strength),) if sweep else ()
+    swept = (msgspec.structs.replace(sweep, strength=strength, strengths=()),) if sweep else ()
     made = build_attack(attack)
     malicious = (spec.adversary, attack) if made.acts_in_training else None
     told = spec.aux if made.target == "integrity" and Need.AUX_LABELS in made.needs else None

@@ -1,16 +1,10 @@
-"""What is to be evaluated: frozen settings, and the small grammar that names attacks and defences.
-
-NAME[:option=value,...][@point+...]        mc:mode=mixmatch     my.py:Mine:k=3     label-dp:epsilon=2@labels
-
-The points of a defence are kinds of message, in every phase or in one: iso:lambda=5@gradient, iso@pretrain.embedding.
-That of an attack is a phase after which it strikes: mc@pretrain.
-"""
+"""What is to be evaluated: frozen settings, from tables and from the texts of a command line."""
 
 from __future__ import annotations
 
 import copy
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +16,7 @@ from vflsec.core.checks import positive, unknown
 from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
+from vflsec.evaluation.grammar import parse_reference, parse_value, split_list
 
 TRAINING = ("dataset", "data", "methods", "method", "train", "model", "fixed")
 """The fields of an ``EvalSpec`` that concern training; the others say who attacks what, and how often."""
@@ -56,6 +51,7 @@ class DefenseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         by: who carries it: ``active``, ``passive`` (every passive party), a party's name, or None for everybody.
+        strengths: of a defence that is swept, its own; none for those of the evaluation.
     """
 
     name: str
@@ -63,6 +59,7 @@ class DefenseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     at: tuple[str, ...] | None = None
     options: dict[str, Any] = {}
     by: str | None = None
+    strengths: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:
@@ -115,7 +112,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         train: how models are fitted.
         model: the shape of the networks.
         attacks: each gives a row per strength.
-        defenses: each is swept over ``strengths``.
+        defenses: each is swept over its own strengths, or these:
         strengths: besides 0, which is always there.
         fixed: further defences that stay as they are (``--with``).
         adversary: the attacking party.
@@ -158,18 +155,40 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 got = f"{defense.label} with strength {defense.strength:g}"
                 raise UsageError(f"expected the strengths of swept defenses in strengths, got {got}: move it there")
         for defense in self.fixed:
-            if not defense.strength:
-                made = registry.load("defenses", defense.name)
-                example = f"{defense.name}:{'epsilon' if made.by_epsilon is not None else made.strength_name}=5"
-                raise UsageError(f"expected a strength for the fixed defense {defense.name}, got 0: say {example}")
+            self._check_fixed(defense)
         if len({d.label for d in self.defenses}) < len(self.defenses):
-            raise UsageError(f"expected different defenses, got {', '.join(d.label for d in self.defenses)}")
-        if any(not 0 <= s < float("inf") for s in self.strengths):
-            raise UsageError(f"expected finite strengths >= 0, got {list(self.strengths)}")
+            raise UsageError(
+                f"expected different defenses, got {', '.join(d.label for d in self.defenses)}: "
+                f"give one all its strengths, as in iso:lambda=1,5,25"
+            )
         if self.strengths and not self.defenses:
             raise UsageError("expected --defense with --lambda, got no defense: name one, for example --defense iso")
-        if self.defenses and not any(self.strengths):
-            raise UsageError("expected strengths for the defense, got none: add for example --lambda 1,5,25")
+        if self.strengths and all(d.strengths for d in self.defenses):
+            names = ", ".join(d.label for d in self.defenses)
+            raise UsageError(
+                f"expected the strength once, got strengths of its own for {names} and others for all (--lambda, "
+                f"--epsilon): drop one"
+            )
+        for defense in self.defenses:
+            found = self.strengths_of(defense)
+            if any(not 0 <= s < float("inf") for s in found):
+                raise UsageError(f"expected finite strengths >= 0 for {defense.label}, got {list(found)}")
+            if not any(found):
+                raise UsageError(f"expected a strength above 0 for {defense.label}, got none: add --lambda 1,5,25")
+
+    def _check_fixed(self, defense: DefenseSpec) -> None:
+        """Check that a defence that stays as it is has one strength."""
+        if defense.strengths:
+            got = ", ".join(f"{strength:g}" for strength in defense.strengths)
+            raise UsageError(f"expected one strength for the fixed defense {defense.name}, got {got}: choose one")
+        if not defense.strength:
+            made = registry.load("defenses", defense.name)
+            example = f"{defense.name}:{'epsilon' if made.by_epsilon is not None else made.strength_name}=5"
+            raise UsageError(f"expected a strength for the fixed defense {defense.name}, got 0: say {example}")
+
+    def strengths_of(self, defense: DefenseSpec) -> tuple[float, ...]:
+        """Return the strengths that ``defense`` is swept over, besides 0."""
+        return defense.strengths or self.strengths
 
     @property
     def resolved_model(self) -> ModelSpec:
@@ -193,55 +212,43 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return "-".join(_stem(name) for name in names)
 
 
-def parse_reference(text: str, what: str) -> tuple[str, dict[str, Any], tuple[str, ...] | None]:
-    """Split ``NAME[:option=value,...][@point+...]`` into name, options and points.
-
-    Raises:
-        UsageError: an option without a value.
-    """
-    head, _, points = text.partition("@")
-    if ".py:" in head:
-        path, _, rest = head.partition(".py:")
-        attribute, _, options_text = rest.partition(":")
-        name = f"{path}.py:{attribute}"
-    else:
-        name, _, options_text = head.partition(":")
-    options = {}
-    for item in filter(None, options_text.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise UsageError(f"expected {what} {name}:option=value, got {item!r} in {text!r}")
-        options[key.strip()] = parse_value(value.strip())
-    return name, options, tuple(filter(None, points.split("+"))) or None
-
-
-def split_list(text: str) -> list[str]:
-    """Split a comma list of references; ``a:x=1,y=2,b`` is ``a:x=1,y=2`` and ``b``."""
-    items: list[str] = []
-    for piece in filter(None, (piece.strip() for piece in text.split(","))):
-        if items and "=" in piece and ":" not in piece.partition("=")[0]:
-            items[-1] += f",{piece}"
-        else:
-            items.append(piece)
-    return items
-
-
 def parse_defense(text: str) -> DefenseSpec:
-    """Read a defence; its strength may be called by the defence's own name for it (``lambda``) or ``strength``.
+    """Read a defence; its strength may be called by the defence's own name for it, ``strength`` or ``lambda``.
 
-    Of one with differential privacy ``epsilon`` may be given instead.
+    Of one with differential privacy ``epsilon`` may be given instead. Several strengths, ``lambda=1,5``, are to sweep.
     """
     name, options, at = parse_reference(text, "defense")
-    own_name = registry.load("defenses", name).strength_name
-    strength = options.pop(own_name, options.pop("strength", 0.0))
-    if "epsilon" in options:
-        if strength:
-            raise UsageError(f"expected the strength once, got {text!r}: drop {own_name} or epsilon")
-        strength, options = _from_epsilon(name, options.pop("epsilon")), {**options, **_by_epsilon(name)}
+    given = [key for key in _strength_names(name) if key in options]
+    if len(given) > 1:
+        raise UsageError(f"expected the strength once, got {text!r}: drop {' or '.join(given)}")
+    values = [options.pop(key) for key in given]
+    several = values[0] if values and isinstance(values[0], list) else values
+    strengths = tuple(_strength(value, given[0], text) for value in several)
+    options |= _by_epsilon(name) if "epsilon" in given else {}
     by = options.pop("by", None)
-    if not isinstance(strength, int | float) or isinstance(strength, bool):
-        raise UsageError(f"expected a number for {own_name} in {text!r}, got {strength!r}")
-    return DefenseSpec(name=name, strength=float(strength), at=at, options=options, by=by)
+    if len(strengths) > 1:
+        return DefenseSpec(name=name, strengths=strengths, at=at, options=options, by=by)
+    return DefenseSpec(name=name, strength=sum(strengths), at=at, options=options, by=by)
+
+
+def parse_swept(text: str) -> DefenseSpec:
+    """Read a defence that is swept: a single strength is a list of one."""
+    found = parse_defense(text)
+    said = parse_reference(text, "defense")[1].keys() & set(_strength_names(found.name))
+    single = said and not found.strengths
+    return msgspec.structs.replace(found, strength=0.0, strengths=(found.strength,)) if single else found
+
+
+def _strength_names(defense: str) -> list[str]:
+    return list(dict.fromkeys([registry.load("defenses", defense).strength_name, "strength", "lambda", "epsilon"]))
+
+
+def _strength(value: Any, key: str, text: str) -> float:
+    if key == "epsilon":
+        return _from_epsilon(text, value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise UsageError(f"expected a number for {key} in {text!r}, got {value!r}")
+    return float(value)
 
 
 def parse_attack(text: str) -> AttackSpec:
@@ -250,14 +257,6 @@ def parse_attack(text: str) -> AttackSpec:
     if phases and len(phases) > 1:
         raise UsageError(f"expected one phase after which {name} strikes, got {text!r}")
     return AttackSpec(name=name, options=options, after=phases[0] if phases else None)
-
-
-def parse_value(text: str) -> Any:
-    """Read a TOML value; what is none is text, so that ``mode=mixmatch`` needs no quotes."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def merge(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -284,8 +283,8 @@ def merge(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
 def read(settings: Mapping[str, Any]) -> EvalSpec:
     """Return the checked specification.
 
-    Attacks and defences may be texts of the grammar above, alone or in lists: ``fixed = ["iso:lambda=5"]``. The
-    strength in the text of a swept defence stands for ``strengths``. So does ``epsilons``, for defences that have one.
+    Attacks and defences may be texts of the grammar above, alone or in lists: ``fixed = ["iso:lambda=5"]``. A defence
+    that is swept and has no strengths of its own takes ``strengths``, or ``epsilons`` in their place, or usual ones.
 
     Raises:
         UsageError: an unknown or ill-typed setting, with its path.
@@ -298,16 +297,13 @@ def read(settings: Mapping[str, Any]) -> EvalSpec:
         if found.get("strengths"):
             raise UsageError("expected the strength once, got strengths (--lambda) and epsilons (--epsilon): drop one")
         found["strengths"] = [_from_epsilon("epsilons", value) for value in epsilons]
-    if _texts(found.get("defenses")):
-        found |= _sweep(found["defenses"], found.get("strengths", ()))
-    if epsilons:
-        found["defenses"] = [
-            {**defense, "options": {**defense.get("options", {}), **_by_epsilon(defense["name"])}}
-            for defense in found.get("defenses", ())
-        ]
     for key, parse in _PARSERS.items():
         if isinstance(found.get(key), list | tuple):
             found[key] = [msgspec.to_builtins(parse(v)) if isinstance(v, str) else v for v in found[key]]
+    if isinstance(found.get("defenses"), list):
+        found["defenses"] = [
+            _complete(one, shared=bool(found.get("strengths")), epsilons=bool(epsilons)) for one in found["defenses"]
+        ]
     try:
         return msgspec.convert(found, EvalSpec)
     except msgspec.ValidationError as error:
@@ -349,26 +345,16 @@ def to_toml(spec: EvalSpec) -> str:
 
 
 _LISTS = ("methods", "attacks", "defenses", "fixed")
-_PARSERS: dict[str, Callable[[str], Any]] = {"attacks": parse_attack, "defenses": parse_defense, "fixed": parse_defense}
+_PARSERS: dict[str, Callable[[str], Any]] = {"attacks": parse_attack, "defenses": parse_swept, "fixed": parse_defense}
 
 
-def _texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, str) for item in value)
-
-
-def _sweep(texts: Sequence[str], strengths: Sequence[float]) -> dict[str, Any]:
-    """Return ``defenses`` and ``strengths``: every swept defence runs at the same strengths, given once."""
-    swept = [parse_defense(text) for text in texts]
-    inline = {defense.strength for defense in swept}
-    if any(inline) and strengths:
-        raise UsageError(f"expected the strength once, got {', '.join(texts)} and strengths (--lambda) too: drop one")
-    if len(inline) > 1:
-        raise UsageError(
-            f"expected one strength for all swept defenses, got {', '.join(texts)}: every one runs at every strength; "
-            f"give them with --lambda"
-        )
-    found = [msgspec.to_builtins(msgspec.structs.replace(defense, strength=0.0)) for defense in swept]
-    return {"defenses": found, "strengths": strengths or [s for s in inline if s]}
+def _complete(defense: Any, *, shared: bool, epsilons: bool) -> Any:
+    """Return the table of a swept defence with strengths, unless it has some, or shares those of all."""
+    if not isinstance(defense, dict) or not isinstance(defense.get("name"), str) or defense.get("strengths"):
+        return defense  # which is complete, or none
+    if epsilons:
+        return {**defense, "options": {**defense.get("options", {}), **_by_epsilon(defense["name"])}}
+    return defense if shared else {**defense, "strengths": registry.load("defenses", defense["name"]).strengths}
 
 
 def _by_epsilon(name: str) -> Mapping[str, Any]:
