@@ -54,6 +54,7 @@ class ConfusionalAutoencoder(Defense):
 
     name = "coae"
     strength_name = "lambda"
+    strengths = (0.5, 1.0, 2.0)
     points = ()
     reference = (
         "Zou et al. 2022, Defending Batch-Level Label Inference and Replacement Attacks in Vertical Federated "

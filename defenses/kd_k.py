@@ -58,6 +58,7 @@ class DistilledGroups(Defense):
 
     name = "kd-k"
     strength_name = "epsilon"
+    strengths = (0.1, 0.3, 0.5)
     points = ()
     reference = (
         "Arazzi et al. 2024, KDk: A Defense Mechanism Against Label Inference Attacks in Vertical Federated Learning, "

@@ -46,6 +46,7 @@ class Mixup(Defense):
 
     name = "mixup"
     strength_name = "alpha"
+    strengths = (0.2, 1.0, 5.0)
     points = ()
     reference = (
         "Zhang et al. 2018, arXiv 1710.09412, section 2; at the cut layer, as Verma et al. 2019, arXiv 1806.05236"

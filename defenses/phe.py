@@ -45,6 +45,7 @@ class EncryptedBoundary(Defense):
     )
     points = ()
     strength_name = "on"
+    strengths = (1.0,)
 
     def __init__(
         self,

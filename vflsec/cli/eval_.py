@@ -114,7 +114,7 @@ def command(
     if dry_run:
         announce(spec, engines.plan(spec, None if fresh else store), folder)
         for method, seconds in engines.cryptography(spec).items():
-            click.echo(f"encryption takes about {seconds:.2g} CPU s of each training of {method} here", err=True)
+            click.echo(f"encryption takes about {seconds:.0f} CPU s of each training of {method} here", err=True)
         click.echo(specs.to_toml(spec), nl=False)
         return
     with store.lock():

@@ -184,7 +184,7 @@ def cryptography(spec: EvalSpec) -> dict[str, float]:
 
 
 def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
-    """Yield each checked method with its world for seed 0, built and not trained."""
+    """Yield each checked method with its world for seed 0, built and not trained; one for each swept defence."""
     for defense in spec.defenses:
         for strength in (0.0, *spec.strengths_of(defense)):
             build_defense(msgspec.structs.replace(defense, strength=strength))
@@ -192,19 +192,19 @@ def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
     _check_heard(spec, [method for method in classes if method.shows])
     for name in spec.methods:
         cell = training_cell(spec, name, seed=0)
-        method = build_method(cell)
-        strongest = [msgspec.structs.replace(d, strength=max(spec.strengths)) for d in spec.defenses]
-        world = build_world(msgspec.structs.replace(cell, defenses=(*cell.defenses, *strongest)), "cpu")
-        for carried in world.active.defenses:
-            carried.suit(world.n_classes)
-        method.build(world)
-        method.check(world)
-        for defense in (*spec.defenses, *spec.fixed) if method.shows else ():  # others are trained without defences
-            for strength in filter(
-                None, spec.strengths_of(defense) if defense in spec.defenses else [defense.strength]
-            ):
-                _check_serves(msgspec.structs.replace(defense, strength=strength), method, world)
-        yield method, world
+        for swept in spec.defenses or [None]:
+            strengths = [s for s in spec.strengths_of(swept) if s] if swept else []
+            at = [msgspec.structs.replace(swept, strength=s) for s in strengths] if swept else []
+            strongest = at[-1:]  # what cannot be had at all is refused there
+            method = build_method(cell)
+            world = build_world(msgspec.structs.replace(cell, defenses=(*cell.defenses, *strongest)), "cpu")
+            for carried in world.active.defenses:
+                carried.suit(world.n_classes)
+            method.build(world)
+            method.check(world)
+            for defense in (*at, *spec.fixed) if method.shows else ():  # others are trained without defences
+                _check_serves(defense, method, world)
+            yield method, world
 
 
 def _check_serves(spec: DefenseSpec, method: Method, world: World) -> None:
