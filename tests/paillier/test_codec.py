@@ -26,6 +26,14 @@ def test_what_has_no_integer_is_refused(value, why):
         codec.encode(np.array([1.0, value]), 20, 4, "x")
 
 
+@pytest.mark.parametrize("rows", [3, 7, 100, 128])
+def test_what_float32_rounds_above_a_bound_is_within_it(rows):
+    """The mean loss's gradient of a row that is wholly wrong is -1/B in float32, and B times that may be above one."""
+    assert codec.encode(np.array([np.float64(np.float32(-1 / rows)) * rows]), 23, 0, "delta").tolist() == [-(2**23)]
+    with pytest.raises(UsageError, match=r"\|x\| <= 1, got 1.00000012"):
+        codec.encode(np.array([1 + 2.0**-23]), 23, 0, "x")
+
+
 @given(st.integers(1, 80), st.data())
 def test_slots_hold_what_was_packed(slot, data):
     values = data.draw(st.lists(st.integers(0, 2**slot - 1), min_size=1, max_size=9))

@@ -18,7 +18,7 @@ def encode(x: np.ndarray, precision: int, bits: int, name: str) -> NDArray[np.in
     Args:
         x: real numbers.
         precision: fractional bits.
-        bits: |x| <= 2^bits.
+        bits: |x| <= 2^bits, once rounded: what float32 arithmetic leaves above a bound is no reason to stop.
         name: what they are called in messages.
 
     Raises:
@@ -27,12 +27,14 @@ def encode(x: np.ndarray, precision: int, bits: int, name: str) -> NDArray[np.in
     x = np.asarray(x, dtype=np.float64)
     if not np.isfinite(x).all():
         raise UsageError(f"expected finite {name}, got {x[~np.isfinite(x)][0]}; nothing was sent")
-    if x.size and (most := np.abs(x).max()) > 2.0**bits:
+    units = np.rint(np.ldexp(x, precision))
+    if x.size and np.abs(units).max() > 2.0 ** (precision + bits):
         raise UsageError(
-            f"expected |{name}| <= {2**bits}, got {most:g}; nothing was sent: keep it smaller, or agree on more bits"
+            f"expected |{name}| <= {2**bits}, got {np.abs(x).max():.9g}; nothing was sent: keep it smaller, or agree on "
+            "more bits"
         )
-    units: NDArray[np.int64] = np.rint(np.ldexp(x, precision)).astype(np.int64)
-    return units
+    found: NDArray[np.int64] = units.astype(np.int64)
+    return found
 
 
 def decode(values: Iterable[int], precision: int) -> NDArray[np.float64]:
