@@ -157,3 +157,26 @@ def test_p_never_sees_the_first_weights_if_c_adds_its_own(make_pair, problem):
     pair = make_pair(task.weights, batch=7, share0=share0)
     assert np.allclose(pair.weights, task.weights + share0, atol=1e-15)
     assert np.allclose(pair.scores(task.batch(7)[0]).shape, (7, 1))
+
+
+def test_a_score_does_not_tell_the_features_to_who_knows_the_weights(make_pair):
+    """An exact score of two features is a congruence modulo either weight: it would give both, whole."""
+    first, second = 80_530_637, -41_875_931  # W in units; prime to each other
+    weights = np.ldexp(np.array([[first], [second]], float), -28)
+    mu = np.random.default_rng(0).normal(size=(8, 2)).clip(-1.9, 1.9)
+    pair = make_pair(weights, batch=8)
+    z = pair.scores(mu)
+    assert np.allclose(z, mu @ weights, atol=1e-6)
+    units = np.rint(np.ldexp(mu, 22)).astype(int).tolist()
+
+    def solved(score):
+        found = score * pow(second, -1, first) % first
+        return found - first if found > first // 2 else found
+
+    exact = [a * first + b * second for a, b in units]
+    assert [solved(score) for score in exact] == [b for _, b in units]
+    heard = [round(math.ldexp(score, 50)) for score in z[:, 0].tolist()]
+    assert not any(solved(score) == b for score, (_, b) in zip(heard, units, strict=True))
+    off = [(h - e) / 2.0**28 for h, e in zip(heard, exact, strict=True)]
+    assert max(map(abs, off)) <= 0.5
+    assert len(set(off)) == 8

@@ -100,7 +100,10 @@ class KeyHolder(Role):
         return found
 
     def scores(self, message: MaskedScores) -> Scores:
-        """Return z + r1 (B, C) modulo 2^L, r1 p's masks.
+        """Return z + r1 (B, C) modulo 2^L, r1 p's masks, and noise within half a unit of the features.
+
+        p gets z in clear. Exact to its last bit, one z would be a knapsack that gives several features to whoever knows
+        the weights; the noise is of the size that rounding the features has left in z anyway.
 
         Raises:
             ProtocolError: a message out of turn, or ciphertexts that p cannot have made of these features.
@@ -116,6 +119,9 @@ class KeyHolder(Role):
             slots = unpack(self.keys.decrypt(cipher), packing.slot, part.stop - part.start)
             masked[part, output] = ring(slots, layout.ring)
         share = ring(self._weights(), layout.ring).reshape(layout.width, outputs)
+        unit = 1 << layout.weight_precision
+        blur = [uniform(unit, self.randbits) - unit // 2 for _ in range(masked.size)]
+        masked += ring(blur, layout.ring).reshape(masked.shape)
         scores = masked + self._mu.view(np.uint64) @ share  # modulo 2^64, and so modulo 2^L
         scores &= np.uint64((1 << layout.ring) - 1)
         self._awaits = MaskedGradient if self._learns else None
