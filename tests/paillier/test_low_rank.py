@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from vflsec.paillier.low_rank import factor
 
@@ -48,6 +50,21 @@ def test_one_column_gives_signed_ratios_to_the_longest():
 def test_softmax_gradients_have_a_column_less():
     delta = matrix(20, 4, 4, 0)
     assert len(factor(delta - delta.mean(1, keepdims=True)).rows) == 3
+
+
+@pytest.mark.parametrize("columns", [2, 3, 10])
+@pytest.mark.parametrize("rows", [8, 100, 128])
+@pytest.mark.parametrize("scale", [1.0, 12.0])
+def test_softmax_gradients_in_float32_have_a_column_less_too(columns, rows, scale):
+    """Their rows add up to zero but for rounding, which is no row of its own to send."""
+    rng = torch.Generator().manual_seed(0)
+    z = (scale * torch.randn(rows, columns, generator=rng)).requires_grad_()
+    functional.cross_entropy(z, torch.randint(columns, (rows,), generator=rng)).backward()
+    delta = z.grad.double().numpy() * rows
+    dithered = delta + 2.0**-23 * (np.random.default_rng(0).random(delta.shape) - 0.5)
+    found = factor(dithered, 2.0**-23)
+    assert len(found.rows) == min(rows, columns - 1)
+    assert np.abs(found.coefficients @ delta[found.rows] - delta).max() < 4e-7
 
 
 def test_nothing_stands_for_zero():

@@ -151,6 +151,21 @@ def test_exact_products_have_no_common_divisor(keys, make_pair, problem, form):
         assert all(abs(v - exact[i] * w) <= 2 * abs(exact[i]) for v, w in zip(row, units, strict=True))
 
 
+def test_ratios_do_not_betray_the_grid_of_float32(make_pair, problem):
+    """A probability less one is a multiple of 2^-24: exact ratios to the longest row would give its length."""
+    task = problem(6, 1)
+    pair = make_pair(task.weights, batch=128)
+    mu, _ = task.batch(128)
+    delta = -np.ldexp(np.random.default_rng(0).integers(1, 2**18, (128, 1)).astype(float), -24)
+    delta[0] = -12_345_677 * 2.0**-24
+    pair.scores(mu)
+    down = pair.learn(delta, RATE)
+    assert np.allclose(down, delta @ task.weights.T, rtol=0, atol=3e-7)
+    ratios = np.frombuffer(pair.said[-1].coefficients, "<f4").astype(float)
+    places = (ratios * delta[0, 0] * 2.0**24)[1:] % 1
+    assert is_uniform(places)
+
+
 def test_p_never_sees_the_first_weights_if_c_adds_its_own(make_pair, problem):
     task = problem(6, 1)
     share0 = task.rng.normal(size=(6, 1))

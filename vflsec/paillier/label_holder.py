@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 
@@ -189,7 +190,8 @@ class LabelHolder(Role):
         rows, coefficients = self._delta(delta), b""
         added = self._noise(noise)
         if layout.low_rank:
-            chosen, real = factor(np.asarray(delta, np.float64))
+            unit = 2.0**-layout.delta_precision
+            chosen, real = factor(np.asarray(delta, np.float64) + unit * self._dither(rows.shape), unit)
             rows, coefficients = rows[chosen], real.astype("<f4").tobytes()
         ciphers = self.ciphertexts.read(message.share, packing.blocks * outputs, "a share of the weights")
         share = np.array(self._weights() if layout.order == "paper" else self._used, object).reshape(-1, outputs)
@@ -283,6 +285,11 @@ class LabelHolder(Role):
         added[:, : noise.shape[1]] += [[uniform(limit, self.randbits) for _ in noise.T] for limit in limits]
         chunks = (added[start : start + packing.rows] for start in range(0, len(rows), packing.rows))
         return [pack(chunk.ravel().tolist(), packing.slot) for chunk in chunks]
+
+    def _dither(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        """Return noise in ±1/2: float32 loss gradients are multiples of 2^-24 or so, and exact ratios tell the scale."""
+        drawn = [self.randbits(53) for _ in range(math.prod(shape))]
+        return np.ldexp(np.array(drawn, np.float64), -53).reshape(shape) - 0.5
 
     def _mask(self, bound: int) -> int:
         """Return a mask for a number within ±bound, which makes it non-negative."""

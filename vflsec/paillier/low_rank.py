@@ -23,16 +23,22 @@ class Factors(NamedTuple):
     coefficients: NDArray[np.float64]
 
 
-def factor(delta: NDArray[np.float64]) -> Factors:
+def factor(delta: NDArray[np.float64], unit: float = 0.0) -> Factors:
     """Return rows of ``delta`` (B, C) that span the others, and the coefficients of all by them.
 
     Both are functions of the space that the columns of ``delta`` span, and so of delta W^T, whatever W is, as long as
     its rank is C: whoever gets delta W^T in full could compute them. The rows are the pivots of a QR decomposition of
     an orthonormal basis, so that coefficients stay small; with one column, the row is the longest and the coefficients
     are the signed ratios to it.
+
+    Args:
+        delta: (B, C).
+        unit: that its entries are rounded to when they are sent; directions that rounding by half of it explains are
+            left out. The rows of a softmax gradient in float32 add up to zero but for that.
     """
     basis, sizes, _ = linalg.svd(delta, full_matrices=False)
-    basis = basis[:, : int((sizes > _RELATIVE * sizes[0]).sum()) if sizes[0] > 0 else 0]
+    noise = unit / 2 * (len(delta) ** 0.5 + delta.shape[1] ** 0.5)  # the norm of a matrix of errors is below it
+    basis = basis[:, : int((sizes > max(_RELATIVE * sizes[0], noise)).sum())]
     if not basis.shape[1]:
         return Factors(np.empty(0, np.intp), basis)
     _, pivots = linalg.qr(basis.T, mode="r", pivoting=True)
