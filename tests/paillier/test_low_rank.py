@@ -53,7 +53,7 @@ def test_softmax_gradients_have_a_column_less():
 
 
 @pytest.mark.parametrize("columns", [2, 3, 10])
-@pytest.mark.parametrize("rows", [8, 100, 128])
+@pytest.mark.parametrize("rows", [32, 100, 128])
 @pytest.mark.parametrize("scale", [1.0, 12.0])
 def test_softmax_gradients_in_float32_have_a_column_less_too(columns, rows, scale):
     """Their rows add up to zero but for rounding, which is no row of its own to send."""
@@ -63,7 +63,7 @@ def test_softmax_gradients_in_float32_have_a_column_less_too(columns, rows, scal
     delta = z.grad.double().numpy() * rows
     dithered = delta + 2.0**-23 * (np.random.default_rng(0).random(delta.shape) - 0.5)
     found = factor(dithered, 2.0**-23)
-    assert len(found.rows) == min(rows, columns - 1)
+    assert len(found.rows) == columns - 1
     assert np.abs(found.coefficients @ delta[found.rows] - delta).max() < 4e-7
 
 
