@@ -248,7 +248,7 @@ def epoch(bits: int, mode: Mode, batches: int) -> list[str]:
     plain = task.weights.copy()
     for mu, y in data:
         plain -= RATE * mu.T @ logistic(mu @ plain, y) / ROWS
-    began = time.perf_counter()
+    began, spent = time.perf_counter(), cpu()
     pair = Pair(Keys.generate(bits, mode), layout, task, batches, workers=1)
     try:
         pair.step(*data[0])
@@ -260,8 +260,15 @@ def epoch(bits: int, mode: Mode, batches: int) -> list[str]:
     finally:
         pair.c.close()
         pair.p.close()
+    spent = cpu() - spent
     whole = first + (seconds - first) * (SAMPLES / ROWS - 1) / (batches - 1)
-    return [f"{bits} bits, {mode}", f"{first:.1f}", f"{seconds:.1f}", f"{whole:.1f}", f"{error:.0e}"]
+    return [f"{bits} bits, {mode}", *(f"{x:.1f}" for x in (first, spent, seconds, whole)), f"{error:.0e}"]
+
+
+def cpu() -> float:
+    """Return the CPU seconds of this process and of the children that it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(of.ru_utime + of.ru_stime for of in used)
 
 
 @click.command()
