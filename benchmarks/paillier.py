@@ -13,6 +13,7 @@ The last table is the wall time of an epoch of 80,000 samples on two cores, its 
 
 from __future__ import annotations
 
+import resource
 import secrets
 import statistics
 import time
@@ -282,9 +283,8 @@ def main(quick: bool, bits: tuple[int, ...]) -> None:
             CONSOLE.print(side_by_side(size, rows))
         CONSOLE.print(growth())
         batches = SAMPLES // ROWS // (10 if quick else 1)
-        table = Table(
-            "epoch of 80,000, two cores", "to the first batch, s", f"{batches} batches, s", "epoch, s", "|W - float64|"
-        )
+        heads = "first batch, s", f"{batches} batches, CPU s", "s", "epoch, s", "|W - float64|"
+        table = Table("80,000 samples, two cores", *heads)
         for mode in MODES:
             table.add_row(*epoch(bits[0], mode, batches))
         CONSOLE.print(table)
