@@ -1,20 +1,32 @@
 """Fronts and orders of defences against worked examples."""
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vflsec.evaluation.ranking import disagreements, exposed, front, ranks
-from vflsec.evaluation.results import Cap, Leak, Measure, Place, Point
+import vflsec
+from vflsec.evaluation.ranking import SCORES, disagreements, exposed, front, orders, ranks, told_apart
+from vflsec.evaluation.results import Cap, Leak, Measure, Place, Point, Rank
+from vflsec.evaluation.statistics import over_seeds
+
+SURE = (0.0, 0.001, -0.001)
+SHAKY = (0.0, 0.4, -0.4)
 
 
-def point(defense, strength, utility, leak, *, attack="mc", alone=0.6, on_train=None):
-    measured = {"metric": "auc", "ci95": (None, None), "n": 1}
+def spread(mean, by=SURE):
+    """Three seeds around a mean."""
+    return {} if mean is None else {seed: mean + step for seed, step in enumerate(by)}
+
+
+def point(defense, strength, utility, leak, *, attack="mc", alone=0.6, on_train=None, by=SURE):
+    measured = {"metric": "auc", "ci95": (None, None), "n": 3}
     leaked = Leak(
         **measured, mean=leak, chance=0.5, alone=alone, alone_ci95=(None, None), advantage=None,
-        advantage_ci95=(None, None), accuracy=None,
+        advantage_ci95=(None, None), accuracy=None, by_seed=spread(leak, by), alone_by_seed=spread(alone, by),
     )  # fmt: skip
-    train = msgspec.structs.replace(leaked, mean=leak if on_train is None else on_train)
+    on_train = leak if on_train is None else on_train
+    train = msgspec.structs.replace(leaked, mean=on_train, by_seed=spread(on_train, by))
     return Point(
         method="m", defense=defense, strength=strength, attack=attack, status="ok", statuses={"ok": 1},
         utility=Measure(**measured, mean=utility), leak=leaked, leak_train=train, nbytes=1, seconds=1.0, budget={},
@@ -22,10 +34,11 @@ def point(defense, strength, utility, leak, *, attack="mc", alone=0.6, on_train=
     )  # fmt: skip
 
 
-def folded(defense, value, calibrated, attack="mc"):
+def folded(defense, value, calibrated, attack="mc", *, by=SURE):
     return Cap(
         method="m", defense=defense, attack=attack, value=value, ci95=(None, None), calibrated=calibrated,
-        calibrated_ci95=(None, None), accuracy_value=None, dcs=None, n=1,
+        calibrated_ci95=(None, None), accuracy_value=None, dcs=None, n=3, by_seed=spread(value, by),
+        calibrated_by_seed=spread(calibrated, by),
     )  # fmt: skip
 
 
@@ -74,6 +87,80 @@ def test_ranks_are_by_the_attack_that_a_defense_does_worst_against():
     ]
 
 
+def ranked(*by_seed):
+    """Defences a, b, c... with these leaks by seed, and no other score."""
+    caps = [folded(name, None, None) for name in "abcd"[: len(by_seed)]]
+    places = {
+        ("labels", "m", cap.defense, 1.0): Place(
+            target="labels", method="m", defense=cap.defense, strength=1.0, utility=0.8, leak=sum(own) / len(own),
+            worst_rows=sum(own) / len(own), by_seed=dict(enumerate(own)),
+        )
+        for cap, own in zip(caps, by_seed, strict=True)
+    }  # fmt: skip
+    return ranks(caps, places)
+
+
+def test_neighbours_are_told_apart_by_paired_differences():
+    """b and c vary together, so that c's small lead is certain; a's larger one over b is not, for a varies alone."""
+    found = ranked([0.60, 0.80, 0.55], [0.70, 0.80, 0.90], [0.71, 0.81, 0.91])
+    assert orders(found) == ["by strongest leak: a ≈ b > c (≈: not told apart, paired over 3 seeds)"]
+    assert [rank.close for rank in found] == [["strongest leak"], ["strongest leak"], []]
+    assert [rank.ranks["strongest leak"] for rank in found] == [1, 2, 3]
+
+
+def test_by_one_seed_nothing_is_told_apart():
+    found = ranked([0.6], [0.9])
+    assert orders(found) == ["by strongest leak: a ≈ b (≈: not told apart, paired over 1 seed)"]
+    assert not told_apart(*found, "strongest leak")
+
+
+def test_equal_defences_are_not_told_apart():
+    assert not told_apart(*ranked([0.6, 0.7], [0.6, 0.7]), "strongest leak")
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=6))
+def test_told_apart_is_that_the_interval_of_the_difference_leaves_out_zero(pairs):
+    first, second = ranked(*map(list, zip(*pairs, strict=True)))
+    _, low, high, _ = over_seeds([a - b for a, b in pairs])
+    assert told_apart(first, second, "strongest leak") == (not low <= 0 <= high)
+    assert told_apart(first, second, "strongest leak") == told_apart(second, first, "strongest leak")
+
+
+def test_seeds_that_one_lacks_are_left_out():
+    one, other = ranked([0.6, 0.6, 0.6], [0.7, 0.7, 0.7])
+    lacking = msgspec.structs.replace(other, by_seed={"strongest leak": {2: 0.7, 3: 0.1}})
+    assert told_apart(one, other, "strongest leak")
+    assert not told_apart(one, lacking, "strongest leak")
+
+
+@pytest.mark.parametrize(("by", "said"), [(SURE, 2), (SHAKY, 0)])
+def test_a_disagreement_within_noise_is_none(by, said):
+    """The same means in the same order; where the seeds of one defence scatter, nothing is known of it."""
+    caps = [folded("a", 0.2, 0.8, by=by), folded("b", 0.3, 0.7)]
+    found = ranks(caps, exposed([point("a", 1.0, 0.8, 0.9, by=by), point("b", 1.0, 0.7, 0.7)]))
+    assert [rank.ranks for rank in found] == [
+        dict(zip(SCORES, places, strict=True)) for places in ((2, 1, 2), (1, 2, 1))
+    ]
+    assert len(disagreements(found)) == said
+
+
+def test_orders_of_several_targets_and_methods_are_told_apart():
+    def rank(target, method, defense, place):
+        return Rank(target=target, method=method, defense=defense, values={}, ranks={"CAP": place})
+
+    found = [rank("labels", "m", "a", 2), rank("labels", "n", "a", 1), rank("features", "m", "a", 1)]
+    assert orders(found) == ["by CAP of labels: n, a ≈ m, a (≈: not told apart, paired over 0 seeds)"]
+
+
+def test_what_is_summed_up_by_seed_is_the_mean():
+    """Of each strength the strongest attack on the worse rows; its seeds, averaged over strengths."""
+    points = [point("a", 1.0, 0.8, 0.7, on_train=0.9), point("a", 1.0, 0.8, 0.8, attack="norm"),
+              point("a", 5.0, 0.8, 0.3, alone=0.5)]  # fmt: skip
+    (found,) = ranks([folded("a", 0.3, 0.7)], exposed(points))
+    assert found.values["strongest leak"] == pytest.approx((0.9 + 0.5) / 2)
+    assert found.by_seed["strongest leak"] == pytest.approx(spread(0.7))
+
+
 def test_without_a_score_there_is_no_place_by_it():
     caps = [folded("a", None, None), folded("b", 0.3, 0.7)]
     found = ranks(caps, exposed([point("a", 1.0, 0.8, 0.9), point("b", 1.0, 0.7, 0.7)]))
@@ -91,3 +178,18 @@ def test_what_is_leaked_of_training_rows_counts_in_the_order():
 def test_an_attack_that_acts_in_training_lends_its_utility_to_nobody():
     points = [point("a", 1.0, 0.8, 0.7), point("a", 1.0, 0.85, 0.65, attack="active-mc")]
     assert [p.utility for p in exposed(points).values()] == [0.8]
+
+
+def test_a_report_shows_orders_and_what_they_do_not_tell(tmp_path):
+    report = vflsec.evaluate(
+        attack="direction", defense=["iso:lambda=1,50", "iso:lambda=1@embedding"], dataset="toy", seeds=2, jobs=1,
+        data={"options": {"rows": 300}}, train={"epochs": 2}, aux={"n": 20, "folds": 0}, out=tmp_path,
+    )  # fmt: skip
+    shown = report.table(200)
+    for line in report.summary.orders:
+        assert f"ORDER {line}" in shown.replace("\n", " ")
+    assert len(report.summary.orders) == 3
+    assert ("(≈1)" in shown) == any(" ≈ " in line for line in report.summary.orders)
+    assert report.to_dict()["ranks"][0]["by_seed"]["CAP"].keys() == {0, 1}
+    leak = next(p.leak for p in report.points if p.strength)
+    assert leak.mean == pytest.approx(sum(leak.by_seed.values()) / 2)

@@ -29,7 +29,7 @@ def caps(curves: Sequence[Curve]) -> list[Cap]:
 
 
 def _cap(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
-    whole = {"method": clean.method, "defense": clean.defense, "attack": attack}
+    whole: dict[str, Any] = {"method": clean.method, "defense": clean.defense, "attack": attack}
     cells = [curve.usable(attack) for curve in (clean, *defended)]
     rows = told_rows(record for by_seed in cells for record in by_seed.values())
     lost = sum(clean.seeds - sum(rows in record["leak"] for record in by_seed.values()) for by_seed in cells)
@@ -40,23 +40,23 @@ def _cap(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
             note=f"{lost} cells gave no number on {rows} rows",
         )  # fmt: skip
     prior = clean.alone(attack)
-    values: dict[str, list[float]] = {"cap": [], "calibrated": [], "accuracy": [], "dcs": []}
+    values: dict[str, dict[int, float]] = {"cap": {}, "calibrated": {}, "accuracy": {}, "dcs": {}}
     for seed in range(clean.seeds):
         found = [by_seed[seed] for by_seed in cells[1:]]
         utility = [headline(record["utility"])[1] for record in found]
         leak = [max(0.0, headline(record["leak"][rows])[1]) for record in found]  # worse than the mean tells nothing
-        values["cap"].append(capping.cap(utility, leak))
+        values["cap"][seed] = capping.cap(utility, leak)
         accuracy = [record["leak"][rows]["metrics"].get("accuracy") for record in found]
         if None not in accuracy:
-            values["accuracy"].append(capping.cap(utility, accuracy))
+            values["accuracy"][seed] = capping.cap(utility, accuracy)
         if seed in prior and rows in prior[seed]["leak"]:
             alone = headline(prior[seed]["leak"][rows])[1]
-            values["calibrated"].append(capping.calibrated_cap(utility, leak, [alone] * len(leak)))
+            values["calibrated"][seed] = capping.calibrated_cap(utility, leak, [alone] * len(leak))
         ideal = headline(cells[0][seed]["utility"])[1]
         scores = [capping.dcs(a, u, ideal_utility=ideal) for u, a in zip(utility, leak, strict=True)]
-        values["dcs"].append(capping.t_dcs(scores))
+        values["dcs"][seed] = capping.t_dcs(scores)
     nothing = (math.nan, math.nan)
-    folded = {name: interval(found, nothing, clean.seeds) for name, found in values.items()}
+    folded = {name: interval(list(found.values()), nothing, clean.seeds) for name, found in values.items()}
     return Cap(
         **whole,
         value=folded["cap"]["mean"],
@@ -67,6 +67,8 @@ def _cap(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
         dcs=folded["dcs"]["mean"],
         n=clean.seeds,
         target=clean.targets[attack],
+        by_seed=values["cap"],
+        calibrated_by_seed=values["calibrated"],
     )
 
 

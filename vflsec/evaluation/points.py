@@ -226,6 +226,8 @@ def _leak(usable: BySeed, alone: BySeed, split: str, seeds: int) -> Leak:
         accuracy=_mean(block["metrics"]["accuracy"] for block in blocks.values() if "accuracy" in block["metrics"]),
         others=_others(list(blocks.values())),
         rows=split,
+        by_seed=values,
+        alone_by_seed=base,
         **spread(list(values.values()), _rows_ci(list(blocks.values())), seeds),
     )
 

@@ -1,13 +1,23 @@
-"""Which defence is best: on the front of utility and leak, and in the order of each score, which may disagree."""
+"""Which defence is best: on the front of utility and leak, and in the order of each score, which may disagree.
+
+Orders are of means. Two defences are told apart by a score where the 95 % t interval of its difference, paired by seed,
+does not hold 0; each pair is tested by itself, so of twenty that are told apart one may be noise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import combinations
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, pairwise, product
+
+import msgspec
 
 from vflsec.evaluation.results import Cap, Place, Point, Rank
+from vflsec.evaluation.statistics import over_seeds
 
 SCORES = ("CAP", "calibrated CAP", "strongest leak")
+
+Scored = tuple[float, Mapping[int, float]]
+"""A score in the mean, and by seed."""
 
 
 def exposed(points: Sequence[Point]) -> dict[tuple[str, str, str, float], Place]:
@@ -27,10 +37,10 @@ def exposed(points: Sequence[Point]) -> dict[tuple[str, str, str, float], Place]
         utilities = [p.utility.mean for p in group if p.utility.mean is not None]
         if len(leaks) == len(group) == len(utilities):
             alone = max(p.leak.alone or 0.0 for p in group)
-            on_train = [p.leak_train.mean for p in group if p.leak_train.mean is not None]
+            worst_rows, by_seed = max(_leaks(group), key=lambda scored: scored[0])
             found[key] = Place(
                 target=key[0], method=key[1], defense=key[2], strength=key[3],
-                utility=min(utilities), leak=max(*leaks, alone), worst_rows=max(*leaks, *on_train, alone),
+                utility=min(utilities), leak=max(*leaks, alone), worst_rows=worst_rows, by_seed=dict(by_seed),
             )  # fmt: skip
     return found
 
@@ -61,19 +71,51 @@ def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Plac
     for cap in caps:
         groups.setdefault((cap.target, cap.method, cap.defense), []).append(cap)
     found = []
-    for (target, method, defense), own in groups.items():
-        leaks = [p.worst_rows for key, p in places.items() if key[:3] == (target, method, defense) and p.strength > 0]
-        values = {
-            "CAP": _least([cap.value for cap in own]),
-            "calibrated CAP": _least([cap.calibrated for cap in own]),
-            "strongest leak": sum(leaks) / len(leaks) if leaks else None,
+    for key, own in groups.items():
+        strengths = [p for name, p in places.items() if name[:3] == key and p.strength > 0]
+        scored = {
+            "CAP": _least([(cap.value, cap.by_seed) for cap in own]),
+            "calibrated CAP": _least([(cap.calibrated, cap.calibrated_by_seed) for cap in own]),
+            "strongest leak": _mean([(place.worst_rows, place.by_seed) for place in strengths]),
         }
-        found.append(Rank(target=target, method=method, defense=defense, values=values, ranks={}))
-    return [_ranked(one, [other for other in found if other.target == one.target]) for one in found]
+        found.append(
+            Rank(
+                target=key[0],
+                method=key[1],
+                defense=key[2],
+                values={score: one[0] if one else None for score, one in scored.items()},
+                ranks={},
+                by_seed={score: dict(one[1]) for score, one in scored.items() if one},
+            )
+        )
+    ranked = [_ranked(one, [other for other in found if other.target == one.target]) for one in found]
+    close = [(a, b, score) for a, b, score in _neighbours(ranked) if not told_apart(a, b, score)]
+    return [
+        msgspec.structs.replace(one, close=[s for s in SCORES if any(one in pair and s == by for *pair, by in close)])
+        for one in ranked
+    ]
+
+
+def orders(ranked: Sequence[Rank]) -> list[str]:
+    """Return a line for each target and score: its order, and which neighbours are not told apart."""
+    found = []
+    several_methods = len({rank.method for rank in ranked}) > 1
+    targets = list(dict.fromkeys(rank.target for rank in ranked))
+    for target, score in product(targets, SCORES):
+        order = _order([rank for rank in ranked if rank.target == target], score)
+        if len(order) < 2:
+            continue
+        names = [rank.label if several_methods else rank.defense for rank in order]
+        signs = ["", *(" > " if told_apart(a, b, score) else " ≈ " for a, b in pairwise(order))]
+        line = "".join(sign + name for sign, name in zip(signs, names, strict=True))
+        seeds = min(len(rank.by_seed.get(score, ())) for rank in order)
+        note = f" (≈: not told apart, paired over {seeds} seed{'s'[: seeds != 1]})" if " ≈ " in signs else ""
+        found.append(f"by {score}{f' of {target}' if len(targets) > 1 else ''}: {line}{note}")
+    return found
 
 
 def disagreements(ranked: Sequence[Rank]) -> list[str]:
-    """Return a sentence for each pair of scores that put two defences in opposite orders."""
+    """Return a sentence for each pair of scores that put two defences in opposite orders, and tell them apart."""
     found = []
     for one, other in combinations(SCORES, 2):
         pairs = [
@@ -82,10 +124,33 @@ def disagreements(ranked: Sequence[Rank]) -> list[str]:
             if a.target == b.target
             and {one, other} <= a.ranks.keys() & b.ranks.keys()
             and (a.ranks[one] - b.ranks[one]) * (a.ranks[other] - b.ranks[other]) < 0
+            and told_apart(a, b, one)
+            and told_apart(a, b, other)
         ]
         if pairs:
             found.append(f"{one} and {other} disagree on {'; '.join(pairs)}")
     return found
+
+
+def told_apart(a: Rank, b: Rank, score: str) -> bool:
+    """Whether the difference of two defences, paired by seed, is more than noise; by fewer than two seeds it is not."""
+    first, second = a.by_seed.get(score, {}), b.by_seed.get(score, {})
+    differences = [first[seed] - second[seed] for seed in first.keys() & second.keys()]
+    if len(differences) < 2:
+        return False
+    _, low, high, _ = over_seeds(differences)
+    return low > 0 or high < 0
+
+
+def _neighbours(ranked: Sequence[Rank]) -> Iterator[tuple[Rank, Rank, str]]:
+    for target, score in product(dict.fromkeys(rank.target for rank in ranked), SCORES):
+        for a, b in pairwise(_order([rank for rank in ranked if rank.target == target], score)):
+            yield a, b, score
+
+
+def _order(ranked: Sequence[Rank], score: str) -> list[Rank]:
+    """The defences that have the score, the best first."""
+    return sorted((rank for rank in ranked if score in rank.ranks), key=lambda rank: rank.ranks[score])
 
 
 def _ranked(one: Rank, among: Sequence[Rank]) -> Rank:
@@ -95,9 +160,25 @@ def _ranked(one: Rank, among: Sequence[Rank]) -> Rank:
         if own is not None:
             others = [other.values[score] for other in among]
             found[score] = 1 + sum(sign * value > sign * own for value in others if value is not None)
-    return Rank(target=one.target, method=one.method, defense=one.defense, values=one.values, ranks=found)
+    return msgspec.structs.replace(one, ranks=found)
 
 
-def _least(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return min(known) if len(known) == len(values) else None
+def _leaks(group: Sequence[Point]) -> list[Scored]:
+    """What each attack of one strength reaches on either rows, and what it reaches alone."""
+    leaks = [leak for p in group for leak in (p.leak, p.leak_train)]
+    found: list[Scored] = [(leak.mean, leak.by_seed) for leak in leaks if leak.mean is not None]
+    return found + [(p.leak.alone or 0.0, p.leak.alone_by_seed) for p in group]
+
+
+def _least(scored: Sequence[tuple[float | None, Mapping[int, float]]]) -> Scored | None:
+    known = [(value, by_seed) for value, by_seed in scored if value is not None]
+    return min(known, key=lambda one: one[0]) if len(known) == len(scored) else None
+
+
+def _mean(scored: Sequence[Scored]) -> Scored | None:
+    """The mean of several scores, and of each seed that all of them have."""
+    if not scored:
+        return None
+    seeds = set.intersection(*(set(by_seed) for _, by_seed in scored))
+    by_seed = {seed: sum(one[seed] for _, one in scored) / len(scored) for seed in sorted(seeds)}
+    return sum(value for value, _ in scored) / len(scored), by_seed

@@ -26,6 +26,7 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
         advantage: leak minus *alone*, paired by seed, with its interval in ``advantage_ci95``.
         accuracy: label recovery accuracy, the papers' measure; None where columns are recovered.
         others: the other measures by name, in the mean.
+        by_seed: the leak by seed, and *alone* in ``alone_by_seed``.
     """
 
     metric: str
@@ -41,6 +42,8 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
     interval: str = "seeds"
     rows: str = "test"
     others: dict[str, float] = {}
+    by_seed: dict[int, float] = {}
+    alone_by_seed: dict[int, float] = {}
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +104,11 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cap(msgspec.Struct, frozen=True, kw_only=True):
-    """A curve folded into one number; None where a cell of the curve gave no number."""
+    """A curve folded into one number; None where a cell of the curve gave no number.
+
+    Attributes:
+        by_seed: ``value`` by seed, and ``calibrated`` in ``calibrated_by_seed``.
+    """
 
     method: str
     defense: str
@@ -115,6 +122,8 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     note: str = ""
     target: str = "labels"
+    by_seed: dict[int, float] = {}
+    calibrated_by_seed: dict[int, float] = {}
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +132,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         leak: on the rows that the points tell of.
         worst_rows: on those or on training rows, whichever leak more.
+        by_seed: ``worst_rows`` by seed.
     """
 
     target: str
@@ -132,6 +142,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     utility: float
     leak: float
     worst_rows: float
+    by_seed: dict[int, float] = {}
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +151,8 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         values: each score; None where a cell gave no number.
         ranks: its place by each score that it has, 1 the best.
+        by_seed: each score by seed.
+        close: the scores by which it is not told apart from a neighbour in their order.
     """
 
     target: str
@@ -147,6 +160,8 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     defense: str
     values: dict[str, float | None]
     ranks: dict[str, int]
+    by_seed: dict[str, dict[int, float]] = {}
+    close: list[str] = []
 
     @property
     def label(self) -> str:
@@ -179,6 +194,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     c_dcs: list[dict[str, Any]]
     front: list[Place] = []
     ranks: list[Rank] = []
+    orders: list[str] = []
     disagreements: list[str] = []
     gates: list[Gate]
     notes: list[str]

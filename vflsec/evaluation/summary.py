@@ -10,7 +10,7 @@ from vflsec.evaluation.gates import Limits, check_limits, gates
 from vflsec.evaluation.integrity import damages, on_integrity
 from vflsec.evaluation.plan import Row, rows
 from vflsec.evaluation.points import Curve, priors_by_method
-from vflsec.evaluation.ranking import disagreements, exposed, front, ranks
+from vflsec.evaluation.ranking import disagreements, exposed, front, orders, ranks
 from vflsec.evaluation.results import Summary
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.store import Record
@@ -50,6 +50,7 @@ def summarize(
         c_dcs=c_dcs(folded),
         front=front(list(places.values())),
         ranks=ranked,
+        orders=orders(ranked),
         disagreements=disagreements(ranked),
         gates=gates(points + worst, max_leak, min_utility, broken),
         notes=_notes(spec),

@@ -92,7 +92,10 @@ def integrity(summary: Summary) -> Cells | None:
 
 
 def order(summary: Summary) -> Cells | None:
-    """Return the defences, the least leak first, with each score and the place it gives; None for a single one."""
+    """Return the defences, the least leak first, with each score and the place it gives; None for a single one.
+
+    A place that is not told apart from the one before or after it has an ≈.
+    """
     if not summary.ranks:
         return None
     scores = list(summary.ranks[0].values)
@@ -112,10 +115,10 @@ def tables(summary: Summary) -> list[Cells]:
 
 
 def remarks(summary: Summary) -> list[str]:
-    """Return the lines below the tables: what an epsilon is of, which scores disagree, and the gates."""
+    """Return the lines below the tables: what an epsilon is of, the orders and their disagreements, and the gates."""
     return [
         *([OF_MODELS] if any("of" in one for point in summary.points for one in point.spent) else []),
-        *(f"ORDER {line}" for line in summary.disagreements),
+        *(f"ORDER {line}" for line in [*summary.orders, *summary.disagreements]),
         *(gate_line(gate) for gate in summary.gates),
     ]
 
@@ -310,7 +313,8 @@ def _damage_row(damage: Damage) -> list[str]:
 
 
 def _place(rank: Rank, score: str) -> str:
-    place = f" ({rank.ranks[score]})" if score in rank.ranks else ""
+    close = "≈" if score in rank.close else ""
+    place = f" ({close}{rank.ranks[score]})" if score in rank.ranks else ""
     return f"{number(rank.values[score])}{place}"
 
 
