@@ -6,6 +6,8 @@ VflsecError                 2   base class: one line that says what was expected
 ├── InsufficientView        2   an attack needs something that its adversary does not see
 ├── StoreError              2   a results folder cannot be read or is in use
 ├── BadGuess                2   an attack proposed what cannot be scored (a status of its result)
+├── PeerRefused             2   the party at the other end is not, or does not say, what was agreed
+├── PeerLost                3   the party at the other end has vanished; what is done is kept
 ├── ProtocolError           3   another party sent what the protocol does not allow
 └── Diverged                3   training produced a non-finite loss (a status, never a number)
 """
@@ -39,6 +41,16 @@ class BadGuess(VflsecError):
 
 class StoreError(VflsecError):
     """A results folder cannot be read or is in use."""
+
+
+class PeerRefused(VflsecError):
+    """The party at the other end is another than agreed, or says what it must not."""
+
+
+class PeerLost(VflsecError):
+    """The party at the other end has vanished."""
+
+    exit_code = 3
 
 
 class ProtocolError(VflsecError):

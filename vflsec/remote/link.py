@@ -1,0 +1,193 @@
+"""Reaching the other party: one of the two listens, the other dials; both prove who they are before a byte is read."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import queue
+import socket
+import ssl
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Self
+
+from vflsec.core.errors import PeerLost, PeerRefused, UsageError
+from vflsec.remote.identity import Identity
+from vflsec.remote.wire import lost
+
+HANDSHAKES = 16
+"""Strangers that may be in the middle of a TLS handshake at once; more are hung up on."""
+
+
+class Link(ABC):
+    """The way to the other party; it can be opened again and again."""
+
+    @abstractmethod
+    def open(self, within: float) -> ssl.SSLSocket:
+        """Return a connection whose peer has proved to be the pinned one.
+
+        Raises:
+            PeerLost: nobody is there ``within`` so many seconds; try again.
+            PeerRefused: somebody else is there, or does not accept us.
+        """
+
+    def superseded(self) -> bool:
+        """Whether the peer has opened another connection since the last ``open``."""
+        return False
+
+    def close(self) -> None:  # noqa: B027  (who dials has nothing to close)
+        """Stop listening."""
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+
+class Dialer(Link):
+    """Connects to the party that listens.
+
+    Args:
+        address: host and port.
+        identity: our key, and the peer's certificate.
+        timeout: seconds for TCP, and again for TLS.
+    """
+
+    def __init__(self, address: tuple[str, int], identity: Identity, timeout: float) -> None:
+        self.address = address
+        self.identity = identity
+        self.timeout = timeout
+        self._context = identity.context(server=False)
+
+    def open(self, within: float) -> ssl.SSLSocket:
+        """Connect once."""
+        host, port = self.address
+        try:
+            connection = socket.create_connection(self.address, timeout=min(within, self.timeout))
+        except OSError as error:
+            raise PeerLost(f"cannot reach {host}:{port}: {error.strerror or error}") from error
+        return _secured(connection, self._context, self.identity, self.timeout)
+
+
+class Listener(Link):
+    """Waits for the party that dials; each newcomer proves itself in a thread of its own.
+
+    A stranger therefore cannot keep the peer waiting, and a peer that lost its connection takes over at once from the
+    one that it had: with one pinned certificate, whoever comes last is the same party.
+
+    Args:
+        address: host and port; port 0 takes any free one.
+        identity: our key, and the peer's certificate.
+        timeout: seconds for a TLS handshake.
+        tell: called with a line about each stranger that was turned away.
+
+    Attributes:
+        port: on which it listens.
+
+    Raises:
+        UsageError: it cannot listen there.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        identity: Identity,
+        timeout: float,
+        tell: Callable[[str], object] = lambda line: None,
+    ) -> None:
+        self.identity = identity
+        self.timeout = timeout
+        self._context = identity.context(server=True)
+        self._tell = tell
+        self._arrived: queue.SimpleQueue[ssl.SSLSocket] = queue.SimpleQueue()
+        self._slots = threading.BoundedSemaphore(HANDSHAKES)
+        host, port = address
+        try:
+            family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            self._socket = socket.create_server(address, family=family)
+        except OSError as error:
+            raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        self.port: int = self._socket.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def open(self, within: float) -> ssl.SSLSocket:
+        """Wait for the peer; of several connections the last one counts."""
+        try:
+            connection = self._arrived.get(timeout=within)
+        except queue.Empty:
+            raise PeerLost(f"nobody has come within {within:.0f} s") from None
+        while self.superseded():
+            connection.close()
+            connection = self._arrived.get()
+        return connection
+
+    def superseded(self) -> bool:
+        """Whether the peer has connected again."""
+        return not self._arrived.empty()
+
+    def close(self) -> None:
+        """Stop listening, and hang up on whoever still waits."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._socket.close()
+        while self.superseded():
+            self._arrived.get().close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, address = self._socket.accept()
+            except OSError as error:
+                if self._socket.fileno() < 0 or not _passes(error):
+                    return  # closed
+                time.sleep(0.1)  # out of descriptors, for example
+                continue
+            if not self._slots.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._welcome, args=(connection, address), daemon=True).start()
+
+    def _welcome(self, connection: socket.socket, address: Any) -> None:
+        try:
+            self._arrived.put(_secured(connection, self._context, self.identity, self.timeout))
+        except (PeerLost, PeerRefused) as error:
+            self._tell(f"turned away {address[0]}: {error}")
+        finally:
+            self._slots.release()
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Read ``HOST:PORT``, ``[::1]:7000`` among them.
+
+    Raises:
+        UsageError: something else.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"expected HOST:PORT, got {text!r}; for example 127.0.0.1:7700")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _secured(connection: socket.socket, context: ssl.SSLContext, identity: Identity, timeout: float) -> ssl.SSLSocket:
+    """Return ``connection`` after a TLS handshake in which the peer has shown the pinned certificate and its key."""
+    connection.settimeout(timeout)
+    server = context.protocol is ssl.PROTOCOL_TLS_SERVER
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # each message waits for its answer
+        secured = context.wrap_socket(connection, server_side=server)
+    except OSError as error:
+        connection.close()
+        raise lost(error) from error
+    if secured.getpeercert(binary_form=True) != identity.peer:
+        secured.close()
+        raise PeerRefused("the other party shows another certificate than the one in peer.pem")
+    return secured
+
+
+def _passes(error: OSError) -> bool:
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)

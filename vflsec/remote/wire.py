@@ -1,0 +1,174 @@
+"""Messages between two processes: frames of one version, one kind, one step and a bounded size.
+
+    magic  version  kind   step   length   payload
+    4      u16      u8     u64    u32      msgpack, ``length`` bytes
+
+Whoever reads knows which message must come next. Every field of the header is checked before a byte of the payload is
+read or memory for it taken. Anything else than what must come ends the run: a peer that is authenticated and still
+says something else is broken, or of another version.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from vflsec.core.errors import PeerLost, PeerRefused
+
+MAGIC = b"vfls"
+VERSION = 1
+HEADER = struct.Struct(">4sHBQI")
+LOOK_UP = 0.5
+"""Seconds between two looks whether the peer has connected anew."""
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """The last message of a party that will not go on, and why."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+class Wire:
+    """One authenticated connection, on which both sides take turns.
+
+    Args:
+        connection: a TLS connection, or another stream socket.
+        kinds: the types of all messages, in the order of their numbers on the wire.
+        limits: largest payload of each type, in bytes.
+        timeout: seconds until a message must be here, or gone, as a whole.
+        superseded: whether the peer has meanwhile opened another connection.
+
+    Attributes:
+        sent: bytes sent, headers and all.
+        received: likewise.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        kinds: Sequence[type[msgspec.Struct]],
+        limits: Mapping[type[msgspec.Struct], int],
+        timeout: float,
+        superseded: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.limits: dict[type[msgspec.Struct], int] = {Refusal: 5000}
+        self.limits.update(limits)
+        self.timeout = timeout
+        self.sent = self.received = 0
+        self._connection = connection
+        self._kinds = (Refusal, *kinds)
+        self._superseded = superseded
+
+    def send(self, message: msgspec.Struct, step: int = 0) -> None:
+        """Send ``message``, which belongs to ``step``.
+
+        Raises:
+            PeerLost: the connection broke, or the peer does not read in time.
+        """
+        payload = msgspec.msgpack.encode(message)
+        assert len(payload) <= self.limits[type(message)], "we keep the limits that we demand"
+        frame = HEADER.pack(MAGIC, VERSION, self._kinds.index(type(message)), step, len(payload)) + payload
+        deadline = time.monotonic() + self.timeout
+        view, done = memoryview(frame), 0
+        while done < len(frame):  # sendall would grant the whole time to each piece
+            self._connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+            try:
+                done += self._connection.send(view[done:])
+            except OSError as error:
+                raise lost(error) from error
+        self.sent += len(frame)
+
+    def receive(self, expected: type[M], step: int = 0) -> M:
+        """Return the next message, which must be an ``expected`` one of ``step``.
+
+        Raises:
+            PeerLost: the connection broke, or nothing came in time.
+            PeerRefused: something else came, or the peer says why it will not go on.
+        """
+        deadline = time.monotonic() + self.timeout
+        magic, version, kind, of_step, length = HEADER.unpack(self._read(HEADER.size, deadline))
+        if magic != MAGIC:
+            raise PeerRefused(f"expected a vflsec party, got bytes {magic.hex()}: is it vflsec that runs there?")
+        if version != VERSION:
+            raise PeerRefused(f"expected messages of version {VERSION}, got {version}: give both parties one vflsec")
+        found = self._kinds[kind] if kind < len(self._kinds) else None
+        if found not in (expected, Refusal):
+            name = found.__name__ if found else f"kind {kind}"
+            raise PeerRefused(f"expected {expected.__name__}, got {name}: give both parties one vflsec")
+        if found is expected and of_step != step:
+            raise PeerRefused(f"expected {expected.__name__} of step {step}, got step {of_step}: start both again")
+        if length > self.limits[found]:
+            raise PeerRefused(f"expected {found.__name__} of {self.limits[found]} bytes at most, got {length}")
+        payload = self._read(length, deadline)
+        self.received += HEADER.size + length
+        if found is Refusal:
+            raise PeerRefused(f"the other party refuses: {plain(_decoded(payload, Refusal).reason)}")
+        return _decoded(payload, expected)
+
+    def refuse(self, reason: str) -> None:
+        """Tell the peer, if it still listens, why we will not go on; ``reason`` must hold nothing of our own data."""
+        try:
+            self.send(Refusal(plain(reason)))
+        except PeerLost:
+            return
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
+    def _read(self, count: int, deadline: float) -> bytearray:
+        """Return ``count`` bytes; look up now and then whether the peer has come back on another connection."""
+        buffer = bytearray(count)
+        view, done = memoryview(buffer), 0
+        while done < count:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise PeerLost(f"the other party has said nothing for {self.timeout:g} s")
+            if self._superseded():
+                raise PeerLost("the other party has connected anew")
+            self._connection.settimeout(min(left, LOOK_UP))
+            try:
+                read = self._connection.recv_into(view[done:])
+            except TimeoutError:
+                continue
+            except OSError as error:
+                raise lost(error) from error
+            if not read:
+                raise PeerLost("the other party has hung up")
+            done += read
+        return buffer
+
+
+def lost(error: OSError) -> PeerLost | PeerRefused:
+    """Return what a failed connection means: a peer that does not accept our certificate, or one to try again."""
+    reason = (getattr(error, "reason", "") or "") if isinstance(error, ssl.SSLError) else ""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return PeerRefused(
+            f"the other party shows another certificate than the one in peer.pem ({error.verify_message}): "
+            "ask it for its certificate.pem"
+        )
+    if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
+        return PeerRefused("the other party does not accept our certificate: give it our certificate.pem as peer.pem")
+    if isinstance(error, TimeoutError):
+        return PeerLost("the other party does not answer in time")
+    return PeerLost(f"the connection broke: {reason or error.strerror or error}")
+
+
+def plain(text: str) -> str:
+    """Return a stranger's text as one line that cannot steer a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)[:1000]
+
+
+def _decoded(payload: bytearray, expected: type[M]) -> M:
+    try:
+        return msgspec.msgpack.decode(payload, type=expected)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise PeerRefused(f"expected a {expected.__name__} message, got another form: {plain(str(error))}") from None
