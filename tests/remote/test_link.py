@@ -84,12 +84,12 @@ def test_an_expired_certificate_is_refused(tmp_path):
 
 @pytest.mark.parametrize("words", [b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01" + bytes(range(200)), b""])
 def test_plain_text_and_garbage_get_nothing(listener, words, told):
-    with socket.create_connection((HERE, listener.port), timeout=2) as there:
+    there = socket.create_connection((HERE, listener.port), timeout=2)
+    with there, contextlib.suppress(OSError):  # it may hang up while we speak
         there.sendall(words)
         there.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(ConnectionResetError):
-            answer = there.recv(1000)
-            assert answer == b"" or answer[0] == 21  # a TLS alert
+        answer = there.recv(1000)
+        assert answer == b"" or answer[0] == 21  # a TLS alert
     with pytest.raises(PeerLost):
         listener.open(0.2)
     assert len(told) == 1

@@ -82,6 +82,30 @@ def load_toml(path: Path) -> VerticalDataset:
     return dataset
 
 
+def load_party(
+    path: Path, name: str, own: PartyFile, *, key: str, label: str | None = None
+) -> tuple[PartyTable, pd.Series | None, tuple[str, ...]]:
+    """Return one party's own table alone, with its labels and their names where it has a ``label`` column.
+
+    Args:
+        path: of its file.
+        name: of the party.
+        own: which columns, and what they are; ``own.file`` is not read.
+        key: the column of row ids.
+        label: the column of labels, or None.
+
+    Raises:
+        DataError: in one line, which column and row is wrong, and the way out.
+    """
+    raw = read_table(path, own.encoding or "utf-8", own.separator or ",")
+    ids = _ids(raw, key, name)
+    if label is not None:
+        _expect_column(raw, label, "the label")
+    columns = _features(own, name, raw, {key: "id"} if label is None else {key: "id", label: "label"})
+    table = _party_table(name, own, raw, columns, ids)
+    return (table, None, ()) if label is None else (table, *_labels(raw, label, ids))
+
+
 def _read_config(path: Path) -> DataFile:
     try:
         return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), DataFile)
@@ -163,7 +187,6 @@ def _natural(text: str) -> tuple[bool, int, str]:
 
 def _columns(config: DataFile, name: str, table: RawTable) -> list[str]:
     """Return the party's feature columns, after checking them and the label's place."""
-    party, reserved = config.parties[name], {config.id: "id", config.label: "label"}
     if name == "active" or config.file is not None:
         _expect_column(table, config.label, "the label")
     elif config.label in table.frame.columns:
@@ -171,6 +194,10 @@ def _columns(config: DataFile, name: str, table: RawTable) -> list[str]:
         raise DataError(
             f"{place}: expected the label with the active party only, got it with {name} too; drop it there"
         )
+    return _features(config.parties[name], name, table, {config.id: "id", config.label: "label"})
+
+
+def _features(party: PartyFile, name: str, table: RawTable, reserved: dict[str, str]) -> list[str]:
     own = [c for c in table.frame.columns if c not in reserved] if party.columns is None else party.columns
     if not own:
         raise DataError(f"{table.file}: expected a column for {name} besides id and label, got none; add one")

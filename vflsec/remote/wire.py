@@ -4,8 +4,8 @@
     4      u16      u8     u64    u32      msgpack, ``length`` bytes
 
 Whoever reads knows which message must come next. Every field of the header is checked before a byte of the payload is
-read or memory for it taken. Anything else than what must come ends the run: a peer that is authenticated and still
-says something else is broken, or of another version.
+read or memory for it taken. Anything else than what must come ends the run: the peer has proved who it is, and what
+it says wrong it would say wrong again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from vflsec.core.errors import PeerLost, PeerRefused
+from vflsec.core.errors import PeerLost, PeerRefused, ProtocolError
 
 MAGIC = b"vfls"
 VERSION = 1
@@ -91,22 +91,23 @@ class Wire:
 
         Raises:
             PeerLost: the connection broke, or nothing came in time.
-            PeerRefused: something else came, or the peer says why it will not go on.
+            ProtocolError: something else came.
+            PeerRefused: the peer says why it will not go on.
         """
         deadline = time.monotonic() + self.timeout
         magic, version, kind, of_step, length = HEADER.unpack(self._read(HEADER.size, deadline))
         if magic != MAGIC:
-            raise PeerRefused(f"expected a vflsec party, got bytes {magic.hex()}: is it vflsec that runs there?")
+            raise ProtocolError(f"expected a vflsec party, got bytes {magic.hex()}: is it vflsec that runs there?")
         if version != VERSION:
-            raise PeerRefused(f"expected messages of version {VERSION}, got {version}: give both parties one vflsec")
+            raise ProtocolError(f"expected messages of version {VERSION}, got {version}: give both parties one vflsec")
         found = self._kinds[kind] if kind < len(self._kinds) else None
         if found not in (expected, Refusal):
             name = found.__name__ if found else f"kind {kind}"
-            raise PeerRefused(f"expected {expected.__name__}, got {name}: give both parties one vflsec")
+            raise ProtocolError(f"expected {expected.__name__}, got {name}: give both parties one vflsec")
         if found is expected and of_step != step:
-            raise PeerRefused(f"expected {expected.__name__} of step {step}, got step {of_step}: start both again")
+            raise ProtocolError(f"expected {expected.__name__} of step {step}, got step {of_step}: start both again")
         if length > self.limits[found]:
-            raise PeerRefused(f"expected {found.__name__} of {self.limits[found]} bytes at most, got {length}")
+            raise ProtocolError(f"expected {found.__name__} of {self.limits[found]} bytes at most, got {length}")
         payload = self._read(length, deadline)
         self.received += HEADER.size + length
         if found is Refusal:
@@ -171,4 +172,4 @@ def _decoded(payload: bytearray, expected: type[M]) -> M:
     try:
         return msgspec.msgpack.decode(payload, type=expected)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise PeerRefused(f"expected a {expected.__name__} message, got another form: {plain(str(error))}") from None
+        raise ProtocolError(f"expected a {expected.__name__} message, got another form: {plain(str(error))}") from None

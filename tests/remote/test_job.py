@@ -1,0 +1,82 @@
+"""The job: one file for both, refused in one line where it is wrong."""
+
+import pytest
+
+from vflsec.core.errors import UsageError
+from vflsec.remote import job
+from vflsec.remote.job import Job, JobModel, JobTraining
+
+FULL = """
+name = "loans"
+seed = 3
+test = 0.25
+[model]
+outputs = 1
+encoder = "mlp"
+hidden = [16, 8]
+width = 4
+[train]
+epochs = 2
+batch = 32
+lr = 0.05
+momentum = 0.9
+schedule = "cosine"
+[paillier]
+bits = 3072
+mode = "short"
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    return path
+
+
+def test_what_is_written_is_read(tmp_path):
+    found = job.read(written(tmp_path, FULL))
+    assert found.model == JobModel(encoder="mlp", hidden=(16, 8), width=4)
+    assert found.model.spec.bottom == (16, 8)
+    assert found.train.spec.optimizer == "sgd"
+    assert found.settings["train.lr"] == "0.05"
+    assert found.settings["paillier.mode"] == '"short"'
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("epoch = 3", "unknown field `epoch`"),
+        ("test = 1.0", "0 < test < 1, got 1.0"),
+        ("seed = -1", "seed >= 0"),
+        ("options = {parties = 2}", "options with a dataset alone"),
+        ("[model]\nencoder = 'mlp'", "say width = 10"),
+        ("[model]\nwidth = 3", "no model.width with model.encoder=identity"),
+        ("[model]\nencoder = 'resnet18'", "resnet18"),
+        ("[model]\noutputs = 0", "model.outputs > 0"),
+        ("[train]\nlr = -1.0", "train.lr > 0"),
+        ("[train]\noptimizer = 'adam'", "unknown field `optimizer`"),
+        ("[paillier]\nmode = 'fast'", "fast"),
+        ("name =", "expected TOML"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path, line, said):
+    with pytest.raises(UsageError, match=said) as error:
+        job.read(written(tmp_path, f'name = "x"\n{line}\n' if not line.startswith("name") else line))
+    assert "\n" not in str(error.value)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(UsageError, match="expected a job in"):
+        job.read(tmp_path / "none.toml")
+
+
+def test_every_setting_has_a_name():
+    assert {name.split(".")[0] for name in Job(name="x").settings} >= {
+        "name",
+        "seed",
+        "test",
+        "model",
+        "train",
+        "paillier",
+    }
+    assert JobTraining().spec.rate(0, 1) == 0.1

@@ -1,0 +1,103 @@
+"""What a party brings: its own columns alone, of rows that both split alike without a word about labels."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vflsec.core.errors import DataError
+from vflsec.data.files import PartyFile
+from vflsec.data.partition import DataSpec, partition
+from vflsec.evaluation.world import load_dataset
+from vflsec.remote import own
+from vflsec.remote.job import Job
+
+BOTH = Job(name="loans", seed=4)
+
+
+@pytest.fixture
+def files(tmp_path):
+    rng = np.random.default_rng(0)
+    ids = [f"k{i}" for i in range(200)]
+    bank = pd.DataFrame({"id": ids, "age": rng.integers(20, 70, 200), "bad": rng.choice(["no", "yes"], 200)})
+    bureau = pd.DataFrame({"id": ids, "score": rng.normal(size=200), "town": rng.choice(["A", "B"], 200)})
+    bank.sample(frac=1, random_state=1).to_csv(tmp_path / "bank.csv", index=False)
+    bureau.sample(frac=1, random_state=2).to_csv(tmp_path / "bureau.csv", index=False)
+    return tmp_path
+
+
+def loaded(files, role, job=BOTH):
+    if role == "p":
+        return own.from_file(files / "bank.csv", job, "p", PartyFile(), key="id", label="bad")
+    town = PartyFile(categorical=["town"])
+    return own.from_file(files / "bureau.csv", job, "C", town, key="id", label=None)
+
+
+def test_both_hold_the_same_rows_in_the_same_order(files):
+    here, there = loaded(files, "C"), loaded(files, "p")
+    for split in ("train", "test"):
+        assert here.ids[split].equals(there.ids[split])
+    assert here.digest == there.digest
+    assert len(here.ids["test"]) == 60
+    assert here.features["train"].shape == (140, 4)  # a number; two towns, and one for towns never seen
+    assert here.labels is None
+    assert not here.classes
+    assert there.classes == ("no", "yes")
+
+
+def test_rows_and_labels_stay_together(files):
+    found = loaded(files, "p")
+    bank = pd.read_csv(files / "bank.csv").set_index("id")
+    expected = (bank.loc[found.ids["test"], "bad"] == "yes").to_numpy()
+    assert (found.labels["test"] == expected).all()
+
+
+def test_a_registered_dataset_is_split_as_everywhere_else():
+    job = Job(name="t", dataset="credit-default", seed=4)
+    data = partition(load_dataset("credit-default"), DataSpec(stratify=False), 4)
+    for role, party in own.PARTY.items():
+        found = own.from_dataset(job, role)
+        for split in ("train", "test"):
+            assert (found.ids[split].to_numpy() == data.ids[split]).all()
+            assert (found.features[split] == data.parties[party].features[split]).all()
+    assert (found.labels["test"] == data.labels["test"]).all()
+
+
+def test_an_official_test_set_is_kept():
+    found = own.split(pd.Index(["b", "d", "a", "c"]), BOTH, pd.Index(["c", "b", "of nobody"]))
+    assert found["train"].tolist() == ["a", "d"]
+    assert found["test"].tolist() == ["b", "c"]
+
+
+@pytest.mark.parametrize("change", ["drop", "rename", "swap"])
+def test_other_rows_have_another_digest(files, change):
+    bureau = pd.read_csv(files / "bureau.csv")
+    if change == "drop":
+        bureau = bureau[1:]
+    elif change == "rename":
+        bureau.loc[0, "id"] = "k999"
+    else:  # the same characters, cut elsewhere
+        bureau = bureau.replace({"id": {"k1": "k1k", "k2": "2"}})
+    before = loaded(files, "C").digest
+    bureau.to_csv(files / "bureau.csv", index=False)
+    assert loaded(files, "C").digest != before
+
+
+def test_the_seed_decides_the_split(files):
+    other = Job(name="loans", seed=5)
+    assert loaded(files, "C").digest != loaded(files, "C", other).digest == loaded(files, "p", other).digest
+
+
+def test_what_is_wrong_with_a_file_is_said(files):
+    for said, call in {
+        "expected the label, got an unknown column 'default'": {"key": "id", "label": "default"},
+        "expected the id, got an unknown column 'key'": {"key": "key", "label": "bad"},
+    }.items():
+        with pytest.raises(DataError, match=said):
+            own.from_file(files / "bank.csv", BOTH, "p", PartyFile(), **call)
+    with pytest.raises(DataError, match="expected a file"):
+        own.from_file(files / "none.csv", BOTH, "p", PartyFile(), key="id", label="bad")
+    bank = pd.read_csv(files / "bank.csv")
+    bank["bad"] = ["yes", *["no"] * 199]
+    bank.to_csv(files / "bank.csv", index=False)
+    with pytest.raises(DataError, match="expected every class among"):
+        loaded(files, "p")
