@@ -1,8 +1,13 @@
 """Two identities that know each other, and a third that nobody knows."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from vflsec.remote import identity
+
+sys.path.append(str(Path(__file__).parent))  # remote_pair, which processes that tests start import as well
 
 
 @pytest.fixture(scope="session")

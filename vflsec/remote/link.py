@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from vflsec.core.errors import PeerLost, PeerRefused, UsageError
 from vflsec.remote.identity import Identity
@@ -22,7 +22,13 @@ HANDSHAKES = 16
 
 
 class Link(ABC):
-    """The way to the other party; it can be opened again and again."""
+    """The way to the other party; it can be opened again and again.
+
+    Class attributes:
+        speaks_first: who dials in TLS 1.3 is done before its certificate is judged, and must listen to hear of it.
+    """
+
+    speaks_first: ClassVar[bool]
 
     @abstractmethod
     def open(self, within: float) -> ssl.SSLSocket:
@@ -58,6 +64,8 @@ class Dialer(Link):
         timeout: seconds for TCP, and again for TLS.
     """
 
+    speaks_first = False
+
     def __init__(self, address: tuple[str, int], identity: Identity, timeout: float) -> None:
         self.address = address
         self.identity = identity
@@ -92,6 +100,8 @@ class Listener(Link):
     Raises:
         UsageError: it cannot listen there.
     """
+
+    speaks_first = True
 
     def __init__(
         self,

@@ -1,0 +1,153 @@
+"""Joint training of two processes: the numbers of the same roles in one process, bit for bit, and of plain SGD."""
+
+import numpy as np
+import pytest
+import torch
+from remote_pair import CIPHER, SEEDS, Masks, make_job, owns, run_both, weights
+from torch import nn
+from torch.nn import functional as F
+
+from vflsec.core.metrics import METRICS
+from vflsec.core.seeds import drawing
+from vflsec.nn.encoders import build_encoder
+from vflsec.paillier.key_holder import KeyHolder
+from vflsec.paillier.keys import Keys
+from vflsec.paillier.label_holder import LabelHolder
+from vflsec.paillier.layout import Layout
+from vflsec.paillier.linear_sgd import LinearSgd
+from vflsec.remote.feature_side import first_share
+from vflsec.remote.label_side import residual
+from vflsec.remote.side import Schedule, shares
+
+
+def first_models(job, own):
+    """The models both parties draw from their own seeds, with C's part of the first weights (g, C)."""
+    width = job.model.width or own["C"].layout.width
+    bottom = nn.Identity()
+    if job.model.encoder != "identity":
+        with drawing(SEEDS["C"], "model", "passive_1"):
+            bottom = build_encoder(own["C"].layout, job.model.spec, job.model.outputs)
+    with drawing(SEEDS["p"], "model", "top"):
+        joint = nn.Linear(own["p"].layout.width + width, job.model.outputs).double()
+    share = first_share(SEEDS["C"], width, job.model.outputs) if job.model.share else np.zeros((width, 1))
+    return bottom, joint, share
+
+
+def loss_of(z, y):
+    if z.shape[1] == 1:
+        return F.binary_cross_entropy_with_logits(z[:, 0], torch.from_numpy(y).double())
+    return F.cross_entropy(z, torch.from_numpy(y))
+
+
+def plain(job, own):
+    """The same training in the clear: one model, one loss, plain SGD; returns the weights (g, C) and the logits."""
+    bottom, joint, share = first_models(job, own)
+    columns = own["p"].layout.width
+    with torch.no_grad():
+        joint.weight[:, columns:] += torch.from_numpy(share.T)
+    optimizer = job.train.spec.optimize([*bottom.parameters(), *joint.parameters()])
+    x = {role: torch.from_numpy(own[role].features["train"]) for role in own}
+    schedule = Schedule(job, len(x["p"]))
+    for rows, rate in (schedule[step] for step in range(len(schedule))):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        z = joint(torch.cat([x["p"][rows].double(), bottom(x["C"][rows]).double()], dim=1))
+        loss_of(z, own["p"].labels["train"][rows.numpy()]).backward()
+        optimizer.step()
+    test = {role: torch.from_numpy(own[role].features["test"]) for role in own}
+    with torch.no_grad():
+        z = joint(torch.cat([test["p"].double(), bottom(test["C"]).double()], dim=1)).numpy()
+    return joint.weight[:, columns:].detach().numpy().T, z
+
+
+def in_process(job, own):
+    """The same exchange without a wire: both roles' methods called in turn, with the same masks."""
+    bottom, joint, share = first_models(job, own)
+    columns, width = own["p"].layout.width, job.model.width or own["C"].layout.width
+    schedule = Schedule(job, len(own["p"].ids["train"]))
+    layout = Layout(
+        width=width,
+        outputs=job.model.outputs,
+        batch=schedule.largest,
+        bits=1024,
+        delta=job.paillier.delta,
+        order=job.paillier.order,
+    )
+    sgd = {"optimizer": LinearSgd(job.train.momentum, job.train.weight_decay)}
+    masks, keys = {role: Masks(role) for role in own}, Keys.generate(1024)
+    c = KeyHolder(keys, layout, share0=share, randbits=masks["C"], **sgd)
+    first = joint.weight[:, columns:].detach().numpy().T.copy()
+    p = LabelHolder(keys.public, layout, first, randbits=masks["p"], **sgd)
+    top = nn.Linear(columns, layout.outputs, dtype=torch.float64)
+    top.weight.data, top.bias.data = joint.weight.data[:, :columns].clone(), joint.bias.data.clone()
+    optimizers = [job.train.spec.optimize(m.parameters()) for m in (bottom, top) if list(m.parameters())]
+    x = {role: torch.from_numpy(own[role].features["train"]) for role in own}
+    for step in range(len(schedule)):
+        rows, rate = schedule[step]
+        for role in own:
+            masks[role].begin(step)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.zero_grad()
+        mu, z_own = bottom(x["C"][rows]), top(x["p"][rows].double())
+        z_shared = p.scores(c.scores(p.masked_scores(c.features(mu.detach().double().numpy()))))
+        delta, _ = residual(z_shared + z_own.detach().numpy(), own["p"].labels["train"][rows.numpy()])
+        noised = c.gradient(p.masked_gradient(delta), rate)
+        p.update(noised, rate) if job.paillier.order == "paper" else None
+        if list(bottom.parameters()):
+            down = c.embedding_gradient(p.embedding_gradient(delta, noised))
+            mu.backward(torch.from_numpy(down / len(rows)).to(mu))
+        p.update(noised, rate) if job.paillier.order == "current" else None
+        z_own.backward(torch.from_numpy(delta / len(rows)))
+        for optimizer in optimizers:
+            optimizer.step()
+    return shares(c.state()), shares(p.state()), bottom.state_dict(), top.state_dict()
+
+
+JOBS = {
+    "logistic regression": make_job(encoder="identity", momentum=0.9, weight_decay=0.01),
+    "mlp": make_job(momentum=0.5, schedule="cosine"),
+    "printed order": make_job(model={"share": False}, paillier=type(CIPHER)(bits=1024, order="paper")),
+    "every row of delta": make_job(paillier=type(CIPHER)(bits=1024, delta="outer"), epochs=1),
+    "softmax": make_job(outputs=3, epochs=1, weight_decay=0.01),
+    "tabular": make_job(encoder="tabular", epochs=1),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_two_processes_compute_what_one_does_bit_for_bit(keys, tmp_path, name):
+    job = JOBS[name]
+    own = owns(job, classes=max(2, job.model.outputs))
+    made, found, errors = run_both(keys, job, own, tmp_path, masks=True)
+    assert not errors
+    c, p, bottom, top = in_process(job, own)
+    assert (shares(made["C"].side.holder.state()) == c).all()
+    assert (shares(made["p"].side.holder.state()) == p).all()
+    for module, state in (made["C"].side.bottom, bottom), (made["p"].side.top, top):
+        for key, value in module.state_dict().items():
+            assert torch.equal(value, state[key]), key
+    assert found["C"].history == found["p"].history
+    assert found["C"].utility == {}
+
+
+@pytest.mark.parametrize("name", ["logistic regression", "mlp", "softmax"])
+def test_two_processes_compute_what_plain_sgd_does(keys, tmp_path, name):
+    job = JOBS[name]
+    own = owns(job, classes=max(2, job.model.outputs))
+    made, found, errors = run_both(keys, job, own, tmp_path)
+    assert not errors
+    expected, logits = plain(job, own)
+    learned = weights({role: made[role].side.models() for role in made})
+    assert np.abs(learned - expected).max() < 1e-6
+    assert np.abs(made["p"].side.scores - logits).max() < 1e-5
+    headline = "auc" if len(own["p"].classes) == 2 else "accuracy"
+    two = np.hstack([np.zeros_like(logits), logits]) if logits.shape[1] == 1 else logits
+    assert next(iter(found["p"].utility)) == headline
+    assert found["p"].utility[headline] == pytest.approx(METRICS[headline](two, own["p"].labels["test"]), abs=1e-9)
+
+
+def test_two_runs_on_equal_inputs_say_different_things(keys, tmp_path):
+    job = JOBS["logistic regression"]
+    histories = [run_both(keys, job, owns(job), tmp_path / name)[1]["p"].history for name in "ab"]
+    assert histories[0] != histories[1]

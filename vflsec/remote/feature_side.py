@@ -1,0 +1,162 @@
+"""Party C: the key, the features and the bottom model."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from phe import PaillierPrivateKey, PaillierPublicKey
+from torch import Tensor, nn
+
+from vflsec.core.seeds import derive, drawing
+from vflsec.nn.encoders import build_encoder
+from vflsec.paillier.key_holder import KeyHolder
+from vflsec.paillier.keys import Keys, Mode
+from vflsec.paillier.layout import Layout
+from vflsec.paillier.messages import EncryptedDelta, MaskedGradient, MaskedScores
+from vflsec.remote.hello import Hello
+from vflsec.remote.job import Job
+from vflsec.remote.messages import Committed
+from vflsec.remote.own import PARTY, Own
+from vflsec.remote.side import Batch, Commit, Exchange, Side, State, below, learned, relearn, shares, step, under
+
+
+class FeatureSide(Side):
+    """C's side: encrypts its embedding, decrypts what comes back masked, and trains its bottom model.
+
+    C learns nothing but its own gradient delta^C = delta W^T, which tells the labels (``reveals`` of the roles); with
+    the columns themselves as embedding it gets none.
+
+    Args:
+        own: its rows.
+        job: the agreement.
+        keys: of this run.
+        seed: of C's own first weights, which p must not know; None draws one.
+        batches: about how many are to come, by which tables are made larger or smaller; None for the whole job.
+        workers: processes that prepare randomisers.
+        randbits: source of the masks; for tests.
+    """
+
+    role = "C"
+
+    def __init__(
+        self,
+        own: Own,
+        job: Job,
+        keys: Keys,
+        *,
+        seed: int | None = None,
+        batches: int | None = None,
+        workers: int = 0,
+        randbits: Callable[[int], int] = secrets.randbits,
+    ) -> None:
+        super().__init__(own, job)
+        seed = secrets.randbits(62) if seed is None else seed
+        self.bottom: nn.Module = nn.Identity()
+        if self.gradients:
+            with drawing(seed, "model", PARTY["C"]):
+                self.bottom = build_encoder(own.layout, job.model.spec, job.model.outputs)
+        width = job.model.width or own.layout.width
+        self.keys = keys
+        self.public = keys.public
+        self.agreed = self.layout(width)
+        self.holder = KeyHolder(
+            keys,
+            self.agreed,
+            optimizer=self._linear_sgd(),
+            share0=first_share(seed, width, job.model.outputs) if job.model.share else None,
+            batches=len(self.schedule) if batches is None else batches,
+            workers=workers,
+            randbits=randbits,
+        )
+        self.optimizer = self._sgd(self.bottom) if self.gradients else None
+
+    def meet(self, theirs: Hello) -> Layout:
+        """Return the layout that C itself has laid out."""
+        return self.agreed
+
+    def learn(self, exchange: Exchange, batch: Batch, commit: Commit) -> None:
+        """Send features, scores and noised gradient; then learn from delta^C."""
+        exchange.note("rows", batch.rows.numpy())
+        self.bottom.train()
+        mu = self.bottom(self.x["train"][batch.rows])  # (B, g)
+        self._note(exchange, mu)
+        exchange.send(self.holder.features(_double(mu)))
+        exchange.send(self.holder.scores(exchange.receive(MaskedScores)))
+        noised = self.holder.gradient(exchange.receive(MaskedGradient), batch.rate)
+        exchange.send(noised)
+        if self.optimizer is None:
+            exchange.receive(Committed)
+        else:
+            gradient = self.holder.embedding_gradient(exchange.receive(EncryptedDelta))  # (B, g)
+            exchange.note("embedding_gradient", gradient)
+            step(self.optimizer, mu, torch.from_numpy(gradient / len(batch.rows)).to(mu), batch.rate)
+        commit(noised)
+
+    @torch.no_grad()
+    def infer(self, exchange: Exchange, rows: Tensor) -> None:
+        """Send features and scores of test rows."""
+        exchange.note("rows", (rows + len(self.own.ids["train"])).numpy())
+        self.bottom.eval()
+        mu = self.bottom(self.x["test"][rows])
+        self._note(exchange, mu)
+        exchange.send(self.holder.features(_double(mu), learns=False))
+        exchange.send(self.holder.scores(exchange.receive(MaskedScores)))
+
+    def _note(self, exchange: Exchange, mu: Tensor) -> None:
+        """Record C's features as they are encrypted, rounded, and its share of the weights."""
+        precision = self.agreed.feature_precision
+        exchange.note("mu", np.ldexp(np.rint(np.ldexp(_double(mu), precision)), -precision))
+        exchange.note("share", shares(self.holder.state()))
+
+    def state(self) -> State:
+        """Return bottom model, optimizer, C's share of the weights, and the key."""
+        own = learned(self.bottom, self.optimizer) if self.optimizer else {}
+        return {**below("bottom", own), **below("holder", self.holder.state()), **below("key", key_state(self.keys))}
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from ``state``, which is of the same key."""
+        if self.optimizer:
+            relearn(self.bottom, self.optimizer, under("bottom", state))
+        self.holder.load(under("holder", state))
+
+    def models(self) -> State:
+        """Return the bottom model, and C's share of the top model's weights, without which p cannot predict."""
+        bottom = {f"bottom.{key}": value.numpy() for key, value in self.bottom.state_dict().items()}
+        return {**bottom, **below("share", self.holder.state())}
+
+    def close(self) -> None:
+        """End the processes that prepare randomisers."""
+        self.holder.close()
+
+
+def key_state(keys: Keys) -> State:
+    """Return the factors of ``keys``, and the orders of subgroup mode."""
+    numbers = {"p": keys.private.p, "q": keys.private.q}
+    if keys.mode == "subgroup":
+        numbers |= {"order_p": int(keys.halves[0].order), "order_q": int(keys.halves[1].order)}
+    return {
+        name: np.frombuffer(value.to_bytes(-(-value.bit_length() // 8), "little"), np.uint8)
+        for name, value in numbers.items()
+    }
+
+
+def key_from(state: Mapping[str, np.ndarray], mode: Mode) -> Keys:
+    """Return the keys of a saved state."""
+    numbers = {name: int.from_bytes(value.tobytes(), "little") for name, value in under("key", state).items()}
+    p, q = numbers["p"], numbers["q"]
+    orders = (numbers["order_p"], numbers["order_q"]) if mode == "subgroup" else None
+    return Keys(PaillierPrivateKey(PaillierPublicKey(p * q), p, q), mode, orders)
+
+
+def first_share(seed: int, width: int, outputs: int) -> np.ndarray:
+    """Return what C adds to p's first weights (g, C), so that p knows none of them: as wide as a linear layer's own."""
+    rng, bound = np.random.default_rng(derive(seed, "model", "share")), 1 / math.sqrt(width)
+    return rng.uniform(-bound, bound, (width, outputs))
+
+
+def _double(mu: Tensor) -> np.ndarray:
+    return mu.detach().double().numpy()
