@@ -114,7 +114,7 @@ def work(role, keys, job, own, folder, port, pause):
 
     link = Listener((HERE, port), identity, 2) if role == "C" else Dialer((HERE, port), identity, 2)
     with link:
-        made = session(role, job, own, folder, link, masks, timeout=3, patience=60, begin=begin)
+        made = session(role, job, own, folder, link, masks, timeout=1.5, patience=60, begin=begin)
         made.finish()
 
 
