@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "Train one federation and save it.",
     "eval": "Train, defend, attack: print the privacy-utility table, draw the curve.",
     "audit": "Audit what one role of a protocol saw.",
+    "party": "One of two companies that train together over the network.",
     "report": "Print a finished evaluation again, in any format.",
 }
 
@@ -74,7 +75,8 @@ def cli(traceback: bool) -> None:
     vflsec show attack mc
 
     Results go to stdout, all else to stderr. Exit codes: 0 done and gates hold, 1 a gate failed, 2 wrong usage,
-    3 a cell errored or diverged, 130 interrupted (finished results are kept).
+    3 a cell errored or diverged, or the other
+    party vanished, 130 interrupted (finished results are kept).
     """
 
 

@@ -1,0 +1,147 @@
+"""``vflsec party``: keys, mistakes in one line, and two processes that train on two companies' files."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from vflsec.cli import cli
+
+JOB = """
+name = "loans"
+[model]
+encoder = "mlp"
+hidden = [8]
+width = 3
+[train]
+epochs = 6
+batch = 64
+lr = 0.5
+[paillier]
+bits = 1024
+"""
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["party", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def companies(tmp_path_factory):
+    """A folder with keys, a job, a bureau's file without labels and a bank's with them, in other orders."""
+    folder = tmp_path_factory.mktemp("companies")
+    assert run("keys", folder / "keys").exit_code == 0
+    (folder / "job.toml").write_text(JOB)
+    rng = np.random.default_rng(0)
+    score, age = rng.normal(size=(2, 300))
+    frame = pd.DataFrame({"key": range(300), "score": score, "age": age, "noise": rng.normal(size=300)})
+    frame["bad"] = np.where(score + 0.3 * age + 0.3 * rng.normal(size=300) > 0.5, "yes", "no")
+    frame[["key", "score", "noise"]].sample(frac=1, random_state=1).to_csv(folder / "bureau.csv", index=False)
+    frame[["bad", "age", "key"]].to_csv(folder / "bank.csv", index=False)
+    return folder
+
+
+def options(folder, role, *more):
+    own = {"C": ["--data", folder / "bureau.csv"], "p": ["--data", folder / "bank.csv", "--label", "bad"]}[role]
+    where = ["--listen", "127.0.0.1:0"] if role == "C" else []
+    job, keys, out = folder / "job.toml", folder / "keys", folder / f"out-{role}"
+    return ["--role", role, "--job", job, "--keys", keys, "--out", out, "--id", "key", *own, *where, *more]
+
+
+def test_help_teaches():
+    text = run("--help").output
+    for words in ("vflsec party keys KEYS", "--listen 0.0.0.0:7700", 'encoder = "mlp"', "same command"):
+        assert words in text
+    assert "private key" in run("keys", "--help").output
+
+
+def test_keys_of_one_party_alone(tmp_path):
+    made = run("keys", tmp_path, "--role", "C")
+    assert made.exit_code == 0
+    assert "put its own there as peer.pem" in made.output
+    assert re.search(r"sha256 [0-9a-f]{64}", made.output)
+    assert {path.name for path in (tmp_path / "C").iterdir()} == {"key.pem", "certificate.pem"}
+    again = run("keys", tmp_path, "--role", "C")
+    assert again.exit_code == 2
+    assert "never overwritten" in again.output
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"--role": None}, "expected --role, got none"),
+        ({"--keys": None}, "expected --keys, got none"),
+        ({"--data": None}, "expected --data, got none"),
+        ({"--listen": None}, "expected either --listen or --connect"),
+        ({"--connect": "127.0.0.1:1"}, "expected either --listen or --connect"),
+        ({"--listen": "7700"}, "expected HOST:PORT, got '7700'"),
+        ({"--label": "score"}, "expected --label from p alone, got score from C"),
+        ({"--id": "id"}, "expected the id, got an unknown column 'id'"),
+        ({"--columns": "scor"}, "Did you mean score?"),
+        ({"--keys": "nowhere"}, "make one with vflsec party keys"),
+        ({"--job": "nowhere"}, "expected a job in nowhere"),
+        ({"--data": "nowhere.csv"}, "expected a file nowhere.csv"),
+    ],
+)
+def test_a_mistake_is_one_line(companies, change, said):
+    given = dict(zip(options(companies, "C")[::2], options(companies, "C")[1::2], strict=True)) | change
+    found = run(*[word for key, value in given.items() if value is not None for word in (key, value)])
+    assert found.exit_code == 2
+    assert said in found.output
+    assert found.output.count("\n") == 1
+
+
+def test_a_file_beside_a_named_dataset_is_refused(companies, tmp_path):
+    (tmp_path / "job.toml").write_text('name = "x"\ndataset = "toy"\n')
+    found = run(*options(companies, "C", "--job", tmp_path / "job.toml"))
+    assert found.exit_code == 2
+    assert "expected no --data with the job's dataset toy" in found.output
+
+
+def test_a_peer_that_never_comes_ends_with_3_and_the_way_to_go_on(companies):
+    found = run(*options(companies, "C", "--out", companies / "alone", "--patience", "0.3"))
+    assert found.exit_code == 3
+    assert "All 0 of 24 batches that are done are kept in" in found.output
+    assert "run the same command again" in found.output
+
+
+def begin(folder, role, *more):
+    words = map(str, options(folder, role, *more))
+    command = [sys.executable, "-m", "vflsec", "party", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_resume_after_a_kill(companies):
+    c = begin(companies, "C")
+    port = re.search(r"listening on 127.0.0.1:(\d+)", c.stderr.readline())[1]
+    connect = ["--connect", f"127.0.0.1:{port}", "--record", companies / "p.recording"]
+    p = begin(companies, "p", *connect)
+    deadline = time.monotonic() + 120
+    while not (companies / "out-p" / "state-00000003.safetensors").exists():
+        assert time.monotonic() < deadline
+        assert p.poll() is None
+        time.sleep(0.01)
+    p.send_signal(signal.SIGKILL)
+    p.communicate()
+    p = begin(companies, "p", *connect)
+    (said, told), (said_c, told_c) = p.communicate(timeout=120), c.communicate(timeout=120)
+    assert p.returncode == c.returncode == 0, (told, told_c)
+    utility = dict(line.split()[:2] for line in said.splitlines())
+    assert float(utility["auc"]) > 0.8
+    assert said_c == ""
+    assert "auc" not in told_c
+    assert "24 batches" in told_c
+    history = [re.search(r"history (\w+)", text)[1] for text in (told, told_c)]
+    assert history[0] == history[1]
+    predictions = pd.read_csv(companies / "out-p" / "predictions.csv")
+    assert len(predictions) == 90
+    result = json.loads((companies / "out-C" / "result.json").read_text())
+    assert result["utility"] == {}

@@ -1,0 +1,169 @@
+"""``vflsec party``: one of two companies that train together over the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vflsec.core.errors import UsageError
+
+
+@click.group("party", invoke_without_command=True)
+@click.option("--role", type=click.Choice(["C", "p"]), help="C has the features and the key, p the labels.")
+@click.option("--job", type=click.Path(path_type=Path), help="The agreement: one TOML file, the same on both sides.")
+@click.option("--data", type=click.Path(path_type=Path), help="Our own CSV or Parquet file; nobody else needs it.")
+@click.option("--id", "key", default="id", show_default=True, help="The column of row ids.")
+@click.option("--label", help="The column of labels; p's alone.")
+@click.option("--columns", help="Our columns, by commas.  [default: all others]")
+@click.option("--categorical", default="", help="Those of them that are categories, by commas.")
+@click.option("--signed-log", default="", help="Those that are heavy-tailed numbers, such as money, by commas.")
+@click.option("--listen", metavar="HOST:PORT", help="Wait for the other party here ...")
+@click.option("--connect", metavar="HOST:PORT", help="... or reach it there.")
+@click.option("--keys", type=click.Path(path_type=Path), help="Folder that vflsec party keys has made.")
+@click.option("--out", type=click.Path(path_type=Path), help="Our models and results; meanwhile, our state.")
+@click.option("--own-seed", type=click.IntRange(min=0), help="Of our own first weights.  [default: drawn, and secret]")
+@click.option("--record", type=click.Path(path_type=Path), help="Record all that we see by right, for vflsec audit.")
+@click.option("--timeout", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds a message.")
+@click.option(
+    "--patience", type=click.FloatRange(min=0.1), default=300.0, show_default=True, help="Seconds for a peer to return."
+)
+@click.option("--workers", type=click.IntRange(min=0), default=0, help="Processes that prepare encryption ahead.")
+@click.pass_context
+def command(ctx: click.Context, /, **given: Any) -> None:
+    """One of two companies that train together over the network.
+
+    Party C holds columns and a Paillier key, party p holds columns and the labels. C's embedding crosses encrypted;
+    p computes on it under encryption, and neither ever holds the weights between them, only a share. What each party
+    learns all the same, `vflsec show protocol paillier` says.
+
+    \b
+    1. Make keys. To try it out on one machine, for both:
+         vflsec party keys KEYS
+       Each company its own, and exchange certificate.pem, which becomes peer.pem there:
+         vflsec party keys KEYS --role C
+    2. Agree on a job, the same file on both sides:
+    \b
+         name = "loans"
+         seed = 0                    # of the split and the order of batches
+         dataset = "credit-default"  # to try it out; else each gives its own --data
+         [model]
+         outputs = 1                 # logistic regression; or the number of classes
+         encoder = "mlp"             # at C; identity: its columns themselves
+         hidden = [64]
+         width = 10
+         [train]
+         epochs = 1
+         batch = 128
+         lr = 0.1
+         [paillier]
+         bits = 2048
+    \b
+    3. Start both, in any order:
+         vflsec party --role C --job job.toml --keys KEYS --listen 0.0.0.0:7700 --out C
+         vflsec party --role p --job job.toml --keys KEYS --connect HOST:7700 --out p
+
+    Both must hold the same ids: match them beforehand. If a process or the connection breaks, start it again with the
+    same command: both go on at the last batch that both have kept. p prints the utility on test rows; C learns nothing
+    of it.
+    """
+    if ctx.invoked_subcommand is None:
+        run(**given)
+
+
+@command.command("keys")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--role", type=click.Choice(["C", "p"]), help="Only ours.  [default: both, to try it out]")
+@click.option("--days", type=click.IntRange(min=1), default=365, show_default=True, help="For which they hold.")
+def keys(folder: Path, role: str | None, days: int) -> None:
+    """Make a private key and a certificate for a party, or for both."""
+    from vflsec.remote import identity
+
+    if role is None:
+        identity.make_pair(folder, days)
+        click.echo(f"made {folder / 'C'} and {folder / 'p'}: each party takes its own, and keeps key.pem to itself")
+        return
+    identity.make(folder / role, role, days)
+    click.echo(f"made {folder / role}: give certificate.pem to the other party, and put its own there as peer.pem")
+    click.echo(f"sha256 {identity.fingerprint(folder / role)}")
+
+
+def run(**given: Any) -> None:
+    """Take part in a run, from the options of the command line."""
+    role, job_file, keys_folder, out = (_given(given, name) for name in ("role", "job", "keys", "out"))
+    if (given["listen"] is None) == (given["connect"] is None):
+        raise UsageError("expected either --listen or --connect, and the other one at the other party")
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from vflsec.remote import job, session
+    from vflsec.remote.identity import Identity
+    from vflsec.remote.link import Dialer, Listener, parse_address
+    from vflsec.remote.snapshots import Snapshots
+
+    torch.set_num_threads(1)  # batches are small, and the encryption needs the cores
+    agreed = job.read(job_file)
+    own = _own(agreed, role, given)
+    identity = Identity(keys_folder / role)
+    where = parse_address(given["listen"] or given["connect"])
+    console = Console(stderr=True)
+    snapshots = Snapshots(out)
+    try:
+        side = session.make_side(role, own, agreed, snapshots, seed=given["own_seed"], workers=given["workers"])
+        link = (
+            Listener(where, identity, given["timeout"], console.print)
+            if given["listen"]
+            else Dialer(where, identity, given["timeout"])
+        )
+        if isinstance(link, Listener):
+            click.echo(f"listening on {where[0]}:{link.port}", err=True)
+        with link, Progress(console=console, transient=True) as progress:
+            bar = progress.add_task("batches")
+            found = session.Session(
+                side,
+                link,
+                snapshots,
+                timeout=given["timeout"],
+                patience=given["patience"],
+                tell=lambda line: console.print(line, markup=False, highlight=False),
+                progress=lambda done, total: progress.update(bar, completed=done, total=total),
+                record=given["record"],
+            ).finish()
+    finally:
+        snapshots.close()
+    for name, value in found.utility.items():
+        click.echo(f"{name:10} {value:.4f}")
+    click.echo(f"{'traffic':10} {(found.sent + found.received) / 1e6:.1f} MB", err=role == "C")
+    click.echo(f"run {found.run[:8]}, {found.batches} batches, history {found.history[:12]}: {out}", err=True)
+
+
+def _given(given: dict[str, Any], name: str) -> Any:
+    if given[name] is None:
+        raise UsageError(f"expected --{name}, got none: vflsec party --help shows how to start")
+    return given[name]
+
+
+def _own(agreed: Any, role: str, given: dict[str, Any]) -> Any:
+    """Return the party's own rows: of the job's dataset, or of its own file."""
+    from vflsec.data.files import PartyFile
+    from vflsec.remote import own
+
+    if agreed.dataset is not None:
+        if given["data"] is not None:
+            raise UsageError(f"expected no --data with the job's dataset {agreed.dataset}, got {given['data']}")
+        return own.from_dataset(agreed, role)
+    label = given["label"]
+    if (label is None) == (role == "p"):
+        raise UsageError(f"expected --label from p alone, got {label or 'none'} from {role}")
+    files = PartyFile(
+        columns=_names(given["columns"]) if given["columns"] is not None else None,
+        categorical=_names(given["categorical"]),
+        signed_log=_names(given["signed_log"]),
+    )
+    return own.from_file(_given(given, "data"), agreed, role, files, key=given["key"], label=label)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
