@@ -109,11 +109,15 @@ def run(**given: Any) -> None:
     identity = Identity(keys_folder / role)
     where = parse_address(given["listen"] or given["connect"])
     console = Console(stderr=True)
+
+    def tell(line: str) -> None:
+        console.print(line, markup=False, highlight=False)
+
     snapshots = Snapshots(out)
     try:
         side = session.make_side(role, own, agreed, snapshots, seed=given["own_seed"], workers=given["workers"])
         link = (
-            Listener(where, identity, given["timeout"], console.print)
+            Listener(where, identity, given["timeout"], tell)
             if given["listen"]
             else Dialer(where, identity, given["timeout"])
         )
@@ -127,7 +131,7 @@ def run(**given: Any) -> None:
                 snapshots,
                 timeout=given["timeout"],
                 patience=given["patience"],
-                tell=lambda line: console.print(line, markup=False, highlight=False),
+                tell=tell,
                 progress=lambda done, total: progress.update(bar, completed=done, total=total),
                 record=given["record"],
             ).finish()

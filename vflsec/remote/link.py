@@ -19,6 +19,8 @@ from vflsec.remote.wire import lost
 
 HANDSHAKES = 16
 """Strangers that may be in the middle of a TLS handshake at once; more are hung up on."""
+LINES = 100
+"""Lines about strangers, at most: they can knock for ever, and a log cannot hold that."""
 
 
 class Link(ABC):
@@ -92,7 +94,7 @@ class Listener(Link):
         address: host and port; port 0 takes any free one.
         identity: our key, and the peer's certificate.
         timeout: seconds for a TLS handshake.
-        tell: called with a line about each stranger that was turned away.
+        tell: called with a line about a stranger that was turned away; not twice with the same one.
 
     Attributes:
         port: on which it listens.
@@ -115,6 +117,7 @@ class Listener(Link):
         self._context = identity.context(server=True)
         self._tell = tell
         self._arrived: queue.SimpleQueue[ssl.SSLSocket] = queue.SimpleQueue()
+        self._told: set[str] = set()
         self._slots = threading.BoundedSemaphore(HANDSHAKES)
         host, port = address
         try:
@@ -166,7 +169,10 @@ class Listener(Link):
         try:
             self._arrived.put(_secured(connection, self._context, self.identity, self.timeout))
         except (PeerLost, PeerRefused) as error:
-            self._tell(f"turned away {address[0]}: {error}")
+            line = f"turned away {address[0]}: {error}"
+            if line not in self._told and len(self._told) < LINES:
+                self._told.add(line)
+                self._tell(line)
         finally:
             self._slots.release()
 

@@ -42,15 +42,22 @@ FIRST: dict[type[msgspec.Struct], int] = {Hello: 1 << 16, Committed: 16, Done: 1
 
 
 def limits(layout: Layout) -> dict[type[msgspec.Struct], int]:
-    """Return the largest payload of each type in bytes: each number in a ciphertext of its own, nothing packed."""
-    cipher, frame = layout.bits // 4, 4096
-    samples, weights = layout.batch, layout.width * layout.outputs
+    """Return the largest payload of each type in bytes: a full batch, and room for the fields beside the numbers."""
+    cipher, fields = layout.bits // 4, 512
+    rows, outputs, scores, gradients, deltas = (
+        layout.batch,
+        layout.outputs,
+        layout.scores,
+        layout.gradients,
+        layout.deltas,
+    )
+    rank = min(rows, outputs) if layout.low_rank else rows
     return {
         **FIRST,
-        Features: frame + 2 * samples * layout.width * cipher,
-        MaskedScores: frame + samples * layout.outputs * cipher,
-        Scores: frame + 8 * samples * layout.outputs,
-        MaskedGradient: frame + samples * weights * cipher,
-        NoisedGradient: frame + 2 * weights * cipher,
-        EncryptedDelta: frame + samples * (layout.width * cipher + 8 * layout.outputs),
+        Features: fields + (scores.count(rows) * layout.width + gradients.count(rows)) * cipher,
+        MaskedScores: fields + scores.count(rows) * outputs * cipher,
+        Scores: fields + 8 * rows * outputs,
+        MaskedGradient: fields + gradients.blocks * outputs * min(rows, gradients.rows) * cipher,
+        NoisedGradient: fields + layout.width * outputs * layout.gradient_bytes + deltas.blocks * outputs * cipher,
+        EncryptedDelta: fields + deltas.count(rank) * cipher + 4 * rows * rank,
     }
