@@ -15,7 +15,7 @@ from vflsec.remote.job import Job, JobCipher, JobModel, JobTraining
 from vflsec.remote.link import Dialer, Listener
 from vflsec.remote.own import Own, split
 from vflsec.remote.session import Session, make_side
-from vflsec.remote.side import shares, under
+from vflsec.remote.side import under
 from vflsec.remote.snapshots import Snapshots
 
 HERE = "127.0.0.1"
@@ -116,6 +116,13 @@ def work(role, keys, job, own, folder, port, pause):
     with link:
         made = session(role, job, own, folder, link, masks, timeout=1.5, patience=60, begin=begin)
         made.finish()
+
+
+def shares(state):
+    """Return a role's share of the weights (g, C) from its state, integers in units of 2^-64; both add up to W."""
+    saved = state["share"]
+    found = [int.from_bytes(entry.tobytes(), "little", signed=True) for entry in saved.reshape(-1, saved.shape[-1])]
+    return np.array(found, object).reshape(saved.shape[:-1])
 
 
 def weights(models):

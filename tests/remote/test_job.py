@@ -56,6 +56,8 @@ def test_what_is_written_is_read(tmp_path):
         ("[train]\nlr = -1.0", "train.lr > 0"),
         ("[train]\noptimizer = 'adam'", "unknown field `optimizer`"),
         ("[paillier]\nmode = 'fast'", "fast"),
+        ("[paillier]\nnoise = 0.1", "paillier.delta = 'outer' with paillier.noise"),
+        ("[paillier]\nnoise = -1.0", "paillier.noise >= 0"),
         ("name =", "expected TOML"),
     ],
 )

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from remote_pair import CIPHER, SEEDS, Masks, make_job, owns, run_both, weights
+from scipy.stats import kstest, norm
 from torch import nn
 from torch.nn import functional as F
 
+from vflsec.audit.recording import Recording
 from vflsec.core.metrics import METRICS
 from vflsec.core.seeds import drawing
 from vflsec.nn.encoders import build_encoder
@@ -17,7 +19,7 @@ from vflsec.paillier.layout import Layout
 from vflsec.paillier.linear_sgd import LinearSgd
 from vflsec.remote.feature_side import first_share
 from vflsec.remote.label_side import residual
-from vflsec.remote.side import Schedule, shares
+from vflsec.remote.side import Schedule
 
 
 def first_models(job, own):
@@ -48,7 +50,7 @@ def plain(job, own):
     optimizer = job.train.spec.optimize([*bottom.parameters(), *joint.parameters()])
     x = {role: torch.from_numpy(own[role].features["train"]) for role in own}
     schedule = Schedule(job, len(x["p"]))
-    for rows, rate in (schedule[step] for step in range(len(schedule))):
+    for _, rows, rate in (schedule[step] for step in range(len(schedule))):
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad()
@@ -84,7 +86,7 @@ def in_process(job, own):
     optimizers = [job.train.spec.optimize(m.parameters()) for m in (bottom, top) if list(m.parameters())]
     x = {role: torch.from_numpy(own[role].features["train"]) for role in own}
     for step in range(len(schedule)):
-        rows, rate = schedule[step]
+        _, rows, rate = schedule[step]
         for role in own:
             masks[role].begin(step)
         for optimizer in optimizers:
@@ -102,7 +104,7 @@ def in_process(job, own):
         z_own.backward(torch.from_numpy(delta / len(rows)))
         for optimizer in optimizers:
             optimizer.step()
-    return shares(c.state()), shares(p.state()), bottom.state_dict(), top.state_dict()
+    return c.share, p.share, bottom.state_dict(), top.state_dict()
 
 
 JOBS = {
@@ -122,8 +124,8 @@ def test_two_processes_compute_what_one_does_bit_for_bit(keys, tmp_path, name):
     made, found, errors = run_both(keys, job, own, tmp_path, masks=True)
     assert not errors
     c, p, bottom, top = in_process(job, own)
-    assert (shares(made["C"].side.holder.state()) == c).all()
-    assert (shares(made["p"].side.holder.state()) == p).all()
+    assert (made["C"].side.holder.share == c).all()
+    assert (made["p"].side.holder.share == p).all()
     for module, state in (made["C"].side.bottom, bottom), (made["p"].side.top, top):
         for key, value in module.state_dict().items():
             assert torch.equal(value, state[key]), key
@@ -151,3 +153,17 @@ def test_two_runs_on_equal_inputs_say_different_things(keys, tmp_path):
     job = JOBS["logistic regression"]
     histories = [run_both(keys, job, owns(job), tmp_path / name)[1]["p"].history for name in "ab"]
     assert histories[0] != histories[1]
+
+
+def test_noise_on_every_coordinate_of_delta_reaches_c_alone_and_as_wide_as_agreed(keys, tmp_path):
+    job = make_job(rows=300, epochs=1, batch=105, paillier=type(CIPHER)(bits=1024, delta="outer", noise=0.5))
+    own = owns(job, rows=300)
+    each = {role: {"record": tmp_path / role / "recording"} for role in own}
+    _, _, errors = run_both(keys, job, own, tmp_path, each=each)
+    assert not errors
+    here, there = (next(iter(Recording(each[role]["record"]).steps())) for role in ("C", "p"))
+    weight = ((here.notes["share"] + there.notes["share"]) / 2**64).astype(float)  # (g, 1)
+    delta = there.notes["delta"]
+    noise = (here.notes["embedding_gradient"] - delta @ weight.T) / np.linalg.norm(delta, axis=1).max()
+    assert kstest(noise.ravel(), norm(scale=0.5).cdf).pvalue > 1e-3
+    assert kstest(noise.ravel(), norm(scale=0.65).cdf).pvalue < 1e-3

@@ -21,7 +21,7 @@ from vflsec.remote.hello import Hello
 from vflsec.remote.job import Job
 from vflsec.remote.messages import Committed
 from vflsec.remote.own import PARTY, Own
-from vflsec.remote.side import Batch, Commit, Exchange, Side, State, below, learned, relearn, shares, step, under
+from vflsec.remote.side import Batch, Commit, Exchange, Side, State, below, learned, relearn, step, under
 
 
 class FeatureSide(Side):
@@ -110,7 +110,7 @@ class FeatureSide(Side):
         """Record C's features as they are encrypted, rounded, and its share of the weights."""
         precision = self.agreed.feature_precision
         exchange.note("mu", np.ldexp(np.rint(np.ldexp(_double(mu), precision)), -precision))
-        exchange.note("share", shares(self.holder.state()))
+        exchange.note("share", self.holder.share)
 
     def state(self) -> State:
         """Return bottom model, optimizer, C's share of the weights, and the key."""

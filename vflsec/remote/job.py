@@ -114,6 +114,8 @@ class JobCipher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         sigma: bits by which a mask is wider than what it hides.
         delta: the form in which C gets its gradient.
         order: of C's gradient and the update of the weights.
+        noise: deviation of p's Gaussian noise on every coordinate of C's gradient, relative to the largest row of
+            delta; it stops what two batches tell C of labels, and needs ``delta = "outer"``.
     """
 
     bits: int = 2048
@@ -121,6 +123,14 @@ class JobCipher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sigma: Literal[40, 64] = 40
     delta: Literal["rank1", "outer"] = "rank1"
     order: Literal["current", "paper"] = "current"
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check what noise needs."""
+        if not 0 <= self.noise < float("inf"):
+            raise UsageError(f"expected a finite paillier.noise >= 0, got {self.noise}")
+        if self.noise and self.delta != "outer":
+            raise UsageError(f"expected paillier.delta = 'outer' with paillier.noise, got {self.delta!r}: set it")
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

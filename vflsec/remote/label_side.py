@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vflsec.core.errors import Diverged, PeerRefused, UsageError
 from vflsec.core.metrics import METRICS, applicable
-from vflsec.core.seeds import drawing
+from vflsec.core.seeds import derive, drawing
 from vflsec.paillier.keys import PublicKey
 from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.layout import Layout
@@ -23,7 +23,7 @@ from vflsec.remote.hello import Hello
 from vflsec.remote.job import Job
 from vflsec.remote.messages import Committed
 from vflsec.remote.own import Own
-from vflsec.remote.side import Batch, Commit, Exchange, Side, State, below, learned, relearn, shares, step, under
+from vflsec.remote.side import Batch, Commit, Exchange, Side, State, below, learned, relearn, step, under
 
 
 class LabelSide(Side):
@@ -32,7 +32,7 @@ class LabelSide(Side):
     Args:
         own: its rows, with labels.
         job: the agreement.
-        seed: of p's own first weights, which C must not know; None draws one.
+        seed: of p's own first weights and noise, which C must not know; None draws one.
         batches: about how many are to come, by which tables are made larger or smaller; None for the whole job.
         workers: processes that prepare randomisers.
         randbits: source of the masks; for tests.
@@ -113,7 +113,7 @@ class LabelSide(Side):
         y = self.y["train"][batch.rows.numpy()]
         exchange.note("rows", batch.rows.numpy())
         exchange.note("labels", y)
-        exchange.note("share", shares(self.holder.state()))
+        exchange.note("share", self.holder.share)
         shared, own = self._score(exchange, "train", batch.rows)
         delta, self.loss = residual(shared + own.detach().numpy(), y)
         if not np.isfinite(self.loss):
@@ -125,18 +125,29 @@ class LabelSide(Side):
         noised = exchange.receive(NoisedGradient)
         if self.job.paillier.order == "paper":
             self.holder.update(noised, batch.rate)
-        last = self.holder.embedding_gradient(delta, noised) if self.gradients else Committed()
+        last = (
+            self.holder.embedding_gradient(delta, noised, self._noise(batch, delta)) if self.gradients else Committed()
+        )
         if self.job.paillier.order == "current":
             self.holder.update(noised, batch.rate)
         step(self.optimizer, own, torch.from_numpy(delta / len(batch.rows)), batch.rate)
         commit(noised)
         exchange.send(last)
 
+    def _noise(self, batch: Batch, delta: np.ndarray) -> np.ndarray | None:
+        """Return noise (B, g) on delta^C, or None; a batch done again has the same, so that C cannot average it out."""
+        deviation = self.job.paillier.noise
+        if not deviation:
+            return None
+        drawn = np.random.default_rng(derive(self._seed, "noise", batch.number))
+        size = (len(delta), self.holder.layout.width)
+        return deviation * float(np.linalg.norm(delta, axis=1).max()) * drawn.standard_normal(size)
+
     @torch.no_grad()
     def infer(self, exchange: Exchange, rows: Tensor) -> None:
         """Score test rows."""
         exchange.note("rows", (rows + len(self.own.ids["train"])).numpy())
-        exchange.note("share", shares(self.holder.state()))
+        exchange.note("share", self.holder.share)
         shared, own = self._score(exchange, "test", rows)
         exchange.note("scores", shared)
         self.scores[rows.numpy()] = shared + own.numpy()
@@ -168,10 +179,12 @@ class LabelSide(Side):
 
     def state(self) -> State:
         """Return the top model over p's own columns, its optimizer, and p's share of the weights over C's embedding."""
-        return {**below("top", learned(self.top, self.optimizer)), **below("holder", self.holder.state())}
+        own = {"seed": np.array(self._seed)}
+        return {**own, **below("top", learned(self.top, self.optimizer)), **below("holder", self.holder.state())}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on from ``state``."""
+        self._seed = int(state["seed"])
         relearn(self.top, self.optimizer, under("top", state))
         self.holder.load(under("holder", state))
 

@@ -40,8 +40,9 @@ class Exchange(Protocol):
 
 
 class Batch(NamedTuple):
-    """The rows of one update, and its learning rate."""
+    """The number of an update, its rows, and its learning rate."""
 
+    number: int
     rows: Tensor
     rate: float
 
@@ -68,7 +69,7 @@ class Schedule:
         epoch, number = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             self._epoch, self._batches = epoch, self._draw(epoch + 1)
-        return Batch(self._batches[number], self._job.train.spec.rate(epoch, self._job.train.epochs))
+        return Batch(step, self._batches[number], self._job.train.spec.rate(epoch, self._job.train.epochs))
 
     @property
     def largest(self) -> int:
@@ -184,13 +185,6 @@ def relearn(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[s
         index, _, name = key.partition("/")
         entries.setdefault(int(index), {})[name] = torch.from_numpy(value.copy())
     optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def shares(state: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a role's share of the weights (g, C) from its state, integers in units of 2^-64; both add up to W."""
-    saved = state["share"]
-    found = [int.from_bytes(entry.tobytes(), "little", signed=True) for entry in saved.reshape(-1, saved.shape[-1])]
-    return np.array(found, object).reshape(saved.shape[:-1])
 
 
 def under(stem: str, state: Mapping[str, np.ndarray]) -> State:
