@@ -19,7 +19,7 @@ GUARANTEE = (
     "the sender's columns of it, where embeddings do), and what is released about that row, in all its releases "
     "together, changes by no more than epsilon. The receiver knows which row it hears of, so nothing is amplified by "
     "sampling, and colluding receivers add up. What other rows' releases carry of this row by way of the model, which "
-    "learns in clear, is not in epsilon but in epsilon_transcript, which counts every release of every row; with dp-sgd "
+    "learns in clear, is not in epsilon but in epsilon_transcript, which counts every release of all rows; with dp-sgd "
     "at the same party it is in dp-sgd's epsilon"
 )
 

@@ -98,7 +98,7 @@ class MaskedLinearBoundary(LinearBoundary):
 
     def join(self, weight: Tensor, train: TrainSpec) -> None:
         """Start from W_0 = ``weight`` (g, C); raises UsageError if ``train`` asks for another than linear SGD."""
-        self._batch, self._width = train.batch, len(weight)
+        self._batch, self._width = train.batch + 1, len(weight)  # a row left over joins the batch before it
         own = self.share * torch.randn(weight.shape, dtype=torch.float64)  # from the passive party's stream of models
         self._roles = self.start(_numbers(weight), own.numpy(), train)
         self._keep()

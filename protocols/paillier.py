@@ -80,7 +80,7 @@ class PaillierBoundary(MaskedLinearBoundary):
         """Return roles with a fresh key."""
         optimizer = _optimizer(train)
         width, outputs = weight.shape
-        self.layout = layout = Layout(width=width, outputs=outputs, batch=train.batch, **self.agreed)  # type: ignore[arg-type]
+        self.layout = layout = Layout(width=width, outputs=outputs, batch=self.batch, **self.agreed)  # type: ignore[arg-type]
         keys = Keys.generate(layout.bits, self.mode)
         return Roles(
             KeyHolder(keys, layout, optimizer=optimizer, share0=own),

@@ -127,6 +127,12 @@ def test_noise_on_every_coordinate_stops_rank_one_and_the_weights_stay_clean(bac
     assert torch.linalg.matrix_rank(noised.double(), rtol=1e-3) == 3
 
 
+def test_a_row_left_over_that_joins_the_last_batch_has_room():
+    rows = len(toy_world(rows=150, columns=4).active.labels["train"])
+    trained, _ = train([PAILLIER], spec=TrainSpec(epochs=1, batch=rows - 1, lr=0.1, optimizer="sgd"))
+    assert trained.history["train"]
+
+
 def test_noise_on_every_coordinate_needs_every_row():
     with pytest.raises(UsageError, match="delta=outer"):
         train([EncryptedBoundary(noise=1.0)])
@@ -163,7 +169,7 @@ def test_more_rows_than_a_batch_take_several_exchanges():
     boundary.join(torch.ones(3, 2), SGD)
     z = boundary.up(torch.ones(70, 3), Step(0, "predict", torch.arange(70)))
     torch.testing.assert_close(z, torch.full((70, 2), 3.0))
-    assert [len(message.rows) for message in heard] == [*[32] * 6, *[6] * 3, 70]
+    assert [len(message.rows) for message in heard] == [*[33] * 6, *[4] * 3, 70]
 
 
 def test_sealed_numbers_are_read_with_the_key_alone():

@@ -30,8 +30,8 @@ def encode(x: np.ndarray, precision: int, bits: int, name: str) -> NDArray[np.in
     units = np.rint(np.ldexp(x, precision))
     if x.size and np.abs(units).max() > 2.0 ** (precision + bits):
         raise UsageError(
-            f"expected |{name}| <= {2**bits}, got {np.abs(x).max():.9g}; nothing was sent: keep it smaller, or agree on "
-            "more bits"
+            f"expected |{name}| <= {2**bits}, got {np.abs(x).max():.9g}; nothing was sent: make it smaller, or "
+            "agree on more bits"
         )
     found: NDArray[np.int64] = units.astype(np.int64)
     return found

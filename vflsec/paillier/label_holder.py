@@ -287,7 +287,7 @@ class LabelHolder(Role):
         return [pack(chunk.ravel().tolist(), packing.slot) for chunk in chunks]
 
     def _dither(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        """Return noise in ±1/2: float32 loss gradients are multiples of 2^-24 or so, and exact ratios tell the scale."""
+        """Return noise in ±1/2: float32 gradients are multiples of 2^-24 or so, and exact ratios tell the scale."""
         drawn = [self.randbits(53) for _ in range(math.prod(shape))]
         return np.ldexp(np.array(drawn, np.float64), -53).reshape(shape) - 0.5
 
