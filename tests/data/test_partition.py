@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vflsec.core.errors import DataError, UsageError
-from vflsec.data.dataset import PartyTable, VerticalDataset
+from vflsec.data.dataset import PartyTable, Roles, VerticalDataset
 from vflsec.data.partition import DataSpec, partition
 
 ROWS = 300
@@ -243,3 +243,67 @@ def test_datasets_that_cannot_be_split_are_refused():
         VerticalDataset("bored", dataset.parties, dataset.labels, ("no",))
     with pytest.raises(DataError, match="expected a label for each row of active, got none for 10"):
         VerticalDataset("bare", dataset.parties, dataset.labels[10:], dataset.classes)
+
+
+# A source: another active party with people of its own
+
+
+def with_source(*, common: int = 0, columns: str = "id", **changes) -> VerticalDataset:
+    """``world()`` with 40 rows of a source, of which the last passive party holds all and the first all but 10."""
+    dataset = world(extra=40)
+    active, first, last = dataset.parties
+    ids = pd.Index(range(ROWS - common, ROWS + 40))
+    held = pd.DataFrame({"id": ids[common:-10].astype(float)}, index=ids[common:-10])
+    source = PartyTable("source", pd.DataFrame({columns: ids.astype(float)}, index=ids))
+    parties = (active, PartyTable(first.name, pd.concat([first.frame, held])), last)
+    labels = pd.Series((np.arange(ROWS + 40) % 5 == 0).astype(int), index=pd.RangeIndex(ROWS + 40))
+    return VerticalDataset("world", parties, labels, ("no", "yes"), source=source, **changes)
+
+
+@pytest.mark.parametrize("aligned", [1.0, 0.5])
+def test_rows_of_a_source_are_in_no_other_role(aligned):
+    split = partition(with_source(), DataSpec(aligned=aligned), 0)
+    assert split.ids["source"].tolist() == list(range(ROWS, ROWS + 30)), "those that all passive parties hold"
+    shared = np.concatenate([ids for name, ids in split.ids.items() if name not in ("aligned", "adaptation", "source")])
+    local = np.concatenate([own.local_ids for own in split.parties.values()])
+    assert not np.isin(split.ids["source"], np.concatenate([shared, local])).any()
+    assert np.concatenate([shared, local]).max() < ROWS
+    assert np.array_equal(split.ids["adaptation"], split.ids["aligned"])
+    assert split.labels["source"].tolist() == [int(k % 5 == 0) for k in split.ids["source"]]
+
+
+def test_rows_of_a_source_are_the_same_people_at_every_party():
+    """Each scaled by its holder's own rows: the same order is the same rank."""
+    split = partition(with_source(), DataSpec(), 0)
+    assert set(split.source.features) == {"source"}
+    assert "source" not in split.parties["active"].features
+    for own in (split.source, split.parties["passive_1"], split.parties["passive_2"]):
+        assert np.all(np.diff(own.features["source"][:, 0]) > 0)
+    assert split.source.features["source"].mean() == pytest.approx(0, abs=1e-6), "by the source's own statistics"
+    assert len(split.parties["passive_1"].features["adaptation"]) == len(split.ids["aligned"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"common": 3}, "expected source and active to have no id in common, got 3"),
+        ({"columns": "age"}, r"expected the source to have the columns \['id'\] of active, got \['age'\]"),
+    ],
+)
+def test_a_source_that_is_none_is_refused(changes, message):
+    with pytest.raises(DataError, match=message):
+        with_source(**changes)
+
+
+def test_a_dataset_may_say_itself_who_is_in_which_role():
+    ids = pd.Index(range(ROWS))
+    roles = Roles(ids[200:], ids[:50], ids[50:90], ids[90:200], ids[:10], pd.Index(range(ROWS, ROWS + 20)))
+    dataset = with_source(draw=lambda seed: roles)
+    split = partition(dataset, DataSpec(), 7)
+    assert {name: len(found) for name, found in split.ids.items()} == {
+        "train": 100, "unlabeled": 50, "val": 40, "test": 110, "aligned": 190, "adaptation": 10, "source": 20,
+    }  # fmt: skip
+    assert all(len(own.local_ids) == 0 for own in split.parties.values())
+    assert sorted(split.ids["aligned"]) == [*range(90), *range(200, 300)]
+    with pytest.raises(UsageError, match="expected no setting in data but options with world, whose task says who"):
+        partition(dataset, DataSpec(validation=0.1), 7)

@@ -182,3 +182,21 @@ def test_lightgbm_is_an_extra(monkeypatch):
 def test_impossible_settings_are_refused(option, match):
     with pytest.raises(UsageError, match=match):
         PooledLightGBM(*SPECS, **option)
+
+
+@pytest.mark.parametrize("kind", ["lr", "lightgbm"])
+def test_the_active_partys_columns_alone(kind):
+    """What others hold changes nothing, and is not looked at."""
+    if kind == "lightgbm":
+        pytest.importorskip("lightgbm", reason="an extra")
+    found = []
+    for spoil in (False, True):
+        world = make_world(signal="planted")
+        if spoil:
+            for passive in world.passive:
+                for rows in passive.features.values():
+                    rows.fill_(float("nan"))
+        options = {"columns": "active"}
+        made = PooledLightGBM(*SPECS, **options) if kind == "lightgbm" else PooledLogisticRegression(*SPECS, **options)
+        found.append(made.fit(world).predict("test"))
+    assert torch.equal(*found)

@@ -30,6 +30,15 @@ def test_without_a_head_the_aggregate_is_the_logits():
     assert torch.equal(Top([2, 2], 2, aggregation="sum", head="none", hidden=1)([A, B]), A + B)
 
 
+def test_a_logistic_head_of_two_classes_has_one_output():
+    top = Top([2, 2], 2, aggregation="concat", head="linear", hidden=1, logistic=True)
+    logits = top([A, B])
+    assert top.head.weight.shape == (1, 4)
+    assert logits.tolist() == [[0, (torch.cat([A, B], dim=1) @ top.head.weight.T + top.head.bias).item()]]
+    three = Top([2, 2], 3, aggregation="concat", head="linear", hidden=1, logistic=True)
+    assert three([A, B]).shape == (1, 3), "of three it is softmax regression"
+
+
 def test_unequal_widths_are_for_concatenation_only():
     assert Top([2, 3], 2, aggregation="concat", head="linear", hidden=1)([A, torch.ones(1, 3)]).shape == (1, 2)
     with pytest.raises(AssertionError, match="unequal width can only be concatenated"):

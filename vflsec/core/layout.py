@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 
@@ -17,16 +18,48 @@ class Column(NamedTuple):
     width: int
 
 
+class Group(NamedTuple):
+    """Raw columns that belong together in the eyes of who knows them.
+
+    Attributes:
+        name: ``emp``, or ``emp-demo`` for two groups together.
+        columns: names of the raw columns.
+        widths: of the layers of a network that reads them; none for the network's own.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    widths: tuple[int, ...] = ()
+
+
+class Grouping(NamedTuple):
+    """A party's columns by what they are about.
+
+    Attributes:
+        single: the groups; no column is in two of them.
+        pairs: each two of them together.
+        whole: all of them together.
+        embeddings: how many numbers stand for a category, by raw column.
+    """
+
+    single: tuple[Group, ...]
+    pairs: tuple[Group, ...]
+    whole: Group
+    embeddings: Mapping[str, int]
+
+
 class Layout(NamedTuple):
     """What the columns of a party's matrix (n, d) are.
 
     Attributes:
         columns: one entry per raw column, in order.
         image: (channels, height, width) where the d columns are the pixels of an image in that order, else None.
+        grouping: which raw columns belong together, where the party says so.
     """
 
     columns: tuple[Column, ...]
     image: tuple[int, int, int] | None = None
+    grouping: Grouping | None = None
 
     @property
     def width(self) -> int:

@@ -164,6 +164,8 @@ class World:
         malicious: the attack of each party that acts in training, by party.
         checkpoint: where a phase keeps what it needs to go on after a kill.
         reached: the epochs and bytes after which ``train.target`` was met, once it is.
+        source: another active party with people and labels of its own, from which a model is adapted; or None. The
+            adversary is never it, and what is inferred is about the people of the active party.
     """
 
     parties: Mapping[str, Party]
@@ -175,10 +177,11 @@ class World:
     malicious: Mapping[str, Attack] = field(default_factory=dict)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     reached: dict[str, float] = field(default_factory=dict)
+    source: Party | None = None
 
     def begin(self, *part: object) -> None:
         """Start every party's noise for one part of the run."""
-        for party in self.parties.values():
+        for party in self.everybody:
             party.begin(*part)
 
     @contextmanager
@@ -186,7 +189,7 @@ class World:
         """Look at the models without a trace: nothing is said on the wire, and no party's noise moves on."""
         with ExitStack() as stack:
             stack.enter_context(self.channel.muted())
-            for party in self.parties.values():
+            for party in self.everybody:
                 stack.enter_context(party.aside())
             yield
 
@@ -213,6 +216,11 @@ class World:
         """All other parties, in order."""
         return [party for party in self.parties.values() if not party.active]
 
+    @property
+    def everybody(self) -> list[Party]:
+        """All parties, and the source if there is one."""
+        return [*self.parties.values(), *([self.source] if self.source else [])]
+
     def n_rows(self, split: str) -> int:
         """Return the number of aligned rows of ``split``."""
         return len(self.active.features[split])
@@ -235,6 +243,7 @@ class Method(ABC):
         prior: the method whose pre-training, less ``joint``, any party could have done alone: what an adversary infers
             from that belongs to *alone*; or None.
         encoder: what ``model.encoder`` None stands for.
+        elsewhere: phases that speak of no row of the active party: an attack reads none of their messages.
 
     Args:
         train: how models are fitted.
@@ -253,6 +262,7 @@ class Method(ABC):
     joint: ClassVar[frozenset[str]] = frozenset()
     prior: ClassVar[str | None] = None
     encoder: ClassVar[Literal["mlp", "auto"]] = "mlp"
+    elsewhere: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, train: TrainSpec, model: ModelSpec) -> None:
         self.train_spec = train
@@ -303,7 +313,7 @@ class Method(ABC):
     @final
     def prepare(self, world: World) -> None:
         """Tell every party's defences how often a row will be released where they act."""
-        for party in world.parties.values():
+        for party in world.everybody:
             for defense in party.defenses:
                 defense.expect(self.releases(defense, world))
 
@@ -377,7 +387,7 @@ class Trained:
 def save_states(world: World, folder: Path, roles: Collection[str] | None = None) -> None:
     """Write each party's models, or those in the given roles, to ``folder/<party>.safetensors``."""
     folder.mkdir(parents=True, exist_ok=True)
-    for party in world.parties.values():
+    for party in world.everybody:
         kept = {role: module for role, module in party.modules.items() if roles is None or role in roles}
         state = {
             f"{role}.{key}": value.detach().cpu().contiguous().clone()
@@ -389,7 +399,7 @@ def save_states(world: World, folder: Path, roles: Collection[str] | None = None
 
 def load_states(world: World, folder: Path) -> None:
     """Read into each party's models, already built, what ``save_states`` wrote; other roles stay as they are."""
-    for party in world.parties.values():
+    for party in world.everybody:
         stored = load_file(folder / f"{party.name}.safetensors")
         for role, module in party.modules.items():
             own = {key.removeprefix(f"{role}."): value for key, value in stored.items() if key.startswith(f"{role}.")}

@@ -16,6 +16,7 @@ import pandas as pd
 
 from vflsec.core.checks import one_of
 from vflsec.core.errors import DataError
+from vflsec.core.layout import Grouping
 from vflsec.core.seeds import derive
 from vflsec.data.dataset import Card, PartyTable
 
@@ -62,6 +63,7 @@ def party_table(
     categorical: Collection[str] = (),
     signed_log: Collection[str] = (),
     image: tuple[int, int, int] | None = None,
+    grouping: Grouping | None = None,
 ) -> PartyTable:
     """Return a party's table in an order of its own, as two companies would never store people in the same order.
 
@@ -72,10 +74,12 @@ def party_table(
         categorical: categories among ``frame``'s columns; names of other parties' columns are ignored.
         signed_log: likewise for heavy-tailed numbers.
         image: (channels, height, width) if the columns are its pixels, row by row.
+        grouping: which columns belong together.
     """
     order = np.random.default_rng(derive(0, dataset, party, "order")).permutation(len(frame))
     own = frozenset(frame.columns)
-    return PartyTable(party, frame.iloc[order], own & frozenset(categorical), own & frozenset(signed_log), image)
+    roles = own & frozenset(categorical), own & frozenset(signed_log)
+    return PartyTable(party, frame.iloc[order], *roles, image, grouping)
 
 
 def image_tables(dataset: str, images: np.ndarray, ids: pd.Index, parties: int) -> tuple[PartyTable, ...]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from vflsec.core.errors import DataError
+from vflsec.core.layout import Grouping
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class PartyTable:
         categorical: columns whose values are categories; all others are numbers.
         signed_log: numeric columns with heavy tails (money), passed through sign(x)·log(1+|x|) before scaling.
         image: (channels, height, width) if the columns are the pixels of an image, in that order; else None.
+        grouping: which of the columns belong together, or None.
     """
 
     name: str
@@ -49,6 +53,7 @@ class PartyTable:
     categorical: frozenset[str] = frozenset()
     signed_log: frozenset[str] = frozenset()
     image: tuple[int, int, int] | None = None
+    grouping: Grouping | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no encoder could use.
@@ -72,15 +77,40 @@ class PartyTable:
             _check_values(self.name, self.frame[column], column in self.categorical)
 
 
+class Roles(NamedTuple):
+    """Who is in which role, where a dataset's task says it; no id is in two roles but those of ``adaptation``.
+
+    Attributes:
+        train: rows whose label the active party uses.
+        unlabeled: aligned training rows of which nobody uses the label.
+        val: rows to choose a model by.
+        test: rows to judge it by.
+        adaptation: rows of the active party's people that may be used without their label to fit passive models.
+        source: rows of the other active party.
+    """
+
+    train: pd.Index
+    unlabeled: pd.Index
+    val: pd.Index
+    test: pd.Index
+    adaptation: pd.Index
+    source: pd.Index
+
+
 @dataclass(frozen=True)
 class VerticalDataset:
     """Tables of K >= 2 parties about overlapping sets of ids; the active party alone holds the labels.
 
+    There may be another active party with people of its own, the source of a domain adaptation: it holds the same
+    columns as the active party, and labels; passive parties hold columns of its people as well.
+
     Attributes:
         parties: the active party first.
-        labels: class index 0..C-1 for each id of the active party.
+        labels: class index 0..C-1 for each id of the active party, and of the source.
         classes: names of the C classes, in index order.
         test_ids: the ids of an official test set, or None where a seeded split is to be drawn.
+        source: the other active party, or None.
+        draw: the roles by seed, where the task says who is in which; else ``DataSpec`` does.
     """
 
     name: str
@@ -89,12 +119,15 @@ class VerticalDataset:
     classes: tuple[str, ...]
     test_ids: pd.Index | None = None
     card: Card | None = field(default=None, compare=False)
+    source: PartyTable | None = None
+    draw: Callable[[int], Roles] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be split between parties or learned from.
 
         Raises:
-            DataError: fewer than two parties, another first party, fewer than two classes, rows without label.
+            DataError: fewer than two parties, another first party, fewer than two classes, rows without label; a
+                source that has other columns than the active party, or some of its people.
         """
         names = [party.name for party in self.parties]
         expected = ["active", *(f"passive_{k}" for k in range(1, max(2, len(names))))]
@@ -102,11 +135,24 @@ class VerticalDataset:
             raise DataError(f"{self.name}: expected parties {expected}, got {names}; name them in this order")
         if len(self.classes) < 2:
             raise DataError(f"{self.name}: expected at least two classes, got {list(self.classes)}")
-        bare = ~self.parties[0].frame.index.isin(self.labels.index)
-        if bare.any():
+        for table in (self.parties[0], *([self.source] if self.source else [])):
+            bare = ~table.frame.index.isin(self.labels.index)
+            if bare.any():
+                raise DataError(
+                    f"{self.name}: expected a label for each row of {table.name}, got none for {bare.sum()}; drop them"
+                )
+        if self.source:
+            self._check_source(self.source, self.parties[0])
+
+    def _check_source(self, source: PartyTable, active: PartyTable) -> None:
+        if list(source.frame.columns) != list(active.frame.columns):
             raise DataError(
-                f"{self.name}: expected a label for each row of active, got none for {bare.sum()}; drop them"
+                f"{self.name}: expected the source to have the columns {list(active.frame.columns)} of active, got "
+                f"{list(source.frame.columns)}"
             )
+        common = source.frame.index.isin(active.frame.index).sum()
+        if common:
+            raise DataError(f"{self.name}: expected source and active to have no id in common, got {common}")
 
     @property
     def metric(self) -> str:

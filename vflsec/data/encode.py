@@ -31,7 +31,7 @@ class Encoder:
         fit_rows: the party's training rows; mean, std and known categories come from them and from nothing else.
 
     Attributes:
-        layout: one column per raw column, in the table's order; and whether they are the pixels of an image.
+        layout: one column per raw column, in the table's order; whether they are the pixels of an image; their groups.
     """
 
     def __init__(self, table: PartyTable, fit_rows: pd.DataFrame) -> None:
@@ -50,7 +50,7 @@ class Encoder:
                 column = Column(name, "numeric", start, 1)
             columns.append(column)
             start += column.width
-        self.layout: Final = Layout(tuple(columns), table.image)
+        self.layout: Final = Layout(tuple(columns), table.image, table.grouping)
 
     def __call__(self, rows: pd.DataFrame) -> np.ndarray:
         """Return ``rows`` as float32 (n, d), C-contiguous."""

@@ -10,6 +10,9 @@
         │   └── alignment not known             local, to every party
         └── dealt out                           local, to one party each
 
+A dataset whose task says who is in which role draws the roles itself, and then DataSpec has no say in it but for its
+options. Rows of another active party, the source, are in no role but that of its own.
+
 Prefixes make settings comparable: with the same seed, fewer labels or a smaller overlap is a subset of more.
 ``aligned`` and ``local`` do not depend on which labels are used, nor does the encoding: pre-training is shared between
 label budgets.
@@ -73,7 +76,8 @@ class PartyData:
     Attributes:
         features: float32 (n, d) for ``train``, ``unlabeled``, ``val``, ``test`` and ``aligned`` (the first three
             together), row by row the same people at every party, and ``local``, the party's other training rows in its
-            own order.
+            own order. Where there is a source, a passive party has also ``source``, row by row the same people as at
+            the source, and ``adaptation``, rows of the active party's people; and the source has ``source`` alone.
         layout: which encoded columns stem from which raw column.
         local_ids: the ids of ``local``.
     """
@@ -91,8 +95,10 @@ class Partition:
     Attributes:
         parties: by name, the active party first.
         labels: int64 (n,) for ``train``, ``val``, ``test``, and for the active party's ``local`` rows, of which none
-            has one where labels are scarce (``n_labeled``); nobody is to use those of ``unlabeled``.
+            has one where labels are scarce (``n_labeled``); nobody is to use those of ``unlabeled``. Those of
+            ``source`` are the source's.
         ids: (n,) for all splits but ``local``, sorted: row order tells nothing of the draw.
+        source: what the other active party holds, or None.
     """
 
     dataset: str
@@ -101,28 +107,61 @@ class Partition:
     ids: dict[str, np.ndarray]
     classes: tuple[str, ...]
     metric: str
+    source: PartyData | None = None
 
 
 def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     """Split ``dataset`` by rows and encode every party's columns.
 
     Raises:
-        UsageError: more labeled rows asked for than there are aligned ones.
-        DataError: the parties share no id, or a class is missing in the training or the test rows.
+        UsageError: more labeled rows asked for than there are aligned ones, or a split where the dataset has its own.
+        DataError: the parties share no id, or a class is missing in the training, the test or the source's rows.
     """
-    shared, dealt = _draw(dataset, spec, seed)
+    shared, dealt = _own_draw(dataset, spec, seed) if dataset.draw else _draw(dataset, spec, seed)
     ids = {split: index.sort_values() for split, index in shared.items()}
-    labels = {split: dataset.labels.loc[ids[split]].to_numpy(np.int64) for split in ("train", "val", "test")}
+    foreign = _foreign(dataset, ids)
+    every = {**ids, **foreign}
+    labeled: tuple[str, ...] = ("train", "val", "test", *(["source"] if dataset.source else []))
+    labels = {split: dataset.labels.loc[every[split]].to_numpy(np.int64) for split in labeled}
     for split, way_out in (
         ("train", "raise n_labeled, aligned or overlap"),
         ("test", "raise test, keep stratify on, or drop the class"),
+        ("source", "give the source rows of it"),
     ):
-        _expect_every_class(dataset.classes, labels[split], split, way_out)
-    parties = {table.name: _party_data(table, dataset.test_ids, ids, dealt) for table in dataset.parties}
-    own = pd.Index(next(iter(parties.values())).local_ids)
+        if split in labels:
+            _expect_every_class(dataset.classes, labels[split], split, way_out)
+    active, *passive = dataset.parties
+    parties = {active.name: _party_data(active, dataset, ids, dealt)}
+    parties |= {table.name: _party_data(table, dataset, ids, dealt, foreign) for table in passive}
+    own = pd.Index(parties[active.name].local_ids)
     labels["local"] = dataset.labels.loc[own[:0] if spec.n_labeled else own].to_numpy(np.int64)
-    arrays = {split: index.to_numpy() for split, index in ids.items()}
-    return Partition(dataset.name, parties, labels, arrays, dataset.classes, dataset.metric)
+    arrays = {split: index.to_numpy() for split, index in every.items()}
+    source = _source_data(dataset.source, foreign["source"]) if dataset.source else None
+    return Partition(dataset.name, parties, labels, arrays, dataset.classes, dataset.metric, source)
+
+
+def _own_draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:
+    """Return the ids of each role that the dataset's task has; nothing is dealt out."""
+    assert dataset.draw is not None
+    if msgspec.structs.replace(spec, options={}) != DataSpec():
+        raise UsageError(
+            f"expected no setting in data but options with {dataset.name}, whose task says who is in which role: "
+            f"see vflsec show dataset {dataset.name}"
+        )
+    roles = dataset.draw(seed)._asdict()
+    if dataset.source is None:  # the source's rows are the active party's own
+        del roles["source"], roles["adaptation"]
+    return {**roles, "aligned": roles["train"].append([roles["unlabeled"], roles["val"]])}, {}
+
+
+def _foreign(dataset: VerticalDataset, ids: dict[str, pd.Index]) -> dict[str, pd.Index]:
+    """Take from ``ids`` what is no role of the active party's rows: the source's, and those to adapt to."""
+    if dataset.source is None:
+        return {}
+    if dataset.draw:
+        return {split: ids.pop(split) for split in ("source", "adaptation")}
+    held = dataset.source.frame.index.intersection(align(dataset.parties[1:]))
+    return {"source": held.sort_values(), "adaptation": ids["aligned"]}
 
 
 def _draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:
@@ -170,19 +209,32 @@ def _cut(ids: pd.Index, share: float) -> tuple[pd.Index, pd.Index]:
 
 
 def _party_data(
-    table: PartyTable, official_test: pd.Index | None, ids: dict[str, pd.Index], dealt: dict[str, pd.Index]
+    table: PartyTable,
+    dataset: VerticalDataset,
+    ids: dict[str, pd.Index],
+    dealt: dict[str, pd.Index],
+    foreign: dict[str, pd.Index] | None = None,
 ) -> PartyData:
-    frame = table.frame
+    frame, foreign = table.frame, foreign or {}
     elsewhere = [*ids.values(), *(rows for name, rows in dealt.items() if name != table.name)]
-    if official_test is not None:
-        elsewhere.append(official_test)  # also those test rows that not all parties hold
-    local = frame.index[~frame.index.isin(elsewhere[0].append(elsewhere[1:]))]
+    if dataset.test_ids is not None:
+        elsewhere.append(dataset.test_ids)  # also those test rows that not all parties hold
+    if dataset.source is not None:
+        elsewhere.append(dataset.source.frame.index)
+    # Where the task says who is in which role, whoever is in none has no part in it.
+    local = frame.index[:0] if dataset.draw else frame.index[~frame.index.isin(elsewhere[0].append(elsewhere[1:]))]
 
-    encoder = Encoder(table, frame.loc[ids["aligned"].append(local)])
-    features = {split: encoder(frame.loc[rows]) for split, rows in {**ids, "local": local}.items()}
+    encoder = Encoder(table, frame.loc[ids["aligned"].append([local, foreign.get("source", local[:0])])])
+    features = {split: encoder(frame.loc[rows]) for split, rows in {**ids, **foreign, "local": local}.items()}
     if len(ids["train"]) == len(ids["aligned"]):  # the same rows need no second copy
         features["aligned"] = features["train"]
     return PartyData(table.name, features, encoder.layout, local.to_numpy())
+
+
+def _source_data(table: PartyTable, ids: pd.Index) -> PartyData:
+    frame = table.frame.loc[ids]
+    encoder = Encoder(table, frame)
+    return PartyData(table.name, {"source": encoder(frame)}, encoder.layout, ids[:0].to_numpy())
 
 
 def _expect_every_class(classes: tuple[str, ...], labels: np.ndarray, split: str, way_out: str) -> None:

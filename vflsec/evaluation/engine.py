@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -147,7 +147,8 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
 def _mount(attack: Attack, after: str | None, spec: EvalSpec, method: Method, world: World) -> None:
     """Raise InsufficientView if the adversary of ``spec`` cannot mount ``attack`` on ``method``."""
     side = "active" if adversary(world, spec.adversary)[0].active else "passive"
-    shown = _shown(method, side, after) - (frozenset() if spec.aux.n else {Need.AUX_LABELS})
+    shown = _shown(method, side, after, spec.method.get(method.name, {}))
+    shown -= frozenset() if spec.aux.n else {Need.AUX_LABELS}
     if side == "active":
         shown |= {Need.PREDICTIONS} if after is None else set()
         shown |= {Need.VICTIM_MODEL} if spec.aux.victim_model else set()
@@ -157,13 +158,14 @@ def _mount(attack: Attack, after: str | None, spec: EvalSpec, method: Method, wo
     attack.suit(world.n_classes if attack.target == "labels" else None, method.model_spec.head)
 
 
-def _shown(method: Method, side: str, after: str | None) -> frozenset[Need]:
+def _shown(method: Method, side: str, after: str | None, options: Mapping[str, Any]) -> frozenset[Need]:
     """Return what an adversary on ``side`` has met when it strikes: after all phases, or after one."""
-    if after is None:
-        return method.shows[side]
-    one_of(method.phases[:-1], **{f"phase of {method.name} after which to attack": after})
-    until = method.phases[: method.phases.index(after) + 1]
-    said = frozenset[Kind]().union(*(method.sends[phase] for phase in until))
+    until = method.phases
+    if after is not None:
+        one_of(method.phases[:-1], **{f"phase of {method.name} after which to attack": after})
+        until = method.phases[: method.phases.index(after) + 1]
+    heard = [phase for phase in until if phase not in method.elsewhere]
+    said = frozenset[Kind]().union(*(method.says(phase, options) for phase in heard))
     return frozenset(need for need in method.shows[side] if runner.KINDS.get(need) in {None, *said})
 
 

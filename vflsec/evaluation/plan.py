@@ -16,6 +16,7 @@ import msgspec
 
 from vflsec.core import registry
 from vflsec.core.attack import Attack, Target
+from vflsec.core.defense import Defense
 from vflsec.core.method import Method, ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.data.files import source_files
@@ -70,8 +71,13 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         """Sixteen hex digits that name this cell up to and with ``phase``; what acts later does not change them."""
         method = registry.load("methods", self.method)
         until = method.phases[: method.phases.index(phase) + 1]
-        unlabeled = set(until) <= method.unlabeled
-        acting = [d for d in self.defenses if not unlabeled or acts_in(d, method, self.method_options, until)]
+        unlabeled, elsewhere = set(until) <= method.unlabeled, set(until) <= method.elsewhere
+        acting = [
+            d
+            for d in self.defenses
+            if acts_in(d, method, self.method_options, until)
+            or not (unlabeled or (elsewhere and acts_on_messages_alone(d)))
+        ]
         options = {key: value for key, value in self.method_options.items() if key not in method.late}
         settings = msgspec.structs.replace(self, defenses=tuple(acting), method_options=options)._settings()
         del settings["train"]["target"]
@@ -81,6 +87,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         if unlabeled:  # what labels there are, and how they are learned from, is of later phases
             del settings["data"]["n_labeled"], settings["data"]["validation"], settings["malicious"]
             settings.pop("told", None)
+        if unlabeled or (elsewhere and not acting):  # how often the last phase releases may be what noise depends on
             settings["train"] = settings["train"]["pretrain"]
         return digest(["stage", phase, settings])
 
@@ -233,6 +240,13 @@ def acts_in(defense: DefenseSpec, method: type[Method], options: Mapping[str, An
     """Whether ``defense`` changes anything that ``method`` says in one of ``phases``."""
     made = registry.build("defenses", defense.name, defense.strength or 1.0, at=defense.at, **defense.options)
     return any(made.acts(kind, phase) for phase in phases for kind in method.says(phase, options))
+
+
+def acts_on_messages_alone(defense: DefenseSpec) -> bool:
+    """Whether ``defense`` has no say in how a model is trained but by what it does to messages."""
+    made = registry.load("defenses", defense.name)
+    hooks = ("on_labels", "on_received", "penalty", "modules")
+    return all(getattr(made, hook) is getattr(Defense, hook) for hook in hooks)
 
 
 def _pretrained_alone(spec: EvalSpec, method: str, seed: int) -> Cell | None:

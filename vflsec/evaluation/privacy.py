@@ -34,7 +34,7 @@ def spent(trained: Trained, releases: Iterable[Sequence[Any]], adversary: str) -
     told = [ReleaseCount(*found) for found in releases]
     adversaries = adversary.split("+")
     most: dict[str, dict[str, Any]] = {}
-    for party in trained.world.parties.values():
+    for party in trained.world.everybody:
         for defense in party.defenses if party.name not in adversaries else ():
             if defense.changes_updates:
                 found = _spent_on_models(defense, method.updates(trained.world))

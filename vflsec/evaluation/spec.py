@@ -50,7 +50,8 @@ class DefenseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A defence by name, with its strength, where it acts (None: its default) and its options.
 
     Attributes:
-        by: who carries it: ``active``, ``passive`` (every passive party), a party's name, or None for everybody.
+        by: who carries it: ``active`` (the source as well), ``passive`` (every passive party), a party's name, or None
+            for everybody.
         strengths: of a defence that is swept, its own; none for those of the evaluation.
     """
 
@@ -69,7 +70,8 @@ class DefenseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def carried_by(self, party: str) -> bool:
         """Whether the party of this name carries it."""
-        return self.by in (None, party) or (self.by == "passive" and party != "active")
+        role = "passive" if party.startswith("passive") else "active"
+        return self.by in (None, party, role)
 
 
 class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

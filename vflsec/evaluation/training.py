@@ -63,14 +63,14 @@ def train(
     began = time.perf_counter()
     world, method = build_world(cell, device), build_method(cell)
     if tap:
-        world.channel.taps.append(tap)
+        world.channel.taps.append(lambda message: None if message.phase in method.elsewhere else tap(message))
     facts: Record = {"status": "ok", "utility": None, "history": {}, "error": None, "spread": {}}
     trained = None
     try:
         method.build(world)
         history: dict[str, list[float]] = {}
         for phase in cell.stages:
-            heard = bool(tap and tap.kinds & method.sends[phase])
+            heard = bool(tap and tap.kinds & method.sends[phase] and phase not in method.elsewhere)
             stage = advance(cell, phase, method, world, store=store, afresh=heard, progress=progress)
             history[phase], facts["spread"][phase] = stage["history"], stage["spread"]
         last = method.phases[-1]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from vflsec.core import registry
 from vflsec.core.attack import Attack
@@ -22,7 +24,7 @@ from vflsec.core.seeds import derive, generator
 from vflsec.core.view import Need
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.files import load_toml
-from vflsec.data.partition import DataSpec, Partition, partition
+from vflsec.data.partition import DataSpec, Partition, PartyData, partition
 from vflsec.evaluation.adversary import adversary, view_before
 from vflsec.evaluation.plan import Cell, build_attack, dataset_identity
 from vflsec.evaluation.spec import AttackSpec, AuxSpec, DefenseSpec
@@ -57,19 +59,24 @@ def build_world(cell: Cell, device: str) -> World:
         if defense.by and defense.by not in ("passive", *data.parties):
             raise UsageError(f"{defense.name}: {unknown('by', defense.by, ('passive', *data.parties))}")
     channel = Channel()
-    parties: dict[str, Party] = {}
-    for name, own in data.parties.items():
-        active = not parties  # the active party comes first
-        parties[name] = Party(
-            name,
+    labels = {split: torch.tensor(y, device=where) for split, y in data.labels.items()}
+    of_source = {split: labels.pop(split) for split in ("source",) if split in labels}
+
+    def party(own: PartyData, labels: Mapping[str, Tensor] | None = None) -> Party:
+        return Party(
+            own.name,
             {split: torch.tensor(x, device=where) for split, x in own.features.items()},
             channel,
-            noise=partial(generator, cell.seed, "noise", name, device=where),
+            noise=partial(generator, cell.seed, "noise", own.name, device=where),
             layout=own.layout,
-            labels={split: torch.tensor(y, device=where) for split, y in data.labels.items()} if active else None,
-            defenses=[build_defense(defense) for defense in cell.defenses if defense.carried_by(name)],
+            labels=labels,
+            defenses=[build_defense(defense) for defense in cell.defenses if defense.carried_by(own.name)],
         )
+
+    active, *passive = data.parties.values()
+    parties = {active.name: party(active, labels), **{own.name: party(own) for own in passive}}
     world = World(parties, channel, len(data.classes), data.metric, cell.seed, where)
+    world.source = party(data.source, of_source) if data.source else None
     if cell.malicious:
         world.malicious = recruit(world, *cell.malicious, cell.told)
     return world

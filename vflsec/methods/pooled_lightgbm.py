@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from vflsec.core.checks import positive
 from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, TrainSpec, World
 from vflsec.core.seeds import derive
-from vflsec.methods.pooled_method import PooledMethod, pooled
+from vflsec.methods.pooled_method import PooledMethod
 
 
 class PooledLightGBM(PooledMethod):
@@ -23,11 +23,15 @@ class PooledLightGBM(PooledMethod):
     bundle again. Defaults are LightGBM's own, for the paper states none. Where there are validation rows, the trees up
     to the best log loss on them are kept, else all. Needs the extra ``bench``: lightgbm.
 
+    Federated boosting without loss, as SecureBoost (Cheng et al. 2021) is, grows the trees that one party with all
+    columns would: of the utility of SecureBoost this is the measure.
+
     Source: FedHSSL (He et al. 2022, arXiv 2208.10278), section V, the baseline LGB; Ke et al. 2017.
 
     Args:
         train: not read.
         model: not read.
+        columns: ``all``, or ``active`` for the active party's own alone.
         rounds: trees, of each class where there are more than two.
         learning_rate: shrinkage of each tree.
         leaves: at most, of each tree.
@@ -43,13 +47,14 @@ class PooledLightGBM(PooledMethod):
         train: TrainSpec,
         model: ModelSpec,
         *,
+        columns: Literal["all", "active"] = "all",
         rounds: int = 100,
         learning_rate: float = 0.1,
         leaves: int = 31,
         leaf_rows: int = 20,
         patience: int = 20,
     ) -> None:
-        super().__init__(train, model)
+        super().__init__(train, model, columns=columns)
         positive(rounds=rounds, learning_rate=learning_rate, leaf_rows=leaf_rows, patience=patience)
         if leaves < 2:
             raise UsageError(f"expected leaves >= 2, got {leaves}: a tree with one leaf splits nothing")
@@ -84,7 +89,7 @@ class PooledLightGBM(PooledMethod):
             "verbosity": -1,
         }
         sets = {
-            split: lightgbm.Dataset(pooled(world, split).cpu().numpy(), labels[split].cpu().numpy())
+            split: lightgbm.Dataset(self.pooled(world, split).cpu().numpy(), labels[split].cpu().numpy())
             for split in ("train", "val")
             if world.n_rows(split)
         }

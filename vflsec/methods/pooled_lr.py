@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from vflsec.core.method import ModelSpec, TrainSpec, World
 from vflsec.core.seeds import derive
-from vflsec.methods.pooled_method import PooledMethod, pooled
+from vflsec.methods.pooled_method import PooledMethod
 
 PENALTIES = np.logspace(-4, 2, 7)
 ITERATIONS = 2000
@@ -31,14 +32,17 @@ class PooledLogisticRegression(PooledMethod):
     Args:
         train: not read.
         model: not read.
+        columns: ``all``, or ``active`` for the active party's own alone.
         folds: of the search for C; fewer where a class has fewer training rows, none (C = 1) below two.
     """
 
     name = "lr"
     reference = "Kang et al. 2022 (PrADA), table I, baseline LR; scikit-learn's LogisticRegression"
 
-    def __init__(self, train: TrainSpec, model: ModelSpec, *, folds: int = 5) -> None:
-        super().__init__(train, model)
+    def __init__(
+        self, train: TrainSpec, model: ModelSpec, *, columns: Literal["all", "active"] = "all", folds: int = 5
+    ) -> None:
+        super().__init__(train, model, columns=columns)
         self.folds = folds
 
     def build_model(self, columns: int, n_classes: int) -> nn.Module:
@@ -47,7 +51,7 @@ class PooledLogisticRegression(PooledMethod):
 
     def fit_model(self, model: nn.Module, world: World) -> None:
         """Choose C on folds, then fit on all training rows."""
-        x, y = pooled(world, "train").cpu().double().numpy(), world.active.labels["train"].cpu().numpy()
+        x, y = self.pooled(world, "train").cpu().double().numpy(), world.active.labels["train"].cpu().numpy()
         folds = min(self.folds, int(np.bincount(y).min()))
         penalty = self._penalty(x, y, folds, derive(world.seed, "folds") % 2**32) if folds > 1 else 1.0
         found = LogisticRegression(C=penalty, max_iter=ITERATIONS).fit(x, y)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from vflsec.core.errors import Diverged
-from vflsec.core.method import Method, Progress, World
+from vflsec.core.method import Method, ModelSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
 
 
@@ -22,10 +23,15 @@ class PooledMethod(Method):
     Args:
         train: not read: these models have settings of their own.
         model: not read.
+        columns: ``all``, or ``active`` for the active party's own alone: what it reaches without a federation.
     """
 
     sends = {"train": frozenset()}  # noqa: RUF012  (declared ClassVar in the base class)
     shows = {}  # noqa: RUF012
+
+    def __init__(self, train: TrainSpec, model: ModelSpec, *, columns: Literal["all", "active"] = "all") -> None:
+        super().__init__(train, model)
+        self.columns = columns
 
     @abstractmethod
     def build_model(self, columns: int, n_classes: int) -> nn.Module:
@@ -37,7 +43,7 @@ class PooledMethod(Method):
 
     def build(self, world: World) -> None:
         """Give the active party, who has the labels, the model."""
-        columns = sum(party.n_features for party in world.parties.values())
+        columns = sum(party.n_features for party in self._read(world))
         world.active.modules["pooled"] = self.build_model(columns, world.n_classes).to(world.device)
 
     def train(self, phase: str, world: World, progress: Progress) -> list[float]:
@@ -46,7 +52,7 @@ class PooledMethod(Method):
         Raises:
             Diverged: a column or the loss is not finite.
         """
-        for party in world.parties.values():
+        for party in self._read(world):
             if not torch.isfinite(party.features["train"]).all():
                 raise Diverged(f"{self.name} expects finite columns, got nan or infinity at {party.name}")
         self.fit_model(world.active.modules["pooled"], world)
@@ -59,14 +65,16 @@ class PooledMethod(Method):
     @torch.no_grad()
     def predict(self, world: World, split: str) -> Tensor:
         """Return log-probabilities (n, C)."""
-        logits: Tensor = world.active.modules["pooled"](pooled(world, split))
+        logits: Tensor = world.active.modules["pooled"](self.pooled(world, split))
         return logits.log_softmax(dim=1)
 
     def representation(self, party: Party) -> nn.Module:
         """Return the identity: a party has its columns and no model."""
         return nn.Identity()
 
+    def pooled(self, world: World, split: str) -> Tensor:
+        """Return the columns that are read, side by side (n, sum of d), the active party's first."""
+        return torch.cat([party.features[split] for party in self._read(world)], dim=1)
 
-def pooled(world: World, split: str) -> Tensor:
-    """Return the columns of all parties side by side (n, sum of d), the active party's first."""
-    return torch.cat([party.features[split] for party in world.parties.values()], dim=1)
+    def _read(self, world: World) -> list[Party]:
+        return [world.active] if self.columns == "active" else list(world.parties.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -40,10 +41,14 @@ class SplitMethod(Method):
         train: how models are fitted.
         model: the shape of the networks.
         boundary: the protocol at the cut layer.
+
+    Class attributes:
+        logistic: whether the head of two classes has one output.
     """
 
     shows = SHOWS
     shares_head: ClassVar[bool] = True
+    logistic: ClassVar[bool] = False
 
     def __init__(self, train: TrainSpec, model: ModelSpec, *, boundary: str = "plain") -> None:
         super().__init__(train, model)
@@ -56,29 +61,37 @@ class SplitMethod(Method):
 
     def build(self, world: World) -> None:
         """Draw each party's models, and the active party's top model, from streams of their own."""
-        spec = self.model_spec
         for party in world.parties.values():
             with drawing(world.seed, "model", party.name):
                 self.build_party(party, world)
-        with drawing(world.seed, "model", "top"):
+        self._boundaries = self.connect(world, "top")
+        for party in world.parties.values():
+            party.modules.to(world.device)
+
+    def connect(self, world: World, *stream: str) -> dict[str, Boundary]:
+        """Draw the active party's top model from ``stream``, and return its boundary to each passive party by name."""
+        spec = self.model_spec
+        boundaries: dict[str, Boundary] = {}
+        with drawing(world.seed, "model", *stream):
             world.active.modules["top"] = Top(
                 [self.width(party) for party in world.parties.values()],
                 world.n_classes,
                 aggregation=spec.aggregation,
                 head=spec.head,
                 hidden=spec.head_hidden,
+                logistic=self.logistic,
             )
         name, options = self._protocol(world)
         for party in world.passive:
-            self._boundaries[party.name] = registry.build("protocols", name, party, world.active, **options)
-        if any(isinstance(boundary, LinearBoundary) for boundary in self._boundaries.values()):
-            self._share_head(world)
+            boundaries[party.name] = registry.build("protocols", name, party, world.active, **options)
+        if any(isinstance(boundary, LinearBoundary) for boundary in boundaries.values()):
+            self._share_head(world, boundaries)
         for party in world.passive:
-            for owner, module in self._boundaries[party.name].modules().items():  # stored with its owner's own models
-                world.parties[owner].modules[f"boundary_{party.name}"] = module
+            role = "_".join(["boundary", *stream[1:], party.name])
+            for owner, module in boundaries[party.name].modules().items():  # stored with its owner's own models
+                world.parties[owner].modules[role] = module
         self._prepare(world)
-        for party in world.parties.values():
-            party.modules.to(world.device)
+        return boundaries
 
     def _protocol(self, world: World) -> tuple[str, dict[str, Any]]:
         """Name and options of the protocol at the cut layer: a defence's own goes before the method's."""
@@ -87,7 +100,7 @@ class SplitMethod(Method):
             raise UsageError("expected one protocol at the cut layer, got several: leave all but one out")
         return own[0] if own else (self.boundary, {})
 
-    def _share_head(self, world: World) -> None:
+    def _share_head(self, world: World, boundaries: Mapping[str, Boundary]) -> None:
         """Give each linear boundary the part of the head that reads its party's embedding.
 
         The whole head was drawn first, so that training starts where it does at a plain boundary.
@@ -116,7 +129,7 @@ class SplitMethod(Method):
         widths = [self.width(party) for party in world.parties.values()]
         own, *parts = torch.split(top.head.weight.detach(), widths, dim=1)
         for party, part in zip(world.passive, parts, strict=True):
-            boundary = self._boundaries[party.name]
+            boundary = boundaries[party.name]
             assert isinstance(boundary, LinearBoundary), "all boundaries of a run are of one kind"
             with drawing(world.seed, "model", party.name, "head"):
                 boundary.join(part.T.clone(), self.train_spec)
@@ -125,10 +138,12 @@ class SplitMethod(Method):
     def _prepare(self, world: World) -> None:
         """Tell the active party's defences what they will receive; each draws its first weights from its own stream."""
         shared = isinstance(world.active.modules["top"], SharedTop)
-        widths = {party.name: world.n_classes if shared else self.width(party) for party in world.passive}
+        outputs = 1 if self.logistic and world.n_classes == 2 else world.n_classes
+        widths = {party.name: outputs if shared else self.width(party) for party in world.passive}
         for number, defense in enumerate(d for d in world.active.defenses if d.strength):
-            with drawing(world.seed, "model", "defense", number):
-                rng = generator(world.seed, "defense", number, device=world.device)
+            own = () if world.active.name == "active" else (world.active.name,)
+            with drawing(world.seed, "model", "defense", number, *own):
+                rng = generator(world.seed, "defense", number, *own, device=world.device)
                 defense.prepare(widths, n_classes=world.n_classes, rng=rng)
 
     def width(self, party: Party) -> int:

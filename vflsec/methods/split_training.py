@@ -58,7 +58,7 @@ class SplitTraining:
         self.spec = spec
         self.constraint = constraint
         self.saboteurs = sabotaging(world.malicious)
-        self.targets = world.active.labels["train"]
+        self.targets = world.active.labels.get("train", torch.empty(0))  # a source has none
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
         """Train in place on the aligned labelled rows; return the mean loss of each epoch.
@@ -120,7 +120,7 @@ class SplitTraining:
         for local_step in range(self.spec.local_steps):
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            own = self.bottoms[self.world.active.name](self.world.active.features["train"][step.rows])  # (B, d)
+            own = self.bottoms[self.world.active.name](self.world.active.features[step.split][step.rows])  # (B, d)
             loss = self._loss(own, arrived, step)
             loss.backward()  # type: ignore[no-untyped-call]
             if local_step == 0:
@@ -128,12 +128,17 @@ class SplitTraining:
                 gradients = {name: self._down(name, h, step) for name, h in arrived.items()}
             for party in self.world.passive:
                 again = self.bottoms[party.name](fed[party.name]) if local_step else embedded[party.name]
-                again.backward(gradients[party.name])
+                own_loss = self._besides(party, step)
+                torch.autograd.backward([again, *own_loss], [gradients[party.name], *(None for _ in own_loss)])
             self._defend(len(step.rows))
             self._clip()
             for optimizer in optimizers:
                 optimizer.step()
         return first
+
+    def _besides(self, party: Party, step: Step) -> Sequence[Tensor]:
+        """Losses of a passive party's own, which it learns from together with the gradient that came back."""
+        return ()
 
     def _fed(self, party: Party, step: Step) -> Tensor:
         """What ``party`` feeds its own bottom model: its columns, or what it makes of them against the rules."""

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Literal
 
 import msgspec
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vflsec.core.checks import positive
-from vflsec.core.defense import decoded
 from vflsec.core.errors import UsageError
 from vflsec.core.layout import Layout
 from vflsec.core.message import Kind
-from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
-from vflsec.core.protocol import Boundary, Step
-from vflsec.core.seeds import generator
+from vflsec.core.method import ModelSpec, TrainSpec, World
 from vflsec.core.view import Need
+from vflsec.methods.head_training import Alter, HeadTraining
 from vflsec.methods.split_method import SHOWS
-from vflsec.methods.split_training import SplitTraining, selection_split
+from vflsec.methods.split_training import SplitTraining
 from vflsec.methods.ss_vfl import SSVFL, own_rows
 from vflsec.nn.augment import ImageAugmentation, UniformCorruption
-
-Alter = Callable[[Tensor, torch.Generator], Tensor]
-Embedded = tuple[Tensor, dict[str, Tensor]]
-"""The active party's own embeddings (B, d) and, by name, those that arrived from each passive party."""
 
 
 class SSVFLIndependent(SSVFL):
@@ -83,97 +75,7 @@ class SSVFLIndependent(SSVFL):
         alter = {}
         if self.recompute_augmented:
             alter = {party.name: _alteration(party.layout, own_rows(party)) for party in world.parties.values()}
-        return _HeadTraining(world, bottoms, world.active.modules["top"], self._boundaries, spec, alter)
-
-
-class _HeadTraining(SplitTraining):
-    """Training of the top model alone, on what every bottom model made of the rows once; no gradient leaves it.
-
-    Args, besides those of ``SplitTraining``:
-        alter: by party, what changes rows before each of many transfers; empty for one transfer of rows as they are.
-    """
-
-    def __init__(
-        self,
-        world: World,
-        bottoms: Mapping[str, nn.Module],
-        top: nn.Module,
-        boundaries: Mapping[str, Boundary],
-        spec: TrainSpec,
-        alter: Mapping[str, Alter],
-    ) -> None:
-        super().__init__(world, bottoms, top, boundaries, spec)
-        self.alter = alter
-        self._noise: dict[str, torch.Generator] = {}
-        self._sent: dict[str, Embedded] = {}  # by split
-
-    def fit(self, phase: str, progress: Progress) -> list[float]:
-        """Have rows sent once, and train the head on them; return the mean loss of each epoch."""
-        self._switch(training=False)
-        if not self.alter:
-            self._sent["train"] = self._all("train", phase)
-        for name in self.alter:
-            self._noise[name] = generator(self.world.seed, "views", phase, name, device=self.world.device)
-        selection = selection_split(self.spec, self.world)
-        if selection:
-            self._sent[selection] = self._all(selection, "validate")
-        return super().fit(phase, progress)
-
-    @torch.no_grad()
-    def predict(self, split: str, phase: str = "predict") -> Tensor:
-        """Return logits (n, C) for ``split``; where an epoch is chosen by it, from what was sent before the first."""
-        if phase == "predict" or split not in self._sent:
-            return super().predict(split, phase)
-        self._switch(training=False)
-        own, arrived = self._sent[split]
-        return decoded(self.world.active.defenses, self.top([own, *self._received(arrived)]))
-
-    def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
-        """Take as many steps of the head on one batch as there are local steps."""
-        if self.alter:
-            own, arrived = self._exchange(step)
-        else:
-            own, arrived = self._sent["train"]
-            own, arrived = own[step.rows], {name: h[step.rows] for name, h in arrived.items()}
-        losses = []
-        for _ in range(self.spec.local_steps):
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            loss = self._loss(own, arrived, step)
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._clip()
-            for optimizer in optimizers:
-                optimizer.step()
-            losses.append(loss.detach())
-        return losses[0]
-
-    def _all(self, split: str, phase: str) -> Embedded:
-        """Have every row of ``split`` sent, in batches and in order."""
-        everybody = torch.arange(self.world.n_rows(split), device=self.world.device)
-        steps = [Step(k, phase, rows, split=split) for k, rows in enumerate(torch.split(everybody, self.spec.batch))]
-        own, arrived = zip(*map(self._exchange, steps), strict=True)
-        return torch.cat(own), {name: torch.cat([h[name] for h in arrived]) for name in arrived[0]}
-
-    @torch.no_grad()
-    def _exchange(self, step: Step) -> Embedded:
-        """Every party embeds the rows of ``step``, those that train the head altered if need be; they go up."""
-        embedded = {}
-        for party in self.world.parties.values():
-            x = self._fed(party, step)
-            if party.name in self.alter and step.split == "train":
-                x = self.alter[party.name](x, self._noise[party.name])
-            embedded[party.name] = self.bottoms[party.name](x)  # (B, d)
-        own = embedded.pop(self.world.active.name)
-        return own, {name: self._up(name, h, step) for name, h in embedded.items()}
-
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizer of what the active party holds besides its bottom model; there is no other."""
-        held = self.world.active.modules
-        return [self.spec.optimize(p for role, module in held.items() if role != "bottom" for p in module.parameters())]
-
-    def _switch(self, *, training: bool) -> None:
-        super()._switch(training=False)
-        self.top.train(training)
+        return HeadTraining(world, bottoms, world.active.modules["top"], self._boundaries, spec, alter)
 
 
 def _alteration(layout: Layout, rows: Tensor) -> Alter:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class Top(nn.Module):
@@ -17,10 +18,22 @@ class Top(nn.Module):
         aggregation: ``concat``, ``sum``, ``mean`` or ``max``.
         head: ``linear``, ``mlp`` or ``none``.
         hidden: width of the hidden layer of an ``mlp`` head.
+        logistic: whether a head of two classes has one output z, so that it is a logistic regression: logits (0, z).
     """
 
-    def __init__(self, widths: Sequence[int], n_classes: int, *, aggregation: str, head: str, hidden: int) -> None:
+    def __init__(
+        self,
+        widths: Sequence[int],
+        n_classes: int,
+        *,
+        aggregation: str,
+        head: str,
+        hidden: int,
+        logistic: bool = False,
+    ) -> None:
         super().__init__()
+        self.logistic = logistic and n_classes == 2
+        n_classes = 1 if self.logistic else n_classes
         self.aggregation = aggregation
         width = sum(widths) if aggregation == "concat" else widths[0]
         assert aggregation == "concat" or set(widths) == {width}, "embeddings of unequal width can only be concatenated"
@@ -36,7 +49,7 @@ class Top(nn.Module):
     def forward(self, embeddings: Sequence[Tensor]) -> Tensor:
         """Return logits (B, C)."""
         logits: Tensor = self.head(aggregate(embeddings, self.aggregation))
-        return logits
+        return functional.pad(logits, (1, 0)) if self.logistic else logits
 
 
 class SharedTop(nn.Module):
@@ -49,7 +62,7 @@ class SharedTop(nn.Module):
 
     def __init__(self, top: Top, width: int) -> None:
         super().__init__()
-        whole = top.head
+        whole, self.logistic = top.head, top.logistic
         assert isinstance(whole, nn.Linear)
         self.head = nn.Linear(width, whole.out_features, device=whole.weight.device)
         with torch.no_grad():
@@ -57,12 +70,12 @@ class SharedTop(nn.Module):
             self.head.bias.copy_(whole.bias)
 
     def forward(self, embeddings: Sequence[Tensor]) -> Tensor:
-        """Return logits (B, C) from the active party's embedding (B, d) and the parts (B, C) of the others."""
+        """Return logits (B, C) from the active party's embedding (B, d) and the parts of the others."""
         own, *parts = embeddings
         logits: Tensor = self.head(own)
         for part in parts:
             logits = logits + part
-        return logits
+        return functional.pad(logits, (1, 0)) if self.logistic else logits
 
 
 def aggregate(embeddings: Sequence[Tensor], how: str) -> Tensor:

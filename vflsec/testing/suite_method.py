@@ -30,8 +30,9 @@ class MethodConformance(Suite):
         raise NotImplementedError
 
     def world(self, seed: int = 0, *, parties: int = 2, **options: Any) -> World:
-        """Return the world a check trains in; override it where a method asks for another."""
-        return toy_world(seed=seed, data=DATA, parties=parties, **{"rows": 160, "columns": 4, **options})
+        """Return the world a check trains in, with a source; override it where a method asks for another."""
+        settings = {"rows": 160, "columns": 4, "source": 96, **options}
+        return toy_world(seed=seed, data=DATA, parties=parties, **settings)
 
     def test_states_what_it_is(self) -> None:
         """Name, reference, phases and version, what is sent in each phase, and what each side sees, if anybody does."""
@@ -169,7 +170,5 @@ class ProtocolConformance(Suite):
 
 def _parameters(world: World) -> dict[str, Tensor]:
     return {
-        f"{party.name}.{key}": value
-        for party in world.parties.values()
-        for key, value in party.modules.state_dict().items()
+        f"{party.name}.{key}": value for party in world.everybody for key, value in party.modules.state_dict().items()
     }

@@ -26,7 +26,14 @@ SPLITS = ("train", "unlabeled", "aligned", "local", "val", "test")
 
 
 def toy(
-    *, rows: int = 600, parties: int = 2, classes: int = 2, columns: int = 6, signal: str = "planted", seed: int = 0
+    *,
+    rows: int = 600,
+    parties: int = 2,
+    classes: int = 2,
+    columns: int = 6,
+    signal: str = "planted",
+    seed: int = 0,
+    source: int = 0,
 ) -> VerticalDataset:
     """Make a world in which what can be recovered is known.
 
@@ -39,6 +46,8 @@ def toy(
             plain sight. ``hidden``: the class is the sign of a product of two columns, so that few labels do not
             reveal it but a model trained on many does. ``none``: no column has anything to do with the class.
         seed: of the draw.
+        source: rows of another active party, of which passive parties hold columns as well; 0 for no such party. Their
+            columns are shifted by one.
 
     Raises:
         UsageError: an unknown signal, or numbers too small.
@@ -52,20 +61,31 @@ def toy(
     rng = np.random.default_rng(derive(seed, "toy"))
     labels = rng.permutation(np.arange(rows) % classes)
     ids = pd.Index(np.arange(rows) + 1000, name="id")
-    tables = []
+    other = np.random.default_rng(derive(seed, "toy", "source"))
+    others_labels = other.permutation(np.arange(source) % classes)
+    others_ids = pd.Index(np.arange(source) + 1000 + rows, name="id")
+    tables, others = [], None
     for k in range(parties):
-        x = rng.normal(size=(rows, columns))
-        if signal == "planted":
-            x += 4.0 * rng.normal(size=(classes, columns))[labels]
-        elif signal == "hidden":
-            x[:, 0] = np.abs(x[:, 0]) * np.sign(x[:, 1]) * (2 * labels - 1)
         name = "active" if k == 0 else f"passive_{k}"
-        frame = pd.DataFrame(x, index=ids, columns=[f"{name}_x{j}" for j in range(columns)])
-        tables.append(PartyTable(name, frame.iloc[rng.permutation(rows)]))
+        names = [f"{name}_x{j}" for j in range(columns)]
+        x, shifted = rng.normal(size=(rows, columns)), other.normal(size=(source, columns))
+        if signal == "planted":
+            means = 4.0 * rng.normal(size=(classes, columns))
+            x, shifted = x + means[labels], shifted + means[others_labels]
+        elif signal == "hidden":
+            for own, y in ((x, labels), (shifted, others_labels)):
+                own[:, 0] = np.abs(own[:, 0]) * np.sign(own[:, 1]) * (2 * y - 1)
+        frame = pd.DataFrame(x, index=ids, columns=names).iloc[rng.permutation(rows)]
+        foreign = pd.DataFrame(shifted + 1, index=others_ids, columns=names)
+        if k == 0:
+            others = PartyTable("source", foreign)
+        elif source:
+            frame = pd.concat([frame, foreign])
+        tables.append(PartyTable(name, frame))
     return VerticalDataset(
         name="toy",
         parties=tuple(tables),
-        labels=pd.Series(labels, index=ids),
+        labels=pd.Series(np.concatenate([labels, others_labels]), index=ids.append(others_ids)),
         classes=tuple(f"class_{c}" for c in range(classes)),
         card=Card(
             title=f"Toy world, signal {signal}",
@@ -75,6 +95,7 @@ def toy(
             label=f"{classes} classes, equally frequent",
             split="the same number of columns for each party",
         ),
+        source=others if source else None,
     )
 
 

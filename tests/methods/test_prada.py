@@ -1,0 +1,456 @@
+"""PrADA: pre-training is what its formulas say, what stays stays, who hears what, and that a killed run goes on."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from vflsec.defenses.iso import IsotropicNoise
+from vflsec.defenses.label_dp import LabelDP
+
+from vflsec.core.checkpoint import Checkpoint
+from vflsec.core.defense import Defense
+from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.layout import Group, Grouping
+from vflsec.core.message import Kind, Transcript
+from vflsec.core.method import ModelSpec, PretrainSpec, TrainSpec
+from vflsec.core.protocol import Boundary
+from vflsec.core.seeds import drawing, generator
+from vflsec.evaluation import spec as specs
+from vflsec.evaluation import training
+from vflsec.evaluation.plan import training_cell
+from vflsec.evaluation.store import Store
+from vflsec.evaluation.world import build_world
+from vflsec.methods.adversarial_training import decay, reversal
+from vflsec.methods.prada import PrADA, PrADAWithoutDAFGIR, PrADAWithoutFGIR, PrADAWithoutIR
+from vflsec.methods.vertical_lr import VerticalLogisticRegression
+from vflsec.nn.batches import batches
+from vflsec.testing.worlds import toy_world
+
+COLUMNS = [f"passive_1_x{j}" for j in range(4)]
+SINGLE = tuple(Group(f"g{k}", tuple(COLUMNS[2 * k : 2 * k + 2]), (4, 3, 2)) for k in range(2))
+GROUPS = Grouping(SINGLE, (Group("g0-g1", tuple(COLUMNS), (6, 5, 3)),), Group("all", tuple(COLUMNS), (7, 4, 2)), {})
+
+
+def make_world(*, parties=2, defenses=(), source=96, **options):
+    world = toy_world(parties=parties, **{"rows": 160, "columns": 4, "source": source, **options})
+    world.passive[0].layout = world.passive[0].layout._replace(grouping=GROUPS)
+    for party in world.everybody:
+        party.defenses = tuple(defenses)
+    return world
+
+
+def make(kind=PrADA, *, pretrain=None, model=None, train=None, **options):
+    spec = TrainSpec(
+        **{"epochs": 3, "batch": 32, **(train or {})},
+        pretrain=PretrainSpec(**{"epochs": 2, "batch": 32, **(pretrain or {})}),
+    )
+    return kind(spec, ModelSpec(**(model or {})), **options)
+
+
+def pretrained(made, world):
+    made.build(world)
+    made.run("pretrain", world)
+    return world
+
+
+def state(module):
+    return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+def equal(one, other):
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_schedules_are_those_of_the_authors_code():
+    assert (reversal(0), decay(0)) == (0, 1)
+    assert reversal(0.1) == pytest.approx((math.e - 1) / (math.e + 1))
+    assert decay(0.1) == pytest.approx(2**-0.75)
+    assert reversal(200 / 600) == pytest.approx(0.93, abs=0.005)  # where the paper's longest run ends
+    assert reversal(120 / 600) == pytest.approx(0.76, abs=0.005)
+
+
+def test_the_groups_that_each_variant_sends():
+    found = {}
+    for kind in (PrADA, PrADAWithoutIR, PrADAWithoutFGIR, PrADAWithoutDAFGIR):
+        world, made = make_world(), make(kind)
+        made.build(world)
+        bottom = world.passive[0].modules["bottom"]
+        found[kind] = (bottom.names, bottom.widths, bottom.width, world.active.modules["top"].head.weight.shape)
+        tell = world.passive[0].modules["discriminators"] if kind is not PrADAWithoutDAFGIR else None
+        first = tell and [m.weight.shape for m in tell.layers[0].maps]
+        assert first == {
+            PrADA: [(24, 2), (24, 2), (24, 3)], PrADAWithoutIR: [(24, 2)] * 2, PrADAWithoutFGIR: [(36, 2)],
+            PrADAWithoutDAFGIR: None,
+        }[kind]  # fmt: skip
+    assert found == {  # one output, of the active party's 4 columns and of mu
+        PrADA: (("g0", "g1", "g0-g1"), (2, 2, 3), 3, (1, 7)),
+        PrADAWithoutIR: (("g0", "g1"), (2, 2), 2, (1, 6)),
+        PrADAWithoutFGIR: (("all",), (2,), 4, (1, 8)),
+        PrADAWithoutDAFGIR: (("all",), (2,), 4, (1, 8)),
+    }
+
+
+def test_the_head_is_a_logistic_regression():
+    world, made = make_world(), make()
+    made.build(world)
+    top = world.active.modules["top"]
+    own, mu = torch.randn(9, 4), torch.randn(9, 3)
+    logits, y = top([own, mu]), torch.arange(9) % 2
+    z = torch.cat([own, mu], dim=1) @ top.head.weight[0] + top.head.bias[0]
+    assert torch.equal(logits[:, 0], torch.zeros(9))
+    assert F.cross_entropy(logits, y).item() == pytest.approx(
+        F.binary_cross_entropy_with_logits(z, y.float()).item(), rel=1e-6
+    )
+
+
+def one_piece(world, made, *, alternating):
+    """Pre-train the same networks in one piece: no wire, one graph, autograd for everything but the reversal."""
+    passive, source = world.passive[0], world.source
+    bottom, tell, top = passive.modules["bottom"], passive.modules["discriminators"], source.modules["top"]
+    spec = made.pretrain_spec
+
+    def sgd(*modules):
+        parameters = [p for m in modules for p in m.parameters()]
+        return torch.optim.SGD(parameters, spec.lr, 0.99, weight_decay=1e-5)
+
+    joint, alone = sgd(top, bottom, tell), sgd(bottom, tell)
+    losses = []
+    for epoch in range(spec.epochs):
+        y, seed = source.labels["source"], world.seed
+        parts = batches(len(y), spec.batch, generator(seed, "batches", "pretrain", epoch), world.device)
+        with drawing(seed, "dropout", "pretrain", epoch):
+            total = 0.0
+            for number, rows in enumerate(parts, epoch * len(parts)):
+                q = number / (made.horizon * len(parts))
+                alpha = made.adaptation * (2 / (1 + math.exp(-10 * q)) - 1)
+                for optimizer in (joint, alone):
+                    optimizer.param_groups[0]["lr"] = spec.lr / (1 + 10 * q) ** 0.75
+                x, x_p = passive.features["source"][rows], source.features["source"][rows]
+                others = target_rows(world, made, number)
+
+                def domain(f_source, others=others, alpha=alpha, rows=rows):
+                    f = torch.cat([f_source, bottom.extract(passive.features["adaptation"][others])])
+                    f = (1 + alpha) * f.detach() - alpha * f  # the value of f, the gradient of -alpha f
+                    d = torch.tensor([0] * len(rows) + [1] * len(others))
+                    logits = tell.layers(f).view(len(f), -1, 2)
+                    return sum(F.cross_entropy(logits[:, i], d) for i in range(logits.shape[1]))
+
+                if alternating:
+                    alone.zero_grad()
+                    domain(bottom.extract(x)).backward()
+                    alone.step()
+                joint.zero_grad()
+                f = bottom.extract(x)
+                z = top.head(torch.cat([x_p, bottom.aggregators(f)], dim=1))[:, 0]
+                loss = F.binary_cross_entropy_with_logits(z, y[rows].float())
+                total += loss.item() * len(rows)
+                (loss if alternating else loss + domain(f)).backward()
+                joint.step()
+        losses.append(total / len(y))
+    return losses
+
+
+def target_rows(world, made, number):
+    """The passive party goes through its rows to adapt to again and again, in a new order each time."""
+    count = len(world.passive[0].features["adaptation"])
+    several = len(batches(count, made.pretrain_spec.batch, generator(0), world.device))
+    order = generator(world.seed, "batches", "adaptation", "passive_1", number // several)
+    return batches(count, made.pretrain_spec.batch, order, world.device)[number % several]
+
+
+@pytest.mark.parametrize("alternating", [False, True])
+def test_pre_training_is_the_joint_loss_with_a_reversed_gradient(alternating):
+    options = {"alternating": alternating, "horizon": 3, "pretrain": {"epochs": 4, "lr": 1e-3}}
+    world, made = make_world(), make(**options)
+    made.build(world)
+    twin, same = make_world(), make(**options)
+    same.build(twin)
+    for party in twin.everybody:
+        party.modules.train()
+    history = made.run("pretrain", world)
+    assert history == pytest.approx(one_piece(twin, same, alternating=alternating), rel=1e-4)
+    for one, other in zip(world.everybody, twin.everybody, strict=True):
+        for key, value in one.modules.state_dict().items():
+            assert torch.allclose(value.float(), other.modules.state_dict()[key].float(), atol=2e-5), key
+
+
+def test_without_adaptation_the_target_changes_no_weight():
+    """Discriminators learn, and extractors hear nothing of it; running means do count the target's rows."""
+    found = {}
+    for adaptation in (0.0, 1.0):
+        for shift in (0.0, 3.0):
+            world, made = make_world(), make(adaptation=adaptation, horizon=2)
+            world.passive[0].features["adaptation"] = world.passive[0].features["adaptation"] + shift
+            bottom = pretrained(made, world).passive[0].modules["bottom"]
+            found[adaptation, shift] = {k: p.detach().clone() for k, p in bottom.named_parameters()}
+    assert equal(found[0.0, 0.0], found[0.0, 3.0])
+    assert not equal(found[1.0, 0.0], found[1.0, 3.0])
+
+
+# Fine-tuning
+
+
+def test_extractors_that_stay_are_the_same_bit_for_bit_and_hear_nothing():
+    world, made, heard = make_world(), make(finetune_extractors=False), []
+    bottom = pretrained(made, world).passive[0].modules["bottom"]
+    before, head = state(bottom), state(world.active.modules["top"])
+    world.channel.taps.append(heard.append)
+    made.run("finetune", world)
+    assert equal(before, state(bottom)), "running statistics as well"
+    assert not equal(head, state(world.active.modules["top"]))
+    assert {m.kind for m in heard} == {Kind.EMBEDDING}
+    rows = torch.cat([m.rows for m in heard])
+    assert sorted(rows.tolist()) == list(range(world.n_rows("train"))), "each row crosses once"
+
+
+def test_extractors_learn_on_by_default_and_the_head_starts_anew():
+    world, made = make_world(), make()
+    made.build(world)
+    head = state(world.active.modules["top"])
+    made.run("pretrain", world)
+    assert equal(head, state(world.active.modules["top"])), "the active party has no part in it"
+    before, of_source = state(world.passive[0].modules["bottom"]), state(world.source.modules["top"])
+    made.run("finetune", world)
+    assert not equal(before, state(world.passive[0].modules["bottom"]))
+    assert equal(of_source, state(world.source.modules["top"])), "nor has the source in this"
+
+
+class Holding(Boundary):
+    """A boundary that has weights of its own, and learns of what comes back."""
+
+    name = "holding"
+    reference = "none: a test"
+    reveals = {"passive": ("nothing",), "active": ("nothing",)}  # noqa: RUF012
+
+    def __init__(self, passive, active):
+        super().__init__(passive, active)
+        self.weight = nn.Linear(3, 1)
+        self.came_back = []
+
+    def modules(self):
+        return {self.active.name: self.weight}
+
+    def up(self, h, step):
+        self.h = h.detach()
+        return self.weight(self.h)
+
+    def down(self, g, step):
+        self.weight.weight.grad = g.T @ self.h
+        self.came_back.append(len(g))
+        return g @ self.weight.weight.detach()
+
+
+def test_extractors_stay_where_the_boundary_learns(monkeypatch):
+    from vflsec.core import registry
+
+    monkeypatch.setattr(registry, "build", lambda kind, name, *rest: Holding(*rest))
+    monkeypatch.setattr(PrADA, "width", lambda self, party: 4 if party.modules["bottom"].width == 4 else 1)
+    world, made = make_world(), make(finetune_extractors=False)
+    bottom = pretrained(made, world).passive[0].modules["bottom"]
+    before = state(bottom)
+    boundary = made._boundaries["passive_1"]
+    weight = boundary.weight.weight.detach().clone()
+    made.run("finetune", world)
+    assert equal(before, state(bottom))
+    assert sum(boundary.came_back) == 3 * world.n_rows("train")
+    assert not torch.equal(boundary.weight.weight, weight)
+
+
+# Who hears what
+
+
+def test_the_source_sends_as_an_active_party_does_and_its_rows_are_its_own():
+    world, made, heard = make_world(), make(), []
+    made.build(world)
+    world.channel.taps.append(heard.append)
+    made.run("pretrain", world)
+    assert {(m.sender, m.receiver, m.kind, m.split) for m in heard} == {
+        ("passive_1", "source", Kind.EMBEDDING, "source"),
+        ("source", "passive_1", Kind.GRADIENT, "source"),
+    }
+    rows = torch.cat([m.rows for m in heard if m.kind is Kind.GRADIENT])
+    assert torch.equal(torch.bincount(rows), torch.full((96,), 2)), "each row twice: two epochs"
+    made.prepare(world)
+    assert made.releases(IsotropicNoise(1.0), world) == 2 + 3
+    assert made.releases(IsotropicNoise(1.0, at=["finetune.gradient"]), world) == 3
+
+
+class Recorder(Defense):
+    name, reference, guarantee, points = "recorder", "none: a test", "none", (Kind.GRADIENT,)
+
+    def __init__(self, strength=1.0, *, at=None):
+        super().__init__(strength, at=at)
+        self._labels, self._received = [], []
+
+    def on_labels(self, y, *, features, n_classes, rng):
+        self._labels.append(len(y))
+        return 1 - y
+
+    def on_received(self, h, sender):
+        self._received.append(sender)
+        return h
+
+
+def test_the_sources_defences_act_in_pre_training():
+    recorder = Recorder()
+    world, made = make_world(), make()
+    world.source.defenses = (recorder,)
+    pretrained(made, world)
+    assert recorder._labels == [96]
+    assert set(recorder._received) == {"passive_1"}
+    twin = make_world()
+    for labels in twin.source.labels.values():
+        labels.copy_(1 - labels)
+    pretrained(make(), twin)
+    bottoms = [state(w.passive[0].modules["bottom"]) for w in (world, twin)]
+    assert equal(*bottoms), "labels that a defence changes are changed"
+
+
+def test_an_active_partys_defence_is_the_sources_as_well():
+    def carriers(text):
+        spec = specs.read_training(
+            {"dataset": "toy", "data": {"options": {"source": 60}}, "methods": ["prada"], "fixed": [text]}
+        )
+        world = build_world(training_cell(spec, "prada", 0), "cpu")
+        return [party.name for party in world.everybody if party.defenses]
+
+    assert carriers("iso:lambda=1,by=active") == ["active", "source"]
+    assert carriers("iso:lambda=1,by=passive@embedding") == ["passive_1"]
+    assert carriers("iso:lambda=1") == ["active", "passive_1", "source"]
+
+
+SETTINGS = {
+    "dataset": "toy",
+    "data": {"options": {"rows": 200, "columns": 4, "source": 96}},
+    "methods": ["prada"],
+    "train": {"epochs": 2, "pretrain": {"epochs": 2}},
+}
+
+
+def cell(**changes):
+    return training_cell(specs.read_training({**SETTINGS, **changes}), "prada", 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shared"),
+    [
+        ({"train": {"epochs": 9, "lr": 0.1, "pretrain": {"epochs": 2}}}, True),
+        ({"method": {"prada": {"finetune_extractors": False}}}, True),
+        ({"fixed": ["iso:lambda=5@finetune.gradient"]}, True),
+        ({"fixed": ["iso:lambda=5@gradient"]}, False),
+        ({"fixed": ["label-dp:epsilon=1"]}, False),
+        ({"fixed": ["dcor:strength=1"]}, False),
+        ({"train": {"epochs": 2, "pretrain": {"epochs": 3}}}, False),
+        ({"method": {"prada": {"adaptation": 0.5}}}, False),
+        ({"data": {"options": {"rows": 200, "columns": 4, "source": 97}}}, False),
+    ],
+)
+def test_what_comes_later_shares_the_pre_training(changes, shared):
+    assert (cell().stage_key("pretrain") == cell(**changes).stage_key("pretrain")) == shared
+
+
+def test_an_attack_hears_of_the_active_partys_rows_alone_and_needs_no_second_pre_training(tmp_path, monkeypatch):
+    ran = []
+    train = PrADA.train
+    monkeypatch.setattr(PrADA, "train", lambda self, phase, *rest: ran.append(phase) or train(self, phase, *rest))
+    for _ in range(2):
+        tap = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
+        training.train(cell(), "cpu", store=Store(tmp_path), tap=tap)
+        assert {m.phase for m in tap.messages} == {"finetune"}
+        assert {m.sender for m in tap.messages} == {"active"}
+    assert ran == ["pretrain", "finetune", "finetune"]
+
+
+def test_a_killed_pre_training_goes_on_where_it_stopped(tmp_path):
+    whole = pretrained(make(alternating=True, pretrain={"epochs": 3}), make_world())
+    world, made = make_world(), make(alternating=True, pretrain={"epochs": 3})
+    world.checkpoint = Checkpoint(tmp_path / "partial")
+    made.build(world)
+
+    def kill(phase, done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.run("pretrain", world, kill)
+    again, later = make_world(), make(alternating=True, pretrain={"epochs": 3})
+    again.checkpoint = world.checkpoint
+    assert pretrained(later, again).channel.traffic == whole.channel.traffic
+    for one, other in zip(whole.everybody, again.everybody, strict=True):
+        assert equal(state(one.modules), state(other.modules))
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("settings", "world", "message"),
+    [
+        ({}, {"source": 0}, "prada expects a source to learn from, got none: add --dataset census-domains"),
+        ({"model": {"head": "mlp"}}, {}, "expects model.head=linear and model.aggregation=concat.*got mlp and concat"),
+        ({"train": {"batch": 1}}, {}, "expected train.batch >= 2, got 1: one row tells BatchNorm nothing"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(settings, world, message):
+    world, made = make_world(**world), make(**settings)
+
+    def start():
+        made.build(world)
+        made.check(world)
+
+    with pytest.raises(UsageError, match=message):
+        start()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pretrain": {"batch": 1}}, "expected train.pretrain.batch >= 2, got 1"),
+        ({"horizon": 0}, "expected horizon > 0, got 0"),
+        ({"adaptation": -1}, "expected adaptation >= 0, got -1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        make(**options)
+
+
+def test_a_loss_that_is_no_number_is_a_divergence():
+    world = make_world()
+    world.source.features["source"][0, 0] = float("nan")
+    with pytest.raises(Diverged, match="the loss is nan after epoch"):
+        pretrained(make(), world)
+
+
+# Vertical logistic regression
+
+
+def test_vertical_lr_is_logistic_regression_on_all_columns():
+    world = make_world(parties=3)
+    made = make(VerticalLogisticRegression, train={"optimizer": "sgd", "momentum": 0.9, "lr": 0.1})
+    made.build(world)
+    head = copy.deepcopy(world.active.modules["top"].head)
+    made.run("train", world)
+    x = torch.cat([party.features["train"] for party in world.parties.values()], dim=1)
+    y, optimizer = world.active.labels["train"], torch.optim.SGD(head.parameters(), 0.1, 0.9)
+    order = generator(world.seed, "batches", "train")
+    for _ in range(3):
+        for rows in batches(len(y), 32, order, world.device):
+            optimizer.zero_grad()
+            F.binary_cross_entropy_with_logits(head(x[rows])[:, 0], y[rows].float()).backward()
+            optimizer.step()
+    trained = world.active.modules["top"].head
+    assert torch.allclose(trained.weight, head.weight, atol=1e-5)
+    assert trained.weight.shape == (1, 12)
+    logits = made.predict(world, "test")
+    columns = torch.cat([party.features["test"] for party in world.parties.values()], dim=1)
+    assert torch.allclose(logits[:, 1] - logits[:, 0], (columns @ head.weight.T + head.bias)[:, 0], atol=1e-4)
+
+
+def test_label_dp_serves_it_too():
+    world = make_world(defenses=[LabelDP(1.0)])
+    assert torch.isfinite(make(VerticalLogisticRegression).fit(world).predict("test")).all()

@@ -1,0 +1,169 @@
+"""Split learning with a source party while each passive party makes its people look like the target's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vflsec.core.defense import taught
+from vflsec.core.errors import Diverged
+from vflsec.core.method import Progress, TrainSpec, World
+from vflsec.core.party import Party
+from vflsec.core.protocol import Boundary, Step
+from vflsec.core.seeds import drawing, generator
+from vflsec.methods.split_training import SplitTraining
+from vflsec.nn.batches import batches
+from vflsec.nn.domain_discriminators import DomainDiscriminators
+from vflsec.nn.feature_groups import FeatureGroups
+
+
+def reversal(q: float) -> float:
+    """Return alpha, the weight of the reversed gradient, after the share ``q`` of the horizon."""
+    return 2 / (1 + math.exp(-10 * q)) - 1
+
+
+def decay(q: float) -> float:
+    """Return the factor of the learning rate after the share ``q`` of the horizon."""
+    return float((1 + 10 * q) ** -0.75)
+
+
+class AdversarialTraining(SplitTraining):
+    """Pre-training of PrADA: the source's labels are learned, and in the same steps the two domains are made alike.
+
+    Each step is one exchange on rows of the source, as in split learning. Besides, each passive party takes as many
+    rows to adapt to, and its discriminators learn to tell the two apart while its extractors unlearn it, by a reversed
+    gradient of weight alpha. Or, ``alternating``, algorithm 1 as printed: first that step alone, then mu is computed
+    with the changed extractors for the exchange.
+
+    With q the share of the horizon that is over, alpha is 2 / (1 + exp(-10 q)) - 1 and the learning rate falls as
+    (1 + 10 q)^-0.75. The paper leaves both silent; they are its authors' code, as is the horizon of 600 epochs, of
+    which at most a third is run.
+
+    Source: PrADA (Kang et al. 2022), section 6.1 and algorithm 1; Ganin and Lempitsky 2015 for the schedules.
+
+    Args:
+        world: of the source, the passive parties and the wire.
+        bottoms: each party's bottom model by name.
+        top: the source's top model.
+        boundaries: the protocol to each passive party by name.
+        spec: how to fit; ``epochs`` is a number.
+        discriminators: by passive party.
+        adaptation: factor of alpha; with 0 discriminators learn and nobody hears of it.
+        horizon: epochs after which the schedules end.
+        alternating: take the two steps one after the other.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        bottoms: Mapping[str, nn.Module],
+        top: nn.Module,
+        boundaries: Mapping[str, Boundary],
+        spec: TrainSpec,
+        discriminators: Mapping[str, DomainDiscriminators],
+        *,
+        adaptation: float,
+        horizon: int,
+        alternating: bool,
+    ) -> None:
+        super().__init__(world, bottoms, top, boundaries, spec)
+        self.discriminators = discriminators
+        self.adaptation = adaptation
+        self.horizon = horizon
+        self.alternating = alternating
+        self._alpha = 0.0
+        self._targets: dict[tuple[str, int], Sequence[Tensor]] = {}
+
+    def fit(self, phase: str, progress: Progress) -> list[float]:
+        """Train in place; return the mean loss on the source's labels by epoch. A killed run goes on.
+
+        Raises:
+            Diverged: a loss is not finite.
+        """
+        world, spec = self.world, self.spec
+        own = world.active
+        labels, self.targets = taught(
+            own.defenses,
+            own.labels["source"],
+            own.features["source"],
+            n_classes=world.n_classes,
+            rng=generator(world.seed, "labels", phase, device=world.device),
+        )
+        optimizers = self._optimizers()
+        modules = {party.name: party.modules for party in world.parties.values()}
+        history = world.checkpoint.restore(modules, optimizers, world.channel)
+        assert spec.epochs is not None
+        self._switch(training=True)
+        for epoch in range(len(history), spec.epochs):
+            world.begin(phase, epoch)
+            order = generator(world.seed, "batches", phase, epoch)
+            total, parts = torch.zeros((), device=world.device), batches(len(labels), spec.batch, order, world.device)
+            with drawing(world.seed, "dropout", phase, epoch):
+                for number, rows in enumerate(parts, epoch * len(parts)):
+                    self._schedule(number / (self.horizon * len(parts)), optimizers)
+                    step = Step(number, phase, rows, labels[rows], split="source")
+                    total += self._update(step, optimizers) * len(rows)
+            history.append(float(total) / len(labels))
+            if not history[-1] < float("inf"):
+                raise Diverged(f"the loss is {history[-1]} after epoch {epoch + 1}: lower train.pretrain.lr")
+            world.checkpoint.save(modules, optimizers, history, world.channel)
+            progress(phase, epoch + 1, spec.epochs)
+        return history
+
+    def _schedule(self, q: float, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._alpha = self.adaptation * reversal(q)
+        honest = optimizers[:2] if self.alternating else optimizers[:1]  # a malicious party keeps its own rate
+        for optimizer in honest:
+            for group in optimizer.param_groups:
+                group["lr"] = self.spec.lr * decay(q)
+
+    def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
+        if not self.alternating:
+            return super()._update(step, optimizers)
+        first, own, *malicious = optimizers
+        own.zero_grad()
+        for party in self.world.passive:
+            bottom = self._bottom(party)
+            bottom.extracted = bottom.extract(self._fed(party, step))
+            self._domain_loss(party, step).backward()  # type: ignore[no-untyped-call]
+        own.step()
+        return super()._update(step, [first, *malicious])
+
+    def _besides(self, party: Party, step: Step) -> Sequence[Tensor]:
+        return () if self.alternating else (self._domain_loss(party, step),)
+
+    def _domain_loss(self, party: Party, step: Step) -> Tensor:
+        """How well the party's discriminators tell rows of the source from rows to adapt to; reversed below them."""
+        bottom = self._bottom(party)
+        target = bottom.extract(party.features["adaptation"][self._target_rows(party, step.number)])
+        return self.discriminators[party.name].loss(bottom.extracted, target, self._alpha)
+
+    def _bottom(self, party: Party) -> FeatureGroups:
+        bottom = self.bottoms[party.name]
+        assert isinstance(bottom, FeatureGroups)
+        return bottom
+
+    def _target_rows(self, party: Party, number: int) -> Tensor:
+        """Return the batch of a step: the party goes through its rows again and again, each time in another order."""
+        count = len(party.features["adaptation"])
+        several = max(1, math.ceil(count / self.spec.batch) - (count % self.spec.batch == 1))
+        turn, place = divmod(number, several)
+        if (party.name, turn) not in self._targets:
+            order = generator(self.world.seed, "batches", "adaptation", party.name, turn)
+            self._targets = {key: rows for key, rows in self._targets.items() if key[0] != party.name}
+            self._targets[party.name, turn] = batches(count, self.spec.batch, order, self.world.device)
+        return self._targets[party.name, turn][place]
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """That of all honest parties; where steps alternate also one for what passive parties do alone; malicious ones.
+
+        Each has a momentum of its own. What gets no gradient in a step is left alone by it.
+        """
+        honest, *malicious = super()._optimizers()
+        if not self.alternating:
+            return [honest, *malicious]
+        alone = (p for party in self.world.passive for p in party.modules.parameters())
+        return [honest, self.spec.optimize(alone), *malicious]

@@ -1,0 +1,69 @@
+"""What PrADA and its ablations share: feature groups at passive parties, a logistic regression at the active one."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from vflsec.core.errors import UsageError
+from vflsec.core.layout import Group
+from vflsec.core.method import World
+from vflsec.core.party import Party
+from vflsec.methods.head_training import HeadTraining
+from vflsec.methods.split_method import SplitMethod
+from vflsec.methods.split_training import SplitTraining
+from vflsec.nn.columns import Columns
+from vflsec.nn.feature_groups import FeatureGroups, ungrouped
+from vflsec.nn.frozen import Frozen
+
+UNGROUPED_WIDTH = 4
+"""Numbers that the aggregator of all columns together returns, as in the released code."""
+
+
+class FeatureGroupMethod(SplitMethod):
+    """The active party's head is a logistic regression on its own columns and on what passive parties send, mu.
+
+    A passive party that says nothing of its columns has one group.
+
+    Class attributes:
+        grouped: whether columns are read in groups; else one extractor reads all of them.
+        interacting: whether pairs of groups are groups as well.
+    """
+
+    logistic = True
+    grouped: ClassVar[bool] = True
+    interacting: ClassVar[bool] = True
+
+    def build_party(self, party: Party, world: World) -> None:
+        """Give a passive party its extractors and aggregators; the active party's columns stay as they are."""
+        party.modules["bottom"] = Columns(party.n_features) if party.active else self.extractors(party)
+
+    def extractors(self, party: Party) -> FeatureGroups:
+        """Draw the bottom model of a passive party."""
+        grouping = party.layout.grouping or ungrouped(party.layout)
+        groups: tuple[Group, ...] = (grouping.whole,)
+        if self.grouped:
+            groups = (*grouping.single, *(grouping.pairs if self.interacting else ()))
+        aggregated = 1 if self.grouped else UNGROUPED_WIDTH
+        return FeatureGroups(party.layout, groups, grouping.embeddings, aggregated=aggregated)
+
+    def check(self, world: World) -> None:
+        """Raise UsageError if the head would be no logistic regression, or rows are lacking."""
+        super().check(world)
+        spec = self.model_spec
+        if (spec.head, spec.aggregation) != ("linear", "concat"):
+            raise UsageError(
+                f"{self.name} expects model.head=linear and model.aggregation=concat, a logistic regression, got "
+                f"{spec.head} and {spec.aggregation}"
+            )
+
+    def head_alone(self, world: World) -> SplitTraining:
+        """Return the training of the head on bottom models that stay.
+
+        Rows are sent once, and no gradient comes back; unless a boundary itself learns, of what comes back.
+        """
+        bottoms = {party.name: self.representation(party) for party in world.parties.values()}
+        top = world.active.modules["top"]
+        if any(boundary.modules() for boundary in self._boundaries.values()):
+            frozen = {name: Frozen(bottom) for name, bottom in bottoms.items()}
+            return SplitTraining(world, frozen, top, self._boundaries, self.train_spec)
+        return HeadTraining(world, bottoms, top, self._boundaries, self.train_spec, {})

@@ -1,0 +1,221 @@
+"""PrADA: feature extractors learned with a source party serve an active party that has few labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from vflsec.core.checks import non_negative, positive
+from vflsec.core.errors import UsageError
+from vflsec.core.message import Kind
+from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
+from vflsec.core.protocol import Boundary
+from vflsec.core.seeds import drawing
+from vflsec.methods.adversarial_training import AdversarialTraining
+from vflsec.methods.feature_group_method import FeatureGroupMethod
+from vflsec.methods.split_method import SPLIT
+from vflsec.methods.split_training import SplitTraining
+from vflsec.nn.columns import Columns
+from vflsec.nn.domain_discriminators import DomainDiscriminators
+from vflsec.nn.feature_groups import FeatureGroups
+
+
+class PrADA(FeatureGroupMethod):
+    """Adversarial domain adaptation over feature groups from a source, then a logistic regression of few labels.
+
+    1. Pre-training of the source B with the passive party C, on the source's labelled rows: a logistic regression of
+       B's, and C's extractors and aggregators, one for each feature group and each pair of groups. Meanwhile C, alone,
+       makes what extractors return of B's people and of A's alike.
+    2. Fine-tuning of the active party A with C: a new logistic regression of A's own columns and C's g numbers, on A's
+       labelled rows. The paper has C's extractors and aggregators learn on; its authors' code has them stay.
+
+    Fine-tuning follows ``train``; the authors' code has ``sgd`` with momentum 0.99, rate 8e-4 and batches of 128.
+    Pre-training has their numbers, SGD with momentum 0.99, weight decay 1e-5, rate 5e-4 and batches of 128, but for its
+    length: they stop by the labels of A's validation rows, which no party of this phase has.
+
+    Every attack is on A's people. What C hears in pre-training of B's labels, all of them by the sign of a gradient, is
+    told by no figure; it serves C's attacks only by way of its extractors. Sabotage, of course, begins there.
+
+    Source: PrADA (Kang et al. 2022, "Privacy-preserving Federated Adversarial Domain Adaptation over Feature Groups for
+    Interpretability"), sections 5 and 6, algorithms 1 and 2; its authors' code.
+
+    Args:
+        train: how models are fitted.
+        model: the head must be linear on concatenated inputs; encoders have no say here.
+        boundary: the protocol at the cut layer, to both active parties.
+        alternating: pre-train as algorithm 1 is printed; else all in one step, as the code does.
+        adaptation: factor of the reversed gradient; 0 adapts nothing.
+        horizon: epochs over which the reversed gradient gains and the rate falls.
+        finetune_extractors: whether C's models learn in fine-tuning.
+    """
+
+    name = "prada"
+    reference = "Kang et al. 2022 (PrADA), IEEE Transactions on Big Data, sections 5 and 6, algorithms 1 and 2"
+    phases = ("pretrain", "finetune")
+    sends = {"pretrain": SPLIT, "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    keeps = frozenset({"bottom"})
+    late = frozenset({"finetune_extractors"})
+    elsewhere = frozenset({"pretrain"})
+
+    def __init__(
+        self,
+        train: TrainSpec,
+        model: ModelSpec,
+        *,
+        boundary: str = "plain",
+        alternating: bool = False,
+        adaptation: float = 1.0,
+        horizon: int = 600,
+        finetune_extractors: bool = True,
+    ) -> None:
+        super().__init__(train, model, boundary=boundary)
+        non_negative(adaptation=adaptation)
+        positive(horizon=horizon)
+        given = train.pretrain
+        self.pretrain_spec = TrainSpec(
+            epochs=given.epochs or 3,
+            batch=given.batch or 128,
+            lr=given.lr or 5e-4,
+            optimizer="sgd",
+            momentum=0.99,
+            weight_decay=1e-5,
+        )
+        if self.pretrain_spec.batch < 2:
+            raise UsageError("expected train.pretrain.batch >= 2, got 1: one row tells BatchNorm nothing")
+        self.alternating = alternating
+        self.adaptation = adaptation
+        self.horizon = horizon
+        self.finetune_extractors = finetune_extractors
+        self._source_boundaries: dict[str, Boundary] = {}
+
+    @classmethod
+    def says(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
+        """Return the kinds of messages: with extractors that stay, no gradient comes back in fine-tuning."""
+        stay = phase != "pretrain" and not options.get("finetune_extractors", True)
+        plain = options.get("boundary", "plain") == "plain"
+        return frozenset({Kind.EMBEDDING}) if stay and plain else super().says(phase, options)
+
+    def build(self, world: World) -> None:
+        """Draw A's and C's models, C's discriminators, and B's logistic regression."""
+        super().build(world)
+        if world.source is None:
+            raise UsageError(f"{self.name} expects a source to learn from, got none: add --dataset census-domains")
+        source = self.source_world(world)
+        source.active.modules["bottom"] = Columns(source.active.n_features)
+        self._source_boundaries = self.connect(source, "top", "source")
+        for party in world.passive:
+            with drawing(world.seed, "model", party.name, "discriminators"):
+                found = self.discriminators(party.modules["bottom"])
+            party.modules["discriminators"] = found
+        for party in world.everybody:
+            party.modules.to(world.device)
+
+    def discriminators(self, bottom: nn.Module) -> DomainDiscriminators:
+        """Draw what tells the domains apart by the outputs of a passive party's extractors."""
+        assert isinstance(bottom, FeatureGroups)
+        return DomainDiscriminators(bottom.widths)
+
+    def source_world(self, world: World) -> World:
+        """Return the world of pre-training: the source is its active party."""
+        assert world.source is not None
+        parties = {party.name: party for party in (world.source, *world.passive)}
+        return World(
+            parties,
+            world.channel,
+            world.n_classes,
+            world.metric,
+            world.seed,
+            world.device,
+            malicious=world.malicious,
+            checkpoint=world.checkpoint,
+        )
+
+    def planned(self, phase: str, world: World) -> int | None:
+        """Return the number of epochs: in each, every row of that phase crosses once."""
+        return self.pretrain_spec.epochs if phase == "pretrain" else super().planned(phase, world)
+
+    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+        """Pre-train, or fine-tune."""
+        if phase == "pretrain":
+            return self.adversarial(world).fit(phase, progress)
+        with drawing(world.seed, "dropout", phase):
+            return super().train(phase, world, progress)
+
+    def adversarial(self, world: World) -> AdversarialTraining:
+        """Return the pre-training."""
+        source = self.source_world(world)
+        discriminators = {}
+        for party in world.passive:
+            found = party.modules["discriminators"]
+            assert isinstance(found, DomainDiscriminators)
+            discriminators[party.name] = found
+        return AdversarialTraining(
+            source,
+            {party.name: self.representation(party) for party in source.parties.values()},
+            source.active.modules["top"],
+            self._source_boundaries,
+            self.pretrain_spec,
+            discriminators,
+            adaptation=self.adaptation,
+            horizon=self.horizon,
+            alternating=self.alternating,
+        )
+
+    def split(self, world: World) -> SplitTraining:
+        """Return the fine-tuning."""
+        return super().split(world) if self.finetune_extractors else self.head_alone(world)
+
+
+class PrADAWithoutIR(PrADA):
+    """PrADA without interactions: feature groups alone, and no pairs of them.
+
+    Source: PrADA (Kang et al. 2022), section 8.1, PrADA w/o IR.
+    """
+
+    name = "prada-no-ir"
+    reference = "Kang et al. 2022 (PrADA), section 8.1, PrADA w/o IR"
+    interacting = False
+
+
+class PrADAWithoutFGIR(PrADA):
+    """PrADA without feature groups: one extractor of all columns, four numbers, and one discriminator of its own shape.
+
+    Source: PrADA (Kang et al. 2022), section 8.1, PrADA w/o FG&IR; four numbers, and a discriminator of width 36
+    without spectral normalisation, are its authors' code.
+    """
+
+    name = "prada-no-fg-ir"
+    reference = "Kang et al. 2022 (PrADA), section 8.1, PrADA w/o FG&IR"
+    grouped = False
+
+    def discriminators(self, bottom: nn.Module) -> DomainDiscriminators:
+        """Draw the one discriminator."""
+        assert isinstance(bottom, FeatureGroups)
+        return DomainDiscriminators(bottom.widths, width=36, spectral=False)
+
+
+class PrADAWithoutDAFGIR(FeatureGroupMethod):
+    """PrADA without domain adaptation, feature groups and interactions: split learning of one extractor from scratch.
+
+    On the active party's rows it is the paper's A-VFL; with the source's rows among them (``--set
+    data.options.source=merged`` of census-domains) its AB-VFL.
+
+    Source: PrADA (Kang et al. 2022), section 8.1, PrADA w/o DA&FG&IR.
+
+    Args:
+        train: how models are fitted.
+        model: the head must be linear on concatenated inputs; encoders have no say here.
+        boundary: the protocol at the cut layer.
+    """
+
+    name = "prada-no-da-fg-ir"
+    reference = "Kang et al. 2022 (PrADA), section 8.1, PrADA w/o DA&FG&IR"
+    sends = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    grouped = False
+
+    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+        """Run split learning, with a stream of its own for what Dropout draws."""
+        with drawing(world.seed, "dropout", phase):
+            return super().train(phase, world, progress)
