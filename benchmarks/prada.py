@@ -3,6 +3,7 @@
     python benchmarks/prada.py              everything, about three hours on one core; goes on where it was stopped
     python benchmarks/prada.py --seeds 2    fewer seeds
     python benchmarks/prada.py --speed      only the time of an epoch of pre-training
+    python benchmarks/prada.py --figures    only the figures
     python benchmarks/prada.py --write      renew benchmarks/prada.md
 
 Every choice, of an epoch or of a forest, is made on the target's validation rows, as the paper's code has it, and
@@ -14,23 +15,33 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 import numpy as np
+import torch
 from methods import Claim, compare, together
 from rich.console import Console
 from rich.progress import track
+from torch import nn
 
 from vflsec.core.method import Trained, load_states
 from vflsec.core.metrics import auc, ks
+from vflsec.core.protocol import Step
 from vflsec.evaluation import spec as specs
 from vflsec.evaluation import training
+from vflsec.evaluation.attribution import exact
 from vflsec.evaluation.plan import Cell, training_cell
 from vflsec.evaluation.store import Record, Store
 from vflsec.evaluation.world import build_method, build_world, load_dataset, partition_of
+from vflsec.nn.domain_discriminators import DomainDiscriminators
+from vflsec.nn.feature_groups import DROPOUT
+from vflsec.nn.parallel import ParallelLinear, UnitLength, parallel_layers
+from vflsec.report.attribution import importance, swarm
+from vflsec.report.domains import domain_map
 
 SEEDS = 5
 NEAR = 1.5
@@ -38,6 +49,13 @@ NEAR = 1.5
 
 RATIOS = {40: 0.01, 80: 0.02, 160: 0.04}
 PAGE = Path(__file__).with_name("prada.md")
+ROWS, BATCH, STEPS, PAIRS = 80_000, 128, 40, 7
+"""Of the timed epoch: the paper's rows and batch; and what is timed of it."""
+
+DPI = 130
+MAPPED_ROWS = 600
+"""Rows of each domain on a map."""
+
 MERGED = "data.options.source=merged"
 HEAD = (
     *("train.optimizer=sgd", "train.momentum=0.99", "train.lr=8e-4", "train.batch=128", "train.epochs=60"),
@@ -114,6 +132,13 @@ ARMS = {
     "no-da": _prada("PrADA, nothing adapted", "prada", more=("method.prada.adaptation=0",)),
     "soon": _prada("PrADA, adapted within 3 epochs", "prada", more=("method.prada.horizon=3",)),
 }
+MAPPED = {
+    "not adapted": _prada("", "prada-no-ir", more=("method.prada-no-ir.adaptation=0",)),
+    "adapted": _prada("", "prada-no-ir"),
+    "adapted within 3 epochs": _prada("", "prada-no-ir", more=("method.prada-no-ir.horizon=3",)),
+}
+"""Of the figure of the two domains: extractors without interactions, as the paper's figure 3 has them."""
+
 CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
     "C's columns help A (A-VFL > A-Local)": (("vfl-lr", "a-lr"), ("vfl-boost", "a-boost")),
     "the source helps A (B→A > A-VFL)": (("prada", "vfl-lr"), ("prada", "vfl-boost"), ("prada", "vfl")),
@@ -287,9 +312,113 @@ DIFFERENCES = [
 # Speed
 
 
+class OneByOne(nn.Module):
+    """Networks side by side, each by itself: what ``vflsec.nn.parallel`` is measured against."""
+
+    def __init__(self, inputs: Sequence[int], networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.inputs = list(inputs)
+        self.networks = nn.ModuleList(networks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what each network makes of its part, side by side."""
+        parts = torch.split(x, self.inputs, dim=1)
+        return torch.cat([network(part) for network, part in zip(self.networks, parts, strict=True)], dim=1)
+
+
+def stepper(one_by_one: bool) -> Callable[[], None]:
+    """Return a function that takes the next step of PrADA's pre-training on Census-Income."""
+    arm = ARMS["prada"]
+    one = cell(arm, 160, 0)
+    world, method = build_world(one, "cpu"), build_method(one)
+    method.build(world)
+    passive = world.passive[0]
+    bottom, tell = passive.modules["bottom"], passive.modules["discriminators"]
+    if one_by_one:
+        linears = [layer for layer in bottom.extractors if isinstance(layer, ParallelLinear)]
+        sizes = list(zip(linears[0].inputs, *([m.out_features for m in layer.maps] for layer in linears), strict=True))
+        alone = [nn.Sequential(*parallel_layers([size], dropout=DROPOUT), UnitLength(size[-1:])) for size in sizes]
+        bottom.extractors = OneByOne(linears[0].inputs, alone)
+        tell.layers = OneByOne(bottom.widths, [DomainDiscriminators([width]).layers for width in bottom.widths])
+    trainer = method.adversarial(world)
+    trainer._switch(training=True)
+    optimizers, labels, number = trainer._optimizers(), world.source.labels["source"], count()
+    order = torch.Generator().manual_seed(0)
+
+    def step() -> None:
+        rows = torch.randint(len(labels), (BATCH,), generator=order)
+        trainer._update(Step(next(number), "pretrain", rows, labels[rows], split="source"), optimizers)
+
+    return step
+
+
 def speed() -> str:
-    """Return the time of an epoch of pre-training: all groups through a layer at once, and one after the other."""
-    raise NotImplementedError
+    """Return the time of an epoch of pre-training, all groups through a layer at once and one after the other."""
+    lines = [
+        f"Seconds for an epoch of {ROWS:,} rows, median of {PAIRS} pairs of {STEPS} steps each (fastest in brackets):",
+        "",
+        "| threads | at once, wall | at once, CPU | one by one, wall | one by one, CPU | ratio of CPU |",
+        "|---|---|---|---|---|---|",
+    ]
+    steps = [stepper(one_by_one) for one_by_one in (False, True)]
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        taken: list[list[tuple[float, float]]] = [[], []]
+        for _ in range(PAIRS):
+            for times, step in zip(taken, steps, strict=True):
+                began = time.perf_counter(), time.process_time()
+                for _ in range(STEPS):
+                    step()
+                ended = time.perf_counter(), time.process_time()
+                times.append(tuple((b - a) / STEPS * ROWS / BATCH for a, b in zip(began, ended, strict=True)))
+        ratios = [other[1] / own[1] for own, other in zip(*taken, strict=True)]
+        cells = [
+            f"{statistics.median(values):.1f} ({min(values):.1f})"
+            for times in taken
+            for values in zip(*times, strict=True)
+        ]
+        lines.append(f"| {threads} | {' | '.join(cells)} | {statistics.median(ratios):.2f} |")
+    torch.set_num_threads(before)
+    return "\n".join(lines) + "\n"
+
+
+# Figures
+
+
+def figures(store: Store) -> None:
+    """Write what matters to the target's model, and the two domains before and after adaptation, beside the page."""
+    with training.one_thread():
+        one = cell(ARMS["prada"], 160, 0)
+        world, method = build_world(one, "cpu"), build_method(one)
+        method.build(world)
+        load_states(world, pretrained(ARMS["prada"], 0, "pretrain", store))
+        method.run("finetune", world)
+        found = exact(Trained(method, world, {}))
+        importance(found, "PrADA on Census-Income, 160 positive labels").savefig(_png("importance"), dpi=DPI)
+        swarm(found, "PrADA on Census-Income, 160 positive labels").savefig(_png("swarm"), dpi=DPI)
+        maps = {what: _representations(arm, store) for what, arm in MAPPED.items()}
+        domain_map(maps, title="What extractors return, by feature group (t-SNE)").savefig(_png("domains"), dpi=DPI)
+
+
+def _representations(arm: Arm, store: Store) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return f_i of some rows of the source and of the target, by group."""
+    one = cell(arm, 160, 0)
+    world, method = build_world(one, "cpu"), build_method(one)
+    method.build(world)
+    load_states(world, pretrained(arm, 0, "pretrain", store))
+    passive = world.passive[0]
+    bottom = passive.modules["bottom"].eval()
+    parts = []
+    for split in ("source", "adaptation"):
+        rows = torch.randperm(len(passive.features[split]), generator=torch.Generator().manual_seed(0))[:MAPPED_ROWS]
+        with torch.no_grad():
+            parts.append(torch.split(bottom.extract(passive.features[split][rows]), bottom.widths, dim=1))
+    return dict(zip(bottom.names, zip(*parts, strict=True), strict=True))
+
+
+def _png(name: str) -> Path:
+    return PAGE.with_name(f"prada_{name}.png")
 
 
 @click.command()
@@ -297,8 +426,13 @@ def speed() -> str:
 @click.option("--seeds", default=SEEDS, show_default=True, type=click.IntRange(2))
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/prada"), show_default=True)
 @click.option("--write", is_flag=True, help="Write the page to benchmarks/prada.md.")
-def main(only: tuple[str, ...], seeds: int, out: Path, write: bool) -> None:
+@click.option("--speed", "only_speed", is_flag=True, help="Only time an epoch of pre-training.")
+@click.option("--figures", "only_figures", is_flag=True, help="Only draw the figures.")
+def main(only: tuple[str, ...], seeds: int, out: Path, write: bool, only_speed: bool, only_figures: bool) -> None:
     """Compute what is missing, print the page."""
+    if only_speed or only_figures:
+        click.echo(speed() if only_speed else figures(Store(out)))
+        return
     text = page(compute(only or tuple(ARMS), seeds, out), seeds)
     if write:
         PAGE.write_text(text, encoding="utf-8")

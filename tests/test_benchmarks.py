@@ -160,3 +160,89 @@ def test_every_engine_of_the_encrypted_layer_once(monkeypatch):
     assert 0 < job.limit(layout, "subgroup") < job.limit(layout, "standard")
     *_, error = job.epoch(1024, "subgroup", 2)
     assert float(error) < 1e-6
+
+
+# The benchmark of PrADA
+
+
+@pytest.fixture(scope="module")
+def prada(methods):
+    """Which takes its rules of judging from the benchmark of methods."""
+    return load("prada")
+
+
+def found(prada, /, **auc):
+    """Made-up figures: the paper's own, but for the rows named, whose AUC is given, over five seeds."""
+    rows = {}
+    for name, arm in prada.ARMS.items():
+        paper = arm.paper or (80.0, 45.0) * 3
+        rows[name] = {
+            str(positives): [
+                {"auc": value, "ks": paper[2 * k + 1], "official": value, "test": value / 100, "status": "ok"}
+                for value in (auc.get(name.replace("-", "_"), paper[2 * k]) + 0.01 * seed for seed in range(-2, 3))
+            ]
+            for k, positives in enumerate(prada.RATIOS)
+        }
+    return rows
+
+
+def test_the_papers_own_figures_agree_with_the_paper(prada):
+    page = prada.page(found(prada, no_da=82.0), 5)
+    assert "66 of 66 cells lie within 1.5 points of the paper's" in page
+    assert "| B→A | PrADA | 79.17 ±0.02 (79.17) | 44.92 ±0.00 (44.92) |" in page
+    verdicts = {claim.text.partition(" (")[0]: claim.verdict for claim in prada.claims(found(prada, no_da=82.0))}
+    assert verdicts["C's columns help A"] == "holds"
+    assert verdicts["the source helps A"] == "holds"
+    assert verdicts["interactions help"] == "holds"
+    assert verdicts["adaptation helps"] == "does not hold here", "82 are more without it"
+
+
+def test_what_does_not_agree_is_named(prada):
+    page = prada.page(found(prada, prada=75.0), 5)
+    assert "63 of 66 cells" in page
+    assert "* B→A PrADA, AUC at 160: -6.46" in page
+    claims = {claim.text.partition(" (")[0]: claim.verdict for claim in prada.claims(found(prada, prada=75.0))}
+    assert claims["interactions help"] == "does not hold here"
+
+
+def test_each_row_of_table_one_is_there_and_each_training_is_another(prada):
+    assert sum(bool(arm.paper) for arm in prada.ARMS.values()) == 11
+    assert all(len(arm.paper) in (0, 6) for arm in prada.ARMS.values())
+    keys = [
+        prada.cell(arm, positives, 0, *trial).key
+        for arm in prada.ARMS.values()
+        for positives in prada.RATIOS
+        for trial in arm.trials
+    ]
+    assert len(set(keys)) == len(keys)
+    stages = {prada.cell(prada.ARMS[name], 160, 0).stage_key("pretrain") for name in ("prada", "learn")}
+    assert len(stages) == 1, "extractors that learn on start from the same pre-training"
+
+
+@pytest.mark.slow
+def test_a_row_of_the_table_of_prada(prada, monkeypatch, tmp_path):
+    def toy(arm, positives, seed, *more):
+        settings = {
+            "dataset": "toy",
+            "data": {"validation": 0.2, "options": {"rows": 200 + positives, "source": 96}},
+            "methods": [arm.method],
+            "train": {"epochs": 2, "pretrain": {"epochs": 1}},
+        }
+        return prada.training_cell(prada.specs.read_training(settings), arm.method, seed)
+
+    monkeypatch.setattr(prada, "cell", toy)
+    monkeypatch.setattr(prada, "_official", lambda one: slice(None))
+    monkeypatch.setattr(prada, "RATIOS", {160: 0.04})
+    rows = prada.compute(["no-ir"], 2, tmp_path)
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("cell.json")}
+    assert len(stamps) == 4, "two pre-trainings, two results"
+    assert prada.compute(["no-ir"], 2, tmp_path) == rows
+    assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("cell.json")}
+    assert all(50 < record["auc"] <= 100 for record in rows["no-ir"]["160"])
+
+
+@pytest.mark.slow
+def test_one_step_of_the_speed_of_prada(prada, monkeypatch):
+    monkeypatch.setattr(prada, "STEPS", 1)
+    monkeypatch.setattr(prada, "PAIRS", 1)
+    assert prada.speed().count("\n| 2 |") == 1
