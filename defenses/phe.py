@@ -13,10 +13,11 @@ from vflsec.core.errors import UsageError
 class EncryptedBoundary(Defense):
     """Puts the PHE-masked linear layer in place of the plain boundary; training is the same, messages are not.
 
-    It hides embeddings from the active party, which gets one score z = h W a class and row instead. It does not hide
-    labels from the passive party, which decrypts the gradient delta W^T of every row. It acts where a linear head is
-    trained across the cut layer: what other phases say stays in clear. The weights follow SGD with momentum and weight
-    decay, for nothing else can be done on shares.
+    It hides embeddings from the active party, which gets one score z = h W a class and row instead. Where there are as
+    many classes as the embedding is wide, the scores are the embedding up to one linear map: set model.cut well above
+    the number of classes. It does not hide labels from the passive party, which decrypts the gradient delta W^T of
+    every row. It acts where a linear head is trained across the cut layer: what other phases say stays in clear. The
+    weights follow SGD with momentum and weight decay, for nothing else can be done on shares.
 
     Source: PrADA (Kang et al. 2022), Algorithms 4 and 5, corrected.
 
@@ -28,7 +29,6 @@ class EncryptedBoundary(Defense):
         mode: ``standard``, ``short`` or ``subgroup``.
         sigma: masks are 2^sigma times as wide as what they hide.
         delta: ``rank1`` or ``outer``, how delta^C is sent.
-        share: deviation of what the passive party adds to W_0, which the active party then never knows.
         noise: deviation of noise on every coordinate of delta^C, relative to the largest row of delta; needs
             ``delta=outer``, and stops what two batches of delta^C tell of weights and labels.
 
@@ -40,8 +40,9 @@ class EncryptedBoundary(Defense):
     reference = "Kang et al. 2022 (PrADA), Algorithms 4 and 5, corrected; Paillier 1999"
     guarantee = (
         "embeddings: semantic security of Paillier (standard mode: decisional composite residuosity) and masks within "
-        "2^-sigma of uniform, against a party that follows the protocol; but scores are in clear, and over many steps "
-        "on bottom models at rest they give embeddings up to a rotation. Labels: none"
+        "2^-sigma of uniform, against a party that follows the protocol; but scores are in clear: with as many "
+        "classes as the embedding is wide they give it up to a linear map, and over many steps on bottom models at rest "
+        "they give it up to a rotation. Labels: none"
     )
     points = ()
     strength_name = "on"
@@ -57,19 +58,18 @@ class EncryptedBoundary(Defense):
         mode: Literal["standard", "short", "subgroup"] = "standard",
         sigma: int = 40,
         delta: Literal["rank1", "outer"] = "rank1",
-        share: float = 0.0,
         noise: float = 0.0,
     ) -> None:
         super().__init__(strength, at=at)
         if self.strength not in (0.0, 1.0):
             raise UsageError(f"phe is on or off, and has no strength: expected 1 or 0, got {strength:g}")
-        non_negative(share=share, noise=noise)
-        self.share, self.noise = share, noise
+        non_negative(noise=noise)
+        self.noise = noise
         self.backend, self.bits, self.mode, self.sigma, self.delta = backend, bits, mode, sigma, delta
 
     def protocol(self) -> tuple[str, dict[str, Any]]:
         """Return the encrypted linear layer."""
         if self.backend == "plain":
-            return "masked-plain", {"share": self.share, "noise": self.noise}
+            return "masked-plain", {"noise": self.noise}
         how = {"bits": self.bits, "mode": self.mode, "sigma": self.sigma, "delta": self.delta}
-        return "paillier", {**how, "share": self.share, "noise": self.noise}
+        return "paillier", {**how, "noise": self.noise}

@@ -49,10 +49,9 @@ class MaskedLinearBoundary(LinearBoundary):
     Defences act on what a party is left with: those on embeddings change mu before it is encrypted, those on gradients
     change the delta from which delta^C is made (the weights learn from the true one, which the mask r2 hides).
 
-    Two options stop what honest messages still tell. With ``share`` the passive party adds Gaussian weights of its own,
-    of this deviation, to W_0, which the active party then never knows. With ``noise`` the active party adds Gaussian
-    noise to every coordinate of delta^C, of this deviation relative to the largest row of delta: noise on delta itself,
-    as defences on gradients make it, leaves all rows multiples of one vector.
+    The passive party holds a random part of W_0, so that the active party never knows it. With ``noise`` the active
+    party adds Gaussian noise to every coordinate of delta^C, of this deviation relative to the largest row of delta:
+    noise on delta itself, as defences on gradients make it, leaves all rows multiples of one vector.
 
     Source: PrADA (Kang et al. 2022), Algorithms 4 and 5, corrected: delta at time t from the weights at time t, masks
     subtracted, 1/B, every mask fresh.
@@ -60,7 +59,6 @@ class MaskedLinearBoundary(LinearBoundary):
     Args:
         passive: holds the key and the features.
         active: holds the labels.
-        share: deviation of what the passive party adds to W_0.
         noise: deviation of what the active party adds to delta^C.
 
     Raises:
@@ -70,7 +68,8 @@ class MaskedLinearBoundary(LinearBoundary):
     reference = "Kang et al. 2022 (PrADA), Algorithms 4 and 5, corrected"
     reveals = {  # noqa: RUF012  (declared ClassVar in the base class)
         "active": (
-            "z = mu W of every row in clear, its share of W, and W_0 itself where the passive party adds nothing to it",
+            "z = mu W of every row in clear, but for noise of the size of mu's rounding, and its share of W; with as many "
+            "outputs as features, z is the embedding up to one linear map",
             "over steps on the same rows with bottom models at rest, mu up to a rotation",
         ),
         "passive": (
@@ -80,16 +79,16 @@ class MaskedLinearBoundary(LinearBoundary):
         ),
     }
 
-    def __init__(self, passive: Party, active: Party, *, share: float = 0.0, noise: float = 0.0) -> None:
+    def __init__(self, passive: Party, active: Party, *, noise: float = 0.0) -> None:
         super().__init__(passive, active)
-        non_negative(share=share, noise=noise)
-        self.share, self.noise = share, noise
+        non_negative(noise=noise)
+        self.noise = noise
         self.shares = {passive.name: _Share(), active.name: _Share()}
         self._roles: Roles | None = None
 
     @abstractmethod
     def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> Roles:
-        """Return fresh roles that start from W_0 = ``weight`` + ``own`` (g, C), of which the second is C's alone."""
+        """Return fresh roles that start from W_0 = ``weight`` + ``own`` (g, C): p's part and C's."""
 
     @property
     def batch(self) -> int:
@@ -99,8 +98,8 @@ class MaskedLinearBoundary(LinearBoundary):
     def join(self, weight: Tensor, train: TrainSpec) -> None:
         """Start from W_0 = ``weight`` (g, C); raises UsageError if ``train`` asks for another than linear SGD."""
         self._batch, self._width = train.batch + 1, len(weight)  # a row left over joins the batch before it
-        own = self.share * torch.randn(weight.shape, dtype=torch.float64)  # from the passive party's stream of models
-        self._roles = self.start(_numbers(weight), own.numpy(), train)
+        own = own_part(_numbers(weight), torch.randn(weight.shape, dtype=torch.float64).numpy())
+        self._roles = self.start(_numbers(weight) - own, own, train)
         self._keep()
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -128,8 +127,8 @@ class MaskedLinearBoundary(LinearBoundary):
         masked = self._from_active(labels.masked_gradient(_numbers(g) * rows), step)
         noised = self._from_passive(holder.gradient(masked, step.rate), step)
         released = _numbers(released) * rows
+        labels.update(noised, step.rate)  # first, as order=paper needs it; else the weights before it are used below
         delta = self._from_active(labels.embedding_gradient(released, noised, self._noise(released)), step)
-        labels.update(noised, step.rate)
         found = torch.as_tensor(holder.embedding_gradient(delta) / rows, dtype=g.dtype, device=g.device)
         self._keep()
         return self.passive.open(Kind.GRADIENT, found, step, sender=self.active.name)
@@ -174,6 +173,17 @@ class MaskedLinearBoundary(LinearBoundary):
         assert self._roles is not None
         for role, share in zip(self._roles, self.shares.values(), strict=True):
             share.keep(role.state())
+
+
+def own_part(weight: np.ndarray, normal: np.ndarray) -> np.ndarray:
+    """Return C's part e_0 of W_0 (g, C), so that p does not know W_0: as if each had drawn a normal part by itself.
+
+    Args:
+        weight: W_0, which a run in clear would start from too; p holds the rest of it.
+        normal: (g, C) standard normal numbers, of C's own.
+    """
+    part: np.ndarray = (weight + np.sqrt(np.mean(weight**2)) * normal) / 2
+    return part
 
 
 class _Share(nn.Module):

@@ -138,7 +138,7 @@ class _SealedLabelHolder:
         self.state, self.load = share.state, share.load
 
     def masked_scores(self, message: Sealed) -> Sealed:
-        self.features = message
+        self.features, self.used = message, self.share.weight
         self.mask = self.rng.standard_normal((message.rows, self.share.weight.shape[1]))
         return message.dot(self.share.weight).plus(self.mask)
 
@@ -150,7 +150,7 @@ class _SealedLabelHolder:
         return self.features.T.dot(delta).plus(self.mask)
 
     def embedding_gradient(self, delta: np.ndarray, message: Noised, noise: np.ndarray | None) -> Sealed:
-        exact = message.share.plus(self.share.weight).dot(delta.T).T
+        exact = message.share.plus(self.used).dot(delta.T).T
         return exact if noise is None else exact.plus(noise)
 
     def update(self, message: Noised, rate: float) -> None:

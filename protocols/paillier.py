@@ -40,7 +40,6 @@ class PaillierBoundary(MaskedLinearBoundary):
         ring: scores are taken modulo 2^ring.
         delta_bits: |B · gradient| <= 2^delta_bits; None for 0, which is what cross-entropy needs, or NOISE_BITS where
             a defence of the active party noises gradients.
-        share: deviation of what the passive party adds to W_0.
         noise: deviation of what the active party adds to delta^C, relative to the largest row of delta.
     """
 
@@ -58,10 +57,9 @@ class PaillierBoundary(MaskedLinearBoundary):
         order: Literal["current", "paper"] = "current",
         ring: int = 64,
         delta_bits: int | None = None,
-        share: float = 0.0,
         noise: float = 0.0,
     ) -> None:
-        super().__init__(passive, active, share=share, noise=noise)
+        super().__init__(passive, active, noise=noise)
         if noise and delta != "outer":
             raise UsageError(f"expected delta=outer with noise on every coordinate of delta^C, got {delta}: set it")
         self.mode: Mode = mode

@@ -1,11 +1,13 @@
 """Under the masked linear layer training is what it is in clear, and each party learns what the protocol says."""
 
+import numpy as np
 import pytest
 import torch
 from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.protocols.masked_plain import PlainMaskedBoundary, Sealed
+from vflsec.protocols.paillier import PaillierBoundary
 
 from vflsec.core import registry
 from vflsec.core.errors import UsageError
@@ -73,6 +75,50 @@ def test_the_active_party_gets_scores_and_the_passive_party_the_gradient_of_its_
     assert {count.kind for count in trained.world.channel.releases()} == set(Kind) - {Kind.PARAMETERS, Kind.CONTROL}
 
 
+def boundary_of(backend, weight, **options):
+    world = toy_world(rows=150, columns=4)
+    boundary = backend(world.passive[0], world.active, **options)
+    boundary.join(weight, SGD)
+    return boundary
+
+
+@pytest.mark.parametrize(("backend", "options"), [(PlainMaskedBoundary, {}), (PaillierBoundary, {"bits": 1024})])
+def test_neither_party_knows_the_first_weights(backend, options):
+    """Each holds half of them and noise of that size, with opposite signs."""
+    weight = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
+    boundary = boundary_of(backend, weight, **options)
+    parts = []
+    for share in boundary.shares.values():
+        if "weight" in share.arrays():
+            parts.append(share.arrays()["weight"])
+        else:
+            numbers = [
+                int.from_bytes(n.tobytes(), "little", signed=True) for n in share.arrays()["share"].reshape(-1, 32)
+            ]
+            parts.append(np.ldexp(np.array(numbers, float), -64).reshape(50, 2))
+    assert np.allclose(sum(parts), weight.double().numpy(), rtol=0, atol=1e-12)
+    for part in parts:
+        noise = part - weight.numpy() / 2
+        assert 0.35 < noise.std() < 0.65
+        assert abs(np.corrcoef(noise.ravel(), weight.numpy().ravel())[0, 1]) < 0.5
+
+
+def test_the_printed_order_runs_at_the_boundary():
+    """Gradients of the features then come from the weights after the step."""
+    weight = torch.ones(3, 2)
+    found = {}
+    for order in ("current", "paper"):
+        boundary = boundary_of(PaillierBoundary, weight, bits=1024, order=order)
+        step = Step(0, "train", torch.arange(5), torch.tensor([0, 1, 0, 1, 1]), rate=0.1)
+        h = torch.linspace(0, 1, 15).reshape(5, 3)
+        boundary.up(h, step)
+        g = torch.tensor([[0.1, -0.2]]).repeat(5, 1)
+        found[order] = boundary.down(g, step)
+    decayed = weight - 0.1 * (h.T @ g + SGD.weight_decay * weight)
+    torch.testing.assert_close(found["current"], g @ weight.T, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found["paper"], g @ decayed.T, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("defense", [SEALED, PAILLIER], ids=["sealed", "paillier"])
 def test_stored_shares_are_taken_up_again(defense, tmp_path):
     trained, logits = train([defense])
@@ -136,17 +182,6 @@ def test_a_row_left_over_that_joins_the_last_batch_has_room():
 def test_noise_on_every_coordinate_needs_every_row():
     with pytest.raises(UsageError, match="delta=outer"):
         train([EncryptedBoundary(noise=1.0)])
-
-
-def test_a_share_of_the_passive_party_is_in_the_first_weights_and_not_at_the_active_party():
-    world = toy_world(rows=150, columns=4)
-    world.active.defenses = (EncryptedBoundary(backend="plain", share=0.5),)
-    FedSplitNN(SGD, MODEL).build(world)
-    clear = toy_world(rows=150, columns=4)
-    FedSplitNN(SGD, MODEL).build(clear)
-    passive, active = (world.parties[name].modules["boundary_passive_1"].weight for name in ("passive_1", "active"))
-    torch.testing.assert_close(active.float(), clear.active.modules["top"].head.weight[:, 3:].T)
-    assert 0.1 < passive.std() < 1.5
 
 
 def test_noise_on_gradients_has_room_under_encryption():
