@@ -91,3 +91,11 @@ def test_keys_and_modes_that_do_not_go_together_are_refused(keys):
 def test_a_public_key_that_is_none_is_refused(public):
     with pytest.raises(ProtocolError, match="expected a key of 1024 bits|expected a generator"):
         public.check(1024)
+
+
+def test_in_subgroup_mode_a_randomiser_of_another_group_is_refused():
+    """Decryption by the short order would give a number that depends on the key."""
+    pair = Keys.generate(1024, "subgroup")
+    for _ in range(3):
+        with pytest.raises(ProtocolError, match="not of its subgroup"):
+            pair.decrypt(mpz(pair.private.public_key.raw_encrypt(5)))

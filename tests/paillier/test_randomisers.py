@@ -1,5 +1,6 @@
 """Randomisers are n-th residues, spread over all of them, never used twice, and made ahead by children."""
 
+import multiprocessing
 import os
 import signal
 
@@ -121,3 +122,23 @@ def test_children_end_with_their_parent(keys):
     for child in stock._children:
         child.join(20)
         assert child.exitcode == 0
+
+
+def test_a_fork_does_not_give_what_its_parent_gives(keys):
+    stock = pool(keys)
+    stock.take(1)
+    assert stock._stock
+    ours, theirs = multiprocessing.Pipe()
+
+    def child():
+        try:
+            theirs.send(stock.take(1)[0] == 0)
+        except ProtocolError as error:
+            theirs.send(str(error))
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    said = ours.recv()
+    process.join()
+    assert said == "a pool of randomisers serves the process that made it alone; make another after forking"
+    stock.take(1)

@@ -349,3 +349,48 @@ def test_messages_know_their_size_and_survive_the_wire(turn):
         assert abs(message.nbytes - len(wire)) < 150
     assert isinstance(pair.said[2], Scores)
     assert pair.said[2].nbytes == 16 + 8 + 7 * 8
+
+
+def test_another_optimizer(make_pair, problem, turn):
+    """Shares that two optimizers move add up to nothing."""
+    pair, task, mu, _ = turn
+    for other in (LinearSgd(0.9), LinearSgd(0.0, 1e-3)):
+        with pytest.raises(ProtocolError, match="another optimizer"):
+            make_pair(task.weights, batch=7, optimizer=other).p.masked_scores(pair.c.features(mu))
+
+
+def test_a_turn_that_could_not_be_saved(turn):
+    pair, _, mu, _ = turn
+    with pytest.raises(ProtocolError, match="features of a turn after 0"):
+        pair.p.masked_scores(changed(pair.c.features(mu), turn=1 << 63))
+    pair.p.state()
+
+
+def test_coefficients_that_blow_a_gradient_up(turn):
+    pair, task, mu, y = turn
+    delta = task.delta(pair.scores(mu), y)
+    noised = pair.c.gradient(pair.p.masked_gradient(delta), RATE)
+    encrypted = pair.p.embedding_gradient(delta, noised)
+    with pytest.raises(ProtocolError, match="coefficients beyond what was agreed"):
+        pair.c.embedding_gradient(changed(encrypted, coefficients=np.full(7, 1e30, "<f4").tobytes()))
+    pair.c.embedding_gradient(encrypted)
+
+
+def test_masks_that_grow_beyond_what_a_state_holds(make_pair):
+    """Decay that overshoots doubles the shares at every step, while W stays at zero."""
+    pair = make_pair(np.zeros((6, 1)), batch=7, optimizer=LinearSgd(0.0, 1e12))
+    mu, delta = np.ones((7, 6)), np.zeros((7, 1))
+    with pytest.raises(UsageError, match="masks grow without end"):
+        for _ in range(20):
+            pair.scores(mu)
+            pair.learn(delta, 1.0)
+            pair.c.state(), pair.p.state()
+
+
+def test_a_turn_before_a_saved_state_is_forgotten(turn):
+    pair, task, mu, y = turn
+    saved = pair.p.state()
+    delta = task.delta(pair.scores(mu), y)
+    pair.p.load(saved)
+    with pytest.raises(UsageError, match="expected masked_gradient after the scores"):
+        pair.p.masked_gradient(delta)

@@ -181,9 +181,13 @@ class KeyHolder(Role):
             slots = unpack_signed(self.keys.decrypt(cipher), packing.slot, count, layout.delta_row_bound, n)
             values = decode(slots, layout.delta_precision + layout.weight_precision)
             own[part, block * packing.columns : (block + 1) * packing.columns] = values.reshape(-1, packing.columns)
-        self._awaits = None
         found = own[:, : layout.width]
-        return found if coefficients is None else coefficients @ found
+        found = found if coefficients is None else coefficients @ found
+        bound = layout.outputs * 2.0 ** (layout.delta_bits + layout.weight_bits)
+        if (most := np.abs(found).max()) > 1.001 * bound:
+            raise ProtocolError(f"expected |delta W^T| <= {bound:g}, got {most:g}: coefficients beyond what was agreed")
+        self._awaits = None
+        return found
 
     def close(self) -> None:
         """End the processes that prepare randomisers."""

@@ -136,11 +136,20 @@ class Keys:
         return PublicKey(n.to_bytes(size, "little"), generator.to_bytes(2 * size, "little"))
 
     def decrypt(self, ciphertext: mpz) -> int:
-        """Return the plaintext in [0, n) of a unit modulo n^2, as ``phe`` does."""
-        a, b = (
-            (gmpy2.powmod(ciphertext, half.order, half.square) - 1) // half.prime * half.scale % half.prime
-            for half in self.halves
-        )
+        """Return the plaintext in [0, n) of a unit modulo n^2, as ``phe`` does.
+
+        Raises:
+            ProtocolError: in subgroup mode, a randomiser outside the subgroup: what would come out depends on the key.
+        """
+        logarithms = []
+        for half in self.halves:
+            quotient, rest = divmod(gmpy2.powmod(ciphertext, half.order, half.square) - 1, half.prime)
+            if rest:
+                raise ProtocolError(
+                    "expected a ciphertext of this key, got one whose randomiser is not of its subgroup"
+                )
+            logarithms.append(quotient * half.scale % half.prime)
+        a, b = logarithms
         p, q = self.halves[0].prime, self.halves[1].prime
         return int(a + p * ((b - a) * self._p_to_q % q))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from gmpy2 import mpz, powmod
@@ -85,7 +85,7 @@ class LabelHolder(Role):
         self._agrees(message)
         layout, rows = self.layout, message.rows
         packing, outputs = layout.scores, layout.outputs
-        if message.turn <= self.turn:
+        if not self.turn < message.turn < 1 << 63:  # as it is saved
             raise ProtocolError(f"expected features of a turn after {self.turn}, got turn {message.turn}")
         if message.updates != self.updates:
             raise ProtocolError(
@@ -225,6 +225,11 @@ class LabelHolder(Role):
         values = cut(message.values, self.layout.gradient_bytes, len(self._share), "noised gradients")
         self._move([a - b for a, b in zip(values, self._gradient_masks, strict=True)], self._rows, rate)
         self._updated = True
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from a saved state; a turn that was begun is forgotten, its features and masks with it."""
+        super().load(state)
+        self._packs, self._score_masks, self._gradient_masks = [], self._score_masks[:0], []
 
     def close(self) -> None:
         """End the processes that prepare randomisers."""

@@ -101,8 +101,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name, least, most in _RANGES:
             if not least <= (value := getattr(self, name)) <= most:
                 raise UsageError(f"expected {least} <= {name} <= {most}, got {value}")
-        if self.bits % 2:
-            raise UsageError(f"expected an even number of bits, got {self.bits}")
+        if self.bits % 8:
+            raise UsageError(f"expected bits in whole bytes, got {self.bits}")
         if self.score_bits < 1:
             raise UsageError(
                 f"expected ring >= feature_precision + weight_precision + 3 = {self.ring - self.score_bits + 1}, "
@@ -148,7 +148,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def score_bits(self) -> int:
-        """|z| < 2^score_bits, half of what the ring could tell apart: beyond it a score is refused."""
+        """|z| < 2^score_bits, half of what the ring can tell apart.
+
+        A score up to three times as large is refused. One still larger wraps, and where it wraps to cannot be told
+        from a small one in half of the cases; a model that has grown so far is refused by delta W^T or by other rows.
+        """
         return self.ring - 2 - self.feature_precision - self.weight_precision
 
     @property
@@ -207,9 +211,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             features + self.deltas.blocks * self.outputs, self.scores.count(self.batch) * self.outputs + sums + rows
         )
 
-    def fingerprint(self, n: int) -> bytes:
-        """Return 16 bytes that stand for this layout and the public key ``n``; every message carries them."""
-        return hashlib.sha256(msgspec.json.encode(self) + n.to_bytes(self.bits // 8, "little")).digest()[:16]
+    def fingerprint(self, n: int, optimizer: str = "") -> bytes:
+        """Return 16 bytes for this layout, the public key ``n`` and the optimizer; every message carries them."""
+        agreed = msgspec.json.encode(self) + n.to_bytes(self.bits // 8, "little") + optimizer.encode()
+        return hashlib.sha256(agreed).digest()[:16]
 
     @property
     def _gradient_slot(self) -> int:

@@ -42,6 +42,10 @@ class LinearSgd:
             raise UsageError(f"expected a finite weight_decay, got {weight_decay}")
         self.momentum, self.weight_decay = Fraction(momentum), Fraction(weight_decay)
 
+    def __repr__(self) -> str:
+        """Show both numbers exactly."""
+        return f"LinearSgd({self.momentum}, {self.weight_decay})"
+
     @classmethod
     def of(
         cls,

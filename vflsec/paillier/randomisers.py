@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import secrets
 import signal
 from abc import ABC, abstractmethod
@@ -159,6 +160,7 @@ class Pool:
             raise UsageError(f"expected workers=0 on a system that cannot fork, got {workers}")
         self._source, self._size = source, -(-modulus.bit_length() // 8)
         self._stock: list[mpz] = []
+        self._owner = os.getpid()
         self._links: list[Connection] = []
         self._children = []
         for _ in range(workers):
@@ -174,7 +176,15 @@ class Pool:
                 ours.send_bytes(b"more")
 
     def take(self, count: int) -> list[mpz]:
-        """Return ``count`` randomisers and forget them."""
+        """Return ``count`` randomisers and forget them.
+
+        Raises:
+            ProtocolError: this process was forked from the one that owns the pool, and would give what that one gives.
+        """
+        if os.getpid() != self._owner:
+            raise ProtocolError(
+                "a pool of randomisers serves the process that made it alone; make another after forking"
+            )
         while lacking := max(count - len(self._stock), 0):
             self._stock += self._receive() if self._links else self._source.draw(max(self._source.chunk, lacking))
         rest = len(self._stock) - count

@@ -40,7 +40,7 @@ class Role:
             raise UsageError(f"expected weights {(layout.width, layout.outputs)}, got {weights.shape}")
         encode(weights, layout.weight_precision, layout.weight_bits, "weights")
         self.layout = layout
-        self.agreement = layout.fingerprint(n)
+        self.agreement = layout.fingerprint(n, repr(optimizer))
         self.optimizer = optimizer
         self.turn = self.updates = 0
         self.randbits = randbits
@@ -88,7 +88,13 @@ class Role:
         """Move the share by its part of the sum (g·C) of the gradients of ``rows`` samples."""
         unit = PRECISION - self.layout.feature_precision - self.layout.delta_precision
         mean = [(value << unit) // rows for value in gradient]
-        self._share, self._velocity = self.optimizer.step(self._share, self._velocity, mean, rate)
+        moved = self.optimizer.step(self._share, self._velocity, mean, rate)
+        if max(abs(value).bit_length() for values in moved for value in values) >= 8 * _STATE_BYTES:
+            raise UsageError(
+                f"expected shares of the weights below 2^{8 * _STATE_BYTES - 1 - PRECISION}, got more: learning rate, "
+                "momentum and weight decay make their masks grow without end"
+            )
+        self._share, self._velocity = moved
         self.updates += 1
 
     def _expect(self, message: PaillierMessage) -> None:
@@ -102,4 +108,6 @@ class Role:
 
     def _agrees(self, message: PaillierMessage) -> None:
         if message.agreement != self.agreement:
-            raise ProtocolError("a message was made under another key or layout; begin again with a common one")
+            raise ProtocolError(
+                "a message was made under another key or layout, or for another optimizer; begin again with common ones"
+            )
