@@ -41,8 +41,8 @@ class EncryptedBoundary(Defense):
     guarantee = (
         "embeddings: semantic security of Paillier (standard mode: decisional composite residuosity) and masks within "
         "2^-sigma of uniform, against a party that follows the protocol; but scores are in clear: with as many "
-        "classes as the embedding is wide they give it up to a linear map, and over many steps on bottom models at rest "
-        "they give it up to a rotation. Labels: none"
+        "classes as the embedding is wide they give it up to a linear map, and over many steps on bottom models at "
+        "rest they give it up to a rotation. Labels: none"
     )
     points = ()
     strength_name = "on"

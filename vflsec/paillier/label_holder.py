@@ -282,9 +282,14 @@ class LabelHolder(Role):
     def _blur(self, rows: NDArray[np.int64], noise: NDArray[np.object_]) -> list[int]:
         """Return what is added to packed rows, (R, columns) or more.
 
-        That is ``noise``, and what is below one unit of W: exact products would have a common divisor.
+        That is ``noise``, and what is below one unit of W: exact products would have a common divisor. It hides the
+        scale of one row. Where every row is sent, ratios of rows would still be those of integers, which a search over
+        2^23 scales reads; so there it is up to one unit of delta times a weight of 1. Where weights are much larger
+        than 1, ``outer`` may give away delta and W up to a sign in one batch, and not in two alone.
         """
-        packing, limits = self.layout.deltas, np.abs(rows).sum(axis=1).clip(min=1).tolist()
+        packing, least = self.layout.deltas, 1 if self.layout.low_rank else 1 << self.layout.weight_precision
+        sizes = np.abs(rows).sum(axis=1)
+        limits = np.where(sizes > 0, sizes.clip(min=least), 1).tolist()
         added = np.zeros((len(rows), packing.columns), object)
         added[:, : noise.shape[1]] = noise[: len(rows)]
         added[:, : noise.shape[1]] += [[uniform(limit, self.randbits) for _ in noise.T] for limit in limits]
