@@ -377,18 +377,14 @@ def test_coefficients_that_blow_a_gradient_up(turn):
 
 
 def test_masks_that_grow_beyond_what_a_state_holds(make_pair):
-    """Decay that overshoots multiplies the shares at every step, while W stays at zero."""
-    pair = make_pair(np.zeros((6, 1)), batch=7, optimizer=LinearSgd(0.0, 1e12))
-    mu, delta = np.ones((7, 6)), np.zeros((7, 1))
-
-    def train():
-        for _ in range(20):
-            pair.scores(mu)
-            pair.learn(delta, 1.0)
-            pair.c.state(), pair.p.state()
-
+    """They grow with the learning rate, whatever the gradient."""
+    pair = make_pair(np.zeros((6, 1)), batch=7)
+    pair.scores(np.ones((7, 6)))
+    gradient = pair.p.masked_gradient(np.zeros((7, 1)))
     with pytest.raises(UsageError, match="masks grow without end"):
-        train()
+        pair.c.gradient(gradient, 2.0**160)
+    pair.c.state()
+    pair.c.gradient(gradient, RATE)
 
 
 def test_a_turn_before_a_saved_state_is_forgotten(turn):
