@@ -27,6 +27,7 @@ class Pair:
     c: KeyHolder
     p: LabelHolder
     said: list = field(default_factory=list)
+    updates_first: bool = False
 
     def hear(self, message):
         self.said.append(message)
@@ -40,10 +41,10 @@ class Pair:
         """Return delta^C of one step."""
         released = delta if released is None else released
         noised = self.hear(self.c.gradient(self.hear(self.p.masked_gradient(delta)), rate))
-        if self.p.layout.order == "paper":
+        if self.updates_first:
             self.p.update(noised, rate)
         encrypted = self.hear(self.p.embedding_gradient(released, noised))
-        if self.p.layout.order == "current":
+        if not self.updates_first:
             self.p.update(noised, rate)
         return self.c.embedding_gradient(encrypted)
 

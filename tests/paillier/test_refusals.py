@@ -302,16 +302,6 @@ def test_shares_that_have_parted(turn):
     assert np.allclose(pair.scores(mu), mu @ task.weights, atol=1e-5)
 
 
-def test_the_printed_order_needs_the_update_first(make_pair, problem):
-    task = problem(6, 1)
-    pair = make_pair(task.weights, batch=7, order="paper")
-    mu, y = task.batch(7)
-    delta = task.delta(pair.scores(mu), y)
-    noised = pair.c.gradient(pair.p.masked_gradient(delta), RATE)
-    with pytest.raises(UsageError, match="expected embedding_gradient once after update, with order=paper"):
-        pair.p.embedding_gradient(delta, noised)
-
-
 @pytest.mark.parametrize(
     ("fields", "why"),
     [

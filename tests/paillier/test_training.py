@@ -107,6 +107,19 @@ def test_the_printed_order_is_another_gradient(make_pair, problem):
     assert np.abs(downs[0] - downs[1]).max() > 1e-3
 
 
+@pytest.mark.parametrize("order", ["current", "paper"])
+def test_p_may_update_before_or_after_it_answers(make_pair, problem, order):
+    downs = []
+    for first in (False, True):
+        task = problem(10, 1)
+        pair = make_pair(task.weights, batch=8, order=order)
+        pair.updates_first = first
+        mu, y = task.batch(8)
+        downs.append(pair.learn(task.delta(pair.scores(mu), y), RATE))
+        assert pair.p.updates == 1
+    assert np.allclose(*downs, rtol=0, atol=1e-7)
+
+
 @pytest.mark.parametrize("outputs", [1, 3, 10])
 def test_rank_one_and_outer_tell_the_same(make_pair, problem, outputs):
     task = problem(10, outputs)

@@ -148,7 +148,7 @@ class KeyHolder(Role):
         noise = [uniform(layout.gradient_bound << layout.sigma, self.randbits) for _ in self._share]
         noised = [a + b for a, b in zip(sums[: layout.width].ravel().tolist(), noise, strict=True)]
         before = self._weights()
-        self._move([-n for n in noise], rows, rate)
+        self._take(self._moved([-n for n in noise], rows, rate))
         self._awaits = EncryptedDelta
         return NoisedGradient(
             agreement=self.agreement,

@@ -14,7 +14,7 @@ from vflsec.core.errors import ProtocolError, UsageError
 from vflsec.paillier.codec import Randbits, centred, cut, encode, pack, ring, uniform
 from vflsec.paillier.keys import PublicKey
 from vflsec.paillier.layout import Layout
-from vflsec.paillier.linear_sgd import LinearSgd
+from vflsec.paillier.linear_sgd import LinearSgd, Moved
 from vflsec.paillier.low_rank import factor
 from vflsec.paillier.messages import EncryptedDelta, Features, MaskedGradient, MaskedScores, NoisedGradient, Scores
 from vflsec.paillier.multiexp import Pippenger, Schedule, Straus, straus_schedule
@@ -173,7 +173,7 @@ class LabelHolder(Role):
     ) -> EncryptedDelta:
         """Return [[delta W^T + noise]] for delta (B, C) as released: what defences left of it; not divided by B.
 
-        With order=paper W is that after ``update``, which must come first; else that of the forward pass. Noise
+        W is that of the forward pass, or with order=paper that which ``update`` gives, before or after. Noise
         (B, g) on every coordinate is added under encryption, so that C sees only the sum. It needs delta=outer: rows
         of delta W^T that stand for others have no noise of their own.
 
@@ -184,9 +184,8 @@ class LabelHolder(Role):
         self._expect(message)
         layout = self.layout
         packing, outputs = layout.deltas, layout.outputs
-        if self._released or (layout.order == "paper" and not self._updated):
-            when = "after update, with order=paper" if layout.order == "paper" else "in a turn"
-            raise UsageError(f"expected embedding_gradient once {when}")
+        if self._released:
+            raise UsageError("expected embedding_gradient once in a turn")
         rows, coefficients = self._delta(delta), b""
         added = self._noise(noise)
         if layout.low_rank:
@@ -194,7 +193,8 @@ class LabelHolder(Role):
             chosen, real = factor(np.asarray(delta, np.float64) + unit * self._dither(rows.shape), unit)
             rows, coefficients = rows[chosen], real.astype("<f4").tobytes()
         ciphers = self.ciphertexts.read(message.share, packing.blocks * outputs, "a share of the weights")
-        share = np.array(self._weights() if layout.order == "paper" else self._used, object).reshape(-1, outputs)
+        used = self._weights(self._next(message).share) if layout.order == "paper" else self._used
+        share = np.array(used, object).reshape(-1, outputs)
         found, masks = [], []
         for block in range(packing.blocks if len(rows) else 0):
             own = share[block * packing.columns : (block + 1) * packing.columns]
@@ -222,8 +222,7 @@ class LabelHolder(Role):
             raise UsageError("expected one update in a turn")
         if message.rate != rate:
             raise ProtocolError(f"expected the other party to take the learning rate {rate}, got {message.rate}")
-        values = cut(message.values, self.layout.gradient_bytes, len(self._share), "noised gradients")
-        self._move([a - b for a, b in zip(values, self._gradient_masks, strict=True)], self._rows, rate)
+        self._take(self._next(message))
         self._updated = True
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
@@ -234,6 +233,13 @@ class LabelHolder(Role):
     def close(self) -> None:
         """End the processes that prepare randomisers."""
         self.pool.close()
+
+    def _next(self, message: NoisedGradient) -> Moved:
+        """Return the share as ``message`` moves it, or has moved it."""
+        if self._updated:
+            return Moved(self._share, self._velocity)
+        values = cut(message.values, self.layout.gradient_bytes, len(self._share), "noised gradients")
+        return self._moved([a - b for a, b in zip(values, self._gradient_masks, strict=True)], self._rows, message.rate)
 
     def _delta(self, delta: np.ndarray) -> NDArray[np.int64]:
         delta = np.asarray(delta)

@@ -12,7 +12,7 @@ from vflsec.core.errors import ProtocolError, UsageError
 from vflsec.paillier.ciphertexts import Ciphertexts
 from vflsec.paillier.codec import Randbits, cut, encode, join
 from vflsec.paillier.layout import Layout
-from vflsec.paillier.linear_sgd import PRECISION, LinearSgd
+from vflsec.paillier.linear_sgd import PRECISION, LinearSgd, Moved
 from vflsec.paillier.messages import PaillierMessage
 
 _STATE_BYTES = 32  # of one number of a saved share or velocity: 2^255 units are masks of 10^20 steps
@@ -79,13 +79,13 @@ class Role:
         self._share, self._velocity = found
         self.turn, self.updates, self._awaits = int(state["turn"]), int(state["updates"]), None
 
-    def _weights(self) -> list[int]:
-        """Return the share (g·C) in units of the weights; the parties' add up to W within one unit."""
+    def _weights(self, share: Sequence[int] | None = None) -> list[int]:
+        """Return the share (g·C), or another, in units of the weights; the parties' add up to W within one unit."""
         unit = PRECISION - self.layout.weight_precision
-        return [(value + (1 << unit - 1)) >> unit for value in self._share]
+        return [(value + (1 << unit - 1)) >> unit for value in (self._share if share is None else share)]
 
-    def _move(self, gradient: Sequence[int], rows: int, rate: float) -> None:
-        """Move the share by its part of the sum (g·C) of the gradients of ``rows`` samples."""
+    def _moved(self, gradient: Sequence[int], rows: int, rate: float) -> Moved:
+        """Return the share as moved by its part of the sum (g·C) of the gradients of ``rows`` samples."""
         unit = PRECISION - self.layout.feature_precision - self.layout.delta_precision
         mean = [(value << unit) // rows for value in gradient]
         moved = self.optimizer.step(self._share, self._velocity, mean, rate)
@@ -94,6 +94,10 @@ class Role:
                 f"expected shares of the weights below 2^{8 * _STATE_BYTES - 1 - PRECISION}, got more: learning rate, "
                 "momentum and weight decay make their masks grow without end"
             )
+        return moved
+
+    def _take(self, moved: Moved) -> None:
+        """Go on from the share as moved."""
         self._share, self._velocity = moved
         self.updates += 1
 
