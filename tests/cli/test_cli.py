@@ -514,6 +514,14 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
             ["train", "--set", "method.fedsplitnn.boundary=nope", *TOY],
             "unknown protocol 'nope'. Known: model-average, plain",
         ),
+        (
+            ["eval", "--defense", "kd-k", "--lambda", "0.3,0.65", *TOY],
+            "expected epsilon <= (k - 1) / k = 0.5 for kd-k with k=2 of 2 classes, got 0.65",
+        ),
+        (
+            ["eval", "--method", "fedcvt", "--defense", "mixup", "--lambda", "1", *TOY],
+            "fedcvt expects no defense that mixes rows, got mixup",
+        ),
         (["train", "--set", "aux.n=3"], "unknown setting of a training 'aux'. Known: data, dataset"),
         (["train", "--method", "fedsplitnn", "--method", "x"], "expected one method to train, got fedsplitnn, x"),
         (["train", "--set", "train.lr=fast"], "Expected 'float', got 'str' - at 'train.lr'"),

@@ -1,9 +1,11 @@
 """The base class: settings refused in words, hooks that do nothing, a repr that shows every option."""
 
+from itertools import permutations
+
 import pytest
 import torch
 
-from vflsec.core.defense import Defense, describe
+from vflsec.core.defense import Defense, decoded, describe, mixes, taught
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 
@@ -62,6 +64,7 @@ def test_every_hook_is_the_identity():
         assert hook(x, None) is x
     assert defense.on_labels(x, features=x, n_classes=2, rng=None) is x
     assert defense.on_predictions(x) is x
+    assert defense.on_batch([x], x) == ([x], x)
     assert defense.on_received(x, "passive_1") is x
     assert defense.penalty(x, x, "passive_1") is None
     assert tuple(defense.modules()) == ()
@@ -69,6 +72,72 @@ def test_every_hook_is_the_identity():
     assert defense.expect(None) is None
     assert defense.spent(1) is None
     defense.suit(10)
+
+
+class Turning(AtHome):
+    """Of three classes each becomes the next."""
+
+    def on_labels(self, y, *, features, n_classes, rng):
+        assert y.dim() == 1
+        return (y + int(self.strength)) % n_classes
+
+
+class Softening(AtHome):
+    softens = True
+
+    def on_labels(self, y, *, features, n_classes, rng):
+        hard = torch.nn.functional.one_hot(y, n_classes).float() if y.dim() == 1 else y
+        return hard * (1 - self.strength) + self.strength * features
+
+
+class Coding(Softening):
+    """Shifts classes, and back."""
+
+    def on_labels(self, y, **rest):
+        return super().on_labels(y, **rest).roll(1, dims=1)
+
+    def on_predictions(self, logits):
+        return logits.roll(-1, dims=1)
+
+
+class Mixing(AtHome):
+    def on_batch(self, embeddings, targets):
+        return [2 * h for h in embeddings], targets
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_class_numbers_come_first_and_codes_last_in_whatever_order(order):
+    y, x = torch.tensor([0, 1, 2]), torch.eye(3)[[0, 0, 0]]
+    three = [Turning(1.0), Softening(0.5), Coding(0.25)]
+    labels, targets = taught([three[k] for k in order], y, x, n_classes=3, rng=None)
+    assert labels.tolist() == [1, 2, 0]
+    softened = 0.5 * torch.eye(3)[labels] + 0.5 * x
+    assert torch.allclose(targets, (0.75 * softened + 0.25 * x).roll(1, dims=1))
+
+
+def test_without_softening_both_are_the_same_numbers_and_strength_zero_is_nobody():
+    y = torch.tensor([0, 1, 2])
+    labels, targets = taught([Turning(1.0), Turning(1.0), Softening(0.0)], y, y, n_classes=3, rng=None)
+    assert labels is targets
+    assert labels.tolist() == [2, 0, 1]
+    labels, targets = taught([], y, y, n_classes=3, rng=None)
+    assert labels is targets is y
+
+
+def test_what_was_done_last_is_undone_first():
+    z = torch.tensor([[1.0, 2.0, 3.0]])
+    assert decoded([Coding(0.5), Coding(0.5)], z).tolist() == [[3.0, 1.0, 2.0]]
+    assert decoded([Coding(0.0)], z) is z
+
+
+def test_a_defence_of_updates_acts_at_labels_and_says_so():
+    assert mixes(Mixing(1.0))
+    assert not mixes(Mixing(0.0))
+    assert not mixes(Coding(1.0))
+    assert Mixing(1.0, at=["labels"]).at == frozenset()
+    assert describe(Mixing)["acts at"] == describe(Coding)["acts at"] == "labels"
+    with pytest.raises(UsageError, match="unknown at 'labels'"):
+        AtHome(1.0, at=["labels"])
 
 
 def test_the_card_is_data():

@@ -43,7 +43,7 @@ def test_weights_are_the_larger_part_of_a_beta(alpha):
 def test_partners_are_a_permutation():
     _, partner, targets = blends(1.0, 500)
     assert sorted(partner.tolist()) == list(range(500))
-    assert torch.allclose(targets.sum(dim=0), targets.sum(dim=0).round(), atol=1) # each is a partner once
+    assert torch.allclose(targets.sum(dim=0), targets.sum(dim=0).round(), atol=1)  # each is a partner once
     assert torch.allclose(targets.sum(dim=1), torch.ones(500, dtype=torch.float64))
 
 

@@ -6,14 +6,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 from vflsec.defenses.iso import IsotropicNoise
+from vflsec.defenses.mixup import Mixup
 
 from vflsec.core.defense import Defense
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import Kind, Route
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.methods.fedcvt import UNKNOWN, FedCVT, agreed, attend, estimate, likeness
+from vflsec.methods.fedcvt import (
+    UNKNOWN,
+    FedCVT,
+    agreed,
+    attend,
+    completed,
+    cross_entropy,
+    estimate,
+    likeness,
+)
 from vflsec.nn.bottoms import untrained
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.pooled import Pooled
@@ -429,6 +440,46 @@ def test_the_active_partys_own_defences_act_on_all_it_receives_and_uses():
     before = trained.predict("test")
     world.passive[0].features["test"].add_(5)
     assert torch.equal(trained.predict("test"), before)
+
+
+class Softened(Defense):
+    """Labels lose a part of their weight to all classes."""
+
+    name = "softened"
+    reference = guarantee = "made for a test"
+    points = ()
+    softens = True
+
+    def on_labels(self, y, *, features, n_classes, rng):
+        return F.one_hot(y, n_classes).float() * (1 - self.strength) + self.strength / n_classes
+
+
+@pytest.mark.parametrize("data", [EVERY_SORT, LABELLED_LOCAL])
+def test_soft_labels_that_are_almost_certain_teach_what_class_numbers_do(data):
+    """With rows that have none beside them, and pseudo-labels."""
+    plain, soft, softer = (make_world(data=data) for _ in range(3))
+    soft.active.defenses, softer.active.defenses = (Softened(1e-7),), (Softened(0.5),)
+    for world in (plain, soft, softer):
+        method(threshold=0.5).fit(world)
+    assert all(torch.allclose(w, weights(plain)[name], atol=1e-4) for name, w in weights(soft).items())
+    assert not all(torch.allclose(w, weights(plain)[name], atol=1e-4) for name, w in weights(softer).items())
+
+
+def test_the_mean_over_soft_labels_leaves_out_rows_without_one():
+    z = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    hard = torch.tensor([2, UNKNOWN, 0, UNKNOWN])
+    soft = torch.tensor([[0, 0, 1.0], [0, 0, 0], [1, 0, 0], [0, 0, 0]])
+    assert torch.allclose(cross_entropy(z, soft), cross_entropy(z, hard))
+    pseudo = torch.tensor([1, 1, UNKNOWN, UNKNOWN])
+    assert completed(hard, pseudo).tolist() == [2, 1, 0, UNKNOWN]
+    assert torch.equal(completed(soft, pseudo), torch.tensor([[0, 0, 1.0], [0, 1, 0], [1, 0, 0], [0, 0, 0]]))
+
+
+def test_rows_are_not_mixed_where_some_have_no_label():
+    world = make_world()
+    world.active.defenses = (Mixup(1.0),)
+    with pytest.raises(UsageError, match="fedcvt expects no defense that mixes rows, got mixup"):
+        method().fit(world)
 
 
 # Which rows and labels teach

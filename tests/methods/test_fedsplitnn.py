@@ -391,6 +391,56 @@ def test_what_was_done_to_labels_last_is_undone_first_in_predictions():
     assert torch.allclose(changed.predict("test"), plain.predict("test") * 2 + 1)
 
 
+class Certain(Hooked):
+    """Softens by nothing: probabilities of 1."""
+
+    softens = True
+
+    def on_labels(self, y, *, features, n_classes, rng):
+        return torch.nn.functional.one_hot(y, n_classes).float()
+
+
+def test_soft_labels_that_are_certain_teach_what_class_numbers_do():
+    """And what leaves, and what is penalised, goes by class numbers."""
+    seen = []
+
+    def penalty(h, labels, sender):
+        seen.append(labels)
+
+    soft, _ = fitted(Certain(penalty=penalty))
+    plain, _ = fitted()
+    assert all(torch.allclose(w, weights(plain)[name], atol=1e-5) for name, w in weights(soft).items())
+    assert all((labels.dim(), labels.dtype) == (1, torch.long) for labels in seen)
+    assert seen
+
+
+def test_no_step_that_a_malicious_party_sees_holds_soft_labels():
+    steps = []
+    world, _ = fitted()
+    active = world.active
+    active.defenses = (Certain(),)
+    world.malicious = {"passive_1": Hooks(embedding=lambda h, step: steps.append(step) or h)}
+    method().fit(world)
+    assert steps
+    assert all(value is None or getattr(value, "dim", lambda: 1)() == 1 for step in steps for value in step)
+    assert all(step.labels is None for step in steps)
+
+
+def test_an_update_learns_from_what_a_defence_makes_of_its_batch():
+    sizes = []
+
+    def on_batch(embeddings, targets):
+        sizes.append((len(embeddings), len(targets)))
+        return [h[:4] for h in embeddings], targets[:4]
+
+    world, trained = fitted(Hooked(on_batch=on_batch))
+    assert {size for size, _ in sizes} == {2}
+    assert sum(rows for _, rows in sizes) == 3 * world.n_rows("train")
+    before = len(sizes)
+    trained.predict("test")
+    assert len(sizes) == before, "predictions are of every row as it is"
+
+
 def test_what_was_received_passes_the_active_partys_defence_in_training_and_at_prediction():
     senders = []
 

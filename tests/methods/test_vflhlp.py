@@ -13,6 +13,7 @@ from vflsec.core.defense import Defense
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import Kind, Route
 from vflsec.core.method import ModelSpec, PretrainSpec, TrainSpec, load_states, save_states
+from vflsec.core.metrics import auc
 from vflsec.core.protocol import Step
 from vflsec.core.seeds import generator
 from vflsec.data.partition import DataSpec
@@ -449,6 +450,38 @@ def test_a_label_is_noised_once_for_both_phases(monkeypatch):
     assert not torch.equal(aligned, world.active.labels["train"])
     assert torch.equal(fitted[0][1].labels, torch.cat([aligned, local]))
     assert len(local) == len(world.active.labels["local"])
+
+
+class Turned(Defense):
+    """Each class is learned under the other's name, as probabilities, and read back."""
+
+    name = "turned"
+    reference = guarantee = "made for a test"
+    points = ()
+    softens = True
+
+    def on_labels(self, y, *, features, n_classes, rng):
+        assert len(features) == len(y)
+        return torch.nn.functional.one_hot(1 - y, n_classes).float()
+
+    def on_predictions(self, logits):
+        return logits.flip(1)
+
+
+def test_a_coded_label_is_learned_by_both_phases_and_read_back_where_an_epoch_is_chosen(monkeypatch):
+    scores, fitted = [], []
+    for defenses in ((), (Turned(1.0),)):
+        world = make_world(defenses=list(defenses))
+        train = {"epochs": 8, "lr": 0.02, "select": "best_on_val"}
+        made = method(VFLHLPActive, train=train)
+        learners = made._learners
+        monkeypatch.setattr(made, "_learners", lambda w, ask=learners: fitted.extend(f := list(ask(w))) or iter(f))
+        trained = made.fit(world)
+        scores.append(auc(trained.predict("test").numpy(), world.active.labels["test"].numpy()))
+    plain, turned = (learner for _, learner in fitted)
+    assert torch.equal(turned.labels.argmax(dim=1), 1 - plain.labels)
+    assert min(plain._score("val"), turned._score("val")) > 0.9
+    assert min(scores) > 0.9
 
 
 def test_a_defence_of_releases_changes_nothing_in_pretraining():
