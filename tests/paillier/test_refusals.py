@@ -368,7 +368,7 @@ def test_coefficients_that_blow_a_gradient_up(turn):
 
 def test_masks_that_grow_beyond_what_a_state_holds(make_pair):
     """They grow with the learning rate, whatever the gradient."""
-    pair = make_pair(np.zeros((6, 1)), batch=7)
+    pair = make_pair(np.ones((6, 1)), batch=7)
     pair.scores(np.ones((7, 6)))
     gradient = pair.p.masked_gradient(np.zeros((7, 1)))
     with pytest.raises(UsageError, match="masks grow without end"):
