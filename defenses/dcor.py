@@ -23,12 +23,14 @@ class DistanceCorrelation(Defense):
     ``spectral-embedding``. The active party acts alone, through the gradient that it sends, and holds the labels
     anyway: the passive party is the one kept from learning them. It does not aim at gradients. They carry one more term
     that depends on the label; where the top model comes to ignore the embedding, that term is most of what is left, and
-    ``direction`` still reads it (planted worlds, lambda .1 to 3: .78 to .97). Where one class is rare, its rows get the
-    longer share of that term, and ``norm`` gains (credit-default, lambda 1, one seed: .99, from .94, while
-    ``direction`` and ``averaging`` fall to .55 and .51). Costs two (B, B) matrices per passive party and step,
-    O(B^2·(d + C)) time. Fails against whoever has what was said early in training, and where the active party has no
-    columns of its own to predict from: less dependence is then less utility. The estimate in a batch is biased upwards,
-    more in small ones.
+    ``direction`` still reads it (planted worlds, lambda .1 to 3: .78 to .97). Where one class is rare, ``norm`` gains
+    (credit-default, lambda 1, one seed: .99, from .94, while ``direction`` and ``averaging`` fall to .55 and .51): the
+    term does not know where embeddings lie, its gradients add up to nothing over a batch, and those of a class with a
+    share p of the rows are (1 - p) / p times as long as the others', on average. No penalty that pushes two classes
+    together does otherwise; ``max-norm`` after it makes lengths alike. Costs two (B, B) matrices per passive party and
+    step, O(B^2·(d + C)) time. Fails against whoever has what was said early in training, and where the active party has
+    no columns of its own to predict from: less dependence is then less utility. The estimate in a batch is biased
+    upwards, more in small ones.
 
     Guarantee: none, empirical only. Strength 0 trains as without it, bit for bit; a batch of one class, or of one row,
     adds nothing.

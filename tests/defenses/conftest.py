@@ -1,5 +1,6 @@
 """What the tests of defences share: one release, and what an attack makes of a small federation that is defended."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -51,16 +52,20 @@ def trained(defense, signal, seed):
 
 @pytest.fixture(scope="session")
 def leak():
-    """AUC on training rows, the mean of two seeds, of an attack on a planted world whose defence has that strength."""
+    """AUC on training rows, the mean of two seeds, of an attack on a planted world whose defence has that strength.
 
-    def measure(attack, defense, strength, *, signal="planted", **options):
+    ``read`` is what the attacker itself makes of each message of gradients (B, d) before it attacks.
+    """
+
+    def measure(attack, defense, strength, *, signal="planted", read=None, **options):
         found = []
         for seed in (0, 1):
             spec = Plain(name=defense, strength=strength, options=options)
             federation, messages = trained(spec, signal, seed)
+            messages = [m if read is None or m.kind is not Kind.GRADIENT else again(m, read) for m in messages]
             labels = federation.world.active.labels["train"]
             known = draw_auxiliary(labels, 2, AuxSpec(n=20), seed)
-            view = view_of(federation, [federation.world.parties["passive_1"]], known, messages)
+            view = view_of(federation, [federation.world.parties["passive_1"]], known, tuple(messages))
             scores = registry.build("attacks", attack)(view, seed=seed).scores["train"]
             rest = torch.ones(len(labels), dtype=torch.bool)
             rest[known] = False  # what it knew
@@ -68,6 +73,11 @@ def leak():
         return sum(found) / len(found)
 
     return measure
+
+
+def again(message, read):
+    """The same message after ``read``."""
+    return replace(message, payload={key: read(value) for key, value in message.payload.items()})
 
 
 class Plain(DefenseSpec, frozen=True):

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import pdist, squareform
+from sklearn.metrics import roc_auc_score
 from vflsec.defenses.dcor import DistanceCorrelation, log_distance_correlation
 
 
@@ -90,6 +91,25 @@ def test_lambda_multiplies():
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_a_batch_of_one_class_adds_nothing(rows):
     assert DistanceCorrelation(1.0).penalty(torch.randn(rows, 2), torch.ones(rows), "passive_1") is None
+
+
+@pytest.mark.parametrize("share", [0.1, 0.22, 0.5])
+def test_what_norm_gains_is_what_any_push_together_gives_a_rare_class(share):
+    """A known exception to "more strength never leaks more": of ``norm``, where one class is rare.
+
+    The penalty does not know where embeddings lie, so that its gradients add up to nothing over a batch: those of a
+    class with a share p of the rows are (1 - p) / p times as long, on average, as those of the rest, to whose side they
+    are pushed. Of balanced classes ``norm`` gains nothing.
+    """
+    rng = torch.Generator().manual_seed(0)
+    labels = (torch.arange(2000) < 2000 * share).long()
+    h = (torch.randn(2000, 2, generator=rng, dtype=torch.float64) + 1.5 * labels[:, None]).requires_grad_()
+    DistanceCorrelation(1.0).penalty(h, labels, "passive_1").backward()
+    rare, common = (h.grad[labels == c].mean(dim=0) for c in (1, 0))
+    assert torch.allclose(rare, -common * (1 - share) / share, rtol=1e-6)
+    length = h.grad.norm(dim=1).numpy()
+    found = roc_auc_score(labels, length)
+    assert (0.4 < found < 0.6) if share == 0.5 else (found > 0.75)
 
 
 @pytest.mark.parametrize(("attack", "signal"), [("mc", "planted"), ("spectral-embedding", "planted"), ("mc", "hidden")])

@@ -69,6 +69,19 @@ def test_impossible_options_are_refused(options, match):
         Discretisation(0.5, **options)
 
 
+@pytest.mark.parametrize("strength", [1.0, 1.5, 1.7])
+def test_what_norm_gains_by_rounding_it_could_have_had_without(leak, strength):
+    """A known exception to "a coarser grid never leaks more": of ``norm`` alone, and of no information.
+
+    Rounding is a function of what would have left. An attacker of the same federation undefended, who rounds what it
+    received before it takes lengths, does as well: ``norm`` reads clean gradients badly, and gains where only the
+    longer rows are left to count.
+    """
+    rounded_at_home = leak("norm", "discrete", 0.0, read=lambda g: rounded(g, strength))
+    assert leak("norm", "discrete", strength) <= rounded_at_home + 0.02
+    assert leak("direction", "discrete", strength) <= leak("direction", "discrete", 0.0) + 0.005
+
+
 @pytest.mark.parametrize("attack", ["norm", "direction", "averaging"])
 def test_a_coarser_grid_never_leaks_more(leak, attack):
     found = [leak(attack, "discrete", strength) for strength in (0.0, 1 / 3, 1.0, 1.9)]

@@ -90,6 +90,23 @@ def test_gradients_are_finite_however_sure_the_encoder_is():
     assert torch.isfinite(layers(made)[0].weight.grad).all()
 
 
+def test_what_norm_gains_is_an_offset_that_all_rows_of_a_message_share(leak):
+    """A known exception to "a narrower bottleneck never leaks more": of ``norm`` alone, at middling lambda.
+
+    The penalty's gradient has a part that is the same for all rows. Added to gradients that point to opposite sides for
+    the two classes it makes one side longer, so that ``norm`` reads what ``direction`` read all the time: without that
+    part it gains nothing, and ``direction`` never falls below it.
+    """
+    plain, found = (leak("norm", "mid", strength, signal="none") for strength in (0.0, 0.1))
+    assert found > plain + 0.05
+    assert leak("norm", "mid", 0.1, signal="none", read=centred) < plain + 0.02
+    assert leak("direction", "mid", 0.1, signal="none") > found
+
+
+def centred(g):
+    return g - g.mean(dim=0)
+
+
 @pytest.mark.parametrize(("attack", "signal"), [("mc", "hidden"), ("direction", "hidden"), ("spectral", "planted")])
 def test_a_narrow_bottleneck_leaks_less(leak, attack, signal):
     found = [leak(attack, "mid", strength, signal=signal) for strength in (0.0, 0.01, 10.0)]
