@@ -301,6 +301,7 @@ def _at_labels(defense: type[Defense]) -> list[str]:
 def describe(defense: type[Defense]) -> dict[str, Any]:
     """Return the card of a defence as data."""
     points = [*(point.value for point in defense.points), *_at_labels(defense)]
+    points += [] if defense.protocol is Defense.protocol else ["the cut layer, in place of the plain protocol"]
     points += [] if defense.on_update is Defense.on_update else ["the updates of its party's own models"]
     return {
         "name": defense.name,

@@ -8,7 +8,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from vflsec.evaluation.attribution import Attribution
 from vflsec.report.curve import COLORS, Curve
 
-SCALE = LinearSegmentedColormap.from_list("value", [COLORS[0], "#d9d9d9", COLORS[1]])
+SCALE = LinearSegmentedColormap.from_list("value", [COLORS[0], "#c8c8c8", COLORS[1]])
 SHOWN = 1500
 """Rows that are drawn, at most."""
 
