@@ -240,7 +240,7 @@ def page(found: Found, seeds: int) -> str:
         "# PrADA on Census-Income",
         "",
         f"Made by `python benchmarks/prada.py --write`; {seeds} seeds, ± is their standard deviation, as in the paper.",
-        "AUC and KS of the target's test rows in per cent, and in brackets what Kang et al. 2022 print in table I. Rules,",
+        "AUC and KS of the target's test rows in per cent, in brackets what Kang et al. 2022 print in table I. Rules,",
         "and what a trial is, are at the head of that file. Rows without brackets are not in the paper.",
         "",
         "| setting | model | " + " | ".join(f"AUC, {p} | KS, {p}" for p in RATIOS) + " |",
@@ -321,9 +321,9 @@ FIGURES = [
 DIFFERENCES = [
     "## What is not as in the paper",
     "",
-    "* Categories are one-hot for SecureLR and LightGBM. The paper's rows of FATE read the numbers of categories as they",
+    "* Categories are one-hot for SecureLR and LightGBM. The paper's rows of FATE read numbers of categories as they",
     "  stand, as if they had an order; that alone is worth several points to a linear model.",
-    "* XGBoost and SecureBoost are LightGBM on the columns of one party, or of both in one place: boosting without loss",
+    "* XGBoost and SecureBoost are LightGBM on columns of one party, or of both in one place: boosting without loss",
     "  grows the same trees. Leaves of 4 and 16 stand for depths 2 to 4, rounds are 100 or 400.",
     "* An epoch is chosen among 60 of fine-tuning, once an epoch; the paper's code looks every five batches, in a",
     "  thousand epochs, and reports what looks best. It stops pre-training by the target's validation labels, which no",
@@ -331,10 +331,10 @@ DIFFERENCES = [
     "* The extractors stay in fine-tuning, as in the code. In the paper's text they learn on: the first row below the",
     "  paper's.",
     "* The source has 87,180 rows, all positive ones and nine times as many negative ones; the paper says 80,000.",
-    "* Columns are scaled by training rows of each domain, not of each file. The two household columns have an embedding",
+    "* Columns are scaled by training rows of each domain, not each file. Two household columns have an embedding",
     "  each, not one for both. A first layer of a discriminator has its largest singular value by one power iteration.",
     "* Reversed gradients have almost no weight in so few epochs (alpha is 0.025 at the end of the third of 600), here",
-    "  as there. *Adapted within 3 epochs* lets it grow to one; *nothing adapted* has none. BatchNorm takes each domain's",
+    "  as there. *Adapted within 3 epochs* lets it grow to 1; *nothing adapted* has none. BatchNorm takes a domain's",
     "  batch by itself, as the code does, so discriminators see little of a shift that a mean shows.",
 ]
 
