@@ -45,7 +45,7 @@ class Compression(Defense):
     """
 
     name = "compress"
-    strengths = (0.5, 0.75, 0.9)
+    strengths = (0.1, 0.25, 0.5)
     points = (Kind.GRADIENT, Kind.EMBEDDING)
     reference = (
         "Fu et al. 2022, Label Inference Attacks Against Vertical Federated Learning, USENIX Security, section 6"

@@ -145,6 +145,7 @@ def test_the_card_is_data():
         "name": "plain",
         "acts at": "gradient, embedding",
         "strength": "strength",
+        "usual strengths": "1, 5, 25",
         "reference": "made for a test",
         "guarantee": "none",
     }

@@ -70,6 +70,7 @@ class AdversarialTraining(SplitTraining):
         alternating: bool,
     ) -> None:
         super().__init__(world, bottoms, top, boundaries, spec)
+        self.targets = world.active.labels["source"]
         self.discriminators = discriminators
         self.adaptation = adaptation
         self.horizon = horizon
