@@ -103,7 +103,7 @@ def test_the_printed_order_is_another_gradient(make_pair, problem):
         delta = task.delta(pair.scores(mu), y)
         downs.append(pair.learn(delta, RATE))
     gradient = mu.T @ delta / len(mu)
-    assert np.allclose(downs[0] - downs[1], RATE * delta @ gradient.T, atol=1e-7)
+    assert np.allclose(downs[0] - downs[1], RATE * delta @ gradient.T, atol=1e-6)
     assert np.abs(downs[0] - downs[1]).max() > 1e-3
 
 
@@ -117,7 +117,7 @@ def test_p_may_update_before_or_after_it_answers(make_pair, problem, order):
         mu, y = task.batch(8)
         downs.append(pair.learn(task.delta(pair.scores(mu), y), RATE))
         assert pair.p.updates == 1
-    assert np.allclose(*downs, rtol=0, atol=1e-7)
+    assert np.allclose(*downs, rtol=0, atol=1e-6)  # what blurs and rounding noise leave of equality
 
 
 @pytest.mark.parametrize("outputs", [1, 3, 10])
