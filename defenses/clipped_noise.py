@@ -43,7 +43,7 @@ class ClippedNoise(Defense):
         UsageError: a clip that is not positive.
     """
 
-    points = (Kind.GRADIENT, Kind.EMBEDDING)
+    points: ClassVar[tuple[Kind, ...]] = (Kind.GRADIENT, Kind.EMBEDDING)
     guarantee = GUARANTEE
     by_epsilon = {"unit": "1/epsilon"}  # noqa: RUF012  (declared ClassVar in the base class)
     order: ClassVar[int]

@@ -126,9 +126,9 @@ class MaskedLinearBoundary(LinearBoundary):
         released = self.active.defend(Kind.GRADIENT, g, step, to=self.passive.name)
         masked = self._from_active(labels.masked_gradient(_numbers(g) * rows), step)
         noised = self._from_passive(holder.gradient(masked, step.rate), step)
-        released = _numbers(released) * rows
+        noised_delta = _numbers(released) * rows
         labels.update(noised, step.rate)  # first, as order=paper needs it; else the weights before it are used below
-        delta = self._from_active(labels.embedding_gradient(released, noised, self._noise(released)), step)
+        delta = self._from_active(labels.embedding_gradient(noised_delta, noised, self._noise(noised_delta)), step)
         found = torch.as_tensor(holder.embedding_gradient(delta) / rows, dtype=g.dtype, device=g.device)
         self._keep()
         return self.passive.open(Kind.GRADIENT, found, step, sender=self.active.name)
@@ -139,7 +139,7 @@ class MaskedLinearBoundary(LinearBoundary):
             return None
         size = (len(delta), self._width)
         drawn = torch.randn(size, generator=self.active.rng, device=self.active.rng.device, dtype=torch.float64)
-        return self.noise * np.linalg.norm(delta, axis=1).max() * _numbers(drawn)
+        return _numbers(drawn) * (self.noise * float(np.linalg.norm(delta, axis=1).max()))
 
     def _from_passive(self, said: Said, step: Step) -> Said:
         return self._say(self.passive, self.active, said, step)
@@ -192,7 +192,7 @@ class _Share(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.loaded = False
-        self.register_load_state_dict_post_hook(_mark)
+        self.register_load_state_dict_post_hook(_mark)  # type: ignore[no-untyped-call]
 
     def keep(self, state: Mapping[str, np.ndarray]) -> None:
         for name, value in state.items():

@@ -118,7 +118,8 @@ class _SealedKeyHolder:
         return Sealed(mu, self.key)
 
     def scores(self, message: Sealed) -> np.ndarray:
-        return message.open(self.key) + self.mu @ self.share.weight
+        scores: np.ndarray = message.open(self.key) + self.mu @ self.share.weight
+        return scores
 
     def gradient(self, message: Sealed, rate: float) -> Noised:
         noise = self.rng.standard_normal(self.share.weight.shape)
