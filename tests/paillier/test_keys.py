@@ -23,15 +23,15 @@ def test_decryption_is_phes(pair):
     fresh = FactorSource(pair, 4).draw(2) + label_holder_source(pair.public, 2).draw(2)
     for plaintext, randomiser in zip([0, 1, n - 1, secrets.randbelow(n)], fresh, strict=True):
         ciphertext = (1 + n * plaintext) * randomiser % (n * n)
-        assert pair.decrypt(mpz(ciphertext)) == pair.private.raw_decrypt(int(ciphertext)) == plaintext
+        assert pair.decrypt([mpz(ciphertext)]) == [pair.private.raw_decrypt(int(ciphertext))] == [plaintext]
 
 
 def test_what_phe_encrypts_is_decrypted(keys):
     public = keys.private.public_key
     for number in (0, 1, public.n - 1):
-        assert keys.decrypt(mpz(public.raw_encrypt(number))) == number
+        assert keys.decrypt([mpz(public.raw_encrypt(number))]) == [number]
     encrypted = public.encrypt(-1.5)
-    assert keys.decrypt(mpz(encrypted.ciphertext())) == keys.private.raw_decrypt(encrypted.ciphertext())
+    assert keys.decrypt([mpz(encrypted.ciphertext())]) == [keys.private.raw_decrypt(encrypted.ciphertext())]
 
 
 def test_keys_have_the_bits_asked_for_and_are_fresh(pair):
@@ -98,4 +98,4 @@ def test_in_subgroup_mode_a_randomiser_of_another_group_is_refused():
     pair = Keys.generate(1024, "subgroup")
     for _ in range(3):
         with pytest.raises(ProtocolError, match="not of its subgroup"):
-            pair.decrypt(mpz(pair.private.public_key.raw_encrypt(5)))
+            pair.decrypt([mpz(pair.private.public_key.raw_encrypt(5))])

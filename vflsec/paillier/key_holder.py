@@ -113,10 +113,10 @@ class KeyHolder(Role):
         packing, outputs = layout.scores, layout.outputs
         ciphers = self.ciphertexts.read(message.ciphers, packing.count(rows) * outputs, "masked scores")
         masked = np.empty((rows, outputs), np.uint64)
-        for i, cipher in enumerate(ciphers):
+        for i, plaintext in enumerate(self.keys.decrypt(ciphers)):
             block, output = divmod(i, outputs)
             part = slice(block * packing.rows, min(rows, (block + 1) * packing.rows))
-            slots = unpack(self.keys.decrypt(cipher), packing.slot, part.stop - part.start)
+            slots = unpack(plaintext, packing.slot, part.stop - part.start)
             masked[part, output] = ring(slots, layout.ring)
         share = ring(self._weights(), layout.ring).reshape(layout.width, outputs)
         unit = 1 << layout.weight_precision
@@ -140,9 +140,10 @@ class KeyHolder(Role):
         used = min(rows, packing.rows)
         ciphers = self.ciphertexts.read(message.ciphers, packing.blocks * outputs * used, "masked gradients")
         sums = np.zeros((packing.blocks * packing.columns, outputs), object)
-        for i, cipher in enumerate(ciphers):  # sum k is right in row k of the packs, what else it holds is masked too
+        for i, plaintext in enumerate(self.keys.decrypt(ciphers)):
+            # sum k is right in row k of the packs, what else it holds is masked too
             block, output, k = i // used // outputs, i // used % outputs, i % used
-            slots = unpack(self.keys.decrypt(cipher), packing.slot, used * packing.columns)
+            slots = unpack(plaintext, packing.slot, used * packing.columns)
             own = slice(block * packing.columns, (block + 1) * packing.columns)
             sums[own, output] += slots[k * packing.columns : (k + 1) * packing.columns]
         noise = [uniform(layout.gradient_bound << layout.sigma, self.randbits) for _ in self._share]
@@ -174,11 +175,11 @@ class KeyHolder(Role):
         coefficients = self._coefficients(message)
         own = np.zeros((rank, packing.blocks * packing.columns))
         chunks = packing.count(rank) // packing.blocks
-        for i, cipher in enumerate(ciphers):
+        for i, plaintext in enumerate(self.keys.decrypt(ciphers)):
             block, chunk = divmod(i, chunks)
             part = slice(chunk * packing.rows, min(rank, (chunk + 1) * packing.rows))
             count, n = (part.stop - part.start) * packing.columns, int(self.keys.n)
-            slots = unpack_signed(self.keys.decrypt(cipher), packing.slot, count, layout.delta_row_bound, n)
+            slots = unpack_signed(plaintext, packing.slot, count, layout.delta_row_bound, n)
             values = decode(slots, layout.delta_precision + layout.weight_precision)
             own[part, block * packing.columns : (block + 1) * packing.columns] = values.reshape(-1, packing.columns)
         found = own[:, : layout.width]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple
 
 import gmpy2
@@ -135,23 +137,29 @@ class Keys:
         generator = int(gmpy2.powmod(secrets.randbelow(n - 2) + 2, self.n * cofactor, self.n * self.n))
         return PublicKey(n.to_bytes(size, "little"), generator.to_bytes(2 * size, "little"))
 
-    def decrypt(self, ciphertext: mpz) -> int:
-        """Return the plaintext in [0, n) of a unit modulo n^2, as ``phe`` does.
+    def decrypt(self, ciphertexts: Sequence[mpz]) -> list[int]:
+        """Return the plaintexts in [0, n) of units modulo n^2, as ``phe`` does; on two cores, one for each factor.
 
         Raises:
             ProtocolError: in subgroup mode, a randomiser outside the subgroup: what would come out depends on the key.
         """
-        logarithms = []
-        for half in self.halves:
-            quotient, rest = divmod(gmpy2.powmod(ciphertext, half.order, half.square) - 1, half.prime)
-            if rest:
-                raise ProtocolError(
-                    "expected a ciphertext of this key, got one whose randomiser is not of its subgroup"
-                )
-            logarithms.append(quotient * half.scale % half.prime)
-        a, b = logarithms
+        with ThreadPoolExecutor(1) as second:  # powers of a list are taken without the interpreter's lock
+            modulo_q = second.submit(_messages, ciphertexts, self.halves[1])
+            modulo_p = _messages(ciphertexts, self.halves[0])
         p, q = self.halves[0].prime, self.halves[1].prime
-        return int(a + p * ((b - a) * self._p_to_q % q))
+        pairs = zip(modulo_p, modulo_q.result(), strict=True)
+        return [int(a + p * ((b - a) * self._p_to_q % q)) for a, b in pairs]
+
+
+def _messages(ciphertexts: Sequence[mpz], half: Half) -> list[mpz]:
+    """Return the messages modulo a prime factor of n."""
+    found = []
+    for power in gmpy2.powmod_base_list(list(ciphertexts), half.order, half.square):
+        quotient, rest = divmod(power - 1, half.prime)
+        if rest:
+            raise ProtocolError("expected a ciphertext of this key, got one whose randomiser is not of its subgroup")
+        found.append(quotient * half.scale % half.prime)
+    return found
 
 
 def residue_generator(half: Half) -> mpz:
