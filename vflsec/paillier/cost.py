@@ -16,8 +16,6 @@ from vflsec.paillier.layout import Layout
 from vflsec.paillier.multiexp import pippenger_window, straus_window
 from vflsec.paillier.randomisers import COSETS, SLACK, WITHOUT_TABLE, short_bits
 
-_SECONDS = 0.6  # that each unit is measured for
-
 
 class Work(NamedTuple):
     """What a full batch takes of the two parties together, tables not counted.
@@ -51,16 +49,16 @@ def work(layout: Layout, mode: Mode = "standard", batches: int = 100) -> Work:
     return Work(half, 2 * to_key, full + to_key * places, 0)
 
 
-def units(bits: int, mode: Mode = "standard") -> Work:
-    """Return the CPU seconds of one of each on this machine, measured for about two seconds."""
+def units(bits: int, mode: Mode = "standard", seconds: float = 0.6) -> Work:
+    """Return the CPU seconds of one of each on this machine, each measured for ``seconds``."""
     half, full = _odd(bits), _odd(2 * bits)
     exponents = mpz(secrets.randbits(_order_bits(bits, mode))), mpz(secrets.randbits(bits))
     base = mpz(secrets.randbits(bits - 1))
     return Work(
-        half=_seconds(lambda: _products(half), 1000),
-        powers=_seconds(lambda: gmpy2.powmod(base, exponents[0], half), 1),
-        full=_seconds(lambda: _products(full), 1000),
-        residues=_seconds(lambda: gmpy2.powmod(base, exponents[1], full), 1),
+        half=_seconds(lambda: _products(half), 1000, seconds),
+        powers=_seconds(lambda: gmpy2.powmod(base, exponents[0], half), 1, seconds),
+        full=_seconds(lambda: _products(full), 1000, seconds),
+        residues=_seconds(lambda: gmpy2.powmod(base, exponents[1], full), 1, seconds),
     )
 
 
@@ -117,9 +115,9 @@ def _products(modulus: mpz) -> None:
     [a * b % modulus for a, b in zip(products, factors, strict=True)]
 
 
-def _seconds(call: Callable[[], object], times: int) -> float:
-    """Return the least CPU seconds of one of the ``times`` that a call does."""
-    best, end = float("inf"), time.process_time() + _SECONDS
+def _seconds(call: Callable[[], object], times: int, budget: float) -> float:
+    """Return the least CPU seconds of one of the ``times`` that a call does, called for ``budget`` seconds."""
+    best, end = float("inf"), time.process_time() + budget
     while time.process_time() < end:
         began = time.process_time()
         call()
