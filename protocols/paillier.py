@@ -18,7 +18,8 @@ from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.linear_sgd import LinearSgd
 
-NOISE_BITS = 10
+NOISE_BITS = 10  # that defences may add to a loss gradient by noise
+PENALTY_BITS = 4  # that any other defence of the active party may add, by a penalty or by what it does to labels
 
 
 class PaillierBoundary(MaskedLinearBoundary):
@@ -38,8 +39,8 @@ class PaillierBoundary(MaskedLinearBoundary):
         delta: ``rank1`` or ``outer``, how delta^C is sent.
         order: ``current`` or ``paper``, from which weights delta^C is made.
         ring: scores are taken modulo 2^ring.
-        delta_bits: |B · gradient| <= 2^delta_bits; None for 0, which is what cross-entropy needs, or NOISE_BITS where
-            a defence of the active party noises gradients.
+        delta_bits: |B · gradient| <= 2^delta_bits; None for 0, which is what cross-entropy needs, NOISE_BITS where a
+            defence of the active party changes gradients, or PENALTY_BITS where it has one of another kind.
         noise: deviation of what the active party adds to delta^C, relative to the largest row of delta.
     """
 
@@ -64,7 +65,9 @@ class PaillierBoundary(MaskedLinearBoundary):
             raise UsageError(f"expected delta=outer with noise on every coordinate of delta^C, got {delta}: set it")
         self.mode: Mode = mode
         if delta_bits is None:
-            delta_bits = NOISE_BITS if any(Kind.GRADIENT in defense.at for defense in active.defenses) else 0
+            others = [defense for defense in active.defenses if defense.protocol() is None]
+            noised = any(Kind.GRADIENT in defense.at for defense in others)
+            delta_bits = NOISE_BITS if noised else PENALTY_BITS if others else 0
         self.agreed = {
             "delta_bits": delta_bits,
             "bits": bits,

@@ -188,6 +188,31 @@ def test_a_saved_state_of_another_shape_is_refused(make_pair, problem):
         other.c.load(pair.c.state())
 
 
+def test_a_saved_state_that_lacks_something_is_refused(make_pair, problem):
+    pair = make_pair(problem(10, 1).weights, batch=8)
+    with pytest.raises(UsageError, match="expected a saved share of the weights, got one without updates, velocity"):
+        pair.p.load({name: value for name, value in pair.p.state().items() if name in ("share", "turn")})
+
+
+def test_a_gradient_that_could_not_be_answered_can_be_sent_again(make_pair, problem):
+    """C moves its share only once its answer is made: moved twice, the weights would be lost."""
+    task = problem(10, 1)
+    pair, other = (make_pair(task.weights, batch=8, seed=4) for _ in range(2))
+    mu, y = task.batch(8)
+    for one, fails in ((pair, True), (other, False)):
+        delta = task.delta(one.scores(mu), y)
+        message = one.p.masked_gradient(delta)
+        if fails:
+            take, one.c.pool.take = one.c.pool.take, None
+            with pytest.raises(TypeError):
+                one.c.gradient(message, RATE)
+            assert one.c.updates == 0
+            one.c.pool.take = take
+        one.p.update(one.c.gradient(message, RATE), RATE)
+    assert np.allclose(pair.weights, other.weights, rtol=0, atol=1e-8)
+    assert pair.c.updates == pair.p.updates == 1
+
+
 def test_equal_masks_give_equal_results_whatever_the_randomisers(make_pair, problem):
     """So that a run in two processes can be held against one in process, bit for bit."""
     runs = []

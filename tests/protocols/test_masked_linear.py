@@ -5,6 +5,7 @@ import pytest
 import torch
 from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.iso import IsotropicNoise
+from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.protocols.masked_plain import PlainMaskedBoundary, Sealed
 from vflsec.protocols.paillier import PaillierBoundary
@@ -248,3 +249,13 @@ def test_the_rest_of_a_linear_head_and_its_parts_make_the_whole():
 def test_encryption_has_no_strength(strength):
     with pytest.raises(UsageError, match="on or off"):
         EncryptedBoundary(strength)
+
+
+def test_defences_that_add_to_the_loss_get_the_room_they_need():
+    """A penalty can make the gradient of a sample larger than cross-entropy does, noise much larger."""
+    world = toy_world(rows=150, columns=4)
+    room = []
+    for defenses in ([PAILLIER], [PAILLIER, LabelDP(1.0)], [PAILLIER, IsotropicNoise(1.0)]):
+        world.active.defenses = tuple(defenses)
+        room.append(PaillierBoundary(world.passive[0], world.active).agreed["delta_bits"])
+    assert room == [0, 4, 10]

@@ -148,16 +148,18 @@ class KeyHolder(Role):
             sums[own, output] += slots[k * packing.columns : (k + 1) * packing.columns]
         noise = [uniform(layout.gradient_bound << layout.sigma, self.randbits) for _ in self._share]
         noised = [a + b for a, b in zip(sums[: layout.width].ravel().tolist(), noise, strict=True)]
-        before = self._weights()
-        self._take(self._moved([-n for n in noise], rows, rate))
-        self._awaits = EncryptedDelta
-        return NoisedGradient(
+        moved = self._moved([-n for n in noise], rows, rate)
+        weights = self._weights(moved.share if layout.order == "paper" else None)
+        answer = NoisedGradient(
             agreement=self.agreement,
             turn=self.turn,
             rate=rate,
             values=join(noised, layout.gradient_bytes),
-            share=self._encrypt(self._share_packs(self._weights() if layout.order == "paper" else before)),
+            share=self._encrypt(self._share_packs(weights)),
         )
+        self._take(moved)  # last: where something failed before, the turn can be tried again
+        self._awaits = EncryptedDelta
+        return answer
 
     def embedding_gradient(self, message: EncryptedDelta) -> NDArray[np.float64]:
         """Return delta^C = delta W^T (B, g) for delta as p released it, not divided by B.

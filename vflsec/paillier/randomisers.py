@@ -20,7 +20,7 @@ from vflsec.paillier.keys import ORDER_BITS, Keys, PublicKey, residue_generator
 SLACK = 64  # bits by which an exponent is longer than an order that its drawer does not know
 COSETS = 128  # random elements whose subset products reach the cosets of a cyclic subgroup
 WITHOUT_TABLE = 200  # randomisers that cost p less one by one than after building a table
-CHUNK = 512  # drawn at once where there is a table: a row of it then serves many while it is in the cache
+CHUNK = 1024  # drawn at once where there is a table: a row of it then serves many while it is in the cache
 _AHEAD = 2  # requests that a process has waiting
 
 

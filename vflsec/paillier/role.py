@@ -66,9 +66,11 @@ class Role:
         """Go on from a saved state; a turn that was begun is forgotten.
 
         Raises:
-            UsageError: another shape.
+            UsageError: another shape, or something is missing.
         """
         shape = (self.layout.width, self.layout.outputs, _STATE_BYTES)
+        if missing := {"share", "velocity", "turn", "updates"} - set(state):
+            raise UsageError(f"expected a saved share of the weights, got one without {', '.join(sorted(missing))}")
         found = []
         for name in ("share", "velocity"):
             array = np.asarray(state[name])
