@@ -95,12 +95,18 @@ class MaskedLinearBoundary(LinearBoundary):
         """The largest number of rows that one exchange takes."""
         return self._batch
 
-    def join(self, weight: Tensor, train: TrainSpec) -> None:
+    def join(self, weight: Tensor, train: TrainSpec, *, batches: int = 100) -> None:
         """Start from W_0 = ``weight`` (g, C); raises UsageError if ``train`` asks for another than linear SGD."""
         self._batch, self._width = train.batch + 1, len(weight)  # a row left over joins the batch before it
+        self._batches = batches
         own = own_part(_numbers(weight), torch.randn(weight.shape, dtype=torch.float64).numpy())
         self._roles = self.start(_numbers(weight) - own, own, train)
         self._keep()
+
+    @property
+    def batches(self) -> int:
+        """About how many exchanges a run takes."""
+        return self._batches
 
     def modules(self) -> Mapping[str, nn.Module]:
         """Return each party's share of the weights, as it is stored with its models."""

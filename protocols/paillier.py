@@ -84,8 +84,8 @@ class PaillierBoundary(MaskedLinearBoundary):
         self.layout = layout = Layout(width=width, outputs=outputs, batch=self.batch, **self.agreed)  # type: ignore[arg-type]
         keys = Keys.generate(layout.bits, self.mode)
         return Roles(
-            KeyHolder(keys, layout, optimizer=optimizer, share0=own),
-            LabelHolder(keys.public, layout, weight, optimizer=optimizer),
+            KeyHolder(keys, layout, optimizer=optimizer, share0=own, batches=self.batches),
+            LabelHolder(keys.public, layout, weight, optimizer=optimizer, batches=self.batches),
         )
 
     def seconds(self, batches: int) -> float:

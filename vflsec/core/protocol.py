@@ -96,8 +96,13 @@ class LinearBoundary(Boundary):
     """
 
     @abstractmethod
-    def join(self, weight: Tensor, train: TrainSpec) -> None:
+    def join(self, weight: Tensor, train: TrainSpec, *, batches: int = 100) -> None:
         """Start from W_0 = ``weight`` (d, C), and learn as ``train`` says.
+
+        Args:
+            weight: W_0.
+            train: how W learns.
+            batches: about how many are to come, by which cryptography sizes what it prepares.
 
         Raises:
             UsageError: the protocol cannot follow this optimizer.

@@ -132,7 +132,7 @@ class SplitMethod(Method):
             boundary = boundaries[party.name]
             assert isinstance(boundary, LinearBoundary), "all boundaries of a run are of one kind"
             with drawing(world.seed, "model", party.name, "head"):
-                boundary.join(part.T.clone(), self.train_spec)
+                boundary.join(part.T.clone(), self.train_spec, batches=self._batches(world))
         world.active.modules["top"] = SharedTop(top, own.shape[1])
 
     def _prepare(self, world: World) -> None:
@@ -161,9 +161,12 @@ class SplitMethod(Method):
 
     def cryptography(self, world: World) -> float:
         """Return about how many CPU seconds the protocols at the cut layer take for the batches of the last phase."""
+        return sum(boundary.seconds(self._batches(world)) for boundary in self._boundaries.values())
+
+    def _batches(self, world: World) -> int:
+        """How many the last phase takes."""
         rows = world.n_rows("train")
-        batches = self.train_spec.n_epochs(rows) * math.ceil(rows / self.train_spec.batch)
-        return sum(boundary.seconds(batches) for boundary in self._boundaries.values())
+        return self.train_spec.n_epochs(rows) * math.ceil(rows / self.train_spec.batch)
 
     def planned(self, phase: str, world: World) -> int | None:
         """Return the number of epochs of the last phase: in each, every row crosses once; of others nothing is said."""

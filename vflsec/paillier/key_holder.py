@@ -25,7 +25,9 @@ class KeyHolder(Role):
     less than everything: delta's direction by one batch, and by two successive ones W and delta up to a common sign, so
     the labels. Encryption hides nothing of this; a defence must change delta before it is released. Of what it gets
     beside, z + masks and dW + masks are within 2^-sigma of numbers that depend on nothing, for each number; sums over
-    many steps, momentum and decay included, are functions of those.
+    many steps, momentum and decay included, are functions of those. It can deviate from the protocol: an [[e]] that is
+    not its share tells it delta in one batch, and a key made for the purpose can make p's randomisers hide less; p does
+    not notice.
 
     Source: PrADA, Algorithms 4 and 5, party C, with the optimizer mirrored on its noise.
 

@@ -28,7 +28,8 @@ class LabelHolder(Role):
     What it learns: the scores z = mu W (B, C) of every sample, in clear; its own shares; dW + n, within 2^-sigma of
     numbers that depend on nothing, for each number. Where mu stays as it is from batch to batch, scores of the same
     samples at many W give mu mu^T, that is mu up to a rotation. Without ``share0`` at C it knows W_0. It can deviate
-    from the protocol and use other weights than its share, and so read features; C does not notice.
+    from the protocol and use other weights than its share, and so read features; C does not notice, nor does it limit
+    how often a sample is asked for.
 
     Source: PrADA, Algorithms 4 and 5, party p, with the sign of line 14 (17) and delta as derivative by the score.
 
