@@ -8,7 +8,7 @@ decrypts them, p returns delta W^T, C decrypts it. phe is version 1.5 with gmpy2
 obfuscated before it leaves, as its users write it; HEU is its matrix API, masks added as ciphertexts, if sf-heu is
 installed. For the ratios both run on fewer rows, scaled by their counts, before and after each of ours. Times are CPU
 seconds of the process, tables apart; of ours the median of several rounds, randomisers included. The limit is the
-multiplications that our layout needs, counted, times the least price of one in gmpy2 beside each round.
+multiplications that our layout needs, counted, times the price of one in gmpy2 beside each round.
 The last table is the wall time of an epoch of 80,000 samples on two cores, its result held against float64.
 """
 

@@ -116,10 +116,9 @@ def _products(modulus: mpz) -> None:
 
 
 def _seconds(call: Callable[[], object], times: int, budget: float) -> float:
-    """Return the least CPU seconds of one of the ``times`` that a call does, called for ``budget`` seconds."""
-    best, end = float("inf"), time.process_time() + budget
-    while time.process_time() < end:
-        began = time.process_time()
+    """Return the CPU seconds of one of the ``times`` that a call does, the mean of calls for ``budget`` seconds."""
+    calls, began = 0, time.process_time()
+    while (spent := time.process_time() - began) < budget:
         call()
-        best = min(best, time.process_time() - began)
-    return best / times
+        calls += 1
+    return spent / calls / times
