@@ -7,34 +7,20 @@ import numpy as np
 import pytest
 import torch
 from opacus.accountants import PRVAccountant, RDPAccountant
-from scipy import optimize, stats
+from scipy import stats
 from vflsec.defenses.gaussian_dp import ORDERS, GaussianDP, epsilon, noise_multiplier
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.laplace_dp import LaplaceDP
 
 from vflsec.core.defense import Release
 from vflsec.core.errors import UsageError
-from vflsec.core.message import Kind, Transcript
-from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.message import Kind
 from vflsec.core.seeds import generator
-from vflsec.data.partition import DataSpec
-from vflsec.evaluation.plan import Cell
-from vflsec.evaluation.privacy import spent
 from vflsec.evaluation.spec import parse_defense
-from vflsec.evaluation.world import build_method, build_world
+from vflsec.testing.epsilon import at_least, either_label, gaussian, labels_by_their_gradients, opposite_rows
 
 DELTA = 1e-5
 NOISES = {GaussianDP: (2, stats.norm), LaplaceDP: (1, stats.laplace)}
-
-
-def analytic(sigma, releases=1, delta=DELTA):
-    """Epsilon of a Gaussian mechanism exactly (Balle and Wang 2018, theorem 8); n of them are one of sigma / root n."""
-    mu = math.sqrt(releases) / sigma
-
-    def excess(eps):
-        return stats.norm.cdf(mu / 2 - eps / mu) - math.exp(eps + stats.norm.logcdf(-mu / 2 - eps / mu)) - delta
-
-    return optimize.brentq(excess, 0, 1e4, xtol=1e-10)
 
 
 def released(defense, value, point="gradient", rng=None):
@@ -85,7 +71,7 @@ def test_no_protection_is_the_identity(made, point, text):
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0, 30.0])
 def test_one_release_costs_what_the_analytic_formula_says(sigma):
-    exact = analytic(sigma)
+    exact = gaussian(sigma, 1, DELTA)
     assert exact <= epsilon(sigma, 1, DELTA, "prv") <= exact + 0.02
     assert exact <= epsilon(sigma, 1, DELTA, "rdp") <= 1.15 * exact
 
@@ -96,7 +82,7 @@ def test_a_composed_run_costs_what_opacus_says_by_hand(sigma, releases):
     for _ in range(releases):
         renyi.step(noise_multiplier=sigma, sample_rate=1.0)
     assert epsilon(sigma, releases, DELTA) == pytest.approx(renyi.get_epsilon(DELTA, alphas=ORDERS), rel=1e-9)
-    exact = analytic(sigma, releases)
+    exact = gaussian(sigma, releases, DELTA)
     assert exact <= epsilon(sigma, releases, DELTA) <= 1.15 * exact
     if exact < 50:
         with np.errstate(divide="ignore"), warnings.catch_warnings():
@@ -172,27 +158,6 @@ def test_randomised_response_has_an_exact_epsilon():
     assert torch.equal(LabelDP(1e-3).on_labels(y, features=y[:, None], n_classes=10, rng=generator(0, "labels")), y)
 
 
-def lower_bound(score, label, delta):
-    """The epsilon below which no mechanism lets this be told apart so well, with 99.9 %; thresholds on one half.
-
-    Of true and false positives (Clopper-Pearson): epsilon >= ln((TPR - delta) / FPR).
-    """
-    half = np.arange(len(score)) % 2 == 0
-    found = []
-    for s, y in ((score, label), (-score, 1 - label)):
-        thresholds = np.quantile(s[half], np.linspace(0.02, 0.98, 49))
-        choice = max(thresholds, key=lambda t: _bound(s[half] >= t, y[half], delta))
-        found.append(_bound(s[~half] >= choice, y[~half], delta))
-    return max(found)
-
-
-def _bound(guess, y, delta):
-    (true, n), (false, m) = ((int(guess[y == c].sum()), int((y == c).sum())) for c in (1, 0))
-    tpr = stats.binomtest(true, n).proportion_ci(0.998, "exact").low
-    fpr = stats.binomtest(false, m).proportion_ci(0.998, "exact").high
-    return math.log((tpr - delta) / fpr) if tpr > delta else 0.0
-
-
 @pytest.mark.parametrize("made", NOISES)
 def test_what_can_be_told_apart_at_worst_stays_below_epsilon_and_comes_close(made):
     """Two neighbours at opposite ends of what clipping leaves, released as often as is accounted for."""
@@ -200,61 +165,27 @@ def test_what_can_be_told_apart_at_worst_stays_below_epsilon_and_comes_close(mad
     options = {"delta": 0.01} if made is GaussianDP else {}  # what happens once in 100,000 no test sees
     defense = made(1 / target, at=["embedding"], unit="1/epsilon", **options)
     defense.expect(releases)
-    spent = defense.spent(releases)
+    game = opposite_rows(defense, releases=releases)
+    (spent,) = game.spent
     assert spent["epsilon"] == pytest.approx(target, rel=1e-3)
-    assert 0.5 * target < told_apart(defense, releases, spent["delta"]) < target
+    assert 0.5 * target < at_least(game, spent["delta"]) < target
     weaker = made(defense.scale / 3, at=["embedding"])
-    assert told_apart(weaker, releases, spent["delta"]) > target  # the same audit convicts a third of the noise
+    assert at_least(opposite_rows(weaker, releases=releases), spent["delta"]) > target  # a third of the noise
 
 
-def told_apart(defense, releases, delta, trials=40_000):
-    label = torch.arange(trials) % 3 % 2
-    x = torch.zeros(trials, 3)
-    x[:, 0] = 50.0 * (2.0 * label - 1)
-    rng = generator(3, "trials")
-    heard = torch.stack([released(defense, x, "embedding", rng)[:, 0] for _ in range(releases)])
-    if isinstance(defense, LaplaceDP):  # the likelihood ratio; of the normal distribution it is the sum
-        heard = (heard + defense.clip).abs() - (heard - defense.clip).abs()
-    return lower_bound(heard.sum(dim=0).numpy(), label.numpy(), delta)
+@pytest.mark.parametrize("eps", [0.5, 2.0])
+def test_randomised_labels_come_close_to_their_epsilon(eps):
+    game = either_label(LabelDP(1 / eps))
+    assert 0.85 * eps < at_least(game, 0.0) < game.spent[0]["epsilon"] == pytest.approx(eps)
+    assert at_least(either_label(LabelDP(1 / (1.25 * eps))), 0.0) > eps  # the same audit convicts a quarter more
 
 
 @pytest.mark.parametrize("text", ["gaussian-dp:epsilon=1", "laplace-dp:epsilon=1", "label-dp:epsilon=1@labels"])
 def test_on_the_planted_world_no_label_attack_beats_epsilon(text):
-    """Labels of half of the training rows are tossed anew: of those the columns say nothing.
-
-    (Of the others an attacker may guess the label from the columns, which no epsilon forbids.)
-    The attacker averages all releases of a row, along the direction that the true labels of other rows give.
-    """
-    found, stated = {}, None
-    for defenses in ((parse_defense(text),), ()):
-        cell = Cell(
-            dataset="toy",
-            data=DataSpec(options={"rows": 8000, "signal": "planted"}),
-            method="fedsplitnn",
-            method_options={},
-            train=TrainSpec(epochs=4, batch=64, lr=0.01),
-            model=ModelSpec(),
-            defenses=defenses,
-            seed=0,
-        )
-        world, method = build_world(cell, "cpu"), build_method(cell)
-        labels = world.active.labels["train"]
-        tossed = torch.arange(len(labels)) % 2 == 0
-        labels[tossed] = torch.randint(0, 2, (int(tossed.sum()),), generator=generator(5, "coins"))
-        tap = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
-        world.channel.taps.append(tap)
-        trained = method.fit(world)
-        total = torch.zeros(len(labels), tap.messages[0].payload["value"].shape[1], dtype=torch.float64)
-        for message in tap.messages:
-            total.index_add_(0, message.rows, message.payload["value"].double() * len(message.rows))
-        known = tossed & (torch.arange(len(labels)) % 8 < 2)
-        first, second = (total[known & (labels == c)].mean(dim=0) for c in (0, 1))
-        score, truth = (total @ (second - first))[tossed & ~known], labels[tossed & ~known]
-        found[bool(defenses)] = lower_bound(score.numpy(), truth.numpy(), DELTA)
-        if defenses:
-            (one,) = spent(trained, world.channel.releases(), "passive_1")
-            stated = one["epsilon"]
-            assert one.get("releases", 4) == 4
-    print(f"{text}: lower bound {found[True]:.3f}, undefended {found[False]:.3f}, stated {stated:.3f}")  # noqa: T201
-    assert stated == pytest.approx(1.0, rel=1e-3)
-    assert found[True] < stated < found[False]
+    game, undefended = labels_by_their_gradients(text), labels_by_their_gradients()
+    (spent,) = game.spent
+    assert spent["epsilon"] == pytest.approx(1.0, rel=1e-3)
+    assert spent.get("releases", 4) == 4
+    found = at_least(game, spent["delta"])
+    print(f"{text}: lower bound {found:.3f}, stated {spent['epsilon']:.3f}")  # noqa: T201
+    assert found < spent["epsilon"] < at_least(undefended, spent["delta"])

@@ -3,8 +3,6 @@
 import math
 from contextlib import nullcontext
 
-import msgspec
-import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -14,7 +12,6 @@ from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.gaussian_dp import ORDERS
 
 import vflsec
-from vflsec.core import metrics
 from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.seeds import generator
@@ -23,6 +20,7 @@ from vflsec.evaluation.plan import Cell
 from vflsec.evaluation.privacy import spent
 from vflsec.evaluation.spec import AttackSpec, parse_defense
 from vflsec.evaluation.world import build_method, build_world
+from vflsec.testing.epsilon import at_least, gaussian_by_renyi, members_by_their_loss, opposite_updates
 
 DELTA = 1e-5
 FAINT = 1e-12  # noise far below anything else
@@ -81,59 +79,26 @@ def test_noise_is_strength_times_the_sensitivity(strength, clip, rows):
     assert stats.kstest(z / 0.9, "norm").pvalue < 1e-6
 
 
-def by_hand(sigma, updates):
-    """Renyi divergence of order a of a Gaussian is a / (2 sigma^2) and adds up; Balle et al. 2020, theorem 21."""
-    found = []
-    for a in ORDERS:
-        rdp = updates * a / (2 * sigma**2)
-        found.append(rdp + math.log1p(-1 / a) - (math.log(DELTA) + math.log(a)) / (a - 1))
-    return min(found)
-
-
 @pytest.mark.parametrize(("sigma", "updates"), [(1.0, 1), (4.0, 1), (4.0, 20), (20.0, 300)])
 def test_epsilon_is_that_of_a_hand_calculation(sigma, updates):
-    assert DPSGD(sigma).spent(updates) == {"epsilon": pytest.approx(by_hand(sigma, updates), rel=1e-6), "delta": DELTA}
-    asked = DPSGD(1 / by_hand(sigma, updates), unit="1/epsilon")
+    assert DPSGD(sigma).spent(updates) == {
+        "epsilon": pytest.approx(gaussian_by_renyi(sigma, updates, DELTA, ORDERS), rel=1e-6),
+        "delta": DELTA,
+    }
+    asked = DPSGD(1 / gaussian_by_renyi(sigma, updates, DELTA, ORDERS), unit="1/epsilon")
     asked.expect(updates)
     assert asked.scale == pytest.approx(sigma, rel=1e-4)
 
 
 def test_two_neighbours_cannot_be_told_apart_better_than_epsilon_says():
     """Rows at opposite ends of what clipping leaves, one update, many times: the bound on epsilon comes close."""
-    strength, trials = 1.2, 10_000
-    defense = DPSGD(strength, clip=0.5, delta=0.01)
-    modules = nn.ModuleDict({"bottom": nn.Linear(1, 1, bias=False)}).double()
-    weight, rng, heard = modules["bottom"].weight, generator(3, "trials"), np.empty((2, trials))
-    for label, extreme in enumerate((-100.0, 100.0)):
-        with defense.watching(modules, ()):
-            modules["bottom"](torch.tensor([[extreme], [0.0]], dtype=torch.float64)).mean().backward()
-            kept = weight.grad_sample
-            for i in range(trials):  # the same update, noised anew
-                weight.grad_sample = kept
-                defense.on_update(modules, 2, rng)
-                heard[label, i] = float(weight.grad)
-    stated = defense.spent(1)["epsilon"]
-    found = lower_bound(*heard, delta=0.01)
-    print(f"one update: lower bound {found:.3f}, stated {stated:.3f}")  # noqa: T201
-    assert 0.4 * stated < found < stated
+    strength = 1.2
+    game = opposite_updates(DPSGD(strength, clip=0.5, delta=0.01))
+    (spent,) = game.spent
+    found = at_least(game, spent["delta"])
+    print(f"one update: lower bound {found:.3f}, stated {spent['epsilon']:.3f}")  # noqa: T201
+    assert 0.4 * spent["epsilon"] < found < spent["epsilon"]
     assert found > DPSGD(3 * strength, delta=0.01).spent(1)["epsilon"]  # it convicts whoever claims three times less
-
-
-def lower_bound(absent, present, *, delta):
-    """The epsilon below which these scores would not differ so much, with 99.9 %: ln((TPR - delta) / FPR).
-
-    Half of the scores choose the threshold, the others bound both rates (Clopper-Pearson).
-    """
-    half = slice(0, None, 2), slice(1, None, 2)
-
-    def bound(threshold, part):
-        true, false = ((scores[part] >= threshold).sum() for scores in (present, absent))
-        tpr = stats.binomtest(int(true), len(present[part])).proportion_ci(0.998, "exact").low
-        fpr = stats.binomtest(int(false), len(absent[part])).proportion_ci(0.998, "exact").high
-        return math.log((tpr - delta) / fpr) if tpr > delta else 0.0
-
-    thresholds = np.quantile(np.concatenate([absent[half[0]], present[half[0]]]), np.linspace(0.02, 0.98, 49))
-    return bound(max(thresholds, key=lambda t: bound(t, half[0])), half[1])
 
 
 def cell(*texts, method="fedsplitnn", parties=2, rows=300, malicious=None, **train):
@@ -216,11 +181,11 @@ def test_what_the_models_carry_is_told_apart_from_what_is_said():
     federation = trained(cell("dp-sgd:strength=3", "gaussian-dp:strength=2", parties=3, local_steps=2))
     told = spent(federation, federation.world.channel.releases(), "passive_1")
     models_, releases = (next(one for one in told if ("of" in one) is of) for of in (True, False))
+    of_models, of_releases = gaussian_by_renyi(3.0, 4, DELTA, ORDERS), gaussian_by_renyi(2.0, 2, DELTA, ORDERS)
     assert models_ == {
-        "defense": repr(DPSGD(3.0)), "epsilon": pytest.approx(by_hand(3.0, 4)), "delta": DELTA, "of": "models",
-        "updates": 4,
+        "defense": repr(DPSGD(3.0)), "epsilon": pytest.approx(of_models), "delta": DELTA, "of": "models", "updates": 4,
     }  # fmt: skip
-    assert (releases["releases"], releases["epsilon"]) == (2, pytest.approx(by_hand(2.0, 2)))
+    assert (releases["releases"], releases["epsilon"]) == (2, pytest.approx(of_releases))
     own = trained(cell("dp-sgd:strength=3,by=passive_1"))
     assert spent(own, own.world.channel.releases(), "passive_1") == []
     assert len(spent(own, own.world.channel.releases(), "active")) == 1
@@ -289,33 +254,10 @@ def test_models_that_opacus_cannot_follow_are_refused():
 
 
 def test_on_the_planted_world_no_membership_attack_beats_epsilon():
-    """Labels are tossed, so that a model can only know them of rows that it was trained on, by heart.
-
-    The attacker asks for the loss of training rows and of others. All parties carry it: their epsilons add up.
-    """
-    found, stated = {}, None
-    for texts in (("dp-sgd:epsilon=0.15",), ()):
-        made = msgspec.structs.replace(
-            cell(*texts, epochs=40, batch=128, lr=0.01),
-            data=DataSpec(options={"rows": 1500, "columns": 20, "signal": "none"}),
-            model=ModelSpec(bottom=(64,)),
-        )
-        world, method = build_world(made, "cpu"), build_method(made)
-        for split, y in world.active.labels.items():
-            y.copy_(torch.randint(0, 2, y.shape, generator=generator(5, "coins", split)))
-        federation = method.fit(world)
-        losses = {
-            split: -F.cross_entropy(federation.predict(split), world.active.labels[split], reduction="none")
-            for split in ("train", "test")
-        }
-        members, others = losses["train"].numpy(), losses["test"].numpy()
-        found[bool(texts)] = lower_bound(others, members, delta=DELTA)
-        if texts:
-            stated = sum(one["epsilon"] for one in spent(federation, world.channel.releases(), "nobody")) * 2
-        else:
-            both = np.concatenate([members, others])
-            known = metrics.auc(np.stack([-both, both], axis=1), np.repeat([1, 0], [len(members), len(others)]))
-    print(f"membership: lower bound {found[True]:.3f}, undefended {found[False]:.3f} (AUC {known:.2f}), "  # noqa: T201
-          f"stated {stated:.3f}")  # fmt: skip
+    """All parties carry it: their epsilons add up."""
+    game, undefended = members_by_their_loss("dp-sgd:epsilon=0.15"), members_by_their_loss()
+    stated = sum(one["epsilon"] for one in game.spent)
     assert stated == pytest.approx(0.3, rel=1e-3)
-    assert found[True] < stated < found[False]
+    found = at_least(game, DELTA)
+    print(f"membership: lower bound {found:.3f}, stated {stated:.3f}")  # noqa: T201
+    assert found < stated < at_least(undefended, DELTA)

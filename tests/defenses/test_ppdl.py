@@ -1,6 +1,5 @@
 """What leaves is what the source's loop lets through, with the stated noise, and nothing leaves in clear."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +9,7 @@ from vflsec.defenses import ppdl
 from vflsec.defenses.ppdl import SparseVector
 
 from vflsec.core.errors import UsageError
+from vflsec.testing.epsilon import at_least, opposite_gradients
 
 WEAK = 1e-12  # noise far below anything else
 
@@ -80,17 +80,9 @@ def test_the_noise_of_values_is_laplace_of_that_scale(release):
 @pytest.mark.parametrize("size", [0.5, 1e6])  # at the bound on magnitudes, and far beyond
 def test_two_opposite_gradients_are_as_alike_as_epsilon_says(release, size):
     """An empirical lower bound on epsilon, of the event that a positive value leaves, stays below what is stated."""
-    epsilon, runs = 1.0, 4000
-    assert SparseVector(1 / epsilon).spent(1) == {"epsilon": epsilon, "delta": 0.0}
-    counts = []
-    for value in (size, -size):
-        g = torch.full((1, 1), value)
-        hits = [float(sparse(g, 1 / epsilon, release, seed, gamma=0.5)) > 0 for seed in range(runs)]
-        counts.append(sum(hits))
-    low = stats.binomtest(counts[0], runs).proportion_ci(0.99).low
-    high = stats.binomtest(counts[1], runs).proportion_ci(0.99).high
-    assert np.log(low / high) <= epsilon
-    assert counts[0] > counts[1]  # and something does get through
+    game = opposite_gradients(SparseVector(0.1, gamma=0.5), size)
+    assert list(game.spent) == [{"epsilon": 10.0, "delta": 0.0}]
+    assert 0.5 < at_least(game, 0.0) < 10  # something does get through
 
 
 def test_releases_add_up():

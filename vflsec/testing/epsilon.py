@@ -1,0 +1,229 @@
+"""What a stated epsilon is held against: formulas that take no library, and what an attack shows that it is at least.
+
+An attack plays a game of which differential privacy knows the odds: it says which of two neighbours it has before it.
+A mechanism of (epsilon, delta) allows no answer whose true positives are more than e^epsilon times its false ones and
+delta more. So true and false positives that were counted give a lower bound on epsilon, and one above what is stated
+convicts the defence. One below convicts nobody: an attack that is far from the best is far below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import optimize, stats
+from torch import nn
+from torch.nn import functional as F
+
+from vflsec.core.defense import Defense, Release
+from vflsec.core.message import Kind, Transcript
+from vflsec.core.method import ModelSpec, Trained, TrainSpec
+from vflsec.core.seeds import generator
+from vflsec.data.partition import DataSpec
+from vflsec.evaluation.plan import Cell
+from vflsec.evaluation.privacy import spent
+from vflsec.evaluation.spec import parse_defense
+from vflsec.evaluation.world import build_method, build_world
+
+Scores = NDArray[np.floating]
+
+CONFIDENCE = 0.99
+"""That a lower bound is one: of a hundred mechanisms that keep to their epsilon one may be convicted."""
+
+THRESHOLDS = np.linspace(0.02, 0.98, 49)
+
+
+class Game(NamedTuple):
+    """The scores of one attack.
+
+    Attributes:
+        absent: (n,) of trials with the one neighbour.
+        present: (m,) of trials with the other, which the attack should score higher.
+        spent: as of ``vflsec.evaluation.privacy.spent``, or of a defence; without a defence empty.
+    """
+
+    absent: Scores
+    present: Scores
+    spent: Sequence[dict[str, float]]
+
+
+def gaussian(sigma: float, releases: int, delta: float) -> float:
+    """Return the exact epsilon of Gaussian mechanisms of deviation ``sigma`` over the sensitivity.
+
+    Balle and Wang 2018 (arXiv 1805.06530), theorem 8; n of them are one of sigma / root n (Dong et al. 2019).
+    """
+    mu = math.sqrt(releases) / sigma
+
+    def excess(eps: float) -> float:
+        return float(stats.norm.cdf(mu / 2 - eps / mu) - math.exp(eps + stats.norm.logcdf(-mu / 2 - eps / mu)) - delta)
+
+    return float(optimize.brentq(excess, 0, 1e4, xtol=1e-10)) if excess(0.0) > 0 else 0.0
+
+
+def gaussian_by_renyi(sigma: float, releases: int, delta: float, orders: Sequence[float]) -> float:
+    """Return the epsilon of the same by way of Renyi divergence, the least over its orders a > 1.
+
+    It is a / (2 sigma^2) and adds up (Mironov 2017, proposition 7); to epsilon by Balle et al. 2020, theorem 21.
+    """
+    return min(
+        releases * a / (2 * sigma**2) + math.log1p(-1 / a) - (math.log(delta) + math.log(a)) / (a - 1) for a in orders
+    )
+
+
+def at_least(game: Game, delta: float, confidence: float = CONFIDENCE) -> float:
+    """Return the epsilon below which no mechanism lets these scores differ so much: ln((TPR - delta) / FPR).
+
+    Every second score helps to choose a threshold, and the others bound both rates (Clopper-Pearson), from either side
+    of it; four bounds share what may go wrong.
+    """
+    level = 1 - (1 - confidence) / 2  # a two-sided interval of which one end is used, at a quarter of what may go wrong
+
+    def bound(absent: Scores, present: Scores, threshold: float) -> float:
+        (true, n), (false, m) = ((int((s >= threshold).sum()), len(s)) for s in (present, absent))
+        tpr = stats.binomtest(true, n).proportion_ci(level, "exact").low
+        fpr = stats.binomtest(false, m).proportion_ci(level, "exact").high
+        return math.log((tpr - delta) / fpr) if tpr > delta else 0.0
+
+    found = [0.0]
+    for absent, present in ((game.absent, game.present), (-game.present, -game.absent)):
+        thresholds = np.quantile(np.concatenate([absent[::2], present[::2]]), THRESHOLDS)
+        best = max(thresholds, key=lambda t: bound(absent[::2], present[::2], t))
+        found.append(bound(absent[1::2], present[1::2], best))
+    return max(found)
+
+
+def opposite_rows(defense: Defense, *, releases: int = 1, trials: int = 40_000, seed: int = 3) -> Game:
+    """Play two rows (3,) at opposite ends of what clipping to C leaves, released as embeddings that often, each time.
+
+    The score is the likelihood ratio, which nothing beats: of Laplace noise that of its absolute values, of normal
+    noise the sum.
+
+    Args:
+        defense: ``gaussian-dp`` or ``laplace-dp`` at ``embedding``.
+        releases: of the same row.
+        trials: half of them with either row.
+        seed: of the noise.
+    """
+    present = torch.arange(trials) % 2
+    x = torch.zeros(trials, 3)
+    x[:, 0] = 50.0 * (2.0 * present - 1)
+    rng = generator(seed, "trials")
+    release = Release("a", "b", Kind.EMBEDDING, 0, "train", "value", None, None, rng)
+    heard = torch.stack([defense.on_embedding(x, release)[:, 0] for _ in range(releases)])
+    if getattr(defense, "order", 2) == 1:
+        heard = (heard + defense.clip).abs() - (heard - defense.clip).abs()  # type: ignore[attr-defined]
+    return _game(heard.sum(dim=0), present, [defense.spent(releases)])
+
+
+def opposite_gradients(defense: Defense, size: float, *, releases: int = 1, trials: int = 4000) -> Game:
+    """Play a gradient of one entry, ``size`` or less it, as ``ppdl`` releases it: how often a positive value leaves."""
+    heard = torch.zeros(trials)
+    present = torch.arange(trials) % 2
+    rng = generator(3, "trials")
+    release = Release("a", "b", Kind.GRADIENT, 0, "train", "value", None, None, rng)
+    for i in range(trials):
+        g = torch.full((1, 1), size * (2.0 * float(present[i]) - 1))
+        heard[i] = sum(float(defense.on_gradient(g, release).sign()) for _ in range(releases))
+    return _game(heard, present, [defense.spent(releases)])
+
+
+def either_label(defense: Defense, *, n_classes: int = 2, trials: int = 40_000, seed: int = 3) -> Game:
+    """Play two labels, 0 or 1 of C, of which the randomised one is heard."""
+    present = torch.arange(trials) % 2
+    rng = generator(seed, "trials")
+    told = defense.on_labels(present, features=present[:, None], n_classes=n_classes, rng=rng)
+    return _game((told == 1).float(), present, [defense.spent(1)])
+
+
+def opposite_updates(defense: Defense, *, updates: int = 1, trials: int = 10_000, seed: int = 3) -> Game:
+    """Play two rows whose gradients are at opposite ends of what clipping leaves, in that many updates of one weight.
+
+    Args:
+        defense: ``dp-sgd``.
+        updates: that the row takes part in, each with one other row that teaches nothing.
+        trials: with either row half of them.
+        seed: of the noise.
+    """
+    modules = nn.ModuleDict({"bottom": nn.Linear(1, 1, bias=False)}).double()
+    weight, rng = modules["bottom"].weight, generator(seed, "trials")
+    heard = np.zeros((2, trials // 2))
+    for own, extreme in enumerate((-100.0, 100.0)):
+        with defense.watching(modules, ()):
+            modules["bottom"](torch.tensor([[extreme], [0.0]], dtype=torch.float64)).mean().backward()
+            kept = weight.grad_sample  # type: ignore[union-attr]
+            for trial in range(trials // 2):
+                for _ in range(updates):  # the same update, noised anew
+                    weight.grad_sample = kept  # type: ignore[union-attr, assignment]
+                    defense.on_update(modules, 2, rng)
+                    heard[own, trial] += float(weight.grad)  # type: ignore[arg-type]
+    return Game(*heard, [found for found in [defense.spent(updates)] if found])
+
+
+def labels_by_their_gradients(*defenses: str, epochs: int = 4) -> Game:
+    """Attack the gradients of a trained federation, on the planted world, for labels that columns say nothing of.
+
+    Labels of half of the training rows are tossed anew: of the others an attacker may guess the label from the columns,
+    which no epsilon forbids. The attacker adds up all releases of a row, along the direction that the true labels of
+    other rows give. Adding up is the best that can be done with independent noise of one scale.
+    """
+    cell = _cell(defenses, rows=8000, signal="planted", train=TrainSpec(epochs=epochs, batch=64, lr=0.01))
+    world, method = build_world(cell, "cpu"), build_method(cell)
+    labels = world.active.labels["train"]
+    tossed = torch.arange(len(labels)) % 2 == 0
+    labels[tossed] = torch.randint(0, 2, (int(tossed.sum()),), generator=generator(5, "coins"))
+    tap = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
+    world.channel.taps.append(tap)
+    trained = method.fit(world)
+    total = torch.zeros(len(labels), tap.messages[0].payload["value"].shape[1], dtype=torch.float64)
+    for message in tap.messages:
+        assert message.rows is not None
+        total.index_add_(0, message.rows, message.payload["value"].double() * len(message.rows))
+    known = tossed & (torch.arange(len(labels)) % 8 < 2)
+    first, second = (total[known & (labels == c)].mean(dim=0) for c in (0, 1))
+    score = total @ (second - first)
+    return _game(score[tossed & ~known], labels[tossed & ~known], _spent(trained, "passive_1"))
+
+
+def members_by_their_loss(*defenses: str) -> Game:
+    """Attack the predictions of a trained federation for who was trained on, where a loss can only be low by heart.
+
+    All labels are tossed. The attacker asks for the loss of training rows and of others. What is spent is of everybody
+    who carries the defence: against whoever has the predictions of all of them, it adds up.
+    """
+    train = TrainSpec(epochs=40, batch=128, lr=0.01)
+    cell = _cell(defenses, rows=1500, columns=20, signal="none", train=train, model=ModelSpec(bottom=(64,)))
+    world, method = build_world(cell, "cpu"), build_method(cell)
+    for split, y in world.active.labels.items():
+        y.copy_(torch.randint(0, 2, y.shape, generator=generator(5, "coins", split)))
+    trained = method.fit(world)
+    losses = {
+        split: F.cross_entropy(trained.predict(split), world.active.labels[split], reduction="none").numpy()
+        for split in ("train", "test")
+    }
+    return Game(-losses["test"], -losses["train"], _spent(trained, "nobody") * len(world.parties))
+
+
+def _cell(defenses: Sequence[str], *, train: TrainSpec, model: ModelSpec | None = None, **world: float | str) -> Cell:
+    return Cell(
+        dataset="toy",
+        data=DataSpec(options=world),
+        method="fedsplitnn",
+        method_options={},
+        train=train,
+        model=model or ModelSpec(),
+        defenses=tuple(parse_defense(text) for text in defenses),
+        seed=0,
+    )
+
+
+def _spent(trained: Trained, adversary: str) -> list[dict[str, float]]:
+    return spent(trained, trained.world.channel.releases(), adversary)
+
+
+def _game(score: torch.Tensor, present: torch.Tensor, spent: Sequence[dict[str, float] | None]) -> Game:
+    absent, there = (score[present == c].numpy() for c in (0, 1))
+    return Game(absent, there, [one for one in spent if one])
