@@ -10,7 +10,7 @@ import pytest
 
 from vflsec.core.errors import StoreError
 from vflsec.evaluation import spec as specs
-from vflsec.evaluation.results import Cap, Damage, Gate, Leak, Measure, Point, Summary
+from vflsec.evaluation.results import Cap, Damage, Gate, Leak, Measure, Place, Point, Rank, Summary
 from vflsec.report import curve, table
 from vflsec.report.report import Report
 
@@ -299,13 +299,51 @@ def test_curve_shows_strengths_baselines_and_axes(summary):
     assert "leak" in axes.get_ylabel()
 
 
-def test_several_curves_have_their_strengths_inside_the_markers(summary):
+def test_several_curves_have_their_strengths_beside_their_points_and_names_beside_the_diagram(summary):
     others = [msgspec.structs.replace(p, method="another") for p in summary.points]
     lost = msgspec.structs.replace(others[1].leak, n=3)
     others[1] = msgspec.structs.replace(others[1], leak=lost, statuses={"ok": 3, "diverged": 2})
     axes = curve.draw(msgspec.structs.replace(summary, points=[*summary.points, *others])).axes[0]
-    assert [text.get_text() for text in axes.texts] == ["0", "1", "0", "1", "(3/5)"]
-    assert axes.get_legend().get_title().get_text() == "number: strength λ, 0 is no defense"
+    assert [text.get_text() for text in axes.texts] == ["no defense", "1", "1 (3/5)"]
+    legend = axes.get_legend()
+    assert legend.get_title().get_text() == "number: strength λ"
+    assert {text.get_text() for text in legend.get_texts()} >= {"fedsplitnn, iso", "another, iso"}
+    axes.figure.canvas.draw()
+    assert legend.get_window_extent().x0 > axes.get_window_extent().x1
+
+
+def test_curves_of_one_method_are_named_by_their_defences(summary):
+    others = [msgspec.structs.replace(p, defense="max-norm") for p in summary.points]
+    assert [line.label for line in curve.lines([*summary.points, *others])] == ["iso", "max-norm"]
+    attacks = [msgspec.structs.replace(p, attack="norm") for p in others]
+    assert [line.label for line in curve.lines([*others, *attacks])] == [
+        "fedsplitnn, max-norm, mc",
+        "fedsplitnn, max-norm, norm",
+    ]
+
+
+def test_no_attack_is_drawn_below_what_the_adversary_reaches_alone(summary):
+    (line,) = curve.strongest([point(0.0, 0.78, 0.9), point(1.0, 0.77, 0.6), point(1.0, 0.77, 0.5, attack="norm")])
+    assert (line.leak, line.attacks) == ([0.9, 0.676], ["mc", "alone"])
+    assert line.leak_margin == (
+        [pytest.approx(0.01), pytest.approx(0.026)],
+        [pytest.approx(0.01), pytest.approx(0.024)],
+    )
+
+
+def test_the_front_is_told_in_words(summary):
+    def place(defense, strength, utility, leak):
+        return Place(
+            target="labels", method="fedsplitnn", defense=defense, strength=strength, utility=utility, leak=leak,
+            worst_rows=leak, by_seed={},
+        )  # fmt: skip
+
+    both = [Rank(target="labels", method="fedsplitnn", defense=d, values={}, ranks={}) for d in ("iso", "marvell")]
+    front = [place("iso", 0.0, 0.776, 1.0), place("marvell", 0.0, 0.776, 1.0), place("marvell", 16.0, 0.763, 0.708)]
+    told = msgspec.structs.replace(summary, front=front, ranks=both)
+    line = "PARETO FRONT (utility, strongest leak): no defense (.776, 1.000), marvell 16 (.763, .708)"
+    assert line in table.remarks(told)
+    assert not any("PARETO" in one for one in table.remarks(summary))  # of a single defence there is none
 
 
 def test_a_curve_of_nothing_can_be_drawn(summary):

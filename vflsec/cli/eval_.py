@@ -274,7 +274,7 @@ def show(report: Report, form: str) -> None:
         from vflsec.report import table
 
         console = Console()
-        Console(width=max(console.width, 130)).print(table.rich(report.summary))
+        Console(width=max(console.width, 140)).print(table.rich(report.summary))
     else:
         click.echo({"json": report.to_json, "csv": report.to_csv, "markdown": report.to_markdown}[form]().rstrip("\n"))
 

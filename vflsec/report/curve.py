@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
+from matplotlib.text import Annotation
 
 from vflsec.evaluation.results import Leak, Measure, Place, Point, Summary
 
@@ -28,16 +30,32 @@ INFERRED = {
 
 
 MANY = 6
-"""More curves than these are drawn in grey, and in colour the strongest attack at each strength."""
+"""More curves of several attacks than these are drawn in grey, and in colour the strongest attack at each strength."""
+
+GREY = "#999999"
 
 NARROW = 0.1
 """Leaks that lie closer than this are drawn on an axis as long as this, or noise would look like a difference."""
+
+
+_ALONE = ({"xytext": (8, -13)}, {"xytext": (-8, 8), "ha": "right"})
+_FIRST = {"xytext": (4, 12), "ha": "left"}
+_SIDES = (
+    {"xytext": (8, 6), "ha": "left"},
+    {"xytext": (-8, -12), "ha": "right"},
+    {"xytext": (8, -12), "ha": "left"},
+    {"xytext": (-8, 6), "ha": "right"},
+    {"xytext": (0, -16), "ha": "center"},
+    {"xytext": (0, 10), "ha": "center"},
+)
+"""Where the strengths of one curve, and of each of several, are written."""
 
 
 class Line(NamedTuple):
     """One curve as drawn: utility and leak with margins below and above, and what is written beside each point.
 
     Attributes:
+        label: in the legend: the method, where there are several, the defence, and the attack, where there are several.
         seeds: how many of them gave a number (``3/5``), where not all did.
         attacks: the strongest attack at each strength, where it is of several.
     """
@@ -55,9 +73,9 @@ class Line(NamedTuple):
 def lines(points: Sequence[Point]) -> list[Line]:
     """Return the curves; a point without a number is left out."""
     found: dict[str, list[Point]] = {}
-    attacks = {p.attack for p in points}
+    several = len({p.attack for p in points}) > 1
     for p in points:
-        label = f"{p.method}, {p.defense}" + (f", {p.attack}" if len(attacks) > 1 else "")
+        label = _name(p, points) + (f", {p.attack}" if several else "")
         found.setdefault(label, [])
         if p.utility.mean is not None and p.leak.mean is not None:
             found[label].append(p)
@@ -65,16 +83,33 @@ def lines(points: Sequence[Point]) -> list[Line]:
 
 
 def strongest(points: Sequence[Point]) -> list[Line]:
-    """Return one curve for each method and defence: at each strength the attack with the largest leak."""
+    """Return one curve for each method and defence: at each strength the attack with the largest leak.
+
+    It is *alone* where no attack reaches more than the adversary does without the model, which it may throw away.
+    """
     best: dict[tuple[str, str, float], Point] = {}
     for p in points:
         key = (p.method, p.defense, p.strength)
         if p.leak.mean is not None and (key not in best or p.leak.mean > (best[key].leak.mean or 0.0)):
             best[key] = p
     found: dict[str, list[Point]] = {}
-    for (method, defense, _), p in best.items():
-        found.setdefault(f"{method}, {defense}, strongest attack", []).append(p)
+    for p in best.values():
+        found.setdefault(_name(p, points), []).append(_at_least_alone(p))
     return [_line(label, own)._replace(attacks=[p.attack for p in own]) for label, own in found.items()]
+
+
+def _name(point: Point, among: Sequence[Point]) -> str:
+    """The defence, and the method where it could be another; both where there is one curve, which needs a name."""
+    methods, defenses = ({getattr(p, field) for p in among} for field in ("method", "defense"))
+    return point.defense if len(methods) == 1 < len(defenses) else f"{point.method}, {point.defense}"
+
+
+def _at_least_alone(point: Point) -> Point:
+    leak = point.leak
+    if leak.alone is None or leak.mean is None or leak.alone <= leak.mean:
+        return point
+    alone = msgspec.structs.replace(leak, mean=leak.alone, ci95=leak.alone_ci95)
+    return msgspec.structs.replace(point, attack="alone", leak=alone)
 
 
 class Curve(Figure):
@@ -91,15 +126,17 @@ def draw(summary: Summary) -> Curve:
     targets: dict[str, list[Point]] = {}
     for p in summary.points:
         targets.setdefault(p.target, []).append(p)
-    figure = Curve(figsize=(7.0 * max(1, len(targets)), 4.6), layout="constrained")
+    figure = Curve(layout="constrained")
     if not targets:
         figure.text(0.5, 0.5, "nothing is inferred: attacks on integrity have a table of their own", ha="center")
+    widths = []
     for number, (target, points) in enumerate(targets.items(), start=1):
         axes = figure.add_subplot(1, len(targets), number)
         several = _draw_target(axes, points)
         if summary.ranks:
             _draw_front(axes, [place for place in summary.front if place.target == target])
         _draw_legend(axes, several=several)
+        widths.append(9.6 if several else 7.0)
         measures = [p.leak.metric for p in points if p.leak.metric] or [summary.metric]
         utility, leak = (LABELS.get(name, name) for name in (summary.metric, measures[0]))
         axes.set_xlabel(f"utility: {utility} of the joint model on test rows (higher is better)")
@@ -107,6 +144,7 @@ def draw(summary: Summary) -> Curve:
         axes.set_title(f"{summary.dataset}: what {summary.adversary} infers", loc="left")
         for i, note in enumerate(summary.notes):
             axes.text(0.99, 0.02 + 0.05 * i, note, transform=axes.transAxes, ha="right", fontsize=7, color="#d55e00")
+    figure.set_size_inches(sum(widths) or 7.0, 5.6 if max(widths, default=0.0) > 7.0 else 4.6)
     return figure
 
 
@@ -114,10 +152,12 @@ def _draw_target(axes: Axes, points: Sequence[Point]) -> bool:
     """Draw the curves of the attacks on one target, and what to hold them against; return whether there are several."""
     curves = lines(points)
     if len(curves) > MANY and len({p.attack for p in points}) > 1:
+        shown = strongest(points)
+        style = "-" if len(shown) == 1 else ""  # of several defences they would be a tangle
         for i, line in enumerate(curves):
-            label = "each attack" if i == 0 else None
-            axes.plot(line.utility, line.leak, color="#999999", linewidth=0.8, alpha=0.7, zorder=1.5, label=label)
-        curves = strongest(points)
+            label = None if i else "each attack"
+            axes.plot(line.utility, line.leak, f"{style}.", color=GREY, linewidth=0.8, ms=3, zorder=1.5, label=label)
+        curves = shown
         if len(curves) > 1:  # names beside the points of several curves would cover each other
             curves = [line._replace(attacks=[""] * len(line.attacks)) for line in curves]
     for i, line in enumerate(curves):
@@ -142,20 +182,27 @@ def _draw_front(axes: Axes, places: Sequence[Place]) -> None:
         [place.leak for place in along],
         color="black",
         linestyle=":",
-        linewidth=1.0,
+        linewidth=1.2,
         marker="o",
-        markersize=17,
+        markersize=14,
         markerfacecolor="none",
-        markeredgewidth=1.2,
+        markeredgewidth=1.3,
         label="Pareto front",
         zorder=50,
     )
 
 
 def _draw_legend(axes: Axes, *, several: bool) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        title = "number: strength λ, 0 is no defense" if several else None
-        axes.legend(frameon=False, fontsize=8, loc="best", title=title, title_fontsize=8)
+    """Name what is drawn; of several curves beside the diagram, where no curve runs."""
+    if not axes.get_legend_handles_labels()[0]:
+        return
+    if several:
+        grey = any(line.get_color() == GREY for line in axes.lines)
+        title = ("strongest attack on each defense\n" if grey else "") + "number: strength λ"
+        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0,
+                    labelspacing=0.9, alignment="left", title=title, title_fontsize=8)  # fmt: skip
+    else:
+        axes.legend(frameon=False, fontsize=8, loc="best")
 
 
 def save(summary: Summary, folder: Path) -> list[Path]:
@@ -193,40 +240,47 @@ def _seeds(point: Point) -> str:
     return "" if point.leak.n == seeds else f"{point.leak.n}/{seeds}"
 
 
-def _draw_line(axes: Axes, line: Line, color: str, marker: str, layer: int | None) -> None:
-    """Draw one curve; strengths are written beside a single one, and inside the markers where several would collide."""
-    inside, zorder = layer is not None, 2 + (layer or 0)  # a marker hides the numbers of markers below it
+def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | None) -> None:
+    """Draw one curve, the strengths beside its points: of several at sides that differ, since curves come close.
+
+    What several curves have in common, the point without a defence, is named once.
+    """
     axes.errorbar(
         line.utility,
         line.leak,
         xerr=line.utility_margin,
         yerr=line.leak_margin,
         color=color,
-        ecolor=(color, 0.45) if inside else color,
+        ecolor=color if number is None else (color, 0.45),
         marker=marker,
-        markersize=12 if inside else 6,
-        markeredgecolor="white" if inside else color,
+        markersize=6 if number is None else 8,
+        markeredgecolor=color if number is None else "white",
         linewidth=1.6,
         elinewidth=0.8,
         capsize=2.5,
         label=line.label,
-        zorder=zorder,
+        zorder=2 + (number or 0),
     )
+    named = {tuple(text.xy) for text in axes.texts if isinstance(text, Annotation)}
     texts = zip(line.utility, line.leak, line.strengths, line.seeds, line.attacks, strict=True)
     for i, (x, y, strength, seeds, attack) in enumerate(texts):
-        beside = " ".join(filter(None, [attack, f"({seeds})" if seeds else ""]))
-        if inside:
-            number = axes.annotate(
-                f"{strength:g}", (x, y), ha="center", va="center_baseline", fontsize=6, color="white"
-            )
-            number.set(fontweight="bold", zorder=zorder + 0.5, color="white")
+        if strength:
+            words = [f"λ={strength:.3g}" if number is None else f"{strength:.3g}"]
         else:
-            beside = " ".join([f"λ={strength:g}" if strength else "no defense", beside]).strip()
-        if beside:
-            above = bool(attack) and i % 2 == 1  # names are long, and neighbours would overlap
-            place = {"xytext": (-8, 8), "ha": "right"} if above else {"xytext": (8, -13)}
-            label = axes.annotate(beside, (x, y), textcoords="offset points", fontsize=8, color=color, **place)
-            label.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+            words = ["no defense"] if number is None or (x, y) not in named else []
+        words += [attack, f"({seeds})" if seeds else ""]
+        above = bool(attack) and i % 2 == 1  # names are long, and neighbours would overlap
+        side = _ALONE[above] if number is None else (_SIDES[number % len(_SIDES)] if strength else _FIRST)
+        if any(words):
+            label = axes.annotate(
+                " ".join(filter(None, words)),
+                (x, y),
+                textcoords="offset points",
+                fontsize=8 if number is None else 7,
+                color=color if number is None or strength else "black",
+                **side,
+            )
+            label.set(path_effects=[withStroke(linewidth=2.5, foreground="white")], zorder=60)
 
 
 def _draw_baselines(axes: Axes, points: Sequence[Point]) -> None:

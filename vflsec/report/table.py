@@ -115,12 +115,29 @@ def tables(summary: Summary) -> list[Cells]:
 
 
 def remarks(summary: Summary) -> list[str]:
-    """Return the lines below the tables: what an epsilon is of, the orders and their disagreements, and the gates."""
+    """Return the lines below the tables: what an epsilon is of, front, orders and where they disagree, gates."""
     return [
         *([OF_MODELS] if any("of" in one for point in summary.points for one in point.spent) else []),
+        *(front(summary) if summary.ranks else []),
         *(f"ORDER {line}" for line in [*summary.orders, *summary.disagreements]),
         *(gate_line(gate) for gate in summary.gates),
     ]
+
+
+def front(summary: Summary) -> list[str]:
+    """Return a line for each target: the places that no other beats in both utility and leak, by falling utility."""
+    found = []
+    several = len({place.method for place in summary.front}) > 1
+    for target in _targets(summary):
+        along = sorted((p for p in summary.front if p.target == target), key=lambda p: -p.utility)
+        names = [f"{p.method}, {p.defense}" if several else p.defense for p in along]
+        places = [
+            f"{name} {p.strength:.4g}" if p.strength else "no defense" for name, p in zip(names, along, strict=True)
+        ]
+        shown = [f"{place} ({number(p.utility)}, {number(p.leak)})" for place, p in zip(places, along, strict=True)]
+        of = f" of {target}" if _mixed(summary) else ""
+        found.append(f"PARETO FRONT{of} (utility, strongest leak): {', '.join(dict.fromkeys(shown))}")
+    return found
 
 
 def heading(summary: Summary) -> str:
@@ -323,7 +340,7 @@ def _cap_value(value: float | None, ends: tuple[float | None, float | None]) -> 
 
 
 def _rich(cells: Cells) -> RichTable:
-    table = RichTable(title=cells.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = RichTable(title=cells.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for i, name in enumerate(cells.header):
         text = name in ("attack", "budget", "status", "note")  # these may wrap; numbers may not
         justify: Literal["left", "right"] = "left" if i == 0 or text else "right"
