@@ -17,7 +17,7 @@ from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.seeds import generator
 from vflsec.evaluation.spec import parse_defense
-from vflsec.testing.epsilon import at_least, either_label, gaussian, labels_by_their_gradients, opposite_rows
+from vflsec.testing.epsilon import Game, at_least, either_label, gaussian, labels_by_their_gradients, opposite_rows
 
 DELTA = 1e-5
 NOISES = {GaussianDP: (2, stats.norm), LaplaceDP: (1, stats.laplace)}
@@ -171,6 +171,16 @@ def test_what_can_be_told_apart_at_worst_stays_below_epsilon_and_comes_close(mad
     assert 0.5 * target < at_least(game, spent["delta"]) < target
     weaker = made(defense.scale / 3, at=["embedding"])
     assert at_least(opposite_rows(weaker, releases=releases), spent["delta"]) > target  # a third of the noise
+
+
+def test_the_last_bits_of_floats_tell_more_than_epsilon_as_the_card_says():
+    """Mironov 2012: beyond C the likelihood ratio is one number; which float it is rounded to depends on the row."""
+    made = LaplaceDP(0.5, at=["embedding"], unit="1/epsilon")
+    made.expect(1)
+    present = torch.arange(40_000) % 2
+    heard = released(made, 50.0 * (2.0 * present[:, None] - 1), "embedding", generator(3, "trials"))[:, 0]
+    ratio = ((heard + made.clip).abs() - (heard - made.clip).abs()).numpy()
+    assert at_least(Game(ratio[present == 0], ratio[present == 1], []), 0.0) > 3 > made.spent(1)["epsilon"]
 
 
 @pytest.mark.parametrize("eps", [0.5, 2.0])
