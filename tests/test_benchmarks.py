@@ -246,3 +246,25 @@ def test_one_step_of_the_speed_of_prada(prada, monkeypatch):
     monkeypatch.setattr(prada, "STEPS", 1)
     monkeypatch.setattr(prada, "PAIRS", 1)
     assert prada.speed().count("\n| 2 |") == 1
+
+
+# The benchmark of epsilon
+
+
+def test_a_line_of_epsilon_holds_or_not():
+    epsilon = load("epsilon")
+    answer = epsilon.LabelDP(0.5)
+    good = epsilon.line(answer, "two labels", epsilon.either_label(answer), 1)
+    assert good.holds
+    assert good.exact == pytest.approx(2.0, rel=1e-9)
+    assert 1.8 < good.found < 2.0
+    assert not good._replace(found=2.1).holds
+    assert not good._replace(by_hand=2.01).holds
+
+
+@pytest.mark.slow
+def test_epsilon_by_hand_is_what_defences_state():
+    epsilon = load("epsilon")
+    lines = epsilon.worst_neighbours()
+    assert {one.defense for one in lines} == {"gaussian-dp", "laplace-dp", "label-dp", "dp-sgd", "ppdl"}
+    assert all(one.holds for one in lines)
