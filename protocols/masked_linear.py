@@ -128,16 +128,25 @@ class MaskedLinearBoundary(LinearBoundary):
     def down(self, g: Tensor, step: Step) -> Tensor:
         """Return delta^C = g W^T (B, g), all that the passive party learns of the gradient (B, C) of the mean loss."""
         holder, labels = self._current()
-        rows = len(g)
         released = self.active.defend(Kind.GRADIENT, g, step, to=self.passive.name)
-        masked = self._from_active(labels.masked_gradient(_numbers(g) * rows), step)
-        noised = self._from_passive(holder.gradient(masked, step.rate), step)
-        noised_delta = _numbers(released) * rows
-        labels.update(noised, step.rate)  # first, as order=paper needs it; else the weights before it are used below
-        delta = self._from_active(labels.embedding_gradient(noised_delta, noised, self._noise(noised_delta)), step)
-        found = torch.as_tensor(holder.embedding_gradient(delta) / rows, dtype=g.dtype, device=g.device)
-        self._keep()
+        noised = self._weights_learn(g, step)  # first, as order=paper needs it; else the weights before it are used
+        delta = _numbers(released) * len(g)
+        sent = self._from_active(labels.embedding_gradient(delta, noised, self._noise(delta)), step)
+        found = torch.as_tensor(holder.embedding_gradient(sent) / len(g), dtype=g.dtype, device=g.device)
         return self.passive.open(Kind.GRADIENT, found, step, sender=self.active.name)
+
+    def learn(self, g: Tensor, step: Step) -> None:
+        """Leave delta^C unsent: a passive party whose models stay has no use for it, other than to read labels."""
+        self._weights_learn(g, step)
+
+    def _weights_learn(self, g: Tensor, step: Step) -> Any:
+        """Move both shares of the weights; return what p makes delta^C from."""
+        holder, labels = self._current()
+        masked = self._from_active(labels.masked_gradient(_numbers(g) * len(g)), step)
+        noised = self._from_passive(holder.gradient(masked, step.rate), step)
+        labels.update(noised, step.rate)
+        self._keep()
+        return noised
 
     def _noise(self, delta: np.ndarray) -> np.ndarray | None:
         """Noise (B, g) on delta^C, or None."""

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.label_dp import LabelDP
+from vflsec.defenses.phe import EncryptedBoundary
 
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
@@ -454,3 +455,73 @@ def test_vertical_lr_is_logistic_regression_on_all_columns():
 def test_label_dp_serves_it_too():
     world = make_world(defenses=[LabelDP(1.0)])
     assert torch.isfinite(make(VerticalLogisticRegression).fit(world).predict("test")).all()
+
+
+# The encrypted boundary
+
+LINEAR = {"optimizer": "sgd", "momentum": 0.9, "lr": 0.02}
+
+
+@pytest.mark.parametrize("backend", ["plain", "paillier"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (PrADA, {}),
+        (PrADA, {"finetune_extractors": False}),
+        (PrADA, {"alternating": True}),
+        (PrADAWithoutFGIR, {}),
+        (PrADAWithoutDAFGIR, {}),
+        (VerticalLogisticRegression, {}),
+    ],
+    ids=["prada", "extractors stay", "alternating", "no-fg-ir", "no-da-fg-ir", "vertical-lr"],
+)
+def test_under_encryption_every_phase_learns_what_it_learns_in_clear(kind, options, backend):
+    """The source's weights as well, at the rates and with the momentum of pre-training."""
+    found = []
+    for defenses in ((), (EncryptedBoundary(backend=backend, bits=1024),)):
+        world = make_world(defenses=defenses)
+        found.append(make(kind, train=LINEAR, pretrain={"lr": 0.005}, **options).fit(world))
+    clear, sealed = found
+    for phase, losses in clear.history.items():
+        assert sealed.history[phase] == pytest.approx(losses, rel=1e-4), phase
+        assert losses[-1] < losses[0]
+    within = {"plain": {"rtol": 1e-3, "atol": 1e-4}, "paillier": {"rtol": 1e-2, "atol": 2e-2}}[backend]
+    torch.testing.assert_close(sealed.predict("test"), clear.predict("test"), **within)  # networks amplify rounding
+    bottoms = [state(one.world.passive[0].modules["bottom"]) for one in found]
+    for key, value in bottoms[0].items():
+        torch.testing.assert_close(bottoms[1][key], value, **within)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "backend"),
+    [
+        (VerticalLogisticRegression, {}, "plain"),
+        (PrADA, {"finetune_extractors": False}, "plain"),
+        (VerticalLogisticRegression, {}, "paillier"),
+    ],
+)
+def test_models_that_stay_get_no_gradient_under_encryption(kind, options, backend):
+    """Delta of a party that has nothing to move would tell it the labels, and serve no other purpose."""
+    world = make_world(defenses=[EncryptedBoundary(backend=backend, bits=1024)])
+    made = make(kind, train={**LINEAR, "epochs": 1}, **options)
+    made.build(world)
+    heard = []
+    world.channel.taps.append(heard.append)
+    made.run(made.phases[-1], world)
+    assert {message.kind for message in heard} == {Kind.EMBEDDING, Kind.CIPHERTEXT}
+    told = [type(message.payload["value"]).__name__ for message in heard if message.kind is Kind.CIPHERTEXT]
+    if backend == "paillier":
+        assert set(told) == {"Features", "MaskedScores", "Scores", "MaskedGradient", "NoisedGradient"}
+    assert made.says(made.phases[-1], options) == {Kind.EMBEDDING}
+
+
+def test_the_price_of_encryption_is_that_of_both_phases(monkeypatch):
+    world = make_world(defenses=[EncryptedBoundary(bits=1024)])
+    made = make(train=LINEAR)
+    made.build(world)
+    asked = []
+    monkeypatch.setattr("vflsec.protocols.paillier.estimate", lambda layout, mode, batches: asked.append(batches) or 1)
+    rows = {"source": len(world.source.labels["source"]), "train": world.n_rows("train")}
+    expected = [2 * math.ceil(rows["source"] / 32), 3 * math.ceil(rows["train"] / 32)]
+    assert made.cryptography(world) == sum(expected)
+    assert asked == expected

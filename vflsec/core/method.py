@@ -96,6 +96,10 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return the number of passes over ``rows`` training rows."""
         return self.epochs or max(20, math.ceil(300 / math.ceil(rows / self.batch)))
 
+    def n_batches(self, rows: int) -> int:
+        """Return the number of batches in all passes."""
+        return self.n_epochs(rows) * math.ceil(rows / self.batch)
+
     def optimize(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Return a new optimizer of ``parameters``."""
         if self.optimizer == "sgd":

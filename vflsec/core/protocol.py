@@ -107,3 +107,7 @@ class LinearBoundary(Boundary):
         Raises:
             UsageError: the protocol cannot follow this optimizer.
         """
+
+    @abstractmethod
+    def learn(self, g: Tensor, step: Step) -> None:
+        """Have W learn as ``down`` does, and tell the passive party nothing: its embedding is not to change."""

@@ -104,8 +104,8 @@ class AdversarialTraining(SplitTraining):
             total, parts = torch.zeros((), device=world.device), batches(len(labels), spec.batch, order, world.device)
             with drawing(world.seed, "dropout", phase, epoch):
                 for number, rows in enumerate(parts, epoch * len(parts)):
-                    self._schedule(number / (self.horizon * len(parts)), optimizers)
-                    step = Step(number, phase, rows, labels[rows], split="source")
+                    rate = self._schedule(number / (self.horizon * len(parts)), optimizers)
+                    step = Step(number, phase, rows, labels[rows], split="source", rate=rate)
                     total += self._update(step, optimizers) * len(rows)
             history.append(float(total) / len(labels))
             if not history[-1] < float("inf"):
@@ -114,12 +114,14 @@ class AdversarialTraining(SplitTraining):
             progress(phase, epoch + 1, spec.epochs)
         return history
 
-    def _schedule(self, q: float, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._alpha = self.adaptation * reversal(q)
+    def _schedule(self, q: float, optimizers: Sequence[torch.optim.Optimizer]) -> float:
+        """Set the factor of the reversed gradient and the learning rate, which is returned."""
+        self._alpha, rate = self.adaptation * reversal(q), self.spec.lr * decay(q)
         honest = optimizers[:2] if self.alternating else optimizers[:1]  # a malicious party keeps its own rate
         for optimizer in honest:
             for group in optimizer.param_groups:
-                group["lr"] = self.spec.lr * decay(q)
+                group["lr"] = rate
+        return rate
 
     def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
         if not self.alternating:

@@ -9,11 +9,11 @@ from vflsec.core.layout import Group
 from vflsec.core.method import World
 from vflsec.core.party import Party
 from vflsec.methods.head_training import HeadTraining
+from vflsec.methods.shared_head_training import SharedHeadTraining
 from vflsec.methods.split_method import SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.columns import Columns
 from vflsec.nn.feature_groups import FeatureGroups, ungrouped
-from vflsec.nn.frozen import Frozen
 
 UNGROUPED_WIDTH = 4
 """Numbers that the aggregator of all columns together returns, as in the released code."""
@@ -57,13 +57,12 @@ class FeatureGroupMethod(SplitMethod):
             )
 
     def head_alone(self, world: World) -> SplitTraining:
-        """Return the training of the head on bottom models that stay.
+        """Return the training of the head on bottom models that stay: no gradient comes back.
 
-        Rows are sent once, and no gradient comes back; unless a boundary itself learns, of what comes back.
+        Rows are sent once; in every epoch, where a boundary itself learns.
         """
         bottoms = {party.name: self.representation(party) for party in world.parties.values()}
         top = world.active.modules["top"]
         if any(boundary.modules() for boundary in self._boundaries.values()):
-            frozen = {name: Frozen(bottom) for name, bottom in bottoms.items()}
-            return SplitTraining(world, frozen, top, self._boundaries, self.train_spec)
+            return SharedHeadTraining(world, bottoms, top, self._boundaries, self.train_spec)
         return HeadTraining(world, bottoms, top, self._boundaries, self.train_spec, {})

@@ -94,8 +94,7 @@ class PrADA(FeatureGroupMethod):
     def says(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
         """Return the kinds of messages: with extractors that stay, no gradient comes back in fine-tuning."""
         stay = phase != "pretrain" and not options.get("finetune_extractors", True)
-        plain = options.get("boundary", "plain") == "plain"
-        return frozenset({Kind.EMBEDDING}) if stay and plain else super().says(phase, options)
+        return frozenset({Kind.EMBEDDING}) if stay else super().says(phase, options)
 
     def build(self, world: World) -> None:
         """Draw A's and C's models, C's discriminators, and B's logistic regression."""
@@ -104,7 +103,7 @@ class PrADA(FeatureGroupMethod):
             raise UsageError(f"{self.name} expects a source to learn from, got none: add --dataset census-domains")
         source = self.source_world(world)
         source.active.modules["bottom"] = Columns(source.active.n_features)
-        self._source_boundaries = self.connect(source, "top", "source")
+        self._source_boundaries = self.connect(source, self.pretrain_spec, _rows(source), "top", "source")
         for party in world.passive:
             with drawing(world.seed, "model", party.name, "discriminators"):
                 found = self.discriminators(party.modules["bottom"])
@@ -135,6 +134,11 @@ class PrADA(FeatureGroupMethod):
     def planned(self, phase: str, world: World) -> int | None:
         """Return the number of epochs: in each, every row of that phase crosses once."""
         return self.pretrain_spec.epochs if phase == "pretrain" else super().planned(phase, world)
+
+    def cryptography(self, world: World) -> float:
+        """Return about how many CPU seconds the protocols at the cut layer take for the batches of both phases."""
+        batches = self.pretrain_spec.n_batches(_rows(self.source_world(world)))
+        return sum(one.seconds(batches) for one in self._source_boundaries.values()) + super().cryptography(world)
 
     def train(self, phase: str, world: World, progress: Progress) -> list[float]:
         """Pre-train, or fine-tune."""
@@ -219,3 +223,8 @@ class PrADAWithoutDAFGIR(FeatureGroupMethod):
         """Run split learning, with a stream of its own for what Dropout draws."""
         with drawing(world.seed, "dropout", phase):
             return super().train(phase, world, progress)
+
+
+def _rows(source: World) -> int:
+    """How many the source learns from."""
+    return len(source.active.labels["source"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -64,12 +63,15 @@ class SplitMethod(Method):
         for party in world.parties.values():
             with drawing(world.seed, "model", party.name):
                 self.build_party(party, world)
-        self._boundaries = self.connect(world, "top")
+        self._boundaries = self.connect(world, self.train_spec, world.n_rows("train"), "top")
         for party in world.parties.values():
             party.modules.to(world.device)
 
-    def connect(self, world: World, *stream: str) -> dict[str, Boundary]:
-        """Draw the active party's top model from ``stream``, and return its boundary to each passive party by name."""
+    def connect(self, world: World, train: TrainSpec, rows: int, *stream: str) -> dict[str, Boundary]:
+        """Draw the active party's top model from ``stream``, and return its boundary to each passive party by name.
+
+        What a boundary itself learns follows ``train``, over so many ``rows``.
+        """
         spec = self.model_spec
         boundaries: dict[str, Boundary] = {}
         with drawing(world.seed, "model", *stream):
@@ -85,7 +87,7 @@ class SplitMethod(Method):
         for party in world.passive:
             boundaries[party.name] = registry.build("protocols", name, party, world.active, **options)
         if any(isinstance(boundary, LinearBoundary) for boundary in boundaries.values()):
-            self._share_head(world, boundaries)
+            self._share_head(world, boundaries, train, rows, *stream[1:])
         for party in world.passive:
             role = "_".join(["boundary", *stream[1:], party.name])
             for owner, module in boundaries[party.name].modules().items():  # stored with its owner's own models
@@ -100,7 +102,9 @@ class SplitMethod(Method):
             raise UsageError("expected one protocol at the cut layer, got several: leave all but one out")
         return own[0] if own else (self.boundary, {})
 
-    def _share_head(self, world: World, boundaries: Mapping[str, Boundary]) -> None:
+    def _share_head(
+        self, world: World, boundaries: Mapping[str, Boundary], train: TrainSpec, rows: int, *stream: str
+    ) -> None:
         """Give each linear boundary the part of the head that reads its party's embedding.
 
         The whole head was drawn first, so that training starts where it does at a plain boundary.
@@ -119,10 +123,10 @@ class SplitMethod(Method):
                 f"expected no defense of updates beside an encrypted head, got {changing[0]}: the head's weights learn "
                 "inside the protocol, where it cannot act; drop one of them"
             )
-        if self.train_spec.local_steps > 1:
+        if train.local_steps > 1:
             raise UsageError(
-                f"expected train.local_steps=1, got {self.train_spec.local_steps}: the weights that a protocol holds "
-                "learn in exchanges alone"
+                f"expected train.local_steps=1, got {train.local_steps}: the weights that a protocol holds learn in "
+                "exchanges alone"
             )
         assert isinstance(top, Top)
         assert isinstance(top.head, nn.Linear)
@@ -131,8 +135,8 @@ class SplitMethod(Method):
         for party, part in zip(world.passive, parts, strict=True):
             boundary = boundaries[party.name]
             assert isinstance(boundary, LinearBoundary), "all boundaries of a run are of one kind"
-            with drawing(world.seed, "model", party.name, "head"):
-                boundary.join(part.T.clone(), self.train_spec, batches=self._batches(world))
+            with drawing(world.seed, "model", party.name, "head", *stream):
+                boundary.join(part.T.clone(), train, batches=train.n_batches(rows))
         world.active.modules["top"] = SharedTop(top, own.shape[1])
 
     def _prepare(self, world: World) -> None:
@@ -161,12 +165,8 @@ class SplitMethod(Method):
 
     def cryptography(self, world: World) -> float:
         """Return about how many CPU seconds the protocols at the cut layer take for the batches of the last phase."""
-        return sum(boundary.seconds(self._batches(world)) for boundary in self._boundaries.values())
-
-    def _batches(self, world: World) -> int:
-        """How many the last phase takes."""
-        rows = world.n_rows("train")
-        return self.train_spec.n_epochs(rows) * math.ceil(rows / self.train_spec.batch)
+        batches = self.train_spec.n_batches(world.n_rows("train"))
+        return sum(boundary.seconds(batches) for boundary in self._boundaries.values())
 
     def planned(self, phase: str, world: World) -> int | None:
         """Return the number of epochs of the last phase: in each, every row crosses once; of others nothing is said."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from vflsec.core.message import Kind
 from vflsec.core.method import World
 from vflsec.core.party import Party
 from vflsec.core.view import Need
 from vflsec.methods.feature_group_method import FeatureGroupMethod
-from vflsec.methods.split_method import SHOWS, SPLIT
+from vflsec.methods.split_method import SHOWS
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.columns import Columns
 
@@ -19,7 +16,8 @@ class VerticalLogisticRegression(FeatureGroupMethod):
     """Logistic regression on the columns of all parties, trained by split learning; softmax for more than two classes.
 
     With the boundary ``plain`` the active party is sent the columns themselves, once, and holds the whole regression;
-    under encryption this is what FATE calls SecureLR. Its penalty is ``train.weight_decay``.
+    under encryption this is what FATE calls SecureLR. No gradient comes back: there is nothing that it could move. Its
+    penalty is ``train.weight_decay``.
 
     Source: the baseline SecureLR of PrADA (Kang et al. 2022), table I; Hardy et al. 2017, arXiv 1711.10677.
 
@@ -31,14 +29,8 @@ class VerticalLogisticRegression(FeatureGroupMethod):
 
     name = "vertical-lr"
     reference = "Kang et al. 2022 (PrADA), table I, baseline SecureLR; Hardy et al. 2017, arXiv 1711.10677"
-    sends = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    sends = {"train": frozenset({Kind.EMBEDDING})}  # noqa: RUF012  (declared ClassVar in the base class)
     shows = {**SHOWS, "passive": SHOWS["passive"] - {Need.GRADIENTS}}  # noqa: RUF012
-
-    @classmethod
-    def says(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
-        """Return the kinds of messages: where the active party holds the whole regression, no gradient comes back."""
-        plain = options.get("boundary", "plain") == "plain"
-        return frozenset({Kind.EMBEDDING}) if plain else super().says(phase, options)
 
     def build_party(self, party: Party, world: World) -> None:
         """Leave the columns as they are."""

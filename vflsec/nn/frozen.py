@@ -16,6 +16,13 @@ class Frozen(nn.Module):
         super().__init__()
         self.model = model
 
+    @property
+    def width(self) -> int:
+        """The width of its outputs."""
+        width = self.model.width
+        assert isinstance(width, int)
+        return width
+
     def train(self, mode: bool = True) -> Frozen:
         """Ignore ``mode``."""
         self.training = mode

@@ -158,10 +158,10 @@ def opposite_updates(defense: Defense, *, updates: int = 1, trials: int = 10_000
             kept = weight.grad_sample  # type: ignore[union-attr]
             for trial in range(trials // 2):
                 for _ in range(updates):  # the same update, noised anew
-                    weight.grad_sample = kept  # type: ignore[union-attr, assignment]
+                    weight.grad_sample = kept  # type: ignore[union-attr]
                     defense.on_update(modules, 2, rng)
                     heard[own, trial] += float(weight.grad)  # type: ignore[arg-type]
-    return Game(*heard, [found for found in [defense.spent(updates)] if found])
+    return Game(heard[0], heard[1], [found for found in [defense.spent(updates)] if found])
 
 
 def labels_by_their_gradients(*defenses: str, epochs: int = 4, rows: int = 8000) -> Game:
