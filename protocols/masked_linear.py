@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,22 @@ class Holder(Protocol):
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on from a saved state."""
+
+
+class Recorder(Protocol):
+    """Writes down what one role sees, as that of ``vflsec.paillier.recording`` does."""
+
+    def begin(self, step: int, *, rate: float | None) -> None:
+        """Start a step."""
+
+    def message(self, direction: Literal["sent", "received"], message: Any) -> None:
+        """Add a message."""
+
+    def note(self, name: str, array: Any) -> None:
+        """Add an array that the role has by right."""
+
+    def close(self) -> None:
+        """Put all on the disk."""
 
 
 class Roles(NamedTuple):
@@ -84,7 +100,10 @@ class MaskedLinearBoundary(LinearBoundary):
         non_negative(noise=noise)
         self.noise = noise
         self.shares = {passive.name: _Share(), active.name: _Share()}
+        self.recorders: dict[str, Recorder] = {}
+        """By party, while a recording is made."""
         self._roles: Roles | None = None
+        self._passes = 0
 
     @abstractmethod
     def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> Roles:
@@ -119,9 +138,13 @@ class MaskedLinearBoundary(LinearBoundary):
         parts = []
         for rows in torch.split(torch.arange(len(mu)), self.batch):
             part = step._replace(rows=step.rows[rows.to(step.rows.device)])
-            features = self._from_passive(holder.features(_numbers(mu[rows.to(mu.device)]), learns=step.learns), part)
+            own = _numbers(mu[rows.to(mu.device)])
+            self._begin(part)
+            self._note(self.passive, mu=own)
+            features = self._from_passive(holder.features(own, learns=step.learns), part)
             masked = self._from_active(labels.masked_scores(features), part)
             parts.append(labels.scores(self._from_passive(holder.scores(masked), part)))
+            self._note(self.active, scores=parts[-1])
         z = torch.as_tensor(np.concatenate(parts), dtype=h.dtype, device=h.device)
         return self.active.open(Kind.EMBEDDING, z, step, sender=self.passive.name)
 
@@ -132,7 +155,9 @@ class MaskedLinearBoundary(LinearBoundary):
         noised = self._weights_learn(g, step)  # first, as order=paper needs it; else the weights before it are used
         delta = _numbers(released) * len(g)
         sent = self._from_active(labels.embedding_gradient(delta, noised, self._noise(delta)), step)
-        found = torch.as_tensor(holder.embedding_gradient(sent) / len(g), dtype=g.dtype, device=g.device)
+        gradient = holder.embedding_gradient(sent)
+        self._note(self.passive, embedding_gradient=gradient)
+        found = torch.as_tensor(gradient / len(g), dtype=g.dtype, device=g.device)
         return self.passive.open(Kind.GRADIENT, found, step, sender=self.active.name)
 
     def learn(self, g: Tensor, step: Step) -> None:
@@ -142,7 +167,9 @@ class MaskedLinearBoundary(LinearBoundary):
     def _weights_learn(self, g: Tensor, step: Step) -> Any:
         """Move both shares of the weights; return what p makes delta^C from."""
         holder, labels = self._current()
-        masked = self._from_active(labels.masked_gradient(_numbers(g) * len(g)), step)
+        delta = _numbers(g) * len(g)
+        self._note(self.active, delta=delta, **({} if step.labels is None else {"labels": step.labels.cpu().numpy()}))
+        masked = self._from_active(labels.masked_gradient(delta), step)
         noised = self._from_passive(holder.gradient(masked, step.rate), step)
         labels.update(noised, step.rate)
         self._keep()
@@ -173,7 +200,30 @@ class MaskedLinearBoundary(LinearBoundary):
             split=step.split,
         )
         heard: Said = message.payload["value"]
+        if self.recorders:
+            self.recorders[sender.name].message("sent", heard)
+            self.recorders[receiver.name].message("received", heard)
         return heard
+
+    def _begin(self, step: Step) -> None:
+        """Begin a step of the recordings: each forward pass is one, whatever the training calls it."""
+        rows = step.rows.cpu().numpy() + self._first_row(step.split)
+        for role, recorder in zip(self._current(), self.recorders.values(), strict=False):
+            recorder.begin(self._passes, rate=step.rate if step.learns else None)
+            recorder.note("rows", rows)
+            recorder.note("share", role.share)
+        self._passes += 1
+
+    def _note(self, party: Party, **arrays: np.ndarray) -> None:
+        """Record what ``party`` has computed by right."""
+        if recorder := self.recorders.get(party.name):
+            for name, array in arrays.items():
+                recorder.note(name, array)
+
+    def _first_row(self, split: str) -> int:
+        """The number of rows in the splits before ``split``, so that no two samples have one number."""
+        names = list(self.passive.features)
+        return sum(len(self.passive.features[name]) for name in names[: names.index(split)])
 
     def _current(self) -> Roles:
         """The roles, at the shares that the parties' models hold: stored ones may have been loaded since."""

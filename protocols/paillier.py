@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -11,12 +12,14 @@ from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import TrainSpec
 from vflsec.core.party import Party
+from vflsec.paillier.codec import rounded
 from vflsec.paillier.cost import estimate
 from vflsec.paillier.key_holder import KeyHolder
 from vflsec.paillier.keys import Keys, Mode
 from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.linear_sgd import LinearSgd
+from vflsec.paillier.recording import Header, Recorder
 
 NOISE_BITS = 10  # that defences may add to a loss gradient by noise
 PENALTY_BITS = 4  # that any other defence of the active party may add, by a penalty or by what it does to labels
@@ -87,6 +90,36 @@ class PaillierBoundary(MaskedLinearBoundary):
             KeyHolder(keys, layout, optimizer=optimizer, share0=own, batches=self.batches),
             LabelHolder(keys.public, layout, weight, optimizer=optimizer, batches=self.batches),
         )
+
+    def record(self, folder: Path) -> None:
+        """Write down what C and p see from now on, in ``C.recording`` and ``p.recording``; ``close`` ends it.
+
+        Raises:
+            UsageError: there is a recording already, or none can be written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot make {folder}: {error.strerror or error}") from None
+        roles: tuple[Literal["C"], Literal["p"]] = ("C", "p")
+        holder = self._current().key_holder
+        momentum, weight_decay = float(holder.optimizer.momentum), float(holder.optimizer.weight_decay)
+        n = holder.keys.public.n
+        for name, role in zip(self.shares, roles, strict=True):
+            header = Header(role=role, layout=self.layout, n=n, momentum=momentum, weight_decay=weight_decay)
+            self.recorders[name] = Recorder(folder / f"{role}.recording", header)
+
+    def close(self) -> None:
+        """End the recordings."""
+        for recorder in self.recorders.values():
+            recorder.close()
+        self.recorders.clear()
+
+    def _note(self, party: Party, **arrays: np.ndarray) -> None:
+        """Record features as they are encrypted, rounded."""
+        if "mu" in arrays:
+            arrays["mu"] = rounded(arrays["mu"], self.layout.feature_precision)
+        super()._note(party, **arrays)
 
     def seconds(self, batches: int) -> float:
         """Return the CPU seconds of both parties for ``batches`` full batches, by a calibration of two seconds."""

@@ -119,14 +119,19 @@ def train(
     return fit(spec, seed, device, progress)[0]
 
 
-def fit(spec: EvalSpec, seed: int, device: str, progress: Progress) -> tuple[Trained, Record]:
+def fit(
+    spec: EvalSpec, seed: int, device: str, progress: Progress, record: Path | None = None
+) -> tuple[Trained, Record]:
     """Train the one federation of ``spec``, which has passed its checks; return it with its facts.
 
+    Encrypted boundaries are recorded in the folder ``record``.
+
     Raises:
+        UsageError: something is to be recorded, and nothing is encrypted.
         Diverged: the loss is not finite, or the model says the same of everybody.
     """
     with training.one_thread():
-        trained, facts = training.train(training_cell(spec, spec.methods[0], seed), device, progress)
+        trained, facts = training.train(training_cell(spec, spec.methods[0], seed), device, progress, record=record)
     if trained is None or facts["status"] != "ok":
         raise Diverged(f"{facts['status']}: {facts['error']}")
     return trained, facts

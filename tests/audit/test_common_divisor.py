@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from vflsec.audit.audit import Truth
 from vflsec.audit.common_divisor import CommonDivisor
-from vflsec.audit.recording import Recorder, Recording
+from vflsec.paillier.recording import Recorder, Recording
 from vflsec.testing.recordings import LinearRun
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from vflsec.audit.audit import Truth
 from vflsec.audit.delta_chain import DeltaChain
-from vflsec.audit.recording import Recorder, Recording
 from vflsec.core.errors import InsufficientView
+from vflsec.paillier.recording import Recorder, Recording
 from vflsec.testing.recordings import LinearRun
 
 

@@ -6,13 +6,13 @@ import pytest
 from vflsec.audit.audit import Truth
 from vflsec.audit.chosen_weights import ChosenWeights
 from vflsec.audit.forward_passes import ForwardPasses
-from vflsec.audit.recording import Header, Recorder, Recording
 from vflsec.audit.score_drift import ScoreDrift
 from vflsec.audit.shifted_scores import ShiftedScores
 from vflsec.paillier.codec import cut, join
 from vflsec.paillier.key_holder import KeyHolder
 from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.layout import Layout
+from vflsec.paillier.recording import Header, Recorder, Recording
 from vflsec.testing.recordings import EncryptedRun, LinearRun
 
 

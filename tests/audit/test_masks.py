@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vflsec.audit.audit import Truth
 from vflsec.audit.low_bits import LowBits, solve
-from vflsec.audit.recording import Header, Recorder, Recording
+from vflsec.paillier.recording import Header, Recorder, Recording
 from vflsec.audit.small_masks import SmallMasks, narrowest
 from vflsec.paillier.layout import Layout
 

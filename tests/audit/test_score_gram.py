@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from vflsec.audit.audit import Truth
-from vflsec.audit.recording import Recorder, Recording
 from vflsec.audit.score_gram import ScoreGram
+from vflsec.paillier.recording import Recorder, Recording
 from vflsec.testing.recordings import LinearRun
 
 
@@ -71,3 +71,20 @@ def test_momentum_from_before_the_recording_is_not_guessed(tmp_path):
                 for name, array in step.notes.items():
                     recorder.note(name, array)
     assert "from the first step on" in ScoreGram()(Recording(tmp_path / "late")).found
+
+
+def test_rows_in_another_order_are_the_same_batch_and_inference_between_moves_nothing(tmp_path):
+    _, p = LinearRun(same_batch=True, steps=40, rate=0.5).record(tmp_path)
+    rng, shuffled = np.random.default_rng(0), tmp_path / "shuffled"
+    orders = []
+    with Recorder(shuffled, p.header) as recorder:
+        for step in p.steps():
+            order = rng.permutation(128)
+            orders.append(order)
+            recorder.begin(2 * step.number, rate=step.rate)
+            for name in ("rows", "scores", "delta"):
+                recorder.note(name, step.notes[name][order])
+            recorder.begin(2 * step.number + 1, rate=None)
+    found = ScoreGram().run(Recording(shuffled)).steps[0]["mu"]
+    expected = ScoreGram().run(p).steps[0]["mu"]
+    np.testing.assert_allclose(found @ found.T, (expected @ expected.T)[np.ix_(orders[0], orders[0])], atol=1e-6)

@@ -6,11 +6,11 @@ import phe
 import pytest
 
 from vflsec.audit.audit import Truth
-from vflsec.audit.recording import Header, Recorder, Recording
 from vflsec.audit.wire import Wire
 from vflsec.paillier.key_holder import KeyHolder
 from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.layout import Layout
+from vflsec.paillier.recording import Header, Recorder, Recording
 from vflsec.testing.recordings import EncryptedRun, LinearRun, loss_gradient
 
 

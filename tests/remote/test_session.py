@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from remote_pair import HERE, Masks, make_job, owns, run_both, session
 
-from vflsec.audit.recording import Recording
 from vflsec.core.errors import PeerLost, PeerRefused, ProtocolError, StoreError, UsageError
 from vflsec.paillier.messages import EncryptedDelta, Features, NoisedGradient, Scores
+from vflsec.paillier.recording import Recording
 from vflsec.remote.hello import Hello
 from vflsec.remote.identity import Identity
 from vflsec.remote.link import Dialer, Listener

@@ -8,7 +8,6 @@ from scipy.stats import kstest, norm
 from torch import nn
 from torch.nn import functional as F
 
-from vflsec.audit.recording import Recording
 from vflsec.core.metrics import METRICS
 from vflsec.core.seeds import drawing
 from vflsec.nn.encoders import build_encoder
@@ -17,6 +16,7 @@ from vflsec.paillier.keys import Keys
 from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.linear_sgd import LinearSgd
+from vflsec.paillier.recording import Recording
 from vflsec.remote.feature_side import first_share
 from vflsec.remote.label_side import residual
 from vflsec.remote.side import Schedule

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.audit.recording import Recording
 from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.paillier.recording import Recording
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.object_]

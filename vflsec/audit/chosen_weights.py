@@ -8,8 +8,8 @@ import numpy as np
 
 from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Figure, Floats, Recovered, Truth
-from vflsec.audit.recording import Recording, Step
 from vflsec.core.errors import InsufficientView
+from vflsec.paillier.recording import Recording, Step
 
 
 class ChosenWeights(Audit):

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Figure, Recovered, Truth
-from vflsec.audit.recording import Recording, Step
 from vflsec.core.errors import InsufficientView
+from vflsec.paillier.recording import Recording, Step
 
 ROWS = 8
 """Fewest exact rows whose common divisor is looked for: of unrelated numbers it is above 1 once in 256 times."""

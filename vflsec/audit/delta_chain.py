@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Figure, Floats, Recovered, Truth
-from vflsec.audit.recording import Header, Recording, Step
 from vflsec.audit.simplex import rotation, upright
 from vflsec.core.errors import InsufficientView
+from vflsec.paillier.recording import Header, Recording, Step
 
 WINDOW = 32
 """Steps solved together: the farther W moves, the better is its size known; the cost grows with the third power."""

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 
 from vflsec.audit.audit import Audit, Figure, Recovered
-from vflsec.audit.recording import Recording
 from vflsec.core.errors import InsufficientView
+from vflsec.paillier.recording import Recording
 
 
 class ForwardPasses(Audit):

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Figure, Recovered, Truth
 from vflsec.audit.masked import Masked, masked_scores
-from vflsec.audit.recording import Recording
 from vflsec.core.errors import InsufficientView
+from vflsec.paillier.recording import Recording
 
 STEPS = 16
 """How many batches are tried: masks are of one kind in all."""

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.audit.audit import Integers
-from vflsec.audit.recording import Header, Step
 from vflsec.paillier.codec import cut
 from vflsec.paillier.messages import Scores
+from vflsec.paillier.recording import Header, Step
 
 
 class Masked(NamedTuple):

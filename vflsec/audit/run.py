@@ -12,7 +12,6 @@ from vflsec.audit.common_divisor import CommonDivisor
 from vflsec.audit.delta_chain import DeltaChain
 from vflsec.audit.forward_passes import ForwardPasses
 from vflsec.audit.low_bits import LowBits
-from vflsec.audit.recording import Recording
 from vflsec.audit.score_drift import ScoreDrift
 from vflsec.audit.score_gram import ScoreGram
 from vflsec.audit.shifted_scores import ShiftedScores
@@ -20,6 +19,7 @@ from vflsec.audit.small_masks import SmallMasks
 from vflsec.audit.wire import Wire
 from vflsec.core.checks import one_of
 from vflsec.evaluation.results import Gate
+from vflsec.paillier.recording import Recording
 
 AUDITS: tuple[type[Audit], ...] = (
     DeltaChain,

@@ -8,8 +8,8 @@ import numpy as np
 
 from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Recovered
-from vflsec.audit.recording import Recording
 from vflsec.core.errors import InsufficientView
+from vflsec.paillier.recording import Recording
 
 BEFORE = 8
 """Batches that say what is usual."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Figure, Floats, Recovered, Truth
-from vflsec.audit.recording import Header, Recording, Step
 from vflsec.core.errors import InsufficientView
+from vflsec.paillier.recording import Header, Recording, Step
 
 ABOVE_NOISE = 3
 """How far a direction must stand above what rounding makes of none."""
@@ -21,8 +22,8 @@ class ScoreGram(Audit):
     inner products, which has rank g: after g + 1 steps the Nyström formula K = Y (H^T Y)^+ Y^T, with Y = K H, gives it.
     A few known rows fix the rotation. Extractors that move blunt it; p itself cannot tell how much.
 
-    It reads head-only fine-tuning and plain logistic regression, where batches are the same at every visit and no
-    other batch comes between.
+    It reads head-only fine-tuning and plain logistic regression, where batches have the same rows at every visit, in
+    whatever order, and no other batch comes between.
 
     Source: derived from PrADA (arXiv 2111.10120), Algorithms 4 and 5.
     """
@@ -63,21 +64,34 @@ class ScoreGram(Audit):
 
 
 def _same_batch(recording: Recording) -> list[Step]:
-    """Return the first run of learning steps on one batch that is long enough, else the longest."""
+    """Return the longest run of learning steps on one batch, all in the order of rows of the first."""
     longest: list[Step] = []
     run: list[Step] = []
+    last = -1
     for step in recording.steps():
-        if step.rate is None:
+        follows, last = step.number == last + 1, step.number
+        if step.rate is None:  # inference moves nothing
+            run = run if follows else []
             continue
         if not step.has("rows", "scores", "delta"):
             run = []
-        elif run and step.number == run[-1].number + 1 and np.array_equal(step.notes["rows"], run[0].notes["rows"]):
-            run.append(step)
+        elif run and follows and (found := _reordered(step, run[0].notes["rows"])):
+            run.append(found)
         else:
             run = [step]
         if len(run) > len(longest):
             longest = run
     return longest
+
+
+def _reordered(step: Step, rows: NDArray[np.int64]) -> Step | None:
+    """Return what p has of a step in the order of ``rows``, or None if it is of other rows."""
+    own = step.notes["rows"]
+    if not np.array_equal(np.sort(own), np.sort(rows)):
+        return None
+    order = np.argsort(own, kind="stable")[np.argsort(np.argsort(rows, kind="stable"))]
+    notes = {name: step.notes[name][order] for name in ("rows", "scores", "delta")}
+    return Step(step.number, step.rate, notes=notes)
 
 
 def _moved(steps: list[Step], header: Header) -> tuple[Floats, Floats]:

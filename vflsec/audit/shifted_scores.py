@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Figure, Recovered, Truth
-from vflsec.audit.recording import Recording
 from vflsec.core.errors import InsufficientView
+from vflsec.paillier.recording import Recording
 
 ZERO = 1e-3
 """A gradient shorter than this, relative to the longest of its batch, has vanished."""

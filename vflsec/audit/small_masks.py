@@ -10,7 +10,7 @@ from scipy.optimize import linprog
 from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Figure, Floats, Recovered, Truth
 from vflsec.audit.masked import masked_scores
-from vflsec.audit.recording import Recording
+from vflsec.paillier.recording import Recording
 from vflsec.core.errors import InsufficientView
 
 ROWS = 1 << 17

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Figure, Recovered, Truth
-from vflsec.audit.recording import Message, Recording
 from vflsec.core.errors import DataError, InsufficientView
 from vflsec.paillier.codec import cut
 from vflsec.paillier.layout import Layout
+from vflsec.paillier.recording import Message, Recording
 
 CIPHERTEXTS = ("columns", "packs", "ciphers", "share")
 """Fields of messages that hold ciphertexts."""

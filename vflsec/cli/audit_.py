@@ -34,8 +34,8 @@ def command(recording: Path, truth: Path | None, names: tuple[str, ...], max_lea
 
     from vflsec.audit import run, table
     from vflsec.audit.audit import Truth
-    from vflsec.audit.recording import Recording
     from vflsec.core.checks import one_of
+    from vflsec.paillier.recording import Recording
 
     limit = leak_limits(max_leak)
     read = Recording(recording)

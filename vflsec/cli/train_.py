@@ -20,9 +20,21 @@ from vflsec.cli.options import config, data_dir, device, resolve, settings
 @config
 @data_dir
 @click.option("--out", type=click.Path(path_type=Path), help="Write the checkpoint into this new folder.")
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Record all that both roles of an encrypted boundary see, for vflsec audit; needs --defense phe.",
+)
 @device
 def command(
-    seed: int, assignments: tuple[str, ...], config: Path | None, out: Path | None, device: str, **chosen: Any
+    seed: int,
+    assignments: tuple[str, ...],
+    config: Path | None,
+    out: Path | None,
+    record: Path | None,
+    device: str,
+    **chosen: Any,
 ) -> None:
     """Train one federation; print its utility; save each party's models as safetensors.
 
@@ -49,6 +61,7 @@ def command(
             seed,
             device,
             lambda phase, done, total: progress.update(bar, description=phase, completed=done, total=total),
+            record,
         )
     for name, value in facts["utility"]["metrics"].items():
         click.echo(f"{name:10} {value:.4f}")
@@ -59,6 +72,9 @@ def command(
     if out:
         CellFolder(out).write(facts, trained.save)
         click.echo(f"checkpoint: {out}", err=True)
+    if record:
+        for path in sorted(record.rglob("*.recording")):
+            click.echo(f"recording: {path}", err=True)
 
 
 def budget(found: Mapping[str, Any]) -> str:

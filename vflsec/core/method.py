@@ -295,6 +295,17 @@ class Method(ABC):
             Diverged: the loss is not finite.
         """
 
+    def record(self, folder: Path) -> None:
+        """Write down in ``folder`` what both roles of each encrypted boundary, already built, see from now on.
+
+        Raises:
+            UsageError: nothing is encrypted.
+        """
+        raise UsageError(f"expected a method with an encrypted boundary to record, got {self.name}")
+
+    def close(self) -> None:  # noqa: B027  (a hook: many methods hold nothing open)
+        """End what runs beside the method, and recordings; it can still predict."""
+
     def cryptography(self, world: World) -> float:
         """Return about how many CPU seconds cryptography takes in training, measured on this machine; 0 for none."""
         return 0.0

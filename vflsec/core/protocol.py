@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from vflsec.core.errors import UsageError
 from vflsec.core.party import Party
 
 if TYPE_CHECKING:
@@ -87,6 +89,17 @@ class Boundary(Protocol):
     def modules(self) -> Mapping[str, nn.Module]:
         """Return the boundary's own learned parts by the name of the party that holds them."""
         return {}
+
+    def record(self, folder: Path) -> None:
+        """Write down what each role sees from now on, one file for each in ``folder``, for ``vflsec audit``.
+
+        Raises:
+            UsageError: this boundary has nothing to record.
+        """
+        raise UsageError(f"expected an encrypted boundary to record, got {self.name}: add --defense phe")
+
+    def close(self) -> None:
+        """End what runs beside it, and recordings; it can still be used."""
 
 
 class LinearBoundary(Boundary):

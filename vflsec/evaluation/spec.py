@@ -185,7 +185,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise UsageError(f"expected one strength for the fixed defense {defense.name}, got {got}: choose one")
         if not defense.strength:
             made = registry.load("defenses", defense.name)
-            example = f"{defense.name}:{'epsilon' if made.by_epsilon is not None else made.strength_name}=5"
+            knob = "epsilon" if made.by_epsilon is not None else made.strength_name
+            example = f"{defense.name}:{knob}={made.strengths[0] if made.strengths == (1.0,) else 5:g}"
             raise UsageError(f"expected a strength for the fixed defense {defense.name}, got 0: say {example}")
 
     def strengths_of(self, defense: DefenseSpec) -> tuple[float, ...]:

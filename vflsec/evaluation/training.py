@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from threadpoolctl import threadpool_limits
@@ -48,6 +49,7 @@ def train(
     *,
     store: Store | None = None,
     tap: Transcript | None = None,
+    record: Path | None = None,
 ) -> tuple[Trained | None, Record]:
     """Train ``cell`` and return it with its facts: status, utility, loss by epoch, traffic, seconds.
 
@@ -59,6 +61,7 @@ def train(
         progress: called with phase, epochs done, epochs in all.
         store: where stages are kept; without it they are run.
         tap: what an adversary hears; a stage in which it would hear something is run again, for no message is stored.
+        record: a folder in which to record what both roles of each encrypted boundary see, for ``vflsec audit``.
     """
     began = time.perf_counter()
     world, method = build_world(cell, device), build_method(cell)
@@ -68,6 +71,8 @@ def train(
     trained = None
     try:
         method.build(world)
+        if record:
+            method.record(record)
         history: dict[str, list[float]] = {}
         for phase in cell.stages:
             heard = bool(tap and tap.kinds & method.sends[phase] and phase not in method.elsewhere)
@@ -87,6 +92,8 @@ def train(
     except Diverged as error:
         trained = None
         facts |= {"status": "diverged", "error": str(error)}
+    finally:
+        method.close()
     facts["traffic"] = [[*route, nbytes] for route, nbytes in world.channel.traffic.items()]
     facts["releases"] = [list(found) for found in world.channel.releases()]
     facts["seconds"] = time.perf_counter() - began

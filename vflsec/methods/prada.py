@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -134,6 +135,18 @@ class PrADA(FeatureGroupMethod):
     def planned(self, phase: str, world: World) -> int | None:
         """Return the number of epochs: in each, every row of that phase crosses once."""
         return self.pretrain_spec.epochs if phase == "pretrain" else super().planned(phase, world)
+
+    def record(self, folder: Path) -> None:
+        """Record every boundary; those of the source in a folder ``source``."""
+        super().record(folder)
+        for name, boundary in self._source_boundaries.items():
+            boundary.record(folder / "source" / name)
+
+    def close(self) -> None:
+        """Close every boundary."""
+        super().close()
+        for boundary in self._source_boundaries.values():
+            boundary.close()
 
     def cryptography(self, world: World) -> float:
         """Return about how many CPU seconds the protocols at the cut layer take for the batches of both phases."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -162,6 +163,16 @@ class SplitMethod(Method):
         layers = (layer for party in world.parties.values() for layer in party.modules.modules())
         if self.train_spec.batch < 2 and any(isinstance(layer, BATCH_NORM) for layer in layers):
             raise UsageError(f"expected train.batch >= 2, got {self.train_spec.batch}: one row tells BatchNorm nothing")
+
+    def record(self, folder: Path) -> None:
+        """Record every boundary, each in a folder named after its passive party."""
+        for name, boundary in self._boundaries.items():
+            boundary.record(folder / name)
+
+    def close(self) -> None:
+        """Close every boundary."""
+        for boundary in self._boundaries.values():
+            boundary.close()
 
     def cryptography(self, world: World) -> float:
         """Return about how many CPU seconds the protocols at the cut layer take for the batches of the last phase."""

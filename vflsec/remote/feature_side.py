@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vflsec.core.seeds import derive, drawing
 from vflsec.nn.encoders import build_encoder
+from vflsec.paillier.codec import rounded
 from vflsec.paillier.key_holder import KeyHolder
 from vflsec.paillier.keys import Keys, Mode
 from vflsec.paillier.layout import Layout
@@ -108,8 +109,7 @@ class FeatureSide(Side):
 
     def _note(self, exchange: Exchange, mu: Tensor) -> None:
         """Record C's features as they are encrypted, rounded, and its share of the weights."""
-        precision = self.agreed.feature_precision
-        exchange.note("mu", np.ldexp(np.rint(np.ldexp(_double(mu), precision)), -precision))
+        exchange.note("mu", rounded(_double(mu), self.agreed.feature_precision))
         exchange.note("share", self.holder.share)
 
     def state(self) -> State:

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import msgspec
 from safetensors.numpy import save
 
-from vflsec.audit.recording import Header, Recorder
 from vflsec.core.errors import PeerLost, PeerRefused, ProtocolError, StoreError, VflsecError
 from vflsec.paillier.keys import Keys
 from vflsec.paillier.messages import NoisedGradient
+from vflsec.paillier.recording import Header, Recorder
 from vflsec.remote.feature_side import FeatureSide, key_from
 from vflsec.remote.hello import Hello, agree
 from vflsec.remote.job import Job

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.audit.recording import Header, Recorder, Recording
 from vflsec.core.seeds import derive
 from vflsec.paillier.key_holder import KeyHolder
 from vflsec.paillier.keys import Keys
@@ -19,6 +18,7 @@ from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.linear_sgd import LinearSgd
 from vflsec.paillier.messages import PaillierMessage
+from vflsec.paillier.recording import Header, Recorder, Recording
 
 Floats = NDArray[np.float64]
 M = TypeVar("M", bound=PaillierMessage)

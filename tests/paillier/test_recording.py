@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vflsec.audit import recording
-from vflsec.audit.recording import MAGIC, Header, Recorder, Recording
 from vflsec.core.errors import DataError, UsageError
+from vflsec.paillier import recording
 from vflsec.paillier.layout import Layout
+from vflsec.paillier.recording import MAGIC, Header, Recorder, Recording
 
 HEADER = Header(role="C", layout=Layout(width=2, batch=3), n=b"\x17")
 

@@ -1,0 +1,139 @@
+"""What a run under encryption in one process records is what both roles see, and the audits read it."""
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from vflsec.defenses.phe import EncryptedBoundary
+
+from vflsec.audit.audit import Truth
+from vflsec.audit.delta_chain import DeltaChain
+from vflsec.audit.score_gram import ScoreGram
+from vflsec.audit.wire import Wire
+from vflsec.cli import cli
+from vflsec.core.errors import UsageError
+from vflsec.core.method import ModelSpec, PretrainSpec, Trained, TrainSpec
+from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.methods.prada import PrADA
+from vflsec.methods.vertical_lr import VerticalLogisticRegression
+from vflsec.paillier.recording import Recording
+from vflsec.testing.worlds import toy_world
+
+SGD = {"optimizer": "sgd", "momentum": 0.5, "lr": 0.1, "batch": 32, "epochs": 2}
+
+
+def record(folder, kind, *, train=None, model=None, source=0, parties=2):
+    world = toy_world(rows=160, columns=4, source=source, parties=parties)
+    for party in world.everybody:
+        party.defenses = (EncryptedBoundary(bits=1024),)
+    spec = TrainSpec(**{**SGD, **(train or {})}, pretrain=PretrainSpec(epochs=1, batch=32))
+    method = kind(spec, ModelSpec(**(model or {})))
+    method.build(world)
+    method.record(folder)
+    for phase in method.phases:
+        method.run(phase, world)
+    Trained(method, world, {}).predict("test")
+    method.close()
+    return world, method
+
+
+def both(folder):
+    return Recording(folder / "C.recording"), Recording(folder / "p.recording")
+
+
+def test_the_notes_of_both_roles_are_one_regression(tmp_path):
+    world, method = record(tmp_path, VerticalLogisticRegression)
+    c, p = both(tmp_path / "passive_1")
+    truth = Truth(c, p)
+    numbers = [step.number for step in c.steps()]
+    passes = 2 * -(-world.n_rows("train") // 32)
+    assert numbers == [step.number for step in p.steps()] == list(range(len(numbers)))
+    assert [step.rate for step in c.steps()] == [0.1] * passes + [None] * (len(numbers) - passes)
+    notes = truth.at(numbers)
+    for number in numbers:
+        found = notes[number]
+        unit = c.header.layout.feature_precision
+        assert np.allclose(found["mu"] @ found["weights"], found["scores"], rtol=0, atol=2.0 ** (2 - unit))
+        assert "embedding_gradient" not in found  # columns stay: nothing comes back
+    x = world.passive[0].features
+    rows = notes[0]["rows"].copy()
+    assert np.allclose(notes[0]["mu"], x["train"][torch.from_numpy(rows)].numpy(), rtol=0, atol=2.0**-20)
+    tested = np.concatenate([notes[number]["rows"] for number in numbers[passes:]])
+    before = sum(len(x[split]) for split in list(x)[: list(x).index("test")])
+    assert (tested == before + np.arange(world.n_rows("test"))).all()
+    assert (notes[0]["labels"] == world.active.labels["train"][torch.from_numpy(rows)].numpy()).all()
+    method.predict(world, "test")  # no longer recorded
+    assert len(list(c.steps())) == len(numbers)
+
+
+def test_recording_changes_nothing_of_the_audits_of_a_real_run(tmp_path):
+    record(tmp_path, PrADA, source=96, train={"epochs": 4})
+    for folder in (tmp_path / "passive_1", tmp_path / "source" / "passive_1"):
+        c, p = both(folder)
+        assert Wire()(c).verdict == Wire()(p).verdict == "holds"
+        assert all(step.has("mu", "share", "rows") for step in c.steps())
+        assert all(step.has("embedding_gradient") for step in c.steps() if step.rate is not None)
+
+
+def test_delta_tells_c_the_labels_of_split_learning_under_encryption(tmp_path):
+    record(tmp_path, FedSplitNN, model={"bottom": (6,), "cut": 3})
+    c, p = both(tmp_path / "passive_1")
+    finding = DeltaChain()(c, Truth(c, p))
+    assert finding.verdict == "leaks"
+    assert finding.figures[0].of == "labels"
+    assert finding.figures[0].value == 1.0
+
+
+def test_scores_tell_p_the_geometry_of_columns_that_stay(tmp_path):
+    record(tmp_path, VerticalLogisticRegression, train={"batch": 160, "epochs": 12, "lr": 0.5})
+    c, p = both(tmp_path / "passive_1")
+    assert ScoreGram()(p, Truth(p, c)).figures[0].value > 0.99
+
+
+def test_each_passive_party_has_its_own(tmp_path):
+    record(tmp_path, FedSplitNN, model={"bottom": (6,), "cut": 3}, parties=3, train={"epochs": 1})
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.recording")) == [
+        f"passive_{k}/{role}.recording" for k in (1, 2) for role in ("C", "p")
+    ]
+    keys = {Recording(path).header.n for path in tmp_path.rglob("C.recording")}
+    assert len(keys) == 2
+
+
+def test_an_older_recording_is_not_overwritten(tmp_path):
+    (tmp_path / "passive_1").mkdir()
+    (tmp_path / "passive_1" / "C.recording").write_text("mine")
+    with pytest.raises(UsageError, match="expected a new file for the recording"):
+        record(tmp_path, VerticalLogisticRegression)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "expected an encrypted boundary to record, got plain: add --defense phe"),
+        (("--method", "lr"), "expected a method with an encrypted boundary to record, got lr"),
+        (
+            ("--defense", "phe:on=1,backend=plain", "--set", "train.optimizer=sgd"),
+            "expected an encrypted boundary to record, got masked-plain",
+        ),
+    ],
+)
+def test_what_is_not_encrypted_is_not_recorded(tmp_path, arguments, said):
+    result = CliRunner().invoke(cli, ["train", "--dataset", "digits", "--record", str(tmp_path / "r"), *arguments])
+    assert result.exit_code == 2
+    assert said in result.output
+    assert not (tmp_path / "r").exists()
+
+
+def test_train_records_and_audit_reads(tmp_path):
+    settings = "train.optimizer=sgd", "train.lr=0.1", "train.epochs=1", "train.batch=512", "data.n_labeled=512"
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    where = str(tmp_path / "r")
+    defense = ["--defense", "phe:on=1,bits=1024"]
+    result = CliRunner().invoke(cli, ["train", "--dataset", "digits", *defense, *arguments, "--record", where])
+    assert result.exit_code == 0, result.output
+    c, p = (str(tmp_path / "r" / "passive_1" / f"{role}.recording") for role in ("C", "p"))
+    assert f"recording: {c}" in result.stderr.replace("\n", "")
+    for own, other in ((c, p), (p, c)):
+        result = CliRunner().invoke(cli, ["audit", own, "--truth", other, "--audit", "wire"])
+        assert result.exit_code == 0, result.output
+        assert "no fault" in result.output
