@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vflsec.audit import small_masks
 from vflsec.audit.audit import Truth
 from vflsec.audit.low_bits import LowBits, solve
-from vflsec.paillier.recording import Header, Recorder, Recording
 from vflsec.audit.small_masks import SmallMasks, narrowest
 from vflsec.paillier.layout import Layout
+from vflsec.paillier.recording import Header, Recorder, Recording
 
 
 def recorded(folder, mu, masked, share, precision, rate=None):
@@ -146,6 +147,44 @@ def test_small_masks_give_the_weights_and_wide_ones_do_not(tmp_path, width, reco
     assert recovered[0] <= finding.figures[0].value <= recovered[1]
     assert SmallMasks()(c).figures[0].metric == "consistency"
     assert (SmallMasks()(c).figures[0].value > 0.99) == (recovered[0] > 0)
+
+
+def leaks(folder, seeds, width, *, rows=180, features=4, scored=True):
+    """How often a recording of ``rows`` masked scores is said to leak."""
+    found = 0
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        scales = np.logspace(0, -2, features)  # a feature that hardly varies has a weight that anything explains
+        mu, w = rng.normal(size=(rows, features)) * scales, rng.choice([-1.0, 1.0], size=(features, 1))
+        exact = mu @ w + rng.uniform(-width, width, size=(rows, 1))
+        masked = np.vectorize(lambda v: int(v * 2**30), otypes=[object])(exact)
+        (folder / str(seed)).mkdir()
+        c, truth = recorded(folder / str(seed), mu, masked, w, 30)
+        found += SmallMasks()(c, truth if scored else None).verdict == "leaks"
+    return found
+
+
+@pytest.mark.parametrize(("scored", "seeds"), [(False, 200), (True, 40)])
+def test_wide_masks_are_not_said_to_leak(tmp_path, scored, seeds):
+    """By accident one audit in a thousand is; two of 200 have a probability of 0.02."""
+    assert leaks(tmp_path, seeds, 2.0**40, scored=scored) <= 1
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_small_masks_are_said_to_leak(tmp_path, scored):
+    assert leaks(tmp_path, 20, 1.0, scored=scored) == 20
+
+
+def test_the_level_is_kept_where_masks_hide_everything(monkeypatch):
+    """At 5 % instead of 0.1 %, of 100 at most 12 are rejected with a probability of 0.999, at least one with 0.99."""
+    monkeypatch.setattr(small_masks, "PERMUTATIONS", 199)
+    monkeypatch.setattr(small_masks, "ENOUGH", 20)
+    found = []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        mu, scores = rng.normal(size=(60, 3)), rng.uniform(-1, 1, size=(60, 2))
+        found.append(small_masks.p_value(mu, scores, [narrowest(mu[part::2], scores[part::2]) for part in (0, 1)]))
+    assert 1 <= sum(p <= 0.05 for p in found) <= 12
 
 
 def test_the_narrowest_band_is_that_of_the_dense_programme():

@@ -27,7 +27,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """How much of one thing was recovered.
 
     Attributes:
-        of: what: ``labels``, ``weights``, ``features``, ``loss gradients`` or ``messages``.
+        of: what: ``labels``, ``weights``, ``scores``, ``features``, ``loss gradients`` or ``messages``.
         metric: ``accuracy``, ``auc``, ``r2``, ``correlation``, ``share``; or ``consistency``, which needs no truth: how
             well what was recovered agrees with all that was seen.
         value: between chance and 1.
