@@ -242,6 +242,31 @@ def test_a_row_of_the_table_of_prada(prada, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_encrypted_prada_gives_what_it_gives_in_clear(prada, monkeypatch, tmp_path):
+    def toy(arm, positives, seed, *more):
+        boundary = next((setting for setting in arm.settings if "boundary" in setting), "")
+        settings = {
+            "dataset": "toy",
+            "data": {"validation": 0.2, "options": {"rows": 200, "source": 96}},
+            "methods": [arm.method],
+            "method": {arm.method: {"boundary": boundary.partition("=")[2] or "plain"}},
+            "train": {"epochs": 1, "optimizer": "sgd", "lr": 0.01, "pretrain": {"epochs": 1}},
+        }
+        return prada.training_cell(prada.specs.read_training(settings), arm.method, seed)
+
+    monkeypatch.setattr(prada, "cell", toy)
+    monkeypatch.setattr(prada, "RATIOS", {160: 0.04})
+    text = prada.encrypted(prada.Store(tmp_path))
+    rows = [line.split(" | ") for line in text.splitlines() if " | 160 | " in line]
+    assert len(rows) == 3
+    assert all(row[3] == row[4] for row in rows), "six digits of AUC on few rows"
+    assert all(float(row[9].rstrip(" |")) >= 0 and row[5] == "+0.000000" for row in rows)
+    (tmp_path / "page").write_text(text)
+    monkeypatch.setattr(prada, "ENCRYPTED", tmp_path / "page")
+    assert text in prada.page(found(prada), 5)
+
+
+@pytest.mark.slow
 def test_one_step_of_the_speed_of_prada(prada, monkeypatch):
     monkeypatch.setattr(prada, "STEPS", 1)
     monkeypatch.setattr(prada, "PAIRS", 1)
