@@ -92,7 +92,7 @@ def main() -> None:
             call()  # warm up
             times = once(call)
             table.add_row(name, *(f"{ms:.2f}" for ms in (statistics.median(times), times[0], times[-1])))
-        Console().print(table)
+        Console(width=120).print(table)
         table = Table("training", "step, CPU ms", "without, CPU ms", "ratio (median)", "min", "max")
         training("marvell"), training(None)  # warm up
         for name in DEFENSES:
@@ -101,7 +101,7 @@ def main() -> None:
             step, without = (statistics.median(column) for column in zip(*pairs, strict=True))
             row = (step, without, statistics.median(ratios), ratios[0], ratios[-1])
             table.add_row(f"{name}, {DEFENSES[name]:g}", *(f"{number:.2f}" for number in row))
-        Console().print(table)
+        Console(width=120).print(table)
 
 
 if __name__ == "__main__":

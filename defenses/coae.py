@@ -40,8 +40,11 @@ class ConfusionalAutoencoder(Defense):
     codes apart is small beside the model's error. Costs an autoencoder, and training: codes that lie closer are learned
     from smaller differences, so that utility falls where epochs or rows are few. Fails against everybody who knows some
     labels or watches for long: each class has one code, the model learns to tell codes apart, and so does ``mc``, whose
-    head takes any scale, or ``direction``. The predictions that are decoded are the active party's alone; where others
-    see what the top model gives, as with ``model.head=none``, they see codes.
+    head takes any scale, or ``direction``. On digits, three seeds, lambda .5 takes ``direction`` from 1.00 to .61, and
+    ``mc`` up from .79 to .87: soft codes make a better bottom model, on which a head of all labels reaches .91, from
+    .87. On credit-default lambda .5 to 20 leave ``direction`` at 1.00 and ``mc`` where it was. The predictions that are
+    decoded are the active party's alone; where others see what the top model gives, as with ``model.head=none``, they
+    see codes.
 
     Guarantee: none, empirical only.
 

@@ -27,6 +27,10 @@ class Compression(Defense):
     leave almost whole: their sign and direction are exact, and which entries survive is itself a fact about them, so
     that ``norm`` may even gain. At ``embedding`` it hides the same from the active party, at prediction too.
 
+    On credit-default, five seeds, strengths to .5 leave ``direction`` at 1.00; .1 and .25 cost one and two points of
+    AUC, .5 none, and at .75 the one seed that was tried collapsed: what is left out is not drawn at random, and the sum
+    of what is left is not the gradient.
+
     Guarantee: none, empirical only.
 
     | case | result |

@@ -32,6 +32,10 @@ class DistanceCorrelation(Defense):
     no columns of its own to predict from: less dependence is then less utility. The estimate in a batch is biased
     upwards, more in small ones.
 
+    On credit-default lambda .03 takes ``mc`` below what the party reaches alone, and with it most of what joining is
+    worth (one seed: an AUC of .740, from .774; the active party alone has .726). On digits, three seeds, .1 costs
+    nothing and leaves ``mc`` at .79; .3 takes it to .33, and six points of accuracy.
+
     Guarantee: none, empirical only. Strength 0 trains as without it, bit for bit; a batch of one class, or of one row,
     adds nothing.
 
@@ -41,7 +45,7 @@ class DistanceCorrelation(Defense):
 
     name = "dcor"
     strength_name = "lambda"
-    strengths = (0.1, 0.3, 1.0)
+    strengths = (0.01, 0.03, 0.1)
     points = ()
     reference = (
         "Sun et al. 2022, Label Leakage and Protection from Forward Embedding in VFL, arXiv 2203.01451, section 4"

@@ -54,7 +54,9 @@ class DPSGD(GaussianDP):
 
     Costs time and memory, for every row's gradient of every weight is written out: three times the time of a step of
     the default model, and fifteen times with two hidden layers of 128, in batches of 256. And utility: larger batches,
-    fewer epochs and smaller models lose less.
+    fewer epochs and smaller models lose less. Clipping costs too, where one class is rare: its rows have the longest
+    gradients, and a model of clipped ones forgets it (credit-default, one seed, hardly any noise: an AUC of .68 at
+    C = 1 and .73 at 5, from .774; with sigma .2 it is .755 at C = 5).
 
     | case | result |
     |---|---|
@@ -77,6 +79,7 @@ class DPSGD(GaussianDP):
 
     name = "dp-sgd"
     points = ()
+    strengths = (0.2, 1.0, 5.0)
     reference = "Abadi et al. 2016, Deep Learning with Differential Privacy, CCS, algorithm 1; gradients by row: opacus"
     guarantee = (
         "(epsilon, delta)-differential privacy of one training row in the updates of the models of the party that "
@@ -90,7 +93,7 @@ class DPSGD(GaussianDP):
         strength: float,
         *,
         at: Iterable[str] | None = None,
-        clip: float = 1.0,
+        clip: float = 5.0,
         unit: Literal["noise", "1/epsilon"] = "noise",
         delta: float = 1e-5,
         accountant: Accountant = "rdp",

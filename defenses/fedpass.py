@@ -35,6 +35,9 @@ class Passports(Defense):
     obfuscated alike, so that whoever compares rows of one batch sees as much as before, and where gamma keeps its sign,
     rows of all batches.
 
+    On digits, three seeds, a range of 25 takes ``mc`` from .79 to .67 for two points of accuracy, and leaves
+    ``direction`` at .94; on credit-default, one seed, it leaves ``direction`` at .97.
+
     Guarantee: none, empirical only; the paper's theorems bound the error of recovering W's input by an attacker who
     knows neither, not that of guessing labels.
 

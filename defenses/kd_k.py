@@ -39,6 +39,9 @@ class DistilledGroups(Defense):
     (``norm``) shrink towards those of the group. Costs the teacher, and utility as epsilon comes near (k - 1) / k.
     Fails below that against whoever averages or knows some labels: gradients still differ by class, only less, and
     ``direction`` and ``mc`` need no size. Of two classes it is plain label smoothing.
+    That it hides labels from ``mc`` does not hold here: on digits, three seeds, epsilon .5 takes it from .79 to
+    .85, because the bottom model becomes better (the joint one goes from .957 to .974), and ``direction`` from 1.00 to
+    .70; on credit-default it leaves both as they were.
 
     Guarantee: none, empirical only.
 
@@ -58,7 +61,7 @@ class DistilledGroups(Defense):
 
     name = "kd-k"
     strength_name = "epsilon"
-    strengths = (0.1, 0.3, 0.5)
+    strengths = (0.1, 0.3, 0.45)
     points = ()
     reference = (
         "Arazzi et al. 2024, KDk: A Defense Mechanism Against Label Inference Attacks in Vertical Federated Learning, "

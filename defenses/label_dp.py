@@ -30,7 +30,7 @@ class LabelDP(Defense):
     """
 
     name = "label-dp"
-    strengths = (0.125, 0.5, 1.0)
+    strengths = (0.25, 0.5, 1.0)
     reference = "Warner 1965; Ghazi et al. 2021, arXiv 2102.06062, section 3"
     guarantee = (
         "epsilon-label-differential privacy, exact: of each training row's label, against everybody but the active "

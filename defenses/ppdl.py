@@ -58,7 +58,7 @@ class SparseVector(Defense):
     """
 
     name = "ppdl"
-    strengths = (1e-6, 1e-4, 1 / 1.8)
+    strengths = (1e-7, 1e-6, 1e-5)
     points = (Kind.GRADIENT,)
     reference = (
         "Shokri and Shmatikov 2015, Privacy-Preserving Deep Learning, CCS, section 5; "
