@@ -312,6 +312,19 @@ def test_several_curves_have_their_strengths_beside_their_points_and_names_besid
     assert legend.get_window_extent().x0 > axes.get_window_extent().x1
 
 
+def test_of_more_curves_than_have_room_for_numbers_the_front_alone_is_named(summary):
+    others = [msgspec.structs.replace(p, defense=f"d{i}") for i in range(7) for p in summary.points]
+    front = [
+        Place(
+            target="labels", method="fedsplitnn", defense="d3", strength=s, utility=u, leak=u, worst_rows=u, by_seed={}
+        )
+        for s, u in ((0.0, 0.776), (1.0, 0.771))
+    ]
+    ranks = [Rank(target="labels", method="fedsplitnn", defense=f"d{i}", values={}, ranks={}) for i in range(7)]
+    axes = curve.draw(msgspec.structs.replace(summary, points=others, front=front, ranks=ranks)).axes[0]
+    assert sorted(text.get_text() for text in axes.texts) == ["d3 1", "no defense"]
+
+
 def test_curves_of_one_method_are_named_by_their_defences(summary):
     others = [msgspec.structs.replace(p, defense="max-norm") for p in summary.points]
     assert [line.label for line in curve.lines([*summary.points, *others])] == ["iso", "max-norm"]

@@ -58,6 +58,7 @@ class Line(NamedTuple):
         label: in the legend: the method, where there are several, the defence, and the attack, where there are several.
         seeds: how many of them gave a number (``3/5``), where not all did.
         attacks: the strongest attack at each strength, where it is of several.
+        written: whether anything is written beside the points.
     """
 
     label: str
@@ -68,6 +69,7 @@ class Line(NamedTuple):
     strengths: Sequence[float]
     seeds: Sequence[str]
     attacks: Sequence[str]
+    written: bool = True
 
 
 def lines(points: Sequence[Point]) -> list[Line]:
@@ -134,7 +136,8 @@ def draw(summary: Summary) -> Curve:
         axes = figure.add_subplot(1, len(targets), number)
         several = _draw_target(axes, points)
         if summary.ranks:
-            _draw_front(axes, [place for place in summary.front if place.target == target])
+            crowded = len({(p.method, p.defense) for p in points}) > MANY
+            _draw_front(axes, [place for place in summary.front if place.target == target], named=crowded)
         _draw_legend(axes, several=several)
         widths.append(9.6 if several else 7.0)
         measures = [p.leak.metric for p in points if p.leak.metric] or [summary.metric]
@@ -160,6 +163,8 @@ def _draw_target(axes: Axes, points: Sequence[Point]) -> bool:
         curves = shown
         if len(curves) > 1:  # names beside the points of several curves would cover each other
             curves = [line._replace(attacks=[""] * len(line.attacks)) for line in curves]
+    if len(curves) > MANY:  # and so would numbers
+        curves = [line._replace(written=False) for line in curves]
     for i, line in enumerate(curves):
         marker = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]  # the seventh has the first's colour, not its marker
         _draw_line(axes, line, COLORS[i % len(COLORS)], marker, i if len(curves) > 1 else None)
@@ -174,7 +179,7 @@ def _draw_target(axes: Axes, points: Sequence[Point]) -> bool:
     return len(curves) > 1
 
 
-def _draw_front(axes: Axes, places: Sequence[Place]) -> None:
+def _draw_front(axes: Axes, places: Sequence[Place], *, named: bool) -> None:
     """Draw the strengths that no other beats in both utility and leak, which is never below *alone*."""
     along = sorted(places, key=lambda place: place.utility)
     axes.plot(
@@ -190,6 +195,10 @@ def _draw_front(axes: Axes, places: Sequence[Place]) -> None:
         label="Pareto front",
         zorder=50,
     )
+    for place in {(place.utility, place.leak): place for place in along}.values() if named else ():
+        name = f"{place.defense} {place.strength:.3g}" if place.strength else "no defense"
+        label = axes.annotate(name, (place.utility, place.leak), xytext=(10, 6), textcoords="offset points", fontsize=7)
+        label.set(path_effects=[withStroke(linewidth=2.5, foreground="white")], zorder=60)
 
 
 def _draw_legend(axes: Axes, *, several: bool) -> None:
@@ -261,6 +270,8 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
         label=line.label,
         zorder=2 + (number or 0),
     )
+    if not line.written:
+        return
     named = {tuple(text.xy) for text in axes.texts if isinstance(text, Annotation)}
     texts = zip(line.utility, line.leak, line.strengths, line.seeds, line.attacks, strict=True)
     for i, (x, y, strength, seeds, attack) in enumerate(texts):
