@@ -35,6 +35,8 @@ class DistanceCorrelation(Defense):
     On credit-default lambda .03 takes ``mc`` below what the party reaches alone, and with it most of what joining is
     worth (one seed: an AUC of .740, from .774; the active party alone has .726). On digits, three seeds, .1 costs
     nothing and leaves ``mc`` at .79; .3 takes it to .33, and six points of accuracy.
+    On census-income with 5,000 labels, three seeds, .03 takes ``mc`` to .52, ``direction`` to .79 and the model from
+    .93 to .88, raises ``norm`` to 1.00, and lets one seed collapse.
 
     Guarantee: none, empirical only. Strength 0 trains as without it, bit for bit; a batch of one class, or of one row,
     adds nothing.
