@@ -101,7 +101,7 @@ class PaillierBoundary(MaskedLinearBoundary):
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot make {folder}: {error.strerror or error}") from None
-        roles: tuple[Literal["C"], Literal["p"]] = ("C", "p")
+        roles: tuple[Literal["C", "p"], ...] = ("C", "p")
         holder = self._current().key_holder
         momentum, weight_decay = float(holder.optimizer.momentum), float(holder.optimizer.weight_decay)
         n = holder.keys.public.n
