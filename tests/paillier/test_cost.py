@@ -47,14 +47,14 @@ class Counted:
 def test_the_count_of_a_forward_pass_is_that_of_its_multiplications(outputs):
     from vflsec.paillier.multiexp import Straus, straus_schedule
 
-    layout = Layout(width=10, outputs=outputs, batch=15)
+    layout = Layout(width=10, outputs=outputs, batch=16)
     rng, modulus = np.random.default_rng(0), gmpy2.mpz(2**127 - 1)
     Counted.count, runs = 0, 20
     for _ in range(runs):
         bases = [Counted(int(x)) for x in rng.integers(2, 2**60, size=10)]
         powers = Straus(bases, modulus, bits=layout.ring, products=outputs)
         for _ in range(outputs):
-            exponents = [int.from_bytes(rng.bytes(8), "little") for _ in range(10)]
+            exponents = rng.integers(0, 1 << layout.ring, size=10).tolist()
             powers.product(straus_schedule(exponents, powers.window))
     assert cost._forward(layout) == pytest.approx(Counted.count / runs, rel=0.03)
 
@@ -62,11 +62,11 @@ def test_the_count_of_a_forward_pass_is_that_of_its_multiplications(outputs):
 def test_the_modes_differ_where_they_should():
     layout = Layout(width=10)
     standard, short, subgroup = (cost.work(layout, mode, 625) for mode in ("standard", "short", "subgroup"))
-    assert layout.traffic == (155, 12)
+    assert layout.traffic == (145, 11)
     assert standard.half > 4 * short.half
     assert standard.full == short.full > subgroup.full
-    assert standard.powers == subgroup.powers == 24
-    assert cost.work(layout, "standard", 5).residues == 12
+    assert standard.powers == subgroup.powers == 22
+    assert cost.work(layout, "standard", 5).residues == 11
     assert standard.residues == 0
 
 

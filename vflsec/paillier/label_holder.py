@@ -108,7 +108,7 @@ class LabelHolder(Role):
             schedules = schedules or [straus_schedule(share[:, c].tolist(), powers.window) for c in range(outputs)]
             part = slice(block * packing.rows, min(rows, (block + 1) * packing.rows))
             for output, schedule in enumerate(schedules):
-                own = [self._mask(layout.score_bound) for _ in range(part.start, part.stop)]
+                own = [self._mask(layout.score_bound, layout.hidden_score) for _ in range(part.start, part.stop)]
                 masked[part, output] = ring(own, layout.ring)
                 masks.append(pack(own, packing.slot))
                 found.append(powers.product(schedule))
@@ -159,7 +159,9 @@ class LabelHolder(Role):
             own = slice(block * packing.columns, (block + 1) * packing.columns)
             for output in range(outputs):
                 for k in range(used):  # row k of every pack; the rows beside it come out weighted wrongly, and masked
-                    mask = [self._mask(layout.gradient_bound) for _ in range(used * packing.columns)]
+                    mask = [
+                        self._mask(layout.gradient_bound, layout.gradient_bound) for _ in range(used * packing.columns)
+                    ]
                     totals[own, output] += mask[k * packing.columns : (k + 1) * packing.columns]
                     exponents = weights[k::used, output].tolist()
                     found.append(powers.product(exponents + [0] * (chunks - len(exponents))))
@@ -289,9 +291,9 @@ class LabelHolder(Role):
     def _blur(self, rows: NDArray[np.int64], noise: NDArray[np.object_]) -> list[int]:
         """Return what is added to packed rows, (R, columns) or more.
 
-        That is ``noise``, and what is below one unit of W: exact products would have a common divisor. It hides the
-        scale of one row. Where every row is sent, ratios of rows would still be those of integers, which a search over
-        2^23 scales reads; so there it is up to one unit of delta times a weight of 1. Where weights are much larger
+        That is ``noise``, and up to half a unit of W: exact products would have a common divisor. It hides the scale
+        of one row. Where every row is sent, ratios of rows would still be those of integers, which a search over 2^23
+        scales reads; so there it is half a unit of delta times a weight of 1 or more. Where weights are much larger
         than 1, ``outer`` may give away delta and W up to a sign in one batch, and not in two alone.
         """
         packing, least = self.layout.deltas, 1 if self.layout.low_rank else 1 << self.layout.weight_precision
@@ -299,7 +301,9 @@ class LabelHolder(Role):
         limits = np.where(sizes > 0, sizes.clip(min=least), 1).tolist()
         added = np.zeros((len(rows), packing.columns), object)
         added[:, : noise.shape[1]] = noise[: len(rows)]
-        added[:, : noise.shape[1]] += [[uniform(limit, self.randbits) for _ in noise.T] for limit in limits]
+        added[:, : noise.shape[1]] += [
+            [uniform(limit, self.randbits) - limit // 2 for _ in noise.T] for limit in limits
+        ]
         chunks = (added[start : start + packing.rows] for start in range(0, len(rows), packing.rows))
         return [pack(chunk.ravel().tolist(), packing.slot) for chunk in chunks]
 
@@ -308,9 +312,9 @@ class LabelHolder(Role):
         drawn = [self.randbits(53) for _ in range(math.prod(shape))]
         return np.ldexp(np.array(drawn, np.float64), -53).reshape(shape) - 0.5
 
-    def _mask(self, bound: int) -> int:
-        """Return a mask for a number within ±bound, which makes it non-negative."""
-        return bound + uniform(bound << self.layout.sigma, self.randbits)
+    def _mask(self, bound: int, hidden: int) -> int:
+        """Return a mask for a number within ±bound, which makes it non-negative; C knows it but for ±hidden."""
+        return bound + uniform(hidden << self.layout.sigma, self.randbits)
 
     def _release(self, ciphertexts: Sequence[mpz], masks: Sequence[int]) -> bytes:
         """Return ciphertexts with masks added, re-randomised: the one way out, which nothing leaves without either."""

@@ -7,6 +7,8 @@ import os
 import secrets
 import signal
 from abc import ABC, abstractmethod
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
 import gmpy2
@@ -20,14 +22,21 @@ from vflsec.paillier.keys import ORDER_BITS, Keys, PublicKey, residue_generator
 SLACK = 64  # bits by which an exponent is longer than an order that its drawer does not know
 COSETS = 128  # random elements whose subset products reach the cosets of a cyclic subgroup
 WITHOUT_TABLE = 200  # randomisers that cost p less one by one than after building a table
-CHUNK = 1024  # drawn at once where there is a table: a row of it then serves many while it is in the cache
-_AHEAD = 2  # requests that a process has waiting
+CHUNK = 512  # drawn at once where there is a table: a row of it then serves many while it is in the cache
+_AHEAD = 8  # chunks that a process may be ahead
+_COUNT_BYTES = 8  # of a request
 
 
 class Source(ABC):
-    """Draws randomisers; builds its tables when it is first asked, in the process that asks."""
+    """Draws randomisers; builds its tables when it is first asked, in the process that asks.
 
-    chunk: int = 1  # how many to draw at once
+    Attributes:
+        uses: how many are about to be drawn.
+        chunk: how many to draw at once.
+    """
+
+    uses: int
+    chunk: int = CHUNK
 
     @abstractmethod
     def draw(self, count: int) -> list[mpz]:
@@ -43,7 +52,7 @@ class FactorSource(Source):
     """
 
     def __init__(self, keys: Keys, uses: int) -> None:
-        self.keys, self.uses, self.chunk = keys, uses, min(uses, CHUNK)
+        self.keys, self.uses = keys, uses
         self._tables: list[FixedBase] = []
 
     def draw(self, count: int) -> list[mpz]:
@@ -80,7 +89,7 @@ class CosetSource(Source):
     """
 
     def __init__(self, n: int, uses: int) -> None:
-        self.n, self.uses, self.chunk = mpz(n), uses, min(uses, CHUNK)
+        self.n, self.uses = mpz(n), uses
         self._table: FixedBase | None = None
 
     def draw(self, count: int) -> list[mpz]:
@@ -97,10 +106,13 @@ class PowerSource(Source):
 
     Args:
         n: the modulus.
+        uses: how many are about to be drawn.
     """
 
-    def __init__(self, n: int) -> None:
-        self.n = mpz(n)
+    chunk = 1
+
+    def __init__(self, n: int, uses: int = 0) -> None:
+        self.n, self.uses = mpz(n), uses
 
     def draw(self, count: int) -> list[mpz]:
         """Return ``count`` fresh ones."""
@@ -117,7 +129,7 @@ class SubgroupSource(Source):
     """
 
     def __init__(self, public: PublicKey, uses: int) -> None:
-        self.public, self.uses, self.chunk = public, uses, min(uses, CHUNK)
+        self.public, self.uses = public, uses
         self._table: FixedBase | None = None
 
     def draw(self, count: int) -> list[mpz]:
@@ -133,7 +145,7 @@ def label_holder_source(public: PublicKey, uses: int) -> Source:
     """Return what p draws about ``uses`` randomisers from."""
     if public.generator:
         return SubgroupSource(public, uses)
-    return CosetSource(public.modulus, uses) if uses > WITHOUT_TABLE else PowerSource(public.modulus)
+    return (CosetSource if uses > WITHOUT_TABLE else PowerSource)(public.modulus, uses)
 
 
 def short_bits(bits: int) -> int:
@@ -159,9 +171,11 @@ class Pool:
         if workers and "fork" not in multiprocessing.get_all_start_methods():
             raise UsageError(f"expected workers=0 on a system that cannot fork, got {workers}")
         self._source, self._size = source, -(-modulus.bit_length() // 8)
+        self._to_come = source.uses  # of those that were announced
         self._stock: list[mpz] = []
         self._owner = os.getpid()
         self._links: list[Connection] = []
+        self._asked: deque[Connection] = deque()  # a link for each request that waits, in their order
         self._children = []
         for _ in range(workers):
             ours, theirs = multiprocessing.Pipe()
@@ -173,7 +187,7 @@ class Pool:
             self._links.append(ours)
             self._children.append(child)
             for _ in range(_AHEAD):
-                ours.send_bytes(b"more")
+                self._ask(ours)
 
     def take(self, count: int) -> list[mpz]:
         """Return ``count`` randomisers and forget them.
@@ -186,7 +200,7 @@ class Pool:
                 "a pool of randomisers serves the process that made it alone; make another after forking"
             )
         while lacking := max(count - len(self._stock), 0):
-            self._stock += self._receive() if self._links else self._source.draw(max(self._source.chunk, lacking))
+            self._stock += self._receive(lacking) if self._links else self._source.draw(self._due(lacking))
         rest = len(self._stock) - count
         taken, self._stock = self._stock[rest:], self._stock[:rest]
         return taken
@@ -195,12 +209,24 @@ class Pool:
         """Draw ``count`` more in this process, before they are needed."""
         self._stock += self._source.draw(count)
 
-    def _receive(self) -> list[mpz]:
-        link = self._links.pop(0)
-        self._links.append(link)
+    def _due(self, least: int = 0) -> int:
+        """Return how many to draw next: a chunk as long as so many are to come, and at least ``least``."""
+        count = max(min(self._source.chunk, self._to_come), least)
+        self._to_come = max(self._to_come - count, 0)
+        return count
+
+    def _ask(self, link: Connection, least: int = 0) -> None:
+        if count := self._due(least):
+            link.send_bytes(count.to_bytes(_COUNT_BYTES, "little"))
+            self._asked.append(link)
+
+    def _receive(self, least: int) -> list[mpz]:
         try:
+            if not self._asked:
+                self._ask(self._links[0], least)
+            link = self._asked.popleft()
             data = link.recv_bytes()
-            link.send_bytes(b"more")
+            self._ask(link)
         except (EOFError, OSError):
             raise ProtocolError(
                 "a process that prepares randomisers has died; start again, or with workers=0"
@@ -218,12 +244,13 @@ class Pool:
 
 
 def _serve(source: Source, size: int, link: Connection, parents: Connection) -> None:
-    """Send a chunk for every request, until the parent is gone."""
+    """Draw as many as each request says, until the parent is gone; what it does not yet read waits in a thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers it
     parents.close()
-    try:
-        while True:
-            link.recv_bytes()
-            link.send_bytes(join(source.draw(source.chunk), size))
-    except (EOFError, OSError):
-        return
+    with ThreadPoolExecutor(1) as sender:
+        try:
+            while True:
+                count = int.from_bytes(link.recv_bytes(), "little")
+                sender.submit(link.send_bytes, join(source.draw(count), size))
+        except (EOFError, OSError):
+            return
