@@ -31,7 +31,8 @@ def compare(pair, task, *, steps, rows, share0=0.0, rate=RATE, optimizer=None):
     return np.abs(pair.weights - w).max(), worst_down, worst_up
 
 
-# A pack of 1024 bits is filled by eight samples of one feature, by seven of more. A hundred steps at C > 1 take longer than the quick tests may.
+# A pack of 1024 bits is filled by eight samples of one feature, by seven of more. A hundred steps at C > 1 take longer
+# than the quick tests may.
 LONG = [pytest.param(g, c, 9, 100, marks=pytest.mark.slow) for g in (1, 10, 15) for c in (3, 10)]
 QUICK = [(1, 1, 8, 100), (1, 1, 9, 30), (10, 1, 9, 100), (10, 1, 7, 30), (15, 1, 7, 100), (15, 1, 9, 30)]
 QUICK += [(1, 3, 9, 20), (10, 3, 7, 20), (15, 10, 9, 3)]

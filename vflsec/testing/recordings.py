@@ -74,8 +74,14 @@ class LinearRun:
 
     def record(self, folder: Path) -> tuple[Recording, Recording]:
         """Train; return the recordings of C and p, new files in ``folder``."""
-        agreed = {"ring": 64, "weight_precision": min(self.unit, 28)}
-        layout = Layout(width=self.width, outputs=self.outputs, batch=self.batch, order=self.order, **agreed)
+        layout = Layout(
+            width=self.width,
+            outputs=self.outputs,
+            batch=self.batch,
+            order=self.order,
+            ring=64,
+            weight_precision=min(self.unit, 28),
+        )
         with _recorders(folder, layout, self.momentum, self.weight_decay) as (c, p):
             for number, (seen_by_c, seen_by_p) in enumerate(self._train()):
                 for recorder, notes in ((c, seen_by_c), (p, seen_by_p)):
