@@ -186,11 +186,15 @@ def found(prada, /, **auc):
     return rows
 
 
+def verdicts_of(page, **auc):
+    return {claim.text.partition(" (")[0]: claim.verdict for claim in page.claims(found(page, **auc))}
+
+
 def test_the_papers_own_figures_agree_with_the_paper(prada):
     page = prada.page(found(prada, no_da=82.0), 5)
     assert "66 of 66 cells lie within 1.5 points of the paper's" in page
     assert "| B→A | PrADA | 79.17 ±0.02 (79.17) | 44.92 ±0.00 (44.92) |" in page
-    verdicts = {claim.text.partition(" (")[0]: claim.verdict for claim in prada.claims(found(prada, no_da=82.0))}
+    verdicts = verdicts_of(prada, no_da=82.0)
     assert verdicts["C's columns help A"] == "holds"
     assert verdicts["the source helps A"] == "holds"
     assert verdicts["interactions help"] == "holds"
@@ -201,8 +205,7 @@ def test_what_does_not_agree_is_named(prada):
     page = prada.page(found(prada, prada=75.0), 5)
     assert "63 of 66 cells" in page
     assert "* B→A PrADA, AUC at 160: -6.46" in page
-    claims = {claim.text.partition(" (")[0]: claim.verdict for claim in prada.claims(found(prada, prada=75.0))}
-    assert claims["interactions help"] == "does not hold here"
+    assert verdicts_of(prada, prada=75.0)["interactions help"] == "does not hold here"
 
 
 def test_each_row_of_table_one_is_there_and_each_training_is_another(prada):

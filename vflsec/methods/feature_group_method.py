@@ -14,6 +14,7 @@ from vflsec.methods.split_method import SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.columns import Columns
 from vflsec.nn.feature_groups import FeatureGroups, ungrouped
+from vflsec.nn.frozen import Frozen
 
 UNGROUPED_WIDTH = 4
 """Numbers that the aggregator of all columns together returns, as in the released code."""
@@ -64,5 +65,6 @@ class FeatureGroupMethod(SplitMethod):
         bottoms = {party.name: self.representation(party) for party in world.parties.values()}
         top = world.active.modules["top"]
         if any(boundary.modules() for boundary in self._boundaries.values()):
-            return SharedHeadTraining(world, bottoms, top, self._boundaries, self.train_spec)
+            stay = {name: Frozen(bottom) for name, bottom in bottoms.items()}
+            return SharedHeadTraining(world, stay, top, self._boundaries, self.train_spec)
         return HeadTraining(world, bottoms, top, self._boundaries, self.train_spec, {})

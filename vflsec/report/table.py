@@ -116,13 +116,11 @@ def tables(summary: Summary) -> list[Cells]:
 
 def remarks(summary: Summary) -> list[str]:
     """Return the lines below the tables: what an epsilon is of, front, orders and where they disagree, gates."""
-    verdicts = (
-        summary.disagreements or ["all scores agree wherever they tell two defenses apart"][: bool(summary.orders)]
-    )
+    verdicts = summary.disagreements or ["all scores agree wherever they tell two defenses apart"]
     return [
         *([OF_MODELS] if any("of" in one for point in summary.points for one in point.spent) else []),
         *(front(summary) if summary.ranks else []),
-        *(f"ORDER {line}" for line in [*summary.orders, *verdicts]),
+        *(f"ORDER {line}" for line in ([*summary.orders, *verdicts] if summary.orders else [])),
         *(gate_line(gate) for gate in summary.gates),
     ]
 
