@@ -181,6 +181,13 @@ def test_notes_say_what_a_reader_must_know():
     assert notes[1].startswith("no folds")
 
 
+def test_what_trainings_noted_is_told_once():
+    records = {
+        key: {**record, "method": "fedsplitnn", "notes": ["too narrow"]} for key, record in make_records().items()
+    }
+    assert summary_of(records).notes == ["fedsplitnn: too narrow"]
+
+
 def test_cap_is_the_mean_of_each_seeds_cap_over_the_defended_strengths():
     (found,) = summary_of().cap
     by_seed = [cap([0.85 - j, 0.75 - j], [0.70 + j, 0.60 + j]) for j in JITTER]

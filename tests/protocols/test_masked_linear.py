@@ -49,6 +49,18 @@ def test_training_equals_training_in_clear(defense, world):
             torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("cut", "classes", "told"), [(2, 2, True), (3, 2, False), (3, 3, True), (4, 3, False)])
+def test_scores_that_give_an_embedding_away_are_noted(cut, classes, told):
+    """As many scores as the embedding is wide are the embedding, up to one linear map."""
+    model = ModelSpec(bottom=(6,), cut=cut)
+    sealed, _ = train([SEALED], model=model, classes=classes)
+    notes = sealed.method.notes(sealed.world)
+    assert len(notes) == told
+    assert all(f"set model.cut above {classes}" in note for note in notes)
+    clear, _ = train(model=model, classes=classes)
+    assert clear.method.notes(clear.world) == []
+
+
 def test_the_shares_add_up_to_the_weights_that_training_in_clear_finds():
     clear, _ = train()
     sealed, _ = train([SEALED])

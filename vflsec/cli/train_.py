@@ -63,6 +63,8 @@ def command(
             lambda phase, done, total: progress.update(bar, description=phase, completed=done, total=total),
             record,
         )
+    for note in facts["notes"]:
+        click.echo(f"NOTE {note}", err=True)
     for name, value in facts["utility"]["metrics"].items():
         click.echo(f"{name:10} {value:.4f}")
     nbytes = sum(count for phase, *_, count in facts["traffic"] if phase != "predict")

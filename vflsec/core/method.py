@@ -306,6 +306,10 @@ class Method(ABC):
     def close(self) -> None:  # noqa: B027  (a hook: many methods hold nothing open)
         """End what runs beside the method, and recordings; it can still predict."""
 
+    def notes(self, world: World) -> list[str]:
+        """Return what a reader must know before believing a number of this method, already built on ``world``."""
+        return []
+
     def cryptography(self, world: World) -> float:
         """Return about how many CPU seconds cryptography takes in training, measured on this machine; 0 for none."""
         return 0.0

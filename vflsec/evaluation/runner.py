@@ -162,6 +162,7 @@ def _result(
         "traffic": traffic,
         "reached": facts.get("reached", {}),
         "spread": facts.get("spread", {}),
+        "notes": facts.get("notes", []),
         "spent": spent(trained, facts.get("releases", ()), task.adversary) if trained else [],
         "seconds": {"train": facts["seconds"]},
     }

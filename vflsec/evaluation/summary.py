@@ -53,17 +53,18 @@ def summarize(
         orders=orders(ranked),
         disagreements=disagreements(ranked),
         gates=gates(points + worst, max_leak, min_utility, broken),
-        notes=_notes(spec),
+        notes=_notes(spec, records),
         out=out,
         integrity=broken,
     )
 
 
-def _notes(spec: EvalSpec) -> list[str]:
+def _notes(spec: EvalSpec, records: Mapping[str, Record]) -> list[str]:
     """What a reader must know before believing a number."""
     notes = []
     if spec.train.select == "paper_best_on_test":
         notes.append("epochs were chosen on TEST rows (train.select=paper_best_on_test): utility is flattered")
     if not spec.aux.folds:
         notes.append("no folds: worst is the largest leak, alone the logistic regression")
-    return notes
+    notes += [f"{record['method']}: {note}" for record in records.values() for note in record.get("notes", ())]
+    return list(dict.fromkeys(notes))

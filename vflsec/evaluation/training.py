@@ -71,6 +71,7 @@ def train(
     trained = None
     try:
         method.build(world)
+        facts["notes"] = method.notes(world)
         if record:
             method.record(record)
         history: dict[str, list[float]] = {}

@@ -174,6 +174,17 @@ class SplitMethod(Method):
         for boundary in self._boundaries.values():
             boundary.close()
 
+    def notes(self, world: World) -> list[str]:
+        """Return whose embeddings the scores of an encrypted layer give away."""
+        top = world.active.modules["top"]
+        scores = top.head.out_features if isinstance(top, SharedTop) else 0
+        return [
+            f"scores, {scores} a row and in clear at the active party, give the embedding of {party.name}, {width} "
+            f"wide, up to a linear map: encryption does not hide it; set model.cut above {scores}"
+            for party in world.passive
+            if (width := self.width(party)) <= scores
+        ]
+
     def cryptography(self, world: World) -> float:
         """Return about how many CPU seconds the protocols at the cut layer take for the batches of the last phase."""
         batches = self.train_spec.n_batches(world.n_rows("train"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,9 @@ INFERRED = {
 
 MANY = 6
 """More curves of several attacks than these are drawn in grey, and in colour the strongest attack at each strength."""
+
+NEAR = 0.01
+"""Points whose utility and leak differ by less lie on each other."""
 
 GREY = "#999999"
 
@@ -145,8 +149,8 @@ def draw(summary: Summary) -> Curve:
         axes.set_xlabel(f"utility: {utility} of the joint model on test rows (higher is better)")
         axes.set_ylabel(f"leak: {leak} {INFERRED[target.partition(' ')[0]]} (lower is better)")
         axes.set_title(f"{summary.dataset}: what {summary.adversary} infers", loc="left")
-        for i, note in enumerate(summary.notes):
-            axes.text(0.99, 0.02 + 0.05 * i, note, transform=axes.transAxes, ha="right", fontsize=7, color="#d55e00")
+        if notes := "\n".join(textwrap.fill(note, 90) for note in summary.notes):
+            axes.text(0.99, 0.02, notes, transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color="#d55e00")
     figure.set_size_inches(sum(widths) or 7.0, 5.6 if max(widths, default=0.0) > 7.0 else 4.6)
     return figure
 
@@ -280,7 +284,8 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
         else:
             words = ["no defense"] if number is None or (x, y) not in named else []
         words += [attack, f"({seeds})" if seeds else ""]
-        above = bool(attack) and i % 2 == 1  # names are long, and neighbours would overlap
+        on_the_last = i and abs(x - line.utility[i - 1]) < NEAR and abs(y - line.leak[i - 1]) < NEAR
+        above = i % 2 == 1 and bool(attack or on_the_last)  # names are long, and neighbours would overlap
         side = _ALONE[above] if number is None else (_SIDES[number % len(_SIDES)] if strength else _FIRST)
         if any(words):
             label = axes.annotate(
