@@ -34,6 +34,7 @@ def test_forty_steps_on_frozen_features_give_all_inner_products(tmp_path_factory
         ({"rate": 5e-4, "columns": 10}, 0.77, 0.65),
         ({"rate": 5e-4}, 0.73, 0.73),
         ({"rate": 5e-4, "columns": 500}, 0.52, 0.52),
+        ({"rate": 0.5, "columns": 136}, 1.0, 0.94),
         ({"rate": 0.5, "columns": 20, "drift": 0.01}, 0.96, 0.95),
         ({"rate": 0.5, "columns": 64, "drift": 0.01}, 0.84, 0.77),
         ({"rate": 0.5, "columns": 136, "drift": 0.01}, 0.67, 0.66),
