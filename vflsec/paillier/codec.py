@@ -104,7 +104,7 @@ def centred(values: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
 
 def join(values: Iterable[int], size: int, *, signed: bool = False) -> bytes:
     """Return integers as ``size`` bytes each, little-endian."""
-    return b"".join(int(value).to_bytes(size, "little", signed=signed) for value in values)
+    return b"".join(value.to_bytes(size, "little", signed=signed) for value in values)
 
 
 def cut(data: bytes, size: int, count: int, what: str, *, signed: bool = False) -> list[int]:

@@ -21,15 +21,17 @@ class Work(NamedTuple):
     """What a full batch takes of the two parties together, tables not counted.
 
     Attributes:
-        half: multiplications modulo the square of a prime factor of n.
+        half: multiplications by two residues modulo the square of a prime factor of n: two digits of a randomiser of C.
         powers: powers modulo such a square, two for each decryption.
         full: multiplications modulo n^2.
+        digits: multiplications by two residues modulo n^2: two digits of a randomiser of p.
         residues: powers r^n modulo n^2, where p has no table.
     """
 
     half: float
     powers: float
     full: float
+    digits: float
     residues: float
 
 
@@ -39,25 +41,26 @@ def work(layout: Layout, mode: Mode = "standard", batches: int = 100) -> Work:
     order = _order_bits(layout.bits, mode)
     exponent = short_bits(layout.bits) if mode == "short" else order
     window = fixed_base_window(layout.bits, exponent, batches * to_labels)
-    half = 2 * to_labels * -(-exponent // window)
+    half = 2 * to_labels * _pairs(-(-exponent // window))
     full = to_labels + 2 * to_key + _forward(layout) + _gradient(layout) + _delta(layout)
     if mode != "subgroup" and batches * to_key <= WITHOUT_TABLE:
-        return Work(half, 2 * to_key, full, to_key)
+        return Work(half, 2 * to_key, full, 0, to_key)
     exponent = 2 * ORDER_BITS + SLACK if mode == "subgroup" else layout.bits + SLACK
     window = fixed_base_window(2 * layout.bits, exponent, batches * to_key)
     places = -(-exponent // window) + (0 if mode == "subgroup" else -(-COSETS // window))
-    return Work(half, 2 * to_key, full + to_key * places, 0)
+    return Work(half, 2 * to_key, full, to_key * _pairs(places), 0)
 
 
-def units(bits: int, mode: Mode = "standard", seconds: float = 0.6) -> Work:
+def units(bits: int, mode: Mode = "standard", seconds: float = 0.4) -> Work:
     """Return the CPU seconds of one of each on this machine, each measured for ``seconds``."""
     half, full = _odd(bits), _odd(2 * bits)
     exponents = mpz(secrets.randbits(_order_bits(bits, mode))), mpz(secrets.randbits(bits))
     base = mpz(secrets.randbits(bits - 1))
     return Work(
-        half=_seconds(lambda: _products(half), 1000, seconds),
+        half=_seconds(lambda: _digits(half), 1000, seconds),
         powers=_seconds(lambda: gmpy2.powmod(base, exponents[0], half), 1, seconds),
         full=_seconds(lambda: _products(full), 1000, seconds),
+        digits=_seconds(lambda: _digits(full), 1000, seconds),
         residues=_seconds(lambda: gmpy2.powmod(base, exponents[1], full), 1, seconds),
     )
 
@@ -70,6 +73,11 @@ def estimate(layout: Layout, mode: Mode = "standard", batches: int = 100) -> flo
     return sum(
         count * seconds for count, seconds in zip(work(layout, mode, batches), units(layout.bits, mode), strict=True)
     )
+
+
+def _pairs(places: int) -> int:
+    """Pairs of a randomiser's digits, and one multiplication by its slope."""
+    return -(-places // 2) + 1
 
 
 def _forward(layout: Layout) -> float:
@@ -109,10 +117,20 @@ def _odd(bits: int) -> mpz:
 
 
 def _products(modulus: mpz) -> None:
-    """Multiply a thousand times, as the tables of randomisers are used."""
-    factors = [mpz(secrets.randbits(modulus.bit_length() - 1)) for _ in range(8)] * 125
-    products = factors[::-1]
-    [a * b % modulus for a, b in zip(products, factors, strict=True)]
+    """Multiply a thousand times."""
+    factors = _numbers(modulus.bit_length())
+    [a * b % modulus for a, b in zip(factors[::-1], factors, strict=True)]
+
+
+def _digits(modulus: mpz) -> None:
+    """Multiply a thousand times by two numbers half as long, as the tables of randomisers are used."""
+    size = modulus.bit_length()
+    factors = zip(_numbers(size), _numbers(size // 2), _numbers(size // 2), strict=True)
+    [a * (b * c) % modulus for a, b, c in factors]
+
+
+def _numbers(bits: int) -> list[mpz]:
+    return [mpz(secrets.randbits(bits - 1)) for _ in range(8)] * 125
 
 
 def _seconds(call: Callable[[], object], times: int, budget: float) -> float:

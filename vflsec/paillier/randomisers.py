@@ -60,7 +60,7 @@ class FactorSource(Source):
         p, q = self.keys.halves
         if not self._tables:
             self._tables = [
-                FixedBase(residue_generator(half), half.square, self._bits(half.order), uses=self.uses)
+                FixedBase(residue_generator(half), half.prime, self._bits(half.order), uses=self.uses)
                 for half in (p, q)
             ]
             self._p_to_q = gmpy2.invert(p.square, q.square)
@@ -97,7 +97,7 @@ class CosetSource(Source):
         if self._table is None:
             base, *subset = PowerSource(self.n).draw(1 + COSETS)
             bits = self.n.bit_length() + SLACK
-            self._table = FixedBase(base, self.n * self.n, bits, uses=self.uses, subset=subset)
+            self._table = FixedBase(base, self.n, bits, uses=self.uses, subset=subset)
         return self._table.powers([secrets.randbits(self._table.top + COSETS) for _ in range(count)])
 
 
@@ -137,7 +137,7 @@ class SubgroupSource(Source):
         bits = 2 * ORDER_BITS + SLACK
         if self._table is None:
             generator = int.from_bytes(self.public.generator, "little")
-            self._table = FixedBase(generator, mpz(self.public.modulus) ** 2, bits, uses=self.uses)
+            self._table = FixedBase(generator, mpz(self.public.modulus), bits, uses=self.uses)
         return self._table.powers([secrets.randbits(bits) for _ in range(count)])
 
 
