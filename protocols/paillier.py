@@ -59,7 +59,7 @@ class PaillierBoundary(MaskedLinearBoundary):
         sigma: int = 40,
         delta: Literal["rank1", "outer"] = "rank1",
         order: Literal["current", "paper"] = "current",
-        ring: int = 58,
+        ring: int = 64,
         delta_bits: int | None = None,
         noise: float = 0.0,
     ) -> None:

@@ -15,10 +15,10 @@ def rewritten(folder, c, change):
     rng = np.random.default_rng(0)
     with Recorder(folder / "other", c.header) as recorder:
         for step in c.steps():
-            delta, w = rng.integers(-(1 << 23), 1 << 23, size=128), rng.integers(-(1 << 22), 1 << 22, size=10)
+            delta, w = rng.integers(-(1 << 23), 1 << 23, size=128), rng.integers(-(1 << 28), 1 << 28, size=10)
             recorder.begin(step.number, rate=step.rate)
-            recorder.note("embedding_gradient", np.ldexp(change(delta, w, rng).astype(float), -45))
-            share = np.array([int(v) << 42 for v in w], dtype=object)[:, None]
+            recorder.note("embedding_gradient", np.ldexp(change(delta, w, rng).astype(float), -51))
+            share = np.array([int(v) << 36 for v in w], dtype=object)[:, None]
             recorder.note("share", share)
     return Recording(folder / "other")
 
@@ -67,7 +67,7 @@ def test_a_single_exact_row_tells_its_loss_gradient(tmp_path):
 
 
 def test_numbers_that_a_float_has_rounded_are_not_measured(tmp_path):
-    finding = audited(tmp_path, lambda delta, w, rng: np.outer(delta, w) * 2.0**10)
+    finding = audited(tmp_path, lambda delta, w, rng: np.outer(delta, w) * 16.0)
     assert finding.verdict == "unmeasured"
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from vflsec.paillier import cost
+from vflsec.paillier.fixed_base import FixedBase
 from vflsec.paillier.keys import Keys
 from vflsec.paillier.layout import Layout
 
@@ -43,18 +44,26 @@ class Counted:
         return Counted(self.value % modulus)
 
 
+@pytest.mark.parametrize(("mode", "bits"), [("standard", 1024), ("short", 224), ("subgroup", 256)])
+def test_a_randomiser_takes_a_multiplication_for_two_digits_and_one_for_its_slope(mode, bits):
+    layout = Layout(width=10)
+    uses = 2 * layout.traffic.to_labels
+    table = FixedBase(7, gmpy2.mpz(2) ** 1024 - 1, bits, uses=uses)
+    assert cost.work(layout, mode, 2).half == uses * (len(table._residues) / 2 + 1)
+
+
 @pytest.mark.parametrize("outputs", [1, 4])
 def test_the_count_of_a_forward_pass_is_that_of_its_multiplications(outputs):
     from vflsec.paillier.multiexp import Straus, straus_schedule
 
-    layout = Layout(width=10, outputs=outputs, batch=16)
+    layout = Layout(width=10, outputs=outputs, batch=15)
     rng, modulus = np.random.default_rng(0), gmpy2.mpz(2**127 - 1)
     Counted.count, runs = 0, 20
     for _ in range(runs):
         bases = [Counted(int(x)) for x in rng.integers(2, 2**60, size=10)]
         powers = Straus(bases, modulus, bits=layout.ring, products=outputs)
         for _ in range(outputs):
-            exponents = rng.integers(0, 1 << layout.ring, size=10).tolist()
+            exponents = [int.from_bytes(rng.bytes(8), "little") for _ in range(10)]
             powers.product(straus_schedule(exponents, powers.window))
     assert cost._forward(layout) == pytest.approx(Counted.count / runs, rel=0.03)
 
@@ -62,12 +71,13 @@ def test_the_count_of_a_forward_pass_is_that_of_its_multiplications(outputs):
 def test_the_modes_differ_where_they_should():
     layout = Layout(width=10)
     standard, short, subgroup = (cost.work(layout, mode, 625) for mode in ("standard", "short", "subgroup"))
-    assert layout.traffic == (145, 11)
-    assert standard.half > 4 * short.half
-    assert standard.full == short.full > subgroup.full
-    assert standard.powers == subgroup.powers == 22
-    assert cost.work(layout, "standard", 5).residues == 11
-    assert standard.residues == 0
+    assert layout.traffic == (155, 12)
+    assert standard.half > 3 * short.half
+    assert standard.full == short.full == subgroup.full
+    assert standard.digits == short.digits > 3 * subgroup.digits > 0
+    assert standard.powers == subgroup.powers == 24
+    assert cost.work(layout, "standard", 5).residues == 12
+    assert standard.residues == 0 == cost.work(layout, "standard", 5).digits
 
 
 def test_work_grows_linearly_with_rows_and_features():

@@ -39,9 +39,9 @@ def heard(keys, make_pair, problem):
     return turns, pair.c.layout
 
 
-def scaled(values, bound, hidden, sigma):
-    """Masked values as fractions of the range of masks, 2^sigma times what they hide."""
-    return [(value - bound) / (hidden << sigma) for value in values]
+def scaled(values, bound, sigma):
+    """Masked values as fractions of the range of masks."""
+    return [(value - bound) / (bound << sigma) for value in values]
 
 
 def is_uniform(fractions):
@@ -53,9 +53,9 @@ def test_masked_scores_are_uniform_at_the_width_agreed(keys, heard):
     packing = layout.scores
     found = [v for said in turns for v in slots(plaintexts(keys, said[1]), packing.slot, 7)]
     assert len(found) == 7 * TURNS == len(set(found))
-    assert is_uniform(scaled(found, layout.score_bound, layout.hidden_score, layout.sigma))
+    assert is_uniform(scaled(found, layout.score_bound, layout.sigma))
     for wrong in (-1, 1):  # half or twice as wide
-        assert not is_uniform(scaled(found, layout.score_bound, layout.hidden_score, layout.sigma + wrong))
+        assert not is_uniform(scaled(found, layout.score_bound, layout.sigma + wrong))
 
 
 def test_masked_gradients_are_uniform_at_the_width_agreed(keys, heard):
@@ -64,9 +64,9 @@ def test_masked_gradients_are_uniform_at_the_width_agreed(keys, heard):
     count = packing.rows * packing.columns
     found = [v for said in turns for v in slots(plaintexts(keys, said[3]), packing.slot, count)]
     assert len(set(found)) == len(found) == TURNS * packing.rows * packing.blocks * count
-    assert is_uniform(scaled(found, layout.gradient_bound, layout.gradient_bound, layout.sigma))
+    assert is_uniform(scaled(found, layout.gradient_bound, layout.sigma))
     for wrong in (-1, 1):
-        assert not is_uniform(scaled(found, layout.gradient_bound, layout.gradient_bound, layout.sigma + wrong))
+        assert not is_uniform(scaled(found, layout.gradient_bound, layout.sigma + wrong))
 
 
 def test_what_p_reads_of_the_gradient_is_noise_at_the_width_agreed(make_pair, problem):
@@ -177,8 +177,8 @@ def test_p_never_sees_the_first_weights_if_c_adds_its_own(make_pair, problem):
 
 def test_a_score_does_not_tell_the_features_to_who_knows_the_weights(make_pair):
     """An exact score of two features is a congruence modulo either weight: it would give both, whole."""
-    first, second = 33_554_393, -20_937_965  # W in units; prime to each other
-    weights = np.ldexp(np.array([[first], [second]], float), -22)
+    first, second = 80_530_637, -41_875_931  # W in units; prime to each other
+    weights = np.ldexp(np.array([[first], [second]], float), -28)
     mu = np.random.default_rng(0).normal(size=(8, 2)).clip(-1.9, 1.9)
     pair = make_pair(weights, batch=8)
     z = pair.scores(mu)
@@ -191,8 +191,8 @@ def test_a_score_does_not_tell_the_features_to_who_knows_the_weights(make_pair):
 
     exact = [a * first + b * second for a, b in units]
     assert [solved(score) for score in exact] == [b for _, b in units]
-    heard = [round(math.ldexp(score, 44)) for score in z[:, 0].tolist()]
+    heard = [round(math.ldexp(score, 50)) for score in z[:, 0].tolist()]
     assert not any(solved(score) == b for score, (_, b) in zip(heard, units, strict=True))
-    off = [(h - e) / 2.0**22 for h, e in zip(heard, exact, strict=True)]
+    off = [(h - e) / 2.0**28 for h, e in zip(heard, exact, strict=True)]
     assert max(map(abs, off)) <= 0.5
     assert len(set(off)) == 8

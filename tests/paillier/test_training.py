@@ -31,10 +31,9 @@ def compare(pair, task, *, steps, rows, share0=0.0, rate=RATE, optimizer=None):
     return np.abs(pair.weights - w).max(), worst_down, worst_up
 
 
-# A pack of 1024 bits is filled by eight samples of one feature, by seven of more. A hundred steps at C > 1 take longer
-# than the quick tests may.
+# A pack of 1024 bits is filled by seven samples. A hundred steps at C > 1 take longer than the quick tests may.
 LONG = [pytest.param(g, c, 9, 100, marks=pytest.mark.slow) for g in (1, 10, 15) for c in (3, 10)]
-QUICK = [(1, 1, 8, 100), (1, 1, 9, 30), (10, 1, 9, 100), (10, 1, 7, 30), (15, 1, 7, 100), (15, 1, 9, 30)]
+QUICK = [(1, 1, 7, 100), (1, 1, 9, 30), (10, 1, 9, 100), (10, 1, 7, 30), (15, 1, 7, 100), (15, 1, 9, 30)]
 QUICK += [(1, 3, 9, 20), (10, 3, 7, 20), (15, 10, 9, 3)]
 
 
@@ -42,7 +41,7 @@ QUICK += [(1, 3, 9, 20), (10, 3, 7, 20), (15, 10, 9, 3)]
 def test_training_is_that_of_float64(make_pair, problem, width, outputs, rows, steps):
     task = problem(width, outputs)
     pair = make_pair(task.weights, batch=9, steps=steps)
-    assert pair.c.layout.scores.rows == (8 if width == 1 else 7)
+    assert pair.c.layout.scores.rows == 7
     assert pair.p.layout.low_rank == (outputs <= width)
     weights, down, up = compare(pair, task, steps=steps, rows=rows)
     assert weights < 1e-6
@@ -130,7 +129,7 @@ def test_rank_one_and_outer_tell_the_same(make_pair, problem, outputs):
         pair = make_pair(task.weights, batch=12, delta=form)
         found[form] = pair.learn(task.delta(pair.scores(mu), y), RATE)
         assert pair.said[-1].rank == (max(outputs - 1, 1) if form == "rank1" else 12)
-    assert np.allclose(found["rank1"], found["outer"], rtol=0, atol=1e-6)
+    assert np.allclose(found["rank1"], found["outer"], rtol=0, atol=3e-7)
 
 
 def test_a_defence_changes_what_is_released_and_not_what_is_learned(make_pair, problem):

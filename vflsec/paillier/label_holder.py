@@ -108,7 +108,7 @@ class LabelHolder(Role):
             schedules = schedules or [straus_schedule(share[:, c].tolist(), powers.window) for c in range(outputs)]
             part = slice(block * packing.rows, min(rows, (block + 1) * packing.rows))
             for output, schedule in enumerate(schedules):
-                own = [self._mask(layout.score_bound, layout.hidden_score) for _ in range(part.start, part.stop)]
+                own = [self._mask(layout.score_bound) for _ in range(part.start, part.stop)]
                 masked[part, output] = ring(own, layout.ring)
                 masks.append(pack(own, packing.slot))
                 found.append(powers.product(schedule))
@@ -159,9 +159,7 @@ class LabelHolder(Role):
             own = slice(block * packing.columns, (block + 1) * packing.columns)
             for output in range(outputs):
                 for k in range(used):  # row k of every pack; the rows beside it come out weighted wrongly, and masked
-                    mask = [
-                        self._mask(layout.gradient_bound, layout.gradient_bound) for _ in range(used * packing.columns)
-                    ]
+                    mask = [self._mask(layout.gradient_bound) for _ in range(used * packing.columns)]
                     totals[own, output] += mask[k * packing.columns : (k + 1) * packing.columns]
                     exponents = weights[k::used, output].tolist()
                     found.append(powers.product(exponents + [0] * (chunks - len(exponents))))
@@ -312,9 +310,9 @@ class LabelHolder(Role):
         drawn = [self.randbits(53) for _ in range(math.prod(shape))]
         return np.ldexp(np.array(drawn, np.float64), -53).reshape(shape) - 0.5
 
-    def _mask(self, bound: int, hidden: int) -> int:
-        """Return a mask for a number within ±bound, which makes it non-negative; C knows it but for ±hidden."""
-        return bound + uniform(hidden << self.layout.sigma, self.randbits)
+    def _mask(self, bound: int) -> int:
+        """Return a mask for a number within ±bound, which makes it non-negative."""
+        return bound + uniform(bound << self.layout.sigma, self.randbits)
 
     def _release(self, ciphertexts: Sequence[mpz], masks: Sequence[int]) -> bytes:
         """Return ciphertexts with masks added, re-randomised: the one way out, which nothing leaves without either."""

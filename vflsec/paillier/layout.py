@@ -62,8 +62,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         batch: the largest number B of samples in a batch.
         bits: of the key; 2048 is about 112 bits of security, 3072 about 128; 1024 is for tests.
         sigma: a masked value is within 2^-sigma (statistical distance) of one that depends on nothing, for each value.
-        ring: L; shares and masks enter the scores modulo 2^L, so that |z| < 2^score_bits, 2^12 by default. With 58 and
-            up to 15 features a key of 2048 bits has room for 16 masked scores, for 15 where it is larger.
+        ring: L; shares and masks enter the scores modulo 2^L, so that |z| < 2^score_bits, 2^12 by default. A ring of 56
+            is a little faster; with feature_precision=20 it leaves |z| < 2^6.
         feature_precision: fractional bits of mu.
         feature_bits: |mu| <= 2^feature_bits.
         weight_precision: fractional bits of W wherever it meets a ciphertext; the shares that are trained have 64.
@@ -83,10 +83,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     batch: int = 128
     bits: int = 2048
     sigma: int = 40
-    ring: int = 58
+    ring: int = 64
     feature_precision: int = 22
     feature_bits: int = 4
-    weight_precision: int = 22
+    weight_precision: int = 28
     weight_bits: int = 10
     delta_precision: int = 23
     delta_bits: int = 0
@@ -147,11 +147,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.batch * self.feature_bound * self.delta_bound
 
     @property
-    def hidden_score(self) -> int:
-        """Largest |mu (W~ - 2^(L-1))| as an integer: what a mask hides; mu 2^(L-1), the rest of mu W~, C knows."""
-        return self.score_bound // 2
-
-    @property
     def score_bits(self) -> int:
         """|z| < 2^score_bits, half of what the ring can tell apart.
 
@@ -163,7 +158,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def score_slot(self) -> int:
         """Bits of one masked score."""
-        return (2 * self.score_bound + (self.hidden_score << self.sigma)).bit_length()
+        return (self.score_bound * (2 + (1 << self.sigma))).bit_length()
 
     @cached_property
     def scores(self) -> Packing:

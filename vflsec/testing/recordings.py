@@ -45,7 +45,7 @@ class LinearRun:
         weight_decay: of W.
         seed: of everything.
         positives: share of class 1, of one output.
-        unit: fractional bits of the W that makes the scores; the agreement says as many, or 28 of more.
+        unit: fractional bits of the W that makes the scores.
         rounding: unit to which delta^C is rounded; 0 for none.
         noise: standard deviation on every coordinate of delta^C.
         row_noise: standard deviation on each delta_i before it meets W, which keeps the rank.
@@ -64,7 +64,7 @@ class LinearRun:
     weight_decay: float = 0.0
     seed: int = 0
     positives: float = 0.24
-    unit: int = 22
+    unit: int = 28
     rounding: float = 0.0
     noise: float = 0.0
     row_noise: float = 0.0
@@ -74,14 +74,7 @@ class LinearRun:
 
     def record(self, folder: Path) -> tuple[Recording, Recording]:
         """Train; return the recordings of C and p, new files in ``folder``."""
-        layout = Layout(
-            width=self.width,
-            outputs=self.outputs,
-            batch=self.batch,
-            order=self.order,
-            ring=64,
-            weight_precision=min(self.unit, 28),
-        )
+        layout = Layout(width=self.width, outputs=self.outputs, batch=self.batch, order=self.order)
         with _recorders(folder, layout, self.momentum, self.weight_decay) as (c, p):
             for number, (seen_by_c, seen_by_p) in enumerate(self._train()):
                 for recorder, notes in ((c, seen_by_c), (p, seen_by_p)):
