@@ -247,6 +247,7 @@ def _serve(source: Source, size: int, link: Connection, parents: Connection) -> 
     """Draw as many as each request says, until the parent is gone; what it does not yet read waits in a thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers it
     parents.close()
+    os.nice(5)  # who takes what they draw decrypts on two cores, and is who others wait for
     with ThreadPoolExecutor(1) as sender:
         try:
             while True:
