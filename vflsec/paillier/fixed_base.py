@@ -12,7 +12,7 @@ from vflsec.paillier.codec import cut, join
 
 MEMORY = 128 << 20  # bytes that the table of one base may take
 _OBJECT = 48  # bytes that a number takes beside its digits
-_ENTRY = 3  # multiplications by an entry of the table that making it takes as long as
+_ENTRY = 2  # multiplications by an entry of the table that making it takes as long as
 
 
 class FixedBase:
@@ -43,24 +43,30 @@ class FixedBase:
         self._slopes: list[np.ndarray] = []  # in digits of 32 bits
         power = _parts(mpz(base), root)
         for _ in range(0, bits, self.window):
-            row = [_ONE]
-            for _ in range((1 << self.window) - 1):
-                row.append(_product(row[-1], power, root))
-            self._append(row)
-            power = _product(row[-1], power, root)
+            power = self._append_powers(power)
         for start in range(0, len(subset), self.window):
             row = [_ONE]
             for element in subset[start : start + self.window]:
                 factor = _parts(element, root)
                 row += [_product(unit, factor, root) for unit in row]
-            self._append(row)
+            residues, _, slopes = zip(*row, strict=True)
+            self._append(residues, slopes)
         if len(self._residues) % 2:  # they are taken in pairs
-            self._append([_ONE])
+            self._append([mpz(1)], [mpz(0)])
 
-    def _append(self, row: list[_Parts]) -> None:
-        slopes = join((slope for _, _, slope in row), self._size)
-        self._residues.append([residue for residue, _, _ in row])
-        self._slopes.append(np.frombuffer(slopes, "<u4").reshape(len(row), -1))
+    def _append_powers(self, power: _Parts) -> _Parts:
+        """Append the row of the powers from 0; return the next."""
+        unit, residues, slopes = _ONE, [], []
+        for _ in range(1 << self.window):
+            residues.append(unit[0])
+            slopes.append(unit[2])
+            unit = _product(unit, power, self.root)
+        self._append(residues, slopes)
+        return unit
+
+    def _append(self, residues: Sequence[mpz], slopes: Sequence[mpz]) -> None:
+        self._residues.append(list(residues))
+        self._slopes.append(np.frombuffer(join(slopes, self._size), "<u4").reshape(len(slopes), -1))
 
     @property
     def _size(self) -> int:
