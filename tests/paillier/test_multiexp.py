@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 from gmpy2 import mpz
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vflsec.paillier.fixed_base import MEMORY, FixedBase, fixed_base_window
+from vflsec.paillier.fixed_base import MEMORY, FixedBase, _digits, fixed_base_window
 from vflsec.paillier.multiexp import Pippenger, Straus, inverses, straus_schedule
 
 MODULUS = mpz(2**127 - 1)  # a prime
@@ -62,6 +63,15 @@ def test_a_fixed_base(data, root, bits, uses):
     found = table.powers([e + (chosen << table.top) for e in exponents])
     extra = math.prod(x for i, x in enumerate(subset) if chosen >> i & 1)
     assert found == [pow(int(base), e, square) * extra % square for e in exponents]
+
+
+@pytest.mark.parametrize("window", range(1, 17))
+@given(data=st.data())
+def test_digits_are_those_of_each_exponent(window, data):
+    places = data.draw(st.integers(1, 12))
+    exponents = data.draw(st.lists(st.integers(0, 2 ** (window * places) - 1), min_size=1, max_size=5))
+    found = np.array(_digits(exponents, window, places)).T.tolist()
+    assert found == [[e >> window * k & (1 << window) - 1 for k in range(places)] for e in exponents]
 
 
 def test_many_uses_take_a_wider_window_up_to_the_memory():

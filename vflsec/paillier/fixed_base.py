@@ -1,8 +1,9 @@
-"""Many random powers of one base: a table makes each cost half a multiplication for each digit of its exponent."""
+"""Many random powers of one base: a table makes each cost a few multiplications for many digits of its exponent."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import gmpy2
 import numpy as np
@@ -12,7 +13,7 @@ from vflsec.paillier.codec import cut, join
 
 MEMORY = 128 << 20  # bytes that the table of one base may take
 _OBJECT = 48  # bytes that a number takes beside its digits
-_ENTRY = 2  # multiplications by an entry of the table that making it takes as long as
+_ENTRY = 4  # digits of a power that take as long as an entry of the table
 
 
 class FixedBase:
@@ -20,7 +21,7 @@ class FixedBase:
 
     A unit modulo m^2 is a (1 + m λ), with residue a and slope λ below m. The slope of a product is the sum of the
     slopes, for (1 + m λ)(1 + m μ) = 1 + m (λ + μ). So a product of many takes multiplications by residues, which are
-    half as long as units are, and sums.
+    half as long as units are, two at a time, and sums.
 
     Source: Brickell et al. 1992, with a table for each digit; residues and slopes are this package's.
 
@@ -39,39 +40,34 @@ class FixedBase:
         self.root, self.modulus = root, root * root
         self.window = fixed_base_window(self.modulus.bit_length(), bits, uses)
         self.top = -(-bits // self.window) * self.window
+        self._size = 8 * -(-int(root).bit_length() // 64)  # bytes of a slope, in whole pairs of digits
         self._residues: list[list[mpz]] = []
         self._slopes: list[np.ndarray] = []  # in digits of 32 bits
-        power = _parts(mpz(base), root)
+        power = _Unit.of(mpz(base), root)
         for _ in range(0, bits, self.window):
             power = self._append_powers(power)
         for start in range(0, len(subset), self.window):
             row = [_ONE]
             for element in subset[start : start + self.window]:
-                factor = _parts(element, root)
-                row += [_product(unit, factor, root) for unit in row]
-            residues, _, slopes = zip(*row, strict=True)
-            self._append(residues, slopes)
+                factor = _Unit.of(element, root)
+                row += [unit.times(factor, root) for unit in row]
+            self._append([unit.residue for unit in row], [unit.slope for unit in row])
         if len(self._residues) % 2:  # they are taken in pairs
             self._append([mpz(1)], [mpz(0)])
 
-    def _append_powers(self, power: _Parts) -> _Parts:
+    def _append_powers(self, power: _Unit) -> _Unit:
         """Append the row of the powers from 0; return the next."""
         unit, residues, slopes = _ONE, [], []
         for _ in range(1 << self.window):
-            residues.append(unit[0])
-            slopes.append(unit[2])
-            unit = _product(unit, power, self.root)
+            residues.append(unit.residue)
+            slopes.append(unit.slope)
+            unit = unit.times(power, self.root)
         self._append(residues, slopes)
         return unit
 
     def _append(self, residues: Sequence[mpz], slopes: Sequence[mpz]) -> None:
-        self._residues.append(list(residues))
+        self._residues.append([residue + 0 for residue in residues])  # a copy takes no more memory than it needs
         self._slopes.append(np.frombuffer(join(slopes, self._size), "<u4").reshape(len(slopes), -1))
-
-    @property
-    def _size(self) -> int:
-        """Bytes of a slope, in whole pairs of digits."""
-        return 8 * -(-int(self.root).bit_length() // 64)
 
     def powers(self, exponents: Sequence[int]) -> list[mpz]:
         """Return base^e for each e, place by place: a row of the table serves many while it is in the cache."""
@@ -93,20 +89,26 @@ class FixedBase:
         return [low + (high << 32) for low, high in zip(even, odd, strict=True)]
 
 
-_Parts = tuple[mpz, mpz, mpz]  # a unit's residue, the residue's inverse modulo m, and the slope
-_ONE = mpz(1), mpz(1), mpz(0)
+class _Unit(NamedTuple):
+    """A unit modulo m^2 in parts: its residue, the residue's inverse modulo m, and the slope."""
+
+    residue: mpz
+    inverse: mpz
+    slope: mpz
+
+    @classmethod
+    def of(cls, value: mpz, root: mpz) -> _Unit:
+        quotient, residue = divmod(value, root)
+        inverse = gmpy2.invert(residue, root)
+        return cls(residue, inverse, quotient * inverse % root)
+
+    def times(self, other: _Unit, root: mpz) -> _Unit:
+        quotient, residue = divmod(self.residue * other.residue, root)
+        inverse = self.inverse * other.inverse % root
+        return _Unit(residue, inverse, (self.slope + other.slope + quotient * inverse) % root)
 
 
-def _parts(unit: mpz, root: mpz) -> _Parts:
-    quotient, residue = divmod(unit, root)
-    inverse = gmpy2.invert(residue, root)
-    return residue, inverse, quotient * inverse % root
-
-
-def _product(x: _Parts, y: _Parts, root: mpz) -> _Parts:
-    quotient, residue = divmod(x[0] * y[0], root)
-    inverse = x[1] * y[1] % root
-    return residue, inverse, (x[2] + y[2] + quotient * inverse) % root
+_ONE = _Unit(mpz(1), mpz(1), mpz(0))
 
 
 def fixed_base_window(size: int, bits: int, uses: int) -> int:

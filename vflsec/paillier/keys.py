@@ -48,6 +48,8 @@ class PublicKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         n, generator = self.modulus, int.from_bytes(self.generator, "little")
         if n.bit_length() != bits or n % 2 == 0:
             raise ProtocolError(f"expected a key of {bits} bits, got one of {n.bit_length()}")
+        if gmpy2.gcd(n, gmpy2.primorial(_SMALL)) != 1:
+            raise ProtocolError("expected a key of two large primes, got one with a small factor")
         if self.generator and not (1 < generator < n * n and math.gcd(generator, n) == 1):
             raise ProtocolError("expected a generator among the units modulo n^2, got something else")
 
