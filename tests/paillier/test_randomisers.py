@@ -89,13 +89,16 @@ def test_few_randomisers_need_no_table(keys, subgroup):
     assert isinstance(label_holder_source(subgroup.public, 100), SubgroupSource)
 
 
-def pool(keys, **settings):
-    return Pool(FactorSource(keys, 50), keys.n**2, **settings)
+def pool(keys, uses=50, **settings):
+    source = FactorSource(keys, uses)
+    source.chunk = 10
+    return Pool(source, keys.n**2, **settings)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_pool_gives_nothing_twice(keys, workers):
-    stock = pool(keys, workers=workers)
+@pytest.mark.parametrize("uses", [50, 200])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_pool_gives_nothing_twice(keys, workers, uses):
+    stock = pool(keys, uses, workers=workers)
     taken = [found for count in (3, 0, 70, 1, 40) for found in stock.take(count)]
     assert len(set(taken)) == len(taken) == 114
     assert all(keys.private.raw_decrypt(int(found)) == 0 for found in taken[::20])
@@ -103,13 +106,35 @@ def test_a_pool_gives_nothing_twice(keys, workers):
     assert not stock._children
 
 
-def test_a_child_that_dies_is_an_error(keys):
+@pytest.mark.parametrize(("uses", "early"), [(25, [0, 1, 0]), (1000, [0, 1] * 8)])
+def test_children_share_what_is_announced_and_what_comes_beyond(keys, monkeypatch, uses, early):
+    asked, ask = [], Pool._ask
+
+    def noted(self, link, least=0):
+        waiting = len(self._asked)
+        ask(self, link, least)
+        asked.extend([self._links.index(link)] * (len(self._asked) - waiting))
+
+    monkeypatch.setattr(Pool, "_ask", noted)
+    stock = pool(keys, uses, workers=2)
+    assert asked == early
+    stock.take(uses)
+    assert len(asked) == -(-uses // 10)
+    asked.clear()
+    assert len(stock.take(7)) == 7
+    assert asked == [0, 1, 0, 1]
+    stock.close()
+
+
+@pytest.mark.parametrize("count", [20, 1000])
+def test_a_child_that_dies_is_an_error(keys, count):
+    """Whether it was to answer already, or is asked for more."""
     stock = pool(keys, workers=1)
     stock.take(1)
     os.kill(stock._children[0].pid, signal.SIGKILL)
     stock._children[0].join()
     with pytest.raises(ProtocolError, match="a process that prepares randomisers has died"):
-        stock.take(1000)
+        stock.take(count)
     stock.close()
 
 

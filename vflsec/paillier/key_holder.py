@@ -36,7 +36,7 @@ class KeyHolder(Role):
         layout: agreed with p.
         optimizer: of the weights, the same as p's.
         share0: (g, C) what C adds to p's first weights. Without it p knows W_0, and can choose it to read a feature.
-        batches: about how many batches are to come; decides how large the tables are.
+        batches: about how many batches are to come; decides how large tables are, and for how many workers draw ahead.
         workers: processes that prepare randomisers ahead; end them with ``close``.
         randbits: source of the noise; ``secrets`` but in tests.
 

@@ -186,8 +186,8 @@ class Pool:
             theirs.close()
             self._links.append(ours)
             self._children.append(child)
-            for _ in range(_AHEAD):
-                self._ask(ours)
+        for link in self._links * _AHEAD:
+            self._ask(link)
 
     def take(self, count: int) -> list[mpz]:
         """Return ``count`` randomisers and forget them.
@@ -208,9 +208,10 @@ class Pool:
     def fill(self, count: int) -> None:
         """Draw ``count`` more in this process, before they are needed."""
         self._stock += self._source.draw(count)
+        self._to_come = max(self._to_come - count, 0)
 
     def _due(self, least: int = 0) -> int:
-        """Return how many to draw next: a chunk as long as so many are to come, and at least ``least``."""
+        """Return how many to draw next: a chunk, or what is still to come if that is less, and at least ``least``."""
         count = max(min(self._source.chunk, self._to_come), least)
         self._to_come = max(self._to_come - count, 0)
         return count
@@ -222,8 +223,9 @@ class Pool:
 
     def _receive(self, least: int) -> list[mpz]:
         try:
-            if not self._asked:
-                self._ask(self._links[0], least)
+            if not self._asked:  # more than were announced: all draw a share, and one for the next time
+                for child in self._links * 2:
+                    self._ask(child, -(-least // len(self._links)))
             link = self._asked.popleft()
             data = link.recv_bytes()
             self._ask(link)
@@ -241,13 +243,14 @@ class Pool:
         for child in self._children:
             child.join()
         self._links, self._children = [], []
+        self._asked.clear()
 
 
 def _serve(source: Source, size: int, link: Connection, parents: Connection) -> None:
     """Draw as many as each request says, until the parent is gone; what it does not yet read waits in a thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers it
     parents.close()
-    os.nice(5)  # who takes what they draw decrypts on two cores, and is who others wait for
+    os.nice(5)  # the party that takes them can use both cores, and is the one that others wait for
     with ThreadPoolExecutor(1) as sender:
         try:
             while True:
