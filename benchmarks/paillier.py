@@ -44,7 +44,7 @@ UNIT_SECONDS = 0.2  # that each unit of the limit is measured for, twice a round
 VARIANTS: dict[str, dict[str, Any]] = {
     "delta=outer": {"delta": "outer"},
     "sigma=64": {"sigma": 64},
-    "ring=56": {"ring": 56, "feature_precision": 20},
+    "|z| < 64": {"ring": 56, "feature_precision": 20},
 }
 CONSOLE = Console(width=120)
 

@@ -126,7 +126,7 @@ def test_nothing_that_p_sends_is_a_function_of_cs_randomness(keys, make_pair, pr
 
 @pytest.mark.parametrize("form", ["rank1", "outer"])
 def test_exact_products_have_no_common_divisor(keys, make_pair, problem, form):
-    """Without noise below one unit of W, the greatest common divisor of rows is |delta|, and of columns |W|."""
+    """Without noise up to half a unit of W, the greatest common divisor of rows is |delta|, and of columns |W|."""
     task = problem(6, 1)
     mu, y = task.batch(7)
     pair = make_pair(task.weights, batch=7, delta=form)
@@ -149,7 +149,7 @@ def test_exact_products_have_no_common_divisor(keys, make_pair, problem, form):
     units = [round(x * 2**layout.weight_precision) for x in task.weights[:, 0].tolist()]
     for i, row in zip([int(np.abs(delta).argmax())] if form == "rank1" else range(7), table.tolist(), strict=True):
         blur = abs(exact[i]) if form == "rank1" else max(abs(exact[i]), 1 << layout.weight_precision)
-        assert all(abs(v - exact[i] * w) <= 2 * blur for v, w in zip(row, units, strict=True))
+        assert all(abs(v - exact[i] * w) <= 1.5 * blur for v, w in zip(row, units, strict=True))
 
 
 def test_ratios_do_not_betray_the_grid_of_float32(make_pair, problem):

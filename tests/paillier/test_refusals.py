@@ -206,9 +206,9 @@ def test_weights_that_grow_beyond_what_was_agreed(make_pair):
     """A run that diverges ends with an error, not with numbers that have wrapped."""
     pair = make_pair(np.zeros((6, 1)), batch=7, weight_bits=2, delta="outer")
     mu, delta = np.ones((7, 6)), -np.ones((7, 1))
-    for step in range(8):  # the weights grow by a half each time, and beyond 4 in the last step
+    for step in range(9):  # the weights grow by a half each time, and are 4 in the last step
         pair.scores(mu)
-        assert np.allclose(pair.learn(delta, 1.0 if step == 7 else 0.5), -0.5 * step, atol=1e-6)
+        assert np.allclose(pair.learn(delta, 0.5), -0.5 * step, atol=1e-6)
     pair.scores(mu)
     with pytest.raises(ProtocolError, match="weights have grown beyond"):
         pair.learn(delta, 0.5)

@@ -291,8 +291,8 @@ class LabelHolder(Role):
 
         That is ``noise``, and up to half a unit of W: exact products would have a common divisor. It hides the scale
         of one row. Where every row is sent, ratios of rows would still be those of integers, which a search over 2^23
-        scales reads; so there it is half a unit of delta times a weight of 1 or more. Where weights are much larger
-        than 1, ``outer`` may give away delta and W up to a sign in one batch, and not in two alone.
+        scales reads; so there it is at least half a unit of delta times a weight of 1. Where weights are much
+        larger than 1, ``outer`` may give away delta and W up to a sign in one batch, and not in two alone.
         """
         packing, least = self.layout.deltas, 1 if self.layout.low_rank else 1 << self.layout.weight_precision
         sizes = np.abs(rows).sum(axis=1)

@@ -226,8 +226,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def delta_row_bound(self) -> int:
-        """Largest |delta W^T| as an integer."""
-        return self.outputs * self.delta_bound * self.weight_bound
+        """Largest |delta W^T| as an integer, with W the sum of two rounded shares, and with what blurs it."""
+        delta = self.outputs * self.delta_bound
+        return delta * (self.weight_bound + 1) + max(delta, 1 << self.weight_precision) // 2
 
 
 _RANGES = (
