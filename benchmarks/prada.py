@@ -331,8 +331,7 @@ def _ks_by_auc(found: Found) -> list[str]:
         "points of KS, and what that",
         f"line leaves has a standard deviation of {spread:.1f}. At the AUC found here it leaves {min(left):+.1f} to "
         f"{max(left):+.1f} points in the paper's",
-        "rows of B→A. So KS of PrADA, which is two points below the paper's at 80 and 160 labels, is what it should be",
-        "at an AUC that is one point below.",
+        "rows of B→A: by so much does KS differ there for other reasons than AUC.",
     ]
 
 
@@ -528,9 +527,7 @@ def encrypted(store: Store) -> str:
         "changes, and not of encryption alone. In clear, fine-tuning with learning rates that are larger or smaller by",
         f"1 to {max(NEARBY_STEPS)} in 10,000,000 gives {min(spread):.6f} to {max(spread):.6f} where extractors",
         f"learn on; pre-training with 2 in 10,000,000 more or less gives {moved[0]:.6f} and {moved[1]:.6f} in the",
-        "last row's place. Shares are rounded by chance, so that encrypted runs of one seed differ from each other as",
-        "much: an earlier run of the last two rows gave 0.815866 and 0.804200. Finer units do not help: with features",
-        "to 2^-26 and loss gradients to 2^-32, extractors that learn on gave 0.813482.",
+        "last row's place. Shares are rounded by chance, so that encrypted runs of one seed differ as well.",
         "",
         f"Pre-training, three epochs of the source's 87,180 rows: {pre[0]['seconds']:.0f} s in clear, "
         f"{pre[1]['seconds']:.0f} s encrypted. The paper's table V",

@@ -38,6 +38,7 @@ def test_forty_steps_on_frozen_features_give_all_inner_products(tmp_path_factory
         ({"rate": 5e-4, "columns": 500}, 0.52),
         ({"rate": 0.5, "columns": 136}, 1.0),
         ({"rate": 0.5, "columns": 20, "drift": 0.01}, 0.96),
+        ({"rate": 0.5, "columns": 64, "drift": 0.01}, 0.84),
         ({"rate": 0.5, "columns": 136, "drift": 0.01}, 0.67),
         ({"rate": 0.5, "columns": 300, "drift": 0.01}, 0.45),
         ({"rate": 0.5, "columns": 20, "drift": 1.0}, 0.32),

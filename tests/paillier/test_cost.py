@@ -76,7 +76,7 @@ def test_the_modes_differ_where_they_should():
     layout = Layout(width=10)
     standard, short, subgroup = (cost.work(layout, mode, 625) for mode in ("standard", "short", "subgroup"))
     assert layout.traffic == (155, 12)
-    assert standard.half > 3 * short.half
+    assert standard.half == 4 * short.half
     assert standard.full == short.full == subgroup.full
     assert standard.digits == short.digits > 3 * subgroup.digits > 0
     assert standard.powers == subgroup.powers == 24

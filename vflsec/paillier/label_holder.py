@@ -38,7 +38,7 @@ class LabelHolder(Role):
         layout: agreed with C.
         weights: (g, C) p's first share of W, all of W_0 unless C adds its own.
         optimizer: of the weights, the same as C's.
-        batches: about how many batches are to come; for few, no table is built.
+        batches: about how many batches are to come; for few, no table is built, and workers draw ahead for no more.
         workers: processes that prepare randomisers ahead; end them with ``close``.
         randbits: source of the masks; ``secrets`` but in tests.
 
