@@ -27,6 +27,7 @@ class Attack(ABC):
         target: what it recovers, ``labels`` | ``features`` | ``attribute`` | ``membership``; or ``integrity``, where it
             recovers nothing and spoils the joint model (``vflsec.core.sabotage``).
         needs: what the view must hold.
+        wants: what the attack also reads where the view holds it.
         classes: how many classes there must be; None for any number.
         head: what there must be above the cut layer (``model.head``); None for anything.
         reference: paper and section.
@@ -42,6 +43,7 @@ class Attack(ABC):
     side: ClassVar[Literal["passive", "active", "either"]] = "passive"
     target: ClassVar[Target] = "labels"
     needs: ClassVar[frozenset[Need]]
+    wants: ClassVar[frozenset[Need]] = frozenset()
     classes: ClassVar[int | None] = None
     head: ClassVar[str | None] = None
     reference: ClassVar[str]
@@ -144,6 +146,7 @@ def describe(attack: type[Attack]) -> dict[str, Any]:
         "adversary": attack.side,
         "behavior": "acts in training" if attack.target == "integrity" or modifies else "honest-but-curious",
         "needs": ", ".join(sorted(attack.needs)),
+        **({"also reads": ", ".join(sorted(attack.wants))} if attack.wants else {}),
         "classes": "any number" if attack.classes is None else attack.classes,
         "head": "any" if attack.head is None else attack.head,
         "reference": attack.reference,

@@ -80,7 +80,7 @@ def _stage(task: Task, store: Store, device: str) -> Record:
 def _results(task: Task, store: Store, device: str) -> list[Record]:
     attacks = [build_attack(row.attack) if row.attack else None for row in task.rows]
     reading = [attack for attack in attacks if attack and not isinstance(attack, Sabotage)]
-    kinds = frozenset(KINDS[need] for attack in reading for need in attack.needs if need in KINDS)
+    kinds = frozenset(KINDS[need] for attack in reading for need in attack.needs | attack.wants if need in KINDS)
     try:
         trained, facts, messages = _trained(task, kinds, store, device)
     except VflsecError:
@@ -191,7 +191,7 @@ def _attacked(
 ) -> dict[str, Any]:
     """Run ``attack`` on the trained world and return what changes in its record."""
     began = time.perf_counter()
-    wanted = {KINDS[need] for need in attack.needs if need in KINDS}  # not what other attacks had recorded
+    wanted = {KINDS[need] for need in attack.needs | attack.wants if need in KINDS}  # not what other attacks had recorded
     own = tuple(message for message in messages if message.kind in wanted)
     question = ask(attack, trained, task.adversary, task.aux, own, after)
     changes = _guarded(attack, question, trained.world, task.aux)
