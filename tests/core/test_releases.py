@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from vflsec.core.auxiliary import divided, oriented, references
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Message
-from vflsec.core.releases import averages, latest, percentiles, received
-from vflsec.core.view import View
+from vflsec.core.releases import averages, latest, parameters, percentiles, received
+from vflsec.core.view import Need, View
 
 
 def make_view(batches, *, n_rows=8, classes=2, aux=((), ()), receiver="passive_1", split="train", values=None):
@@ -167,3 +167,71 @@ def test_the_latest_are_of_the_last_phase_and_by_split():
     assert torch.equal(found["test"], torch.full((8, 3), 5.0))
     with pytest.raises(InsufficientView, match="expected embeddings from passive_3, got none in 6"):
         latest(view, Kind.EMBEDDING, sender="passive_3")
+
+
+def pretrained_view(*, placed=True):
+    """Train rows are 1, 3 and 4 of the aligned ones; projections are wider than what fine-tuning says."""
+
+    def say(kind, phase, step, rows, width, split):
+        value = torch.tensor(rows, dtype=torch.float)[:, None].expand(-1, width) + 10 * step
+        return Message(kind, "active", "passive_1", step, phase, {"value": value}, torch.tensor(rows), split)
+
+    messages = (
+        say(Kind.EMBEDDING, "pretrain", 0, [4, 0, 1], 5, "aligned"),
+        say(Kind.EMBEDDING, "pretrain", 1, [2, 5], 5, "aligned"),
+        say(Kind.EMBEDDING, "pretrain", 2, [3, 1, 0], 5, "aligned"),
+        say(Kind.GRADIENT, "finetune", 0, [2, 0, 1], 2, "train"),
+    )
+    none = torch.zeros(0, dtype=torch.long)
+    places = {"aligned": torch.tensor([1, 3, 4])} if placed else {}
+    return View("passive_1", "passive", 2, {"train": torch.zeros(3, 1)}, None, none, none, messages, places=places)
+
+
+def test_messages_about_aligned_rows_are_read_as_of_the_training_rows_among_them():
+    view = pretrained_view()
+    found = received(view, Kind.EMBEDDING)
+    assert found.rows.tolist() == [2, 0, 1, 0]
+    assert found.values[:, 0].tolist() == [4, 1, 23, 21]
+    assert found.turn.tolist() == [0, 0, 0, 1]
+    assert found.n_rows == 3
+    assert latest(view, Kind.EMBEDDING, sender="active")["train"][:, 0].tolist() == [21, 23, 4]
+    assert averages(view, Kind.EMBEDDING, sender="active")[1][:, 0].tolist() == [11, 23, 4]
+    assert {Need.EMBEDDINGS, Need.GRADIENTS} <= view.has()
+
+
+def test_without_places_messages_about_aligned_rows_are_of_nobody_here():
+    view = pretrained_view(placed=False)
+    assert Need.EMBEDDINGS not in view.has()
+    with pytest.raises(InsufficientView, match="about train rows, got none"):
+        received(view, Kind.EMBEDDING)
+
+
+def test_one_phase_is_read_alone():
+    view = pretrained_view()
+    about = torch.arange(3)
+    later = Message(Kind.EMBEDDING, "active", "passive_1", 9, "finetune", {"value": torch.zeros(3, 2)}, about)
+    view = replace(view, messages=(*view.messages, later))
+    assert received(view, Kind.EMBEDDING).values.shape == (3, 2)
+    assert received(view, Kind.EMBEDDING, phase="pretrain").values.shape == (4, 5)
+    assert latest(view, Kind.EMBEDDING, sender=None, phase="pretrain")["train"].shape == (3, 5)
+    assert averages(view, Kind.EMBEDDING, sender=None, phase="pretrain")[0].shape == (3, 5)
+    with pytest.raises(InsufficientView):
+        latest(view, Kind.GRADIENT, sender=None, phase="pretrain")
+
+
+def test_parameters_are_those_of_the_last_step():
+    def say(sender, receiver, step, name, value):
+        payload = {name: torch.tensor([value])}
+        return Message(Kind.PARAMETERS, sender, receiver, step, "pretrain", payload)
+
+    told = [
+        say("active", "server", 0, "weight", 1.0),
+        say("server", "active", 0, "weight", 2.0),
+        say("active", "server", 0, "mean", 3.0),
+        say("active", "server", 1, "weight", 4.0),
+        say("active", "server", 1, "mean", 5.0),
+        say("server", "active", 1, "weight", 6.0),
+    ]
+    assert parameters(told, sender="active") == {"weight": torch.tensor([4.0]), "mean": torch.tensor([5.0])}
+    assert parameters(told, sender="server", receiver="active") == {"weight": torch.tensor([6.0])}
+    assert parameters(told, sender="server", receiver="passive_1") == {}

@@ -20,7 +20,7 @@ from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.checks import fraction, non_negative, positive
 from vflsec.core.defense import Defense
 from vflsec.core.errors import Diverged, UsageError
-from vflsec.core.message import Channel, Kind
+from vflsec.core.message import Channel, Kind, Message
 from vflsec.core.party import Party
 from vflsec.core.view import Need
 
@@ -170,6 +170,7 @@ class World:
         reached: the epochs and bytes after which ``train.target`` was met, once it is.
         source: another active party with people and labels of its own, from which a model is adapted; or None. The
             adversary is never it, and what is inferred is about the people of the active party.
+        places: by split, the positions (n_train,) of the training rows among its rows, for ``aligned``.
     """
 
     parties: Mapping[str, Party]
@@ -182,6 +183,7 @@ class World:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     reached: dict[str, float] = field(default_factory=dict)
     source: Party | None = None
+    places: Mapping[str, Tensor] = field(default_factory=dict)
 
     def begin(self, *part: object) -> None:
         """Start every party's noise for one part of the run."""
@@ -355,6 +357,21 @@ class Method(ABC):
     @abstractmethod
     def representation(self, party: Party) -> nn.Module:
         """Return the map (B, features) -> (B, d) that ``party`` holds, which its attacker starts from."""
+
+    def assembled(
+        self,
+        world: World,
+        names: Collection[str],
+        messages: Iterable[Message],
+    ) -> Mapping[str, nn.Module]:
+        """Return the models (B, features) -> (B, d) that parties can assemble from messages, by a readable name.
+
+        Args:
+            world: the trained parties.
+            names: of the party, or of the colluding parties.
+            messages: that they sent or received.
+        """
+        return {}
 
     @final
     def fit(self, world: World, progress: Progress = lambda phase, done, total: None) -> Trained:

@@ -69,6 +69,9 @@ def view_of(trained: Trained, parties: Sequence[Party], aux_rows: Tensor, messag
         labels={"train": first.labels["train"]} if first.active else {},
         top=world.active.modules["top"].eval() if first.active and "top" in world.active.modules else None,
         unlabeled=torch.cat([_columns(parties, split) for split in rows]),
+        places=world.places,
+        models=trained.method.assembled(world, [party.name for party in parties], messages),
+        parties=tuple(world.parties),
     )
 
 

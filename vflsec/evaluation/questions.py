@@ -132,6 +132,7 @@ def _membership(
         view,
         n_classes=2,
         features=mixed(view.features),
+        places={},
         labels=mixed(world.active.labels) if parties[0].active else {},
         predictions=asked,
         aux_rows=rows.to(world.device),

@@ -21,7 +21,7 @@ class FedHSSL(HybridSSL):
 
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, algorithm 1"
     sends = {"pretrain": frozenset({Kind.EMBEDDING, Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
-    shows = {**SHOWS, "passive": SHOWS["passive"] | {Need.EMBEDDINGS}}  # noqa: RUF012
+    shows = {side: own | {Need.EMBEDDINGS, Need.PARAMETERS} for side, own in SHOWS.items()}  # noqa: RUF012
     cross, local = True, True
     pma = True
 

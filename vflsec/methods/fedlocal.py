@@ -7,8 +7,9 @@ from typing import Any
 
 from vflsec.core.message import Kind
 from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.view import Need
 from vflsec.methods.hybrid_ssl import HybridSSL
-from vflsec.methods.split_method import SPLIT
+from vflsec.methods.split_method import SHOWS, SPLIT
 from vflsec.nn.byol import BYOL
 from vflsec.nn.moco import MoCo
 from vflsec.nn.simsiam import SimSiam
@@ -35,6 +36,7 @@ class FedLocal(HybridSSL):
 
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, section V-A, baseline FedLocalSSL; table V"
     sends = {"pretrain": frozenset({Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
+    shows = {side: own | {Need.PARAMETERS} for side, own in SHOWS.items()}  # noqa: RUF012
     cross, local = False, True
 
     @classmethod

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, zip_longest
 from typing import Any, ClassVar, Literal
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 from vflsec.core import registry
 from vflsec.core.checks import non_negative, positive
 from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.message import Message
 from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
+from vflsec.core.releases import parameters
 from vflsec.core.seeds import drawing, generator
 from vflsec.methods.cross_party_ssl import CrossPartySSL
 from vflsec.methods.local_ssl import LocalSSL
@@ -26,6 +29,9 @@ from vflsec.nn.pooled import Pooled
 from vflsec.nn.siamese import Siamese
 
 MOMENTUM, WEIGHT_DECAY = 0.9, 3e-5
+
+SERVER = "server"
+"""The party that averages models; it has no data."""
 
 
 class HybridSSL(SplitMethod):
@@ -128,6 +134,31 @@ class HybridSSL(SplitMethod):
         chosen = [found["local"]] if self.encoders == "local" and "local" in found else list(found.values())
         return Pooled(chosen, self.pool)
 
+    def assembled(self, world: World, names: Collection[str], messages: Iterable[Message]) -> Mapping[str, nn.Module]:
+        """Return, of two parties with averaged models, the other's top encoder behind the own bottom encoder.
+
+        The mean of two models is known to both parties: twice the mean less what the party sent is what the other one
+        sent, in the last global iteration.
+        """
+        if not self.pma or len(world.parties) != 2 or len(names) != 1:
+            return {}
+        (own,) = names
+        (other,) = set(world.parties) - {own}
+        messages = list(messages)
+        mean, sent = parameters(messages, sender=SERVER, receiver=own), parameters(messages, sender=own)
+        if not mean:
+            return {}
+        encoders = world.parties[own].modules["encoders"]
+        assert isinstance(encoders, nn.ModuleDict)
+        encoder = copy.deepcopy(encoders["local"])
+        state = encoder.state_dict()
+        found = {name: 2 * mean[name] - sent[name] for name in state if name.startswith("top.") and name in mean}
+        for name, value in found.items():
+            if name.endswith("running_var"):
+                value.clamp_(min=0)  # the other party's defenses may have pushed it below
+        encoder.load_state_dict({**state, **found})
+        return {f"own bottom, {other}'s top encoder": encoder.eval()}
+
     def train(self, phase: str, world: World, progress: Progress) -> list[float]:
         """Pre-train, or fine-tune."""
         return self._pretrain(phase, world, progress) if phase == "pretrain" else super().train(phase, world, progress)
@@ -188,8 +219,8 @@ class HybridSSL(SplitMethod):
         return {name: tower.shared() for name, tower in self._towers["local"].items()}
 
     def _average(self, world: World) -> Any:
-        noise = partial(generator, world.seed, "noise", "server", device=world.device)
-        server = Party("server", {}, world.channel, noise=noise)
+        noise = partial(generator, world.seed, "noise", SERVER, device=world.device)
+        server = Party(SERVER, {}, world.channel, noise=noise)
         average = registry.build("protocols", "model-average", list(world.parties.values()), server)
         average.check(self._shared())
         return average

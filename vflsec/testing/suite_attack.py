@@ -258,7 +258,7 @@ def _trained(side: str, task: Task, seed: int, model: tuple[tuple[str, Any], ...
 
 def without(view: View, need: Need) -> View:
     """Return ``view`` without what ``need`` names."""
-    kinds = {Need.GRADIENTS: Kind.GRADIENT, Need.EMBEDDINGS: Kind.EMBEDDING}
+    kinds = {Need.GRADIENTS: Kind.GRADIENT, Need.EMBEDDINGS: Kind.EMBEDDING, Need.PARAMETERS: Kind.PARAMETERS}
     if need in kinds:
         return replace(view, messages=tuple(m for m in view.messages if m.kind != kinds[need]))
     poor: dict[Need, dict[str, Any]] = {
@@ -286,7 +286,9 @@ def footprint(view: View) -> dict[str, Any]:
     found |= {f"the {split} features": x.clone() for split, x in view.features.items()}
     found |= {f"the {split} labels": y.clone() for split, y in view.labels.items()}
     found |= {f"the {split} predictions": z.clone() for split, z in view.predictions.items()}
-    for name, model in (("model", view.model), ("victim's model", view.victim_model), ("top", view.top)):
+    found |= {f"the places of {split} rows": rows.clone() for split, rows in view.places.items()}
+    models = {"model": view.model, "victim's model": view.victim_model, "top": view.top, **view.models}
+    for name, model in models.items():
         if model is not None:
             found |= {f"the {name}'s {key}": value.clone() for key, value in model.state_dict().items()}
             found[f"the {name}'s mode"] = [module.training for module in model.modules()]
