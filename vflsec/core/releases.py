@@ -36,10 +36,11 @@ class Releases(NamedTuple):
 
     def first(self, turns: int | None) -> Releases:
         """Return the first ``turns`` releases of each row; all of them for None."""
-        if turns is None:
-            return self
-        early = self.turn < turns
-        return Releases(self.values[early], self.rows[early], self.turn[early], self.message[early], self.n_rows)
+        return self if turns is None else self.where(self.turn < turns)
+
+    def where(self, chosen: Tensor) -> Releases:
+        """Return the lines at which ``chosen`` (R,) is true."""
+        return Releases(self.values[chosen], self.rows[chosen], self.turn[chosen], self.message[chosen], self.n_rows)
 
     def by_turn(self) -> list[Tensor]:
         """Return the positions of the lines of each turn, turn by turn."""
