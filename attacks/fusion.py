@@ -22,15 +22,15 @@ TEMPERATURES = torch.logspace(-1, 2, 16, dtype=torch.float64)
 class Fusion(Attack):
     """Label inference from all sources together: own columns, embeddings, received gradients, whatever else is held.
 
-    Each way of reading each source is a table (``vflsec.core.sources``). Gaussian processes on subsets of the tables are
-    fitted to the auxiliary rows and averaged by how well they explain these rows, so that a source that says nothing
-    costs next to nothing. Own columns also enter through a nonlinear kernel. A split is guessed from the tables that cover
-    it: gradients are received for training rows alone.
+    Each way of reading each source is a table (``vflsec.core.sources``). Gaussian processes on subsets of the tables
+    are fitted to the auxiliary rows and averaged by how well they explain these rows, so that a source that says
+    nothing costs next to nothing. Own columns also enter through a nonlinear kernel. A split is guessed from the tables
+    that cover it: gradients are received for training rows alone.
 
     The adversary alone runs the same attack on its own columns.
 
-    Costs some hundreds of eigenvalue decompositions of the auxiliary rows' similarities, about a second. Fails where the
-    auxiliary rows are too few to tell which source speaks of the class.
+    Costs some hundreds of eigenvalue decompositions of the auxiliary rows' similarities, about a second. Fails where
+    the auxiliary rows are too few to tell which source speaks of the class.
 
     Source: this project. Gaussian processes and their model selection: Rasmussen and Williams 2006, chapters 2 and 5.
     """
@@ -53,6 +53,8 @@ class Fusion(Attack):
 class AttributeFusion(Fusion):
     """Inference of one column of the victim from all sources together, by the same procedure as ``fusion``.
 
+    Costs about a second. Fails where the auxiliary rows are too few to tell which source speaks of the column.
+
     Source: this project, as ``fusion``.
 
     Args:
@@ -71,6 +73,8 @@ class AttributeFusion(Fusion):
 
 class ColumnFusion(Fusion):
     """Recovery of the victim's columns from all sources together, by the same procedure as ``fusion``.
+
+    Costs about a second. Fails where the auxiliary rows are too few to tell which source speaks of the columns.
 
     Source: this project, as ``fusion``.
 

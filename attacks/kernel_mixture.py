@@ -56,11 +56,11 @@ class Candidate(NamedTuple):
 class Mixture:
     """Gaussian processes with the mean kernel of a subset of tables, averaged by how well each explains known rows.
 
-    A candidate is a subset and a noise variance. The log of its weight is the log marginal likelihood of one target
-    (Rasmussen and Williams 2006, eq. 2.30, with the signal's variance profiled out) plus the leave-one-out log
-    likelihood (eq. 5.10 to 5.13). The first punishes needless tables, the second wrong predictions: together they choose
-    well from tens of rows, where either alone does not. Subsets grow from single tables by a beam search, for as long
-    as a larger one scores better.
+    A candidate is a subset and a noise variance. The log of its weight is the mean of two: the log marginal likelihood
+    of one target (Rasmussen and Williams 2006, eq. 2.30, with the signal's variance profiled out) and the leave-one-out
+    log likelihood (section 5.4.2). The first punishes needless tables, the second wrong predictions. Each further table
+    costs a factor e, the prior. Subsets grow from single tables by a beam search, for as long as a larger one scores
+    better.
 
     Args:
         kernels: by name.
@@ -136,7 +136,7 @@ class Mixture:
         solved = vectors @ (rotated * inverse[:, :, None])  # (noises, n, d)
         own = vectors.square() @ inverse.T  # (n, noises): the diagonal of each inverse
         left_out = targets - solved / own.T[:, :, None]
-        scores = evidence + likelihood(left_out + self.mean, rows)
+        scores = (evidence + likelihood(left_out + self.mean, rows)) / 2 - (len(names) - 1)
         return [Candidate(names, *pair) for pair in zip(noise.tolist(), scores.tolist(), strict=True)]
 
     def _coefficients(self) -> dict[str, Tensor]:
