@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vflsec.core import hooks
-from vflsec.core.defense import Defense, describe
+from vflsec.core.defense import Defense, describe, touches
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.stack import DefenseStack
@@ -139,6 +139,38 @@ def test_a_defence_of_updates_acts_at_labels_and_says_so():
     assert describe(Mixing)["acts at"] == describe(Coding)["acts at"] == "labels"
     with pytest.raises(UsageError, match="unknown at 'labels'"):
         AtHome(1.0, at=["labels"])
+
+
+class Inherited(AtHome):
+    """Has hooks of messages, and no point at which they could act."""
+
+    on_embedding = on_gradient = lambda self, value, release: value
+
+    def on_update(self, modules, rows, rng):
+        pass
+
+
+def test_a_defence_touches_the_hooks_that_it_overrides_and_can_run():
+    assert touches(Plain) == touches(Plain(1.0)) == frozenset()
+    assert touches(Coding) == touches(Coding(0.0)) == {hooks.LABELS, hooks.PREDICTIONS}
+    assert touches(Inherited) == {hooks.UPDATE}
+    assert not Coding(0.0).runs(hooks.LABELS, "train")
+    assert Coding(1.0).runs(hooks.LABELS, "train")
+    assert not Coding(1.0).runs(hooks.BATCH, "train")
+
+
+def test_every_hook_of_a_defence_is_declared_or_changes_nothing():
+    """A new hook that is not declared would be missed by stage keys."""
+    own = {name for name, value in vars(Defense).items() if callable(value) and not name.startswith("_")}
+    asked = {"acts", "runs", "suit", "modules", "prepare", "expect", "spent"}
+    assert own - asked == {hook.name for hook in hooks.HOOKS}
+
+
+def test_the_card_says_who_runs_it_when_and_whether_training_changes():
+    card = describe(Coding)
+    assert card["runs at"] == "the active party: learning from labels, prediction"
+    assert card["changes training"] == "yes"
+    assert describe(Inherited)["acts at"] == "the updates of its party's own models"
 
 
 def test_the_card_is_data():

@@ -105,9 +105,7 @@ def test_a_stored_stage_gives_the_same_records_as_one_that_is_run(tmp_path):
     assert all(b[key] == record for key, record in a.items())
 
 
-@pytest.mark.parametrize(
-    ("defense", "ciphertexts"), [("phe:backend=plain,strength=1", 29_520), ("mixup:alpha=5", 0)]
-)
+@pytest.mark.parametrize(("defense", "ciphertexts"), [("phe:backend=plain,strength=1", 29_520), ("mixup:alpha=5", 0)])
 def test_a_stage_under_a_defense_is_not_the_undefended_one(defense, ciphertexts, tmp_path):
     """In a folder with the undefended run, the defended one records what it records in a folder of its own."""
     spec = read(
@@ -176,6 +174,19 @@ def test_a_swept_defence_that_never_acts_on_a_method_is_refused():
             spec, defenses=(), strengths=(), fixed=read(fixed=["iso:lambda=1@pretrain.embedding"]).fixed
         )
     )
+
+
+@pytest.mark.parametrize("defense", ["mixup:alpha=1,by=passive", "label-dp:strength=1,by=passive"])
+def test_a_swept_defence_whose_carrier_runs_none_of_its_hooks_is_refused(defense):
+    with pytest.raises(UsageError, match="changes nothing that fedsplitnn says or learns"):
+        engine.check(read(methods=["fedsplitnn"], method={}, defenses=[defense]))
+
+
+def test_noise_that_depends_on_all_releases_keeps_the_settings_of_the_last_phase_in_the_key():
+    """An epsilon is met over all phases, so that the noise of an earlier one depends on how long the last one is."""
+    longer = {**SETTINGS["train"], "epochs": 9}
+    for defense, same in (("gaussian-dp:strength=1@embedding", False), ("iso:lambda=1@embedding", True)):
+        assert (stage(fixed=[defense]) == stage(fixed=[defense], train=longer)) == same
 
 
 def test_who_carries_a_defence_is_checked():

@@ -43,7 +43,9 @@ class DefenseStack(tuple[Defense, ...]):
     def released(self, value: Any, release: Release) -> Any:
         """Return what leaves in place of ``value``, a tensor; anything else, of which no hook is told, as it is."""
         hook = hooks.OF_KIND.get(release.kind)
-        for defense in self.using(hook) if hook else ():
+        if not hook:
+            return value
+        for defense in self.using(hook):
             if not defense.acts(release.kind, release.phase):
                 continue
             before = value.detach()

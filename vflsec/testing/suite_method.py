@@ -163,10 +163,16 @@ class _Probe(Defense):
         self.called: set[str] = set()
 
     def on_embedding(self, h: Tensor, release: Release) -> Tensor:
-        self.called.add(hooks.OF_KIND[release.kind].name)
+        self.called.add(hooks.EMBEDDING.name)
         return h
 
-    on_gradient = on_parameters = on_embedding
+    def on_gradient(self, g: Tensor, release: Release) -> Tensor:
+        self.called.add(hooks.GRADIENT.name)
+        return g
+
+    def on_parameters(self, p: Tensor, release: Release) -> Tensor:
+        self.called.add(hooks.PARAMETERS.name)
+        return p
 
     def on_labels(self, y: Tensor, *, features: Tensor, n_classes: int, rng: torch.Generator) -> Tensor:
         self.called.add(hooks.LABELS.name)
