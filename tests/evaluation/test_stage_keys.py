@@ -1,4 +1,4 @@
-"""A stage is shared with the undefended training exactly when a defense changes nothing in it: derived by running it."""
+"""A stage is shared with the undefended training exactly when a defense changes nothing in it, found by running it."""
 
 from functools import lru_cache
 
