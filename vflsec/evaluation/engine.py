@@ -206,6 +206,11 @@ def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
             method.check(world)
             for defense in (*at, *spec.fixed) if method.shows else ():  # others are trained without defences
                 _check_serves(defense, method, world)
+            if swept and method.shows and not acts_in(swept, type(method), cell.method_options, method.phases):
+                raise UsageError(
+                    f"defense {swept.label} changes nothing that {method.name} says or learns, and its curve would be "
+                    f"flat: choose another --at or by=, or fix the defense with --with"
+                )
             yield method, world
 
 
@@ -222,8 +227,7 @@ def _check_serves(spec: DefenseSpec, method: Method, world: World) -> None:
 def _check_heard(spec: EvalSpec, methods: Sequence[type[Method]]) -> None:
     """Raise UsageError if a defence is to act where it would change nothing.
 
-    Each of its points must be met by one of the methods that are compared; a defence that is swept must act on all of
-    them, or its curve would be flat.
+    Each of its points must be met by one of the methods that are compared.
     """
     names = ", ".join(m.name for m in methods) or "no method"
 
@@ -240,12 +244,6 @@ def _check_heard(spec: EvalSpec, methods: Sequence[type[Method]]) -> None:
                     f"defense {defense.label} acts at {kind}, where {names} says nothing: "
                     f"choose another --at among {', '.join(known)}"
                 )
-        flat = [m.name for m in methods if made.at and not acts_in(defense, m, spec.method.get(m.name, {}), m.phases)]
-        if defense in spec.defenses and flat:
-            raise UsageError(
-                f"defense {defense.label} changes nothing that {', '.join(flat)} says, and its curve would be flat: "
-                f"choose another --at, or fix the defense with --with"
-            )
 
 
 def evaluate(

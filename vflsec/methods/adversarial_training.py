@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.defense import taught
 from vflsec.core.errors import Diverged
 from vflsec.core.method import Progress, TrainSpec, World
 from vflsec.core.party import Party
@@ -86,8 +85,7 @@ class AdversarialTraining(SplitTraining):
         """
         world, spec = self.world, self.spec
         own = world.active
-        labels, self.targets = taught(
-            own.defenses,
+        labels, self.targets = own.defenses.taught(
             own.labels["source"],
             own.features["source"],
             n_classes=world.n_classes,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from vflsec.core import registry
+from vflsec.core import hooks, registry
 from vflsec.core.checks import non_negative, positive
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import Message
@@ -64,7 +64,7 @@ class HybridSSL(SplitMethod):
 
     phases = ("pretrain", "finetune")
     keeps = frozenset({"encoders"})
-    unlabeled = frozenset({"pretrain"})
+    learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012  (declared ClassVar in the base)
     late = frozenset({"boundary", "encoders", "pool"})
     joint = frozenset({"pma"})
     encoder = "auto"

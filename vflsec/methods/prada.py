@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from vflsec.core import hooks
 from vflsec.core.checks import non_negative, positive
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
@@ -56,6 +57,7 @@ class PrADA(FeatureGroupMethod):
     reference = "Kang et al. 2022 (PrADA), IEEE Transactions on Big Data, sections 5 and 6, algorithms 1 and 2"
     phases = ("pretrain", "finetune")
     sends = {"pretrain": SPLIT, "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    learns = {"pretrain": hooks.SPLIT_LEARNING, "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012
     keeps = frozenset({"bottom"})
     late = frozenset({"finetune_extractors"})
     elsewhere = frozenset({"pretrain"})
