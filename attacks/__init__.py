@@ -27,5 +27,6 @@ CATALOGUE = {
     "inversion-whitebox": "vflsec.attacks.inversion_whitebox:WhiteBoxInversion",
     "grn": "vflsec.attacks.grn:GenerativeRegressionNetwork",
     "attribute": "vflsec.attacks.attribute:AttributeInference",
+    "model-recovery": "vflsec.attacks.model_recovery:ModelRecovery",
     "membership": "vflsec.attacks.membership:MembershipInference",
 }

@@ -56,7 +56,7 @@ class AttributeInference(LogisticRegression):
     """
 
     name = "attribute"
-    side = "active"
+    side = "either"
     target = "attribute"
     needs = frozenset({Need.OWN_FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     reference = "Song and Shmatikov, ICLR 2020, arXiv 1905.11742, section 3.1"

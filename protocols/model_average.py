@@ -64,19 +64,23 @@ class ModelAverage(Protocol):
             own = {party.name: read(shared[party.name]) for party in self.parties}
             if not any(own.values()):  # a model without BatchNorm has no statistics
                 continue
-            heard = [
-                party.send(
-                    Kind.PARAMETERS, own[party.name], to=self.server.name, step=step, phase=phase, buffers=buffers
-                )
-                for party in self.parties
-            ]
-            mean = {key: torch.stack([m.payload[key] for m in heard]).mean(dim=0) for key in heard[0].payload}
+            mean = self._mean(own, step=step, phase=phase, buffers=buffers)
             for party in self.parties:
                 message = self.server.send(
                     Kind.PARAMETERS, mean, to=party.name, step=step, phase=phase, buffers=buffers
                 )
                 for key, value in own[party.name].items():
                     value.data.copy_(message.payload[key])
+
+    def _mean(
+        self, own: Mapping[str, Mapping[str, Tensor]], *, step: int, phase: str, buffers: bool
+    ) -> dict[str, Tensor]:
+        """Return what the server makes of what the parties send it of ``own``, by name."""
+        heard = [
+            party.send(Kind.PARAMETERS, own[party.name], to=self.server.name, step=step, phase=phase, buffers=buffers)
+            for party in self.parties
+        ]
+        return {key: torch.stack([m.payload[key] for m in heard]).mean(dim=0) for key in heard[0].payload}
 
 
 def _parameters(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch import nn
 from vflsec.core.errors import InsufficientView
 from vflsec.core.view import Guess, Need, View
 
-Target = Literal["labels", "features", "attribute", "membership", "integrity"]
+Target = Literal["labels", "features", "attribute", "membership", "parameters", "integrity"]
 
 
 class Attack(ABC):
@@ -23,9 +23,10 @@ class Attack(ABC):
 
     Class attributes:
         name: short, as in the papers.
-        side: who can mount it, ``passive``, ``active`` or ``either``.
-        target: what it recovers, ``labels`` | ``features`` | ``attribute`` | ``membership``; or ``integrity``, where it
-            recovers nothing and spoils the joint model (``vflsec.core.sabotage``).
+        side: who can mount it, ``passive``, ``active`` or ``either`` of them; ``any`` includes those who hear messages
+            and are no party, a server that averages.
+        target: what it recovers, ``labels`` | ``features`` | ``attribute`` | ``membership`` | ``parameters``; or
+            ``integrity``, where it recovers nothing and spoils the joint model (``vflsec.core.sabotage``).
         needs: what the view must hold.
         wants: what the attack also reads where the view holds it.
         classes: how many classes there must be; None for any number.
@@ -35,12 +36,12 @@ class Attack(ABC):
         version: raised whenever results change; part of every cache key.
 
     Attributes:
-        victim: the party whose features or attribute are recovered; None for the first passive party.
+        victim: the party whose features, attribute or parameters are recovered; None for the first other party.
         column: the attribute that is recovered, by its name; None for the victim's first categorical column.
     """
 
     name: ClassVar[str]
-    side: ClassVar[Literal["passive", "active", "either"]] = "passive"
+    side: ClassVar[Literal["passive", "active", "either", "any"]] = "passive"
     target: ClassVar[Target] = "labels"
     needs: ClassVar[frozenset[Need]]
     wants: ClassVar[frozenset[Need]] = frozenset()
@@ -94,7 +95,7 @@ class Attack(ABC):
     @final
     def check(self, side: str, shown: Iterable[Need]) -> None:
         """Raise InsufficientView if an adversary on ``side`` who sees ``shown`` cannot mount this attack."""
-        if self.side not in (side, "either"):
+        if self.side not in (side, "any", *(["either"] if side in ("passive", "active") else [])):
             raise InsufficientView(
                 f"attack {self.name!r} is for the {self.side} side, got an adversary on the {side} side: "
                 f"choose another --adversary"

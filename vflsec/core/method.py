@@ -370,6 +370,14 @@ class Method(ABC):
     def representation(self, party: Party) -> nn.Module:
         """Return the map (B, features) -> (B, d) that ``party`` holds, which its attacker starts from."""
 
+    def observers(self) -> tuple[str, ...]:
+        """Return the names of those who receive messages without being a party: a server, a source."""
+        return ()
+
+    def shared(self, world: World) -> Mapping[str, Tensor]:
+        """Return, by party, the parameters (P,) of its own that it last brought to an average; empty without one."""
+        return {}
+
     def assembled(
         self,
         world: World,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -157,6 +158,17 @@ class Party:
         release = Release(self.name, to, kind, step.number, step.phase, "value", step.rows, labels, self._rng)
         defended: Tensor = self._defended(release, value)
         return defended
+
+    def defended(
+        self, kind: Kind, payload: Mapping[str, Tensor], *, to: str, step: int, phase: str, buffers: bool = False
+    ) -> dict[str, Tensor]:
+        """Return what would leave in place of ``payload``, for a protocol that masks it; arguments as in ``send``."""
+        release = Release(self.name, to, kind, step, phase, "", None, None, self._rng, buffers)
+        return {key: self._defended(replace(release, key=key), value) for key, value in payload.items()}
+
+    def note(self, kind: Kind, payload: Mapping[str, Tensor], *, sender: str, step: int, phase: str) -> None:
+        """Show to taps what this party knows of an exchange beside what crosses: what it masked or unmasked."""
+        self._channel.open(Message(kind, sender, self.name, step, phase, payload))
 
     def open(self, kind: Kind, value: Tensor, step: Step, *, sender: str) -> Tensor:
         """Learn by decrypting what ``sender`` encrypted: taps see it, and its bytes were counted as ciphertext."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -185,6 +185,12 @@ def parameters(messages: Iterable[Message], *, sender: str, receiver: str | None
     said = [m for m in messages if m.kind is Kind.PARAMETERS and m.sender == sender and receiver in (None, m.receiver)]
     last = [m for m in said if (m.phase, m.step) == (said[-1].phase, said[-1].step)]
     return {name: value for m in last for name, value in m.payload.items()}
+
+
+def flattened(values: Mapping[str, Tensor]) -> Tensor:
+    """Return the learned parameters (P,) among ``values`` in order, without the running statistics of BatchNorm."""
+    found = [value.flatten() for name, value in values.items() if not name.rpartition(".")[2].startswith("running_")]
+    return torch.cat(found) if found else torch.zeros(0)
 
 
 def _of_one_phase(messages: list[Message], phase: str | None) -> list[Message]:

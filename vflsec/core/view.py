@@ -42,13 +42,15 @@ class View:
     attribute    a column of the victim, of A categories       (n,) long
     features     all columns of the victim, encoded            (n, d) float
     membership   1 if it was trained on, else 0                (n,) long
+    parameters   of each parameter, its distance to the mean   none are known
     ============ ============================================= ==================
 
     Attributes:
         party: its name.
-        side: ``passive`` or ``active``.
-        n_classes: C, A, d or 2: how many numbers are guessed of each row.
-        features: its own columns by split (``train``, ``test``; or ``candidates`` for membership); each (n, p).
+        side: ``passive`` or ``active``; of one that is no party, its name.
+        n_classes: C, A, d, 2 or 1: how many numbers are guessed of each row.
+        features: its own columns by split (``train``, ``test``; or ``candidates`` for membership); each (n, p). Of
+            ``parameters`` there are no columns: one row of width 0 for each.
         model: its own bottom model, (B, p) -> (B, cut), or None.
         aux_rows: (n,) positions in the first of these splits of the samples of which it knows the answer.
         aux_labels: those answers.

@@ -12,8 +12,8 @@ from torch import Tensor
 from vflsec.core.attack import Attack
 from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
-from vflsec.core.message import Message
-from vflsec.core.method import Trained, World
+from vflsec.core.message import SERVER, Message
+from vflsec.core.method import Method, Trained, World
 from vflsec.core.metrics import METRICS
 from vflsec.core.party import Party
 from vflsec.core.seeds import derive
@@ -41,6 +41,19 @@ def adversary(world: World, name: str) -> tuple[Party, ...]:
     if len(parties) > 1 and any(party.active for party in parties):
         raise UsageError(f"expected passive parties to collude, got {name}: the active party has the labels")
     return parties
+
+
+def side_of(method: Method, world: World, name: str) -> str:
+    """Return on which side an adversary is: ``active``, ``passive``, or its name if it is no party, as a server.
+
+    Raises:
+        UsageError: nobody of that name takes part.
+    """
+    if name in method.observers():
+        return name
+    if name == SERVER:
+        raise UsageError(f"expected an adversary that takes part, got {name}: {method.name} averages no models")
+    return "active" if adversary(world, name)[0].active else "passive"
 
 
 def secret_of(world: World) -> Secret:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,12 +15,12 @@ from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of
 from vflsec.core.errors import InsufficientView, UsageError
-from vflsec.core.message import Kind
+from vflsec.core.message import SERVER, Kind
 from vflsec.core.method import Method, Trained, World
 from vflsec.core.sabotage import Sabotage
 from vflsec.core.view import Need
 from vflsec.evaluation import runner
-from vflsec.evaluation.adversary import adversary
+from vflsec.evaluation.adversary import side_of
 from vflsec.evaluation.plan import Prior, Row, acts_in, build_attack, priors, rows, target_of, training_cell
 from vflsec.evaluation.questions import ask
 from vflsec.evaluation.runner import Task
@@ -101,13 +101,14 @@ def check(spec: EvalSpec) -> None:
     """
     attacks = [(build_attack(attack), attack.after) for attack in spec.attacks]
     for method, world in _built(spec):
-        adversary(world, spec.adversary)
+        if method.shows or spec.adversary != SERVER:
+            side_of(method, world, spec.adversary)
         if not method.shows:
             continue
         for attack, after in attacks:
             _mount(attack, after, spec, method, world)
             if not isinstance(attack, Sabotage):
-                ask(attack, Trained(method, world, {}), spec.adversary, spec.aux)
+                ask(attack, Trained(method, world, {}), spec.adversary, spec.aux, after=after)
         for wanted in (attack for attack in spec.attacks if target_of(attack) == "integrity"):
             recruit(world, spec.adversary, wanted, spec.aux)
 
@@ -123,16 +124,17 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     built = [pair for pair in _built(spec) if pair[0].shows]
     named = [attack for attack in spec.attacks if attack.name != ALL]
     chosen, left_out = list(named), dict.fromkeys(BASELINES, "is part of *alone*")
-    for name in sorted(registry.entries("attacks")):
-        wanted = AttackSpec(name=name)
-        if name in BASELINES or name in {attack.name for attack in named if attack.after is None}:
+    phases = [attack.after for attack in spec.attacks if attack.name == ALL]
+    for name, after in product(sorted(registry.entries("attacks")), phases):
+        wanted = AttackSpec(name=name, after=after)
+        if name in BASELINES or (name, after) in {(attack.name, attack.after) for attack in named}:
             continue
         if target_of(wanted) == "integrity":
             left_out[name] = "is on integrity, which is reported apart and takes a training each: name it"
             continue
         try:
             for method, world in built:
-                _mount(build_attack(wanted), None, spec, method, world)
+                _mount(build_attack(wanted), after, spec, method, world)
         except InsufficientView as error:
             left_out[name] = str(error)
         else:
@@ -146,13 +148,18 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
 
 def _mount(attack: Attack, after: str | None, spec: EvalSpec, method: Method, world: World) -> None:
     """Raise InsufficientView if the adversary of ``spec`` cannot mount ``attack`` on ``method``."""
-    side = "active" if adversary(world, spec.adversary)[0].active else "passive"
+    side = side_of(method, world, spec.adversary)
     shown = _shown(method, side, after, spec.method.get(method.name, {}))
     shown -= frozenset() if spec.aux.n else {Need.AUX_LABELS}
     if side == "active":
         shown |= {Need.PREDICTIONS} if after is None else set()
         shown |= {Need.VICTIM_MODEL} if spec.aux.victim_model else set()
     attack.check(side, shown)
+    if side == "passive" and Need.EMBEDDINGS in attack.needs and attack.victim not in (None, world.active.name):
+        raise InsufficientView(
+            f"attack {attack.name!r} needs {Need.EMBEDDINGS} of {attack.victim}; {spec.adversary} receives those of "
+            f"{world.active.name} alone"
+        )
     if after and isinstance(attack, Sabotage):
         raise UsageError(f"expected {attack.name} without a phase, got @{after}: it acts in training itself")
     attack.suit(world.n_classes if attack.target == "labels" else None, method.model_spec.head)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vflsec.core.message import Kind
+from vflsec.core.message import SERVER, Kind
 from vflsec.core.view import Need
 from vflsec.methods.hybrid_ssl import HybridSSL
 from vflsec.methods.split_method import SHOWS, SPLIT
@@ -21,7 +21,11 @@ class FedHSSL(HybridSSL):
 
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, algorithm 1"
     sends = {"pretrain": frozenset({Kind.EMBEDDING, Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
-    shows = {side: own | {Need.EMBEDDINGS, Need.PARAMETERS} for side, own in SHOWS.items()}  # noqa: RUF012
+    shows = {  # noqa: RUF012
+        **{side: own | {Need.EMBEDDINGS, Need.PARAMETERS} for side, own in SHOWS.items()},
+        SERVER: frozenset({Need.PARAMETERS}),
+    }
+    version = 2
     cross, local = True, True
     pma = True
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from vflsec.core import hooks, registry
 from vflsec.core.checks import non_negative, positive
 from vflsec.core.errors import Diverged, UsageError
-from vflsec.core.message import Message
+from vflsec.core.message import SERVER, Kind, Message
 from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
-from vflsec.core.releases import parameters
+from vflsec.core.releases import flattened, parameters
 from vflsec.core.seeds import drawing, generator
 from vflsec.methods.cross_party_ssl import CrossPartySSL
 from vflsec.methods.local_ssl import LocalSSL
@@ -30,8 +30,8 @@ from vflsec.nn.siamese import Siamese
 
 MOMENTUM, WEIGHT_DECAY = 0.9, 3e-5
 
-SERVER = "server"
-"""The party that averages models; it has no data."""
+PLAIN = "model-average"
+"""The protocol of step 3 that hides nothing from the server."""
 
 
 class HybridSSL(SplitMethod):
@@ -60,13 +60,14 @@ class HybridSSL(SplitMethod):
         projector: width of the projector.
         predictor: width of the predictor's hidden layer; without one (MoCo) not used.
         ssl_options: of the self-supervised method: ``momentum``, ``temperature``, ``queue``...
+        average: the protocol of step 3, ``model-average`` or ``secure-average``.
     """
 
     phases = ("pretrain", "finetune")
-    keeps = frozenset({"encoders"})
+    keeps = frozenset({"encoders", "shared"})
     learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012  (declared ClassVar in the base)
     late = frozenset({"boundary", "encoders", "pool"})
-    joint = frozenset({"pma"})
+    joint = frozenset({"pma", "average"})
     encoder = "auto"
     ssl: ClassVar[type[Siamese]]
     cross: ClassVar[bool]
@@ -87,8 +88,11 @@ class HybridSSL(SplitMethod):
         projector: int = 512,
         predictor: int = 128,
         ssl_options: Mapping[str, Any] | None = None,
+        average: str = PLAIN,
     ) -> None:
         super().__init__(train, model, boundary=boundary)
+        if average != PLAIN and not self.pma:
+            raise UsageError(f"expected average={PLAIN} in {self.name}, which averages no models, got {average}")
         non_negative(gamma=gamma)
         positive(local_updates=local_updates, projector=projector, predictor=predictor)
         self.gamma = gamma
@@ -96,6 +100,7 @@ class HybridSSL(SplitMethod):
         self.interleave = interleave
         self.encoders = encoders
         self.pool = pool
+        self.average = average
         wanted = {"projector": projector, "predictor": predictor, **(ssl_options or {})}
         self.tower_options = registry.converted(f"{self.name}: ssl_options", self.ssl, wanted)
         spec = train.pretrain
@@ -118,6 +123,23 @@ class HybridSSL(SplitMethod):
             encoders[role] = tower.encoder
             self._towers[role][party.name] = tower.to(world.device)
         party.modules["encoders"] = nn.ModuleDict(encoders)
+        if self.pma:
+            party.modules["shared"] = Snapshot(self._towers["local"][party.name].shared())
+
+    @classmethod
+    def says(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
+        """Return the kinds of messages; a protocol that masks models also sends keys and masked words."""
+        masked = Kind.PARAMETERS in cls.sends[cls.phases[0]] and options.get("average", PLAIN) != PLAIN
+        more = {Kind.CIPHERTEXT, Kind.CONTROL} if masked and phase == "pretrain" else set()
+        return super().says(phase, options) | more
+
+    def observers(self) -> tuple[str, ...]:
+        """Return the server, if models are averaged."""
+        return (SERVER,) if self.pma else ()
+
+    def shared(self, world: World) -> Mapping[str, Tensor]:
+        """Return the learned parameters (P,) that each party brought to the last average, before its defenses."""
+        return {name: party.modules["shared"].get_buffer("values") for name, party in world.parties.items() if self.pma}
 
     def check(self, world: World) -> None:
         """Raise UsageError if the parties' top encoders cannot be averaged, or rows for a step are lacking."""
@@ -168,7 +190,8 @@ class HybridSSL(SplitMethod):
         cross, local, optimizers = self._steps(world)
         average = self._average(world) if self.pma else None
         modules = {f"{role}/{name}": tower for role, own in self._towers.items() for name, tower in own.items()}
-        history = world.checkpoint.restore(modules, optimizers, world.channel)
+        kept = {f"shared/{name}": party.modules["shared"] for name, party in world.parties.items() if average}
+        history = world.checkpoint.restore({**modules, **kept}, optimizers, world.channel)
         for iteration in range(len(history), self.iterations):
             world.begin(phase, iteration)
             for optimizer in optimizers:
@@ -177,11 +200,13 @@ class HybridSSL(SplitMethod):
             passes += [step.steps(world.seed, phase, name, iteration) for name, step in local.items()]
             losses = [float(loss) for loss in (_in_turn(passes) if self.interleave else chain(*passes))]
             if average:
+                for name, shared in self._shared().items():
+                    world.parties[name].modules["shared"].get_buffer("values").copy_(learned(shared))
                 average.run(self._shared(), step=iteration, phase=phase)
             history.append(sum(losses) / len(losses))
             if not history[-1] < float("inf"):
                 raise Diverged(f"the loss is {history[-1]} after iteration {iteration + 1}: lower train.pretrain.lr")
-            world.checkpoint.save(modules, optimizers, history, world.channel)
+            world.checkpoint.save({**modules, **kept}, optimizers, history, world.channel)
             progress(phase, iteration + 1, self.iterations)
         return history
 
@@ -221,9 +246,23 @@ class HybridSSL(SplitMethod):
     def _average(self, world: World) -> Any:
         noise = partial(generator, world.seed, "noise", SERVER, device=world.device)
         server = Party(SERVER, {}, world.channel, noise=noise)
-        average = registry.build("protocols", "model-average", list(world.parties.values()), server)
+        average = registry.build("protocols", self.average, list(world.parties.values()), server)
         average.check(self._shared())
         return average
+
+
+class Snapshot(nn.Module):
+    """The parameters that a party brought to the last average, (P,); not learned, and stored with its models."""
+
+    def __init__(self, shared: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.register_buffer("values", learned(shared))
+
+
+def learned(modules: Mapping[str, nn.Module]) -> Tensor:
+    """Return all learned parameters of the modules (P,), in order."""
+    named = {f"{role}.{key}": p.detach() for role, module in modules.items() for key, p in module.named_parameters()}
+    return flattened(named)
 
 
 def _in_turn(passes: list[Iterator[Tensor]]) -> Iterator[Tensor]:

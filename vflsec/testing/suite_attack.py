@@ -52,7 +52,7 @@ class AttackConformance(Suite):
         """The card is complete, and an earlier version cannot be zero."""
         attack = self.make()
         stated(attack, ("name", "side", "target", "needs", "reference", "verified", "version"))
-        assert attack.side in {*ADVERSARY, "either"}
+        assert attack.side in {*ADVERSARY, "either", "any"}
         assert attack.target in ASK
         assert attack.needs <= frozenset(Need), f"unknown needs {attack.needs - frozenset(Need)}"
         assert attack.name in repr(attack)
@@ -63,7 +63,7 @@ class AttackConformance(Suite):
         for need in attack.needs:
             with refused(InsufficientView, naming=need.value):
                 attack(without(scene.view, need), seed=0)
-        if attack.side == "either":
+        if attack.side in ("either", "any"):
             return
         other = "active" if attack.side == "passive" else "passive"
         with refused(InsufficientView, naming=other):
@@ -134,7 +134,7 @@ class AttackConformance(Suite):
 
     def _scene(self, signal: str, seed: int) -> Scene:
         attack = self.make()
-        side = self.side if attack.side == "either" else attack.side
+        side = self.side if attack.side in ("either", "any") else attack.side
         settings = (side, _task(attack, signal), seed, tuple(sorted(self.method_options.items())))
         trained = _trained(*settings, attack) if attack.acts_in_training else _federation(*settings)
         aux = AuxSpec(n=self.aux, victim_model=Need.VICTIM_MODEL in attack.needs)
