@@ -38,7 +38,7 @@ class ModelCompletion(Attack):
     """Label inference from one's own bottom model and a handful of labelled samples.
 
     *supervised*: embeddings are standardised by the adversary's own training rows, then one linear layer is fitted by
-    cross-entropy. Source: FedHSSL (arXiv 2208.10278), section VI-B: "trains an inference head"; its team's public
+    cross-entropy. Source: FedHSSL (arXiv 2208.08934), section VI-B: "trains an inference head"; its team's public
     pipeline has Adam, lr 0.005, weight decay 1e-6, 300 epochs, batch 64. Standardising is ours: it makes one learning
     rate fit embeddings of any scale, and only strengthens the attack.
 
@@ -67,7 +67,7 @@ class ModelCompletion(Attack):
     name = "mc"
     version = 2
     needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
-    reference = "Fu et al., USENIX Security 2022, section 4.1 (mixmatch); He et al. 2022, arXiv 2208.10278, VI-B"
+    reference = "Fu et al., USENIX Security 2022, section 4.1 (mixmatch); He et al. 2022, arXiv 2208.08934, VI-B"
     verified = "mixmatch: against published figures of a public re-implementation; supervised: unverified"
 
     def __init__(

@@ -20,7 +20,7 @@ class FedLocal(HybridSSL):
     Nothing is said in pre-training, unless ``pma`` has a server average the local top encoders. Covers SS-VFL's idea
     with the self-supervised methods of FedHSSL, which has it as baseline.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), section V-A, baselines FedLocalSimSiam, -BYOL, -MoCo; with
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), section V-A, baselines FedLocalSimSiam, -BYOL, -MoCo; with
     ``pma``, table V.
 
     Args:
@@ -33,7 +33,7 @@ class FedLocal(HybridSSL):
         ssl_options: of the self-supervised method.
     """
 
-    reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, section V-A, baseline FedLocalSSL; table V"
+    reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, section V-A, baseline FedLocalSSL; table V"
     sends = {"pretrain": frozenset({Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
     cross, local = False, True
 
