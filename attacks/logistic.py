@@ -35,6 +35,7 @@ class LogisticRegression(Attack):
     """
 
     name = "logistic"
+    version = 2
     side: ClassVar[Literal["passive", "active", "either"]] = "either"
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of this toolkit"
