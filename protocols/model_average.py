@@ -19,7 +19,7 @@ class ModelAverage(Protocol):
     Learned parameters and running statistics (BatchNorm's mean and variance) are averaged; counters are not, for
     nothing depends on them. What a party sends passes its defences; what it keeps until the mean arrives does not.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), algorithm 1, step 3, and section IV-B-3.
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), algorithm 1, step 3, and section IV-B-3.
 
     Args:
         parties: all K parties.
@@ -28,7 +28,7 @@ class ModelAverage(Protocol):
 
     name = "model-average"
     roles = ("party", "server")
-    reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, algorithm 1, step 3"
+    reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, algorithm 1, step 3"
     reveals = {  # noqa: RUF012  (declared ClassVar in the base class)
         "server": ("the shared modules of every party after its defences, in every global iteration",),
         "party": (

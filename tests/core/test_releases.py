@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vflsec.core.auxiliary import divided, oriented, references
+from vflsec.core.auxiliary import divided, oriented, references, thresholded
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Message
 from vflsec.core.releases import averages, latest, parameters, percentiles, received
-from vflsec.core.view import Need, View
+from vflsec.core.view import Guess, Need, View
 
 
 def make_view(batches, *, n_rows=8, classes=2, aux=((), ()), receiver="passive_1", split="train", values=None):
@@ -89,6 +89,47 @@ def test_classes_weigh_the_same_in_a_division():
     found = divided(view, score)[:, 1] > 0
     assert found[9]
     assert found[:9].sum() == 2  # 0.875 and 1
+
+
+def margins(guess, split="train"):
+    return guess.scores[split][:, 1] - guess.scores[split][:, 0]
+
+
+def test_a_guess_of_one_class_gets_the_threshold_that_known_labels_support():
+    truth = torch.arange(40) % 2
+    score = truth + torch.linspace(0.1, 0.4, 40)  # class 1 everywhere above 0; the classes part at 0.75
+    guess = Guess({"train": torch.stack([-score, score], dim=1), "test": torch.stack([-score, score], dim=1)[:6]})
+    view = make_view([[0]], n_rows=40, aux=(list(range(10)), truth[:10].tolist()))
+    found = thresholded(view, guess)
+    assert torch.equal(found.scores["train"].argmax(dim=1), truth)
+    assert torch.equal(found.scores["test"].argmax(dim=1), truth[:6])
+    assert torch.equal(margins(found).argsort(), margins(guess).argsort()), "the order stays"
+
+
+def test_the_base_rate_of_known_labels_counts():
+    """Eighteen of twenty known rows are of class 0, and the classes overlap: most rows are class 0."""
+    score = torch.cat([torch.linspace(1, 2, 18), torch.tensor([1.9, 3.0])])
+    guess = Guess({"train": torch.stack([-score, score], dim=1)})
+    view = make_view([[0]], n_rows=20, aux=(list(range(20)), [0] * 18 + [1] * 2))
+    assert thresholded(view, guess).scores["train"].argmax(dim=1).tolist() == [0] * 19 + [1]
+
+
+@pytest.mark.parametrize("known", [4, 40])
+def test_an_argmax_that_known_labels_support_stays(known):
+    """Two errors of forty are no reason to move, and four labels are too few to say anything."""
+    truth = torch.arange(40) % 2
+    score = 2.0 * truth - 1 + torch.linspace(-0.1, 0.1, 40) if known == 40 else truth + 1.0
+    score[:2] = torch.tensor([0.05, 0.06]) if known == 40 else score[:2]
+    guess = Guess({"train": torch.stack([-score, score], dim=1)})
+    view = make_view([[0]], n_rows=40, aux=(list(range(known - 1)), truth[: known - 1].tolist()))
+    assert thresholded(view, guess) is guess
+
+
+def test_without_known_labels_of_both_classes_or_of_this_split_a_guess_stays():
+    guess = Guess({"test": torch.tensor([[0.0, 1.0], [0.0, 2.0]])})
+    assert thresholded(make_view([[0]], n_rows=4, aux=([0, 3], [0, 1])), guess) is guess
+    trained = Guess({"train": torch.tensor([[0.0, 1.0]] * 4)})
+    assert thresholded(make_view([[0]], n_rows=4, aux=([0, 3], [1, 1])), trained) is trained
 
 
 def test_references_are_a_draw_of_the_known_rows_of_each_class():

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from vflsec.core.auxiliary import thresholded
 from vflsec.core.errors import InsufficientView
 from vflsec.core.view import Guess, Need, View
 
@@ -80,6 +81,9 @@ class Attack(ABC):
     def __call__(self, view: View, *, seed: int) -> Guess:
         """Check the view, seed, run on a private copy, check the guess.
 
+        Scores of two classes get a threshold that the auxiliary labels support (``auxiliary.thresholded``), if the
+        attack reads these labels.
+
         Raises:
             InsufficientView: the view lacks a need.
             BadGuess: the guess does not fit the view.
@@ -90,7 +94,9 @@ class Attack(ABC):
         with torch.random.fork_rng(sorted(devices, key=str)), torch.enable_grad():
             torch.manual_seed(seed)
             guess = self.run(view.private_copy(), rng=torch.Generator().manual_seed(seed))
-        return guess.checked(view)
+        guess = guess.checked(view)
+        binary = view.n_classes == 2 and self.target in ("labels", "attribute")
+        return thresholded(view, guess) if binary and Need.AUX_LABELS in self.needs | self.wants else guess
 
     @final
     def check(self, side: str, shown: Iterable[Need]) -> None:

@@ -40,6 +40,7 @@ def _cap(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
             note=f"{lost} cells gave no number on {rows} rows",
         )  # fmt: skip
     prior = clean.alone(attack)
+    blind = sum(bool(r["leak"][rows].get("one_class")) for by_seed in cells[1:] for r in by_seed.values())
     values: dict[str, dict[int, float]] = {"cap": {}, "calibrated": {}, "accuracy": {}, "dcs": {}}
     for seed in range(clean.seeds):
         found = [by_seed[seed] for by_seed in cells[1:]]
@@ -47,7 +48,7 @@ def _cap(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
         leak = [max(0.0, headline(record["leak"][rows])[1]) for record in found]  # worse than the mean tells nothing
         values["cap"][seed] = capping.cap(utility, leak)
         accuracy = [record["leak"][rows]["metrics"].get("accuracy") for record in found]
-        if None not in accuracy:
+        if None not in accuracy and not blind:
             values["accuracy"][seed] = capping.cap(utility, accuracy)
         if seed in prior and rows in prior[seed]["leak"]:
             alone = headline(prior[seed]["leak"][rows])[1]
@@ -66,6 +67,7 @@ def _cap(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
         accuracy_value=folded["accuracy"]["mean"],
         dcs=folded["dcs"]["mean"],
         n=clean.seeds,
+        note=f"no CAP (accuracy): {blind} cells guess one class" if blind else "",
         target=clean.targets[attack],
         by_seed=values["cap"],
         calibrated_by_seed=values["calibrated"],

@@ -225,6 +225,7 @@ def _leak(usable: BySeed, alone: BySeed, split: str, seeds: int) -> Leak:
         advantage_ci95=finite(advantage_interval["ci95"]),
         accuracy=_mean(block["metrics"]["accuracy"] for block in blocks.values() if "accuracy" in block["metrics"]),
         others=_others(list(blocks.values())),
+        one_class=sum(bool(block.get("one_class")) for block in blocks.values()),
         rows=split,
         by_seed=values,
         alone_by_seed=base,

@@ -80,7 +80,7 @@ class FedCVT(SplitMethod):
     pseudo-labels away.
 
     Source: FedCVT (Kang, Liu, Liang 2022, ACM TIST 13(4), arXiv 2008.10838), eq. 1 to 8; its code, yankang18/FedCVT.
-    Semi-supervised baseline of FedHSSL (He et al. 2022, arXiv 2208.10278), table IV.
+    Semi-supervised baseline of FedHSSL (He et al. 2022, arXiv 2208.08934), table IV.
 
     Args:
         train: how models are fitted.

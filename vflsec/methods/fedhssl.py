@@ -14,12 +14,12 @@ from vflsec.nn.simsiam import SimSiam
 class FedHSSL(HybridSSL):
     """Federated hybrid self-supervision: cross-party, guided local, and partially averaged models; then split learning.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), algorithm 1.
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), algorithm 1.
 
     Args: those of ``HybridSSL``.
     """
 
-    reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, algorithm 1"
+    reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, algorithm 1"
     sends = {"pretrain": frozenset({Kind.EMBEDDING, Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
     shows = {  # noqa: RUF012
         **{side: own | {Need.EMBEDDINGS, Need.PARAMETERS} for side, own in SHOWS.items()},

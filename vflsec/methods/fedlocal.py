@@ -21,7 +21,7 @@ class FedLocal(HybridSSL):
     Nothing is said in pre-training, unless ``pma`` has a server average the local top encoders. Covers SS-VFL's idea
     with the self-supervised methods of FedHSSL, which has it as baseline.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), section V-A, baselines FedLocalSimSiam, -BYOL, -MoCo; with
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), section V-A, baselines FedLocalSimSiam, -BYOL, -MoCo; with
     ``pma``, table V.
 
     Args:
@@ -35,7 +35,7 @@ class FedLocal(HybridSSL):
         average: the protocol of ``pma``, ``model-average`` or ``secure-average``.
     """
 
-    reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, section V-A, baseline FedLocalSSL; table V"
+    reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, section V-A, baseline FedLocalSSL; table V"
     sends = {"pretrain": frozenset({Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
     shows = {  # noqa: RUF012
         **{side: own | {Need.PARAMETERS} for side, own in SHOWS.items()},

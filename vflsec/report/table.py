@@ -221,11 +221,11 @@ def with_margin(measure: Measure | Leak) -> str:
 
 
 def status(point: Point | Damage) -> str:
-    """Return ``ok``, or how many seeds ended in which way."""
-    bad = {name: n for name, n in point.statuses.items() if name != "ok"}
-    if not bad:
-        return "ok"
-    return ", ".join(f"{n}/{sum(point.statuses.values())} {name}" for name, n in sorted(bad.items()))
+    """Return ``ok``, or how many seeds ended in which way, and with how many the guess is of one class."""
+    bad = sorted((name, n) for name, n in point.statuses.items() if name != "ok")
+    if isinstance(point, Point) and point.leak.one_class:
+        bad.append(("one class", point.leak.one_class))
+    return ", ".join(f"{n}/{sum(point.statuses.values())} {name}" for name, n in bad) or "ok"
 
 
 def _short(text: str) -> str:
