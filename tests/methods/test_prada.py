@@ -166,7 +166,8 @@ def target_rows(world, made, number):
 @pytest.mark.parametrize("ramp", [None, 2])
 @pytest.mark.parametrize("alternating", [False, True])
 def test_pre_training_is_the_joint_loss_with_a_reversed_gradient(alternating, ramp):
-    options = {"alternating": alternating, "ramp_epochs": ramp, "decay_epochs": 3, "pretrain": {"epochs": 4, "lr": 1e-3}}
+    pretrain = {"epochs": 4, "lr": 1e-3}
+    options = {"alternating": alternating, "ramp_epochs": ramp, "decay_epochs": 3, "pretrain": pretrain}
     world, made = make_world(), make(**options)
     made.build(world)
     twin, same = make_world(), make(**options)
