@@ -17,11 +17,11 @@ from vflsec.evaluation.store import Store
 UNREADABLE = frozenset({Kind.CIPHERTEXT, Kind.CONTROL})
 """Of no use without a key; what is decrypted or unmasked is shown as a message of the kind that it then is."""
 
-UNASKED = frozenset({(Kind.EMBEDDING, "local"), (Kind.GRADIENT, "unlabeled")})
+UNASKED = frozenset({(Kind.EMBEDDING, "local"), (Kind.GRADIENT, "local"), (Kind.GRADIENT, "unlabeled")})
 """What FedCVT says of rows that no question is about.
 
 The active party knows nothing else of rows that the passive party holds alone, not even whose they are. Gradients of
-unlabeled rows come from labels that the active party guessed: there is no secret of its own in them.
+these rows and of unlabeled ones come from labels that the active party guessed: there is no secret of its own in them.
 """
 
 OPTIONS = {"fedlocal": [{}, {"pma": True}, {"pma": True, "average": "secure-average"}],
