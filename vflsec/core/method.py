@@ -253,7 +253,8 @@ class Method(ABC):
         prior: the method whose pre-training, less ``joint``, any party could have done alone: what an adversary infers
             from that belongs to *alone*; or None.
         encoder: what ``model.encoder`` None stands for.
-        elsewhere: phases that speak of no row of the active party: an attack reads none of their messages.
+        elsewhere: phases that speak of no row of the active party, but of the source's: only an attack on these rows
+            reads their messages.
 
     Args:
         train: how models are fitted.

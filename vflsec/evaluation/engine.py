@@ -15,14 +15,14 @@ from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of
 from vflsec.core.errors import InsufficientView, UsageError
-from vflsec.core.message import SERVER, Kind
+from vflsec.core.message import SERVER, SOURCE, Kind
 from vflsec.core.method import Method, Trained, World
 from vflsec.core.sabotage import Sabotage
 from vflsec.core.view import Need
 from vflsec.evaluation import runner
 from vflsec.evaluation.adversary import side_of
 from vflsec.evaluation.plan import Prior, Row, acts_in, build_attack, priors, rows, target_of, training_cell
-from vflsec.evaluation.questions import ask
+from vflsec.evaluation.questions import about_source, ask
 from vflsec.evaluation.runner import Task
 from vflsec.evaluation.spec import AttackSpec, DefenseSpec, EvalSpec
 from vflsec.evaluation.store import Record, Store
@@ -101,10 +101,16 @@ def check(spec: EvalSpec) -> None:
     """
     attacks = [(build_attack(attack), attack.after) for attack in spec.attacks]
     for method, world in _built(spec):
-        if method.shows or spec.adversary != SERVER:
+        if method.shows or spec.adversary not in (SERVER, SOURCE):
             side_of(method, world, spec.adversary)
         if not method.shows:
             continue
+        asked = {about_source(a, after, method, spec.adversary) for a, after in attacks if a.target == "labels"}
+        if len(asked) > 1:
+            raise UsageError(
+                f"expected attacks on one party's labels, got some on the source's and some on the active party's: "
+                f"evaluate those on gradients after a phase of {method.name} apart"
+            )
         for attack, after in attacks:
             _mount(attack, after, spec, method, world)
             if not isinstance(attack, Sabotage):
@@ -149,7 +155,11 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
 def _mount(attack: Attack, after: str | None, spec: EvalSpec, method: Method, world: World) -> None:
     """Raise InsufficientView if the adversary of ``spec`` cannot mount ``attack`` on ``method``."""
     side = side_of(method, world, spec.adversary)
-    shown = _shown(method, side, after, spec.method.get(method.name, {}))
+    of_source = about_source(attack, after, method, spec.adversary)
+    if spec.adversary == SOURCE and not of_source:
+        phases = ", ".join(f"@{phase}" for phase in method.elsewhere)
+        raise InsufficientView(f"attack {attack.name!r} cannot be mounted by {SOURCE} but at {phases}, on columns")
+    shown = _shown(method, side, after, spec.method.get(method.name, {}), of_source=of_source)
     shown -= frozenset() if spec.aux.n else {Need.AUX_LABELS}
     if side == "active":
         shown |= {Need.PREDICTIONS} if after is None else set()
@@ -165,13 +175,18 @@ def _mount(attack: Attack, after: str | None, spec: EvalSpec, method: Method, wo
     attack.suit(world.n_classes if attack.target == "labels" else None, method.model_spec.head)
 
 
-def _shown(method: Method, side: str, after: str | None, options: Mapping[str, Any]) -> frozenset[Need]:
-    """Return what an adversary on ``side`` has met when it strikes: after all phases, or after one."""
+def _shown(
+    method: Method, side: str, after: str | None, options: Mapping[str, Any], *, of_source: bool = False
+) -> frozenset[Need]:
+    """Return what an adversary on ``side`` has met when it strikes: after all phases, or after one.
+
+    Of messages, those about the people whom it asks about: the active party's, or the source's.
+    """
     until = method.phases
     if after is not None:
         one_of(method.phases[:-1], **{f"phase of {method.name} after which to attack": after})
         until = method.phases[: method.phases.index(after) + 1]
-    heard = [phase for phase in until if phase not in method.elsewhere]
+    heard = [phase for phase in until if (phase in method.elsewhere) == of_source]
     said = frozenset[Kind]().union(*(method.says(phase, options) for phase in heard))
     return frozenset(need for need in method.shows[side] if runner.KINDS.get(need) in {None, *said})
 

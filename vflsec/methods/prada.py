@@ -11,7 +11,7 @@ from torch import nn
 from vflsec.core import hooks
 from vflsec.core.checks import non_negative, positive, positive_or_none
 from vflsec.core.errors import UsageError
-from vflsec.core.message import Kind
+from vflsec.core.message import SOURCE, Kind
 from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
 from vflsec.core.protocol import Boundary
 from vflsec.core.seeds import drawing
@@ -37,8 +37,9 @@ class PrADA(FeatureGroupMethod):
     Pre-training has their numbers, SGD with momentum 0.99, weight decay 1e-5, rate 5e-4 and batches of 128, but for its
     length: they stop by the labels of A's validation rows, which no party of this phase has.
 
-    Every attack is on A's people. What C hears in pre-training of B's labels, all of them by the sign of a gradient, is
-    told by no figure; it serves C's attacks only by way of its extractors. Sabotage, of course, begins there.
+    Attacks are on A's people. In pre-training C and B exchange messages about B's people: an attack on labels that
+    needs gradients and strikes at ``@pretrain`` is on B's labels, and ``--adversary source`` attacks C's columns of B's
+    people there. Sabotage begins in pre-training.
 
     Source: PrADA (Kang et al. 2022, "Privacy-preserving Federated Adversarial Domain Adaptation over Feature Groups for
     Interpretability"), sections 5 and 6, algorithms 1 and 2; its authors' code.
@@ -139,6 +140,10 @@ class PrADA(FeatureGroupMethod):
             malicious=world.malicious,
             checkpoint=world.checkpoint,
         )
+
+    def observers(self) -> tuple[str, ...]:
+        """Return the source."""
+        return (SOURCE,)
 
     def planned(self, phase: str, world: World) -> int | None:
         """Return the number of epochs: in each, every row of that phase crosses once."""
