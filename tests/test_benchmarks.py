@@ -296,3 +296,13 @@ def test_epsilon_by_hand_is_what_defences_state():
     lines = epsilon.worst_neighbours()
     assert {one.defense for one in lines} == {"gaussian-dp", "laplace-dp", "label-dp", "dp-sgd", "ppdl"}
     assert all(one.holds for one in lines)
+
+
+def test_prada_runs_the_schedules_of_the_authors_code_whatever_the_defaults():
+    prada = load("prada")
+    found = {name: prada.cell(prada.ARMS[name], 160, 0) for name in ("prada", "no-da", "soon", "no-ir")}
+    numbers = {
+        name: (m.adaptation, m.ramp_epochs, m.decay_epochs)
+        for name, m in ((name, prada.build_method(one)) for name, one in found.items())
+    }
+    assert numbers == {"prada": (1, 600, 600), "no-da": (0, 600, 600), "soon": (1, 3, 3), "no-ir": (1, 600, 600)}

@@ -166,7 +166,12 @@ def target_rows(world, made, number):
 @pytest.mark.parametrize("ramp", [None, 2])
 @pytest.mark.parametrize("alternating", [False, True])
 def test_pre_training_is_the_joint_loss_with_a_reversed_gradient(alternating, ramp):
-    options = {"alternating": alternating, "ramp_epochs": ramp, "decay_epochs": 3, "pretrain": {"epochs": 4, "lr": 1e-3}}
+    options = {
+        "alternating": alternating,
+        "ramp_epochs": ramp,
+        "decay_epochs": 3,
+        "pretrain": {"epochs": 4, "lr": 1e-3},
+    }
     world, made = make_world(), make(**options)
     made.build(world)
     twin, same = make_world(), make(**options)
@@ -476,14 +481,18 @@ def test_label_dp_serves_it_too():
 LINEAR = {"optimizer": "sgd", "momentum": 0.9, "lr": 0.02}
 
 
+RAMP = {"adaptation": 1.0, "ramp_epochs": 600}
+"""The authors' schedule: a weight that starts at 0 amplifies rounding less than a constant one."""
+
+
 @pytest.mark.parametrize("backend", ["plain", "paillier"])
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (PrADA, {}),
-        (PrADA, {"finetune_extractors": False}),
-        (PrADA, {"alternating": True}),
-        (PrADAWithoutFGIR, {}),
+        (PrADA, RAMP),
+        (PrADA, {**RAMP, "finetune_extractors": False}),
+        (PrADA, {**RAMP, "alternating": True}),
+        (PrADAWithoutFGIR, RAMP),
         (PrADAWithoutDAFGIR, {}),
         (VerticalLogisticRegression, {}),
     ],
