@@ -25,7 +25,7 @@ from typing import NamedTuple
 import click
 import numpy as np
 import torch
-from methods import Claim, compare, together
+from methods import RULES, Claim, compare, reading, together
 from rich.console import Console
 from rich.progress import track
 from torch import nn
@@ -284,13 +284,15 @@ def page(found: Found, seeds: int) -> str:
         "",
         "## Claims",
         "",
-        "| claim | verdict | paired differences of AUC |",
-        "|---|---|---|",
     ]
-    for one in claims(found):
+    judged = list(claims(found))
+    tests = sum(len(one.parts) for one in judged)
+    lines += [*RULES, f"{tests} comparisons are made.", ""]
+    lines += ["| claim | verdict | paired differences of AUC |", "|---|---|---|"]
+    for one in judged:
         parts = "; ".join(
             f"{part.text} {100 * part.difference.mean:+.2f} "
-            f"[{100 * part.difference.low:+.2f}, {100 * part.difference.high:+.2f}] *{part.verdict}*"
+            f"[{100 * part.difference.low:+.2f}, {100 * part.difference.high:+.2f}] {reading(part, tests)}"
             for part in one.parts
         )
         lines.append(f"| {one.text} | **{one.verdict}** | {parts} |")
