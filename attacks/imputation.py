@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ class Imputation(Attack):
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of attacks on columns"
     verified = "scikit-learn's own estimators"
-    differs = ()
+    differs: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, *, victim: str | None = None, model: Model | None = None, hidden: int = 32) -> None:
         if model is not None:

@@ -40,7 +40,7 @@ class LogisticRegression(Attack):
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of this toolkit"
     verified = "scikit-learn's own estimator"
-    differs = (
+    differs: ClassVar[tuple[str, ...]] = (
         "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ class ModelCompletion(Attack):
     needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
     reference = "Fu et al., USENIX Security 2022, section 4.1 (mixmatch); He et al. 2022, arXiv 2208.08934, VI-B"
     verified = "mixmatch: against published figures of a public re-implementation; supervised: unverified"
-    differs = (
+    differs: ClassVar[tuple[str, ...]] = (
         "Supervised mode: embeddings are standardized by the adversary's own training rows before the head; the "
         "sources do not.",
         "Supervised mode: the last epoch is scored; the public pipeline picks the epoch on validation rows.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from vflsec.core.message import Kind
 from vflsec.core.method import ModelSpec, TrainSpec
@@ -35,7 +35,7 @@ class FedCSSL(HybridSSL):
     """
 
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, algorithm 1, step 1 (FedCSSL; VFed-SSD)"
-    differs = (
+    differs: ClassVar[tuple[str, ...]] = (
         *CROSS_DIFFERS,
         *PRETRAINING_DIFFERS,
         "The learning rate is that of FedHSSL's step 1 at gamma 0.5.",

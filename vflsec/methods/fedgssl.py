@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from vflsec.core.message import Kind
 from vflsec.core.view import Need
 from vflsec.methods.hybrid_ssl import (
@@ -28,7 +30,7 @@ class FedGSSL(HybridSSL):
     """
 
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, algorithm 1, steps 1 and 2; table V"
-    differs = (
+    differs: ClassVar[tuple[str, ...]] = (
         *CROSS_DIFFERS,
         *LOCAL_DIFFERS,
         *GUIDED_DIFFERS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from vflsec.core.message import SERVER, Kind
 from vflsec.core.method import ModelSpec, TrainSpec
@@ -36,7 +36,7 @@ class FedLocal(HybridSSL):
     """
 
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, section V-A, baseline FedLocalSSL; table V"
-    differs = (
+    differs: ClassVar[tuple[str, ...]] = (
         *LOCAL_DIFFERS,
         *PRETRAINING_DIFFERS,
         "With pma=true a server averages top encoders, projectors and predictors, with BatchNorm's running "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -59,11 +59,11 @@ class PrADA(FeatureGroupMethod):
     name = "prada"
     version = 2
     reference = "Kang et al. 2022 (PrADA), IEEE Transactions on Big Data, sections 5 and 6, algorithms 1 and 2"
-    differs = (
+    differs: ClassVar[tuple[str, ...]] = (
         *FeatureGroupMethod.differs,
         "The weight lambda of eq. 4 is constant (adaptation), and 0.01 by default, so that little is adapted. The "
-        "paper names no value; within the few epochs of pre-training a larger weight costs utility on Census-Income. The "
-        "authors' code lets it grow from 0 to 1 over 600 epochs (ramp_epochs=600, adaptation=1), and stops early.",
+        "paper names no value; within the few epochs of pre-training a larger weight costs utility on Census-Income. "
+        "The authors' code lets it grow from 0 to 1 over 600 epochs (ramp_epochs=600, adaptation=1), and stops early.",
         "L_adv is the mean of cross-entropy over the rows of both domains, as in the authors' code: half of eq. 2, "
         "which sums the means of both. So eq. 4's lambda is half of adaptation.",
         "Lambda weighs the extractors alone, as in the authors' code; in eq. 5 it weighs the discriminators' step too.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 import torch
@@ -46,7 +46,7 @@ class SSVFL(SplitMethod):
         keep_projection: whether what pre-training made of the projection is kept.
     """
 
-    differs = (
+    differs: ClassVar[tuple[str, ...]] = (
         "LocalCL is MoCo v1 by default (localcl=moco), as in the released code; the paper prints an in-batch loss "
         "(localcl=inbatch), and that in one direction where both are taken here.",
         "The queue of MoCo holds 65,536 keys, or one for each row where these are fewer.",

@@ -192,26 +192,26 @@ class HybridLocalPretraining(SplitMethod):
             model, rows, told = world.active.modules["pretrained"], labelled_rows(world)[0], world.active.defenses
             yield world.active.name, LocalTraining(world, model, rows, labels, spec, defenses=told)
         for party in world.passive if self.initialises else ():
-            numbers = self.pretraining
-            assert numbers.epochs is not None
-            assert numbers.batch is not None
-            assert numbers.lr is not None
+            scarf = self.pretraining
+            assert scarf.epochs is not None
+            assert scarf.batch is not None
+            assert scarf.lr is not None
             yield (
                 party.name,
                 ScarfSSL(
                     party,
                     nn.Sequential(party.modules["bottom"], self._projections[party.name]),
                     seed=world.seed,
-                    epochs=numbers.epochs,
-                    batch=numbers.batch,
-                    lr=numbers.lr,
+                    epochs=scarf.epochs,
+                    batch=scarf.batch,
+                    lr=scarf.lr,
                     rate=self.rate,
                     temperature=self.temperature,
                 ),
             )
 
     def _labels(self, world: World, split: str) -> Tensor:
-        """The active party's labels as fine-tuning sees them, (n,) class numbers or (n, C) probabilities.
+        """The active party's labels as fine-tuning sees them, (n,) class scarf or (n, C) probabilities.
 
         A defence that changes labels changes each one once: two draws could be averaged, and true labels would reach
         the gradients by way of the constraint.

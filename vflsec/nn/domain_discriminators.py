@@ -42,6 +42,8 @@ class DomainDiscriminators(nn.Module):
     def loss(self, source: Tensor, target: Tensor, alpha: float) -> Tensor:
         """Return L_adv, the sum over groups of the mean cross-entropy; its gradient comes out times -alpha.
 
+        The mean is over the rows of both domains, as in the authors' code: half of eq. 2, which adds a mean of each.
+
         Args:
             source: f of the source's rows, (B, sum of widths).
             target: f of the target's rows.
