@@ -23,7 +23,7 @@ from vflsec.data.files import source_files
 from vflsec.data.partition import DataSpec
 from vflsec.evaluation.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec
 
-KEY_VERSION = 4
+KEY_VERSION = 5
 """Raised whenever the meaning of a setting changes, so that no stored result is taken for another."""
 
 NO_ADVERSARY = "no adversary"
