@@ -12,6 +12,7 @@ from vflsec.evaluation.plan import priors, rows
 from vflsec.evaluation.spec import AttackSpec
 from vflsec.evaluation.statistics import over_seeds
 from vflsec.evaluation.summary import summarize
+from vflsec.testing.reports import check_report
 
 SPEC = specs.read({"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1, 5], "seeds": 3})
 LEAK = {0.0: 0.80, 1.0: 0.70, 5.0: 0.60}
@@ -54,14 +55,18 @@ def make_records(spec=SPEC, *, attack_fold=0.7, logistic_fold=0.6, mc_alone_fold
     return found
 
 
-def summary_of(records=None, spec=SPEC, **limits):
-    return summarize(
+def summary_of(records=None, spec=SPEC, *, contrived=False, **limits):
+    """The summary, checked as any report is, unless its halves differ by more than its intervals allow."""
+    found = summarize(
         spec,
         make_records() if records is None else records,
         out="run",
         max_leak=limits.get("max_leak", {}),
         min_utility=limits.get("min_utility"),
     )
+    if not contrived:
+        check_report(found)
+    return found
 
 
 def keys_of(strength, seed):
@@ -148,11 +153,11 @@ def test_worst_is_chosen_on_one_half_of_the_rows_and_scored_on_the_other():
     for row in rows(spec):
         leak = block(0.80, apart=0.04) if row.label == "mc" else block(0.75, apart=-0.03)
         records[row.key] = {**records[row.key], "leak": {"test": leak}}
-    point = summary_of(records, spec).worst[0]
+    point = summary_of(records, spec, contrived=True).worst[0]
     assert (point.choice, point.leak.rows) == ("mc, logistic", "test")
     assert point.leak.mean == pytest.approx(0.74)
     gap = (0.84 + 0.78) / 2 - 0.74
-    assert point.leak.ci95 == pytest.approx((0.74 - gap / 2, 0.74 + gap / 2)), "no seed differs; the choice does"
+    assert point.leak.ci95 == pytest.approx((0.74, 0.74 + gap)), "no seed differs; the choice does"
     assert point.leak.others["accuracy"] == pytest.approx(0.5)
     assert point.budget == {}, "two attacks spent it"
 
@@ -166,7 +171,7 @@ def test_halves_that_choose_other_rows_are_held_against_alone_on_these():
     for prior in priors(SPEC):
         leak = {"test": block(0.60, apart=0.01), "train": block(0.50, apart=0.02)}
         records[prior.key] = {**records[prior.key], "leak": leak}
-    leak = summary_of(records).worst[0].leak
+    leak = summary_of(records, contrived=True).worst[0].leak
     assert (leak.rows, leak.mean) == ("test+train", pytest.approx((0.76 + 0.72) / 2))
     assert leak.alone == pytest.approx((0.59 + 0.52) / 2), "on the same halves of the same rows"
 
@@ -177,10 +182,10 @@ def test_with_one_seed_the_interval_of_worst_is_over_rows_and_covers_the_choice(
     for row in rows(spec):
         leak = block(0.80, apart=0.04) if row.label == "mc" else block(0.75, apart=-0.03)
         records[row.key] = {**records[row.key], "leak": {"test": leak}}
-    leak = summary_of(records, spec).worst[0].leak
+    leak = summary_of(records, spec, contrived=True).worst[0].leak
     half = 0.05 * 2**0.5  # of half the rows
-    margin = (((half**2 + half**2) ** 0.5 / 2) ** 2 + (0.07 / 2) ** 2) ** 0.5
-    assert leak.ci95 == pytest.approx((0.74 - margin, 0.74 + margin))
+    margin = (half**2 + half**2) ** 0.5 / 2
+    assert leak.ci95 == pytest.approx((0.74 - margin, 0.74 + (margin**2 + 0.07**2) ** 0.5))
     assert leak.interval == "rows"
 
 
@@ -412,3 +417,25 @@ def test_records_are_not_changed():
     before = copy.deepcopy(records)
     summary_of(records)
     assert json.dumps(records) == json.dumps(before)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({"alone": 0.6}, "alone is"),
+        ({"mean": 0.5}, "below the interval of mc on test rows"),
+        ({"mean": None}, "the headline has no number"),
+    ],
+)
+def test_a_report_that_breaks_a_rule_is_caught(broken, said):
+    found = summary_of()
+    worst = [msgspec.structs.replace(p, leak=msgspec.structs.replace(p.leak, **broken)) for p in found.worst]
+    with pytest.raises(AssertionError, match=said):
+        check_report(msgspec.structs.replace(found, worst=worst))
+
+
+def test_a_report_in_which_not_joining_pays_is_caught():
+    found = summary_of()
+    worst = [msgspec.structs.replace(p, choice="alone") for p in found.worst]
+    with pytest.raises(AssertionError, match="not joining has advantage"):
+        check_report(msgspec.structs.replace(found, worst=worst))

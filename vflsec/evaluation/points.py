@@ -271,20 +271,21 @@ def told_rows(records: Iterable[Record]) -> str:
     return next((split for split in ("test", "train", *sorted(guessed)) if split in guessed), "test")
 
 
-def share(values: Sequence[float], rows_ci: Sequence[float], seeds: int, chosen_by: float = 0.0) -> dict[str, Any]:
+def share(values: Sequence[float], rows_ci: Sequence[float], seeds: int, extended: float = 0.0) -> dict[str, Any]:
     """Return what ``interval`` does, for a metric that lies in [0, 1]: so does its interval."""
-    found = interval(values, rows_ci, seeds, chosen_by)
+    found = interval(values, rows_ci, seeds, extended)
     low, high = found["ci95"]
     return {**found, "ci95": (None if low is None else max(0.0, low), None if high is None else min(1.0, high))}
 
 
-def interval(values: Sequence[float], rows_ci: Sequence[float], seeds: int, chosen_by: float = 0.0) -> dict[str, Any]:
+def interval(values: Sequence[float], rows_ci: Sequence[float], seeds: int, extended: float = 0.0) -> dict[str, Any]:
     """Mean and interval: t over seeds, or the bootstrap over rows if one seed was asked for.
 
     The only survivor of several seeds has none: its rows say nothing of the others.
 
-    Where the halves of the rows chose differently, ``chosen_by`` says how much more the choices leak on the rows that
-    chose them. Half of it is added to each side, in quadrature: seeds or rows do not show which attack is strongest.
+    Noise may choose an attack that is not the strongest, so the mean of what was chosen can only be too small. Where
+    the halves of the rows chose differently, the upper side is extended, in quadrature, by ``extended``: how much more
+    the choices leak on the rows that chose them.
     """
     if not values:
         return {"mean": None, "ci95": (None, None), "n": 0, "interval": "none"}
@@ -293,8 +294,8 @@ def interval(values: Sequence[float], rows_ci: Sequence[float], seeds: int, chos
         return {"mean": mean, "ci95": (None, None), "n": 1, "interval": "none"}
     if n == 1:
         low, high = rows_ci
-    if chosen_by:
-        low, high = mean - math.hypot(mean - low, chosen_by / 2), mean + math.hypot(high - mean, chosen_by / 2)
+    if extended:
+        high = mean + math.hypot(high - mean, extended)
     return {"mean": mean, "ci95": (low, high), "n": n, "interval": "seeds" if n > 1 else "rows"}
 
 
@@ -315,7 +316,7 @@ def _leak(blocks: Mapping[int, Block], alone: Mapping[int, Block], rows: str, se
     found, own = list(blocks.values()), list(priors_.values())
     of_choice, of_alone = (_mean(map(overfit, chosen)) or 0.0 for chosen in (found, own))
     alone_interval = spread(list(base.values()), _rows_ci(own), seeds, of_alone)
-    advantage_interval = interval(advantage, (math.nan, math.nan), seeds, abs(of_choice - of_alone))
+    advantage_interval = interval(advantage, (math.nan, math.nan), seeds, max(0.0, of_choice - of_alone))
     return Leak(
         metric=metric,
         chance=_mean(block["chance"] for block in found),
