@@ -245,6 +245,9 @@ def test_the_footer_counts_attacks_that_were_not_run(summary):
     told = msgspec.structs.replace(summary, not_run=["averaging", "norm"])
     line = "NOT RUN 2 attacks that passive_1 could mount: averaging, norm; add --attack all"
     assert table.remarks(told)[-1] == line
+    others = [msgspec.structs.replace(p, method="another") for p in told.points]
+    two = table.remarks(msgspec.structs.replace(told, points=[*told.points, *others]))[-1]
+    assert two == f"{line}, with one --method where an attack suits only that one"
 
 
 def test_each_curve_has_its_own_table(summary):

@@ -75,7 +75,7 @@ def _notes(spec: EvalSpec, records: Mapping[str, Record]) -> list[str]:
     if spec.train.select == "paper_best_on_test":
         notes.append("epochs were chosen on TEST rows (train.select=paper_best_on_test): utility is flattered")
     own = [records[one.key] for one in (*rows(spec), *priors(spec)) if one.key in records]
-    if any(block["halves"] is None for record in own for block in (record["leak"] or {}).values()):
+    if any(block["halves"] is None for record in own for block in (record.get("leak") or {}).values()):
         notes.append(
             "too few rows to be split: the strongest attack was chosen on rows that score it, which flatters it"
         )

@@ -137,7 +137,10 @@ def not_run(summary: Summary) -> list[str]:
         return []
     attacks = f"{len(summary.not_run)} attack{'s'[: len(summary.not_run) != 1]}"
     names = ", ".join(summary.not_run)
-    return [f"NOT RUN {attacks} that {summary.adversary} could mount: {names}; add --attack all"]
+    way = "add --attack all"
+    if len({point.method for point in summary.points}) > 1:  # which leaves out what does not suit all of them
+        way += ", with one --method where an attack suits only that one"
+    return [f"NOT RUN {attacks} that {summary.adversary} could mount: {names}; {way}"]
 
 
 def front(summary: Summary) -> list[str]:
