@@ -1,4 +1,4 @@
-"""The headline on a linear world, where an adversary that trusts few labels does not find the strongest attack."""
+"""The headline on a linear world, where 80 labels do not tell the strongest attack."""
 
 import numpy as np
 import pandas as pd
@@ -31,8 +31,9 @@ def linear_world(*, rows: int) -> VerticalDataset:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     return vflsec.evaluate(
-        attack="mc,averaging", defense="iso:lambda=5", dataset=f"{__file__}:linear_world", seeds=5, jobs=1,
-        data={"options": {"rows": 6000}}, train={"epochs": 3}, out=tmp_path_factory.mktemp("linear"),
+        attack=["mc:epochs=100", "averaging"], defense="iso:lambda=5", dataset=f"{__file__}:linear_world",
+        data={"options": {"rows": 6000}}, train={"epochs": 3}, seeds=5, jobs=1,
+        out=tmp_path_factory.mktemp("linear"),
     )  # fmt: skip
 
 
@@ -41,12 +42,4 @@ def test_worst_is_at_least_the_best_listed_row_less_its_interval(report):
     for point in report.points:
         for leak in (point.leak, point.leak_train):
             assert headlines[point.strength].leak.mean >= leak.ci95[0]
-    assert headlines[5.0].leak.advantage > 0.02
-    assert headlines[5.0].choice == "mc"
-
-
-def test_the_adversary_would_have_picked_another(report):
-    (picked,) = [point for point in report.summary.picked if point.strength == 5.0]
-    (worst,) = [point for point in report.worst if point.strength == 5.0]
-    assert picked.choice != worst.choice
-    assert picked.leak.mean < worst.leak.mean
+    assert headlines[5.0].leak.advantage_ci95[0] > 0, "federation gave something away"

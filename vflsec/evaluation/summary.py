@@ -74,7 +74,8 @@ def _notes(spec: EvalSpec, records: Mapping[str, Record]) -> list[str]:
     notes = []
     if spec.train.select == "paper_best_on_test":
         notes.append("epochs were chosen on TEST rows (train.select=paper_best_on_test): utility is flattered")
-    own = [records[one.key] for one in (*rows(spec), *priors(spec)) if one.key in records]
+    keys = {row.key for row in rows(spec)} | {prior.key for prior in priors(spec)}
+    own = [records[key] for key in keys & records.keys()]
     if any(block["halves"] is None for record in own for block in (record.get("leak") or {}).values()):
         notes.append(
             "too few rows to be split: the strongest attack was chosen on rows that score it, which flatters it"
