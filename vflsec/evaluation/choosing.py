@@ -3,6 +3,9 @@
 The largest of several noisy scores overestimates the strongest attack: it is partly the luckiest. Rows that choose
 are therefore never rows that score. The scorer splits the rows of each seed in two halves; the candidate with the
 largest mean on one half is scored on the other, and the two scores are averaged.
+
+What one attack alone gains by chance in a seed, by its own random draws, is common to both halves and is not removed:
+it makes the headline larger, never smaller, and shrinks with the number of seeds.
 """
 
 from __future__ import annotations

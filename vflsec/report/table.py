@@ -188,7 +188,7 @@ def as_csv(summary: Summary) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_HEADER)
-    for p in (*summary.points, *summary.worst, *summary.picked):
+    for p in (*summary.points, *summary.worst):
         writer.writerow([
             p.method, p.defense, p.strength, p.attack, p.target, p.status,
             p.utility.metric, p.utility.mean, *p.utility.ci95,
