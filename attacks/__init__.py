@@ -13,6 +13,9 @@ CATALOGUE = {
     "spectral-embedding": "vflsec.attacks.spectral_embedding:SpectralEmbedding",
     "cluster": "vflsec.attacks.cluster:Cluster",
     "averaging": "vflsec.attacks.averaging:Averaging",
+    "fusion": "vflsec.attacks.fusion:Fusion",
+    "attribute-fusion": "vflsec.attacks.fusion:AttributeFusion",
+    "column-fusion": "vflsec.attacks.fusion:ColumnFusion",
     "replay": "vflsec.attacks.replay:Replay",
     "batch-label": "vflsec.attacks.batch_label:BatchLabel",
     "residual": "vflsec.attacks.residual:Residual",
@@ -24,5 +27,6 @@ CATALOGUE = {
     "inversion-whitebox": "vflsec.attacks.inversion_whitebox:WhiteBoxInversion",
     "grn": "vflsec.attacks.grn:GenerativeRegressionNetwork",
     "attribute": "vflsec.attacks.attribute:AttributeInference",
+    "model-recovery": "vflsec.attacks.model_recovery:ModelRecovery",
     "membership": "vflsec.attacks.membership:MembershipInference",
 }

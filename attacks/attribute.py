@@ -56,12 +56,12 @@ class AttributeInference(LogisticRegression):
     """
 
     name = "attribute"
-    side = "active"
+    side = "either"
     target = "attribute"
     needs = frozenset({Need.OWN_FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     reference = "Song and Shmatikov, ICLR 2020, arXiv 1905.11742, section 3.1"
     verified = "scikit-learn's own estimator; figures of the source: unverified"
-    version = 2
+    version = 3
 
     def __init__(
         self,

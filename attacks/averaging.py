@@ -27,6 +27,7 @@ class Averaging(Attack):
     """
 
     name = "averaging"
+    version = 2
     needs = frozenset({Need.GRADIENTS, Need.AUX_LABELS})
     reference = "common practice; Fisher's linear discriminant, 1936"
     verified = "closed-form AUC on Gaussian gradients under known noise"

@@ -55,7 +55,7 @@ class BatchLabel(Attack):
     reference = "Zou et al. 2022, arXiv 2112.05409, and code of VFLAIR, by alternating projections"
     verified = "recovers labels while a batch has no more rows than the layer has inputs; unverified against the source"
 
-    version = 2
+    version = 3
 
     def __init__(self, *, rounds: int = 60, turns: int | None = 5) -> None:
         positive(rounds=rounds)

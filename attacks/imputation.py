@@ -52,7 +52,7 @@ class Imputation(Attack):
     """
 
     name = "imputation"
-    side = "active"
+    side = "either"
     target = "features"
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of attacks on columns"

@@ -28,13 +28,14 @@ class LogisticRegression(Attack):
 
     The penalty C is chosen among 10^-4 .. 10^2 by log loss on folds of the auxiliary samples.
 
-    Source: common practice; ``A_prior`` of FedHSSL (arXiv 2208.10278), section VI-B, asks the same question.
+    Source: common practice; ``A_prior`` of FedHSSL (arXiv 2208.08934), section VI-B, asks the same question.
 
     Args:
         folds: of the search for C; fewer where a class has fewer auxiliary samples, none (C = 1) below two.
     """
 
     name = "logistic"
+    version = 2
     side: ClassVar[Literal["passive", "active", "either"]] = "either"
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of this toolkit"

@@ -38,13 +38,16 @@ class ModelCompletion(Attack):
     """Label inference from one's own bottom model and a handful of labelled samples.
 
     *supervised*: embeddings are standardised by the adversary's own training rows, then one linear layer is fitted by
-    cross-entropy. Source: FedHSSL (arXiv 2208.10278), section VI-B: "trains an inference head"; its team's public
+    cross-entropy. Source: FedHSSL (arXiv 2208.08934), section VI-B: "trains an inference head"; its team's public
     pipeline has Adam, lr 0.005, weight decay 1e-6, 300 epochs, batch 64. Standardising is ours: it makes one learning
     rate fit embeddings of any scale, and only strengthens the attack.
 
     *mixmatch*: semi-supervised, with all other rows of the party unlabelled. Source: Fu et al., USENIX Security 2022,
     section 4.1 and released code: T = 0.8, alpha = 0.75, lambda_u = 50, Adam 2e-3, EMA 0.999, 25 x 1024 steps.
-    Labelled and unlabelled rows go through the network in one batch, which is what the source's interleaving is for.
+    Labelled and unlabelled rows go through the network in one batch, which is what the source's interleaving is for;
+    here also when labels are guessed. The source guesses on unlabelled rows alone. Labelled rows are balanced and
+    unlabelled ones are not, so that BatchNorm then centers the two passes differently, guesses drift to the rare class,
+    and training on them ends in a guess of that class for every row.
     As in the source, the average that is scored has its own BatchNorm statistics, averaged like the weights. For the
     first thousand updates it is a plain mean, where the source's begins at its random start: the same after the full
     budget, and stronger after a small one.
@@ -65,9 +68,9 @@ class ModelCompletion(Attack):
     """
 
     name = "mc"
-    version = 2
+    version = 3
     needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
-    reference = "Fu et al., USENIX Security 2022, section 4.1 (mixmatch); He et al. 2022, arXiv 2208.10278, VI-B"
+    reference = "Fu et al., USENIX Security 2022, section 4.1 (mixmatch); He et al. 2022, arXiv 2208.08934, VI-B"
     verified = "mixmatch: against published figures of a public re-implementation; supervised: unverified"
 
     def __init__(
@@ -169,8 +172,9 @@ class ModelCompletion(Attack):
             rows = self._rows(draws, pool, embedded, bottom)
             choices = zip(rows, labels[draws.known], draws.partner, draws.share.tolist(), strict=True)
             said, meant = [], []
-            for step, ((x, u), q, partner, share) in enumerate(choices):
-                targets = torch.cat([q, sharpen(fitted(u), temperature=0.8)])  # (2B, C)
+            for step, ((x, raw), q, partner, share) in enumerate(choices):
+                guessed = sharpen(fitted(raw)[len(q) :], temperature=0.8)
+                targets = torch.cat([q, guessed])  # (2B, C)
                 targets = torch.lerp(targets[partner], targets, share)
                 with torch.enable_grad():
                     logits = fitted(x)
@@ -186,7 +190,7 @@ class ModelCompletion(Attack):
         return completed, losses
 
     def _rows(self, draws: Draw, pool: Tensor, embedded: Tensor, bottom: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the mixed rows (2B, p) and the unlabelled ones (B, p) of each step; embeddings if the bottom is frozen.
+        """Yield the mixed rows (2B, p) of each step, and the same rows unmixed; embeddings if the bottom is frozen.
 
         No update changes what a frozen bottom says, so it is asked about the rows of many steps at once.
         """
@@ -199,7 +203,7 @@ class ModelCompletion(Attack):
             mixed = torch.lerp(partners, own, draw.share.to(pool.dtype).repeat_interleave(width)[:, None])
             if self.freeze_bottom:
                 mixed = bottom(mixed)  # (S 2B, d)
-            yield from zip(torch.split(mixed, width), source[draw.other], strict=True)
+            yield from zip(torch.split(mixed, width), source[rows], strict=True)
 
     def _draws(self, n_known: int, n: int, rng: torch.Generator) -> Draw:
         """Return the random choices of one epoch, drawn at once because drawing them singly is half the cost."""

@@ -57,6 +57,7 @@ class Replay(Attack):
     """
 
     name = "replay"
+    version = 2
     needs = frozenset({Need.GRADIENTS, Need.AUX_LABELS})
     reference = "Kariyappa & Qureshi 2021 (ExPLoit), arXiv 2112.01299, by alternating least squares"
     verified = "recovers labels under a linear head; unverified against the source: only the abstract could be read"

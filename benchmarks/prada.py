@@ -82,6 +82,10 @@ LONG = (*HEAD[:-2], "train.epochs=5", "train.select=best_on_val")
 DEEP = (*HEAD[:-2], "train.epochs=10", "train.select=best_on_val")
 """The same, for a network from scratch."""
 
+SCHEDULE = "method.{}.ramp_epochs=600"
+"""Of the reversed gradient, as in the paper's code; the rate's decay is the method's own default."""
+
+SOON = ("method.{}.ramp_epochs=3", "method.{}.decay_epochs=3")
 STAY, LEARN = "method.{}.finetune_extractors=false", "method.{}.finetune_extractors=true"
 FORESTS = tuple(
     (f"method.lightgbm.rounds={rounds}", f"method.lightgbm.leaves={leaves}", f"method.lightgbm.patience={rounds}")
@@ -111,7 +115,7 @@ class Arm(NamedTuple):
 
 
 def _prada(model: str, method: str, *paper: float, more: Sequence[str] = (), learn: bool = False) -> Arm:
-    settings = (*HEAD, (LEARN if learn else STAY).format(method), *more)
+    settings = (*HEAD, (LEARN if learn else STAY).format(method), SCHEDULE.format(method), *more)
     return Arm("B→A", model, method, settings, paper)
 
 
@@ -145,12 +149,12 @@ ARMS = {
     "prada": _prada("PrADA", "prada", 79.17, 44.92, 81.08, 48.06, 81.46, 49.27),
     "learn": _prada("PrADA, extractors learn on", "prada", learn=True),
     "no-da": _prada("PrADA, nothing adapted", "prada", more=("method.prada.adaptation=0",)),
-    "soon": _prada("PrADA, adapted within 3 epochs", "prada", more=("method.prada.horizon=3",)),
+    "soon": _prada("PrADA, adapted within 3 epochs", "prada", more=tuple(one.format("prada") for one in SOON)),
 }
 MAPPED = {
     "not adapted": _prada("", "prada-no-ir", more=("method.prada-no-ir.adaptation=0",)),
     "adapted": _prada("", "prada-no-ir"),
-    "adapted within 3 epochs": _prada("", "prada-no-ir", more=("method.prada-no-ir.horizon=3",)),
+    "adapted within 3 epochs": _prada("", "prada-no-ir", more=tuple(one.format("prada-no-ir") for one in SOON)),
 }
 """Of the figure of the two domains: extractors without interactions, as the paper's figure 3 has them."""
 

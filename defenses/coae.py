@@ -72,10 +72,6 @@ class ConfusionalAutoencoder(Defense):
         super().__init__(strength, at=at)
         self._code = nn.ModuleDict()
 
-    def modules(self) -> Iterable[nn.Module]:
-        """Return codes and decoder, there before they are filled in."""
-        return (self._code,)
-
     def prepare(self, widths: Mapping[str, int], *, n_classes: int, rng: torch.Generator) -> None:
         """Draw the autoencoder; it is fitted when labels are first asked for, and not where a trained one is read."""
         self._code["book"] = _Codebook(n_classes)

@@ -62,10 +62,6 @@ class Passports(Defense):
         self._layers = nn.ModuleDict()
         self._rng = torch.Generator()
 
-    def modules(self) -> Iterable[nn.Module]:
-        """Return the layers of all senders, there before they are filled in."""
-        return (self._layers,)
-
     def prepare(self, widths: Mapping[str, int], *, n_classes: int, rng: torch.Generator) -> None:
         """Draw the layers of each sender, and the centres of its passports."""
         self._rng = rng

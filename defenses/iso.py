@@ -14,7 +14,7 @@ class IsotropicNoise(Defense):
 
     For rows d_i in R^m adds N(0, s^2) to every entry, s = lambda · max_i ||d_i||_2 / sqrt(m). Fresh at each release.
 
-    Source: FedHSSL (arXiv 2208.10278), section VI; Li et al. 2022 (arXiv 2102.08504), ``iso``. lambda multiplies the
+    Source: FedHSSL (arXiv 2208.08934), section VI; Li et al. 2022 (arXiv 2102.08504), ``iso``. lambda multiplies the
     standard deviation; Marvell's paper writes t for the variance ratio, t = lambda^2.
 
     Embeddings and gradients are (B, m). A parameter tensor of two or more dimensions is taken as (out, rest) rows; one
@@ -33,7 +33,7 @@ class IsotropicNoise(Defense):
     name = "iso"
     strength_name = "lambda"
     points = (Kind.GRADIENT, Kind.EMBEDDING, Kind.PARAMETERS)
-    reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, section VI; Li et al. 2022, arXiv 2102.08504, 'iso'"
+    reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, section VI; Li et al. 2022, arXiv 2102.08504, 'iso'"
     guarantee = "none, empirical only; the noise scale depends on private data, so it is not differential privacy"
 
     def on_embedding(self, h: Tensor, release: Release) -> Tensor:

@@ -61,10 +61,6 @@ class InformationBottleneck(Defense):
         self._encoders, self._decoders = nn.ModuleDict(), nn.ModuleDict()
         self._rng = torch.Generator()
 
-    def modules(self) -> Iterable[nn.Module]:
-        """Return the layers of all senders, there before they are filled in."""
-        return self._encoders, self._decoders
-
     def prepare(self, widths: Mapping[str, int], *, n_classes: int, rng: torch.Generator) -> None:
         """Draw the two layers of each sender."""
         self._rng = rng

@@ -5,4 +5,5 @@ CATALOGUE = {
     "model-average": "vflsec.protocols.model_average:ModelAverage",
     "paillier": "vflsec.protocols.paillier:PaillierBoundary",
     "plain": "vflsec.protocols.plain:PlainBoundary",
+    "secure-average": "vflsec.protocols.secure_average:SecureAverage",
 }

@@ -19,7 +19,7 @@ class ModelAverage(Protocol):
     Learned parameters and running statistics (BatchNorm's mean and variance) are averaged; counters are not, for
     nothing depends on them. What a party sends passes its defences; what it keeps until the mean arrives does not.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), algorithm 1, step 3, and section IV-B-3.
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), algorithm 1, step 3, and section IV-B-3.
 
     Args:
         parties: all K parties.
@@ -28,7 +28,7 @@ class ModelAverage(Protocol):
 
     name = "model-average"
     roles = ("party", "server")
-    reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, algorithm 1, step 3"
+    reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, algorithm 1, step 3"
     reveals = {  # noqa: RUF012  (declared ClassVar in the base class)
         "server": ("the shared modules of every party after its defences, in every global iteration",),
         "party": (
@@ -64,19 +64,23 @@ class ModelAverage(Protocol):
             own = {party.name: read(shared[party.name]) for party in self.parties}
             if not any(own.values()):  # a model without BatchNorm has no statistics
                 continue
-            heard = [
-                party.send(
-                    Kind.PARAMETERS, own[party.name], to=self.server.name, step=step, phase=phase, buffers=buffers
-                )
-                for party in self.parties
-            ]
-            mean = {key: torch.stack([m.payload[key] for m in heard]).mean(dim=0) for key in heard[0].payload}
+            mean = self._mean(own, step=step, phase=phase, buffers=buffers)
             for party in self.parties:
                 message = self.server.send(
                     Kind.PARAMETERS, mean, to=party.name, step=step, phase=phase, buffers=buffers
                 )
                 for key, value in own[party.name].items():
                     value.data.copy_(message.payload[key])
+
+    def _mean(
+        self, own: Mapping[str, Mapping[str, Tensor]], *, step: int, phase: str, buffers: bool
+    ) -> dict[str, Tensor]:
+        """Return what the server makes of what the parties send it of ``own``, by name."""
+        heard = [
+            party.send(Kind.PARAMETERS, own[party.name], to=self.server.name, step=step, phase=phase, buffers=buffers)
+            for party in self.parties
+        ]
+        return {key: torch.stack([m.payload[key] for m in heard]).mean(dim=0) for key in heard[0].payload}
 
 
 def _parameters(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:

@@ -20,11 +20,15 @@ N = 3000
 
 
 class TestReceived(AttackConformance):
+    side = "active"
+
     def make(self):
         return AttributeInference(reads="received")
 
 
 class TestOwn(AttackConformance):
+    side = "active"
+
     def make(self):
         return AttributeInference(reads="own")
 

@@ -25,11 +25,15 @@ MIXED = Layout((Column("a", "numeric", 0, 1), Column("b", "categorical", 1, 3), 
 
 
 class TestRidge(AttackConformance):
+    side = "active"
+
     def make(self):
         return BlackBoxInversion(model="ridge", own=False)
 
 
 class TestNetwork(AttackConformance):
+    side = "active"
+
     def make(self):
         return BlackBoxInversion(model="mlp", hidden=8)
 

@@ -114,7 +114,9 @@ def test_the_fast_path_equals_a_naive_full_pass():
     """Frozen embeddings computed once, against the completed network run whole on every batch."""
     view, _ = make_view()
     attack = ModelCompletion(epochs=5, batch=8)
-    found = attack(view, seed=3)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        found = attack.run(view.private_copy(), rng=torch.Generator().manual_seed(3))
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -282,7 +284,7 @@ def double():
 
 
 def naive_mixmatch(view, *, freeze_bottom, layers, epochs, steps, seed):
-    """Fu et al., step by step as written: every forward pass runs the whole completed network."""
+    """Fu et al., step by step, guesses in one batch with labelled rows: every pass runs the whole completed network."""
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
     bottom, known = copy.deepcopy(view.model).train(not freeze_bottom), view.aux_rows
@@ -299,8 +301,8 @@ def naive_mixmatch(view, *, freeze_bottom, layers, epochs, steps, seed):
     for _ in range(epochs):
         for known, other, partner, share in zip(*drawer._draws(len(y_known), len(x_all), rng), strict=True):
             x, u = x_all[known], x_all[other]
-            p = model(u).softmax(dim=1).detach() ** (1 / 0.8)
             rows = torch.cat([x, u])
+            p = model(rows)[16:].softmax(dim=1).detach() ** (1 / 0.8)
             targets = torch.cat([y_known[known], p / p.sum(dim=1, keepdim=True)])
             mixed = share * rows + (1 - share) * rows[partner]
             mixed_targets = share * targets + (1 - share) * targets[partner]
@@ -331,6 +333,32 @@ def test_mixmatch_equals_its_description(freeze_bottom, layers, double, monkeypa
         expected = naive_mixmatch(view, **options, seed=4)
     for split, scores in found.scores.items():
         assert torch.allclose(scores, expected[split], atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("share", [0.6, 0.8])
+def test_mixmatch_is_no_worse_than_mc_where_classes_are_uneven(share, seed):
+    """Two Gaussian classes, 80 known rows drawn evenly from uneven classes."""
+    rng = generator(seed, "uneven")
+    y = (torch.rand(3000, generator=rng) < share).long()
+    x = torch.randn(3000, 5, generator=rng)
+    x[:, 0] += 2.6 * y
+    half = len(y) // 2
+    aux = torch.cat([(y[:half] == c).nonzero().flatten()[:40] for c in (0, 1)])
+    bottom = nn.Linear(5, 2)
+    with torch.no_grad():
+        bottom.weight.copy_(0.3 * torch.randn(2, 5, generator=rng))
+        bottom.weight[:, 0] += torch.tensor([-1.0, 1.0])
+        bottom.bias.zero_()
+    view = View("passive_1", "passive", 2, {"train": x[:half], "test": x[half:]}, bottom, aux, y[aux])
+    found = {}
+    for mode, budget in {"supervised": {"epochs": 900}, "mixmatch": {"epochs": 15, "steps": 300}}.items():
+        guess = ModelCompletion(mode=mode, **budget)(view, seed=seed)
+        found[mode] = accuracy(guess, {"test": y[half:]})
+        assert guess.converged, mode
+        assert len(guess.scores["test"].argmax(dim=1).unique()) == 2
+    half_width = 1.96 * (found["supervised"] * (1 - found["supervised"]) / half) ** 0.5
+    assert found["mixmatch"] >= found["supervised"] - half_width
 
 
 @pytest.mark.parametrize("mode", BUDGETS)

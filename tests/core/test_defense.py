@@ -5,9 +5,11 @@ from itertools import permutations
 import pytest
 import torch
 
-from vflsec.core.defense import Defense, decoded, describe, mixes, taught
+from vflsec.core import hooks
+from vflsec.core.defense import Defense, describe, touches
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
+from vflsec.core.stack import DefenseStack
 
 
 class Plain(Defense):
@@ -109,7 +111,7 @@ class Mixing(AtHome):
 def test_class_numbers_come_first_and_codes_last_in_whatever_order(order):
     y, x = torch.tensor([0, 1, 2]), torch.eye(3)[[0, 0, 0]]
     three = [Turning(1.0), Softening(0.5), Coding(0.25)]
-    labels, targets = taught([three[k] for k in order], y, x, n_classes=3, rng=None)
+    labels, targets = DefenseStack(three[k] for k in order).taught(y, x, n_classes=3, rng=None)
     assert labels.tolist() == [1, 2, 0]
     softened = 0.5 * torch.eye(3)[labels] + 0.5 * x
     assert torch.allclose(targets, (0.75 * softened + 0.25 * x).roll(1, dims=1))
@@ -117,33 +119,66 @@ def test_class_numbers_come_first_and_codes_last_in_whatever_order(order):
 
 def test_without_softening_both_are_the_same_numbers_and_strength_zero_is_nobody():
     y = torch.tensor([0, 1, 2])
-    labels, targets = taught([Turning(1.0), Turning(1.0), Softening(0.0)], y, y, n_classes=3, rng=None)
+    labels, targets = DefenseStack([Turning(1.0), Turning(1.0), Softening(0.0)]).taught(y, y, n_classes=3, rng=None)
     assert labels is targets
     assert labels.tolist() == [2, 0, 1]
-    labels, targets = taught([], y, y, n_classes=3, rng=None)
+    labels, targets = DefenseStack().taught(y, y, n_classes=3, rng=None)
     assert labels is targets is y
 
 
 def test_what_was_done_last_is_undone_first():
     z = torch.tensor([[1.0, 2.0, 3.0]])
-    assert decoded([Coding(0.5), Coding(0.5)], z).tolist() == [[3.0, 1.0, 2.0]]
-    assert decoded([Coding(0.0)], z) is z
+    assert DefenseStack([Coding(0.5), Coding(0.5)]).decoded(z).tolist() == [[3.0, 1.0, 2.0]]
+    assert DefenseStack([Coding(0.0)]).decoded(z) is z
 
 
 def test_a_defence_of_updates_acts_at_labels_and_says_so():
-    assert mixes(Mixing(1.0))
-    assert not mixes(Mixing(0.0))
-    assert not mixes(Coding(1.0))
+    assert DefenseStack([Mixing(1.0)]).using(hooks.BATCH)
+    assert not DefenseStack([Mixing(0.0), Coding(1.0)]).using(hooks.BATCH)
     assert Mixing(1.0, at=["labels"]).at == frozenset()
     assert describe(Mixing)["acts at"] == describe(Coding)["acts at"] == "labels"
     with pytest.raises(UsageError, match="unknown at 'labels'"):
         AtHome(1.0, at=["labels"])
 
 
+class Inherited(AtHome):
+    """Has hooks of messages, and no point at which they could act."""
+
+    on_embedding = on_gradient = lambda self, value, release: value
+
+    def on_update(self, modules, rows, rng):
+        pass
+
+
+def test_a_defence_touches_the_hooks_that_it_overrides_and_can_run():
+    assert touches(Plain) == touches(Plain(1.0)) == frozenset()
+    assert touches(Coding) == touches(Coding(0.0)) == {hooks.LABELS, hooks.PREDICTIONS}
+    assert touches(Inherited) == {hooks.UPDATE}
+    assert not Coding(0.0).runs(hooks.LABELS, "train")
+    assert Coding(1.0).runs(hooks.LABELS, "train")
+    assert not Coding(1.0).runs(hooks.BATCH, "train")
+
+
+def test_every_hook_of_a_defence_is_declared_or_changes_nothing():
+    """A new hook that is not declared would be missed by stage keys."""
+    own = {name for name, value in vars(Defense).items() if callable(value) and not name.startswith("_")}
+    asked = {"acts", "runs", "suit", "modules", "prepare", "expect", "spent"}
+    assert own - asked == {hook.name for hook in hooks.HOOKS}
+
+
+def test_the_card_says_who_runs_it_when_and_whether_training_changes():
+    card = describe(Coding)
+    assert card["runs at"] == "the active party: learning from labels, prediction"
+    assert card["changes training"] == "yes"
+    assert describe(Inherited)["acts at"] == "the updates of its party's own models"
+
+
 def test_the_card_is_data():
     assert describe(Plain) == {
         "name": "plain",
         "acts at": "gradient, embedding",
+        "runs at": "",
+        "changes training": "no",
         "strength": "strength",
         "usual strengths": "1, 5, 25",
         "reference": "made for a test",

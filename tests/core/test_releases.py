@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from vflsec.core.auxiliary import divided, oriented, references, sureness
+from vflsec.core.auxiliary import divided, oriented, references, sureness, thresholded
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Message
-from vflsec.core.releases import averages, latest, percentiles, received
-from vflsec.core.view import Guess, View
+from vflsec.core.releases import averages, latest, parameters, percentiles, received
+from vflsec.core.view import Guess, Need, View
 
 
 def make_view(batches, *, n_rows=8, classes=2, aux=((), ()), receiver="passive_1", split="train", values=None):
@@ -112,6 +112,47 @@ def test_classes_weigh_the_same_in_a_division():
     assert found[:9].sum() == 2  # 0.875 and 1
 
 
+def margins(guess, split="train"):
+    return guess.scores[split][:, 1] - guess.scores[split][:, 0]
+
+
+def test_a_guess_of_one_class_gets_the_threshold_that_known_labels_support():
+    truth = torch.arange(40) % 2
+    score = truth + torch.linspace(0.1, 0.4, 40)  # class 1 everywhere above 0; the classes part at 0.75
+    guess = Guess({"train": torch.stack([-score, score], dim=1), "test": torch.stack([-score, score], dim=1)[:6]})
+    view = make_view([[0]], n_rows=40, aux=(list(range(10)), truth[:10].tolist()))
+    found = thresholded(view, guess)
+    assert torch.equal(found.scores["train"].argmax(dim=1), truth)
+    assert torch.equal(found.scores["test"].argmax(dim=1), truth[:6])
+    assert torch.equal(margins(found).argsort(), margins(guess).argsort()), "the order stays"
+
+
+def test_the_base_rate_of_known_labels_counts():
+    """Eighteen of twenty known rows are of class 0, and the classes overlap: most rows are class 0."""
+    score = torch.cat([torch.linspace(1, 2, 18), torch.tensor([1.9, 3.0])])
+    guess = Guess({"train": torch.stack([-score, score], dim=1)})
+    view = make_view([[0]], n_rows=20, aux=(list(range(20)), [0] * 18 + [1] * 2))
+    assert thresholded(view, guess).scores["train"].argmax(dim=1).tolist() == [0] * 19 + [1]
+
+
+@pytest.mark.parametrize("known", [4, 40])
+def test_an_argmax_that_known_labels_support_stays(known):
+    """Two errors of forty are no reason to move, and four labels are too few to say anything."""
+    truth = torch.arange(40) % 2
+    score = 2.0 * truth - 1 + torch.linspace(-0.1, 0.1, 40) if known == 40 else truth + 1.0
+    score[:2] = torch.tensor([0.05, 0.06]) if known == 40 else score[:2]
+    guess = Guess({"train": torch.stack([-score, score], dim=1)})
+    view = make_view([[0]], n_rows=40, aux=(list(range(known - 1)), truth[: known - 1].tolist()))
+    assert thresholded(view, guess) is guess
+
+
+def test_without_known_labels_of_both_classes_or_of_this_split_a_guess_stays():
+    guess = Guess({"test": torch.tensor([[0.0, 1.0], [0.0, 2.0]])})
+    assert thresholded(make_view([[0]], n_rows=4, aux=([0, 3], [0, 1])), guess) is guess
+    trained = Guess({"train": torch.tensor([[0.0, 1.0]] * 4)})
+    assert thresholded(make_view([[0]], n_rows=4, aux=([0, 3], [1, 1])), trained) is trained
+
+
 def test_references_are_a_draw_of_the_known_rows_of_each_class():
     view = make_view([[0]], classes=3, aux=([1, 2, 4, 5, 7], [0, 1, 1, 1, 0]))
     everything = references(view, None, torch.Generator().manual_seed(0))
@@ -188,3 +229,71 @@ def test_the_latest_are_of_the_last_phase_and_by_split():
     assert torch.equal(found["test"], torch.full((8, 3), 5.0))
     with pytest.raises(InsufficientView, match="expected embeddings from passive_3, got none in 6"):
         latest(view, Kind.EMBEDDING, sender="passive_3")
+
+
+def pretrained_view(*, placed=True):
+    """Train rows are 1, 3 and 4 of the aligned ones; projections are wider than what fine-tuning says."""
+
+    def say(kind, phase, step, rows, width, split):
+        value = torch.tensor(rows, dtype=torch.float)[:, None].expand(-1, width) + 10 * step
+        return Message(kind, "active", "passive_1", step, phase, {"value": value}, torch.tensor(rows), split)
+
+    messages = (
+        say(Kind.EMBEDDING, "pretrain", 0, [4, 0, 1], 5, "aligned"),
+        say(Kind.EMBEDDING, "pretrain", 1, [2, 5], 5, "aligned"),
+        say(Kind.EMBEDDING, "pretrain", 2, [3, 1, 0], 5, "aligned"),
+        say(Kind.GRADIENT, "finetune", 0, [2, 0, 1], 2, "train"),
+    )
+    none = torch.zeros(0, dtype=torch.long)
+    places = {"aligned": torch.tensor([1, 3, 4])} if placed else {}
+    return View("passive_1", "passive", 2, {"train": torch.zeros(3, 1)}, None, none, none, messages, places=places)
+
+
+def test_messages_about_aligned_rows_are_read_as_of_the_training_rows_among_them():
+    view = pretrained_view()
+    found = received(view, Kind.EMBEDDING)
+    assert found.rows.tolist() == [2, 0, 1, 0]
+    assert found.values[:, 0].tolist() == [4, 1, 23, 21]
+    assert found.turn.tolist() == [0, 0, 0, 1]
+    assert found.n_rows == 3
+    assert latest(view, Kind.EMBEDDING, sender="active")["train"][:, 0].tolist() == [21, 23, 4]
+    assert averages(view, Kind.EMBEDDING, sender="active")[1][:, 0].tolist() == [11, 23, 4]
+    assert {Need.EMBEDDINGS, Need.GRADIENTS} <= view.has()
+
+
+def test_without_places_messages_about_aligned_rows_are_of_nobody_here():
+    view = pretrained_view(placed=False)
+    assert Need.EMBEDDINGS not in view.has()
+    with pytest.raises(InsufficientView, match="about train rows, got none"):
+        received(view, Kind.EMBEDDING)
+
+
+def test_one_phase_is_read_alone():
+    view = pretrained_view()
+    about = torch.arange(3)
+    later = Message(Kind.EMBEDDING, "active", "passive_1", 9, "finetune", {"value": torch.zeros(3, 2)}, about)
+    view = replace(view, messages=(*view.messages, later))
+    assert received(view, Kind.EMBEDDING).values.shape == (3, 2)
+    assert received(view, Kind.EMBEDDING, phase="pretrain").values.shape == (4, 5)
+    assert latest(view, Kind.EMBEDDING, sender=None, phase="pretrain")["train"].shape == (3, 5)
+    assert averages(view, Kind.EMBEDDING, sender=None, phase="pretrain")[0].shape == (3, 5)
+    with pytest.raises(InsufficientView):
+        latest(view, Kind.GRADIENT, sender=None, phase="pretrain")
+
+
+def test_parameters_are_those_of_the_last_step():
+    def say(sender, receiver, step, name, value):
+        payload = {name: torch.tensor([value])}
+        return Message(Kind.PARAMETERS, sender, receiver, step, "pretrain", payload)
+
+    told = [
+        say("active", "server", 0, "weight", 1.0),
+        say("server", "active", 0, "weight", 2.0),
+        say("active", "server", 0, "mean", 3.0),
+        say("active", "server", 1, "weight", 4.0),
+        say("active", "server", 1, "mean", 5.0),
+        say("server", "active", 1, "weight", 6.0),
+    ]
+    assert parameters(told, sender="active") == {"weight": torch.tensor([4.0]), "mean": torch.tensor([5.0])}
+    assert parameters(told, sender="server", receiver="active") == {"weight": torch.tensor([6.0])}
+    assert parameters(told, sender="server", receiver="passive_1") == {}

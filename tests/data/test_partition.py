@@ -45,6 +45,13 @@ quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 
 
 @quick
+@given(spec=specs, seed=st.integers(0, 2**31))
+def test_places_say_which_aligned_rows_are_training_rows(spec: DataSpec, seed: int):
+    split = partition(world(), spec, seed)
+    assert (split.ids["aligned"][split.places["aligned"]] == split.ids["train"]).all()
+
+
+@quick
 @given(spec=specs, seed=st.integers(0, 2**31), official=st.booleans())
 def test_splits_are_disjoint_and_complete(spec: DataSpec, seed: int, official: bool):
     split = partition(world(official=official, extra=20), spec, seed)

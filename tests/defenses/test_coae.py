@@ -10,12 +10,12 @@ from torch.nn import functional as F
 from vflsec.defenses.coae import ConfusionalAutoencoder
 from vflsec.defenses.label_dp import LabelDP
 
-from vflsec.core.defense import decoded, taught
 from vflsec.core.errors import Diverged
 from vflsec.core.method import ModelSpec, TrainSpec, load_states
 from vflsec.core.metrics import accuracy
 from vflsec.core.party import Party
 from vflsec.core.seeds import drawing, generator
+from vflsec.core.stack import DefenseStack
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.worlds import toy_world
 
@@ -98,7 +98,7 @@ def test_random_answers_come_before_codes_in_whatever_order(turned):
     y, made, private = torch.arange(400) % 2, prepared(), LabelDP(0.5)
     rest = {"n_classes": 2, "rng": generator(0, "labels")}
     answers = private.on_labels(y, features=y.float(), n_classes=2, rng=generator(0, "labels"))
-    labels, targets = taught([private, made] if turned else [made, private], y, y.float(), **rest)
+    labels, targets = DefenseStack([private, made] if turned else [made, private]).taught(y, y.float(), **rest)
     assert torch.equal(labels, answers)
     assert not torch.equal(labels, y)
     assert torch.equal(targets, coded(made, answers))
@@ -106,8 +106,9 @@ def test_random_answers_come_before_codes_in_whatever_order(turned):
 
 def test_two_codes_are_undone_in_turn():
     made, again = prepared(classes=3), prepared(classes=3, seed=1)
-    _, targets = taught([made, again], torch.arange(3), torch.zeros(3, 1), n_classes=3, rng=generator(0, "labels"))
-    assert torch.equal(decoded([made, again], targets.log()).argmax(dim=1), torch.arange(3))
+    both = DefenseStack([made, again])
+    _, targets = both.taught(torch.arange(3), torch.zeros(3, 1), n_classes=3, rng=generator(0, "labels"))
+    assert torch.equal(both.decoded(targets.log()).argmax(dim=1), torch.arange(3))
 
 
 def federation(*defenses, **data):

@@ -4,7 +4,7 @@ import pytest
 
 from vflsec.evaluation.cap import c_dcs, calibrated_cap, cap, dcs, t_dcs
 
-# FedHSSL (arXiv 2208.10278), table XI: (label recovery accuracy A, main metric) at lambda_f = 1, 5, 25.
+# FedHSSL (arXiv 2208.08934), table XI: (label recovery accuracy A, main metric) at lambda_f = 1, 5, 25.
 TABLE_XI = {
     ("NUSWIDE", "FedLocalSimSiam"): [(0.471, 0.494), (0.465, 0.487), (0.449, 0.458)],
     ("NUSWIDE", "FedHSSL 20 %"): [(0.471, 0.538), (0.449, 0.519), (0.443, 0.503)],

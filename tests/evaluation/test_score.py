@@ -22,6 +22,17 @@ def test_perfect_guess_scores_one_everywhere():
     assert next(iter(block["metrics"])) == "accuracy"
 
 
+def test_a_guess_of_one_class_is_flagged():
+    """Scores may order the rows perfectly; values have no class."""
+    y = LABELS % 2
+    scores = torch.stack([torch.zeros(200), 1.0 + y], dim=1)
+    block = measure(scores, y, "auc", seed=0)
+    assert block["one_class"] is True
+    assert block["metrics"]["auc"] == 1.0
+    assert "one_class" not in measure(scores - torch.tensor([0.0, 1.5]), y, "auc", seed=0)
+    assert "one_class" not in measure(scores, scores, "r2", seed=0, names=["r2"])
+
+
 def test_auxiliary_rows_are_left_out_of_training_rows_only():
     scores = perfect(LABELS)
     scores[:50] = scores[:50].roll(1, dims=1)  # wrong on the first fifty

@@ -6,8 +6,9 @@ import pytest
 from vflsec.core.errors import UsageError
 from vflsec.evaluation import engine
 from vflsec.evaluation import spec as specs
-from vflsec.evaluation.plan import NO_ADVERSARY, training_cell
+from vflsec.evaluation.plan import NO_ADVERSARY, rows, training_cell
 from vflsec.evaluation.store import Store
+from vflsec.evaluation.training import one_thread, train
 from vflsec.report.report import Report
 
 SMALL = {"projector": 16, "predictor": 8}
@@ -104,6 +105,33 @@ def test_a_stored_stage_gives_the_same_records_as_one_that_is_run(tmp_path):
     assert all(b[key] == record for key, record in a.items())
 
 
+@pytest.mark.parametrize(("defense", "ciphertexts"), [("phe:backend=plain,strength=1", 29_520), ("mixup:alpha=5", 0)])
+def test_a_stage_under_a_defense_is_not_the_undefended_one(defense, ciphertexts, tmp_path):
+    """In a folder with the undefended run, the defended one records what it records in a folder of its own."""
+    spec = read(
+        methods=["prada"],
+        method={},
+        data={"options": {"rows": 400, "source": 300}},
+        train={"epochs": 2, "optimizer": "sgd", "lr": 0.05, "pretrain": {"batch": 32}},
+        model={},
+        defenses=[defense],
+    )
+    _, records = run(spec, tmp_path / "shared")
+    assert sum(record["kind"] == "stage" for record in records) == 2
+    (defended,) = {row.cell.key: row.cell for row in rows(spec) if row.strength}.values()
+    shared = Store(tmp_path / "shared").cell(defended.key).read()
+    with one_thread():
+        _, alone = train(defended, "cpu", store=Store(tmp_path / "alone"))
+        _, undefended = train(msgspec.structs.replace(defended, defenses=()), "cpu")
+    for facts in (shared, alone, undefended):
+        del facts["seconds"]
+    assert {**shared, "traffic": sorted(shared["traffic"])} == {**alone, "traffic": sorted(alone["traffic"])}
+    if not ciphertexts:  # sealed and not encrypted, the layer learns what it does in clear
+        assert shared["history"]["pretrain"] != undefended["history"]["pretrain"]
+    counted = sum(n for phase, *_, kind, n in shared["traffic"] if (phase, kind) == ("pretrain", "ciphertext"))
+    assert counted == ciphertexts
+
+
 def test_traffic_of_pre_training_is_counted_where_it_was_loaded(tmp_path):
     _, records = run(read(defenses=["iso"], strengths=[5.0]), tmp_path)
     results = [record for record in records if record["kind"] == "result"]
@@ -146,6 +174,19 @@ def test_a_swept_defence_that_never_acts_on_a_method_is_refused():
             spec, defenses=(), strengths=(), fixed=read(fixed=["iso:lambda=1@pretrain.embedding"]).fixed
         )
     )
+
+
+@pytest.mark.parametrize("defense", ["mixup:alpha=1,by=passive", "label-dp:strength=1,by=passive"])
+def test_a_swept_defence_whose_carrier_runs_none_of_its_hooks_is_refused(defense):
+    with pytest.raises(UsageError, match="changes nothing that fedsplitnn says or learns"):
+        engine.check(read(methods=["fedsplitnn"], method={}, defenses=[defense]))
+
+
+def test_noise_that_depends_on_all_releases_keeps_the_settings_of_the_last_phase_in_the_key():
+    """An epsilon is met over all phases, so that the noise of an earlier one depends on how long the last one is."""
+    longer = {**SETTINGS["train"], "epochs": 9}
+    for defense, same in (("gaussian-dp:strength=1@embedding", False), ("iso:lambda=1@embedding", True)):
+        assert (stage(fixed=[defense]) == stage(fixed=[defense], train=longer)) == same
 
 
 def test_who_carries_a_defence_is_checked():

@@ -316,6 +316,19 @@ def test_the_cap_of_worst_folds_the_headline_of_each_strength():
     assert worst.calibrated == pytest.approx(sum(calibrated) / 3)
 
 
+def test_a_guess_of_one_class_takes_the_accuracy_out_of_cap_and_nothing_else():
+    records = make_records()
+    (key,) = keys_of(5.0, 1)
+    blocks = {split: {**block, "one_class": True} for split, block in records[key]["leak"].items()}
+    records[key] = {**records[key], "leak": blocks}
+    (_, before), (worst, found) = summary_of().cap, summary_of(records).cap
+    assert found.accuracy_value is None
+    assert worst.accuracy_value is None
+    assert found.note == "no CAP (accuracy): 1 cells guess one class"
+    assert (found.value, found.calibrated, found.ci95) == (before.value, before.calibrated, before.ci95)
+    assert [p.leak.one_class for p in summary_of(records).points] == [0, 0, 1]
+
+
 def test_a_diverged_seed_gives_a_status_and_no_cap():
     records = make_records()
     for key in keys_of(5.0, 1):

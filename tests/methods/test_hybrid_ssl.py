@@ -10,8 +10,10 @@ from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
-from vflsec.core.method import ModelSpec, PretrainSpec, TrainSpec
+from vflsec.core.method import ModelSpec, PretrainSpec, Trained, TrainSpec
+from vflsec.core.releases import latest
 from vflsec.data.partition import DataSpec
+from vflsec.evaluation.adversary import adversary, view_of
 from vflsec.testing.worlds import toy_world
 
 DATA = DataSpec(n_labeled=40, aligned=0.5, overlap=0.8)
@@ -253,3 +255,41 @@ def test_every_member_takes_the_same_heads(name):
     assert {"projector", "predictor", "ssl_options"} <= set(
         inspect.signature(registry.load("methods", name)).parameters
     )
+
+
+def viewed(method, where, name):
+    own = [m for m in where.heard if name in (m.sender, m.receiver)]
+    return view_of(Trained(method, where, {}), adversary(where, name), torch.arange(4), tuple(own))
+
+
+@pytest.mark.parametrize(("name", "other"), [("passive_1", "active"), ("active", "passive_1")])
+def test_of_two_parties_each_assembles_the_others_top_encoder(name, other):
+    method, where = make("fedhssl-simsiam"), world()
+    (title, model), *more = viewed(method, pretrained(method, where), name).models.items()
+    assert other in title
+    assert not more
+    sent = [m for m in where.heard if m.kind is Kind.PARAMETERS and m.sender == other]
+    truth = {key: value for m in sent for key, value in m.payload.items() if key.startswith("top.")}
+    assert truth
+    found = model.state_dict()
+    assert all(torch.allclose(found[key], value, atol=1e-6) for key, value in truth.items())
+    own = where.parties[name].modules["encoders"]["local"].state_dict()
+    assert all(torch.equal(found[key], value) for key, value in own.items() if key.startswith("bottom."))
+    assert any(not torch.allclose(found[key], own[key], atol=1e-3) for key in truth), "not the mean"
+
+
+@pytest.mark.parametrize(("method", "parties"), [("fedhssl-simsiam", 3), ("fedgssl-simsiam", 2)])
+def test_nobody_assembles_a_model_of_several_others_or_without_an_average(method, parties):
+    method, where = make(method, epochs=1), world(parties=parties)
+    assert not viewed(method, pretrained(method, where), "passive_1").models
+
+
+def test_a_passive_party_reads_the_active_partys_projections_of_its_training_rows():
+    method, where = make("fedcssl-simsiam"), world()
+    view = viewed(method, pretrained(method, where), "passive_1")
+    found = latest(view, Kind.EMBEDDING, sender="active")["train"]
+    assert found.shape == (where.n_rows("train"), HEADS["projector"])
+    heard = [m for m in where.heard if m.receiver == "passive_1"]
+    place = int(where.places["aligned"][7])
+    (last,) = [m.payload["value"][m.rows == place] for m in heard if place in m.rows.tolist()][-1:]
+    assert torch.equal(found[7], last[0])

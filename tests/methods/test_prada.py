@@ -126,8 +126,8 @@ def one_piece(world, made, *, alternating):
         with drawing(seed, "dropout", "pretrain", epoch):
             total = 0.0
             for number, rows in enumerate(parts, epoch * len(parts)):
-                q = number / (made.horizon * len(parts))
-                alpha = made.adaptation * (2 / (1 + math.exp(-10 * q)) - 1)
+                q, ramp = (number / (length * len(parts)) for length in (made.decay_epochs, made.ramp_epochs or 1))
+                alpha = made.adaptation * (2 / (1 + math.exp(-10 * ramp)) - 1 if made.ramp_epochs else 1)
                 for optimizer in (joint, alone):
                     optimizer.param_groups[0]["lr"] = spec.lr / (1 + 10 * q) ** 0.75
                 x, x_p = passive.features["source"][rows], source.features["source"][rows]
@@ -163,9 +163,11 @@ def target_rows(world, made, number):
     return batches(count, made.pretrain_spec.batch, order, world.device)[number % several]
 
 
+@pytest.mark.parametrize("ramp", [None, 2])
 @pytest.mark.parametrize("alternating", [False, True])
-def test_pre_training_is_the_joint_loss_with_a_reversed_gradient(alternating):
-    options = {"alternating": alternating, "horizon": 3, "pretrain": {"epochs": 4, "lr": 1e-3}}
+def test_pre_training_is_the_joint_loss_with_a_reversed_gradient(alternating, ramp):
+    pretrain = {"epochs": 4, "lr": 1e-3}
+    options = {"alternating": alternating, "ramp_epochs": ramp, "decay_epochs": 3, "pretrain": pretrain}
     world, made = make_world(), make(**options)
     made.build(world)
     twin, same = make_world(), make(**options)
@@ -179,12 +181,24 @@ def test_pre_training_is_the_joint_loss_with_a_reversed_gradient(alternating):
             assert torch.allclose(value.float(), other.modules.state_dict()[key].float(), atol=2e-5), key
 
 
+@pytest.mark.parametrize(
+    ("ramp", "alphas"), [(None, [0.5] * 4), (3, [0.0, 0.5 * reversal(0.5), 0.5 * reversal(1), 0.5 * reversal(1.5)])]
+)
+def test_the_adaptation_weight_and_the_learning_rate_have_schedules_of_their_own(ramp, alphas):
+    made, world = make(adaptation=0.5, ramp_epochs=ramp, decay_epochs=6), make_world()
+    made.build(world)
+    training = made.adversarial(world)
+    found = [(training._schedule(epochs, ()), training._alpha) for epochs in (0.0, 1.5, 3.0, 4.5)]
+    assert [rate for rate, _ in found] == pytest.approx([5e-4 * decay(q) for q in (0, 0.25, 0.5, 0.75)])
+    assert [alpha for _, alpha in found] == pytest.approx(alphas)
+
+
 def test_without_adaptation_the_target_changes_no_weight():
     """Discriminators learn, and extractors hear nothing of it; running means do count the target's rows."""
     found = {}
     for adaptation in (0.0, 1.0):
         for shift in (0.0, 3.0):
-            world, made = make_world(), make(adaptation=adaptation, horizon=2)
+            world, made = make_world(), make(adaptation=adaptation)
             world.passive[0].features["adaptation"] = world.passive[0].features["adaptation"] + shift
             bottom = pretrained(made, world).passive[0].modules["bottom"]
             found[adaptation, shift] = {k: p.detach().clone() for k, p in bottom.named_parameters()}
@@ -411,7 +425,8 @@ def test_what_cannot_be_trained_is_refused(settings, world, message):
     ("options", "message"),
     [
         ({"pretrain": {"batch": 1}}, "expected train.pretrain.batch >= 2, got 1"),
-        ({"horizon": 0}, "expected horizon > 0, got 0"),
+        ({"ramp_epochs": 0}, "expected ramp_epochs > 0, got 0"),
+        ({"decay_epochs": 0}, "expected decay_epochs > 0, got 0"),
         ({"adaptation": -1}, "expected adaptation >= 0, got -1"),
     ],
 )

@@ -93,6 +93,12 @@ def summary():
     )
 
 
+def test_a_guess_of_one_class_stands_in_the_status():
+    one = point(1.0, 0.8, 0.7, statuses={"ok": 4, "diverged": 1})
+    blind = msgspec.structs.replace(one, leak=msgspec.structs.replace(one.leak, one_class=2))
+    assert table.status(blind) == "1/5 diverged, 2/5 one class"
+
+
 def damage(strength, lost, success=None, **changed):
     def measure(mean, metric="auc"):
         ends = (None, None) if mean is None else (mean - 0.01, mean + 0.01)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 )
 @click.option("--at", "at", multiple=True, help="Where the defense acts: gradient, embedding, parameters.")
 @click.option("--with", "fixed", multiple=True, help="NAME:knob=value@point: a further defense that stays as it is.")
-@click.option("--adversary", help="The attacking party, or a+b for two that collude.  [default: passive_1]")
+@click.option("--adversary", help="The attacking party, a+b for two that collude, or server.  [default: passive_1]")
 @click.option(
     "--attack-budget",
     type=click.Choice(["small", "paper", "large"]),
@@ -199,7 +199,7 @@ def announce(spec: EvalSpec, todo: Plan, folder: Path) -> None:
     click.echo(f"vflsec eval  {spec.dataset} / {', '.join(spec.methods)} / {defenses} / {attacks}", err=True)
     acts = any(build_attack(attack).acts_in_training for attack in spec.attacks)
     behavior = "active (acts in training)" if acts else "honest-but-curious"
-    side = "active" if spec.adversary == "active" else "passive"
+    side = spec.adversary if spec.adversary in ("active", "server", "source") else "passive"
     click.echo(f"adversary: {ThreatModel(spec.adversary, side, behavior, spec.aux.n)}", err=True)
     missing = todo.missing - len(todo.stages)
     what = f"{missing} to compute" if missing else "nothing to compute"

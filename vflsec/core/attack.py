@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from vflsec.core.auxiliary import thresholded
 from vflsec.core.errors import InsufficientView
 from vflsec.core.view import Guess, Need, View
 
-Target = Literal["labels", "features", "attribute", "membership", "integrity"]
+Target = Literal["labels", "features", "attribute", "membership", "parameters", "integrity"]
 
 
 class Attack(ABC):
@@ -23,9 +24,10 @@ class Attack(ABC):
 
     Class attributes:
         name: short, as in the papers.
-        side: who can mount it, ``passive``, ``active`` or ``either``.
-        target: what it recovers, ``labels`` | ``features`` | ``attribute`` | ``membership``; or ``integrity``, where it
-            recovers nothing and spoils the joint model (``vflsec.core.sabotage``).
+        side: who can mount it, ``passive``, ``active`` or ``either`` of them; ``any`` includes those who hear messages
+            and are no party, a server that averages.
+        target: what it recovers, ``labels`` | ``features`` | ``attribute`` | ``membership`` | ``parameters``; or
+            ``integrity``, where it recovers nothing and spoils the joint model (``vflsec.core.sabotage``).
         needs: what the view must hold.
         wants: what the attack also reads where the view holds it.
         classes: how many classes there must be; None for any number.
@@ -35,12 +37,12 @@ class Attack(ABC):
         version: raised whenever results change; part of every cache key.
 
     Attributes:
-        victim: the party whose features or attribute are recovered; None for the first passive party.
+        victim: the party whose features, attribute or parameters are recovered; None for the first other party.
         column: the attribute that is recovered, by its name; None for the victim's first categorical column.
     """
 
     name: ClassVar[str]
-    side: ClassVar[Literal["passive", "active", "either"]] = "passive"
+    side: ClassVar[Literal["passive", "active", "either", "any"]] = "passive"
     target: ClassVar[Target] = "labels"
     needs: ClassVar[frozenset[Need]]
     wants: ClassVar[frozenset[Need]] = frozenset()
@@ -79,6 +81,9 @@ class Attack(ABC):
     def __call__(self, view: View, *, seed: int) -> Guess:
         """Check the view, seed, run on a private copy, check the guess.
 
+        Scores of two classes get a threshold that the auxiliary labels support (``auxiliary.thresholded``), if the
+        attack reads these labels.
+
         Raises:
             InsufficientView: the view lacks a need.
             BadGuess: the guess does not fit the view.
@@ -89,12 +94,14 @@ class Attack(ABC):
         with torch.random.fork_rng(sorted(devices, key=str)), torch.enable_grad():
             torch.manual_seed(seed)
             guess = self.run(view.private_copy(), rng=torch.Generator().manual_seed(seed))
-        return guess.checked(view)
+        guess = guess.checked(view)
+        binary = view.n_classes == 2 and self.target in ("labels", "attribute")
+        return thresholded(view, guess) if binary and Need.AUX_LABELS in self.needs | self.wants else guess
 
     @final
     def check(self, side: str, shown: Iterable[Need]) -> None:
         """Raise InsufficientView if an adversary on ``side`` who sees ``shown`` cannot mount this attack."""
-        if self.side not in (side, "either"):
+        if self.side not in (side, "any", *(["either"] if side in ("passive", "active") else [])):
             raise InsufficientView(
                 f"attack {self.name!r} is for the {self.side} side, got an adversary on the {side} side: "
                 f"choose another --adversary"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import NormalDist
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from vflsec.core import metrics
 from vflsec.core.view import Guess, View
+
+SURE = 2.0
+"""Standard deviations by which a threshold must gain more auxiliary labels than it loses before zero gives way."""
 
 
 def oriented(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor:
@@ -61,6 +65,43 @@ def sureness(view: View, guess: Guess) -> float | None:
     spread = math.sqrt((n + 1) / (12 * ones * (n - ones)))
     above = metrics.auc(torch.stack([-known, known], dim=1).numpy(), labels.numpy()) - 0.5
     return NormalDist().cdf(above / spread)
+
+
+def thresholded(view: View, guess: Guess) -> Guess:
+    """Return a guess of two classes whose argmax the auxiliary labels support; the order of its scores stays.
+
+    The candidate is the threshold with the most auxiliary labels on their side. It takes the place of zero if it
+    gains more labels than it loses by ``SURE`` standard deviations (a sign test), so that an argmax that already
+    divides well stays as it is, bit for bit. Each label counts once: labels that were drawn evenly from uneven classes
+    weigh the classes alike, and labels that were drawn as they come have the base rate of the task.
+
+    Scores of the auxiliary samples flatter an attack that was fitted on them, but say which side it puts them on.
+
+    Args:
+        view: of the adversary; without labels of both classes the guess stays as it is.
+        guess: scores (n, 2) by split.
+    """
+    if view.aux_split not in guess.scores:
+        return guess
+    margins = {split: s[:, 1].double() - s[:, 0].double() for split, s in guess.scores.items()}
+    known, labels = _known(view, margins[view.aux_split])
+    if known is None:
+        return guess
+    ones = labels == 1
+    zero = _best_split(known, ones)
+    before, after = (known > 0) == ones, (known > zero) == ones
+    gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
+    if gained - lost < SURE * max(1, gained + lost) ** 0.5:
+        return guess
+    return replace(guess, scores={s: torch.stack([zero - m, m - zero], dim=1) / 2 for s, m in margins.items()})
+
+
+def _best_split(known: Tensor, ones: Tensor) -> Tensor:
+    """Return the midpoint between two neighbouring scores with the most labels on their side."""
+    order = torch.argsort(known)
+    right = (~ones[order]).cumsum(0) - ones[order].cumsum(0)  # up to a constant, with everything up to here as class 0
+    best = int(right[:-1].argmax())
+    return (known[order[best]] + known[order[best + 1]]) / 2
 
 
 def _known(view: View, train: Tensor) -> tuple[Tensor | None, Tensor]:

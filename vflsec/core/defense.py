@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from vflsec.core import hooks
 from vflsec.core.checks import non_negative, one_of
 from vflsec.core.errors import UsageError
+from vflsec.core.hooks import Changes, Hook
 from vflsec.core.message import Kind
 
 LABELS = "labels"
@@ -50,6 +52,8 @@ class Release:
 
 class Defense(ABC):
     """Changes what a party releases. A subclass overrides only the hooks it needs; each is the identity here.
+
+    ``vflsec.core.hooks`` says of each hook who runs it, when, and what it changes.
 
     Strength 0 is the exact identity, bit for bit, for every defence: it is the common baseline of every curve.
 
@@ -90,7 +94,7 @@ class Defense(ABC):
             raise UsageError("expected a finite strength, got inf")
         self.strength = float(strength)
         phases: dict[Kind, set[str]] = {}
-        on_labels = _at_labels(type(self))
+        on_labels = [LABELS] if touches(self) & {hooks.LABELS, hooks.BATCH} else []
         for point in at or [point.value for point in self.points[:1]]:
             if point in on_labels:  # it acts there whatever else is said
                 continue
@@ -103,6 +107,10 @@ class Defense(ABC):
     def acts(self, kind: Kind, phase: str) -> bool:
         """Whether a release of ``kind`` in ``phase`` is changed: never at strength 0, whatever a hook does."""
         return self.strength > 0 and kind in self.at and phase in self.phases.get(kind, {phase})
+
+    def runs(self, hook: Hook, phase: str) -> bool:
+        """Whether a phase that runs ``hook`` runs it of this defense, as it is set."""
+        return self.strength > 0 and hook in touches(self) and (hook.kind is None or self.acts(hook.kind, phase))
 
     def suit(self, n_classes: int) -> None:
         """Raise UsageError if this defence cannot serve a task of C classes; asked before training."""
@@ -186,14 +194,12 @@ class Defense(ABC):
             rng: the party's own noise stream.
         """
 
-    @property
-    def changes_updates(self) -> bool:
-        """Whether it acts on how the party that carries it learns."""
-        return type(self).on_update is not Defense.on_update
-
     def modules(self) -> Iterable[nn.Module]:
-        """Return the learned parts, trained by the party that carries this defence."""
-        return ()
+        """Return the learned parts: every module that is an attribute, in the order in which they were assigned.
+
+        They are trained and stored with the models of the party that carries this defense.
+        """
+        return [value for value in vars(self).values() if isinstance(value, nn.Module)]
 
     def prepare(  # noqa: B027  (most have none)
         self, widths: Mapping[str, int], *, n_classes: int, rng: torch.Generator
@@ -229,85 +235,31 @@ class Defense(ABC):
         return f"{self.name}:{self.strength_name}={self.strength:g}{options}{where}"
 
 
-_HOOKS = {
-    Kind.EMBEDDING: Defense.on_embedding.__name__,
-    Kind.GRADIENT: Defense.on_gradient.__name__,
-    Kind.PARAMETERS: Defense.on_parameters.__name__,
-}
-
-
-def apply(defenses: Iterable[Defense], value: Tensor, release: Release) -> Tensor:
-    """Run the defences that act on this kind of release, in the order given.
-
-    Args:
-        defenses: those that ``acting`` gave for this kind.
-        value: what would leave.
-        release: what the sender knows.
-    """
-    for defense in defenses:
-        shape, value = value.shape, getattr(defense, _HOOKS[release.kind])(value, release)
-        assert value.shape == shape, f"{defense!r} changed the shape of a release from {shape} to {value.shape}"
-    return value
-
-
-def acting(defenses: Iterable[Defense], kind: Kind, phase: str) -> list[Defense]:
-    """Return the defences that act on releases of ``kind`` in ``phase``."""
-    return [defense for defense in defenses if defense.acts(kind, phase)]
-
-
-def taught(
-    defenses: Iterable[Defense], y: Tensor, features: Tensor, *, n_classes: int, rng: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Return the class numbers (N,) that the active party goes by, and what it trains on: these, or probabilities.
-
-    Class numbers are changed first, then softened, then coded (where ``on_predictions`` undoes what was done), in
-    whatever order the defences are named: who answers at random does so on the label itself, and all that follows
-    knows no other.
-
-    Args:
-        defenses: the active party's.
-        y: (N,) its labels.
-        features: (N, d) its own columns of the same rows.
-        n_classes: C.
-        rng: a stream of the labels' own.
-    """
-    labels = targets = y
-    for defense in sorted((d for d in defenses if d.strength), key=lambda d: (d.softens, _codes(type(d)))):
-        targets = defense.on_labels(targets, features=features, n_classes=n_classes, rng=rng)
-        labels = labels if defense.softens else targets
-    return labels, targets
-
-
-def decoded(defenses: Sequence[Defense], logits: Tensor) -> Tensor:
-    """Return the logits (B, C) that the active party uses: what was done to labels last is undone first."""
-    for defense in reversed(defenses):
-        logits = defense.on_predictions(logits) if defense.strength else logits
-    return logits
-
-
-def mixes(defense: Defense) -> bool:
-    """Whether this defence, as it is set, changes what an update learns from."""
-    return defense.strength > 0 and type(defense).on_batch is not Defense.on_batch
-
-
-def _codes(defense: type[Defense]) -> bool:
-    return defense.on_predictions is not Defense.on_predictions
-
-
-def _at_labels(defense: type[Defense]) -> list[str]:
-    """The point of a defence that changes labels, before training or in each update, if this is one."""
-    changes = defense.on_labels is not Defense.on_labels or defense.on_batch is not Defense.on_batch
-    return [LABELS] if changes else []
+def touches(defense: Defense | type[Defense]) -> frozenset[Hook]:
+    """Return the hooks that a defense uses: those that it overrides, of messages only where it has a point."""
+    found = set()
+    for hook in (*hooks.HOOKS, hooks.EXPECT):
+        method = getattr(defense, hook.name)
+        overridden = getattr(method, "__func__", method) is not getattr(Defense, hook.name)
+        if overridden and (hook.kind is None or hook.kind in defense.points):
+            found.add(hook)
+    return frozenset(found)
 
 
 def describe(defense: type[Defense]) -> dict[str, Any]:
     """Return the card of a defence as data."""
-    points = [*(point.value for point in defense.points), *_at_labels(defense)]
-    points += [] if defense.protocol is Defense.protocol else ["the cut layer, in place of the plain protocol"]
-    points += [] if defense.on_update is Defense.on_update else ["the updates of its party's own models"]
+    used = [hook for hook in hooks.HOOKS if hook in touches(defense)]
+    places = [point.value for point in defense.points]
+    places += [hook.acts_at for hook in used if hook.acts_at and not hook.kind]
+    when: dict[str, list[str]] = {}
+    for hook in used:
+        when.setdefault(hook.run_by, []).extend(hook.when)
+    changes = [change for change in Changes if any(hook.changes == change for hook in used)]
     return {
         "name": defense.name,
-        "acts at": ", ".join(points),
+        "acts at": ", ".join(dict.fromkeys(places)),
+        "runs at": "; ".join(f"{who}: {', '.join(dict.fromkeys(times))}" for who, times in when.items()),
+        "changes training": next(iter(changes), "no"),
         "strength": defense.strength_name,
         "usual strengths": ", ".join(f"{strength:.3g}" for strength in defense.strengths),
         "reference": defense.reference,

@@ -26,13 +26,17 @@ class Kind(StrEnum):
     CONTROL = "control"
 
 
+SERVER = "server"
+"""Name of the party that averages models; it has no data."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message between two parties.
 
     Attributes:
         kind: what it carries.
-        sender: name of the party that speaks.
+        sender: name of the party that speaks; the receiver itself where it only notes what it masked for another one.
         receiver: name of the party that hears.
         step: number of the training step, or of the batch at prediction.
         phase: the method's phase, or ``predict``.

@@ -15,12 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from vflsec.core import hooks
 from vflsec.core.attack import Attack
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.checks import fraction, non_negative, positive
-from vflsec.core.defense import Defense
+from vflsec.core.defense import Defense, touches
 from vflsec.core.errors import Diverged, UsageError
-from vflsec.core.message import Channel, Kind
+from vflsec.core.hooks import Hook
+from vflsec.core.message import Channel, Kind, Message
 from vflsec.core.party import Party
 from vflsec.core.view import Need
 
@@ -170,6 +172,7 @@ class World:
         reached: the epochs and bytes after which ``train.target`` was met, once it is.
         source: another active party with people and labels of its own, from which a model is adapted; or None. The
             adversary is never it, and what is inferred is about the people of the active party.
+        places: by split, the positions (n_train,) of the training rows among its rows, for ``aligned``.
     """
 
     parties: Mapping[str, Party]
@@ -182,6 +185,7 @@ class World:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     reached: dict[str, float] = field(default_factory=dict)
     source: Party | None = None
+    places: Mapping[str, Tensor] = field(default_factory=dict)
 
     def begin(self, *part: object) -> None:
         """Start every party's noise for one part of the run."""
@@ -241,7 +245,9 @@ class Method(ABC):
         reference: paper and section.
         version: raised whenever results change.
         keeps: roles of the parties' models that the phases before the last have trained.
-        unlabeled: phases that read no label: they are shared by all label budgets.
+        learns: the hooks of defenses that a phase runs, besides those of its messages; a phase that is not named here
+            counts as one that runs all. A phase that runs no hook of labels reads none, and is shared by all label
+            budgets.
         late: options that only the last phase reads.
         joint: options that make pre-training an affair of several parties.
         prior: the method whose pre-training, less ``joint``, any party could have done alone: what an adversary infers
@@ -261,7 +267,7 @@ class Method(ABC):
     shows: ClassVar[Mapping[str, frozenset[Need]]]
     sends: ClassVar[Mapping[str, frozenset[Kind]]]
     keeps: ClassVar[frozenset[str]] = frozenset()
-    unlabeled: ClassVar[frozenset[str]] = frozenset()
+    learns: ClassVar[Mapping[str, frozenset[Hook]]] = {}
     late: ClassVar[frozenset[str]] = frozenset()
     joint: ClassVar[frozenset[str]] = frozenset()
     prior: ClassVar[str | None] = None
@@ -276,6 +282,14 @@ class Method(ABC):
     def says(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:  # noqa: ARG003  (for subclasses)
         """Return the kinds of messages in ``phase``, with the method's ``options``; predicting is as the last one."""
         return cls.sends[phase if phase in cls.phases else cls.phases[-1]]
+
+    @classmethod
+    def runs(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Hook]:
+        """Return the hooks of defenses that ``phase`` runs, with the method's ``options``."""
+        said = cls.says(phase, options)
+        of_messages = {hook for kind, hook in hooks.OF_KIND.items() if kind in said}
+        learns = cls.learns.get(phase if phase in cls.phases else cls.phases[-1], hooks.SPLIT_LEARNING)
+        return frozenset(of_messages) | learns | {hooks.WATCHING}  # every phase is watched, see ``run``
 
     @abstractmethod
     def build(self, world: World) -> None:
@@ -342,7 +356,7 @@ class Method(ABC):
 
         For a defence of updates, in how many of them a row takes part.
         """
-        if defense.changes_updates:
+        if hooks.UPDATE in touches(defense):
             return self.updates(world)
         met = [p for p in self.phases if any(defense.acts(kind, p) for kind in self.sends.get(p, ()))]
         found = [self.planned(phase, world) for phase in met]
@@ -355,6 +369,29 @@ class Method(ABC):
     @abstractmethod
     def representation(self, party: Party) -> nn.Module:
         """Return the map (B, features) -> (B, d) that ``party`` holds, which its attacker starts from."""
+
+    def observers(self) -> tuple[str, ...]:
+        """Return the names of those who receive messages without being a party: a server, a source."""
+        return ()
+
+    def shared(self, world: World) -> Mapping[str, Tensor]:
+        """Return, by party, the parameters (P,) of its own that it last brought to an average; empty without one."""
+        return {}
+
+    def assembled(
+        self,
+        world: World,
+        names: Collection[str],
+        messages: Iterable[Message],
+    ) -> Mapping[str, nn.Module]:
+        """Return the models (B, features) -> (B, d) that parties can assemble from messages, by a readable name.
+
+        Args:
+            world: the trained parties.
+            names: of the party, or of the colluding parties.
+            messages: that they sent or received.
+        """
+        return {}
 
     @final
     def fit(self, world: World, progress: Progress = lambda phase, done, total: None) -> Trained:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.defense import Defense, Release, acting, apply
+from vflsec.core import hooks
+from vflsec.core.defense import Defense, Release
 from vflsec.core.layout import Layout
 from vflsec.core.message import Channel, Kind, Message
+from vflsec.core.stack import DefenseStack
 
 if TYPE_CHECKING:
     from vflsec.core.protocol import Step
@@ -33,6 +36,7 @@ class Party:
         defenses: run in this order on whatever leaves.
 
     Attributes:
+        defenses: those that are on, which is a ``DefenseStack`` whatever sequence is assigned.
         modules: its models by role (``bottom``, ``top``...), filled in by the method.
     """
 
@@ -51,14 +55,25 @@ class Party:
         self.features = features
         self.layout = layout or Layout.numeric(next(iter(features.values())).shape[1] if features else 0)
         self.labels = labels or {}
-        self.defenses = tuple(defenses)
         self.modules = nn.ModuleDict()
-        learned = [module for defense in self.defenses if defense.strength for module in defense.modules()]
-        if learned:  # trained and stored with the party's own models
-            self.modules["defenses"] = nn.ModuleList(learned)
+        self.defenses = defenses
         self._channel = channel
         self._noise = noise
         self.begin()
+
+    @property
+    def defenses(self) -> DefenseStack:
+        """Its defenses that are on."""
+        return self._defenses
+
+    @defenses.setter
+    def defenses(self, defenses: Iterable[Defense]) -> None:
+        self._defenses = DefenseStack(defenses)
+        learned = self._defenses.modules()
+        if learned:  # trained and stored with the party's own models
+            self.modules["defenses"] = nn.ModuleList(learned)
+        elif "defenses" in self.modules:
+            del self.modules["defenses"]
 
     @property
     def active(self) -> bool:
@@ -73,8 +88,7 @@ class Party:
     @property
     def penalties(self) -> list[str]:
         """Names of its defences that add a term to its loss, which the active party alone has."""
-        penalizing = [d for d in self.defenses if d.strength and type(d).penalty is not Defense.penalty]
-        return [defense.name for defense in penalizing if self.active]
+        return [defense.name for defense in self.defenses.using(hooks.PENALTY) if self.active]
 
     @property
     def rng(self) -> torch.Generator:
@@ -94,24 +108,17 @@ class Party:
         finally:
             self._rng = before
 
-    @contextmanager
-    def learning(self) -> Iterator[None]:
+    def learning(self) -> AbstractContextManager[Any]:
         """Let its defences watch its models while they are trained.
 
         Raises:
             UsageError: a defence cannot serve them.
         """
-        with ExitStack() as stack:
-            for defense in self.defenses:
-                if defense.strength:
-                    stack.enter_context(defense.watching(self.modules, self.penalties))
-            yield
+        return self.defenses.watching(self.modules, self.penalties)
 
     def defend_update(self, rows: int) -> None:
         """Let its defences change the gradients of its own models, those of a mean over ``rows`` rows."""
-        for defense in self.defenses:
-            if defense.strength:
-                defense.on_update(self.modules, rows, self._rng)
+        self.defenses.update(self.modules, rows, self._rng)
 
     def send(
         self,
@@ -152,6 +159,17 @@ class Party:
         defended: Tensor = self._defended(release, value)
         return defended
 
+    def defended(
+        self, kind: Kind, payload: Mapping[str, Tensor], *, to: str, step: int, phase: str, buffers: bool = False
+    ) -> dict[str, Tensor]:
+        """Return what would leave in place of ``payload``, for a protocol that masks it; arguments as in ``send``."""
+        release = Release(self.name, to, kind, step, phase, "", None, None, self._rng, buffers)
+        return {key: self._defended(replace(release, key=key), value) for key, value in payload.items()}
+
+    def note(self, kind: Kind, payload: Mapping[str, Tensor], *, sender: str, step: int, phase: str) -> None:
+        """Show to taps what this party knows of an exchange beside what crosses: what it masked or unmasked."""
+        self._channel.open(Message(kind, sender, self.name, step, phase, payload))
+
     def open(self, kind: Kind, value: Tensor, step: Step, *, sender: str) -> Tensor:
         """Learn by decrypting what ``sender`` encrypted: taps see it, and its bytes were counted as ciphertext."""
         message = Message(kind, sender, self.name, step.number, step.phase, {"value": value}, step.rows, step.split)
@@ -160,8 +178,7 @@ class Party:
 
     def _defended(self, release: Release, value: Any) -> Any:
         assert release.labels is None or self.active, f"{self.name} owns no labels"
-        defenses = acting(self.defenses, release.kind, release.phase)
-        return apply(defenses, value.detach(), release) if defenses else value
+        return self.defenses.released(value, release)
 
     def __repr__(self) -> str:
         """Show name and role, never data."""

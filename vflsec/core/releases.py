@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -34,10 +36,11 @@ class Releases(NamedTuple):
 
     def first(self, turns: int | None) -> Releases:
         """Return the first ``turns`` releases of each row; all of them for None."""
-        if turns is None:
-            return self
-        early = self.turn < turns
-        return Releases(self.values[early], self.rows[early], self.turn[early], self.message[early], self.n_rows)
+        return self if turns is None else self.where(self.turn < turns)
+
+    def where(self, chosen: Tensor) -> Releases:
+        """Return the lines at which ``chosen`` (R,) is true."""
+        return Releases(self.values[chosen], self.rows[chosen], self.turn[chosen], self.message[chosen], self.n_rows)
 
     def by_turn(self) -> list[Tensor]:
         """Return the positions of the lines of each turn, turn by turn."""
@@ -72,8 +75,12 @@ class Releases(NamedTuple):
         return torch.where(count > 0, total / count.clamp_min(1), scores.mean(dim=0))
 
 
-def received(view: View, kind: Kind, *, split: str = "train", sender: str | None = None) -> Releases:
-    """Return all messages of ``kind`` that the adversary received about the rows of one split.
+def received(
+    view: View, kind: Kind, *, split: str = "train", sender: str | None = None, phase: str | None = None
+) -> Releases:
+    """Return all messages of ``kind`` that the adversary received about the rows of one split in one phase.
+
+    Messages about a split in ``view.places`` count as messages about those of its rows that are training rows.
 
     An adversary that is not adaptive reads what was said first about each row, and nothing that came later.
 
@@ -85,13 +92,14 @@ def received(view: View, kind: Kind, *, split: str = "train", sender: str | None
         kind: of message.
         split: of the rows that they are about.
         sender: None for anybody.
+        phase: None for the last phase that speaks of the split; messages of different phases can differ in width.
 
     Raises:
         InsufficientView: there is none.
     """
     names = view.party.split("+")
     heard: dict[tuple[str, int], list[Message]] = {}
-    for m in _heard(view, kind, split, sender):
+    for m in _of_one_phase(_heard(view, kind, split, sender), phase):
         heard.setdefault((m.phase, m.step), []).append(m)
     if not heard:
         raise InsufficientView(f"expected a {kind} about {split} rows, got none in {len(view.messages)} messages")
@@ -106,25 +114,27 @@ def received(view: View, kind: Kind, *, split: str = "train", sender: str | None
     return Releases(values, rows, _turns(rows), message, len(view.features[split])).first(None if view.adaptive else 1)
 
 
-def latest(view: View, kind: Kind, *, sender: str | None, turns: int = 1) -> dict[str, Tensor]:
+def latest(
+    view: View, kind: Kind, *, sender: str | None, turns: int = 1, phase: str | None = None
+) -> dict[str, Tensor]:
     """Return, by split of the view, what ``sender`` last said of each row (n, d); a split never spoken of is left out.
 
-    What a model says as it is at the end: of training rows in the last epoch, of test rows at prediction. Phases
-    before the last one that speaks of a split are not read, for their values may be of another kind.
+    What a model says as it is at the end: of training rows in the last epoch, of test rows at prediction. Messages
+    about a split in ``view.places`` count as messages about those of its rows that are training rows.
 
     Args:
         view: of the adversary.
         kind: of message.
         sender: None for anybody.
         turns: the mean of this many last releases of each row; of one, if the adversary is not adaptive.
+        phase: None for the last phase that speaks of a split; messages of different phases can differ in width.
 
     Raises:
         InsufficientView: there is none of any split.
     """
     found = {}
     for split, own in view.features.items():
-        heard = _heard(view, kind, split, sender)
-        heard = [m for m in heard if m.phase == heard[-1].phase]
+        heard = _of_one_phase(_heard(view, kind, split, sender), phase)
         if heard:
             found[split] = _last(heard, len(own), turns if view.adaptive else 1)
     if not found:
@@ -134,7 +144,9 @@ def latest(view: View, kind: Kind, *, sender: str | None, turns: int = 1) -> dic
     return found
 
 
-def averages(view: View, kind: Kind, *, sender: str | None, turns: int | None = None) -> list[Tensor]:
+def averages(
+    view: View, kind: Kind, *, sender: str | None, turns: int | None = None, phase: str | None = None
+) -> list[Tensor]:
     """Return what may be read of the rows among which the auxiliary ones are, each (n, d), for the attack to choose.
 
     Noise that is drawn anew for each release averages out over many, but then the earlier ones are of a model that was
@@ -147,13 +159,14 @@ def averages(view: View, kind: Kind, *, sender: str | None, turns: int | None = 
         sender: None for anybody.
         turns: the mean of this many last releases of each row and no other; None for each number of ``TURNS``, the
             fewest first, of which equal ones are returned once: one alone if the adversary is not adaptive.
+        phase: as in ``latest``.
 
     Raises:
         InsufficientView: there is none about these rows.
     """
     found: list[Tensor] = []
     for number in TURNS if turns is None else (turns,):
-        means = latest(view, kind, sender=sender, turns=number)
+        means = latest(view, kind, sender=sender, turns=number, phase=phase)
         if view.aux_split not in means:
             raise InsufficientView(f"expected {kind}s about {view.aux_split} rows, got only {', '.join(means)}")
         if not found or not torch.equal(means[view.aux_split], found[-1]):
@@ -161,18 +174,57 @@ def averages(view: View, kind: Kind, *, sender: str | None, turns: int | None = 
     return found
 
 
+def parameters(messages: Iterable[Message], *, sender: str, receiver: str | None = None) -> dict[str, Tensor]:
+    """Return what ``sender`` last said of its model, by name; running statistics too. Empty if it said nothing.
+
+    Args:
+        messages: of an adversary that took part in them.
+        sender: name of a party or of the server.
+        receiver: None for anybody.
+    """
+    said = [m for m in messages if m.kind is Kind.PARAMETERS and m.sender == sender and receiver in (None, m.receiver)]
+    last = [m for m in said if (m.phase, m.step) == (said[-1].phase, said[-1].step)]
+    return {name: value for m in last for name, value in m.payload.items()}
+
+
+def flattened(values: Mapping[str, Tensor]) -> Tensor:
+    """Return the learned parameters (P,) among ``values`` in order, without the running statistics of BatchNorm."""
+    found = [value.flatten() for name, value in values.items() if not name.rpartition(".")[2].startswith("running_")]
+    return torch.cat(found) if found else torch.zeros(0)
+
+
+def _of_one_phase(messages: list[Message], phase: str | None) -> list[Message]:
+    """Return the messages of ``phase``; for None, of the last phase of all."""
+    wanted = messages[-1].phase if phase is None and messages else phase
+    return [m for m in messages if m.phase == wanted]
+
+
 def _heard(view: View, kind: Kind, split: str, sender: str | None) -> list[Message]:
     """Return what the adversary received of this kind about rows of this split, from one sender or anybody."""
-    return [
-        m
-        for m in view.messages
-        if m.kind is kind
-        and m.receiver in view.party.split("+")
-        and m.split == split
-        and sender in (None, m.sender)
-        and m.rows is not None
-        and "value" in m.payload
-    ]
+    found = []
+    for m in view.messages:
+        if m.kind is not kind or m.receiver not in view.party.split("+") or sender not in (None, m.sender):
+            continue
+        if m.rows is None or "value" not in m.payload:
+            continue
+        if m.split == split:
+            found.append(m)
+        elif split == "train" and m.split in view.places:
+            placed = _placed(m, view.places[m.split])
+            found += [placed] if placed.rows is not None and len(placed.rows) else []
+    return found
+
+
+def _placed(message: Message, places: Tensor) -> Message:
+    """Return what ``message`` says of training rows, which are at ``places`` (n_train,) among the rows it speaks of."""
+    assert message.rows is not None
+    size = 1 + max(int(places.max()), int(message.rows.max()))
+    place = torch.full((size,), -1, dtype=torch.long, device=places.device)
+    place[places] = torch.arange(len(places), device=places.device)
+    rows = place[message.rows]
+    known = rows >= 0
+    value = message.payload["value"]
+    return replace(message, rows=rows[known], payload={"value": value[known]}, split="train")
 
 
 def _last(messages: list[Message], n_rows: int, turns: int) -> Tensor:

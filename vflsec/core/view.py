@@ -24,6 +24,7 @@ class Need(StrEnum):
     AUX_LABELS = "auxiliary labels"
     GRADIENTS = "received gradients"
     EMBEDDINGS = "received embeddings"
+    PARAMETERS = "received parameters"
     PREDICTIONS = "predictions"
     VICTIM_MODEL = "the victim's bottom model"
 
@@ -41,13 +42,15 @@ class View:
     attribute    a column of the victim, of A categories       (n,) long
     features     all columns of the victim, encoded            (n, d) float
     membership   1 if it was trained on, else 0                (n,) long
+    parameters   of each parameter, its distance to the mean   none are known
     ============ ============================================= ==================
 
     Attributes:
         party: its name.
-        side: ``passive`` or ``active``.
-        n_classes: C, A, d or 2: how many numbers are guessed of each row.
-        features: its own columns by split (``train``, ``test``; or ``candidates`` for membership); each (n, p).
+        side: ``passive`` or ``active``; of one that is no party, its name.
+        n_classes: C, A, d, 2 or 1: how many numbers are guessed of each row.
+        features: its own columns by split (``train``, ``test``; or ``candidates`` for membership); each (n, p). Of
+            ``parameters`` there are no columns: one row of width 0 for each.
         model: its own bottom model, (B, p) -> (B, cut), or None.
         aux_rows: (n,) positions in the first of these splits of the samples of which it knows the answer.
         aux_labels: those answers.
@@ -60,6 +63,10 @@ class View:
         labels: (n,) the active party's own labels by split, as far as it has them.
         predictions: (n, C) logits of the joint model by split, where the adversary has asked for them.
         adaptive: whether it uses all that was said about a row; else what was said first, as if noise were drawn once.
+        places: by the name of a split that messages speak of and that is not in ``features``, the positions (n_train,)
+            of the training rows among its rows: messages of pre-training speak of ``aligned`` rows.
+        models: further models (B, p) -> (B, d) on its own columns that it can assemble from what it received, by name.
+        parties: names of all parties of the federation, the active party first; everybody knows them.
     """
 
     party: str
@@ -78,6 +85,9 @@ class View:
     labels: Mapping[str, Tensor] = field(default_factory=dict)
     predictions: Mapping[str, Tensor] = field(default_factory=dict)
     adaptive: bool = True
+    places: Mapping[str, Tensor] = field(default_factory=dict)
+    models: Mapping[str, nn.Module] = field(default_factory=dict)
+    parties: tuple[str, ...] = ()
 
     @property
     def aux_split(self) -> str:
@@ -86,13 +96,19 @@ class View:
 
     def has(self) -> frozenset[Need]:
         """Return which needs this view meets."""
-        received = {message.kind for message in self.messages if message.receiver in self.party.split("+")}
+        received = {
+            message.kind
+            for message in self.messages
+            if message.receiver in self.party.split("+")
+            and (message.rows is None or message.split in self.features or message.split in self.places)
+        }
         met = {
-            Need.OWN_FEATURES: bool(self.features),
+            Need.OWN_FEATURES: any(x.shape[1] for x in self.features.values()),
             Need.OWN_MODEL: self.model is not None,
             Need.AUX_LABELS: len(self.aux_rows) > 0,
             Need.GRADIENTS: Kind.GRADIENT in received,
             Need.EMBEDDINGS: Kind.EMBEDDING in received,
+            Need.PARAMETERS: Kind.PARAMETERS in received,
             Need.PREDICTIONS: bool(self.predictions),
             Need.VICTIM_MODEL: self.victim_model is not None,
         }
@@ -112,6 +128,8 @@ class View:
             top=copy.deepcopy(self.top),
             labels={split: y.clone() for split, y in self.labels.items()},
             predictions={split: z.clone() for split, z in self.predictions.items()},
+            places={split: rows.clone() for split, rows in self.places.items()},
+            models=copy.deepcopy(dict(self.models)),
         )
 
     def knowing(self, aux: Tensor) -> View:
@@ -120,7 +138,7 @@ class View:
 
     def without_federation(self, fresh_model: nn.Module) -> View:
         """Return what the same party would have alone: an untrained model of the same shape, and no messages."""
-        return replace(self, model=fresh_model, messages=(), victim_model=None, top=None, predictions={})
+        return replace(self, model=fresh_model, messages=(), victim_model=None, top=None, predictions={}, models={})
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ label budgets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -99,6 +99,7 @@ class Partition:
             ``source`` are the source's.
         ids: (n,) for all splits but ``local``, sorted: row order tells nothing of the draw.
         source: what the other active party holds, or None.
+        places: by split, the positions (n_train,) of the training rows among its rows: of ``aligned``.
     """
 
     dataset: str
@@ -108,6 +109,7 @@ class Partition:
     classes: tuple[str, ...]
     metric: str
     source: PartyData | None = None
+    places: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
@@ -137,7 +139,8 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     labels["local"] = dataset.labels.loc[own[:0] if spec.n_labeled else own].to_numpy(np.int64)
     arrays = {split: index.to_numpy() for split, index in every.items()}
     source = _source_data(dataset.source, foreign["source"]) if dataset.source else None
-    return Partition(dataset.name, parties, labels, arrays, dataset.classes, dataset.metric, source)
+    places = {"aligned": ids["aligned"].get_indexer(ids["train"])}
+    return Partition(dataset.name, parties, labels, arrays, dataset.classes, dataset.metric, source, places)
 
 
 def _own_draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:

@@ -12,8 +12,8 @@ from torch import Tensor
 from vflsec.core.attack import Attack
 from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
-from vflsec.core.message import Message
-from vflsec.core.method import Trained, World
+from vflsec.core.message import SERVER, Message
+from vflsec.core.method import Method, Trained, World
 from vflsec.core.metrics import METRICS
 from vflsec.core.party import Party
 from vflsec.core.seeds import derive
@@ -43,6 +43,19 @@ def adversary(world: World, name: str) -> tuple[Party, ...]:
     return parties
 
 
+def side_of(method: Method, world: World, name: str) -> str:
+    """Return on which side an adversary is: ``active``, ``passive``, or its name if it is no party, as a server.
+
+    Raises:
+        UsageError: nobody of that name takes part.
+    """
+    if name in method.observers():
+        return name
+    if name == SERVER:
+        raise UsageError(f"expected an adversary that takes part, got {name}: {method.name} averages no models")
+    return "active" if adversary(world, name)[0].active else "passive"
+
+
 def secret_of(world: World) -> Secret:
     """Return the truth, for the scorer."""
     return Secret({split: world.active.labels[split].cpu() for split in SPLITS})
@@ -69,6 +82,9 @@ def view_of(trained: Trained, parties: Sequence[Party], aux_rows: Tensor, messag
         labels={"train": first.labels["train"]} if first.active else {},
         top=world.active.modules["top"].eval() if first.active and "top" in world.active.modules else None,
         unlabeled=torch.cat([_columns(parties, split) for split in rows]),
+        places=world.places,
+        models=trained.method.assembled(world, [party.name for party in parties], messages),
+        parties=tuple(world.parties),
     )
 
 

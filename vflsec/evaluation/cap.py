@@ -9,7 +9,7 @@ from math import sqrt
 def cap(utility: Sequence[float], leak: Sequence[float]) -> float:
     """Return the calibrated averaged performance, mean over strengths of U · (1 - A).
 
-    Source: FedHSSL (arXiv 2208.10278), definition 1; the paper leaves the distance undefined, and 1 - A reproduces its
+    Source: FedHSSL (arXiv 2208.08934), definition 1; the paper leaves the distance undefined, and 1 - A reproduces its
     tables VII and XII from its table XI. CAP rewards a destroyed model: on a binary task one that predicts a constant
     scores about 0.25. Read it beside ``calibrated_cap``.
 

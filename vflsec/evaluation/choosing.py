@@ -104,5 +104,6 @@ def _crossed(first: Block, second: Block) -> Block:
         "ci95_rows": [value - low, value + high],
         "chance": (first["chance"] + second["chance"]) / 2,
         "n": (first["n"] + second["n"]) // 2,
+        "one_class": bool(first.get("one_class") or second.get("one_class")),
         "overfit": chosen_on - value,
     }

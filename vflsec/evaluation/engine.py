@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -13,11 +13,11 @@ from joblib import Parallel, delayed
 
 from vflsec.core import registry
 from vflsec.core.errors import InsufficientView, UsageError
-from vflsec.core.message import Kind
+from vflsec.core.message import SERVER, Kind
 from vflsec.core.method import Method, Trained, World
 from vflsec.core.sabotage import Sabotage
 from vflsec.evaluation import runner
-from vflsec.evaluation.adversary import adversary
+from vflsec.evaluation.adversary import side_of
 from vflsec.evaluation.mounting import BASELINES, mount
 from vflsec.evaluation.plan import Prior, Row, acts_in, build_attack, priors, rows, target_of, training_cell
 from vflsec.evaluation.questions import ask
@@ -96,13 +96,14 @@ def check(spec: EvalSpec) -> None:
     """
     attacks = [(build_attack(attack), attack.after) for attack in spec.attacks]
     for method, world in _built(spec):
-        adversary(world, spec.adversary)
+        if method.shows or spec.adversary != SERVER:
+            side_of(method, world, spec.adversary)
         if not method.shows:
             continue
         for attack, after in attacks:
             mount(attack, after, spec.adversary, spec.aux, method, world, spec.method.get(method.name, {}))
             if not isinstance(attack, Sabotage):
-                ask(attack, Trained(method, world, {}), spec.adversary, spec.aux)
+                ask(attack, Trained(method, world, {}), spec.adversary, spec.aux, after=after)
         for wanted in (attack for attack in spec.attacks if target_of(attack) == "integrity"):
             recruit(world, spec.adversary, wanted, spec.aux)
 
@@ -118,9 +119,10 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     built = [pair for pair in _built(spec) if pair[0].shows]
     named = [attack for attack in spec.attacks if attack.name != ALL]
     chosen, left_out = list(named), dict.fromkeys(BASELINES, "is part of *alone*")
-    for name in sorted(registry.entries("attacks")):
-        wanted = AttackSpec(name=name)
-        if name in BASELINES or name in {attack.name for attack in named if attack.after is None}:
+    phases = [attack.after for attack in spec.attacks if attack.name == ALL]
+    for name, after in product(sorted(registry.entries("attacks")), phases):
+        wanted = AttackSpec(name=name, after=after)
+        if name in BASELINES or (name, after) in {(attack.name, attack.after) for attack in named}:
             continue
         if target_of(wanted) == "integrity":
             left_out[name] = "is on integrity, which is reported apart and takes a training each: name it"
@@ -128,7 +130,7 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
         try:
             for method, world in built:
                 options = spec.method.get(method.name, {})
-                mount(build_attack(wanted), None, spec.adversary, spec.aux, method, world, options)
+                mount(build_attack(wanted), after, spec.adversary, spec.aux, method, world, options)
         except InsufficientView as error:
             left_out[name] = str(error)
         else:
@@ -177,6 +179,11 @@ def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
             method.check(world)
             for defense in (*at, *spec.fixed) if method.shows else ():  # others are trained without defences
                 _check_serves(defense, method, world)
+            if swept and method.shows and not acts_in(swept, type(method), cell.method_options, method.phases):
+                raise UsageError(
+                    f"defense {swept.label} changes nothing that {method.name} says or learns, and its curve would be "
+                    f"flat: choose another --at or by=, or fix the defense with --with"
+                )
             yield method, world
 
 
@@ -193,8 +200,7 @@ def _check_serves(spec: DefenseSpec, method: Method, world: World) -> None:
 def _check_heard(spec: EvalSpec, methods: Sequence[type[Method]]) -> None:
     """Raise UsageError if a defence is to act where it would change nothing.
 
-    Each of its points must be met by one of the methods that are compared; a defence that is swept must act on all of
-    them, or its curve would be flat.
+    Each of its points must be met by one of the methods that are compared.
     """
     names = ", ".join(m.name for m in methods) or "no method"
 
@@ -211,12 +217,6 @@ def _check_heard(spec: EvalSpec, methods: Sequence[type[Method]]) -> None:
                     f"defense {defense.label} acts at {kind}, where {names} says nothing: "
                     f"choose another --at among {', '.join(known)}"
                 )
-        flat = [m.name for m in methods if made.at and not acts_in(defense, m, spec.method.get(m.name, {}), m.phases)]
-        if defense in spec.defenses and flat:
-            raise UsageError(
-                f"defense {defense.label} changes nothing that {', '.join(flat)} says, and its curve would be flat: "
-                f"choose another --at, or fix the defense with --with"
-            )
 
 
 def evaluate(

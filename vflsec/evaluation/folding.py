@@ -53,6 +53,7 @@ def _cap(cells: Sequence[Scored], clean: Curve, defended: Sequence[Curve]) -> Ca
             note=f"{lost} cells gave no number on {rows} rows",
         )  # fmt: skip
     priors = [curve.alone(target).on(cell.rows) for curve, cell in zip(defended, cells[1:], strict=True)]
+    blind = sum(bool(block.get("one_class")) for cell in cells[1:] for block in cell.leak.values())
     values: dict[str, dict[int, float]] = {"cap": {}, "calibrated": {}, "accuracy": {}, "dcs": {}}
     for seed in range(clean.seeds):
         utility = [headline(cell.found[seed]["utility"])[1] for cell in cells[1:]]
@@ -60,7 +61,7 @@ def _cap(cells: Sequence[Scored], clean: Curve, defended: Sequence[Curve]) -> Ca
         leak = [max(0.0, headline(block)[1]) for block in blocks]  # worse than the mean tells nothing
         values["cap"][seed] = capping.cap(utility, leak)
         accuracy = [block["metrics"].get("accuracy") for block in blocks]
-        if None not in accuracy:
+        if None not in accuracy and not blind:
             values["accuracy"][seed] = capping.cap(utility, accuracy)
         if all(seed in prior for prior in priors):
             alone = [headline(prior[seed])[1] for prior in priors]
@@ -79,6 +80,7 @@ def _cap(cells: Sequence[Scored], clean: Curve, defended: Sequence[Curve]) -> Ca
         accuracy_value=folded["accuracy"]["mean"],
         dcs=folded["dcs"]["mean"],
         n=clean.seeds,
+        note=f"no CAP (accuracy): {blind} cells guess one class" if blind else "",
         by_seed=values["cap"],
         calibrated_by_seed=values["calibrated"],
     )

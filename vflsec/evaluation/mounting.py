@@ -13,11 +13,15 @@ from vflsec.core.message import Kind
 from vflsec.core.method import Method, World
 from vflsec.core.sabotage import Sabotage
 from vflsec.core.view import Need
-from vflsec.evaluation.adversary import adversary
+from vflsec.evaluation.adversary import side_of
 from vflsec.evaluation.plan import build_attack, target_of
 from vflsec.evaluation.spec import AttackSpec, AuxSpec
 
-KINDS = {Need.GRADIENTS: Kind.GRADIENT, Need.EMBEDDINGS: Kind.EMBEDDING}
+KINDS = {
+    Need.GRADIENTS: Kind.GRADIENT,
+    Need.EMBEDDINGS: Kind.EMBEDDING,
+    Need.PARAMETERS: Kind.PARAMETERS,
+}
 
 BASELINES = ("logistic", "imputation")
 """Attacks that need no federation: they belong to *alone*."""
@@ -33,13 +37,18 @@ def mount(
     options: Mapping[str, Any],
 ) -> None:
     """Raise InsufficientView if the adversary ``party`` cannot mount ``attack`` on ``method`` with its ``options``."""
-    side = "active" if adversary(world, party)[0].active else "passive"
+    side = side_of(method, world, party)
     shown = _shown(method, side, after, options)
     shown -= frozenset() if aux.n else {Need.AUX_LABELS}
     if side == "active":
         shown |= {Need.PREDICTIONS} if after is None else set()
         shown |= {Need.VICTIM_MODEL} if aux.victim_model else set()
     attack.check(side, shown)
+    if side == "passive" and Need.EMBEDDINGS in attack.needs and attack.victim not in (None, world.active.name):
+        raise InsufficientView(
+            f"attack {attack.name!r} needs {Need.EMBEDDINGS} of {attack.victim}; {party} receives those of "
+            f"{world.active.name} alone"
+        )
     if after and isinstance(attack, Sabotage):
         raise UsageError(f"expected {attack.name} without a phase, got @{after}: it acts in training itself")
     attack.suit(world.n_classes if attack.target == "labels" else None, method.model_spec.head)

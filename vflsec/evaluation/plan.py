@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from vflsec.core import registry
+from vflsec.core import hooks, registry
 from vflsec.core.attack import Attack, Target
-from vflsec.core.defense import Defense
+from vflsec.core.defense import touches
+from vflsec.core.hooks import Runs
 from vflsec.core.method import Method, ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.data.files import source_files
@@ -71,13 +72,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         """Sixteen hex digits that name this cell up to and with ``phase``; what acts later does not change them."""
         method = registry.load("methods", self.method)
         until = method.phases[: method.phases.index(phase) + 1]
-        unlabeled, elsewhere = set(until) <= method.unlabeled, set(until) <= method.elsewhere
-        acting = [
-            d
-            for d in self.defenses
-            if acts_in(d, method, self.method_options, until)
-            or not (unlabeled or (elsewhere and acts_on_messages_alone(d)))
-        ]
+        acting = [d for d in self.defenses if acts_in(d, method, self.method_options, until)]
+        unlabeled = not any(hooks.LABELS in method.runs(p, self.method_options) for p in until)
+        apart = unlabeled or set(until) <= method.elsewhere  # no setting of the last phase tells how these phases learn
         options = {key: value for key, value in self.method_options.items() if key not in method.late}
         settings = msgspec.structs.replace(self, defenses=tuple(acting), method_options=options)._settings()
         del settings["train"]["target"]
@@ -87,8 +84,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         if unlabeled:  # what labels there are, and how they are learned from, is of later phases
             del settings["data"]["n_labeled"], settings["data"]["validation"], settings["malicious"]
             settings.pop("told", None)
-        if unlabeled or (elsewhere and not acting):  # how often the last phase releases may be what noise depends on
-            settings["train"] = settings["train"]["pretrain"]
+        if apart and not any(hooks.EXPECT in touches(registry.load("defenses", d.name)) for d in acting):
+            settings["train"] = settings["train"]["pretrain"]  # else noise may depend on releases of the last phase
         return digest(["stage", phase, settings])
 
     def _settings(self) -> dict[str, Any]:
@@ -237,16 +234,15 @@ def asked_of(spec: AttackSpec) -> str:
 
 
 def acts_in(defense: DefenseSpec, method: type[Method], options: Mapping[str, Any], phases: Iterable[str]) -> bool:
-    """Whether ``defense`` changes anything that ``method`` says in one of ``phases``."""
+    """Whether ``defense`` changes anything that ``method`` says or learns in one of ``phases``, if it is on."""
     made = registry.build("defenses", defense.name, defense.strength or 1.0, at=defense.at, **defense.options)
-    return any(made.acts(kind, phase) for phase in phases for kind in method.says(phase, options))
-
-
-def acts_on_messages_alone(defense: DefenseSpec) -> bool:
-    """Whether ``defense`` has no say in how a model is trained but by what it does to messages."""
-    made = registry.load("defenses", defense.name)
-    hooks = ("on_labels", "on_received", "penalty", "modules")
-    return all(getattr(made, hook) is getattr(Defense, hook) for hook in hooks)
+    at_active = defense.carried_by("active")
+    return any(
+        made.runs(hook, phase)
+        for phase in phases
+        for hook in method.runs(phase, options)
+        if at_active or hook.run_by != Runs.ACTIVE
+    )
 
 
 def _pretrained_alone(spec: EvalSpec, method: str, seed: int) -> Cell | None:

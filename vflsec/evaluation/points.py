@@ -326,6 +326,7 @@ def _leak(blocks: Mapping[int, Block], alone: Mapping[int, Block], rows: str, se
         advantage_ci95=finite(advantage_interval["ci95"]),
         accuracy=_mean(block["metrics"]["accuracy"] for block in found if "accuracy" in block["metrics"]),
         others=_others(found),
+        one_class=sum(bool(block.get("one_class")) for block in found),
         rows=rows,
         by_seed=values,
         alone_by_seed=base,

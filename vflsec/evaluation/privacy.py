@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vflsec.core.defense import Defense
+from vflsec.core import hooks
+from vflsec.core.defense import Defense, touches
 from vflsec.core.message import Kind, ReleaseCount
 from vflsec.core.method import Trained
 from vflsec.core.party import Party
@@ -36,7 +37,7 @@ def spent(trained: Trained, releases: Iterable[Sequence[Any]], adversary: str) -
     most: dict[str, dict[str, Any]] = {}
     for party in trained.world.everybody:
         for defense in party.defenses if party.name not in adversaries else ():
-            if defense.changes_updates:
+            if hooks.UPDATE in touches(defense):
                 found = _spent_on_models(defense, method.updates(trained.world))
             else:
                 found = _spent(defense, party, [r for r in told if r.receiver in adversaries])

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from vflsec.core.attack import Attack, Target
 from vflsec.core.checks import unknown
-from vflsec.core.errors import UsageError
+from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.layout import Column
-from vflsec.core.message import Message
+from vflsec.core.message import SERVER, Message
 from vflsec.core.method import Trained, World
 from vflsec.core.metrics import MEMBERSHIP, VALUES, applicable
 from vflsec.core.party import Party
@@ -60,7 +60,10 @@ def ask(
     """
     if attack.target not in ASK:
         raise UsageError(f"attack {attack.name!r} is on {attack.target}, in training: measure it with vflsec eval")
-    question = ASK[attack.target](attack, trained, adversary(trained.world, name), aux, messages)
+    parties = () if name in trained.method.observers() else adversary(trained.world, name)
+    if not parties and attack.target != "parameters":
+        raise InsufficientView(f"attack {attack.name!r} is on {attack.target}, for parties; {name} has no columns")
+    question = ASK[attack.target](attack, trained, parties, aux, messages)
     view = replace(question.view, adaptive=aux.adaptive)
     if after:  # what follows has not been trained
         view = replace(view, top=None, predictions={})
@@ -132,6 +135,7 @@ def _membership(
         view,
         n_classes=2,
         features=mixed(view.features),
+        places={},
         labels=mixed(world.active.labels) if parties[0].active else {},
         predictions=asked,
         aux_rows=rows.to(world.device),
@@ -140,23 +144,48 @@ def _membership(
     return Question(view, _secret(is_member), MEMBERSHIP)
 
 
+def _parameters(
+    attack: Attack,
+    trained: Trained,
+    parties: Sequence[Party],
+    aux: AuxSpec,  # noqa: ARG001  (nobody knows a part of them beforehand)
+    messages: tuple[Message, ...],
+) -> Question:
+    """How the shared parameters of one party differ from the mean of all parties; a server has messages alone."""
+    world = trained.world
+    victim, shared = victim_of(attack, world, parties), trained.method.shared(world)
+    if victim.name not in shared:
+        raise InsufficientView(f"attack {attack.name!r} is on averaged models, and {trained.method.name} averages none")
+    none = torch.zeros(0, dtype=torch.long, device=world.device)
+    if parties:
+        view = replace(view_of(trained, parties, none, messages), labels={}, unlabeled=None, places={})
+    else:
+        view = View(SERVER, SERVER, 1, {}, None, none, none, messages, parties=tuple(world.parties))
+    truth = {"parameters": (shared[victim.name] - torch.stack(list(shared.values())).mean(dim=0))[:, None]}  # (P, 1)
+    asked = {split: values[:, :0] for split, values in truth.items()}
+    return Question(replace(view, n_classes=1, features=asked, victim=victim.name), _secret(truth), VALUES)
+
+
 ASK: Mapping[Target, Callable[[Attack, Trained, Sequence[Party], AuxSpec, tuple[Message, ...]], Question]] = {
     "labels": _labels,
     "attribute": _attribute,
     "features": _features,
     "membership": _membership,
+    "parameters": _parameters,
 }
 
 _MEMBER = {"train": 1, "test": 0}
 
 
 def victim_of(attack: Attack, world: World, parties: Sequence[Party]) -> Party:
-    """Return the party that ``attack`` is on: the one that it names, or the first passive one but the adversary.
+    """Return the party that ``attack`` is on: the one that it names, or the first that is not of the adversary.
+
+    Of a passive adversary that is the active party, the only one whose messages it receives.
 
     Raises:
         UsageError: no such party, or the adversary itself.
     """
-    others = {party.name: party for party in world.passive if party not in parties}
+    others = {party.name: party for party in world.parties.values() if party not in parties}
     name = attack.victim or next(iter(others), "")
     if name not in others:
         raise UsageError(unknown("victim", name, others))

@@ -28,6 +28,7 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
         advantage: leak minus *alone*, paired by seed, with its interval in ``advantage_ci95``.
         accuracy: label recovery accuracy, the papers' measure; None where columns are recovered.
         others: the other measures by name, in the mean.
+        one_class: with how many seeds every row was guessed to be of one class, which leaves accuracy without meaning.
         by_seed: the leak by seed, and *alone* in ``alone_by_seed``.
     """
 
@@ -44,6 +45,7 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
     interval: str = "seeds"
     rows: str = "test"
     others: dict[str, float] = {}
+    one_class: int = 0
     by_seed: dict[int, float] = {}
     alone_by_seed: dict[int, float] = {}
 

@@ -189,11 +189,9 @@ def _attacked(
     record: Record,
     after: str | None,
 ) -> dict[str, Any]:
-    """Run ``attack`` on the trained world and return what changes in its record."""
+    """Run ``attack`` on the messages of its own kinds, and return what changes in its record."""
     began = time.perf_counter()
-    wanted = {
-        KINDS[need] for need in attack.needs | attack.wants if need in KINDS
-    }  # not what other attacks had recorded
+    wanted = {KINDS[need] for need in attack.needs | attack.wants if need in KINDS}
     own = tuple(message for message in messages if message.kind in wanted)
     question = ask(attack, trained, task.adversary, task.aux, own, after)
     changes = _guarded(attack, question, trained.world, task.aux)

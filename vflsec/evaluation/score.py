@@ -54,9 +54,13 @@ def score(
 
 
 def measure(scores: Tensor, labels: Tensor, headline: str, seed: int, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Return all metrics of (n, C) scores against (n,) labels, or of values, and the headline's row interval."""
+    """Return all metrics of (n, C) scores against (n,) labels, or of values, and the headline's row interval.
+
+    ``one_class`` is set where every row is guessed to be of the same class: accuracy then says nothing of the leak.
+    """
     s, y = scores.detach().cpu().numpy(), labels.cpu().numpy()
     return {
+        **({"one_class": True} if one_class(labels, s) else {}),
         "metrics": {name: metrics.METRICS[name](s, y) for name in names or metrics.applicable(s.shape[1])},
         "ci95_rows": list(statistics.over_rows(headline, s, y, np.random.default_rng(seed))),
         "chance": metrics.chance(headline, y),
@@ -81,3 +85,8 @@ def _on_halves(scores: Tensor, truth: Tensor, headline: str, seed: int) -> list[
     if any(len(np.unique(y[half], axis=0)) < 2 for half in (first, ~first)):
         return None
     return [metrics.METRICS[headline](s[half], y[half]) for half in (first, ~first)]
+
+
+def one_class(labels: Tensor, scores: np.ndarray) -> bool:
+    """Whether the argmax of (n, C) scores is one class for every row; of values there is no class."""
+    return not labels.is_floating_point() and len(np.unique(scores.argmax(axis=1))) == 1

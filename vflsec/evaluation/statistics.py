@@ -33,6 +33,10 @@ def over_seeds(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half, len(x))
 
 
+MANY = 50_000
+"""Rows beyond which a bootstrap of R2 draws blocks of neighbouring rows."""
+
+
 def over_rows(metric: str, scores: Scores, labels: Any, rng: np.random.Generator) -> tuple[float, float]:
     """Return the percentile bootstrap interval of ``auc`` (binary), ``accuracy`` or ``r2`` over rows."""
     if metric == "r2":
@@ -50,7 +54,10 @@ def _bootstrap_r2(values: Scores, truth: Scores, rng: np.random.Generator) -> np
     """R2 of REPLICATES resamples; each weighs the rows' squared errors and squared distances to the mean."""
     errors = ((values - truth) ** 2).sum(axis=1)
     spread = ((truth - truth.mean(axis=0)) ** 2).sum(axis=1)
-    weight = rng.multinomial(len(truth), np.full(len(truth), 1 / len(truth)), REPLICATES)
+    if len(truth) > MANY:  # parameters, say: resample blocks of them
+        starts = np.arange(0, len(truth), -(-len(truth) // MANY))
+        errors, spread = np.add.reduceat(errors, starts), np.add.reduceat(spread, starts)
+    weight = rng.multinomial(len(errors), np.full(len(errors), 1 / len(errors)), REPLICATES)
     return np.asarray(1 - (weight @ errors) / (weight @ spread))
 
 

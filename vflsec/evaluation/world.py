@@ -77,6 +77,7 @@ def build_world(cell: Cell, device: str) -> World:
     parties = {active.name: party(active, labels), **{own.name: party(own) for own in passive}}
     world = World(parties, channel, len(data.classes), data.metric, cell.seed, where)
     world.source = party(data.source, of_source) if data.source else None
+    world.places = {split: torch.tensor(rows, device=where) for split, rows in data.places.items()}
     if cell.malicious:
         world.malicious = recruit(world, *cell.malicious, cell.told)
     return world

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.defense import taught
 from vflsec.core.errors import Diverged
 from vflsec.core.method import Progress, TrainSpec, World
 from vflsec.core.party import Party
@@ -21,12 +20,12 @@ from vflsec.nn.feature_groups import FeatureGroups
 
 
 def reversal(q: float) -> float:
-    """Return alpha, the weight of the reversed gradient, after the share ``q`` of the horizon."""
+    """Return the factor of the adaptation weight after the share ``q`` of its ramp."""
     return 2 / (1 + math.exp(-10 * q)) - 1
 
 
 def decay(q: float) -> float:
-    """Return the factor of the learning rate after the share ``q`` of the horizon."""
+    """Return the factor of the learning rate after the share ``q`` of its decay."""
     return float((1 + 10 * q) ** -0.75)
 
 
@@ -38,9 +37,10 @@ class AdversarialTraining(SplitTraining):
     gradient of weight alpha. Or, ``alternating``, algorithm 1 as printed: first that step alone, then mu is computed
     with the changed extractors for the exchange.
 
-    With q the share of the horizon that is over, alpha is 2 / (1 + exp(-10 q)) - 1 and the learning rate falls as
-    (1 + 10 q)^-0.75. The paper leaves both silent; they are its authors' code, as is the horizon of 600 epochs, of
-    which at most a third is run.
+    Alpha is ``adaptation``, the constant lambda of eq. 4. With ``ramp_epochs`` it is multiplied by
+    2 / (1 + exp(-10 q)) - 1, q being the share of the ramp that is over. The learning rate is multiplied by
+    (1 + 10 q)^-0.75, q being the share of ``decay_epochs`` that is over. Both schedules come from the authors' code,
+    which has 600 epochs for either and runs at most a third of them; the paper does not mention them.
 
     Source: PrADA (Kang et al. 2022), section 6.1 and algorithm 1; Ganin and Lempitsky 2015 for the schedules.
 
@@ -51,8 +51,9 @@ class AdversarialTraining(SplitTraining):
         boundaries: the protocol to each passive party by name.
         spec: how to fit; ``epochs`` is a number.
         discriminators: by passive party.
-        adaptation: factor of alpha; with 0 discriminators learn and nobody hears of it.
-        horizon: epochs after which the schedules end.
+        adaptation: lambda; with 0 discriminators learn and nobody hears of it.
+        ramp_epochs: length of the ramp of alpha; None for a constant alpha.
+        decay_epochs: epochs after which the learning rate has fallen to a sixth.
         alternating: take the two steps one after the other.
     """
 
@@ -66,14 +67,16 @@ class AdversarialTraining(SplitTraining):
         discriminators: Mapping[str, DomainDiscriminators],
         *,
         adaptation: float,
-        horizon: int,
+        ramp_epochs: int | None,
+        decay_epochs: int,
         alternating: bool,
     ) -> None:
         super().__init__(world, bottoms, top, boundaries, spec)
         self.targets = world.active.labels["source"]
         self.discriminators = discriminators
         self.adaptation = adaptation
-        self.horizon = horizon
+        self.ramp_epochs = ramp_epochs
+        self.decay_epochs = decay_epochs
         self.alternating = alternating
         self._alpha = 0.0
         self._targets: dict[tuple[str, int], Sequence[Tensor]] = {}
@@ -86,8 +89,7 @@ class AdversarialTraining(SplitTraining):
         """
         world, spec = self.world, self.spec
         own = world.active
-        labels, self.targets = taught(
-            own.defenses,
+        labels, self.targets = own.defenses.taught(
             own.labels["source"],
             own.features["source"],
             n_classes=world.n_classes,
@@ -104,7 +106,7 @@ class AdversarialTraining(SplitTraining):
             total, parts = torch.zeros((), device=world.device), batches(len(labels), spec.batch, order, world.device)
             with drawing(world.seed, "dropout", phase, epoch):
                 for number, rows in enumerate(parts, epoch * len(parts)):
-                    rate = self._schedule(number / (self.horizon * len(parts)), optimizers)
+                    rate = self._schedule(number / len(parts), optimizers)
                     step = Step(number, phase, rows, labels[rows], split="source", rate=rate)
                     total += self._update(step, optimizers) * len(rows)
             history.append(float(total) / len(labels))
@@ -114,9 +116,10 @@ class AdversarialTraining(SplitTraining):
             progress(phase, epoch + 1, spec.epochs)
         return history
 
-    def _schedule(self, q: float, optimizers: Sequence[torch.optim.Optimizer]) -> float:
-        """Set the factor of the reversed gradient and the learning rate, which is returned."""
-        self._alpha, rate = self.adaptation * reversal(q), self.spec.lr * decay(q)
+    def _schedule(self, epochs: float, optimizers: Sequence[torch.optim.Optimizer]) -> float:
+        """Set alpha and the learning rate after so many ``epochs``, the last one in part; return the rate."""
+        ramp = 1.0 if self.ramp_epochs is None else reversal(epochs / self.ramp_epochs)
+        self._alpha, rate = self.adaptation * ramp, self.spec.lr * decay(epochs / self.decay_epochs)
         honest = optimizers[:2] if self.alternating else optimizers[:1]  # a malicious party keeps its own rate
         for optimizer in honest:
             for group in optimizer.param_groups:

@@ -18,7 +18,7 @@ from vflsec.nn.simsiam import SimSiam
 class FedCSSL(HybridSSL):
     """Self-supervised pre-training across parties on aligned rows alone, then split learning.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), algorithm 1 with step 1 alone, section V-C; covers VFed-SSD.
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), algorithm 1 with step 1 alone, section V-C; covers VFed-SSD.
 
     Args:
         train: how models are fitted.
@@ -30,7 +30,7 @@ class FedCSSL(HybridSSL):
         ssl_options: of the self-supervised method.
     """
 
-    reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, algorithm 1, step 1 (FedCSSL; VFed-SSD)"
+    reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, algorithm 1, step 1 (FedCSSL; VFed-SSD)"
     sends = {"pretrain": frozenset({Kind.EMBEDDING}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
     shows = {**SHOWS, "passive": SHOWS["passive"] | {Need.EMBEDDINGS}}  # noqa: RUF012
     cross, local = True, False

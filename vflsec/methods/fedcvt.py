@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vflsec.core import hooks
 from vflsec.core.checks import fraction, non_negative, positive
-from vflsec.core.defense import mixes, taught
 from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
@@ -80,7 +80,7 @@ class FedCVT(SplitMethod):
     pseudo-labels away.
 
     Source: FedCVT (Kang, Liu, Liang 2022, ACM TIST 13(4), arXiv 2008.10838), eq. 1 to 8; its code, yankang18/FedCVT.
-    Semi-supervised baseline of FedHSSL (He et al. 2022, arXiv 2208.10278), table IV.
+    Semi-supervised baseline of FedHSSL (He et al. 2022, arXiv 2208.08934), table IV.
 
     Args:
         train: how models are fitted.
@@ -95,6 +95,7 @@ class FedCVT(SplitMethod):
     name = "fedcvt"
     reference = "Kang, Liu, Liang 2022 (FedCVT), ACM TIST 13(4), arXiv 2008.10838, eq. 1 to 8; yankang18/FedCVT"
     sends = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    learns = {"train": hooks.SPLIT_LEARNING - {hooks.BATCH, hooks.UPDATE}}  # noqa: RUF012
     encoder = "auto"
     shares_head = False
 
@@ -142,7 +143,7 @@ class FedCVT(SplitMethod):
     def check(self, world: World) -> None:
         """Raise UsageError unless there are two parties, with encoders of one width, whose rows no defence mixes."""
         super().check(world)
-        for defense in filter(mixes, world.active.defenses):
+        for defense in world.active.defenses.using(hooks.BATCH):
             raise UsageError(
                 f"fedcvt expects no defense that mixes rows, got {defense.name}: of two rows mixed, one may have no "
                 f"label; choose another defense, or another method"
@@ -198,7 +199,7 @@ class _CrossViewTraining(SplitTraining):
         own, rng = world.active, generator(world.seed, "labels", phase, "local", device=world.device)
         labels = own.labels["local"]
         features = own.features["local"][: len(labels)]
-        _, known = taught(own.defenses, labels, features, n_classes=world.n_classes, rng=rng)
+        _, known = own.defenses.taught(labels, features, n_classes=world.n_classes, rng=rng)
         self._local_targets = known if len(labels) else _unknown(world.n_rows("local"), known)
         return super().fit(phase, progress)
 
@@ -263,7 +264,7 @@ class _CrossViewTraining(SplitTraining):
         """
         world, rules = self.world, self.rules
         passive = world.passive[0].name
-        b = torch.cat([next(self._received({passive: h})) for h in arrived if len(h)])
+        b = torch.cat([world.active.defenses.received(h, passive) for h in arrived if len(h)])
         labelled, aligned = len(arrived[0]), len(arrived[0]) + len(arrived[1])
         a_by_b = estimate(b, b[:aligned], a[:aligned], a, rules.temperature)
         b_by_a = estimate(a, a[:aligned], b[:aligned], b, rules.temperature)

@@ -14,13 +14,13 @@ from vflsec.nn.simsiam import SimSiam
 class FedGSSL(HybridSSL):
     """Cross-party self-supervision on aligned rows guides each party's own on all its rows; then split learning.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), algorithm 1 without step 3, section V-C; ``encoders=local`` is
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), algorithm 1 without step 3, section V-C; ``encoders=local`` is
     FedGSSL* of table V.
 
     Args: those of ``HybridSSL``.
     """
 
-    reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, algorithm 1, steps 1 and 2; table V"
+    reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, algorithm 1, steps 1 and 2; table V"
     sends = {"pretrain": frozenset({Kind.EMBEDDING}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
     shows = {**SHOWS, "passive": SHOWS["passive"] | {Need.EMBEDDINGS}}  # noqa: RUF012
     cross, local = True, True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vflsec.core.message import Kind
+from vflsec.core.message import SERVER, Kind
 from vflsec.core.view import Need
 from vflsec.methods.hybrid_ssl import HybridSSL
 from vflsec.methods.split_method import SHOWS, SPLIT
@@ -14,14 +14,18 @@ from vflsec.nn.simsiam import SimSiam
 class FedHSSL(HybridSSL):
     """Federated hybrid self-supervision: cross-party, guided local, and partially averaged models; then split learning.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), algorithm 1.
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), algorithm 1.
 
     Args: those of ``HybridSSL``.
     """
 
-    reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, algorithm 1"
+    reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, algorithm 1"
     sends = {"pretrain": frozenset({Kind.EMBEDDING, Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
-    shows = {**SHOWS, "passive": SHOWS["passive"] | {Need.EMBEDDINGS}}  # noqa: RUF012
+    shows = {  # noqa: RUF012
+        **{side: own | {Need.EMBEDDINGS, Need.PARAMETERS} for side, own in SHOWS.items()},
+        SERVER: frozenset({Need.PARAMETERS}),
+    }
+    version = 2
     cross, local = True, True
     pma = True
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vflsec.core.message import Kind
+from vflsec.core.message import SERVER, Kind
 from vflsec.core.method import ModelSpec, TrainSpec
-from vflsec.methods.hybrid_ssl import HybridSSL
-from vflsec.methods.split_method import SPLIT
+from vflsec.core.view import Need
+from vflsec.methods.hybrid_ssl import PLAIN, HybridSSL
+from vflsec.methods.split_method import SHOWS, SPLIT
 from vflsec.nn.byol import BYOL
 from vflsec.nn.moco import MoCo
 from vflsec.nn.simsiam import SimSiam
@@ -20,7 +21,7 @@ class FedLocal(HybridSSL):
     Nothing is said in pre-training, unless ``pma`` has a server average the local top encoders. Covers SS-VFL's idea
     with the self-supervised methods of FedHSSL, which has it as baseline.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), section V-A, baselines FedLocalSimSiam, -BYOL, -MoCo; with
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), section V-A, baselines FedLocalSimSiam, -BYOL, -MoCo; with
     ``pma``, table V.
 
     Args:
@@ -31,10 +32,16 @@ class FedLocal(HybridSSL):
         projector: width of the projector.
         predictor: width of the predictor's hidden layer.
         ssl_options: of the self-supervised method.
+        average: the protocol of ``pma``, ``model-average`` or ``secure-average``.
     """
 
-    reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, section V-A, baseline FedLocalSSL; table V"
+    reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, section V-A, baseline FedLocalSSL; table V"
     sends = {"pretrain": frozenset({Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
+    shows = {  # noqa: RUF012
+        **{side: own | {Need.PARAMETERS} for side, own in SHOWS.items()},
+        SERVER: frozenset({Need.PARAMETERS}),
+    }
+    version = 2
     cross, local = False, True
 
     @classmethod
@@ -52,7 +59,9 @@ class FedLocal(HybridSSL):
         projector: int = 512,
         predictor: int = 128,
         ssl_options: Mapping[str, Any] | None = None,
+        average: str = PLAIN,
     ) -> None:
+        self.pma = pma
         super().__init__(
             train,
             model,
@@ -61,8 +70,8 @@ class FedLocal(HybridSSL):
             projector=projector,
             predictor=predictor,
             ssl_options=ssl_options,
+            average=average,
         )
-        self.pma = pma
 
 
 class FedLocalSimSiam(FedLocal):

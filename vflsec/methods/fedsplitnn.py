@@ -15,7 +15,7 @@ class FedSplitNN(SplitMethod):
     and returns to each passive party the gradient of the loss with respect to its embedding. ``train.local_steps``
     above one makes it FedBCD (Liu et al. 2019, arXiv 1912.11187): several updates on one exchange.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), the baseline FedSplitNN.
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), the baseline FedSplitNN.
 
     Args:
         train: how models are fitted.
@@ -24,7 +24,7 @@ class FedSplitNN(SplitMethod):
     """
 
     name = "fedsplitnn"
-    reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, baseline FedSplitNN; Vepakomma et al. 2018"
+    reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, baseline FedSplitNN; Vepakomma et al. 2018"
     sends = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
 
     def build_party(self, party: Party, world: World) -> None:

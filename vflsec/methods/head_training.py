@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.defense import decoded
 from vflsec.core.method import Progress, TrainSpec, World
 from vflsec.core.protocol import Boundary, Step
 from vflsec.core.seeds import generator
@@ -58,7 +57,7 @@ class HeadTraining(SplitTraining):
             return super().predict(split, phase)
         self._switch(training=False)
         own, arrived = self._sent[split]
-        return decoded(self.world.active.defenses, self.top([own, *self._received(arrived)]))
+        return self.world.active.defenses.decoded(self.top([own, *self._received(arrived)]))
 
     def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
         """Take as many steps of the head on one batch as there are local steps."""

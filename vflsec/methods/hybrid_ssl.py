@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, zip_longest
 from typing import Any, ClassVar, Literal
@@ -11,11 +12,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from vflsec.core import registry
+from vflsec.core import hooks, registry
 from vflsec.core.checks import non_negative, positive
 from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.message import SERVER, Kind, Message
 from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
+from vflsec.core.releases import flattened, parameters
 from vflsec.core.seeds import drawing, generator
 from vflsec.methods.cross_party_ssl import CrossPartySSL
 from vflsec.methods.local_ssl import LocalSSL
@@ -26,6 +29,9 @@ from vflsec.nn.pooled import Pooled
 from vflsec.nn.siamese import Siamese
 
 MOMENTUM, WEIGHT_DECAY = 0.9, 3e-5
+
+PLAIN = "model-average"
+"""The protocol of step 3 that hides nothing from the server."""
 
 
 class HybridSSL(SplitMethod):
@@ -54,13 +60,14 @@ class HybridSSL(SplitMethod):
         projector: width of the projector.
         predictor: width of the predictor's hidden layer; without one (MoCo) not used.
         ssl_options: of the self-supervised method: ``momentum``, ``temperature``, ``queue``...
+        average: the protocol of step 3, ``model-average`` or ``secure-average``.
     """
 
     phases = ("pretrain", "finetune")
-    keeps = frozenset({"encoders"})
-    unlabeled = frozenset({"pretrain"})
+    keeps = frozenset({"encoders", "shared"})
+    learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012  (declared ClassVar in the base)
     late = frozenset({"boundary", "encoders", "pool"})
-    joint = frozenset({"pma"})
+    joint = frozenset({"pma", "average"})
     encoder = "auto"
     ssl: ClassVar[type[Siamese]]
     cross: ClassVar[bool]
@@ -81,8 +88,11 @@ class HybridSSL(SplitMethod):
         projector: int = 512,
         predictor: int = 128,
         ssl_options: Mapping[str, Any] | None = None,
+        average: str = PLAIN,
     ) -> None:
         super().__init__(train, model, boundary=boundary)
+        if average != PLAIN and not self.pma:
+            raise UsageError(f"expected average={PLAIN} in {self.name}, which averages no models, got {average}")
         non_negative(gamma=gamma)
         positive(local_updates=local_updates, projector=projector, predictor=predictor)
         self.gamma = gamma
@@ -90,6 +100,7 @@ class HybridSSL(SplitMethod):
         self.interleave = interleave
         self.encoders = encoders
         self.pool = pool
+        self.average = average
         wanted = {"projector": projector, "predictor": predictor, **(ssl_options or {})}
         self.tower_options = registry.converted(f"{self.name}: ssl_options", self.ssl, wanted)
         spec = train.pretrain
@@ -112,6 +123,23 @@ class HybridSSL(SplitMethod):
             encoders[role] = tower.encoder
             self._towers[role][party.name] = tower.to(world.device)
         party.modules["encoders"] = nn.ModuleDict(encoders)
+        if self.pma:
+            party.modules["shared"] = Snapshot(self._towers["local"][party.name].shared())
+
+    @classmethod
+    def says(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
+        """Return the kinds of messages; a protocol that masks models also sends keys and masked words."""
+        masked = Kind.PARAMETERS in cls.sends[cls.phases[0]] and options.get("average", PLAIN) != PLAIN
+        more = {Kind.CIPHERTEXT, Kind.CONTROL} if masked and phase == "pretrain" else set()
+        return super().says(phase, options) | more
+
+    def observers(self) -> tuple[str, ...]:
+        """Return the server, if models are averaged."""
+        return (SERVER,) if self.pma else ()
+
+    def shared(self, world: World) -> Mapping[str, Tensor]:
+        """Return the learned parameters (P,) that each party brought to the last average, before its defenses."""
+        return {name: party.modules["shared"].get_buffer("values") for name, party in world.parties.items() if self.pma}
 
     def check(self, world: World) -> None:
         """Raise UsageError if the parties' top encoders cannot be averaged, or rows for a step are lacking."""
@@ -128,6 +156,31 @@ class HybridSSL(SplitMethod):
         chosen = [found["local"]] if self.encoders == "local" and "local" in found else list(found.values())
         return Pooled(chosen, self.pool)
 
+    def assembled(self, world: World, names: Collection[str], messages: Iterable[Message]) -> Mapping[str, nn.Module]:
+        """Return, of two parties with averaged models, the other's top encoder behind the own bottom encoder.
+
+        The mean of two models is known to both parties: twice the mean less what the party sent is what the other one
+        sent, in the last global iteration.
+        """
+        if not self.pma or len(world.parties) != 2 or len(names) != 1:
+            return {}
+        (own,) = names
+        (other,) = set(world.parties) - {own}
+        messages = list(messages)
+        mean, sent = parameters(messages, sender=SERVER, receiver=own), parameters(messages, sender=own)
+        if not mean:
+            return {}
+        encoders = world.parties[own].modules["encoders"]
+        assert isinstance(encoders, nn.ModuleDict)
+        encoder = copy.deepcopy(encoders["local"])
+        state = encoder.state_dict()
+        found = {name: 2 * mean[name] - sent[name] for name in state if name.startswith("top.") and name in mean}
+        for name, value in found.items():
+            if name.endswith("running_var"):
+                value.clamp_(min=0)  # the other party's defenses may have pushed it below
+        encoder.load_state_dict({**state, **found})
+        return {f"own bottom, {other}'s top encoder": encoder.eval()}
+
     def train(self, phase: str, world: World, progress: Progress) -> list[float]:
         """Pre-train, or fine-tune."""
         return self._pretrain(phase, world, progress) if phase == "pretrain" else super().train(phase, world, progress)
@@ -137,7 +190,8 @@ class HybridSSL(SplitMethod):
         cross, local, optimizers = self._steps(world)
         average = self._average(world) if self.pma else None
         modules = {f"{role}/{name}": tower for role, own in self._towers.items() for name, tower in own.items()}
-        history = world.checkpoint.restore(modules, optimizers, world.channel)
+        kept = {f"shared/{name}": party.modules["shared"] for name, party in world.parties.items() if average}
+        history = world.checkpoint.restore({**modules, **kept}, optimizers, world.channel)
         for iteration in range(len(history), self.iterations):
             world.begin(phase, iteration)
             for optimizer in optimizers:
@@ -146,11 +200,13 @@ class HybridSSL(SplitMethod):
             passes += [step.steps(world.seed, phase, name, iteration) for name, step in local.items()]
             losses = [float(loss) for loss in (_in_turn(passes) if self.interleave else chain(*passes))]
             if average:
+                for name, shared in self._shared().items():
+                    world.parties[name].modules["shared"].get_buffer("values").copy_(learned(shared))
                 average.run(self._shared(), step=iteration, phase=phase)
             history.append(sum(losses) / len(losses))
             if not history[-1] < float("inf"):
                 raise Diverged(f"the loss is {history[-1]} after iteration {iteration + 1}: lower train.pretrain.lr")
-            world.checkpoint.save(modules, optimizers, history, world.channel)
+            world.checkpoint.save({**modules, **kept}, optimizers, history, world.channel)
             progress(phase, iteration + 1, self.iterations)
         return history
 
@@ -188,11 +244,25 @@ class HybridSSL(SplitMethod):
         return {name: tower.shared() for name, tower in self._towers["local"].items()}
 
     def _average(self, world: World) -> Any:
-        noise = partial(generator, world.seed, "noise", "server", device=world.device)
-        server = Party("server", {}, world.channel, noise=noise)
-        average = registry.build("protocols", "model-average", list(world.parties.values()), server)
+        noise = partial(generator, world.seed, "noise", SERVER, device=world.device)
+        server = Party(SERVER, {}, world.channel, noise=noise)
+        average = registry.build("protocols", self.average, list(world.parties.values()), server)
         average.check(self._shared())
         return average
+
+
+class Snapshot(nn.Module):
+    """The parameters that a party brought to the last average, (P,); not learned, and stored with its models."""
+
+    def __init__(self, shared: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.register_buffer("values", learned(shared))
+
+
+def learned(modules: Mapping[str, nn.Module]) -> Tensor:
+    """Return all learned parameters of the modules (P,), in order."""
+    named = {f"{role}.{key}": p.detach() for role, module in modules.items() for key, p in module.named_parameters()}
+    return flattened(named)
 
 
 def _in_turn(passes: list[Iterator[Tensor]]) -> Iterator[Tensor]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vflsec.core.defense import Defense, decoded
 from vflsec.core.errors import Diverged
 from vflsec.core.method import ModelSpec, TrainSpec, World
 from vflsec.core.metrics import METRICS
 from vflsec.core.seeds import drawing, generator
+from vflsec.core.stack import DefenseStack
 from vflsec.methods.early_stopping import EarlyStopping
 from vflsec.methods.split_training import PREDICTION_BATCH, selection_split
 from vflsec.nn.batches import batches
@@ -51,10 +50,10 @@ class LocalTraining:
         labels: Tensor,
         spec: TrainSpec,
         *,
-        defenses: Sequence[Defense] = (),
+        defenses: DefenseStack | None = None,
     ) -> None:
         self.world = world
-        self.defenses = defenses
+        self.defenses = defenses or DefenseStack()
         self.model = model
         self.rows = rows
         self.labels = labels
@@ -100,7 +99,7 @@ class LocalTraining:
         z = logits(self.model, own.features[split])
         if not torch.isfinite(z).all():
             raise Diverged(f"the local model predicts values that are not finite on {split} rows: lower train.lr")
-        read = decoded(self.defenses, z)
+        read = self.defenses.decoded(z)
         return METRICS[self.world.metric](read.cpu().numpy(), own.labels[split].cpu().numpy())
 
 

@@ -26,7 +26,7 @@ class PooledLightGBM(PooledMethod):
     Federated boosting without loss, as SecureBoost (Cheng et al. 2021) is, grows the trees that one party with all
     columns would: of the utility of SecureBoost this is the measure.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), section V, the baseline LGB; Ke et al. 2017.
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), section V, the baseline LGB; Ke et al. 2017.
 
     Args:
         train: not read.
@@ -40,7 +40,7 @@ class PooledLightGBM(PooledMethod):
     """
 
     name = "lightgbm"
-    reference = "He et al. 2022 (FedHSSL), arXiv 2208.10278, baseline LGB; Ke et al. 2017 (LightGBM)"
+    reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, baseline LGB; Ke et al. 2017 (LightGBM)"
 
     def __init__(
         self,

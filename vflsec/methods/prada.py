@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from vflsec.core.checks import non_negative, positive
+from vflsec.core import hooks
+from vflsec.core.checks import non_negative, positive, positive_or_none
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
@@ -47,15 +48,19 @@ class PrADA(FeatureGroupMethod):
         model: the head must be linear on concatenated inputs; encoders have no say here.
         boundary: the protocol at the cut layer, to both active parties.
         alternating: pre-train as algorithm 1 is printed; else all in one step, as the code does.
-        adaptation: factor of the reversed gradient; 0 adapts nothing.
-        horizon: epochs over which the reversed gradient gains and the rate falls.
+        adaptation: lambda of eq. 4, the weight of the reversed gradient; 0 adapts nothing.
+        ramp_epochs: epochs over which that weight grows from 0, as in the authors' code, which has 600; None for a
+            constant weight, as in eq. 4.
+        decay_epochs: epochs over which the learning rate of pre-training falls to a sixth.
         finetune_extractors: whether C's models learn in fine-tuning.
     """
 
     name = "prada"
+    version = 2
     reference = "Kang et al. 2022 (PrADA), IEEE Transactions on Big Data, sections 5 and 6, algorithms 1 and 2"
     phases = ("pretrain", "finetune")
     sends = {"pretrain": SPLIT, "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    learns = {"pretrain": hooks.SPLIT_LEARNING, "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012
     keeps = frozenset({"bottom"})
     late = frozenset({"finetune_extractors"})
     elsewhere = frozenset({"pretrain"})
@@ -68,12 +73,14 @@ class PrADA(FeatureGroupMethod):
         boundary: str = "plain",
         alternating: bool = False,
         adaptation: float = 1.0,
-        horizon: int = 600,
+        ramp_epochs: int | None = None,
+        decay_epochs: int = 600,
         finetune_extractors: bool = True,
     ) -> None:
         super().__init__(train, model, boundary=boundary)
         non_negative(adaptation=adaptation)
-        positive(horizon=horizon)
+        positive(decay_epochs=decay_epochs)
+        positive_or_none(ramp_epochs=ramp_epochs)
         given = train.pretrain
         self.pretrain_spec = TrainSpec(
             epochs=given.epochs or 3,
@@ -87,7 +94,8 @@ class PrADA(FeatureGroupMethod):
             raise UsageError("expected train.pretrain.batch >= 2, got 1: one row tells BatchNorm nothing")
         self.alternating = alternating
         self.adaptation = adaptation
-        self.horizon = horizon
+        self.ramp_epochs = ramp_epochs
+        self.decay_epochs = decay_epochs
         self.finetune_extractors = finetune_extractors
         self._source_boundaries: dict[str, Boundary] = {}
 
@@ -176,7 +184,8 @@ class PrADA(FeatureGroupMethod):
             self.pretrain_spec,
             discriminators,
             adaptation=self.adaptation,
-            horizon=self.horizon,
+            ramp_epochs=self.ramp_epochs,
+            decay_epochs=self.decay_epochs,
             alternating=self.alternating,
         )
 

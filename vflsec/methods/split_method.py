@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vflsec.core import registry
+from vflsec.core import hooks, registry
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import Method, ModelSpec, Progress, TrainSpec, World
@@ -98,7 +98,7 @@ class SplitMethod(Method):
 
     def _protocol(self, world: World) -> tuple[str, dict[str, Any]]:
         """Name and options of the protocol at the cut layer: a defence's own goes before the method's."""
-        own = [found for defense in world.active.defenses if defense.strength and (found := defense.protocol())]
+        own = world.active.defenses.protocols()
         if len(own) > 1 or (own and self.boundary != "plain"):
             raise UsageError("expected one protocol at the cut layer, got several: leave all but one out")
         return own[0] if own else (self.boundary, {})
@@ -116,9 +116,7 @@ class SplitMethod(Method):
             raise UsageError(
                 f"expected a linear head over concatenated embeddings, got another in {self.name}: {way_out}"
             )
-        changing = [
-            d.name for party in world.parties.values() for d in party.defenses if d.strength and d.changes_updates
-        ]
+        changing = [d.name for party in world.parties.values() for d in party.defenses.using(hooks.UPDATE)]
         if changing:
             raise UsageError(
                 f"expected no defense of updates beside an encrypted head, got {changing[0]}: the head's weights learn "
@@ -145,7 +143,7 @@ class SplitMethod(Method):
         shared = isinstance(world.active.modules["top"], SharedTop)
         outputs = 1 if self.logistic and world.n_classes == 2 else world.n_classes
         widths = {party.name: outputs if shared else self.width(party) for party in world.passive}
-        for number, defense in enumerate(d for d in world.active.defenses if d.strength):
+        for number, defense in enumerate(world.active.defenses):
             own = () if world.active.name == "active" else (world.active.name,)
             with drawing(world.seed, "model", "defense", number, *own):
                 rng = generator(world.seed, "defense", number, *own, device=world.device)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vflsec.core.defense import decoded, taught
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import Progress, TrainSpec, World
@@ -70,8 +69,8 @@ class SplitTraining:
         world, spec = self.world, self.spec
         selection = selection_split(spec, world)
         active, rng = world.active, generator(world.seed, "labels", phase, device=world.device)
-        labels, self.targets = taught(
-            active.defenses, active.labels["train"], active.features["train"], n_classes=world.n_classes, rng=rng
+        labels, self.targets = active.defenses.taught(
+            active.labels["train"], active.features["train"], n_classes=world.n_classes, rng=rng
         )
         optimizers = self._optimizers()
         self._switch(training=True)
@@ -173,27 +172,18 @@ class SplitTraining:
 
     def _loss(self, own: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
         embeddings: Sequence[Tensor] = [own, *self._received(arrived)]
-        targets = self.targets[step.rows]
-        for defense in self.world.active.defenses:
-            embeddings, targets = defense.on_batch(embeddings, targets) if defense.strength else (embeddings, targets)
+        embeddings, targets = self.world.active.defenses.batch(embeddings, self.targets[step.rows])
         loss = self._penalised(F.cross_entropy(self.top(embeddings), targets), arrived, step)
         return loss if self.constraint is None else loss + self.constraint()
 
     def _penalised(self, loss: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
         """The loss with what the active party's defences add to it."""
         assert step.labels is not None
-        for defense in self.world.active.defenses:
-            for name, h in arrived.items():
-                term = defense.penalty(h, step.labels, name) if defense.strength else None
-                loss = loss if term is None else loss + term
-        return loss
+        return self.world.active.defenses.penalized(loss, arrived, step.labels)
 
-    def _received(self, arrived: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    def _received(self, arrived: Mapping[str, Tensor]) -> list[Tensor]:
         """What the top model is fed: each received embedding after the active party's own defences."""
-        for name, h in arrived.items():
-            for defense in self.world.active.defenses:
-                h = defense.on_received(h, name) if defense.strength else h  # noqa: PLW2901
-            yield h
+        return [self.world.active.defenses.received(h, name) for name, h in arrived.items()]
 
     @torch.no_grad()
     def predict(self, split: str, phase: str = "predict") -> Tensor:
@@ -209,7 +199,7 @@ class SplitTraining:
                 for party in self.world.passive
             }
             logits.append(self.top([own, *self._received(arrived)]))
-        return decoded(self.world.active.defenses, torch.cat(logits))
+        return self.world.active.defenses.decoded(torch.cat(logits))
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """One optimizer for all honest parties, and its own for each malicious one.

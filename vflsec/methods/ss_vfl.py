@@ -8,6 +8,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from vflsec.core import hooks
 from vflsec.core.checks import one_of, positive
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
@@ -47,7 +48,7 @@ class SSVFL(SplitMethod):
 
     phases = ("pretrain", "finetune")
     keeps = frozenset({"bottom"})
-    unlabeled = frozenset({"pretrain"})
+    learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012  (declared ClassVar in the base)
     late = frozenset({"boundary", "keep_projection"})
     encoder = "auto"
 

@@ -9,8 +9,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from vflsec.core import hooks
 from vflsec.core.checks import fraction, non_negative, positive
-from vflsec.core.defense import taught
 from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
@@ -55,6 +55,7 @@ class HybridLocalPretraining(SplitMethod):
 
     phases = ("pretrain", "finetune")
     sends = {"pretrain": frozenset(), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    learns = {"pretrain": hooks.ON_LABELS, "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012
     encoder = "auto"
     constrains: ClassVar[bool]
     initialises: ClassVar[bool]
@@ -188,7 +189,7 @@ class HybridLocalPretraining(SplitMethod):
         stream = [self.phases[-1], *([] if split == "train" else [split])]
         rng = generator(world.seed, "labels", *stream, device=world.device)
         features = own.features[split][: len(labels)]
-        return taught(own.defenses, labels, features, n_classes=world.n_classes, rng=rng)[1]
+        return own.defenses.taught(labels, features, n_classes=world.n_classes, rng=rng)[1]
 
 
 class VFLHLP(HybridLocalPretraining):
@@ -244,7 +245,7 @@ class VFLHLPPassive(HybridLocalPretraining):
     name = "vflhlp-p"
     reference = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 5.4, VFLHLP-P"
     keeps = frozenset({"bottom"})
-    unlabeled = frozenset({"pretrain"})
+    learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012
     late = frozenset({"boundary"})
     prior = "vflhlp-p"
     constrains, initialises = False, True

@@ -19,7 +19,7 @@ class Encoder(nn.Module):
     What depends on the party's columns is in ``bottom``. Parties whose ``top`` has the same shape can average it, as
     partial model aggregation does.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), section IV-B, local bottom and local top encoder.
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), section IV-B, local bottom and local top encoder.
 
     Args:
         bottom: the part that never leaves the party.

@@ -18,7 +18,7 @@ class BYOL(Siamese):
 
     Between parties there is no moving average, and the loss is -cos, as FedHSSL's code has it.
 
-    Source: Grill et al. 2020, arXiv 2006.07733, section 3.1; FedHSSL (arXiv 2208.10278), eq. 3. FedHSSL's code moves
+    Source: Grill et al. 2020, arXiv 2006.07733, section 3.1; FedHSSL (arXiv 2208.08934), eq. 3. FedHSSL's code moves
     the average before each forward pass and while evaluating; here it moves after each step.
 
     Args, besides those of ``Siamese``:

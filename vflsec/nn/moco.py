@@ -21,7 +21,7 @@ class MoCo(Siamese):
     There is a bank of keys for each view. A query of view 1 meets the bank of view 2, and the other way round, for its
     own key and for the guide's; only its own key is remembered. Between parties the negatives are the batch, both ways.
 
-    Source: He et al. 2020, arXiv 1911.05722, algorithm 1; FedHSSL (arXiv 2208.10278), eq. 2. In FedHSSL's code the
+    Source: He et al. 2020, arXiv 1911.05722, algorithm 1; FedHSSL (arXiv 2208.08934), eq. 2. In FedHSSL's code the
     guide's projections enter the bank as well, and the average moves before each forward pass; here neither.
 
     Args, besides those of ``Siamese``:

@@ -8,7 +8,7 @@ from torch import nn
 class Projector(nn.Sequential):
     """Linear-BN-ReLU, Linear-BN-ReLU, Linear-BN: (B, width) -> (B, out).
 
-    Source: Chen and He 2021 (SimSiam), arXiv 2011.10566, section 3; FedHSSL (arXiv 2208.10278), whose widths are 512,
+    Source: Chen and He 2021 (SimSiam), arXiv 2011.10566, section 3; FedHSSL (arXiv 2208.08934), whose widths are 512,
     512 and 512 (MoCo: 128). Only the last Linear has a bias, as in FedHSSL's code.
 
     Args:
@@ -28,7 +28,7 @@ class Projector(nn.Sequential):
 class Predictor(nn.Sequential):
     """A bottleneck, Linear-BN-ReLU, Linear: (B, width) -> (B, width).
 
-    Source: Chen and He 2021 (SimSiam), arXiv 2011.10566, section 3; FedHSSL (arXiv 2208.10278): 512 - 128 - 512.
+    Source: Chen and He 2021 (SimSiam), arXiv 2011.10566, section 3; FedHSSL (arXiv 2208.08934): 512 - 128 - 512.
 
     Args:
         width: of the projection.

@@ -18,7 +18,7 @@ class ResNet18(Encoder):
     Images of another size than 32 x 32 are resized. The bottom is the stem and stage 1 (64 channels), the top stages 2
     to 4 (128, 256, 512) and the average pool.
 
-    Source: He et al. 2016 (arXiv 1512.03385), table 1; cut in two as by FedHSSL (He et al. 2022, arXiv 2208.10278),
+    Source: He et al. 2016 (arXiv 1512.03385), table 1; cut in two as by FedHSSL (He et al. 2022, arXiv 2208.08934),
     table III. Size and stem are those of its authors' code.
 
     Args:

@@ -18,7 +18,7 @@ class Siamese(nn.Module, ABC):
     ``cross_loss``. A training step is ``two_views(...).backward()``, the optimizer's step, ``after_step()``. Heads have
     BatchNorm: a training batch needs two rows at least.
 
-    Source: FedHSSL (arXiv 2208.10278), section III-B with table II, section IV-B with eq. 5 and 6.
+    Source: FedHSSL (arXiv 2208.08934), section III-B with table II, section IV-B with eq. 5 and 6.
 
     Class attributes:
         name: as methods and results call it.

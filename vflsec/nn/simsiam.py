@@ -11,7 +11,7 @@ from vflsec.nn.siamese import Siamese
 class SimSiam(Siamese):
     """Predictions of one view against the other view's projections, -cos, gradient stopped.
 
-    Source: Chen and He 2021, arXiv 2011.10566, algorithm 1; FedHSSL (arXiv 2208.10278), eq. 4.
+    Source: Chen and He 2021, arXiv 2011.10566, algorithm 1; FedHSSL (arXiv 2208.08934), eq. 4.
     """
 
     name = "simsiam"

@@ -19,7 +19,7 @@ class TabularEncoder(Encoder):
 
     The bottom is the embedding and all blocks but the last; the top the last block, then Linear(cut) if there is a cut.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), table III: "1 Emb + 2 FC". Embeddings of width 32
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), table III: "1 Emb + 2 FC". Embeddings of width 32
     and deviation 1e-4 are those of its authors' code, which has blocks of 512 for a thousand columns.
 
     Args:

@@ -26,6 +26,7 @@ INFERRED = {
     "attribute": "of the inferred attribute",
     "features": "of the recovered columns",
     "membership": "of who was trained on",
+    "parameters": "of one party's averaged parameters",
 }
 
 

@@ -239,9 +239,11 @@ def with_margin(measure: Measure | Leak) -> str:
 
 
 def status(point: Point | Damage) -> str:
-    """Return ``ok``, or how many seeds ended in which way; and whether the leak lies below chance, interval and all."""
-    bad = {name: n for name, n in point.statuses.items() if name != "ok"}
-    found = [f"{n}/{sum(point.statuses.values())} {name}" for name, n in sorted(bad.items())]
+    """Return ``ok``, or how many seeds ended in which way, or guess one class, and whether all lies below chance."""
+    bad = sorted((name, n) for name, n in point.statuses.items() if name != "ok")
+    if isinstance(point, Point) and point.leak.one_class:
+        bad.append(("one class", point.leak.one_class))
+    found = [f"{n}/{sum(point.statuses.values())} {name}" for name, n in bad]
     if isinstance(point, Point) and below_chance(point.leak):
         found.append("below chance")
     return ", ".join(found) or "ok"

@@ -52,7 +52,7 @@ class AttackConformance(Suite):
         """The card is complete, and an earlier version cannot be zero."""
         attack = self.make()
         stated(attack, ("name", "side", "target", "needs", "reference", "verified", "version"))
-        assert attack.side in {*ADVERSARY, "either"}
+        assert attack.side in {*ADVERSARY, "either", "any"}
         assert attack.target in ASK
         assert attack.needs <= frozenset(Need), f"unknown needs {attack.needs - frozenset(Need)}"
         assert attack.name in repr(attack)
@@ -63,7 +63,7 @@ class AttackConformance(Suite):
         for need in attack.needs:
             with refused(InsufficientView, naming=need.value):
                 attack(without(scene.view, need), seed=0)
-        if attack.side == "either":
+        if attack.side in ("either", "any"):
             return
         other = "active" if attack.side == "passive" else "passive"
         with refused(InsufficientView, naming=other):
@@ -134,7 +134,7 @@ class AttackConformance(Suite):
 
     def _scene(self, signal: str, seed: int) -> Scene:
         attack = self.make()
-        side = self.side if attack.side == "either" else attack.side
+        side = self.side if attack.side in ("either", "any") else attack.side
         settings = (side, _task(attack, signal), seed, tuple(sorted(self.method_options.items())))
         trained = _trained(*settings, attack) if attack.acts_in_training else _federation(*settings)
         aux = AuxSpec(n=self.aux, victim_model=Need.VICTIM_MODEL in attack.needs)
@@ -258,7 +258,7 @@ def _trained(side: str, task: Task, seed: int, model: tuple[tuple[str, Any], ...
 
 def without(view: View, need: Need) -> View:
     """Return ``view`` without what ``need`` names."""
-    kinds = {Need.GRADIENTS: Kind.GRADIENT, Need.EMBEDDINGS: Kind.EMBEDDING}
+    kinds = {Need.GRADIENTS: Kind.GRADIENT, Need.EMBEDDINGS: Kind.EMBEDDING, Need.PARAMETERS: Kind.PARAMETERS}
     if need in kinds:
         return replace(view, messages=tuple(m for m in view.messages if m.kind != kinds[need]))
     poor: dict[Need, dict[str, Any]] = {
@@ -286,7 +286,9 @@ def footprint(view: View) -> dict[str, Any]:
     found |= {f"the {split} features": x.clone() for split, x in view.features.items()}
     found |= {f"the {split} labels": y.clone() for split, y in view.labels.items()}
     found |= {f"the {split} predictions": z.clone() for split, z in view.predictions.items()}
-    for name, model in (("model", view.model), ("victim's model", view.victim_model), ("top", view.top)):
+    found |= {f"the places of {split} rows": rows.clone() for split, rows in view.places.items()}
+    models = {"model": view.model, "victim's model": view.victim_model, "top": view.top, **view.models}
+    for name, model in models.items():
         if model is not None:
             found |= {f"the {name}'s {key}": value.clone() for key, value in model.state_dict().items()}
             found[f"the {name}'s mode"] = [module.training for module in model.modules()]

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vflsec.core import hooks
+from vflsec.core.defense import Defense, Release
 from vflsec.core.errors import Diverged
-from vflsec.core.message import Message
+from vflsec.core.message import SERVER, Kind, Message
 from vflsec.core.method import Method, TrainSpec, World, load_states, save_states
 from vflsec.core.protocol import Boundary, LinearBoundary, Protocol, Step
 from vflsec.core.view import Need
@@ -39,8 +41,8 @@ class MethodConformance(Suite):
         method = self.make()
         stated(method, ("name", "reference", "phases", "version", "sends"))
         assert set(method.sends) == set(method.phases)
-        assert set(method.shows) in ({"passive", "active"}, set())
-        assert method.unlabeled <= set(method.phases[:-1])
+        assert set(method.shows) - {SERVER, "source"} in ({"passive", "active"}, set())
+        assert set(method.learns) <= set(method.phases)
         assert all(needs <= frozenset(Need) for needs in method.shows.values())
 
     def test_any_number_of_parties_and_classes(self) -> None:
@@ -109,7 +111,7 @@ class MethodConformance(Suite):
         assert all(same(whole[key], parts[key]) for key in whole), "a phase depends on more than models, seed and name"
 
     def test_a_phase_without_labels_reads_none(self) -> None:
-        """What the method calls unlabeled ends in the same models whatever the labels are."""
+        """One that runs no hook of labels ends in the same models whatever the labels are."""
         found = []
         for flip in (False, True):
             world, method = self.world(), self.make()
@@ -117,10 +119,27 @@ class MethodConformance(Suite):
                 for labels in world.active.labels.values():
                     labels.copy_(1 - labels)
             method.build(world)
-            for phase in sorted(method.unlabeled):
-                method.run(phase, world)
+            for phase in method.phases[:-1]:
+                if hooks.LABELS not in method.runs(phase, {}):
+                    method.run(phase, world)
             found.append(_parameters(world))
         assert all(same(found[0][key], found[1][key]) for key in found[0]), "a label was read"
+
+    def test_runs_only_the_hooks_that_it_declares(self) -> None:
+        """In each phase, a defense at every party is asked for no more than the method says."""
+        world, method = self.world(), self.make()
+        probes = [_Probe(1.0) for _ in world.everybody]
+        for party, probe in zip(world.everybody, probes, strict=True):
+            party.defenses = [probe]
+        method.build(world)
+        for phase in method.phases:
+            for probe in probes:
+                probe.called.clear()
+            method.run(phase, world)
+            declared = {hook.name for hook in method.runs(phase, {})}
+            declared |= {hooks.OF_KIND[kind].name for kind in method.sends[phase] if kind in hooks.OF_KIND}
+            extra = set[str]().union(*(probe.called for probe in probes)) - declared
+            assert not extra, f"{phase} runs {', '.join(sorted(extra))} undeclared"
 
     def test_a_nan_is_a_divergence(self) -> None:
         """One bad number among the inputs ends in Diverged, never in a number."""
@@ -129,6 +148,42 @@ class MethodConformance(Suite):
             features[0, 0] = float("nan")
         with refused(Diverged, naming="nan"):
             self.make().fit(world)
+
+
+class _Probe(Defense):
+    """Changes nothing, and notes which of its hooks are called while a method trains."""
+
+    name = "probe"
+    reference = "none: made for a check"
+    guarantee = "none"
+    points = (Kind.EMBEDDING, Kind.GRADIENT, Kind.PARAMETERS)
+
+    def __init__(self, strength: float) -> None:
+        super().__init__(strength, at=[point.value for point in self.points])
+        self.called: set[str] = set()
+
+    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
+        self.called.add(hooks.EMBEDDING.name)
+        return h
+
+    def on_gradient(self, g: Tensor, release: Release) -> Tensor:
+        self.called.add(hooks.GRADIENT.name)
+        return g
+
+    def on_parameters(self, p: Tensor, release: Release) -> Tensor:
+        self.called.add(hooks.PARAMETERS.name)
+        return p
+
+    def on_labels(self, y: Tensor, *, features: Tensor, n_classes: int, rng: torch.Generator) -> Tensor:
+        self.called.add(hooks.LABELS.name)
+        return y
+
+    def on_received(self, h: Tensor, sender: str) -> Tensor:
+        self.called.add(hooks.RECEIVED.name)
+        return h
+
+    def penalty(self, h: Tensor, labels: Tensor, sender: str) -> None:
+        self.called.add(hooks.PENALTY.name)
 
 
 class ProtocolConformance(Suite):

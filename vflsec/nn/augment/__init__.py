@@ -23,7 +23,7 @@ TwoViews = Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]
 def two_views(layout: Layout, reference: Tensor) -> TwoViews:
     """Return what makes two views of rows: of images two alterations, of a table the rows themselves and a corruption.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), the authors' code.
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), the authors' code.
 
     Args:
         layout: of the party's matrix.

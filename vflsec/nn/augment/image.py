@@ -19,7 +19,7 @@ class ImageAugmentation:
     gives the same change of the result. Saturation and hue stretch and turn the chroma of YIQ. The four commute, so
     that they need no random order. An image without three channels has no chroma.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), section V-A; the defaults are those of its authors' code. That
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), section V-A; the defaults are those of its authors' code. That
     of MoCo v1 (He et al. 2020, arXiv 1911.05722), which SS-VFL takes over, is ``scale=(0.2, 1), jitter=(0.4, 0.4, 0.4,
     0.4), jitter_p=1, grey_p=0.2, blur_p=0``.
 

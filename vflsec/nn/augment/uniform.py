@@ -14,7 +14,7 @@ class UniformCorruption:
 
     The mask is the first slot of a one-hot block, which no training row uses.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.10278), section V-A: "30 % features are distorted by replacing the
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), section V-A: "30 % features are distorted by replacing the
     original value with a random value". The distribution and the mask are those of the authors' code; the paper leaves
     the embedding of the mask untrained, here it is trained like any other.
 

@@ -14,7 +14,7 @@ def info_nce(p: Tensor, z: Tensor, negatives: Tensor, temperature: float) -> Ten
 
     mean_i -log( exp(cos(p_i, z_i)/tau) / (exp(cos(p_i, z_i)/tau) + sum_q exp(cos(p_i, n_q)/tau)) ).
 
-    Source: He et al. 2020 (MoCo), arXiv 1911.05722, eq. 1; FedHSSL (arXiv 2208.10278), eq. 2, which prints no tau.
+    Source: He et al. 2020 (MoCo), arXiv 1911.05722, eq. 1; FedHSSL (arXiv 2208.08934), eq. 2, which prints no tau.
 
     Args:
         p: queries (B, d).

@@ -10,7 +10,7 @@ from vflsec.nn.losses.unit import unit
 def negative_cosine(p: Tensor, z: Tensor) -> Tensor:
     """Return mean_i -cos(p_i, stop(z_i)), in [-1, 1].
 
-    Source: Chen and He 2021 (SimSiam), arXiv 2011.10566, eq. 1; FedHSSL (arXiv 2208.10278), eq. 4.
+    Source: Chen and He 2021 (SimSiam), arXiv 2011.10566, eq. 1; FedHSSL (arXiv 2208.08934), eq. 4.
 
     Args:
         p: predictions (B, d).

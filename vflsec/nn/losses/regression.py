@@ -10,7 +10,7 @@ from vflsec.nn.losses.negative_cosine import negative_cosine
 def regression(p: Tensor, z: Tensor) -> Tensor:
     """Return mean_i ||p_i/|p_i| - stop(z_i)/|z_i|||^2 = mean_i 2 - 2 cos(p_i, stop(z_i)), in [0, 4].
 
-    Source: Grill et al. 2020 (BYOL), arXiv 2006.07733, eq. 2; FedHSSL (arXiv 2208.10278), eq. 3. A zero row counts as
+    Source: Grill et al. 2020 (BYOL), arXiv 2006.07733, eq. 2; FedHSSL (arXiv 2208.08934), eq. 3. A zero row counts as
     orthogonal to everything, 2.
 
     Args:

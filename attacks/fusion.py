@@ -1,0 +1,140 @@
+"""Fusion: one guess from everything that an adversary holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from vflsec.attacks.kernel_mixture import Kernel, Likelihood, Mixture, standardized
+
+from vflsec.core.attack import Attack
+from vflsec.core.sources import Table, sources
+from vflsec.core.view import Guess, Need, View
+
+EVERYTHING = frozenset({Need.OWN_MODEL, Need.GRADIENTS, Need.EMBEDDINGS, Need.PARAMETERS, Need.PREDICTIONS})
+
+TEMPERATURES = torch.logspace(-1, 2, 16, dtype=torch.float64)
+"""Factors of the predictions of classes by which they become log odds."""
+
+
+class Fusion(Attack):
+    """Label inference from all sources together: own columns, embeddings, received gradients, whatever else is held.
+
+    Each way of reading each source is a table (``vflsec.core.sources``). Gaussian processes on subsets of the tables
+    are fitted to the auxiliary rows and averaged by how well they explain these rows, so that a source that says
+    nothing costs next to nothing. Own columns also enter through a nonlinear kernel. A split is guessed from the tables
+    that cover it: gradients are received for training rows alone.
+
+    The adversary alone runs the same attack on its own columns.
+
+    Costs some hundreds of eigenvalue decompositions of the auxiliary rows' similarities, about a second. Fails where
+    the auxiliary rows are too few to tell which source speaks of the class.
+
+    Source: this project. Gaussian processes and their model selection: Rasmussen and Williams 2006, chapters 2 and 5.
+    """
+
+    name = "fusion"
+    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
+    wants = EVERYTHING
+    reference = "this project; Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, chapters 2 and 5"
+    verified = "leave-one-out predictions and predictions against naive refits"
+
+    def alone(self) -> Attack:
+        """Return the same attack, which then has nothing but the adversary's own columns."""
+        return self
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return a score for each class, (n, C), for every split; each is near the class's probability."""
+        return fused(view, F.one_hot(view.aux_labels, view.n_classes).double(), _of_classes(view.aux_labels), rng)
+
+
+class AttributeFusion(Fusion):
+    """Inference of one column of the victim from all sources together, by the same procedure as ``fusion``.
+
+    Costs about a second. Fails where the auxiliary rows are too few to tell which source speaks of the column.
+
+    Source: this project, as ``fusion``.
+
+    Args:
+        victim: whose column; None for the first other party.
+        column: its name; None for the victim's first categorical column, or its first.
+    """
+
+    name = "attribute-fusion"
+    side = "either"
+    target = "attribute"
+
+    def __init__(self, *, victim: str | None = None, column: str | None = None) -> None:
+        self.victim = victim
+        self.column = column
+
+
+class ColumnFusion(Fusion):
+    """Recovery of the victim's columns from all sources together, by the same procedure as ``fusion``.
+
+    Costs about a second. Fails where the auxiliary rows are too few to tell which source speaks of the columns.
+
+    Source: this project, as ``fusion``.
+
+    Args:
+        victim: whose columns; None for the first other party.
+    """
+
+    name = "column-fusion"
+    side = "either"
+    target = "features"
+
+    def __init__(self, *, victim: str | None = None) -> None:
+        self.victim = victim
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return values (n, d) for every split."""
+        return fused(view, view.aux_labels.double(), _of_values(view.aux_labels.double()), rng)
+
+
+def fused(view: View, targets: Tensor, likelihood: Likelihood, rng: torch.Generator) -> Guess:
+    """Return predictions of ``targets`` (n, d), which are known of the auxiliary rows, for every split of ``view``."""
+    tables = sources(view)
+    scores, tried = {}, 0
+    fitted: dict[frozenset[str], Mixture] = {}
+    for split in view.features:
+        covering = frozenset(name for name, table in tables.items() if split in table)
+        if covering not in fitted:
+            kernels = _kernels({name: tables[name] for name in tables if name in covering}, view.aux_split)
+            fitted[covering] = Mixture(kernels, view.aux_rows, targets, likelihood, rng)
+            tried += fitted[covering].n_tried
+        mixture = fitted[covering]
+        x = {name: tables[name.removesuffix(_NONLINEAR)] for name in mixture.kernels}
+        scores[split] = mixture.predict({n: standardized(t[split], t[view.aux_split]) for n, t in x.items()})
+    return Guess(scores, budget={"candidates": tried})
+
+
+_NONLINEAR = ", nonlinear"
+
+
+def _kernels(tables: Mapping[str, Table], split: str) -> dict[str, Kernel]:
+    linear = {name: Kernel(standardized(table[split], table[split])) for name, table in tables.items()}
+    return {**linear, f"columns{_NONLINEAR}": Kernel(linear["columns"].x, nonlinear=True)}
+
+
+def _of_classes(labels: Tensor) -> Likelihood:
+    """Return the log likelihood of classes, where predictions times the best of ``TEMPERATURES`` are log odds."""
+
+    def likelihood(predicted: Tensor, rows: Tensor) -> Tensor:
+        log_p = torch.log_softmax(TEMPERATURES.to(predicted.device)[:, None, None, None] * predicted, dim=3)
+        of_class = log_p.gather(3, labels[rows].expand(*log_p.shape[:2], -1)[..., None])
+        return of_class.sum(dim=(2, 3)).amax(dim=0)
+
+    return likelihood
+
+
+def _of_values(targets: Tensor) -> Likelihood:
+    """Return the log likelihood of values with Gaussian errors, as of one column."""
+
+    def likelihood(predicted: Tensor, rows: Tensor) -> Tensor:
+        errors = (predicted - targets[rows]).square().mean(dim=(1, 2)).clamp_min(torch.finfo(targets.dtype).tiny)
+        return -len(rows) / 2 * errors.log()
+
+    return likelihood

@@ -1,0 +1,60 @@
+"""Model recovery: the modules that one party brings to an average, from what was received of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vflsec.core.attack import Attack
+from vflsec.core.message import SERVER
+from vflsec.core.releases import flattened, parameters
+from vflsec.core.view import Guess, Need, View
+
+
+class ModelRecovery(Attack):
+    """Recovery of the parameters that a single party shares in partial model aggregation, in the last iteration.
+
+    The server of ``model-average`` reads them in the party's message. A party knows the mean m of all K parties and its
+    own parameters w: the others' mean is (K m - w) / (K - 1), which with two parties is the other one's exactly.
+    Parties that collude subtract what each of them sent. Where nothing but the mean is known, as at the server of
+    ``secure-average``, the guess is the mean.
+
+    What is scored is the deviation of the victim's parameters from the mean of all parties, which everybody learns:
+    R2 is 0 for guessing the mean, and 1 for the parameters themselves.
+
+    Costs nothing. Fails where many parties are averaged and masked, so that one model is a small part of the sum; a
+    defense of parameters leaves its noise in what is recovered.
+
+    Source: FedHSSL (He et al. 2022), section IV-B-3, for what is sent; the arithmetic of an average.
+
+    Args:
+        victim: whose modules; None for the first party that is not the adversary.
+    """
+
+    name = "model-recovery"
+    side = "any"
+    target = "parameters"
+    needs = frozenset({Need.PARAMETERS})
+    reference = "none: the arithmetic of an average"
+    verified = "equality with the victim's parameters"
+
+    def __init__(self, *, victim: str | None = None) -> None:
+        self.victim = victim
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return the deviation (P, 1) of the victim's parameters from the mean."""
+        assert view.victim is not None
+        mean = self._of(view, SERVER)
+        told = self._of(view, view.victim)
+        if len(told):
+            guess = told
+        elif view.side == SERVER:
+            guess = mean
+        else:
+            own = [self._of(view, name) for name in view.party.split("+")]
+            guess = (len(view.parties) * mean - torch.stack(own).sum(dim=0)) / (len(view.parties) - len(own))
+        return Guess({view.aux_split: (guess - mean)[:, None]})
+
+    @staticmethod
+    def _of(view: View, sender: str) -> Tensor:
+        return flattened(parameters(view.messages, sender=sender))

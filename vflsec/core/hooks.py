@@ -1,0 +1,102 @@
+"""The hooks of a defense: for each one, who runs it, when, and what it changes.
+
+This is the only list of them. A defense uses the hooks that it overrides (``vflsec.core.defense.touches``). A method
+says which hooks each of its phases runs (``Method.runs``). Stage keys, cards, refusals and ``DefenseStack``, which
+calls the hooks, all read these declarations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vflsec.core.message import Kind
+
+
+class Runs(StrEnum):
+    """Who runs a hook."""
+
+    SENDER = "the party that sends"
+    ACTIVE = "the active party"
+    CARRIER = "the party that carries it"
+
+
+class Changes(StrEnum):
+    """Whether a hook changes training; the strongest answer first."""
+
+    TRAINING = "yes"
+    MESSAGES = "only through the messages it changes"
+    READING = "no, only how predictions are read"
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One hook.
+
+    Attributes:
+        name: of the method of ``Defense``.
+        acts_at: what it acts on, as the card of a defense says it; empty if the card has nothing to add.
+        run_by: who runs it.
+        when: in which phases.
+        changes: whether it changes training.
+        kind: the messages whose sending runs it; None for a hook of training.
+    """
+
+    name: str
+    acts_at: str
+    run_by: Runs
+    when: tuple[str, ...]
+    changes: Changes
+    kind: Kind | None = None
+
+
+def _of_messages(kind: Kind) -> Hook:
+    when = ("every phase that sends such messages", "prediction")
+    return Hook(f"on_{kind.value}", kind.value, Runs.SENDER, when, Changes.MESSAGES, kind)
+
+
+def _of_active(name: str, acts_at: str, *when: str, changes: Changes = Changes.TRAINING) -> Hook:
+    return Hook(name, acts_at, Runs.ACTIVE, when, changes)
+
+
+_LEARNING, _CROSSING = "learning from labels", "training across the cut layer"
+
+EMBEDDING = _of_messages(Kind.EMBEDDING)
+GRADIENT = _of_messages(Kind.GRADIENT)
+PARAMETERS = _of_messages(Kind.PARAMETERS)
+LABELS = _of_active("on_labels", "labels", _LEARNING)
+PREDICTIONS = _of_active("on_predictions", "", _LEARNING, "prediction", changes=Changes.READING)
+BATCH = _of_active("on_batch", "labels", _CROSSING)
+RECEIVED = _of_active("on_received", "the received embeddings", _CROSSING, "prediction")
+PENALTY = _of_active("penalty", "the loss", _CROSSING)
+PROTOCOL = _of_active(
+    "protocol",
+    "the cut layer, in place of the plain protocol",
+    _CROSSING,
+    "prediction",
+    changes=Changes.MESSAGES,
+)
+WATCHING = Hook("watching", "", Runs.CARRIER, ("every phase",), Changes.TRAINING)
+UPDATE = Hook(
+    "on_update",
+    "the updates of its party's own models",
+    Runs.CARRIER,
+    ("every update of split learning",),
+    Changes.TRAINING,
+)
+EXPECT = Hook("expect", "", Runs.CARRIER, ("every phase",), Changes.MESSAGES)
+
+HOOKS = (EMBEDDING, GRADIENT, PARAMETERS, LABELS, PREDICTIONS, BATCH, RECEIVED, PENALTY, PROTOCOL, WATCHING, UPDATE)
+"""All hooks that change something. ``EXPECT`` changes nothing by itself: it tells a defense what all phases release."""
+
+OF_KIND = {hook.kind: hook for hook in HOOKS if hook.kind}
+"""The hook that each kind of message runs; ciphertexts and control messages run none."""
+
+ON_LABELS = frozenset({LABELS, PREDICTIONS})
+"""What learning from labels runs at the active party."""
+
+ACROSS = frozenset({BATCH, RECEIVED, PENALTY, PROTOCOL})
+"""What training of a top model on received embeddings runs at the active party."""
+
+SPLIT_LEARNING = ON_LABELS | ACROSS | {UPDATE}
+"""What split learning runs, besides the hooks of its messages."""
