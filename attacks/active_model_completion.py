@@ -39,6 +39,13 @@ class ActiveModelCompletion(ModelCompletion):
     name = "active-mc"
     reference = "Fu et al., USENIX Security 2022, section 4.2 and released code"
     verified = "optimizer: equality with the formula; attack: unverified"
+    differs = (
+        *ModelCompletion.differs,
+        "Where the federation trains with Adam, the scaling acts on Adam's update (base=adam); the source has SGD "
+        "with momentum.",
+        "The malicious optimizer has no weight decay.",
+        "All layers of the bottom model are scaled; the released code can restrict this to the top ones.",
+    )
 
     def __init__(
         self,

@@ -61,6 +61,13 @@ class AttributeInference(LogisticRegression):
     needs = frozenset({Need.OWN_FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     reference = "Song and Shmatikov, ICLR 2020, arXiv 1905.11742, section 3.1"
     verified = "scikit-learn's own estimator; figures of the source: unverified"
+    differs = (
+        "The classifier is linear; the source has a network.",
+        "Own columns may be read beside the embedding (reads), and several releases of a training row are averaged "
+        "(turns).",
+        "A number is inferred as above or below its median.",
+        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
+    )
     version = 3
 
     def __init__(

@@ -31,6 +31,9 @@ class Averaging(Attack):
     needs = frozenset({Need.GRADIENTS, Need.AUX_LABELS})
     reference = "common practice; Fisher's linear discriminant, 1936"
     verified = "closed-form AUC on Gaussian gradients under known noise"
+    differs = (
+        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
+    )
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return discriminant scores (n, C) of the training rows; a class without a sample is the least likely."""

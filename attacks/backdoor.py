@@ -41,6 +41,11 @@ class Backdoor(Sabotage):
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS, Need.GRADIENTS})
     reference = "Liu et al. 2020, arXiv 2007.03608; Zou et al. 2024 (VFLAIR), arXiv 2310.09827, released code"
     verified = "known answers of each hook; success on planted data"
+    differs = (
+        "A poisoned row is sent as another row's embedding; the source sends a random vector.",
+        "Known rows of the target class bear the trigger in training, as in VFLAIR's code; in the source they do not.",
+        "The trigger sets the last columns of a table to extreme values; the source has a pattern of pixels.",
+    )
 
     def __init__(
         self,

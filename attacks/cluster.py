@@ -40,6 +40,12 @@ class Cluster(Attack):
     needs = frozenset({Need.GRADIENTS, Need.AUX_LABELS})
     reference = "Sun et al. 2022, arXiv 2203.01451, for C classes"
     verified = "scikit-learn's own estimator"
+    differs = (
+        "A mixture of C Gaussians takes the place of the source's two-cluster step, and auxiliary labels name the "
+        "clusters.",
+        "Gradients are read by default; the source reads embeddings.",
+        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
+    )
 
     def __init__(self, *, source: Literal["gradient", "embedding"] = "gradient", starts: int = 5) -> None:
         one_of(("gradient", "embedding"), source=source)

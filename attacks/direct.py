@@ -34,6 +34,11 @@ class Direct(Attack):
     head = "none"
     reference = "Fu et al., USENIX Security 2022, section 4.3"
     verified = "exact: all labels are recovered without a defence"
+    differs = (
+        "A row whose gradient has no negative entry gets the class of its smallest entry; the released code counts "
+        "it as wrong.",
+        "Entries are averaged over all releases of a row; the released code reads the first epoch alone (turns=1).",
+    )
 
     def __init__(self, *, turns: int | None = None) -> None:
         positive_or_none(turns=turns)

@@ -36,6 +36,13 @@ class Direction(Attack):
     needs = frozenset({Need.GRADIENTS, Need.AUX_LABELS})
     reference = "Li et al. 2022 (Marvell), arXiv 2102.08504, section 3.2"
     verified = "closed-form AUC on Gaussian gradients"
+    differs = (
+        "The reference is the mean of received gradients of known rows, noise included; the source has one clean "
+        "gradient of class 1.",
+        "Every class has a reference; the source has one of class 1.",
+        "Scores are averaged over epochs; the source reports quantiles over batches.",
+        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
+    )
 
     def __init__(self, *, references: int | None = None, turns: int | None = None) -> None:
         positive_or_none(references=references, turns=turns)

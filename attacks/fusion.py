@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from vflsec.attacks.kernel_mixture import Kernel, Likelihood, Mixture, standardized
 
 from vflsec.core.attack import Attack
-from vflsec.core.sources import Table, sources
+from vflsec.core.sources import Source, sources
 from vflsec.core.view import Guess, Need, View
 
 EVERYTHING = frozenset({Need.OWN_MODEL, Need.GRADIENTS, Need.EMBEDDINGS, Need.PARAMETERS, Need.PREDICTIONS})
@@ -24,8 +24,8 @@ class Fusion(Attack):
 
     Each way of reading each source is a table (``vflsec.core.sources``). Gaussian processes on subsets of the tables
     are fitted to the auxiliary rows and averaged by how well they explain these rows, so that a source that says
-    nothing costs next to nothing. Own columns also enter through a nonlinear kernel. A split is guessed from the tables
-    that cover it: gradients are received for training rows alone.
+    nothing costs next to nothing. Some tables are also read by the distances between their rows. A split is guessed
+    from the tables that cover it: gradients are received for training rows alone.
 
     The adversary alone runs the same attack on its own columns.
 
@@ -96,27 +96,30 @@ class ColumnFusion(Fusion):
 
 def fused(view: View, targets: Tensor, likelihood: Likelihood, rng: torch.Generator) -> Guess:
     """Return predictions of ``targets`` (n, d), which are known of the auxiliary rows, for every split of ``view``."""
-    tables = sources(view)
+    held = sources(view)
     scores, tried = {}, 0
     fitted: dict[frozenset[str], Mixture] = {}
     for split in view.features:
-        covering = frozenset(name for name, table in tables.items() if split in table)
+        covering = frozenset(name for name, source in held.items() if split in source.table)
         if covering not in fitted:
-            kernels = _kernels({name: tables[name] for name in tables if name in covering}, view.aux_split)
+            kernels = _kernels({name: held[name] for name in held if name in covering}, view.aux_split)
             fitted[covering] = Mixture(kernels, view.aux_rows, targets, likelihood, rng)
             tried += fitted[covering].n_tried
-        mixture = fitted[covering]
-        x = {name: tables[name.removesuffix(_NONLINEAR)] for name in mixture.kernels}
-        scores[split] = mixture.predict({n: standardized(t[split], t[view.aux_split]) for n, t in x.items()})
+        tables = {name: held[name].table for name in covering}
+        x = {name: standardized(table[split], table[view.aux_split]) for name, table in tables.items()}
+        found = fitted[covering].predict({**x, **{name + _DISTANCES: own for name, own in x.items()}})
+        scores[split] = found.expand(len(view.features[split]), -1)  # without any table, the mean for everybody
     return Guess(scores, budget={"candidates": tried})
 
 
-_NONLINEAR = ", nonlinear"
+_DISTANCES = ", distances"
 
 
-def _kernels(tables: Mapping[str, Table], split: str) -> dict[str, Kernel]:
-    linear = {name: Kernel(standardized(table[split], table[split])) for name, table in tables.items()}
-    return {**linear, f"columns{_NONLINEAR}": Kernel(linear["columns"].x, nonlinear=True)}
+def _kernels(held: Mapping[str, Source], split: str) -> dict[str, Kernel]:
+    """Return a linear kernel of each source, and one of distances where that is worth it."""
+    x = {name: standardized(source.table[split], source.table[split]) for name, source in held.items()}
+    curved = {name + _DISTANCES: Kernel(x[name], nonlinear=True) for name, source in held.items() if source.distances}
+    return {**{name: Kernel(own) for name, own in x.items()}, **curved}
 
 
 def _of_classes(labels: Tensor) -> Likelihood:

@@ -58,6 +58,12 @@ class GenerativeRegressionNetwork(Attack):
     needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.EMBEDDINGS, Need.VICTIM_MODEL})
     reference = "Luo et al., ICDE 2021, arXiv 2010.10152, section V"
     verified = "unverified"
+    differs = (
+        "Written from memory of the source: the generator's size, the weight of the penalty and the number of "
+        "updates are ours.",
+        "The generator's last layer starts at zero, or at the auxiliary means; the guess is the mean over several "
+        "draws of noise.",
+    )
 
     def __init__(
         self,

@@ -36,6 +36,13 @@ class Hint(Attack):
     needs = frozenset({Need.GRADIENTS, Need.AUX_LABELS})
     reference = "released code of Li et al. 2022 (Marvell), arXiv 2102.08504"
     verified = "unverified: no figures are published"
+    differs = (
+        "Every class has hints; the released code has hints of class 1 alone.",
+        "Distances are in units of their mean in each epoch, and averaged over epochs; the released code scores "
+        "each batch by itself.",
+        "The released code's variant by inner product is left out.",
+        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
+    )
 
     def __init__(self, *, hints: int | None = 5, turns: int | None = None) -> None:
         positive_or_none(hints=hints, turns=turns)

@@ -57,6 +57,7 @@ class Imputation(Attack):
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of attacks on columns"
     verified = "scikit-learn's own estimators"
+    differs = ()
 
     def __init__(self, *, victim: str | None = None, model: Model | None = None, hidden: int = 32) -> None:
         if model is not None:

@@ -44,6 +44,12 @@ class BlackBoxInversion(Imputation):
     needs = frozenset({Need.EMBEDDINGS, Need.AUX_LABELS})
     reference = "He et al., ACSAC 2019, section 5"
     verified = "exact inversion of a linear bottom model; figures of the source: unverified"
+    differs = (
+        "The inverse is ridge regression up to 300 auxiliary rows, beyond these the better of it and a network; "
+        "the source has a network.",
+        "Own columns are read beside the embedding (own).",
+        "The mean of several releases of a training row is read (turns); the source sends each input once.",
+    )
     version = 2
 
     def __init__(

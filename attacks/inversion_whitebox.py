@@ -79,6 +79,11 @@ class WhiteBoxInversion(Attack):
     needs = frozenset({Need.EMBEDDINGS, Need.VICTIM_MODEL})
     reference = "He et al., ACSAC 2019, section 4"
     verified = "exact on injective linear bottom models; figures of the source: unverified"
+    differs = (
+        "The prior is a Gaussian fitted to auxiliary rows; the source has total variation of images.",
+        "The solver is Gauss and Newton's; the source has gradient descent.",
+        "The mean of several releases of a training row is read (turns); the source sends each input once.",
+    )
     version = 3
 
     def __init__(

@@ -40,6 +40,9 @@ class LogisticRegression(Attack):
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of this toolkit"
     verified = "scikit-learn's own estimator"
+    differs = (
+        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
+    )
 
     def __init__(self, *, folds: int = 5) -> None:
         self.folds = folds

@@ -50,6 +50,11 @@ class MembershipInference(Attack):
     needs = frozenset({Need.OWN_MODEL, Need.AUX_LABELS})
     reference = "Yeom et al., CSF 2018, arXiv 1709.01604; Salem et al., NDSS 2019, arXiv 1806.01246"
     verified = "scores: equality with the formula; figures of the sources: unverified"
+    differs = (
+        "The threshold of loss is the mean loss of known members; Yeom et al. take the training loss.",
+        "The classifier of calibrated is fitted to known candidates; Salem et al. fit it to shadow models.",
+        "A passive party's features (embedding, its length, distances to known candidates) are ours.",
+    )
 
     def __init__(self, *, mode: Literal["loss", "calibrated"] | None = None, folds: int = 5) -> None:
         if mode is not None:

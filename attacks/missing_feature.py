@@ -28,6 +28,7 @@ class MissingFeature(Sabotage):
     name = "missing-feature"
     reference = "Zou et al. 2024 (VFLAIR), arXiv 2310.09827 and released code, missing feature"
     verified = "with rate=1: equality with a party that sends zeros"
+    differs = ("The phase in which the party is silent can be chosen (when).",)
 
     def __init__(self, *, rate: float = 0.5, when: When = "both") -> None:
         share(rate=rate)

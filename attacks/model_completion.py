@@ -72,6 +72,21 @@ class ModelCompletion(Attack):
     needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
     reference = "Fu et al., USENIX Security 2022, section 4.1 (mixmatch); He et al. 2022, arXiv 2208.08934, VI-B"
     verified = "mixmatch: against published figures of a public re-implementation; supervised: unverified"
+    differs = (
+        "Supervised mode: embeddings are standardized by the adversary's own training rows before the head; the "
+        "sources do not.",
+        "Supervised mode: the last epoch is scored; the public pipeline picks the epoch on validation rows.",
+        "The bottom model is frozen by default, as in the released code of Fu et al.; their text fine-tunes it.",
+        "Mixmatch: labels of unlabelled rows are guessed in one batch with labelled rows; the source guesses on "
+        "unlabelled rows alone, which collapses on uneven classes.",
+        "Mixmatch: the first thousand updates enter the weight average equally; the source's average starts at its "
+        "random weights.",
+        "Mixmatch: only parameters are decayed; the released code decays BatchNorm's running statistics too.",
+        "Mixmatch: the head's weights have PyTorch's default initialization; the released code sets them to one.",
+        "Mixmatch: the last epoch is scored; the released code reports the best one. Every dataset has the "
+        "source's budget for CIFAR-10.",
+        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
+    )
 
     def __init__(
         self,

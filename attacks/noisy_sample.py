@@ -31,6 +31,11 @@ class NoisySample(Sabotage):
     name = "noisy-sample"
     reference = "Zou et al. 2024 (VFLAIR), arXiv 2310.09827 and released code, noisy sample"
     verified = "moments of the noise; with scale=0: equality with honest training"
+    differs = (
+        "The same share of rows is blurred in training and at prediction (rate); the source blurs a tenth in "
+        "training and all at prediction.",
+        "Columns are standardized and not cut off; the source cuts them off at 0 and 1.",
+    )
 
     def __init__(self, *, scale: float = 2.0, rate: float = 0.5, when: When = "both") -> None:
         non_negative(scale=scale)

@@ -35,6 +35,11 @@ class Norm(Attack):
     classes = 2
     reference = "Li et al. 2022 (Marvell), arXiv 2102.08504, section 3.1"
     verified = "closed-form AUC on Gaussian gradients"
+    differs = (
+        "Lengths are ranked within each epoch and averaged over epochs; the source scores each batch by itself.",
+        "Auxiliary labels, where there are any, choose the direction and the threshold; the source takes the "
+        "longer to be class 1.",
+    )
 
     def __init__(self, *, turns: int | None = None) -> None:
         positive_or_none(turns=turns)

@@ -38,6 +38,10 @@ class RankOne(Attack):
     head = "linear"
     reference = "derived from PrADA, algorithm 5, and Li et al. 2022 (Marvell), section 3.2"
     verified = "exact: all labels are recovered without a defence"
+    differs = (
+        "PrADA describes no attack: this one is derived from its algorithm 5.",
+        "The axis comes from what was received, noise included; Li et al. use a clean reference gradient.",
+    )
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""

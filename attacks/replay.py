@@ -61,6 +61,14 @@ class Replay(Attack):
     needs = frozenset({Need.GRADIENTS, Need.AUX_LABELS})
     reference = "Kariyappa & Qureshi 2021 (ExPLoit), arXiv 2112.01299, by alternating least squares"
     verified = "recovers labels under a linear head; unverified against the source: only the abstract could be read"
+    differs = (
+        "Labels and head are fitted by alternating least squares; the source fits both by gradient descent.",
+        "Known labels name the classes; the source uses the class prior, and an entropy term to make labels hard.",
+        "The probabilities of wrong classes are free for each row; the source computes them from the embedding "
+        "that was sent.",
+        "Only the abstract of the source could be read.",
+        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
+    )
 
     def __init__(self, *, rounds: int = 40, rows: int = 2000, turns: int | None = None) -> None:
         positive(rounds=rounds, rows=rows)

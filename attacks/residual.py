@@ -42,6 +42,12 @@ class Residual(Attack):
     classes = 2
     reference = "Tan et al. 2022, arXiv 2205.04166, and code of Attack-Defense-VFL"
     verified = "exact: all residuals are recovered where a batch has no more rows than columns"
+    differs = (
+        "Residuals come from the pseudo-inverse; the source solves for them by gradient descent.",
+        "They are averaged over releases; the source solves each batch by itself.",
+        "Embeddings wider than one are read along their principal axis; the source has logistic regression alone.",
+        "Only the abstract of the source could be read.",
+    )
 
     def __init__(self, *, turns: int | None = None) -> None:
         positive_or_none(turns=turns)

@@ -34,6 +34,11 @@ class Spectral(Attack):
     classes = 2
     reference = "Sun et al. 2022, arXiv 2203.01451"
     verified = "unverified: only the abstract could be read"
+    differs = (
+        "Gradients are projected; the source projects embeddings (see spectral-embedding).",
+        "Each epoch has an axis of its own, and a row's ranks are averaged over epochs.",
+        "Auxiliary labels choose the direction and the threshold; the source's rule could not be read.",
+    )
 
     def __init__(self, *, turns: int | None = None) -> None:
         positive_or_none(turns=turns)

@@ -26,6 +26,11 @@ class SpectralEmbedding(Attack):
     classes = 2
     reference = "Sun et al. 2022, arXiv 2203.01451"
     verified = "unverified: only the abstract could be read"
+    differs = (
+        "The axis is that of all training rows after training; the source may work batch by batch, which could not "
+        "be read.",
+        "Auxiliary labels choose the direction and the threshold.",
+    )
 
     def alone(self) -> Attack:
         """Return the same on an untrained bottom model."""

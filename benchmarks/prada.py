@@ -25,7 +25,7 @@ from typing import NamedTuple
 import click
 import numpy as np
 import torch
-from methods import Claim, compare, together
+from methods import RULES, Claim, compare, reading, together
 from rich.console import Console
 from rich.progress import track
 from torch import nn
@@ -82,8 +82,8 @@ LONG = (*HEAD[:-2], "train.epochs=5", "train.select=best_on_val")
 DEEP = (*HEAD[:-2], "train.epochs=10", "train.select=best_on_val")
 """The same, for a network from scratch."""
 
-SCHEDULE = "method.{}.ramp_epochs=600"
-"""Of the reversed gradient, as in the paper's code; the rate's decay is the method's own default."""
+SCHEDULE = ("method.{}.adaptation=1", "method.{}.ramp_epochs=600", "method.{}.decay_epochs=600")
+"""Of the reversed gradient and of the learning rate, as in the paper's code."""
 
 SOON = ("method.{}.ramp_epochs=3", "method.{}.decay_epochs=3")
 STAY, LEARN = "method.{}.finetune_extractors=false", "method.{}.finetune_extractors=true"
@@ -115,7 +115,8 @@ class Arm(NamedTuple):
 
 
 def _prada(model: str, method: str, *paper: float, more: Sequence[str] = (), learn: bool = False) -> Arm:
-    settings = (*HEAD, (LEARN if learn else STAY).format(method), SCHEDULE.format(method), *more)
+    schedule = tuple(one.format(method) for one in SCHEDULE)
+    settings = (*HEAD, (LEARN if learn else STAY).format(method), *schedule, *more)
     return Arm("B→A", model, method, settings, paper)
 
 
@@ -283,13 +284,15 @@ def page(found: Found, seeds: int) -> str:
         "",
         "## Claims",
         "",
-        "| claim | verdict | paired differences of AUC |",
-        "|---|---|---|",
     ]
-    for one in claims(found):
+    judged = list(claims(found))
+    tests = sum(len(one.parts) for one in judged)
+    lines += [*RULES, f"{tests} comparisons are made.", ""]
+    lines += ["| claim | verdict | paired differences of AUC |", "|---|---|---|"]
+    for one in judged:
         parts = "; ".join(
             f"{part.text} {100 * part.difference.mean:+.2f} "
-            f"[{100 * part.difference.low:+.2f}, {100 * part.difference.high:+.2f}] *{part.verdict}*"
+            f"[{100 * part.difference.low:+.2f}, {100 * part.difference.high:+.2f}] {reading(part, tests)}"
             for part in one.parts
         )
         lines.append(f"| {one.text} | **{one.verdict}** | {parts} |")

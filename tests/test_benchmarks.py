@@ -60,17 +60,58 @@ def methods():
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [
-        (0.001, 0.1, "holds"),
+        (0.006, 0.1, "holds"),
+        (0.001, 0.1, "undecided"),
         (0.0, 0.1, "undecided"),
         (-0.1, 0.005, "undecided"),
-        (-0.1, 0.004, "does not hold here"),
+        (-0.1, 0.004, "undecided"),
+        (-0.1, -0.001, "does not hold here"),
         (-0.2, -0.1, "does not hold here"),
-        (0.001, 0.004, "holds"),
+        (0.001, 0.004, "undecided"),
         (float("nan"), float("nan"), "undecided"),
     ],
 )
 def test_a_verdict_follows_from_the_interval(methods, low, high, verdict):
     assert methods.judge(Interval((low + high) / 2, low, high, 5)) == verdict
+
+
+def outcome(methods, differences):
+    """Compare two made-up arms whose paired differences are these."""
+    rows = {
+        "a": {"x": [record(0.5 + difference) for difference in differences]},
+        "b": {"x": [record(0.5)] * len(differences)},
+    }
+    return methods.compare(rows, "a", "b", ("x", "x"))
+
+
+@pytest.mark.parametrize(
+    ("differences", "plain", "stable", "verdict"),
+    [
+        ([0.02, 0.021, 0.022, 0.023, 0.024], "holds", 5, "holds"),
+        ([-0.02, -0.021, -0.022, -0.023, -0.024], "does not hold here", 5, "does not hold here"),
+        ([0.0] * 5, "does not hold here", 5, "does not hold here"),
+        ([0.001, 0.0011, 0.0012, 0.0013, 0.0014], "holds", 5, "undecided"),  # [0.0010, 0.0014]
+        ([-0.001, -0.06, -0.07, -0.09, -0.124], "does not hold here", 1, "undecided"),  # [-0.125, -0.013]
+        ([0.01, -0.01, 0.02, -0.02, 0.0], "undecided", 5, "undecided"),
+    ],
+)
+def test_a_verdict_that_one_seed_or_rounding_changes_is_undecided(methods, differences, plain, stable, verdict):
+    part = outcome(methods, differences)
+    assert (methods.read(part.difference), part.stable, part.verdict) == (plain, stable, verdict)
+
+
+def test_the_interval_of_many_tests_is_bonferronis(methods):
+    difference = Interval(0.05, 0.02, 0.08, 5)
+    assert methods.widened(difference, 1) == pytest.approx(difference)
+    # t(4) at 0.975 is 2.776, and at 1 - 0.025 / 10 = 0.9975 it is 5.598
+    assert methods.widened(difference, 10)[1:3] == pytest.approx((0.05 - 0.03 * 2.0163, 0.05 + 0.03 * 2.0163), rel=1e-3)
+
+
+def test_a_reading_tells_the_seeds_and_the_number_of_tests(methods):
+    sure = outcome(methods, [0.02, 0.021, 0.022, 0.023, 0.024])
+    assert methods.reading(sure, 60) == "*holds* (5/5; of 60: holds)"
+    assert methods.reading(sure, 10**9) == "*holds* (5/5; of 1000000000: undecided)"
+    assert methods.reading(outcome(methods, [0.01, -0.01, 0.02, -0.02, 0.0]), 60) == "*undecided* (5/5)"
 
 
 def test_verdicts_of_several_parts(methods):
@@ -296,3 +337,13 @@ def test_epsilon_by_hand_is_what_defences_state():
     lines = epsilon.worst_neighbours()
     assert {one.defense for one in lines} == {"gaussian-dp", "laplace-dp", "label-dp", "dp-sgd", "ppdl"}
     assert all(one.holds for one in lines)
+
+
+def test_prada_runs_the_schedules_of_the_authors_code_whatever_the_defaults():
+    prada = load("prada")
+    found = {name: prada.cell(prada.ARMS[name], 160, 0) for name in ("prada", "no-da", "soon", "no-ir")}
+    numbers = {
+        name: (m.adaptation, m.ramp_epochs, m.decay_epochs)
+        for name, m in ((name, prada.build_method(one)) for name, one in found.items())
+    }
+    assert numbers == {"prada": (1, 600, 600), "no-da": (0, 600, 600), "soon": (1, 3, 3), "no-ir": (1, 600, 600)}

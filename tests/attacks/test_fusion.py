@@ -160,3 +160,18 @@ def test_equal_tables_are_read_once_and_constant_ones_not_at_all():
     assert set(sources(own)) == {"columns"}
     constant = replace(own, features={"train": torch.ones(N, 2)}, model=None)
     assert set(sources(constant)) == set()
+
+
+@pytest.mark.parametrize("n_aux", [1, 2, 5])
+def test_few_labels_of_one_class_give_a_finite_guess(n_aux):
+    view, _ = world(1.0, 1.0)
+    known = view.aux_rows[view.aux_labels == 1][:n_aux]
+    view = replace(view, aux_rows=known, aux_labels=torch.ones(n_aux, dtype=torch.long))
+    assert Fusion()(view, seed=0).scores["train"].argmax(dim=1).eq(1).all()
+
+
+def test_columns_that_are_the_same_for_everybody_give_the_base_rate():
+    view, y = world()
+    view = replace(view, features={"train": torch.ones(N, 2)}, messages=())
+    scores = Fusion()(view, seed=0).scores["train"]
+    torch.testing.assert_close(scores, torch.tensor([[1 - r, r] for r in [y[:KNOWN].double().mean()]]).expand(N, 2))

@@ -13,6 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from vflsec.cli import COMMANDS, cli
+from vflsec.core import registry
+from vflsec.core.attack import Attack
+from vflsec.core.method import Method
 
 SMALL = ["--dataset", "toy", "--set", "train.epochs=2", "--set", "aux.folds=0", "--set", "aux.n=20", "--jobs", "1"]
 TOY = ["--dataset", "toy"]
@@ -66,9 +69,22 @@ def test_list_names_everything_with_a_summary():
 @pytest.mark.parametrize(
     ("kind", "name", "words"),
     [
-        ("attack", "mc", ["Fu et al.", "auxiliary labels", "freeze_bottom = True"]),
+        ("attack", "mc", ["Fu et al.", "auxiliary labels", "freeze_bottom = True", "epochs = None, which means 300"]),
         ("defense", "iso", ["none, empirical only", "gradient, embedding, parameters"]),
-        ("method", "fedsplitnn", ["He et al."]),
+        ("method", "fedsplitnn", ["He et al.", "differs from the paper in:", "batch = 256"]),
+        (
+            "method",
+            "fedhssl-simsiam",
+            [
+                "Optimizers are those of the released code",
+                "gamma = 0.5\n      weight of the cross-party guidance",
+                "train.pretrain: epochs = 40, batch = 512, lr = 0.05",
+                "view 2 a corruption of it",
+                "encoder = 'auto'",
+            ],
+        ),
+        ("method", "fedhssl-moco", ["ssl_options: projector = 512, momentum = 0.99", "in-batch NT-Xent"]),
+        ("attack", "logistic", ["differs from the paper in:\n  * Two classes:", "Regularised logistic regression"]),
         ("protocol", "plain", ["active learns", "passive learns"]),
         ("dataset", "credit-default", ["CC BY 4.0", "passive_1 (10 columns)", "30000"]),
     ],
@@ -77,6 +93,25 @@ def test_cards(kind, name, words):
     result = run("show", kind, name)
     assert result.exit_code == 0
     assert all(word in result.output for word in words), result.output
+    assert kind not in ("attack", "method") or max(map(len, result.output.splitlines())) <= 80
+
+
+def test_every_attack_and_method_says_what_differs():
+    for kind, base in (("attacks", Attack), ("methods", Method)):
+        for name in registry.entries(kind):
+            found = registry.load(kind, name)
+            stated = [one for one in found.__mro__ if "differs" in vars(one) and one is not base]
+            assert stated, name
+            assert all(sentence.endswith(".") for sentence in found.differs), name
+            assert len(set(found.differs)) == len(found.differs), name
+
+
+def test_a_plug_in_that_states_no_difference_says_so(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(PLUG_IN)
+    result = run("show", "attack", f"{path}:Acts")
+    assert result.exit_code == 0
+    assert "differs from the paper in:\n  * not stated by its author" in result.output
 
 
 def test_eval_prints_the_table_and_draws_the_curve(finished):
@@ -508,11 +543,11 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
         (["eval", "--set", "data.test=0.001", *TOY], "expected every class among the 1 test rows"),
         (
             ["eval", "--set", "method.fedsplitnn.boundary=nope", *TOY],
-            "unknown protocol 'nope'. Known: masked-plain, model-average, paillier, plain",
+            "unknown protocol 'nope'. Known: masked-plain, model-average, paillier, plain, secure-average",
         ),
         (
             ["train", "--set", "method.fedsplitnn.boundary=nope", *TOY],
-            "unknown protocol 'nope'. Known: masked-plain, model-average, paillier, plain",
+            "unknown protocol 'nope'. Known: masked-plain, model-average, paillier, plain, secure-average",
         ),
         (
             ["eval", "--defense", "kd-k", "--lambda", "0.3,0.65", *TOY],

@@ -477,14 +477,18 @@ def test_label_dp_serves_it_too():
 LINEAR = {"optimizer": "sgd", "momentum": 0.9, "lr": 0.02}
 
 
+RAMP = {"adaptation": 1.0, "ramp_epochs": 600}
+"""The authors' schedule: a weight that starts at 0 amplifies rounding less than a constant one."""
+
+
 @pytest.mark.parametrize("backend", ["plain", "paillier"])
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (PrADA, {}),
-        (PrADA, {"finetune_extractors": False}),
-        (PrADA, {"alternating": True}),
-        (PrADAWithoutFGIR, {}),
+        (PrADA, RAMP),
+        (PrADA, {**RAMP, "finetune_extractors": False}),
+        (PrADA, {**RAMP, "alternating": True}),
+        (PrADAWithoutFGIR, RAMP),
         (PrADAWithoutDAFGIR, {}),
         (VerticalLogisticRegression, {}),
     ],

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import re
+import textwrap
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from vflsec.core import registry
-from vflsec.core.errors import DataError
+from vflsec.core.errors import DataError, VflsecError
 
 if TYPE_CHECKING:
     from vflsec.data.dataset import VerticalDataset
+
+WIDTH = 80
+"""Columns of a card."""
+
+ENTRY = re.compile(r"^    (\w+): ", re.MULTILINE)
+"""How an argument begins in the section ``Args`` of a docstring."""
+
+ITEM = re.compile(r"\s*(?:[-*] |\d+\. |\|)")
+"""How an item of a list, or a row of a table, begins."""
 
 KINDS = {kind.removesuffix("s"): kind for kind in registry.PACKAGES}
 
@@ -30,12 +42,104 @@ def command(kind: str, name: str) -> None:
         return
     found = registry.load(KINDS[kind], name)
     _print(_registered(name, found) if kind == "dataset" else _facts(kind, found))
+    if kind in ("attack", "method"):
+        _card(kind, found)
+        return
     options = _options(found)
     if options:
         click.echo("options:")
         for option, default in options.items():
             click.echo(f"  {option} = {default!r}")
     click.echo(f"\n{inspect.getdoc(found)}")
+
+
+def _card(kind: str, found: Any) -> None:
+    """Print what the class and its bases say, the difference from the paper, and every option with its value."""
+    click.echo("differs from the paper in:")
+    for sentence in _differences(found):
+        _paragraph(sentence, "  * ")
+    for number, text in enumerate(_descriptions(found)):
+        if number == 1:
+            click.echo("\nWhat it shares with its family:")
+        for paragraph in text.split("\n\n"):
+            click.echo()
+            _paragraph(paragraph, "")
+    click.echo("\noptions:")
+    explained, made = _explained(found), _made(kind, found)
+    for option, default in _options(found).items():
+        used = getattr(made, option, default)
+        shown = f"{default!r}" if used == default else f"{default!r}, which means {used!r}"
+        _paragraph(f"{option} = {shown}", "  ")
+        if option in explained:
+            _paragraph(explained[option], "      ")
+    if kind == "method":
+        _settings(found, made)
+
+
+def _settings(method: Any, made: Any) -> None:
+    """Print the values of ``train`` and ``model`` that a method has unless others are set."""
+    import msgspec
+
+    for option, nested in method.nested_options().items():
+        values = {key: value for key, value in _options(nested).items() if value is not None}
+        _paragraph(f"{option}: " + ", ".join(f"{key} = {value!r}" for key, value in values.items()), "  ")
+    if made.pretraining is not None:
+        numbers = ", ".join(f"{key} = {value!r}" for key, value in msgspec.structs.asdict(made.pretraining).items())
+        _paragraph(f"train.pretrain: {numbers}", "  ")
+    for name, spec in (("train", made.train_spec), ("model", made.model_spec)):
+        values = {key: value for key, value in msgspec.structs.asdict(spec).items() if key != "pretrain"}
+        if name == "model" and values["encoder"] is None:
+            values["encoder"] = method.encoder
+        _paragraph(f"{name}: " + ", ".join(f"{key} = {value!r}" for key, value in values.items()), "  ")
+
+
+def _differences(found: Any) -> tuple[str, ...]:
+    """Return ``differs``, or a word on why there is none."""
+    base = found.__mro__[-3]  # Attack or Method, above ABC and object
+    stated = any("differs" in vars(one) for one in found.__mro__ if one is not base)
+    return found.differs or (("nothing known",) if stated else ("not stated by its author",))
+
+
+def _descriptions(found: Any) -> list[str]:
+    """Return the docstrings of a class and its bases, the base of all left out, without their arguments."""
+    texts = [inspect.getdoc(one) or "" for one in found.__mro__[:-3] if "__doc__" in vars(one)]
+    return [re.split(r"\n(?:Args|Class attributes|Attributes)\b", text)[0].strip() for text in texts if text]
+
+
+def _explained(found: Any) -> dict[str, str]:
+    """Return what docstrings say of each argument, the class's own before its bases'."""
+    explained: dict[str, str] = {}
+    for one in reversed(found.__mro__[:-2]):
+        text = inspect.getdoc(one) if "__doc__" in vars(one) else None
+        for section in re.findall(r"^Args\b.*:\n((?:(?:    .*)?\n?)*)", text or "", re.MULTILINE):
+            names, parts = ENTRY.findall(section), ENTRY.split(section)[2::2]
+            explained.update({name: " ".join(part.split()) for name, part in zip(names, parts, strict=True)})
+    return explained
+
+
+def _made(kind: str, found: Any) -> Any:
+    """Return an instance with default options, whose attributes are the values that None stands for."""
+    from vflsec.core.method import ModelSpec, TrainSpec
+
+    with suppress(VflsecError, TypeError):
+        return found(TrainSpec(), ModelSpec()) if kind == "method" else found()
+    return None
+
+
+def _paragraph(text: str, indent: str) -> None:
+    """Print a paragraph in ``WIDTH`` columns; items of lists, indented lines and tables begin on lines of their own."""
+    items: list[str] = []
+    for line in text.split("\n"):
+        continues = bool(items) and not ITEM.match(line) and (not line.startswith(" ") or ITEM.match(items[0]))
+        if continues:
+            items[-1] += f" {line.strip()}"
+        else:
+            items.append(line)
+    for item in items:
+        own = indent + item[: len(item) - len(item.lstrip())]
+        mark = ITEM.match(item)
+        later = " " * (len(indent) + len(mark[0])) if mark else " " * len(own)
+        click.echo(textwrap.fill(item.strip(), WIDTH, initial_indent=own, subsequent_indent=later))
 
 
 def _facts(kind: str, found: Any) -> dict[str, Any]:
@@ -49,14 +153,23 @@ def _facts(kind: str, found: Any) -> dict[str, Any]:
         return describe_defense(found)
     facts = {"name": found.name, "reference": found.reference}
     if kind == "method":
-        return {**facts, "phases": ", ".join(found.phases)}
+        sends = {phase: ", ".join(sorted(kinds)) or "nothing" for phase, kinds in found.sends.items()}
+        shows = {side: ", ".join(sorted(needs)) for side, needs in found.shows.items()}
+        return {
+            **facts,
+            "version": found.version,
+            "phases": ", ".join(found.phases),
+            **{f"sends in {phase}": what for phase, what in sends.items()},
+            **{f"the {side} side sees": what for side, what in shows.items()},
+        }
     return {**facts, **{f"{role} learns": "; ".join(what) for role, what in found.reveals.items()}}
 
 
 def _print(facts: Mapping[str, Any]) -> None:
     width = max(map(len, facts))
     for key, value in facts.items():
-        click.echo(f"{key + ':':{width + 1}} {value}")
+        lines = textwrap.wrap(str(value), max(WIDTH - width - 2, 20), break_long_words=False) or [""]
+        click.echo(f"{key + ':':{width + 1}} " + f"\n{' ' * (width + 2)}".join(lines))
 
 
 def _registered(name: str, load: Callable[[], VerticalDataset]) -> dict[str, Any]:

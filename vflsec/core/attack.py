@@ -33,6 +33,7 @@ class Attack(ABC):
         classes: how many classes there must be; None for any number.
         head: what there must be above the cut layer (``model.head``); None for anything.
         reference: paper and section.
+        differs: in what the attack differs from that paper, one sentence each; empty where nothing is known.
         verified: against what the implementation was checked, or "unverified".
         version: raised whenever results change; part of every cache key.
 
@@ -49,6 +50,7 @@ class Attack(ABC):
     classes: ClassVar[int | None] = None
     head: ClassVar[str | None] = None
     reference: ClassVar[str]
+    differs: ClassVar[tuple[str, ...]] = ()
     verified: ClassVar[str]
     version: ClassVar[int] = 1
     victim: str | None = None

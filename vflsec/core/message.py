@@ -30,6 +30,10 @@ SERVER = "server"
 """Name of the party that averages models; it has no data."""
 
 
+SOURCE = "source"
+"""Name of the other active party, from whose people a model is adapted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message between two parties.

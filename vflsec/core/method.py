@@ -243,6 +243,8 @@ class Method(ABC):
         sends: the kinds of messages in each phase.
         shows: which needs of an attack the method's adversary meets, by side; of no side where there is no adversary.
         reference: paper and section.
+        differs: in what training differs from that paper, and its authors' choices where the paper is silent, one
+            sentence each; empty where nothing is known.
         version: raised whenever results change.
         keeps: roles of the parties' models that the phases before the last have trained.
         learns: the hooks of defenses that a phase runs, besides those of its messages; a phase that is not named here
@@ -253,7 +255,8 @@ class Method(ABC):
         prior: the method whose pre-training, less ``joint``, any party could have done alone: what an adversary infers
             from that belongs to *alone*; or None.
         encoder: what ``model.encoder`` None stands for.
-        elsewhere: phases that speak of no row of the active party: an attack reads none of their messages.
+        elsewhere: phases that speak of no row of the active party, but of the source's: only an attack on these rows
+            reads their messages.
 
     Args:
         train: how models are fitted.
@@ -263,6 +266,7 @@ class Method(ABC):
     name: ClassVar[str]
     phases: ClassVar[tuple[str, ...]] = ("train",)
     reference: ClassVar[str]
+    differs: ClassVar[tuple[str, ...]] = ()
     version: ClassVar[int] = 1
     shows: ClassVar[Mapping[str, frozenset[Need]]]
     sends: ClassVar[Mapping[str, frozenset[Kind]]]
@@ -291,9 +295,19 @@ class Method(ABC):
         learns = cls.learns.get(phase if phase in cls.phases else cls.phases[-1], hooks.SPLIT_LEARNING)
         return frozenset(of_messages) | learns | {hooks.WATCHING}  # every phase is watched, see ``run``
 
+    @classmethod
+    def nested_options(cls) -> Mapping[str, type]:
+        """Return the options that are themselves options of something, by name, with the class that they go to."""
+        return {}
+
     @abstractmethod
     def build(self, world: World) -> None:
         """Give every party its models, drawn from the world's seed."""
+
+    @property
+    def pretraining(self) -> PretrainSpec | None:
+        """The numbers of pre-training that are used, the method's own where none are given; None without them."""
+        return None
 
     def check(self, world: World) -> None:  # noqa: B027  (a hook: many methods need nothing more)
         """Raise UsageError if ``world``, already built, lacks what training needs; trains nothing."""

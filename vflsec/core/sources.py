@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,17 @@ Table = Mapping[str, Tensor]
 """By split of the view, numbers about each row, (n, k)."""
 
 
-def sources(view: View) -> dict[str, Table]:
+class Source(NamedTuple):
+    """One table, and whether it is also worth reading by the distances between rows.
+
+    So it is where rows of one class can form several clusters, or rows of several classes many.
+    """
+
+    table: Table
+    distances: bool = False
+
+
+def sources(view: View) -> dict[str, Source]:
     """Return every table that ``view`` gives, by a readable name; equal tables are returned once.
 
     =============== =================================================================================================
@@ -35,26 +46,29 @@ def sources(view: View) -> dict[str, Table]:
     Every table covers the split of the auxiliary rows, so that a model can be fitted to it, and each other split for
     which the adversary holds the same.
     """
-    found: dict[str, Table] = {"columns": view.features}
+    found = {"columns": Source(view.features, distances=True)}
     models = {} if view.model is None else {"own embedding": view.model}
     with torch.no_grad():
         for name, model in {**models, **view.models}.items():
-            found[name] = {split: model(own) for split, own in view.features.items()}
+            found[name] = Source({split: model(own) for split, own in view.features.items()}, distances=True)
     if view.labels:
         n_classes = 1 + max(int(y.max()) for y in view.labels.values())
-        found["own labels"] = {split: F.one_hot(y, n_classes) for split, y in view.labels.items()}
+        found["own labels"] = Source({split: F.one_hot(y, n_classes) for split, y in view.labels.items()})
     if view.predictions:
-        found["predictions"] = view.predictions
+        found["predictions"] = Source(view.predictions)
     routes = _routes(view)
     for kind, sender, phase in routes:
         name = f"{kind} from {sender} in {phase}"
         if kind is Kind.GRADIENT:
             releases = received(view, kind, split=view.aux_split, sender=sender, phase=phase)
-            found |= {f"{name}: {how}": {view.aux_split: x} for how, x in _readings(releases)}
+            found |= {
+                f"{name}: {how}": Source({view.aux_split: x}, distances=how == "direction")
+                for how, x in _readings(releases)
+            }
         else:
             last = phase == [p for k, s, p in routes if (k, s) == (kind, sender)][-1]
-            found |= {f"{name}: last {n}": x for n, x in _averages(view, sender, phase, with_other_splits=last)}
-    return _distinct({name: x for name, x in found.items() if view.aux_split in x}, view.aux_split)
+            found |= {f"{name}: last {n}": Source(x) for n, x in _averages(view, sender, phase, with_other_splits=last)}
+    return _distinct(found, view.aux_split)
 
 
 def _routes(view: View) -> list[tuple[Kind, str, str]]:
@@ -95,11 +109,13 @@ def _averages(view: View, sender: str, phase: str, *, with_other_splits: bool) -
         yield turns, table
 
 
-def _distinct(tables: Mapping[str, Table], split: str) -> dict[str, Table]:
-    """Return the tables without those that equal an earlier one, or say the same of every row."""
-    found: dict[str, Table] = {}
-    for name, table in tables.items():
-        x = table[split]
-        if x.shape[1] and bool((x != x[0]).any()) and not any(torch.equal(x, seen[split]) for seen in found.values()):
-            found[name] = table
+def _distinct(sources: Mapping[str, Source], split: str) -> dict[str, Source]:
+    """Return the sources that cover ``split``, without those that equal an earlier one or are the same for all rows."""
+    found: dict[str, Source] = {}
+    for name, source in sources.items():
+        x = source.table.get(split)
+        if x is None or not x.shape[1] or bool((x == x[0]).all()):
+            continue
+        if not any(torch.equal(x, seen.table[split]) for seen in found.values()):
+            found[name] = source
     return found

@@ -12,7 +12,7 @@ from torch import Tensor
 from vflsec.core.attack import Attack
 from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
-from vflsec.core.message import SERVER, Message
+from vflsec.core.message import SERVER, SOURCE, Message
 from vflsec.core.method import Method, Trained, World
 from vflsec.core.metrics import METRICS
 from vflsec.core.party import Party
@@ -44,15 +44,15 @@ def adversary(world: World, name: str) -> tuple[Party, ...]:
 
 
 def side_of(method: Method, world: World, name: str) -> str:
-    """Return on which side an adversary is: ``active``, ``passive``, or its name if it is no party, as a server.
+    """Return on which side an adversary is: ``active``, as a source is too, ``passive``, or ``server``.
 
     Raises:
         UsageError: nobody of that name takes part.
     """
     if name in method.observers():
-        return name
-    if name == SERVER:
-        raise UsageError(f"expected an adversary that takes part, got {name}: {method.name} averages no models")
+        return "active" if name == SOURCE else name
+    if name in (SERVER, SOURCE):
+        raise UsageError(f"expected an adversary that takes part in {method.name}, got {name}: it has none")
     return "active" if adversary(world, name)[0].active else "passive"
 
 
@@ -61,7 +61,13 @@ def secret_of(world: World) -> Secret:
     return Secret({split: world.active.labels[split].cpu() for split in SPLITS})
 
 
-def view_of(trained: Trained, parties: Sequence[Party], aux_rows: Tensor, messages: tuple[Message, ...] = ()) -> View:
+def view_of(
+    trained: Trained,
+    parties: Sequence[Party],
+    aux_rows: Tensor,
+    messages: tuple[Message, ...] = (),
+    splits: Sequence[str] = SPLITS,
+) -> View:
     """Return what the attacking parties legitimately have after training, and the labels of their auxiliary samples.
 
     Colluding parties put their columns and their bottom models side by side, and have in common the aligned rows alone.
@@ -74,7 +80,7 @@ def view_of(trained: Trained, parties: Sequence[Party], aux_rows: Tensor, messag
         party="+".join(party.name for party in parties),
         side="active" if first.active else "passive",
         n_classes=world.n_classes,
-        features={split: _columns(parties, split) for split in SPLITS},
+        features={split: _columns(parties, split) for split in splits},
         model=together.eval(),
         aux_rows=aux_rows.to(world.device),
         aux_labels=world.active.labels["train"][aux_rows.to(world.device)],
@@ -85,6 +91,31 @@ def view_of(trained: Trained, parties: Sequence[Party], aux_rows: Tensor, messag
         places=world.places,
         models=trained.method.assembled(world, [party.name for party in parties], messages),
         parties=tuple(world.parties),
+    )
+
+
+def view_of_source(trained: Trained, parties: Sequence[Party], aux_rows: Tensor, messages: tuple[Message, ...]) -> View:
+    """Return what parties have of the source's people after pre-training with it, whose rows were trained on there.
+
+    They are the view's ``train`` rows, and there are no others. The source itself may be the adversary.
+    """
+    world = trained.world
+    assert world.source is not None
+    labels = world.source.labels["source"]
+    models = [trained.method.representation(party).eval() for party in parties]
+    several = len(parties) > 1
+    return View(
+        party="+".join(party.name for party in parties),
+        side="active" if parties[0].active else "passive",
+        n_classes=world.n_classes,
+        features={"train": _columns(parties, "source")},
+        model=SideBySide(models, [party.n_features for party in parties]).eval() if several else models[0],
+        aux_rows=aux_rows.to(world.device),
+        aux_labels=labels[aux_rows.to(world.device)],
+        messages=messages,
+        labels={"train": labels} if parties[0].active else {},
+        places={"source": torch.arange(len(labels), device=world.device)},
+        parties=(SOURCE, *(party.name for party in world.passive)),
     )
 
 

@@ -13,14 +13,14 @@ from joblib import Parallel, delayed
 
 from vflsec.core import registry
 from vflsec.core.errors import InsufficientView, UsageError
-from vflsec.core.message import SERVER, Kind
+from vflsec.core.message import SERVER, SOURCE, Kind
 from vflsec.core.method import Method, Trained, World
 from vflsec.core.sabotage import Sabotage
 from vflsec.evaluation import runner
 from vflsec.evaluation.adversary import side_of
 from vflsec.evaluation.mounting import BASELINES, mount
 from vflsec.evaluation.plan import Prior, Row, acts_in, build_attack, priors, rows, target_of, training_cell
-from vflsec.evaluation.questions import ask
+from vflsec.evaluation.questions import about_source, ask
 from vflsec.evaluation.runner import Task
 from vflsec.evaluation.spec import AttackSpec, DefenseSpec, EvalSpec
 from vflsec.evaluation.store import Record, Store
@@ -96,10 +96,16 @@ def check(spec: EvalSpec) -> None:
     """
     attacks = [(build_attack(attack), attack.after) for attack in spec.attacks]
     for method, world in _built(spec):
-        if method.shows or spec.adversary != SERVER:
+        if method.shows or spec.adversary not in (SERVER, SOURCE):
             side_of(method, world, spec.adversary)
         if not method.shows:
             continue
+        asked = {about_source(a, after, method, spec.adversary) for a, after in attacks if a.target == "labels"}
+        if len(asked) > 1:
+            raise UsageError(
+                f"expected attacks on one party's labels, got some on the source's and some on the active party's: "
+                f"evaluate those on gradients after a phase of {method.name} apart"
+            )
         for attack, after in attacks:
             mount(attack, after, spec.adversary, spec.aux, method, world, spec.method.get(method.name, {}))
             if not isinstance(attack, Sabotage):

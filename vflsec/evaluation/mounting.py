@@ -9,12 +9,13 @@ from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of
 from vflsec.core.errors import InsufficientView, UsageError
-from vflsec.core.message import Kind
+from vflsec.core.message import SOURCE, Kind
 from vflsec.core.method import Method, World
 from vflsec.core.sabotage import Sabotage
 from vflsec.core.view import Need
 from vflsec.evaluation.adversary import side_of
 from vflsec.evaluation.plan import build_attack, target_of
+from vflsec.evaluation.questions import about_source
 from vflsec.evaluation.spec import AttackSpec, AuxSpec
 
 KINDS = {
@@ -38,7 +39,11 @@ def mount(
 ) -> None:
     """Raise InsufficientView if the adversary ``party`` cannot mount ``attack`` on ``method`` with its ``options``."""
     side = side_of(method, world, party)
-    shown = _shown(method, side, after, options)
+    of_source = about_source(attack, after, method, party)
+    if party == SOURCE and not of_source:
+        phases = ", ".join(f"@{phase}" for phase in method.elsewhere)
+        raise InsufficientView(f"attack {attack.name!r} cannot be mounted by {SOURCE} but at {phases}, on columns")
+    shown = _shown(method, side, after, options, of_source=of_source)
     shown -= frozenset() if aux.n else {Need.AUX_LABELS}
     if side == "active":
         shown |= {Need.PREDICTIONS} if after is None else set()
@@ -69,12 +74,17 @@ def mountable(party: str, aux: AuxSpec, method: Method, world: World, options: M
     return found
 
 
-def _shown(method: Method, side: str, after: str | None, options: Mapping[str, Any]) -> frozenset[Need]:
-    """Return what an adversary on ``side`` has met when it strikes: after all phases, or after one."""
+def _shown(
+    method: Method, side: str, after: str | None, options: Mapping[str, Any], *, of_source: bool = False
+) -> frozenset[Need]:
+    """Return what an adversary on ``side`` has met when it strikes: after all phases, or after one.
+
+    Of messages, those about the people whom it asks about: the active party's, or the source's.
+    """
     until = method.phases
     if after is not None:
         one_of(method.phases[:-1], **{f"phase of {method.name} after which to attack": after})
         until = method.phases[: method.phases.index(after) + 1]
-    heard = [phase for phase in until if phase not in method.elsewhere]
+    heard = [phase for phase in until if (phase in method.elsewhere) == of_source]
     said = frozenset[Kind]().union(*(method.says(phase, options) for phase in heard))
     return frozenset(need for need in method.shows[side] if KINDS.get(need) in {None, *said})

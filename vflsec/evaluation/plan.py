@@ -22,6 +22,7 @@ from vflsec.core.method import Method, ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.data.files import source_files
 from vflsec.data.partition import DataSpec
+from vflsec.evaluation.questions import about_source
 from vflsec.evaluation.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec
 
 KEY_VERSION = 5
@@ -131,6 +132,7 @@ class Prior(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         pretrained: whether the adversary first pre-trains its model by itself, as in the stages of ``cell``.
+        asking: the attack whose question is asked, where it is not ``attack`` itself: one on the source's people.
     """
 
     method: str
@@ -140,6 +142,7 @@ class Prior(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     key: str
     pretrained: bool = False
+    asking: AttackSpec | None = None
 
 
 def rows(spec: EvalSpec) -> Iterator[Row]:
@@ -189,14 +192,19 @@ def priors(spec: EvalSpec) -> Iterator[Prior]:
         for method in filter(attacked, spec.methods):
             cell = _cell(spec, method, None, 0.0, seed, logistic)
             own = _pretrained_alone(spec, method, seed)
+            known = registry.load("methods", method)
+            of_source = [a for a, _ in inferring if about_source(build_attack(a), a.after, known, spec.adversary)]
             for attack, label in candidates:
+                regressed = of_source[:1] if attack.name == "logistic" else []
+                asking = attack if attack in of_source else next(iter(regressed), None)
                 struck = msgspec.structs.replace(attack, after=None)
                 own_way = build_attack(struck).alone()  # whose version counts as well
                 alone = [own_way.name, own_way.version] if own_way else []
                 who = [_attack_settings(struck), alone, spec.adversary, msgspec.to_builtins(spec.aux)]
+                who += ["of the source", asking.after] if asking else []
                 fitted = cell.data_key if attack.name == "logistic" else cell.key  # the regression reads no model
                 key = digest(["prior", fitted, *who])
-                prior = Prior(method=method, cell=cell, attack=struck, label=label, seed=seed, key=key)
+                prior = Prior(method=method, cell=cell, attack=struck, label=label, seed=seed, key=key, asking=asking)
                 yield prior
                 on_labels = attack.name != "logistic" and target_of(attack) == "labels"
                 if own and on_labels and own_way:

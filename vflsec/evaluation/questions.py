@@ -13,13 +13,13 @@ from vflsec.core.attack import Attack, Target
 from vflsec.core.checks import unknown
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.layout import Column
-from vflsec.core.message import SERVER, Message
-from vflsec.core.method import Trained, World
+from vflsec.core.message import SERVER, SOURCE, Message
+from vflsec.core.method import Method, Trained, World
 from vflsec.core.metrics import MEMBERSHIP, VALUES, applicable
 from vflsec.core.party import Party
 from vflsec.core.seeds import generator
-from vflsec.core.view import Secret, View
-from vflsec.evaluation.adversary import adversary, draw_auxiliary, secret_of, view_of
+from vflsec.core.view import Need, Secret, View
+from vflsec.evaluation.adversary import SPLITS, adversary, draw_auxiliary, secret_of, view_of, view_of_source
 from vflsec.evaluation.spec import AuxSpec
 
 
@@ -60,10 +60,16 @@ def ask(
     """
     if attack.target not in ASK:
         raise UsageError(f"attack {attack.name!r} is on {attack.target}, in training: measure it with vflsec eval")
-    parties = () if name in trained.method.observers() else adversary(trained.world, name)
+    world, of_source = trained.world, about_source(attack, after, trained.method, name)
+    if name == SOURCE and not of_source:
+        raise InsufficientView(f"attack {attack.name!r} cannot be mounted by {name} but in pre-training")
+    if name == SERVER and SERVER in trained.method.observers():
+        parties: tuple[Party, ...] = ()
+    else:
+        parties = (world.source,) if of_source and name == SOURCE and world.source else adversary(world, name)
     if not parties and attack.target != "parameters":
         raise InsufficientView(f"attack {attack.name!r} is on {attack.target}, for parties; {name} has no columns")
-    question = ASK[attack.target](attack, trained, parties, aux, messages)
+    question = (OF_SOURCE if of_source else ASK)[attack.target](attack, trained, parties, aux, messages)
     view = replace(question.view, adaptive=aux.adaptive)
     if after:  # what follows has not been trained
         view = replace(view, top=None, predictions={})
@@ -87,11 +93,9 @@ def _features(
     attack: Attack, trained: Trained, parties: Sequence[Party], aux: AuxSpec, messages: tuple[Message, ...]
 ) -> Question:
     world, victim = trained.world, victim_of(attack, trained.world, parties)
-    truth = {split: victim.features[split] for split in ("train", "test")}
+    truth = {split: victim.features[split] for split in _splits(parties, messages)}
     rows = _some(len(truth["train"]), aux, world.seed)
-    view = _against(victim, view_of(trained, parties, rows, messages), trained, aux)
-    view = replace(view, n_classes=victim.n_features, aux_labels=truth["train"][rows])
-    return Question(view, _secret(truth), VALUES)
+    return _columns_asked(truth, victim, view_of(trained, parties, rows, messages, tuple(truth)), trained, aux)
 
 
 def _attribute(
@@ -99,12 +103,61 @@ def _attribute(
 ) -> Question:
     world, victim = trained.world, victim_of(attack, trained.world, parties)
     column = column_of(attack, victim)
-    truth = _categories(victim.features, column)
-    n_categories = int(truth["train"].max()) + 1
+    truth = _categories({split: victim.features[split] for split in _splits(parties, messages)}, column)
     rows = _some(len(truth["train"]), aux, world.seed)
-    view = _against(victim, view_of(trained, parties, rows, messages), trained, aux)
-    view = replace(view, n_classes=n_categories, aux_labels=truth["train"][rows])
-    return Question(view, _secret(truth), applicable(n_categories))
+    return _attribute_asked(truth, victim, view_of(trained, parties, rows, messages, tuple(truth)), trained, aux)
+
+
+def _splits(parties: Sequence[Party], messages: tuple[Message, ...]) -> tuple[str, ...]:
+    """Return whose columns are asked for: training and test rows, and unlabeled ones if messages speak of them."""
+    told = {m.split for m in messages if m.receiver in [party.name for party in parties]}
+    return (*SPLITS, *(["unlabeled"] if "unlabeled" in told else []))
+
+
+def _labels_of_source(
+    attack: Attack,  # noqa: ARG001
+    trained: Trained,
+    parties: Sequence[Party],
+    aux: AuxSpec,
+    messages: tuple[Message, ...],
+) -> Question:
+    world = trained.world
+    assert world.source is not None
+    labels = world.source.labels["source"]
+    rows = draw_auxiliary(labels, world.n_classes, aux, world.seed)
+    metrics = (world.metric, *(name for name in applicable(world.n_classes) if name != world.metric))
+    return Question(view_of_source(trained, parties, rows, messages), _secret({"train": labels}), metrics)
+
+
+def _features_of_source(
+    attack: Attack, trained: Trained, parties: Sequence[Party], aux: AuxSpec, messages: tuple[Message, ...]
+) -> Question:
+    victim = victim_of(attack, trained.world, [trained.world.active, *parties])
+    truth = {"train": victim.features["source"]}
+    rows = _some(len(truth["train"]), aux, trained.world.seed)
+    return _columns_asked(truth, victim, view_of_source(trained, parties, rows, messages), trained, aux)
+
+
+def _attribute_of_source(
+    attack: Attack, trained: Trained, parties: Sequence[Party], aux: AuxSpec, messages: tuple[Message, ...]
+) -> Question:
+    victim = victim_of(attack, trained.world, [trained.world.active, *parties])
+    truth = _categories({"train": victim.features["source"]}, column_of(attack, victim, "source"))
+    rows = _some(len(truth["train"]), aux, trained.world.seed)
+    return _attribute_asked(truth, victim, view_of_source(trained, parties, rows, messages), trained, aux)
+
+
+def _columns_asked(truth: Mapping[str, Tensor], victim: Party, view: View, trained: Trained, aux: AuxSpec) -> Question:
+    view = replace(_against(victim, view, trained, aux), n_classes=victim.n_features)
+    return Question(replace(view, aux_labels=truth["train"][view.aux_rows]), _secret(truth), VALUES)
+
+
+def _attribute_asked(
+    truth: Mapping[str, Tensor], victim: Party, view: View, trained: Trained, aux: AuxSpec
+) -> Question:
+    n_categories = int(truth["train"].max()) + 1
+    view = replace(_against(victim, view, trained, aux), n_classes=n_categories)
+    return Question(replace(view, aux_labels=truth["train"][view.aux_rows]), _secret(truth), applicable(n_categories))
 
 
 def _membership(
@@ -174,6 +227,24 @@ ASK: Mapping[Target, Callable[[Attack, Trained, Sequence[Party], AuxSpec, tuple[
     "parameters": _parameters,
 }
 
+OF_SOURCE: Mapping[Target, Callable[[Attack, Trained, Sequence[Party], AuxSpec, tuple[Message, ...]], Question]] = {
+    "labels": _labels_of_source,
+    "attribute": _attribute_of_source,
+    "features": _features_of_source,
+}
+"""The questions about the source's people."""
+
+
+def about_source(attack: Attack, after: str | None, method: Method | type[Method], name: str) -> bool:
+    """Whether ``attack`` of the adversary ``name`` after a phase is on the source's people, of whom that phase speaks.
+
+    That is every attack of the source itself, and one on labels that needs gradients: there are none about others yet.
+    """
+    if after is None or after not in method.elsewhere or attack.target not in OF_SOURCE:
+        return False
+    return name == SOURCE or (name != "active" and attack.target == "labels" and Need.GRADIENTS in attack.needs)
+
+
 _MEMBER = {"train": 1, "test": 0}
 
 
@@ -192,7 +263,7 @@ def victim_of(attack: Attack, world: World, parties: Sequence[Party]) -> Party:
     return others[name]
 
 
-def column_of(attack: Attack, victim: Party) -> Column:
+def column_of(attack: Attack, victim: Party, split: str = "train") -> Column:
     """Return the victim's column that ``attack`` recovers: the one that it names, or the first of categories.
 
     Raises:
@@ -201,7 +272,11 @@ def column_of(attack: Attack, victim: Party) -> Column:
     columns = {column.name: column for column in victim.layout.columns}
     if attack.column is not None and attack.column not in columns:
         raise UsageError(unknown(f"column of {victim.name}", attack.column, columns))
-    telling = [column for column in columns.values() if int(_categories(victim.features, column)["train"].max()) > 0]
+
+    def tells_apart(column: Column) -> bool:
+        return int(_categories({"train": victim.features[split]}, column)["train"].max()) > 0
+
+    telling = [column for column in columns.values() if tells_apart(column)]
     if attack.column is None and telling:
         return next((column for column in telling if column.kind == "categorical"), telling[0])
     if attack.column is None or columns[attack.column] not in telling:
@@ -217,7 +292,6 @@ def _categories(features: Mapping[str, Tensor], column: Column) -> dict[str, Ten
 
     Categories are those of training rows, the commonest first; a row with any other is -1, and is not scored.
     """
-    features = {split: features[split] for split in ("train", "test")}
     own = {split: x[:, column.start : column.start + column.width] for split, x in features.items()}
     if column.kind == "numeric":
         median = own["train"].median()

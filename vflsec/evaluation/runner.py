@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import sureness
 from vflsec.core.errors import BadGuess, Diverged, InsufficientView, VflsecError
@@ -104,7 +105,9 @@ def _trained(
             return None, facts, ()
         return _loaded(task.cell, [stored.path], facts["history"], device), facts, ()
     transcript = Transcript(frozenset(task.adversary.split("+")), kinds)
-    trained, facts = train(task.cell, device, store=store, tap=transcript)
+    struck = {row.attack.after for row in task.rows if row.attack}
+    abroad = bool(struck & registry.load("methods", task.cell.method).elsewhere)
+    trained, facts = train(task.cell, device, store=store, tap=transcript, abroad=abroad)
     stored.write(facts, lambda folder: trained.save(folder) if trained else folder.mkdir())
     return trained, facts, tuple(transcript.messages)
 
@@ -298,7 +301,8 @@ def _attacked_alone(own: Attack, prior: Prior, task: Task, store: Store, device:
             advance(prior.cell, phase, method, world, store=store)
     except Diverged as error:
         return {"status": "diverged", "error": str(error)}
-    question = ask(build_attack(prior.attack), Trained(method, world, {}), task.adversary, task.aux)
+    asking = prior.asking or prior.attack
+    question = ask(build_attack(asking), Trained(method, world, {}), task.adversary, task.aux, after=asking.after)
     view = question.view
     view = view.without_federation(view.model) if prior.pretrained and view.model else alone(view, world.seed)
     return _guarded(own, question._replace(view=view), world, task.aux)

@@ -50,6 +50,7 @@ def train(
     store: Store | None = None,
     tap: Transcript | None = None,
     record: Path | None = None,
+    abroad: bool = False,
 ) -> tuple[Trained | None, Record]:
     """Train ``cell`` and return it with its facts: status, utility, loss by epoch, traffic, seconds.
 
@@ -61,12 +62,14 @@ def train(
         progress: called with phase, epochs done, epochs in all.
         store: where stages are kept; without it they are run.
         tap: what an adversary hears; a stage in which it would hear something is run again, for no message is stored.
+        abroad: whether the adversary also listens in phases that speak of the source's people.
         record: a folder in which to record what both roles of each encrypted boundary see, for ``vflsec audit``.
     """
     began = time.perf_counter()
     world, method = build_world(cell, device), build_method(cell)
     if tap:
-        world.channel.taps.append(lambda message: None if message.phase in method.elsewhere else tap(message))
+        deaf = frozenset() if abroad else method.elsewhere
+        world.channel.taps.append(lambda message: None if message.phase in deaf else tap(message))
     facts: Record = {"status": "ok", "utility": None, "history": {}, "error": None, "spread": {}}
     trained = None
     try:
@@ -76,7 +79,7 @@ def train(
             method.record(record)
         history: dict[str, list[float]] = {}
         for phase in cell.stages:
-            heard = bool(tap and tap.kinds & method.sends[phase] and phase not in method.elsewhere)
+            heard = bool(tap and tap.kinds & method.sends[phase] and (abroad or phase not in method.elsewhere))
             stage = advance(cell, phase, method, world, store=store, afresh=heard, progress=progress)
             history[phase], facts["spread"][phase] = stage["history"], stage["spread"]
         last = method.phases[-1]

@@ -30,6 +30,13 @@ class FeatureGroupMethod(SplitMethod):
         interacting: whether pairs of groups are groups as well.
     """
 
+    differs = (
+        "The head is a logistic regression of the active party's columns and of what passive parties send, with "
+        "SGD or Adam as train says; the authors' code has SGD with momentum 0.99, rate 8e-4 and batches of 128.",
+        "Encoded columns are standardized by training rows of each domain. Household columns have an embedding "
+        "each; the paper's code shares one.",
+        "Columns without groups of their own are one group, with layers of 2n, n and n/2.",
+    )
     logistic = True
     grouped: ClassVar[bool] = True
     interacting: ClassVar[bool] = True

@@ -8,7 +8,11 @@ from typing import Any
 from vflsec.core.message import Kind
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.view import Need
-from vflsec.methods.hybrid_ssl import HybridSSL
+from vflsec.methods.hybrid_ssl import (
+    CROSS_DIFFERS,
+    PRETRAINING_DIFFERS,
+    HybridSSL,
+)
 from vflsec.methods.split_method import SHOWS, SPLIT
 from vflsec.nn.byol import BYOL
 from vflsec.nn.moco import MoCo
@@ -31,6 +35,12 @@ class FedCSSL(HybridSSL):
     """
 
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, algorithm 1, step 1 (FedCSSL; VFed-SSD)"
+    differs = (
+        *CROSS_DIFFERS,
+        *PRETRAINING_DIFFERS,
+        "The learning rate is that of FedHSSL's step 1 at gamma 0.5.",
+        "Fine-tuning reads the cross-party encoder alone, which is all that was trained.",
+    )
     sends = {"pretrain": frozenset({Kind.EMBEDDING}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
     shows = {**SHOWS, "passive": SHOWS["passive"] | {Need.EMBEDDINGS}}  # noqa: RUF012
     cross, local = True, False
@@ -64,6 +74,7 @@ class FedCSSLSimSiam(FedCSSL):
     name = "fedcssl-simsiam"
     prior = "fedlocal-simsiam"
     ssl = SimSiam
+    differs = (*FedCSSL.differs, *SimSiam.cross_differs)
 
 
 class FedCSSLBYOL(FedCSSL):
@@ -76,6 +87,7 @@ class FedCSSLBYOL(FedCSSL):
     name = "fedcssl-byol"
     prior = "fedlocal-byol"
     ssl = BYOL
+    differs = (*FedCSSL.differs, *BYOL.cross_differs)
 
 
 class FedCSSLMoCo(FedCSSL):
@@ -84,3 +96,4 @@ class FedCSSLMoCo(FedCSSL):
     name = "fedcssl-moco"
     prior = "fedlocal-moco"
     ssl = MoCo
+    differs = (*FedCSSL.differs, *MoCo.cross_differs)

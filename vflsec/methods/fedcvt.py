@@ -94,6 +94,20 @@ class FedCVT(SplitMethod):
 
     name = "fedcvt"
     reference = "Kang, Liu, Liang 2022 (FedCVT), ACM TIST 13(4), arXiv 2008.10838, eq. 1 to 8; yankang18/FedCVT"
+    differs = (
+        "Not all of the active party's rows need have labels: its unaligned rows without one can get pseudo-labels "
+        "too.",
+        "Aligned rows without label are candidates for pseudo-labels; in the authors' code they are not.",
+        "Both estimates attend to all aligned rows; in the authors' code the active party's attends to labelled "
+        "ones alone.",
+        "The authors' additional loss on labels that attention estimates is left out; the paper has none.",
+        "An epoch is a pass over the labelled rows, and an update takes as many rows of every other sort.",
+        "One threshold serves all three classifiers, whose probabilities are not sharpened; representations are "
+        "not normalized.",
+        "Where paper and authors' code differ otherwise, the code is followed: scaled attention with a "
+        "temperature, root mean square of products as the orthogonality term, weights and threshold.",
+        "Networks and training follow model and train.",
+    )
     sends = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     learns = {"train": hooks.SPLIT_LEARNING - {hooks.BATCH, hooks.UPDATE}}  # noqa: RUF012
     encoder = "auto"

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from vflsec.core.message import Kind
 from vflsec.core.view import Need
-from vflsec.methods.hybrid_ssl import HybridSSL
+from vflsec.methods.hybrid_ssl import (
+    BOTH_DIFFERS,
+    CROSS_DIFFERS,
+    GUIDED_DIFFERS,
+    LOCAL_DIFFERS,
+    PRETRAINING_DIFFERS,
+    HybridSSL,
+)
 from vflsec.methods.split_method import SHOWS, SPLIT
 from vflsec.nn.byol import BYOL
 from vflsec.nn.moco import MoCo
@@ -21,6 +28,13 @@ class FedGSSL(HybridSSL):
     """
 
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, algorithm 1, steps 1 and 2; table V"
+    differs = (
+        *CROSS_DIFFERS,
+        *LOCAL_DIFFERS,
+        *GUIDED_DIFFERS,
+        *BOTH_DIFFERS,
+        *PRETRAINING_DIFFERS,
+    )
     sends = {"pretrain": frozenset({Kind.EMBEDDING}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
     shows = {**SHOWS, "passive": SHOWS["passive"] | {Need.EMBEDDINGS}}  # noqa: RUF012
     cross, local = True, True
@@ -32,6 +46,7 @@ class FedGSSLSimSiam(FedGSSL):
     name = "fedgssl-simsiam"
     prior = "fedlocal-simsiam"
     ssl = SimSiam
+    differs = (*FedGSSL.differs, *SimSiam.cross_differs, *SimSiam.local_differs)
 
 
 class FedGSSLBYOL(FedGSSL):
@@ -40,6 +55,7 @@ class FedGSSLBYOL(FedGSSL):
     name = "fedgssl-byol"
     prior = "fedlocal-byol"
     ssl = BYOL
+    differs = (*FedGSSL.differs, *BYOL.cross_differs, *BYOL.local_differs)
 
 
 class FedGSSLMoCo(FedGSSL):
@@ -48,3 +64,4 @@ class FedGSSLMoCo(FedGSSL):
     name = "fedgssl-moco"
     prior = "fedlocal-moco"
     ssl = MoCo
+    differs = (*FedGSSL.differs, *MoCo.cross_differs, *MoCo.local_differs)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from vflsec.core.message import SERVER, Kind
 from vflsec.core.view import Need
-from vflsec.methods.hybrid_ssl import HybridSSL
+from vflsec.methods.hybrid_ssl import (
+    BOTH_DIFFERS,
+    CROSS_DIFFERS,
+    GUIDED_DIFFERS,
+    LOCAL_DIFFERS,
+    PMA_DIFFERS,
+    PRETRAINING_DIFFERS,
+    HybridSSL,
+)
 from vflsec.methods.split_method import SHOWS, SPLIT
 from vflsec.nn.byol import BYOL
 from vflsec.nn.moco import MoCo
@@ -20,6 +28,14 @@ class FedHSSL(HybridSSL):
     """
 
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, algorithm 1"
+    differs = (
+        *CROSS_DIFFERS,
+        *LOCAL_DIFFERS,
+        *GUIDED_DIFFERS,
+        *PMA_DIFFERS,
+        *BOTH_DIFFERS,
+        *PRETRAINING_DIFFERS,
+    )
     sends = {"pretrain": frozenset({Kind.EMBEDDING, Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
     shows = {  # noqa: RUF012
         **{side: own | {Need.EMBEDDINGS, Need.PARAMETERS} for side, own in SHOWS.items()},
@@ -36,6 +52,7 @@ class FedHSSLSimSiam(FedHSSL):
     name = "fedhssl-simsiam"
     prior = "fedlocal-simsiam"
     ssl = SimSiam
+    differs = (*FedHSSL.differs, *SimSiam.cross_differs, *SimSiam.local_differs)
 
 
 class FedHSSLBYOL(FedHSSL):
@@ -44,6 +61,7 @@ class FedHSSLBYOL(FedHSSL):
     name = "fedhssl-byol"
     prior = "fedlocal-byol"
     ssl = BYOL
+    differs = (*FedHSSL.differs, *BYOL.cross_differs, *BYOL.local_differs)
 
 
 class FedHSSLMoCo(FedHSSL):
@@ -52,3 +70,4 @@ class FedHSSLMoCo(FedHSSL):
     name = "fedhssl-moco"
     prior = "fedlocal-moco"
     ssl = MoCo
+    differs = (*FedHSSL.differs, *MoCo.cross_differs, *MoCo.local_differs)

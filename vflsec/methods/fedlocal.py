@@ -8,7 +8,7 @@ from typing import Any
 from vflsec.core.message import SERVER, Kind
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.view import Need
-from vflsec.methods.hybrid_ssl import PLAIN, HybridSSL
+from vflsec.methods.hybrid_ssl import LOCAL_DIFFERS, PLAIN, PRETRAINING_DIFFERS, HybridSSL
 from vflsec.methods.split_method import SHOWS, SPLIT
 from vflsec.nn.byol import BYOL
 from vflsec.nn.moco import MoCo
@@ -36,6 +36,12 @@ class FedLocal(HybridSSL):
     """
 
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, section V-A, baseline FedLocalSSL; table V"
+    differs = (
+        *LOCAL_DIFFERS,
+        *PRETRAINING_DIFFERS,
+        "With pma=true a server averages top encoders, projectors and predictors, with BatchNorm's running "
+        "statistics, and each party has the same weight; table V of the paper does not name projectors.",
+    )
     sends = {"pretrain": frozenset({Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
     shows = {  # noqa: RUF012
         **{side: own | {Need.PARAMETERS} for side, own in SHOWS.items()},
@@ -80,6 +86,7 @@ class FedLocalSimSiam(FedLocal):
     name = "fedlocal-simsiam"
     prior = "fedlocal-simsiam"
     ssl = SimSiam
+    differs = (*FedLocal.differs, *SimSiam.local_differs)
 
 
 class FedLocalBYOL(FedLocal):
@@ -88,6 +95,7 @@ class FedLocalBYOL(FedLocal):
     name = "fedlocal-byol"
     prior = "fedlocal-byol"
     ssl = BYOL
+    differs = (*FedLocal.differs, *BYOL.local_differs)
 
 
 class FedLocalMoCo(FedLocal):
@@ -96,3 +104,4 @@ class FedLocalMoCo(FedLocal):
     name = "fedlocal-moco"
     prior = "fedlocal-moco"
     ssl = MoCo
+    differs = (*FedLocal.differs, *MoCo.local_differs)

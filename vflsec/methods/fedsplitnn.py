@@ -25,6 +25,11 @@ class FedSplitNN(SplitMethod):
 
     name = "fedsplitnn"
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, baseline FedSplitNN; Vepakomma et al. 2018"
+    differs = (
+        "Training follows train and model, by default Adam at 0.001, batches of 256 and small networks; FedHSSL's "
+        "settings are those of its fine-tuning.",
+        "With train.local_steps above 1 it is FedBCD.",
+    )
     sends = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
 
     def build_party(self, party: Party, world: World) -> None:

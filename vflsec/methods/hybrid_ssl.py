@@ -16,7 +16,7 @@ from vflsec.core import hooks, registry
 from vflsec.core.checks import non_negative, positive
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import SERVER, Kind, Message
-from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
+from vflsec.core.method import ModelSpec, PretrainSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
 from vflsec.core.releases import flattened, parameters
 from vflsec.core.seeds import drawing, generator
@@ -32,15 +32,58 @@ MOMENTUM, WEIGHT_DECAY = 0.9, 3e-5
 
 PLAIN = "model-average"
 """The protocol of step 3 that hides nothing from the server."""
+CROSS_DIFFERS = (
+    "Step 1 visits the mini-batches once, all parties in each; Algorithm 1 prints the loop over parties outside.",
+    "Step 1 exchanges what the projector makes of raw rows; Algorithm 1 writes f_c, in which the paper counts the "
+    "projector. A party that takes several updates on one exchange (local_updates) projects its own rows anew.",
+)
+LOCAL_DIFFERS = (
+    "Step 2, tables: view 1 is the row itself and view 2 a corruption of it, as in the authors' code; Algorithm 1 "
+    "draws two random views.",
+    "The corruption replaces 30 % of the columns: a number by a uniform draw from its range, a category by a "
+    "mask. The paper does not name the distribution, and leaves the mask's embedding untrained; here it is "
+    "trained.",
+    "Step 2, images: crop, color jitter, blur and flip, as in the authors' code. Jitter is relative to each "
+    "image's own mean and deviation, hue and saturation are changed in YIQ, and nothing is clipped.",
+    "Step 2 clips the norm of a party's gradients at 5, as in the authors' code; the paper does not mention it.",
+)
+GUIDED_DIFFERS = (
+    "Step 2: the cross-party encoder guides in evaluation mode, so that its BatchNorm statistics stay; in the "
+    "authors' code they drift, and the paper says nothing.",
+    "Steps 1 and 2 follow each other, each a whole pass, as Algorithm 1 prints them. The authors' code takes them "
+    "batch by batch (interleave=true).",
+    "gamma is the paper's 0.5; the authors' code has 0 by default.",
+)
+BOTH_DIFFERS = (
+    "Fine-tuning reads the mean of a party's local and cross-party encoder, as in the authors' code; the paper "
+    "does not say how the two are joined (encoders, pool).",
+)
+PMA_DIFFERS = (
+    "Step 3 averages the top encoder, the projector and the predictor, with BatchNorm's running statistics, and "
+    "each party has the same weight; Algorithm 1 names the top encoder and the predictor alone.",
+)
+PRETRAINING_DIFFERS = (
+    "Pre-training has SGD with momentum 0.9, weight decay 3e-5 and the rate 0.05 B / 256 * 0.5 / (0.5 + gamma) on "
+    "a cosine over global iterations, constant for the predictor, as in the authors' code; the paper names no "
+    "optimizer. B is the batch.",
+    "Click data: SGD pre-trains their encoders as well; the authors' code can use Adagrad.",
+    "Pre-training takes 40 global iterations by default, whatever the data; the paper takes 10 for NUS-WIDE.",
+    "A last batch of a single row joins the one before it.",
+    "Encoders are those of model: by default two blocks of width 128 (tables) or three convolutions (images). The "
+    "paper has blocks of width 512 and ResNet-18.",
+    "Fine-tuning follows train: by default Adam at 0.001 with batches of 256 and no clipping, and the last epoch "
+    "counts. The paper takes the best of the rates 0.005, 0.01 and 0.03 with batches of 512 (tables) or 128 "
+    "(images). The authors' code has SGD with momentum 0.9, weight decay 3e-5, a cosine schedule and clipping at "
+    "5, and reports the best epoch on test rows.",
+)
 
 
 class HybridSSL(SplitMethod):
     """Pre-training by self-supervision, then split learning from there (FedHSSL's algorithm 1, with steps left out).
 
     Optimizers are those of the released code: SGD, momentum 0.9, weight decay 3e-5, learning rate 0.05 · B / 256 ·
-    0.5 / (0.5 + gamma) on a cosine over global iterations, the predictor's constant. (For encoders of click columns the
-    paper has Adagrad; here that is ``train.optimizer``, of fine-tuning alone.) Fine-tuning follows ``train``, as every
-    method that it is compared with does.
+    0.5 / (0.5 + gamma) on a cosine over global iterations, the predictor's constant. Fine-tuning follows ``train``, as
+    every method that it is compared with does.
 
     Class attributes:
         ssl: the self-supervised method, a ``Siamese``.
@@ -110,6 +153,16 @@ class HybridSSL(SplitMethod):
             raise UsageError(f"expected train.pretrain.batch >= 2, got {self.batch}: one row tells BatchNorm nothing")
         self.lr = spec.lr or 0.05 * self.batch / 256 * 0.5 / (0.5 + gamma)
         self._towers: dict[str, dict[str, Siamese]] = {"cross": {}, "local": {}}
+
+    @classmethod
+    def nested_options(cls) -> Mapping[str, type]:
+        """Return the self-supervised method, to which ``ssl_options`` go."""
+        return {"ssl_options": cls.ssl}
+
+    @property
+    def pretraining(self) -> PretrainSpec:
+        """Global iterations, batch and learning rate."""
+        return PretrainSpec(epochs=self.iterations, batch=self.batch, lr=self.lr)
 
     def build_party(self, party: Party, world: World) -> None:
         """Draw encoders, each from a stream of its own: a step left out changes nothing in the other."""

@@ -25,6 +25,7 @@ class Local(Method):
 
     name = "local"
     reference = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 5, baseline Local-A"
+    differs = ("Encoder and training follow model and train; the paper names no settings for Local-A.",)
     sends = {"train": frozenset()}  # noqa: RUF012  (declared ClassVar in the base class)
     shows = {}  # noqa: RUF012
 

@@ -41,6 +41,9 @@ class PooledLightGBM(PooledMethod):
 
     name = "lightgbm"
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, baseline LGB; Ke et al. 2017 (LightGBM)"
+    differs = (
+        "Categories are one-hot, and rounds, leaves and rate are LightGBM's defaults; the paper names no settings.",
+    )
 
     def __init__(
         self,

@@ -38,6 +38,10 @@ class PooledLogisticRegression(PooledMethod):
 
     name = "lr"
     reference = "Kang et al. 2022 (PrADA), table I, baseline LR; scikit-learn's LogisticRegression"
+    differs = (
+        "Categories are one-hot, and the penalty is chosen by log loss on folds; the paper names neither encoding "
+        "nor penalty.",
+    )
 
     def __init__(
         self, train: TrainSpec, model: ModelSpec, *, columns: Literal["all", "active"] = "all", folds: int = 5

@@ -11,8 +11,8 @@ from torch import nn
 from vflsec.core import hooks
 from vflsec.core.checks import non_negative, positive, positive_or_none
 from vflsec.core.errors import UsageError
-from vflsec.core.message import Kind
-from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
+from vflsec.core.message import SOURCE, Kind
+from vflsec.core.method import ModelSpec, PretrainSpec, Progress, TrainSpec, World
 from vflsec.core.protocol import Boundary
 from vflsec.core.seeds import drawing
 from vflsec.methods.adversarial_training import AdversarialTraining
@@ -37,8 +37,9 @@ class PrADA(FeatureGroupMethod):
     Pre-training has their numbers, SGD with momentum 0.99, weight decay 1e-5, rate 5e-4 and batches of 128, but for its
     length: they stop by the labels of A's validation rows, which no party of this phase has.
 
-    Every attack is on A's people. What C hears in pre-training of B's labels, all of them by the sign of a gradient, is
-    told by no figure; it serves C's attacks only by way of its extractors. Sabotage, of course, begins there.
+    Attacks are on A's people. In pre-training C and B exchange messages about B's people: an attack on labels that
+    needs gradients and strikes at ``@pretrain`` is on B's labels, and ``--adversary source`` attacks C's columns of B's
+    people there. Sabotage begins in pre-training.
 
     Source: PrADA (Kang et al. 2022, "Privacy-preserving Federated Adversarial Domain Adaptation over Feature Groups for
     Interpretability"), sections 5 and 6, algorithms 1 and 2; its authors' code.
@@ -58,6 +59,28 @@ class PrADA(FeatureGroupMethod):
     name = "prada"
     version = 2
     reference = "Kang et al. 2022 (PrADA), IEEE Transactions on Big Data, sections 5 and 6, algorithms 1 and 2"
+    differs = (
+        *FeatureGroupMethod.differs,
+        "The weight lambda of eq. 4 is constant (adaptation), and 0.01 by default, so that little is adapted. The "
+        "paper names no value; within the few epochs of pre-training a larger weight costs utility on Census-Income. The "
+        "authors' code lets it grow from 0 to 1 over 600 epochs (ramp_epochs=600, adaptation=1), and stops early.",
+        "L_adv is the mean of cross-entropy over the rows of both domains, as in the authors' code: half of eq. 2, "
+        "which sums the means of both. So eq. 4's lambda is half of adaptation.",
+        "Lambda weighs the extractors alone, as in the authors' code; in eq. 5 it weighs the discriminators' step too.",
+        "Both losses of pre-training are minimized in one step through a reversed gradient, as in the authors' "
+        "code. Algorithm 1 takes two steps (alternating=true) and computes mu before the first; here mu follows "
+        "the first.",
+        "The learning rate of pre-training falls as (1 + 10 q)^-0.75 with q the share of decay_epochs, 600, that "
+        "is over, as in the authors' code; the paper mentions no decay.",
+        "Pre-training takes 3 epochs by default, with momentum 0.99 and weight decay 1e-5. The authors' code stops "
+        "by the target's validation labels, which no party of this phase has.",
+        "BatchNorm reads each domain's batch by itself, as in the authors' code.",
+        "Fine-tuning trains passive models too, as algorithm 2 prints; the authors' code trains the logistic "
+        "regression alone (finetune_extractors=false).",
+        "No loss is weighted by class; the authors' code weighs positives three times when it pre-trains on loans.",
+        "Encryption (phe) corrects algorithms 4 and 5: gradients by the weights before the update, fresh masks, "
+        "and momentum.",
+    )
     phases = ("pretrain", "finetune")
     sends = {"pretrain": SPLIT, "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     learns = {"pretrain": hooks.SPLIT_LEARNING, "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012
@@ -72,7 +95,7 @@ class PrADA(FeatureGroupMethod):
         *,
         boundary: str = "plain",
         alternating: bool = False,
-        adaptation: float = 1.0,
+        adaptation: float = 0.01,
         ramp_epochs: int | None = None,
         decay_epochs: int = 600,
         finetune_extractors: bool = True,
@@ -98,6 +121,12 @@ class PrADA(FeatureGroupMethod):
         self.decay_epochs = decay_epochs
         self.finetune_extractors = finetune_extractors
         self._source_boundaries: dict[str, Boundary] = {}
+
+    @property
+    def pretraining(self) -> PretrainSpec:
+        """Epochs, batch and first learning rate."""
+        spec = self.pretrain_spec
+        return PretrainSpec(epochs=spec.epochs, batch=spec.batch, lr=spec.lr)
 
     @classmethod
     def says(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
@@ -139,6 +168,10 @@ class PrADA(FeatureGroupMethod):
             malicious=world.malicious,
             checkpoint=world.checkpoint,
         )
+
+    def observers(self) -> tuple[str, ...]:
+        """Return the source."""
+        return (SOURCE,)
 
     def planned(self, phase: str, world: World) -> int | None:
         """Return the number of epochs: in each, every row of that phase crosses once."""
@@ -202,6 +235,7 @@ class PrADAWithoutIR(PrADA):
 
     name = "prada-no-ir"
     reference = "Kang et al. 2022 (PrADA), section 8.1, PrADA w/o IR"
+    differs = (*PrADA.differs,)
     interacting = False
 
 
@@ -214,6 +248,11 @@ class PrADAWithoutFGIR(PrADA):
 
     name = "prada-no-fg-ir"
     reference = "Kang et al. 2022 (PrADA), section 8.1, PrADA w/o FG&IR"
+    differs = (
+        *PrADA.differs,
+        "The extractor sends four numbers, as in the authors' code; the paper does not say how many.",
+        "The discriminator is 36 wide and has no spectral normalization, as in the authors' code.",
+    )
     grouped = False
 
     def discriminators(self, bottom: nn.Module) -> DomainDiscriminators:
@@ -238,6 +277,10 @@ class PrADAWithoutDAFGIR(FeatureGroupMethod):
 
     name = "prada-no-da-fg-ir"
     reference = "Kang et al. 2022 (PrADA), section 8.1, PrADA w/o DA&FG&IR"
+    differs = (
+        *FeatureGroupMethod.differs,
+        "The extractor sends four numbers, as in the authors' code; the paper does not say how many.",
+    )
     sends = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     grouped = False
 

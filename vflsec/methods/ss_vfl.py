@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vflsec.core import hooks
 from vflsec.core.checks import one_of, positive
 from vflsec.core.errors import Diverged, UsageError
-from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
+from vflsec.core.method import ModelSpec, PretrainSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
 from vflsec.core.seeds import drawing
 from vflsec.methods.local_contrastive import LocalCL, LocalMoCo
@@ -46,6 +46,21 @@ class SSVFL(SplitMethod):
         keep_projection: whether what pre-training made of the projection is kept.
     """
 
+    differs = (
+        "LocalCL is MoCo v1 by default (localcl=moco), as in the released code; the paper prints an in-batch loss "
+        "(localcl=inbatch), and that in one direction where both are taken here.",
+        "The queue of MoCo holds 65,536 keys, or one for each row where these are fewer.",
+        "Temperature 0.2, SGD at 0.03 with momentum 0.9 and weight decay 1e-4, and two steps of the rate are the "
+        "released code's.",
+        "Pre-training takes 40 epochs by default, with the rate divided by ten after 60 % and 80 % of them; the "
+        "paper takes 200.",
+        "The projection to the cut layer starts again at random after pre-training, as in the released code; the "
+        "paper does not say so (keep_projection=true).",
+        "Tables: view 1 is the row itself and view 2 a corruption of it; the paper has images alone. Jitter of "
+        "images is relative to their own mean and deviation.",
+        "Encoders are those of model, and fine-tuning follows train: by default Adam at 0.001 in batches of 256. "
+        "The paper has ResNet-18 and ResNet-50 and 500 epochs, its code SGD with rates for each dataset.",
+    )
     phases = ("pretrain", "finetune")
     keeps = frozenset({"bottom"})
     learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012  (declared ClassVar in the base)
@@ -79,6 +94,11 @@ class SSVFL(SplitMethod):
         self.lr = spec.lr or 0.03
         if self.batch < 2:
             raise UsageError(f"expected train.pretrain.batch >= 2, got {self.batch}: a row is told from the others")
+
+    @property
+    def pretraining(self) -> PretrainSpec:
+        """Global iterations, batch and learning rate."""
+        return PretrainSpec(epochs=self.iterations, batch=self.batch, lr=self.lr)
 
     def build_party(self, party: Party, world: World) -> None:
         """Draw the encoder and, at its end, the projection."""

@@ -19,5 +19,10 @@ class SSVFLCoupled(SSVFL):
 
     name = "ss-vfl-c"
     reference = "Castiglia et al. 2022 (SS-VFL), FL-NeurIPS workshop, algorithm 2"
+    differs = (
+        *SSVFL.differs,
+        "Algorithm 2's chain rule is read as the transposed Jacobian times the gradient; it prints the "
+        "representation itself.",
+    )
     sends = {"pretrain": frozenset[Kind](), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     prior = "ss-vfl-c"

@@ -40,6 +40,13 @@ class SSVFLIndependent(SSVFL):
 
     name = "ss-vfl-i"
     reference = "Castiglia et al. 2022 (SS-VFL), FL-NeurIPS workshop, algorithm 1"
+    differs = (
+        *SSVFL.differs,
+        "Embeddings of rows as they are cross once, as printed; the released code sends those of newly altered "
+        "rows in every epoch (recompute_augmented=true).",
+        "The server learns at train.lr; the released code has 100 (server_lr).",
+        "Validation rows, where an epoch is chosen by them, are sent too.",
+    )
     sends = {"pretrain": frozenset[Kind](), "finetune": frozenset({Kind.EMBEDDING})}  # noqa: RUF012
     shows = {**SHOWS, "passive": SHOWS["passive"] - {Need.GRADIENTS}}  # noqa: RUF012
     late = SSVFL.late | {"server_lr", "recompute_augmented"}

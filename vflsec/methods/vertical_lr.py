@@ -29,6 +29,12 @@ class VerticalLogisticRegression(FeatureGroupMethod):
 
     name = "vertical-lr"
     reference = "Kang et al. 2022 (PrADA), table I, baseline SecureLR; Hardy et al. 2017, arXiv 1711.10677"
+    differs = (
+        "Categories are one-hot; FATE's numbers in the paper read numbered categories.",
+        "It is trained by SGD or Adam as train says; the paper has FATE's defaults.",
+        "Unencrypted, the active party receives the columns themselves; with more than two classes it is a softmax "
+        "regression.",
+    )
     sends = {"train": frozenset({Kind.EMBEDDING})}  # noqa: RUF012  (declared ClassVar in the base class)
     shows = {**SHOWS, "passive": SHOWS["passive"] - {Need.GRADIENTS}}  # noqa: RUF012
 

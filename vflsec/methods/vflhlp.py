@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vflsec.core import hooks
 from vflsec.core.checks import fraction, non_negative, positive
 from vflsec.core.errors import UsageError
-from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
+from vflsec.core.method import ModelSpec, PretrainSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
 from vflsec.core.seeds import drawing, generator
 from vflsec.methods.local_training import LocalTraining, labelled_rows, local_model
@@ -20,6 +20,26 @@ from vflsec.methods.scarf_ssl import LEAST_ROWS, ScarfSSL, own_rows
 from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.encoders import build_encoder
+
+SHARED_DIFFERS = (
+    "The paper states no training settings. Split learning and step 1 follow train, and encoders follow model: "
+    "by default two blocks of width 128 with BatchNorm, Adam at 0.001. The paper has 64-64-16 and "
+    "256-128-64-16.",
+    "Labels that a defense changes are changed before pre-training.",
+)
+CONSTRAINT_DIFFERS = (
+    "L_cons sums squared differences over parameters, the bias of the head included; BatchNorm's running "
+    "statistics are left out. Eq. 8 prints squares of vectors.",
+    "The active party computes beta L_cons itself; in algorithm 1 the server computes the whole loss. beta is "
+    "0.01 by default; the paper names no value.",
+)
+SCARF_DIFFERS = (
+    "Scarf: the second norm of eq. 5 is that of the corrupted row's projection, where eq. 5 prints the clean one's.",
+    "Scarf: rate 0.6, temperature 1, batches of 128, Adam at 0.001, early stopping with patience 3 on a tenth "
+    "of the rows and at most 100 epochs; the paper names none of these.",
+    "Scarf: the projection head has two layers as wide as the embedding; the original has 256.",
+    "Scarf corrupts categories before they are embedded.",
+)
 
 
 class HybridLocalPretraining(SplitMethod):
@@ -78,6 +98,14 @@ class HybridLocalPretraining(SplitMethod):
         self.rate = rate
         self.temperature = temperature
         self._projections: dict[str, nn.Module] = {}
+
+    @property
+    def pretraining(self) -> PretrainSpec:
+        """Epochs at most, batch and learning rate of Scarf; of step 1 what is given, else those of ``train``."""
+        given = self.train_spec.pretrain
+        if not self.initialises:
+            return given
+        return PretrainSpec(epochs=given.epochs or 100, batch=given.batch or 128, lr=given.lr or 1e-3)
 
     def build(self, world: World) -> None:
         """Draw what split learning has, the active party's model of its own, and Scarf's projection heads."""
@@ -164,15 +192,19 @@ class HybridLocalPretraining(SplitMethod):
             model, rows, told = world.active.modules["pretrained"], labelled_rows(world)[0], world.active.defenses
             yield world.active.name, LocalTraining(world, model, rows, labels, spec, defenses=told)
         for party in world.passive if self.initialises else ():
+            numbers = self.pretraining
+            assert numbers.epochs is not None
+            assert numbers.batch is not None
+            assert numbers.lr is not None
             yield (
                 party.name,
                 ScarfSSL(
                     party,
                     nn.Sequential(party.modules["bottom"], self._projections[party.name]),
                     seed=world.seed,
-                    epochs=given.epochs or 100,
-                    batch=given.batch or 128,
-                    lr=given.lr or 1e-3,
+                    epochs=numbers.epochs,
+                    batch=numbers.batch,
+                    lr=numbers.lr,
                     rate=self.rate,
                     temperature=self.temperature,
                 ),
@@ -202,6 +234,11 @@ class VFLHLP(HybridLocalPretraining):
 
     name = "vflhlp"
     reference = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 4.2 and algorithm 1"
+    differs = (
+        *SHARED_DIFFERS,
+        *CONSTRAINT_DIFFERS,
+        *SCARF_DIFFERS,
+    )
     keeps = frozenset({"bottom", "pretrained"})
     late = frozenset({"boundary", "beta"})
     prior = "vflhlp"
@@ -228,6 +265,10 @@ class VFLHLPActive(HybridLocalPretraining):
 
     name = "vflhlp-a"
     reference = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 5.4, VFLHLP-A"
+    differs = (
+        *SHARED_DIFFERS,
+        *CONSTRAINT_DIFFERS,
+    )
     keeps = frozenset({"pretrained"})
     late = frozenset({"boundary", "beta"})
     constrains, initialises = True, False
@@ -244,6 +285,10 @@ class VFLHLPPassive(HybridLocalPretraining):
 
     name = "vflhlp-p"
     reference = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 5.4, VFLHLP-P"
+    differs = (
+        *SHARED_DIFFERS,
+        *SCARF_DIFFERS,
+    )
     keeps = frozenset({"bottom"})
     learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012
     late = frozenset({"boundary"})

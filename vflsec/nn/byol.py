@@ -26,6 +26,15 @@ class BYOL(Siamese):
     """
 
     name = "byol"
+    cross_differs = (
+        "Across parties: no moving average is kept, and the loss is -cos, that of SimSiam, as in the authors' "
+        "code; table II has the average and eq. 3 for BYOL.",
+    )
+    local_differs = (
+        "The moving average follows each optimizer step, and covers parameters alone: BatchNorm's statistics are "
+        "the target's own. The authors' code moves it before each forward pass, and at 0.999; momentum is the "
+        "paper's 0.995.",
+    )
 
     def __init__(
         self, encoder: nn.Module, width: int, *, projector: int = 512, predictor: int = 128, momentum: float = 0.995

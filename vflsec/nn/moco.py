@@ -33,6 +33,19 @@ class MoCo(Siamese):
     """
 
     name = "moco"
+    cross_differs = (
+        "Across parties: in-batch NT-Xent in both directions, with 2B - 2 negatives, without queue or moving "
+        "average, as in the authors' code; table II has both for MoCo.",
+    )
+    local_differs = (
+        "InfoNCE compares directions (vectors of length one) at the temperature 0.5 of the appendix; eq. 2 prints "
+        "neither.",
+        "There are two queues of 4096 keys, one for each view, as in the authors' code; the paper has one dictionary.",
+        "The guide's projections meet the queue and do not enter it; in the authors' code they enter.",
+        "The moving average follows each optimizer step, and covers parameters alone; the authors' code moves it "
+        "before each forward pass, and at 0.999; momentum is the paper's 0.99.",
+        "The projector's learning rate follows the cosine; in the authors' code it stays constant for MoCo.",
+    )
 
     def __init__(
         self,

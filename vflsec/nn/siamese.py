@@ -22,6 +22,8 @@ class Siamese(nn.Module, ABC):
 
     Class attributes:
         name: as methods and results call it.
+        cross_differs: what differs from FedHSSL in ``cross_loss``.
+        local_differs: what differs from it in ``two_views``.
 
     Args:
         encoder: (B, features) -> (B, width), with submodules ``bottom`` and ``top``.
@@ -32,6 +34,8 @@ class Siamese(nn.Module, ABC):
     """
 
     name: ClassVar[str]
+    cross_differs: ClassVar[tuple[str, ...]]
+    local_differs: ClassVar[tuple[str, ...]]
 
     def __init__(
         self,

@@ -15,6 +15,8 @@ class SimSiam(Siamese):
     """
 
     name = "simsiam"
+    cross_differs = ()
+    local_differs = ()
 
     def _ssl(self, p: Tensor, z: Tensor, view: int) -> Tensor:
         return negative_cosine(p, z)
