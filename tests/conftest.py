@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from vflsec.core.method import World
+from vflsec.report import report
+from vflsec.testing.reports import check_report
 from vflsec.testing.worlds import tiny_world
 
 
@@ -11,6 +13,21 @@ from vflsec.testing.worlds import tiny_world
 def world() -> World:
     """Bare parties, ``active`` and ``passive_1``, of eight rows on a bare wire."""
     return tiny_world()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def checked_reports():
+    """Check every report that a test reads."""
+    summarize = report.summarize
+
+    def checked(*args, **options):
+        found = summarize(*args, **options)
+        check_report(found)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "summarize", checked)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

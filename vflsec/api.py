@@ -14,6 +14,7 @@ from vflsec.data.dataset import VerticalDataset
 from vflsec.evaluation import engine, runner, training, world
 from vflsec.evaluation import spec as specs
 from vflsec.evaluation.grammar import split_list
+from vflsec.evaluation.mounting import KINDS
 from vflsec.evaluation.plan import build_attack, training_cell
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.store import Record, Store, writing
@@ -171,7 +172,7 @@ def attack(
     mounted = build_attack(specs.AttackSpec(name=name, options=options))
     if mounted.acts_in_training:
         raise UsageError(f"attack {name!r} acts in training, which is over: use vflsec.evaluate(attack={name!r})")
-    if mounted.needs & runner.KINDS.keys():
+    if mounted.needs & KINDS.keys():
         raise InsufficientView(f"attack {name!r} reads messages, of which none were kept: use vflsec.evaluate")
     with training.one_thread():
         aux = specs.AuxSpec(n=n_aux, folds=0, victim_model=victim_model)

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from vflsec.core.auxiliary import divided, oriented, references, thresholded
+from vflsec.core.auxiliary import divided, oriented, references, sureness, thresholded
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Message
 from vflsec.core.releases import averages, latest, parameters, percentiles, received
@@ -69,6 +71,25 @@ def test_a_score_is_turned_to_what_the_known_labels_say():
     assert torch.equal(oriented(down, score)[:, 1], -score)
     assert torch.equal(oriented(one_sided, score)[:, 1], score), "one class cannot tell"
     assert torch.equal(oriented(down, score[:2], train=score)[:, 1], -score[:2])
+
+
+def test_how_sure_a_sign_is_is_mann_and_whitneys_test():
+    rng = np.random.default_rng(0)
+    labels = np.arange(80) % 2
+    score = rng.normal(size=80) + 0.4 * labels
+    view = make_view([[0]], n_rows=80, aux=(list(range(80)), labels.tolist()))
+    guess = Guess({"train": torch.tensor(np.stack([-score, score], axis=1))})
+    options = {"alternative": "greater", "method": "asymptotic", "use_continuity": False}
+    expected = stats.mannwhitneyu(score[labels == 1], score[labels == 0], **options).pvalue
+    assert sureness(view, guess) == pytest.approx(1 - expected)
+
+
+def test_without_both_classes_or_their_rows_nothing_is_sure():
+    guess = Guess({"train": torch.zeros(8, 2)})
+    assert sureness(make_view([[0]], aux=([0, 3], [0, 0])), guess) is None
+    view = make_view([[0]], aux=([0, 3], [0, 1]))
+    assert sureness(view, guess) == 0.5
+    assert sureness(view, Guess({"test": torch.zeros(8, 2)})) is None
 
 
 def test_an_order_is_divided_where_the_known_labels_are_best_served():

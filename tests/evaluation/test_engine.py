@@ -15,6 +15,7 @@ from vflsec.evaluation import engine, runner
 from vflsec.evaluation import spec as specs
 from vflsec.evaluation.plan import rows
 from vflsec.evaluation.store import Store
+from vflsec.evaluation.summary import summarize
 
 SETTINGS = {
     "dataset": "toy",
@@ -353,6 +354,28 @@ def test_all_is_what_can_be_mounted_and_the_others_have_a_reason(changed, chosen
     for name, reason in left_out.items():
         assert reason in reasons[name]
     engine.check(found)
+
+
+def test_a_record_says_which_attacks_its_adversary_could_mount(tmp_path):
+    """They are those of ``all``: what a report without them names as not run."""
+    settings = {**SETTINGS, "attacks": [{"name": "norm"}], "strengths": [1], "seeds": 1}
+    records = finish(tmp_path, **settings).records()
+    found, _ = engine.every_attack(specs.read({**settings, "attacks": ["all"]}))
+    expected = sorted(attack.name for attack in found.attacks)
+    assert [record["mountable"] for record in records.values() if record["kind"] == "result"] == [expected] * 2
+    summary = summarize(specs.read(settings), records, out="", max_leak={}, min_utility=None)
+    assert summary.not_run == [name for name in expected if name != "norm"]
+
+
+def test_a_sign_by_few_labels_says_how_sure_it_is(tmp_path):
+    """``norm`` needs no label and uses them for its sign alone; ``mc`` is fitted on them."""
+    attacks = [{"name": "norm"}, {"name": "mc", "options": {"epochs": 5}}]
+    settings = {**SETTINGS, "attacks": attacks, "strengths": [1]}
+    records = finish(tmp_path, **settings).records()
+    summary = summarize(specs.read(settings), records, out="", max_leak={}, min_utility=None)
+    assert [p.sureness for p in summary.points if p.attack == "mc"] == [None, None]
+    sure = [p.sureness for p in summary.points if p.attack == "norm"]
+    assert all(0.5 <= one <= 1 for one in sure), "the sign is the one that the labels prefer"
 
 
 def test_all_keeps_what_is_named_with_options():

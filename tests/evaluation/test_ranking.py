@@ -19,22 +19,20 @@ def spread(mean, by=SURE):
     return {} if mean is None else {seed: mean + step for seed, step in enumerate(by)}
 
 
-def point(defense, strength, utility, leak, *, attack="mc", alone=0.6, on_train=None, by=SURE):
+def point(defense, strength, utility, leak, *, attack="mc", alone=0.6, by=SURE):
     measured = {"metric": "auc", "ci95": (None, None), "n": 3}
     leaked = Leak(
         **measured, mean=leak, chance=0.5, alone=alone, alone_ci95=(None, None), advantage=None,
         advantage_ci95=(None, None), accuracy=None, by_seed=spread(leak, by), alone_by_seed=spread(alone, by),
     )  # fmt: skip
-    on_train = leak if on_train is None else on_train
-    train = msgspec.structs.replace(leaked, mean=on_train, by_seed=spread(on_train, by))
     return Point(
         method="m", defense=defense, strength=strength, attack=attack, status="ok", statuses={"ok": 1},
-        utility=Measure(**measured, mean=utility), leak=leaked, leak_train=train, nbytes=1, seconds=1.0, budget={},
+        utility=Measure(**measured, mean=utility), leak=leaked, leak_train=leaked, nbytes=1, seconds=1.0, budget={},
         choice=attack,
     )  # fmt: skip
 
 
-def folded(defense, value, calibrated, attack="mc", *, by=SURE):
+def folded(defense, value, calibrated, attack="worst", *, by=SURE):
     return Cap(
         method="m", defense=defense, attack=attack, value=value, ci95=(None, None), calibrated=calibrated,
         calibrated_ci95=(None, None), accuracy_value=None, dcs=None, n=3, by_seed=spread(value, by),
@@ -43,16 +41,25 @@ def folded(defense, value, calibrated, attack="mc", *, by=SURE):
 
 
 def place(utility, leak, target="labels"):
-    return Place(target=target, method="m", defense="d", strength=1.0, utility=utility, leak=leak, worst_rows=leak)
+    return Place(target=target, method="m", defense="d", strength=1.0, utility=utility, leak=leak)
 
 
-def test_the_strongest_attack_counts_and_alone_is_the_floor():
-    points = [point("d", 1.0, 0.8, 0.9, attack="norm"), point("d", 1.0, 0.8, 0.7), point("d", 5.0, 0.7, 0.55)]
-    assert [(p.strength, p.leak) for p in exposed(points).values()] == [(1.0, 0.9), (5.0, 0.6)]
+def exposed_by(*worst, others=()):
+    """Places by these headlines, each of which is an attack as well, and by other attacks."""
+    return exposed([*worst, *others], [msgspec.structs.replace(p, attack="worst") for p in worst])
+
+
+def test_the_headline_counts():
+    norm = point("d", 1.0, 0.8, 0.95, attack="norm")  # larger on all rows, by luck
+    found = exposed_by(point("d", 1.0, 0.8, 0.9), point("d", 5.0, 0.7, 0.6), others=[norm])
+    assert [(p.strength, p.leak, p.by_seed) for p in found.values()] == [
+        (1.0, 0.9, spread(0.9)),
+        (5.0, 0.6, spread(0.6)),
+    ]
 
 
 def test_a_strength_at_which_an_attack_gave_no_number_is_left_out():
-    assert not exposed([point("d", 1.0, 0.8, 0.9), point("d", 1.0, 0.8, None, attack="norm")])
+    assert not exposed_by(point("d", 1.0, 0.8, 0.9), others=[point("d", 1.0, 0.8, None, attack="norm")])
 
 
 def test_the_front_of_a_worked_example():
@@ -74,10 +81,11 @@ def test_whatever_is_not_on_the_front_is_beaten_by_something_on_it(pairs):
         assert dominated == (one not in best)
 
 
-def test_ranks_are_by_the_attack_that_a_defense_does_worst_against():
-    caps = [folded("a", 0.5, 0.9), folded("a", 0.2, 0.8, "norm"), folded("b", 0.3, 0.7)]
-    points = [point("a", 1.0, 0.8, 0.9), point("b", 1.0, 0.7, 0.7)]
-    found = {rank.defense: rank for rank in ranks(caps, exposed(points))}
+def test_ranks_are_by_the_headline():
+    caps = [folded("a", 0.2, 0.8), folded("a", 0.1, 0.1, "mc"), folded("b", 0.3, 0.7)]
+    found = {
+        rank.defense: rank for rank in ranks(caps, exposed_by(point("a", 1.0, 0.8, 0.9), point("b", 1.0, 0.7, 0.7)))
+    }
     assert found["a"].values == {"CAP": 0.2, "calibrated CAP": 0.8, "strongest leak": 0.9}
     assert found["a"].ranks == {"CAP": 2, "calibrated CAP": 1, "strongest leak": 2}
     assert found["b"].ranks == {"CAP": 1, "calibrated CAP": 2, "strongest leak": 1}
@@ -93,7 +101,7 @@ def ranked(*by_seed):
     places = {
         ("labels", "m", cap.defense, 1.0): Place(
             target="labels", method="m", defense=cap.defense, strength=1.0, utility=0.8, leak=sum(own) / len(own),
-            worst_rows=sum(own) / len(own), by_seed=dict(enumerate(own)),
+            by_seed=dict(enumerate(own)),
         )
         for cap, own in zip(caps, by_seed, strict=True)
     }  # fmt: skip
@@ -137,7 +145,7 @@ def test_seeds_that_one_lacks_are_left_out():
 def test_a_disagreement_within_noise_is_none(by, said):
     """The same means in the same order; where the seeds of one defence scatter, nothing is known of it."""
     caps = [folded("a", 0.2, 0.8, by=by), folded("b", 0.3, 0.7)]
-    found = ranks(caps, exposed([point("a", 1.0, 0.8, 0.9, by=by), point("b", 1.0, 0.7, 0.7)]))
+    found = ranks(caps, exposed_by(point("a", 1.0, 0.8, 0.9, by=by), point("b", 1.0, 0.7, 0.7)))
     assert [rank.ranks for rank in found] == [
         dict(zip(SCORES, places, strict=True)) for places in ((2, 1, 2), (1, 2, 1))
     ]
@@ -152,32 +160,23 @@ def test_orders_of_several_targets_and_methods_are_told_apart():
     assert orders(found) == ["by CAP of labels: n, a ≈ m, a (≈: not told apart, paired over 0 seeds)"]
 
 
-def test_what_is_summed_up_by_seed_is_the_mean():
-    """Of each strength the strongest attack on the worse rows; its seeds, averaged over strengths."""
-    points = [point("a", 1.0, 0.8, 0.7, on_train=0.9), point("a", 1.0, 0.8, 0.8, attack="norm"),
-              point("a", 5.0, 0.8, 0.3, alone=0.5)]  # fmt: skip
-    (found,) = ranks([folded("a", 0.3, 0.7)], exposed(points))
+def test_what_is_summed_up_by_seed_is_the_mean_over_strengths():
+    (found,) = ranks([folded("a", 0.3, 0.7)], exposed_by(point("a", 1.0, 0.8, 0.9), point("a", 5.0, 0.8, 0.5)))
     assert found.values["strongest leak"] == pytest.approx((0.9 + 0.5) / 2)
     assert found.by_seed["strongest leak"] == pytest.approx(spread(0.7))
 
 
 def test_without_a_score_there_is_no_place_by_it():
     caps = [folded("a", None, None), folded("b", 0.3, 0.7)]
-    found = ranks(caps, exposed([point("a", 1.0, 0.8, 0.9), point("b", 1.0, 0.7, 0.7)]))
+    found = ranks(caps, exposed_by(point("a", 1.0, 0.8, 0.9), point("b", 1.0, 0.7, 0.7)))
     assert found[0].ranks == {"strongest leak": 2}
     assert found[1].ranks == {"CAP": 1, "calibrated CAP": 1, "strongest leak": 1}
     assert not disagreements(found)
 
 
-def test_what_is_leaked_of_training_rows_counts_in_the_order():
-    caps = [folded("a", 0.5, 0.9), folded("b", 0.3, 0.7)]
-    points = [point("a", 1.0, 0.8, 0.65, on_train=0.99), point("b", 1.0, 0.7, 0.7)]
-    assert [rank.ranks["strongest leak"] for rank in ranks(caps, exposed(points))] == [2, 1]
-
-
 def test_an_attack_that_acts_in_training_lends_its_utility_to_nobody():
-    points = [point("a", 1.0, 0.8, 0.7), point("a", 1.0, 0.85, 0.65, attack="active-mc")]
-    assert [p.utility for p in exposed(points).values()] == [0.8]
+    found = exposed_by(point("a", 1.0, 0.85, 0.65, attack="active-mc"), others=[point("a", 1.0, 0.8, 0.6)])
+    assert [p.utility for p in found.values()] == [0.8]
 
 
 def test_a_report_shows_orders_and_what_they_do_not_tell(tmp_path):

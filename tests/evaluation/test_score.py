@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from vflsec.core.seeds import derive
 from vflsec.core.view import Guess, Secret
-from vflsec.evaluation.score import measure, score
+from vflsec.evaluation.score import in_first_half, measure, score
 
 LABELS = torch.arange(200) % 4
 
@@ -56,3 +57,49 @@ def test_against_a_shuffled_secret_a_perfect_guess_is_at_chance():
         for seed in range(30)
     ]
     assert sum(hits) / 30 == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / 6000) ** 0.5)
+
+
+def scored(scores, labels, seed=0, exclude=(), headline="accuracy"):
+    return score(
+        Guess({"train": scores}),
+        Secret({"train": labels}),
+        headline=headline,
+        exclude=torch.tensor(exclude, dtype=torch.long),
+        seed=seed,
+    )["train"]
+
+
+@pytest.mark.parametrize("labels", [LABELS, LABELS[:187], torch.tensor([0] * 150 + [1] * 50)])
+def test_halves_are_disjoint_and_split_each_class_evenly(labels):
+    first = torch.from_numpy(in_first_half(labels, 3))
+    counts = [torch.bincount(labels[half], minlength=4) for half in (first, ~first)]
+    assert (counts[0] - counts[1]).abs().max() <= 1
+    assert torch.equal(counts[0] + counts[1], torch.bincount(labels, minlength=4))
+    assert not torch.equal(first, torch.from_numpy(in_first_half(labels, 4)))
+
+
+def test_each_half_is_scored_by_itself():
+    """Wrong on the rows of the first half alone: which these are is the same for every guess."""
+    first = torch.from_numpy(in_first_half(LABELS[50:], derive(0, "halves", "train")))
+    scores = perfect(LABELS)
+    scores[50:][first] = scores[50:][first].roll(1, dims=1)
+    found = scored(scores, LABELS, exclude=list(range(50)))
+    assert found["halves"] == [0.0, 1.0]
+    assert found["metrics"]["accuracy"] == 0.5
+    assert scored(perfect(LABELS), LABELS, exclude=list(range(50)))["halves"] == [1.0, 1.0]
+
+
+def test_values_are_split_as_well():
+    truth = torch.randn(101, 3, generator=torch.Generator().manual_seed(0))
+    assert sum(in_first_half(truth, 0)) == 51
+    found = score(
+        Guess({"train": truth}), Secret({"train": truth}), headline="r2", exclude=torch.tensor([], dtype=torch.long),
+        seed=0, names=("r2",),
+    )  # fmt: skip
+    assert found["train"]["halves"] == [1.0, 1.0]
+
+
+def test_halves_of_a_single_class_are_none():
+    labels = torch.tensor([0] * 20 + [1])
+    scores = torch.stack([-labels, labels], dim=1).float()
+    assert scored(scores, labels, headline="auc")["halves"] is None

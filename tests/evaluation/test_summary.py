@@ -12,6 +12,7 @@ from vflsec.evaluation.plan import priors, rows
 from vflsec.evaluation.spec import AttackSpec
 from vflsec.evaluation.statistics import over_seeds
 from vflsec.evaluation.summary import summarize
+from vflsec.testing.reports import check_report
 
 SPEC = specs.read({"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1, 5], "seeds": 3})
 LEAK = {0.0: 0.80, 1.0: 0.70, 5.0: 0.60}
@@ -19,9 +20,11 @@ UTILITY = {0.0: 0.90, 1.0: 0.85, 5.0: 0.75}
 JITTER = (-0.02, 0.0, 0.02)
 
 
-def block(value, accuracy=0.5, n=100):
+def block(value, accuracy=0.5, n=100, apart=0.0):
+    """A block whose halves differ by twice ``apart``."""
     metrics = {"auc": value, "accuracy": accuracy, "f1": 0.1, "ks": 0.2}
-    return {"metrics": metrics, "ci95_rows": [value - 0.05, value + 0.05], "chance": 0.5, "n": n}
+    halves = [value + apart, value - apart]
+    return {"metrics": metrics, "ci95_rows": [value - 0.05, value + 0.05], "chance": 0.5, "n": n, "halves": halves}
 
 
 def make_records(spec=SPEC, *, attack_fold=0.7, logistic_fold=0.6, mc_alone_fold=0.5):
@@ -52,14 +55,18 @@ def make_records(spec=SPEC, *, attack_fold=0.7, logistic_fold=0.6, mc_alone_fold
     return found
 
 
-def summary_of(records=None, spec=SPEC, **limits):
-    return summarize(
+def summary_of(records=None, spec=SPEC, *, contrived=False, **limits):
+    """The summary, checked as any report is, unless its halves differ by more than its intervals allow."""
+    found = summarize(
         spec,
         make_records() if records is None else records,
         out="run",
         max_leak=limits.get("max_leak", {}),
         min_utility=limits.get("min_utility"),
     )
+    if not contrived:
+        check_report(found)
+    return found
 
 
 def keys_of(strength, seed):
@@ -84,10 +91,34 @@ def test_points_are_means_over_seeds_with_t_intervals():
     assert point.seconds == pytest.approx(1.5)
 
 
-def test_alone_is_chosen_by_the_adversarys_own_folds():
-    assert summary_of().points[0].leak.alone == pytest.approx(0.58), "the logistic regression's folds were better"
-    weaker = make_records(logistic_fold=0.4)
-    assert summary_of(weaker).points[0].leak.alone == pytest.approx(0.55)
+def test_alone_is_the_strongest_prior_on_the_truth_whatever_folds_say():
+    for fold in (0.4, 0.9):
+        assert summary_of(make_records(mc_alone_fold=fold)).points[0].leak.alone == pytest.approx(0.58)
+
+
+def test_alone_is_chosen_on_one_half_and_scored_on_the_other():
+    """On the first half the logistic regression is ahead and has .50 on the second; on the second mc, with .51."""
+    records = make_records()
+    for prior in priors(SPEC):
+        own = block(0.54, apart=0.03) if prior.attack.name == "mc" else block(0.56, apart=0.06)
+        records[prior.key] = {**records[prior.key], "leak": {"test": own}}
+    leak = summary_of(records).points[0].leak
+    assert leak.alone == pytest.approx((0.50 + 0.57) / 2)
+    assert leak.alone < 0.56, "the largest of the two has been lucky"
+
+
+def test_alone_is_one_value_for_all_methods_defenses_and_attacks():
+    spec = msgspec.structs.replace(
+        SPEC, methods=("fedsplitnn", "vertical-lr"), attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic"))
+    )
+    records = make_records(spec)
+    summary = summary_of(records, spec)
+    assert [p.leak.alone for p in summary.points] == pytest.approx([0.58] * 12)
+    for prior in priors(spec):
+        if prior.method == "vertical-lr" and prior.attack.name == "mc":
+            records[prior.key] = {**records[prior.key], "leak": {"test": block(0.65), "train": block(0.65)}}
+    summary = summary_of(records, spec)
+    assert {p.leak.alone for p in summary.points} == {0.65}, "the rows of fedsplitnn as well"
 
 
 def test_advantage_is_paired_by_seed():
@@ -96,50 +127,117 @@ def test_advantage_is_paired_by_seed():
     assert leak.advantage_ci95 == pytest.approx((0.22, 0.22)), "attack and alone share their seed, so nothing is left"
 
 
-def test_worst_may_throw_the_model_away():
-    assert [p.leak.mean for p in summary_of().worst] == pytest.approx([0.80, 0.70, 0.60])
-    by_alone = summary_of(make_records(logistic_fold=0.9)).worst
-    assert [p.leak.mean for p in by_alone] == pytest.approx([0.58] * 3)
-    assert {p.choice for p in by_alone} == {"alone:logistic"}
+def test_worst_takes_the_rows_on_which_an_attack_leaks_most():
+    worst = summary_of().worst
+    assert [p.leak.mean for p in worst] == pytest.approx([0.83, 0.73, 0.63])
+    assert {(p.choice, p.leak.rows) for p in worst} == {("mc", "train")}
+    assert all(p.leak == p.leak_train for p in worst)
 
 
-def test_worst_is_chosen_by_folds_over_all_seeds():
-    """One seed whose folds favour the other candidate does not change the choice, which the mean makes."""
+def test_worst_may_throw_the_model_away_and_not_joining_has_no_advantage():
+    records = make_records(attack_fold=0.9)
+    for row in rows(SPEC):
+        records[row.key] = {**records[row.key], "leak": {"test": block(0.51), "train": block(0.51)}}
+    for point in summary_of(records).worst:
+        assert (point.choice, point.leak.mean, point.leak.rows) == ("alone", pytest.approx(0.58), "test")
+        assert (point.leak.advantage, point.leak.advantage_ci95) == (0.0, (0.0, 0.0))
+
+
+def test_worst_is_chosen_on_one_half_of_the_rows_and_scored_on_the_other():
+    """On the first half mc leads with .84 and has .76 on the second; there the other leads with .78, .72 on the first.
+
+    mc's .80 on all rows would be the luck of its first half; what is reported is (.76 + .72) / 2.
+    """
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
+    records = make_records(spec)
+    for row in rows(spec):
+        leak = block(0.80, apart=0.04) if row.label == "mc" else block(0.75, apart=-0.03)
+        records[row.key] = {**records[row.key], "leak": {"test": leak}}
+    point = summary_of(records, spec, contrived=True).worst[0]
+    assert (point.choice, point.leak.rows) == ("mc, logistic", "test")
+    assert point.leak.mean == pytest.approx(0.74)
+    gap = (0.84 + 0.78) / 2 - 0.74
+    assert point.leak.ci95 == pytest.approx((0.74, 0.74 + gap)), "no seed differs; the choice does"
+    assert point.leak.others["accuracy"] == pytest.approx(0.5)
+    assert point.budget == {}, "two attacks spent it"
+
+
+def test_halves_that_choose_other_rows_are_held_against_alone_on_these():
+    """mc has .84 and .76 on the halves of test rows, .72 and .78 on those of training rows."""
     records = make_records()
-    for key in keys_of(1.0, 0):
-        records[key] = {**records[key], "fold": 0.45}  # the other two have 0.7, the logistic regression 0.6
-    assert summary_of(records).worst[1].choice == "mc"
+    for row in rows(SPEC):
+        leak = {"test": block(0.80, apart=0.04), "train": block(0.75, apart=-0.03)}
+        records[row.key] = {**records[row.key], "leak": leak}
+    for prior in priors(SPEC):
+        leak = {"test": block(0.60, apart=0.01), "train": block(0.50, apart=0.02)}
+        records[prior.key] = {**records[prior.key], "leak": leak}
+    leak = summary_of(records, contrived=True).worst[0].leak
+    assert (leak.rows, leak.mean) == ("test+train", pytest.approx((0.76 + 0.72) / 2))
+    assert leak.alone == pytest.approx((0.59 + 0.52) / 2), "on the same halves of the same rows"
 
 
-def test_worst_is_never_below_alone():
-    records = make_records(attack_fold=0.9)  # the folds favour the federated model, which was trained on their labels
+def test_with_one_seed_the_interval_of_worst_is_over_rows_and_covers_the_choice():
+    spec = msgspec.structs.replace(SPEC, seeds=1, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
+    records = make_records(spec)
+    for row in rows(spec):
+        leak = block(0.80, apart=0.04) if row.label == "mc" else block(0.75, apart=-0.03)
+        records[row.key] = {**records[row.key], "leak": {"test": leak}}
+    leak = summary_of(records, spec, contrived=True).worst[0].leak
+    half = 0.05 * 2**0.5  # of half the rows
+    margin = (half**2 + half**2) ** 0.5 / 2
+    assert leak.ci95 == pytest.approx((0.74 - margin, 0.74 + (margin**2 + 0.07**2) ** 0.5))
+    assert leak.interval == "rows"
+
+
+def test_too_few_rows_to_be_split_are_told():
+    records = make_records()
     for key, record in records.items():
-        if record["kind"] == "result":
-            records[key] = {**record, "leak": {"test": block(0.51), "train": block(0.51)}}
-    worst = summary_of(records).worst[1]
-    assert (worst.leak.mean, worst.choice) == (pytest.approx(0.58), "alone:logistic")
-    assert worst.leak.advantage == pytest.approx(0.0)
-
-
-def test_without_folds_worst_is_the_largest_leak():
-    records = make_records(attack_fold=None, logistic_fold=None, mc_alone_fold=None)
+        records[key] = {**record, "leak": {name: {**own, "halves": None} for name, own in record["leak"].items()}}
     summary = summary_of(records)
-    assert [(p.choice, p.leak.mean) for p in summary.worst] == [
-        ("mc", pytest.approx(0.80)),
-        ("mc", pytest.approx(0.70)),
-        ("mc", pytest.approx(0.60)),
-    ]
-    assert summary.points[0].leak.alone == pytest.approx(0.58), "the logistic regression"
+    assert summary.worst[0].leak.mean == pytest.approx(0.83)
+    assert summary.notes[-1].startswith("too few rows to be split")
 
 
-def test_an_attack_that_folds_could_not_test_is_not_passed_over():
+def test_an_attack_that_fails_in_some_seeds_competes_on_those_that_all_have():
+    """In seed 2, which is easy, logistic has no number. It leaks more in the others, and is not passed over."""
     spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
     records = make_records(spec)
     for row in rows(spec):
         if row.label == "logistic":
-            leak = {"test": block(0.95), "train": block(0.95)}
-            records[row.key] = {**records[row.key], "fold": None, "leak": leak}
-    assert {p.choice for p in summary_of(records, spec).worst} == {"logistic"}
+            found = {"status": "error", "leak": None} if row.seed == 2 else {"leak": {"test": block(0.85)}}
+        else:
+            found = {"leak": {"test": block(0.99 if row.seed == 2 else 0.80)}}
+        records[row.key] = {**records[row.key], **found}
+    point = summary_of(records, spec).worst[0]
+    assert (point.choice, point.leak.mean, point.leak.n) == ("logistic", pytest.approx(0.85), 2)
+    assert point.statuses == {"ok": 2, "error": 1}
+    assert summary_of(records, spec).cap[0].value is None, "CAP needs every cell"
+
+
+def test_what_the_adversary_would_have_picked_is_a_figure_of_its_own():
+    """Its folds favour the weaker attack; the headline does not listen to them."""
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
+    records = make_records(spec)
+    for row in rows(spec):
+        if row.label == "logistic":
+            records[row.key] = {**records[row.key], "fold": 0.9, "leak": {"test": block(0.52), "train": block(0.52)}}
+    summary = summary_of(records, spec)
+    assert [(p.attack, p.choice) for p in summary.worst] == [("worst", "mc")] * 3
+    assert [(p.attack, p.choice, p.leak.mean) for p in summary.picked] == [("picked", "logistic", 0.52)] * 3
+    assert not summary_of(make_records(spec, attack_fold=None, logistic_fold=None, mc_alone_fold=None), spec).picked
+
+
+def test_who_picks_not_to_join_has_the_one_value_of_alone():
+    (first, *_) = summary_of(make_records(mc_alone_fold=0.95)).picked  # .55; the regression reaches .58
+    assert (first.choice, first.leak.mean, first.leak.advantage) == ("alone", pytest.approx(0.58), 0.0)
+
+
+def test_picks_are_by_folds_over_all_seeds():
+    """One seed whose folds favour the other candidate does not change the pick, which the mean makes."""
+    records = make_records()
+    for key in keys_of(1.0, 0):
+        records[key] = {**records[key], "fold": 0.45}  # the other two have 0.7, the logistic regression 0.6
+    assert summary_of(records).picked[1].choice == "mc"
 
 
 def test_worst_shows_what_happened_to_every_attack():
@@ -176,9 +274,15 @@ def test_the_only_survivor_of_several_seeds_has_no_interval():
 
 def test_notes_say_what_a_reader_must_know():
     spec = specs.read({"dataset": "toy", "train": {"select": "paper_best_on_test"}, "aux": {"folds": 0}})
-    notes = summary_of({}, spec).notes
-    assert "chosen on TEST rows" in notes[0]
-    assert notes[1].startswith("no folds")
+    (note,) = summary_of({}, spec).notes
+    assert "chosen on TEST rows" in note
+
+
+def test_attacks_that_could_be_mounted_and_were_not_run_are_told():
+    records = make_records()
+    for row in rows(SPEC):
+        records[row.key]["mountable"] = ["mc", "norm"] if row.seed else ["averaging", "mc"]
+    assert summary_of(records).not_run == ["averaging", "norm"]
 
 
 def test_what_trainings_noted_is_told_once():
@@ -189,7 +293,8 @@ def test_what_trainings_noted_is_told_once():
 
 
 def test_cap_is_the_mean_of_each_seeds_cap_over_the_defended_strengths():
-    (found,) = summary_of().cap
+    worst, found = summary_of().cap
+    assert (worst.attack, found.attack) == ("worst", "mc")
     by_seed = [cap([0.85 - j, 0.75 - j], [0.70 + j, 0.60 + j]) for j in JITTER]
     assert found.value == pytest.approx(sum(by_seed) / 3)
     assert found.ci95 == pytest.approx(over_seeds(by_seed)[1:3])
@@ -199,13 +304,26 @@ def test_cap_is_the_mean_of_each_seeds_cap_over_the_defended_strengths():
     assert found.accuracy_value == pytest.approx(sum(accuracy) / 3)
 
 
+def test_the_cap_of_worst_folds_the_headline_of_each_strength():
+    """At 1 mc leaks most on training rows, .73; at 5 alone does on test rows."""
+    records = make_records()
+    for key in [key for seed in range(3) for key in keys_of(5.0, seed)]:
+        records[key] = {**records[key], "leak": {"test": block(0.51), "train": block(0.51)}}
+    worst = summary_of(records).cap[0]
+    by_seed = [cap([0.85 - j, 0.75 - j], [0.73 + j, 0.58 + j]) for j in JITTER]
+    assert worst.value == pytest.approx(sum(by_seed) / 3)
+    calibrated = [cap([0.85 - j, 0.75 - j], [0.73 + j - 0.58, 0.0]) for j in JITTER]
+    assert worst.calibrated == pytest.approx(sum(calibrated) / 3)
+
+
 def test_a_guess_of_one_class_takes_the_accuracy_out_of_cap_and_nothing_else():
     records = make_records()
     (key,) = keys_of(5.0, 1)
     blocks = {split: {**block, "one_class": True} for split, block in records[key]["leak"].items()}
     records[key] = {**records[key], "leak": blocks}
-    (before,), (found,) = summary_of().cap, summary_of(records).cap
+    (_, before), (worst, found) = summary_of().cap, summary_of(records).cap
     assert found.accuracy_value is None
+    assert worst.accuracy_value is None
     assert found.note == "no CAP (accuracy): 1 cells guess one class"
     assert (found.value, found.calibrated, found.ci95) == (before.value, before.calibrated, before.ci95)
     assert [p.leak.one_class for p in summary_of(records).points] == [0, 0, 1]
@@ -219,8 +337,21 @@ def test_a_diverged_seed_gives_a_status_and_no_cap():
     point = summary.points[2]
     assert (point.status, point.statuses, point.leak.n) == ("diverged", {"ok": 2, "diverged": 1}, 2)
     assert summary.cap[0].value is None
-    assert summary.cap[0].note == "1 cells gave no number on test rows"
+    assert summary.cap[1].note == "1 cells gave no number on test rows"
     assert summary.worst[2].statuses == {"ok": 2, "diverged": 1}
+
+
+def test_alone_is_one_value_for_rows_that_lost_a_seed():
+    records = make_records()
+    for seed in range(3):
+        for key in keys_of(1.0, seed):
+            records[key] = {**records[key], "leak": {"test": block((0.9, 0.6, 0.6)[seed])}}
+    for prior in priors(SPEC):
+        records[prior.key] = {**records[prior.key], "leak": {"test": block((0.7, 0.5, 0.5)[prior.seed])}}
+    records[keys_of(1.0, 0)[0]] |= {"status": "error", "leak": None}
+    leaks = [p.leak for p in summary_of(records).points]
+    assert [leak.alone for leak in leaks] == pytest.approx([1.7 / 3] * 3)
+    assert leaks[1].advantage == pytest.approx(0.1), "over the two seeds that are left"
 
 
 def test_a_point_with_nothing_has_no_number_at_all():
@@ -271,10 +402,10 @@ def test_leak_gate_takes_the_far_end_on_the_worse_rows(limit, holds):
     assert gate.at == "fedsplitnn iso:1", "the undefended row is not what the gate is about"
 
 
-def test_a_gate_on_worst_is_one_on_every_attack():
-    """Folds may choose the logistic regression where an attack infers more; a limit must not hold for that."""
+def test_a_gate_on_worst_is_one_on_the_headline():
+    """Folds favour not joining; a limit must not hold for that."""
     records = make_records(logistic_fold=0.9)
-    assert {p.choice for p in summary_of(records).worst} == {"alone:logistic"}
+    assert {p.choice for p in summary_of(records).picked} == {"alone"}
     (gate,) = summary_of(records, max_leak={"worst": 0.7}).gates
     assert gate.holds is False
     assert gate.worst == pytest.approx(over_seeds([0.71, 0.73, 0.75]).high)
@@ -299,3 +430,25 @@ def test_records_are_not_changed():
     before = copy.deepcopy(records)
     summary_of(records)
     assert json.dumps(records) == json.dumps(before)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({"alone": 0.6}, "alone is"),
+        ({"mean": 0.5}, "below the interval of mc on test rows"),
+        ({"mean": None}, "the headline has no number"),
+    ],
+)
+def test_a_report_that_breaks_a_rule_is_caught(broken, said):
+    found = summary_of()
+    worst = [msgspec.structs.replace(p, leak=msgspec.structs.replace(p.leak, **broken)) for p in found.worst]
+    with pytest.raises(AssertionError, match=said):
+        check_report(msgspec.structs.replace(found, worst=worst))
+
+
+def test_a_report_in_which_not_joining_pays_is_caught():
+    found = summary_of()
+    worst = [msgspec.structs.replace(p, choice="alone") for p in found.worst]
+    with pytest.raises(AssertionError, match="not joining has advantage"):
+        check_report(msgspec.structs.replace(found, worst=worst))

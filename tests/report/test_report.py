@@ -43,6 +43,16 @@ def point(strength, utility, leak, *, attack="mc", method="fedsplitnn", statuses
     )
 
 
+def worst_of(points, choice=None):
+    """Headlines that name these points' attacks, or ``choice``."""
+    return [msgspec.structs.replace(p, attack="worst", choice=choice or p.attack) for p in points]
+
+
+def with_points(summary, points):
+    """A summary of one attack, whose headlines these points are as well."""
+    return msgspec.structs.replace(summary, points=points, worst=worst_of(points))
+
+
 @pytest.fixture
 def summary():
     points = [
@@ -209,6 +219,43 @@ def test_the_strongest_attack_comes_first(summary):
     ]  # fmt: skip
 
 
+def test_what_the_adversary_would_have_picked_is_a_row_where_it_is_another(summary):
+    points = [point(0.0, 0.776, 0.746), point(0.0, 0.776, 0.7, attack="norm")]
+    worst = worst_of(points[:1])
+    for choice, rows in (("norm", ["worst: mc", "adversary's pick: norm", "mc", "norm"]),
+                         ("mc", ["worst: mc", "mc", "norm"])):  # fmt: skip
+        picked = [msgspec.structs.replace(p, attack="picked") for p in worst_of(points[1:], choice)]
+        (cells,) = table.points(msgspec.structs.replace(summary, points=points, worst=worst, picked=picked))
+        assert [row[1] for row in cells.rows] == rows
+        found = msgspec.structs.replace(summary, points=points, worst=worst, picked=picked)
+        assert [p["choice"] for p in Report(found, specs.EvalSpec()).to_dict()["picked"]] == [choice]
+
+
+@pytest.mark.parametrize(("high", "said"), [(0.499, "ok, below chance"), (0.501, "ok"), (None, "ok")])
+def test_a_leak_below_chance_is_marked_where_the_whole_interval_is(high, said):
+    one = point(1.0, 0.77, 0.45)
+    low = msgspec.structs.replace(one.leak, ci95=(None if high is None else 0.4, high))
+    assert table.status(msgspec.structs.replace(one, leak=low)) == said.removeprefix("ok, ")
+    lost = msgspec.structs.replace(one, leak=low, statuses={"ok": 3, "unconverged": 2})
+    assert table.status(lost) == said.replace("ok", "2/5 unconverged")
+
+
+def test_how_sure_a_sign_is_stands_with_the_budget(summary):
+    signed = msgspec.structs.replace(summary.points[0], budget={"releases": 4200}, sureness=0.973)
+    (cells,) = table.points(msgspec.structs.replace(summary, points=[signed], worst=[]))
+    assert cells.rows[0][cells.header.index("budget")] == "4.2k releases, sign 97 %"
+
+
+def test_the_footer_counts_attacks_that_were_not_run(summary):
+    assert not any("NOT RUN" in line for line in table.remarks(summary))
+    told = msgspec.structs.replace(summary, not_run=["averaging", "norm"])
+    line = "NOT RUN 2 attacks that passive_1 could mount: averaging, norm; add --attack all"
+    assert table.remarks(told)[-1] == line
+    others = [msgspec.structs.replace(p, method="another") for p in told.points]
+    two = table.remarks(msgspec.structs.replace(told, points=[*told.points, *others]))[-1]
+    assert two == f"{line}, with one --method where an attack suits only that one"
+
+
 def test_each_curve_has_its_own_table(summary):
     other = [msgspec.structs.replace(p, method="other") for p in summary.points]
     worst = [msgspec.structs.replace(p, attack="worst") for p in other]
@@ -238,7 +285,7 @@ def test_a_point_with_lost_seeds_says_how_many_are_left(summary):
     points = [msgspec.structs.replace(summary.points[1], leak=leak, statuses={"ok": 3, "diverged": 2})]
     (line,) = curve.lines(points)
     assert (list(line.strengths), list(line.seeds)) == ([1], ["3/5"])
-    (text,) = curve.draw(msgspec.structs.replace(summary, points=points)).axes[0].texts
+    (text,) = curve.draw(with_points(summary, points)).axes[0].texts
     assert text.get_text() == "λ=1 (3/5)"
 
 
@@ -309,7 +356,7 @@ def test_several_curves_have_their_strengths_beside_their_points_and_names_besid
     others = [msgspec.structs.replace(p, method="another") for p in summary.points]
     lost = msgspec.structs.replace(others[1].leak, n=3)
     others[1] = msgspec.structs.replace(others[1], leak=lost, statuses={"ok": 3, "diverged": 2})
-    axes = curve.draw(msgspec.structs.replace(summary, points=[*summary.points, *others])).axes[0]
+    axes = curve.draw(with_points(summary, [*summary.points, *others])).axes[0]
     assert [text.get_text() for text in axes.texts] == ["no defense", "1", "1 (3/5)"]
     legend = axes.get_legend()
     assert legend.get_title().get_text() == "number: strength λ"
@@ -321,13 +368,11 @@ def test_several_curves_have_their_strengths_beside_their_points_and_names_besid
 def test_of_more_curves_than_have_room_for_numbers_the_front_alone_is_named(summary):
     others = [msgspec.structs.replace(p, defense=f"d{i}") for i in range(7) for p in summary.points]
     front = [
-        Place(
-            target="labels", method="fedsplitnn", defense="d3", strength=s, utility=u, leak=u, worst_rows=u, by_seed={}
-        )
+        Place(target="labels", method="fedsplitnn", defense="d3", strength=s, utility=u, leak=u, by_seed={})
         for s, u in ((0.0, 0.776), (1.0, 0.771))
     ]
     ranks = [Rank(target="labels", method="fedsplitnn", defense=f"d{i}", values={}, ranks={}) for i in range(7)]
-    axes = curve.draw(msgspec.structs.replace(summary, points=others, front=front, ranks=ranks)).axes[0]
+    axes = curve.draw(msgspec.structs.replace(with_points(summary, others), front=front, ranks=ranks)).axes[0]
     assert sorted(text.get_text() for text in axes.texts) == ["d3 1", "no defense"]
 
 
@@ -341,20 +386,20 @@ def test_curves_of_one_method_are_named_by_their_defences(summary):
     ]
 
 
-def test_no_attack_is_drawn_below_what_the_adversary_reaches_alone(summary):
-    (line,) = curve.strongest([point(0.0, 0.78, 0.9), point(1.0, 0.77, 0.6), point(1.0, 0.77, 0.5, attack="norm")])
+def test_the_headline_is_drawn_and_named_where_it_is_not_the_only_attack(summary):
+    points = [point(0.0, 0.78, 0.9), point(1.0, 0.77, 0.6)]
+    worst = [*worst_of(points[:1]), *worst_of([point(1.0, 0.77, 0.676)], "alone")]
+    (line,) = curve.strongest(worst)
     assert (line.leak, line.attacks) == ([0.9, 0.676], ["mc", "alone"])
-    assert line.leak_margin == (
-        [pytest.approx(0.01), pytest.approx(0.026)],
-        [pytest.approx(0.01), pytest.approx(0.024)],
-    )
+    axes = curve.draw(msgspec.structs.replace(summary, points=points, worst=worst)).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["no defense", "λ=1 alone"]
 
 
 def test_the_front_is_told_in_words(summary):
     def place(defense, strength, utility, leak):
         return Place(
             target="labels", method="fedsplitnn", defense=defense, strength=strength, utility=utility, leak=leak,
-            worst_rows=leak, by_seed={},
+            by_seed={},
         )  # fmt: skip
 
     both = [Rank(target="labels", method="fedsplitnn", defense=d, values={}, ranks={}) for d in ("iso", "marvell")]
@@ -396,20 +441,19 @@ def test_of_many_attacks_the_strongest_is_drawn_at_each_strength(summary):
         named = enumerate(leaks)
         return [msgspec.structs.replace(point(strength, utility, leak), attack=f"a{i}") for i, leak in named]
 
-    points = many(0.0, 0.78, [0.5, 0.9, 0.6, 0.7, 0.55, 0.5, 0.5]) + many(
-        1.0, 0.77, [0.5, 0.6, 0.8, 0.7, 0.55, 0.5, 0.5]
-    )
-    (line,) = curve.strongest(points)
-    assert (line.leak, line.attacks, line.strengths) == ([0.9, 0.8], ["a1", "a2"], [0.0, 1.0])
-    figure = curve.draw(msgspec.structs.replace(summary, points=points))
+    points = many(0.0, 0.78, [0.5, 0.9]) + many(1.0, 0.77, [0.5, 0.6])
+    worst = worst_of([points[1]]) + worst_of([points[3]], "a0, a1")
+    (line,) = curve.strongest(worst)
+    assert (line.leak, line.attacks, line.strengths) == ([0.9, 0.6], ["a1", "a0, a1"], [0.0, 1.0])
+    figure = curve.draw(msgspec.structs.replace(summary, points=points, worst=worst))
     (axes,) = figure.axes
-    assert {text.get_text() for text in axes.texts} >= {"no defense a1", "λ=1 a2"}
+    assert {text.get_text() for text in axes.texts} >= {"no defense a1", "λ=1 a0, a1"}
     assert "each attack" in [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 def test_an_axis_does_not_blow_up_noise(summary):
     points = [point(0.0, 0.78, 0.501), point(1.0, 0.77, 0.499)]
     still = [msgspec.structs.replace(p, leak=msgspec.structs.replace(p.leak, alone=0.5, chance=0.5)) for p in points]
-    (axes,) = curve.draw(msgspec.structs.replace(summary, points=still)).axes
+    (axes,) = curve.draw(with_points(summary, still)).axes
     low, high = axes.get_ylim()
     assert high - low >= curve.NARROW

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
@@ -45,6 +47,24 @@ def divided(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor
     known, labels = _known(view, own)
     zero = own.median() if known is None else _threshold(known, labels)
     return torch.stack([zero - turned, turned - zero], dim=1)
+
+
+def sureness(view: View, guess: Guess) -> float | None:
+    """Return how sure the auxiliary labels make it that a guess of two classes is not turned the wrong way.
+
+    That is one less the one-sided p-value of Mann and Whitney's test, by the normal approximation: near 1/2 the labels
+    say nothing about the sign. None without labels of both classes, or for a guess of other rows than theirs.
+    """
+    if view.aux_split not in guess.scores:
+        return None
+    scores = guess.scores[view.aux_split]
+    known, labels = _known(view, scores[:, 1] - scores[:, 0])
+    if known is None:
+        return None
+    ones, n = int((labels == 1).sum()), len(labels)
+    spread = math.sqrt((n + 1) / (12 * ones * (n - ones)))
+    above = metrics.auc(torch.stack([-known, known], dim=1).numpy(), labels.numpy()) - 0.5
+    return NormalDist().cdf(above / spread)
 
 
 def thresholded(view: View, guess: Guess) -> Guess:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, product
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import torch
 from joblib import Parallel, delayed
 
 from vflsec.core import registry
-from vflsec.core.attack import Attack
-from vflsec.core.checks import one_of
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.message import SERVER, SOURCE, Kind
 from vflsec.core.method import Method, Trained, World
 from vflsec.core.sabotage import Sabotage
-from vflsec.core.view import Need
 from vflsec.evaluation import runner
 from vflsec.evaluation.adversary import side_of
+from vflsec.evaluation.mounting import BASELINES, mount
 from vflsec.evaluation.plan import Prior, Row, acts_in, build_attack, priors, rows, target_of, training_cell
 from vflsec.evaluation.questions import about_source, ask
 from vflsec.evaluation.runner import Task
@@ -32,9 +30,6 @@ Item = TypeVar("Item", Row, Prior)
 
 ALL = "all"
 """In the place of an attack: every one that can be mounted."""
-
-BASELINES = ("logistic", "imputation")
-"""Attacks that need no federation: they belong to *alone*."""
 
 
 class Plan(NamedTuple):
@@ -112,7 +107,7 @@ def check(spec: EvalSpec) -> None:
                 f"evaluate those on gradients after a phase of {method.name} apart"
             )
         for attack, after in attacks:
-            _mount(attack, after, spec, method, world)
+            mount(attack, after, spec.adversary, spec.aux, method, world, spec.method.get(method.name, {}))
             if not isinstance(attack, Sabotage):
                 ask(attack, Trained(method, world, {}), spec.adversary, spec.aux, after=after)
         for wanted in (attack for attack in spec.attacks if target_of(attack) == "integrity"):
@@ -140,7 +135,8 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
             continue
         try:
             for method, world in built:
-                _mount(build_attack(wanted), after, spec, method, world)
+                options = spec.method.get(method.name, {})
+                mount(build_attack(wanted), after, spec.adversary, spec.aux, method, world, options)
         except InsufficientView as error:
             left_out[name] = str(error)
         else:
@@ -150,45 +146,6 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
             f"expected an attack that {spec.adversary} can mount, got none: {'; '.join(left_out.values())}"
         )
     return msgspec.structs.replace(spec, attacks=tuple(chosen)), left_out
-
-
-def _mount(attack: Attack, after: str | None, spec: EvalSpec, method: Method, world: World) -> None:
-    """Raise InsufficientView if the adversary of ``spec`` cannot mount ``attack`` on ``method``."""
-    side = side_of(method, world, spec.adversary)
-    of_source = about_source(attack, after, method, spec.adversary)
-    if spec.adversary == SOURCE and not of_source:
-        phases = ", ".join(f"@{phase}" for phase in method.elsewhere)
-        raise InsufficientView(f"attack {attack.name!r} cannot be mounted by {SOURCE} but at {phases}, on columns")
-    shown = _shown(method, side, after, spec.method.get(method.name, {}), of_source=of_source)
-    shown -= frozenset() if spec.aux.n else {Need.AUX_LABELS}
-    if side == "active":
-        shown |= {Need.PREDICTIONS} if after is None else set()
-        shown |= {Need.VICTIM_MODEL} if spec.aux.victim_model else set()
-    attack.check(side, shown)
-    if side == "passive" and Need.EMBEDDINGS in attack.needs and attack.victim not in (None, world.active.name):
-        raise InsufficientView(
-            f"attack {attack.name!r} needs {Need.EMBEDDINGS} of {attack.victim}; {spec.adversary} receives those of "
-            f"{world.active.name} alone"
-        )
-    if after and isinstance(attack, Sabotage):
-        raise UsageError(f"expected {attack.name} without a phase, got @{after}: it acts in training itself")
-    attack.suit(world.n_classes if attack.target == "labels" else None, method.model_spec.head)
-
-
-def _shown(
-    method: Method, side: str, after: str | None, options: Mapping[str, Any], *, of_source: bool = False
-) -> frozenset[Need]:
-    """Return what an adversary on ``side`` has met when it strikes: after all phases, or after one.
-
-    Of messages, those about the people whom it asks about: the active party's, or the source's.
-    """
-    until = method.phases
-    if after is not None:
-        one_of(method.phases[:-1], **{f"phase of {method.name} after which to attack": after})
-        until = method.phases[: method.phases.index(after) + 1]
-    heard = [phase for phase in until if (phase in method.elsewhere) == of_source]
-    said = frozenset[Kind]().union(*(method.says(phase, options) for phase in heard))
-    return frozenset(need for need in method.shows[side] if runner.KINDS.get(need) in {None, *said})
 
 
 def check_training(spec: EvalSpec) -> None:

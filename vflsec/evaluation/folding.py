@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vflsec.evaluation import cap as capping
-from vflsec.evaluation.points import Curve, finite, headline, interval, told_rows
+from vflsec.evaluation.choosing import headline
+from vflsec.evaluation.points import USABLE, Curve, Scored, finite, interval, told_rows
 from vflsec.evaluation.results import Cap
 
 
@@ -20,40 +21,52 @@ def by_defense(curves: Sequence[Curve]) -> list[list[Curve]]:
 
 
 def caps(curves: Sequence[Curve]) -> list[Cap]:
-    """Fold one method and defence over its positive strengths, for each attack, seed by seed."""
+    """Fold one method and defence over its positive strengths, seed by seed: each headline, then each attack."""
     defended = [curve for curve in curves if curve.strength > 0 and curve.attacked]
     if not defended:
         return []
     clean = next(curve for curve in curves if curve.strength == 0)
-    return [_cap(attack, clean, defended) for attack in clean.by_attack]
+    worst = [
+        _cap([curve.headlines[target] for curve in (clean, *defended)], clean, defended) for target in clean.headlines
+    ]
+    return worst + [_of_attack(attack, clean, defended) for attack in clean.by_attack]
 
 
-def _cap(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
-    whole: dict[str, Any] = {"method": clean.method, "defense": clean.defense, "attack": attack}
-    cells = [curve.usable(attack) for curve in (clean, *defended)]
-    rows = told_rows(record for by_seed in cells for record in by_seed.values())
-    lost = sum(clean.seeds - sum(rows in record["leak"] for record in by_seed.values()) for by_seed in cells)
+def _of_attack(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
+    curves = (clean, *defended)
+    rows = told_rows(record for curve in curves for record in curve.usable(attack).values())
+    return _cap([curve.scored(attack, rows) for curve in curves], clean, defended)
+
+
+def _cap(cells: Sequence[Scored], clean: Curve, defended: Sequence[Curve]) -> Cap:
+    """Fold the cells of all strengths, the undefended one first."""
+    target = cells[0].target
+    whole: dict[str, Any] = {
+        "method": clean.method, "defense": clean.defense, "attack": cells[0].name, "target": target,
+    }  # fmt: skip
+    lost = sum(clean.seeds - min(len(cell.leak), _usable(cell)) for cell in cells)
     if lost:
         none = (None, None)
+        rows = ", ".join(dict.fromkeys(cell.rows for cell in cells))
         return Cap(
             **whole, value=None, ci95=none, calibrated=None, calibrated_ci95=none, accuracy_value=None, dcs=None, n=0,
             note=f"{lost} cells gave no number on {rows} rows",
         )  # fmt: skip
-    prior = clean.alone(attack)
-    blind = sum(bool(r["leak"][rows].get("one_class")) for by_seed in cells[1:] for r in by_seed.values())
+    priors = [curve.alone(target).on(cell.rows) for curve, cell in zip(defended, cells[1:], strict=True)]
+    blind = sum(bool(block.get("one_class")) for cell in cells[1:] for block in cell.leak.values())
     values: dict[str, dict[int, float]] = {"cap": {}, "calibrated": {}, "accuracy": {}, "dcs": {}}
     for seed in range(clean.seeds):
-        found = [by_seed[seed] for by_seed in cells[1:]]
-        utility = [headline(record["utility"])[1] for record in found]
-        leak = [max(0.0, headline(record["leak"][rows])[1]) for record in found]  # worse than the mean tells nothing
+        utility = [headline(cell.found[seed]["utility"])[1] for cell in cells[1:]]
+        blocks = [cell.leak[seed] for cell in cells[1:]]
+        leak = [max(0.0, headline(block)[1]) for block in blocks]  # worse than the mean tells nothing
         values["cap"][seed] = capping.cap(utility, leak)
-        accuracy = [record["leak"][rows]["metrics"].get("accuracy") for record in found]
+        accuracy = [block["metrics"].get("accuracy") for block in blocks]
         if None not in accuracy and not blind:
             values["accuracy"][seed] = capping.cap(utility, accuracy)
-        if seed in prior and rows in prior[seed]["leak"]:
-            alone = headline(prior[seed]["leak"][rows])[1]
-            values["calibrated"][seed] = capping.calibrated_cap(utility, leak, [alone] * len(leak))
-        ideal = headline(cells[0][seed]["utility"])[1]
+        if all(seed in prior for prior in priors):
+            alone = [headline(prior[seed])[1] for prior in priors]
+            values["calibrated"][seed] = capping.calibrated_cap(utility, leak, alone)
+        ideal = headline(cells[0].found[seed]["utility"])[1]
         scores = [capping.dcs(a, u, ideal_utility=ideal) for u, a in zip(utility, leak, strict=True)]
         values["dcs"][seed] = capping.t_dcs(scores)
     nothing = (math.nan, math.nan)
@@ -68,17 +81,21 @@ def _cap(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
         dcs=folded["dcs"]["mean"],
         n=clean.seeds,
         note=f"no CAP (accuracy): {blind} cells guess one class" if blind else "",
-        target=clean.targets[attack],
         by_seed=values["cap"],
         calibrated_by_seed=values["calibrated"],
     )
+
+
+def _usable(cell: Scored) -> int:
+    """How many seeds of a cell ended well; of the headline those in which every attack did."""
+    return sum(n for status, n in cell.statuses.items() if status in USABLE)
 
 
 def c_dcs(caps: Sequence[Cap]) -> list[dict[str, Any]]:
     """Mean DCS of each method and defence over the attacks on each target, and over targets."""
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
     for cap in caps:
-        if cap.dcs is not None:
+        if cap.dcs is not None and cap.attack != "worst":
             found.setdefault((cap.method, cap.defense), {}).setdefault(cap.target, []).append(cap.dcs)
     by_type = {
         curve: {target: capping.t_dcs(scores) for target, scores in targets.items()} for curve, targets in found.items()

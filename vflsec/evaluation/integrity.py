@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from vflsec.evaluation.choosing import headline
 from vflsec.evaluation.plan import Row, rows, target_of
-from vflsec.evaluation.points import SEVERITY, finite, headline, interval, share
+from vflsec.evaluation.points import SEVERITY, finite, interval, share
 from vflsec.evaluation.results import Damage, Measure
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.store import Record

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from vflsec.core.metrics import VALUES
+from vflsec.evaluation.choosing import Block, Candidate, Choice, choose, cross_scored, headline, overfit
 from vflsec.evaluation.plan import NO_ADVERSARY, Row, asked_of, priors
 from vflsec.evaluation.results import Leak, Measure, Point
 from vflsec.evaluation.spec import EvalSpec
@@ -16,26 +18,84 @@ from vflsec.evaluation.store import Record
 
 SEVERITY = ("error", "diverged", "collapsed", "missing", "unconverged", "ok")
 USABLE = ("ok", "unconverged")
+ALONE = "alone"
+"""What the headline names where the adversary does best without the federation."""
 
 
 BySeed = Mapping[int, Record]
 
 
-def priors_by_method(spec: EvalSpec, records: Mapping[str, Record]) -> dict[str, dict[str, BySeed]]:
-    """Return, by method, each candidate for *alone*: attack label -> seed -> record."""
+class Alone:
+    """What one adversary reaches on one target without the federation: one value for each split of rows.
+
+    The candidates are the priors of all methods in the report, since an adversary alone could train any of them. The
+    strongest is chosen on one half of the rows and scored on the other, as the headline is. Otherwise the largest of
+    several noisy scores would be too large, and each advantage over it too small.
+
+    Args:
+        records: of the priors, by name and seed.
+    """
+
+    def __init__(self, records: Mapping[str, BySeed]) -> None:
+        self.records = records
+        self._candidates = _candidates(records)
+        self._choices = {
+            split: choose({name: found for name, found in self._candidates.items() if name[1] == split})
+            for split in dict.fromkeys(split for _, split in self._candidates)
+        }
+
+    def candidates(self, half: int) -> dict[Candidate, Mapping[int, Block]]:
+        """Return the one that one half of the rows chooses, of each split."""
+        return {choice[half]: self._candidates[choice[half]] for choice in self._choices.values()}
+
+    def on(self, rows: str) -> dict[int, Block]:
+        """Return the block of each seed on ``rows``: a split, or ``first+second`` as the headline has it."""
+        first, second = rows.split("+")[0], rows.split("+")[-1]
+        if not {first, second} <= self._choices.keys():
+            return {}
+        choice = Choice(self._choices[first].on_first, self._choices[second].on_second)
+        return cross_scored(self._candidates, choice)
+
+
+class Scored(NamedTuple):
+    """An attack, or the headline, at one method, defence and strength.
+
+    Attributes:
+        name: of the attack, or ``worst`` or ``picked``.
+        found: the records that hold numbers, by seed.
+        rows: the rows that ``leak`` is on.
+        leak: the block of each seed, and on training rows in ``leak_train``.
+        statuses: how many seeds ended in which way.
+        target: what is recovered.
+        choice: the attack that ``name`` stands for.
+    """
+
+    name: str
+    found: BySeed
+    rows: str
+    leak: Mapping[int, Block]
+    leak_train: Mapping[int, Block]
+    statuses: Mapping[str, int]
+    target: str
+    choice: str
+
+
+def alone_by_target(spec: EvalSpec, records: Mapping[str, Record]) -> dict[str, Alone]:
+    """Return by target what the adversary of ``spec`` reaches alone."""
     found: dict[str, dict[str, dict[int, Record]]] = {}
     for prior in priors(spec):
         record = records.get(prior.key)
         if record and record["leak"]:
-            found.setdefault(prior.method, {}).setdefault(prior.label, {})[prior.seed] = record
-    return {method: dict(candidates) for method, candidates in found.items()}
+            own = found.setdefault(asked_of(prior.attack), {})
+            own.setdefault(f"{prior.method}: {prior.label}", {})[prior.seed] = record
+    return {target: Alone(by_name) for target, by_name in found.items()}
 
 
 class Curve:
     """All records at one method, defence and strength: by attack, by seed."""
 
     def __init__(
-        self, spec: EvalSpec, group: Sequence[Row], records: Mapping[str, Record], alone: Mapping[str, BySeed]
+        self, spec: EvalSpec, group: Sequence[Row], records: Mapping[str, Record], alone: Mapping[str, Alone]
     ) -> None:
         first = group[0]
         self.method, self.defense, self.strength = first.method, first.defense, first.strength
@@ -47,115 +107,162 @@ class Curve:
             self.targets[row.label] = asked_of(row.attack) if row.attack else "labels"
             if row.key in records:
                 self.by_attack[row.label][row.seed] = records[row.key]
-        self._priors = alone
+        self._alone = alone
 
     def usable(self, attack: str) -> dict[int, Record]:
         """Records that hold numbers, by seed; those of a method without an adversary hold no leak."""
         found = self.by_attack[attack].items()
         return {seed: r for seed, r in found if r["status"] in USABLE and (r["leak"] or attack == NO_ADVERSARY)}
 
-    def alone(self, attack: str) -> BySeed:
-        """The better of the attack's own prior and, of labels, the logistic regression, by the adversary's folds."""
-        common = "logistic" if self.targets[attack] == "labels" else attack
-        own = [name for name in self._priors if name in (attack, common) or name.startswith(f"{attack} after ")]
-        return _best_alone({name: self._priors[name] for name in own})
+    def alone(self, target: str) -> Alone:
+        """What the adversary reaches on ``target`` by itself."""
+        return self._alone.get(target) or Alone({})
 
     def points(self) -> list[Point]:
         """One point per attack."""
-        return [
-            self._point(name, self.usable(name), self._statuses(name), self.alone(name), name, self.targets[name])
-            for name in self.by_attack
-        ]
+        return [self._point(self.scored(name)) for name in self.by_attack]
+
+    def worst(self) -> list[Point]:
+        """The headline of each target: the strongest of all attacks on it and of *alone*."""
+        return [self._point(found) for found in self.headlines.values()]
+
+    def picked(self) -> list[Point]:
+        """For each target what the adversary takes for the strongest, by folds of its own labels; none without."""
+        found = (self._picked(target) for target in self.headlines)
+        return [self._point(one) for one in found if one]
 
     @property
     def attacked(self) -> bool:
         """Whether there is an adversary at all."""
         return NO_ADVERSARY not in self.by_attack
 
-    def worst(self) -> list[Point]:
-        """For each target the strongest of all attacks on it and of all priors.
+    def scored(self, attack: str, rows: str | None = None) -> Scored:
+        """Return one attack, on ``rows`` or on those that it says most of."""
+        found = self.usable(attack)
+        rows = rows or told_rows(found.values())
+        leak, leak_train = _on(found, rows), _on(found, "train")
+        return Scored(attack, found, rows, leak, leak_train, self._statuses([attack]), self.targets[attack], attack)
 
-        Chosen by the adversary's own folds, averaged over seeds. These folds favour the federated model, which was
-        trained on the very labels that they hold out: where the choice turns out to infer less than *alone*, alone is
-        taken; and so is an attack that folds could not test. Both err on the side of the adversary.
+    @cached_property
+    def headlines(self) -> dict[str, Scored]:
+        """By target the strongest attack, chosen on the truth and scored on other rows.
+
+        Each attack competes on each split that it guesses, and so does *alone*, since an adversary may always throw the
+        model away. What leaks most on one half of the rows, in the mean over seeds, is scored on the other half, and
+        the other way round; the two scores are averaged.
         """
-        return [self._worst(target) for target in dict.fromkeys(self.targets.values())]
+        return {target: self._headline(target) for target in dict.fromkeys(self.targets.values())}
 
-    def _worst(self, target: str) -> Point:
+    def _headline(self, target: str) -> Scored:
         attacks = {name: self.usable(name) for name in self.by_attack if self.targets[name] == target}
-        statuses = Counter(
+        statuses = self._statuses(list(attacks))
+        candidates = _candidates(attacks)
+        if not candidates:  # nothing to attack, and then no utility either: a status, never a number
+            return Scored("worst", {}, "test", {}, {}, statuses, target, "")
+        choice, blocks = self._strongest(candidates, target)
+        names = [name if (name, split) in candidates else ALONE for name, split in choice]
+        found: dict[int, Record] = {}
+        for by_seed in [attacks[name] for name in names if name != ALONE] or list(attacks.values()):
+            for seed, record in by_seed.items():  # an attack that acts in training has a utility of its own
+                if seed not in found or headline(record["utility"])[1] < headline(found[seed]["utility"])[1]:
+                    found[seed] = record
+        if len(set(names)) > 1 or ALONE in names:  # what they spent is told in their own rows
+            found = {seed: {**record, "budget": {}, "sureness": None} for seed, record in found.items()}
+        on_train = {name: by_seed for name, by_seed in candidates.items() if name[1] == "train"}
+        train = self._strongest(on_train, target, "train")[1] if on_train else {}
+        seeds = sorted(found.keys() & blocks.keys())
+        return Scored(
+            name="worst",
+            found={seed: found[seed] for seed in seeds},
+            rows="+".join(dict.fromkeys(split for _, split in choice)),
+            leak={seed: blocks[seed] for seed in seeds},
+            leak_train={seed: train[seed] for seed in seeds if seed in train},
+            statuses=statuses,
+            target=target,
+            choice=", ".join(dict.fromkeys(names)),
+        )
+
+    def _strongest(
+        self, attacks: Mapping[Candidate, BySeed], target: str, only: str | None = None
+    ) -> tuple[Choice, dict[int, Block]]:
+        """Choose among attacks and *alone* on one split or all: the choice and its cross-scored blocks."""
+        by_half: list[dict[Candidate, BySeed]] = []
+        for half in (0, 1):
+            alone = self.alone(target).candidates(half).items()
+            own = {name: by_seed for name, by_seed in alone if only in (None, name[1])}
+            by_half.append({**own, **attacks})  # alone first: where an attack only equals it, joining gave nothing away
+        choice = Choice(choose(by_half[0]).on_first, choose(by_half[1]).on_second)
+        return choice, cross_scored(by_half[0] | by_half[1], choice)
+
+    def _picked(self, target: str) -> Scored | None:
+        attacks = {name: self.usable(name) for name in self.by_attack if self.targets[name] == target}
+        alone = self.alone(target)
+        name = strongest({**{f"{ALONE}:{prior}": found for prior, found in alone.records.items()}, **attacks})
+        trained = {seed: record for by_seed in attacks.values() for seed, record in by_seed.items()}
+        if name is None or not trained:
+            return None
+        if name in attacks:
+            return self.scored(name)._replace(name="picked")
+        rows = told_rows(trained.values())
+        found = {seed: {**record, "budget": {}, "sureness": None} for seed, record in trained.items()}
+        leak, leak_train = (
+            {seed: block for seed, block in alone.on(split).items() if seed in trained} for split in (rows, "train")
+        )
+        return Scored("picked", found, rows, leak, leak_train, self._statuses(list(attacks)), target, ALONE)
+
+    def _statuses(self, attacks: Sequence[str]) -> Counter[str]:
+        """Count the worst status among ``attacks`` of each seed."""
+        return Counter(
             min((self._status(name, seed) for name in attacks), key=SEVERITY.index) for seed in range(self.seeds)
         )
-        alone = {name: by_seed for name, by_seed in self._priors.items() if self._target_of_prior(name) == target}
-        priors_ = {f"alone:{name}": by_seed for name, by_seed in alone.items()}
-        best_alone = _best_alone(alone)
-        trained = {seed: record for by_seed in attacks.values() for seed, record in by_seed.items()}
-        candidates = {name: by_seed for name, by_seed in {**attacks, **priors_}.items() if by_seed}
-        if not trained:  # nothing to attack, and then no utility either: a status, never a number
-            return self._point("worst", {}, statuses, best_alone, "", target)
-        chosen_by_folds = strongest(candidates, otherwise=next(iter(candidates)))
-        untested = [name for name, by_seed in candidates.items() if by_seed is best_alone or not _folded(by_seed)]
-        choice = max([chosen_by_folds, *untested], key=lambda name: _mean_leak(candidates[name]))
-        chosen = {
-            seed: {**record, "leak": candidates[choice][seed]["leak"], "budget": candidates[choice][seed]["budget"]}
-            for seed, record in sorted(trained.items())
-            if seed in candidates[choice]
-        }
-        return self._point("worst", chosen, statuses, best_alone, choice, target)
-
-    def _target_of_prior(self, name: str) -> str:
-        """What a prior recovers: what its attack does, whose name its own begins with."""
-        return self.targets.get(name.partition(" after ")[0], "labels")
 
     def _status(self, attack: str, seed: int) -> str:
         record = self.by_attack[attack].get(seed)
         return str(record["status"]) if record else "missing"
 
-    def _statuses(self, attack: str) -> Counter[str]:
-        return Counter(self._status(attack, seed) for seed in range(self.seeds))
-
-    def _point(
-        self, attack: str, usable: BySeed, statuses: Mapping[str, int], alone: BySeed, choice: str, target: str
-    ) -> Point:
-        found = list(usable.values())
+    def _point(self, scored: Scored) -> Point:
+        found, alone = list(scored.found.values()), self.alone(scored.target)
+        sureness = [record["sureness"] for record in found if record.get("sureness") is not None]
         return Point(
             method=self.method,
             defense=self.defense,
             strength=self.strength,
-            attack=attack,
-            status=min(statuses, key=SEVERITY.index),
-            statuses=dict(statuses),
+            attack=scored.name,
+            status=min(scored.statuses, key=SEVERITY.index),
+            statuses=dict(scored.statuses),
             utility=_utility(found, self.seeds),
-            leak=_leak(usable, alone, told_rows(found), self.seeds),
-            leak_train=_leak(usable, alone, "train", self.seeds),
+            leak=_leak(scored.leak, alone.on(scored.rows), scored.rows, self.seeds),
+            leak_train=_leak(scored.leak_train, alone.on("train"), "train", self.seeds),
             nbytes=round(sum(r["nbytes"] for r in found) / len(found)) if found else None,
             seconds=sum(sum(r["seconds"].values()) for r in found) / len(found) if found else None,
             budget=found[0]["budget"] if found else {},
-            choice=choice,
-            target=target,
+            choice=scored.choice,
+            target=scored.target,
             reached=_reached(found, self.seeds),
             spent=_spent(found),
+            sureness=_mean(sureness),
         )
 
 
-def _best_alone(candidates: Mapping[str, BySeed]) -> BySeed:
-    """The strongest prior; without folds the logistic regression, or where there is none the larger leak."""
-    if not candidates:
-        return {}
-    largest = max(candidates, key=lambda name: _mean_leak(candidates[name]))
-    return candidates[strongest(candidates, otherwise="logistic" if "logistic" in candidates else largest)]
-
-
-def strongest(candidates: Mapping[str, BySeed], *, otherwise: str) -> str:
-    """Return the name of the candidate whose fold score, averaged over seeds, is best; ``otherwise`` without folds."""
+def strongest(candidates: Mapping[str, BySeed]) -> str | None:
+    """Return the name of the candidate whose fold score, averaged over seeds, is best; None without folds."""
     folds = {name: [record["fold"] for record in by_seed.values()] for name, by_seed in candidates.items()}
-    means = {name: sum(found) / len(found) for name, found in folds.items() if _folded(candidates[name])}
-    return max(means, key=lambda name: means[name]) if means else otherwise
+    means = {name: sum(found) / len(found) for name, found in folds.items() if found and None not in found}
+    return max(means, key=lambda name: means[name]) if means else None
 
 
-def _folded(by_seed: BySeed) -> bool:
-    """Whether the adversary could test this candidate itself, with every seed."""
-    return bool(by_seed) and all(record["fold"] is not None for record in by_seed.values())
+def _candidates(by_name: Mapping[str, BySeed]) -> dict[Candidate, Mapping[int, Block]]:
+    """Return the blocks of each name on each split, by seed."""
+    splits = {
+        name: dict.fromkeys(split for record in by_seed.values() for split in record["leak"] or {})
+        for name, by_seed in by_name.items()
+    }
+    return {(name, split): _on(by_name[name], split) for name, found in splits.items() for split in found}
+
+
+def _on(found: BySeed, rows: str) -> dict[int, Block]:
+    """Return the blocks on ``rows`` by seed."""
+    return {seed: record["leak"][rows] for seed, record in found.items() if rows in (record["leak"] or {})}
 
 
 def told_rows(records: Iterable[Record]) -> str:
@@ -164,30 +271,21 @@ def told_rows(records: Iterable[Record]) -> str:
     return next((split for split in ("test", "train", *sorted(guessed)) if split in guessed), "test")
 
 
-def _mean_leak(by_seed: BySeed) -> float:
-    """The mean headline over seeds."""
-    rows = told_rows(by_seed.values())
-    blocks = [record["leak"][rows] for record in by_seed.values() if rows in record["leak"]]
-    return sum(headline(block)[1] for block in blocks) / len(blocks)
-
-
-def headline(block: Record) -> tuple[str, float]:
-    """Return name and value of a block's first metric, which is the dataset's headline."""
-    name = next(iter(block["metrics"]))
-    return name, float(block["metrics"][name])
-
-
-def share(values: Sequence[float], rows_ci: Sequence[float], seeds: int) -> dict[str, Any]:
+def share(values: Sequence[float], rows_ci: Sequence[float], seeds: int, extended: float = 0.0) -> dict[str, Any]:
     """Return what ``interval`` does, for a metric that lies in [0, 1]: so does its interval."""
-    found = interval(values, rows_ci, seeds)
+    found = interval(values, rows_ci, seeds, extended)
     low, high = found["ci95"]
     return {**found, "ci95": (None if low is None else max(0.0, low), None if high is None else min(1.0, high))}
 
 
-def interval(values: Sequence[float], rows_ci: Sequence[float], seeds: int) -> dict[str, Any]:
+def interval(values: Sequence[float], rows_ci: Sequence[float], seeds: int, extended: float = 0.0) -> dict[str, Any]:
     """Mean and interval: t over seeds, or the bootstrap over rows if one seed was asked for.
 
     The only survivor of several seeds has none: its rows say nothing of the others.
+
+    Noise may choose an attack that is not the strongest, so the mean of what was chosen can only be too small. Where
+    the halves of the rows chose differently, the upper side is extended, in quadrature, by ``extended``: how much more
+    the choices leak on the rows that chose them.
     """
     if not values:
         return {"mean": None, "ci95": (None, None), "n": 0, "interval": "none"}
@@ -195,8 +293,10 @@ def interval(values: Sequence[float], rows_ci: Sequence[float], seeds: int) -> d
     if n == 1 and seeds > 1:
         return {"mean": mean, "ci95": (None, None), "n": 1, "interval": "none"}
     if n == 1:
-        return {"mean": mean, "ci95": (rows_ci[0], rows_ci[1]), "n": 1, "interval": "rows"}
-    return {"mean": mean, "ci95": (low, high), "n": n, "interval": "seeds"}
+        low, high = rows_ci
+    if extended:
+        high = mean + math.hypot(high - mean, extended)
+    return {"mean": mean, "ci95": (low, high), "n": n, "interval": "seeds" if n > 1 else "rows"}
 
 
 def _utility(found: Sequence[Record], seeds: int) -> Measure:
@@ -205,31 +305,32 @@ def _utility(found: Sequence[Record], seeds: int) -> Measure:
     return Measure(metric=metric, **share([headline(b)[1] for b in blocks], _rows_ci(blocks), seeds))
 
 
-def _leak(usable: BySeed, alone: BySeed, split: str, seeds: int) -> Leak:
-    blocks = {seed: record["leak"][split] for seed, record in usable.items() if split in (record["leak"] or {})}
-    priors_ = {seed: alone[seed]["leak"][split] for seed in blocks if seed in alone and split in alone[seed]["leak"]}
+def _leak(blocks: Mapping[int, Block], alone: Mapping[int, Block], rows: str, seeds: int) -> Leak:
+    priors_ = alone if blocks else {}  # all seeds, so that *alone* is one number; the advantage is paired by seed
     values = {seed: headline(block)[1] for seed, block in blocks.items()}
     base = {seed: headline(block)[1] for seed, block in priors_.items()}
     advantage = [values[seed] - base[seed] for seed in values if seed in base]
     first = next(iter(blocks.values()), None)
     metric = headline(first)[0] if first else ""
     spread = interval if metric in VALUES else share  # an R2 may be negative
-    alone_interval = spread(list(base.values()), _rows_ci(list(priors_.values())), seeds)
-    advantage_interval = interval(advantage, (math.nan, math.nan), seeds)
+    found, own = list(blocks.values()), list(priors_.values())
+    of_choice, of_alone = (_mean(map(overfit, chosen)) or 0.0 for chosen in (found, own))
+    alone_interval = spread(list(base.values()), _rows_ci(own), seeds, of_alone)
+    advantage_interval = interval(advantage, (math.nan, math.nan), seeds, max(0.0, of_choice - of_alone))
     return Leak(
         metric=metric,
-        chance=_mean(block["chance"] for block in blocks.values()),
+        chance=_mean(block["chance"] for block in found),
         alone=alone_interval["mean"],
         alone_ci95=alone_interval["ci95"],
         advantage=advantage_interval["mean"],
         advantage_ci95=finite(advantage_interval["ci95"]),
-        accuracy=_mean(block["metrics"]["accuracy"] for block in blocks.values() if "accuracy" in block["metrics"]),
-        others=_others(list(blocks.values())),
-        one_class=sum(bool(block.get("one_class")) for block in blocks.values()),
-        rows=split,
+        accuracy=_mean(block["metrics"]["accuracy"] for block in found if "accuracy" in block["metrics"]),
+        others=_others(found),
+        one_class=sum(bool(block.get("one_class")) for block in found),
+        rows=rows,
         by_seed=values,
         alone_by_seed=base,
-        **spread(list(values.values()), _rows_ci(list(blocks.values())), seeds),
+        **spread(list(values.values()), _rows_ci(found), seeds, of_choice),
     )
 
 

@@ -20,27 +20,29 @@ Scored = tuple[float, Mapping[int, float]]
 """A score in the mean, and by seed."""
 
 
-def exposed(points: Sequence[Point]) -> dict[tuple[str, str, str, float], Place]:
+def exposed(points: Sequence[Point], worst: Sequence[Point]) -> dict[tuple[str, str, str, float], Place]:
     """Return what each target, method, defence and strength leaves to the strongest adversary, and at what utility.
 
-    That is the largest leak of any attack, or what the adversary reaches alone if that is more: it may throw the model
-    away. ``worst_rows`` is the largest on test or on training rows, as the gates have it: a model that learned the
+    The leak is the headline's, in which test rows, training rows and *alone* all compete: a model that learned the
     labels of training rows by heart must not rank as a private one. The utility is the least: an attack that acts in
     training has one of its own. A strength at which some attack gave no number is left out.
+
+    Args:
+        points: of every attack.
+        worst: the headlines.
     """
     groups: dict[tuple[str, str, str, float], list[Point]] = {}
     for p in points:
         groups.setdefault((p.target, p.method, p.defense, p.strength), []).append(p)
     found = {}
-    for key, group in groups.items():
-        leaks = [p.leak.mean for p in group if p.leak.mean is not None]
-        utilities = [p.utility.mean for p in group if p.utility.mean is not None]
-        if len(leaks) == len(group) == len(utilities):
-            alone = max(p.leak.alone or 0.0 for p in group)
-            worst_rows, by_seed = max(_leaks(group), key=lambda scored: scored[0])
+    for p in worst:
+        key = (p.target, p.method, p.defense, p.strength)
+        utilities = [one.utility.mean for one in groups[key] if one.utility.mean is not None]
+        leaks = [one.leak.mean for one in groups[key] if one.leak.mean is not None]
+        if p.leak.mean is not None and len(leaks) == len(groups[key]) == len(utilities):
             found[key] = Place(
-                target=key[0], method=key[1], defense=key[2], strength=key[3],
-                utility=min(utilities), leak=max(*leaks, alone), worst_rows=worst_rows, by_seed=dict(by_seed),
+                target=p.target, method=p.method, defense=p.defense, strength=p.strength,
+                utility=min(utilities), leak=p.leak.mean, by_seed=p.leak.by_seed,
             )  # fmt: skip
     return found
 
@@ -63,26 +65,25 @@ def front(places: Sequence[Place]) -> list[Place]:
 def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Place]) -> list[Rank]:
     """Return one line for each target, method and defence, with its place in the order of each score; 1 is the best.
 
-    A defence is as good as it is against the attack that it does worst against: CAP and calibrated CAP are the least
-    over the attacks. The leak is the mean over its strengths of the strongest, on the worse rows. Without a score it
-    has no place by it.
+    A defence is as good as it is against the strongest attack at each strength: CAP and calibrated CAP are those of
+    the headline, and the leak is its mean over the strengths. Without a score it has no place by it.
     """
-    groups: dict[tuple[str, str, str], list[Cap]] = {}
-    for cap in caps:
-        groups.setdefault((cap.target, cap.method, cap.defense), []).append(cap)
     found = []
-    for key, own in groups.items():
+    for cap in caps:
+        if cap.attack != "worst":
+            continue
+        key = (cap.target, cap.method, cap.defense)
         strengths = [p for name, p in places.items() if name[:3] == key and p.strength > 0]
         scored = {
-            "CAP": _least([(cap.value, cap.by_seed) for cap in own]),
-            "calibrated CAP": _least([(cap.calibrated, cap.calibrated_by_seed) for cap in own]),
-            "strongest leak": _mean([(place.worst_rows, place.by_seed) for place in strengths]),
+            "CAP": _known(cap.value, cap.by_seed),
+            "calibrated CAP": _known(cap.calibrated, cap.calibrated_by_seed),
+            "strongest leak": _mean([(place.leak, place.by_seed) for place in strengths]),
         }
         found.append(
             Rank(
-                target=key[0],
-                method=key[1],
-                defense=key[2],
+                target=cap.target,
+                method=cap.method,
+                defense=cap.defense,
                 values={score: one[0] if one else None for score, one in scored.items()},
                 ranks={},
                 by_seed={score: dict(one[1]) for score, one in scored.items() if one},
@@ -163,16 +164,8 @@ def _ranked(one: Rank, among: Sequence[Rank]) -> Rank:
     return msgspec.structs.replace(one, ranks=found)
 
 
-def _leaks(group: Sequence[Point]) -> list[Scored]:
-    """What each attack of one strength reaches on either rows, and what it reaches alone."""
-    leaks = [leak for p in group for leak in (p.leak, p.leak_train)]
-    found: list[Scored] = [(leak.mean, leak.by_seed) for leak in leaks if leak.mean is not None]
-    return found + [(p.leak.alone or 0.0, p.leak.alone_by_seed) for p in group]
-
-
-def _least(scored: Sequence[tuple[float | None, Mapping[int, float]]]) -> Scored | None:
-    known = [(value, by_seed) for value, by_seed in scored if value is not None]
-    return min(known, key=lambda one: one[0]) if len(known) == len(scored) else None
+def _known(value: float | None, by_seed: Mapping[int, float]) -> Scored | None:
+    return None if value is None else (value, by_seed)
 
 
 def _mean(scored: Sequence[Scored]) -> Scored | None:

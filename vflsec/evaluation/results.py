@@ -22,7 +22,9 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rows: ``test``; ``train`` of an attack on what was said about training rows, which guesses no others;
-            ``candidates`` where it is asked who was trained on.
+            ``candidates`` where it is asked who was trained on; ``test+train`` or ``train+test`` where the
+            strongest attack is on one of them by the first half of the rows, and on the other by the second.
+        alone: what the adversary reaches without the federation, one value for each target and ``rows`` of a report.
         advantage: leak minus *alone*, paired by seed, with its interval in ``advantage_ci95``.
         accuracy: label recovery accuracy, the papers' measure; None where columns are recovered.
         others: the other measures by name, in the mean.
@@ -56,6 +58,9 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         leak: on the rows that say most of it: test rows where the attack guesses them.
         leak_train: on training rows.
         reached: epochs, and bytes truly and as SS-VFL counts them, until ``train.target`` was met; None if it was not.
+        choice: the attack that ``worst`` or ``picked`` stands for, or ``alone``; two where halves of the rows chose
+            differently.
+        sureness: how sure auxiliary labels make it that an attack whose sign they fix has the right one; else None.
         spent: of each defence with differential privacy, what the adversary may have learned of one row: its epsilon
             and delta in ``releases`` releases about the row, and ``epsilon_transcript`` of all that was said; or, where
             ``of`` is ``models``, in the ``updates`` of a party's own models, whatever is said about the row itself.
@@ -76,6 +81,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     choice: str
     target: str = "labels"
     reached: dict[str, float] | None = None
+    sureness: float | None = None
     spent: list[dict[str, Any]] = []
 
 
@@ -109,6 +115,7 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
     """A curve folded into one number; None where a cell of the curve gave no number.
 
     Attributes:
+        attack: its name, or ``worst`` for the headline of each strength.
         by_seed: ``value`` by seed, and ``calibrated`` in ``calibrated_by_seed``.
     """
 
@@ -132,9 +139,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """What one strength of a defence leaves to the strongest adversary, and at what utility.
 
     Attributes:
-        leak: on the rows that the points tell of.
-        worst_rows: on those or on training rows, whichever leak more.
-        by_seed: ``worst_rows`` by seed.
+        leak: of the headline, by seed in ``by_seed``.
     """
 
     target: str
@@ -143,7 +148,6 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     strength: float
     utility: float
     leak: float
-    worst_rows: float
     by_seed: dict[int, float] = {}
 
 
@@ -182,7 +186,15 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is reported; ``msgspec.json.encode`` of it is the JSON output."""
+    """Everything that is reported; ``msgspec.json.encode`` of it is the JSON output.
+
+    Attributes:
+        points: one for each method, defence, strength and attack.
+        worst: the headline of each method, defence, strength and target: the strongest attack or *alone*, chosen on the
+            truth and scored on other rows.
+        picked: what the adversary would have taken for the strongest, by folds of its own labels; empty without folds.
+        not_run: the attacks that this adversary could mount and that were not run.
+    """
 
     schema: int = 1
     dataset: str
@@ -192,6 +204,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     target: float | None = None
     points: list[Point]
     worst: list[Point]
+    picked: list[Point] = []
     cap: list[Cap]
     c_dcs: list[dict[str, Any]]
     front: list[Place] = []
@@ -202,3 +215,4 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     out: str
     integrity: list[Damage] = []
+    not_run: list[str] = []

@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 
 from vflsec.core import registry
 from vflsec.core.attack import Attack
+from vflsec.core.auxiliary import sureness
 from vflsec.core.errors import BadGuess, Diverged, InsufficientView, VflsecError
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained, World, load_states
 from vflsec.core.sabotage import Sabotage, sabotaging
 from vflsec.core.seeds import derive
-from vflsec.core.view import Need
+from vflsec.core.view import Guess, Need
 from vflsec.evaluation.adversary import alone, tuned
 from vflsec.evaluation.damage import damage
+from vflsec.evaluation.mounting import KINDS, mountable
 from vflsec.evaluation.plan import Cell, Prior, Row, build_attack
 from vflsec.evaluation.privacy import spent
 from vflsec.evaluation.questions import Question, ask
@@ -26,13 +28,6 @@ from vflsec.evaluation.spec import AuxSpec
 from vflsec.evaluation.store import Record, Store
 from vflsec.evaluation.training import advance, collapse, one_thread, train
 from vflsec.evaluation.world import build_method, build_world, recruit
-
-KINDS = {
-    Need.GRADIENTS: Kind.GRADIENT,
-    Need.EMBEDDINGS: Kind.EMBEDDING,
-    Need.PARAMETERS: Kind.PARAMETERS,
-}
-
 
 _ONE_AT_A_TIME = Lock()
 """Layers draw their first weights from torch's global stream, so two threads of a process must take turns."""
@@ -164,6 +159,7 @@ def _result(
         "control": row.control,
         "fold": None,
         "budget": {},
+        "mountable": _mountable(task, trained) if trained else [],
         "device": device,
         "nbytes": sum(nbytes for phase, *_, nbytes in traffic if phase != "predict"),
         "traffic": traffic,
@@ -251,8 +247,22 @@ def _scored(attack: Attack, question: Question, world: World, aux: AuxSpec) -> d
         ),
         "fold": fold,
         "budget": {**guess.budget, **({"trials": trials} if trials > 1 else {})},
+        "sureness": sureness(view, guess) if _signed_by_labels(attack, guess) else None,
         "tuned": repr(chosen) if chosen is not attack else None,
     }
+
+
+def _signed_by_labels(attack: Attack, guess: Guess) -> bool:
+    """Whether labels serve ``attack`` for its sign alone: it is for two classes, needs no label and fits nothing."""
+    return attack.classes == 2 and Need.AUX_LABELS not in attack.needs and guess.converged is None
+
+
+def _mountable(task: Task, trained: Trained) -> list[str]:
+    """Return the attacks that the adversary of ``task`` could mount, so that a report can tell which were not run."""
+    method = trained.method
+    if not method.shows:
+        return []
+    return mountable(task.adversary, task.aux, method, trained.world, task.cell.method_options)
 
 
 def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> dict[str, Any]:

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vflsec.core import metrics
+from vflsec.core.seeds import derive
 from vflsec.core.view import Guess, Secret
 from vflsec.evaluation import statistics
 
@@ -26,12 +28,15 @@ def score(
 ) -> dict[str, dict[str, Any]]:
     """Return, for each split guessed, all metrics, chance, the number of rows, and the row interval of the headline.
 
+    ``halves`` is the headline on each of two random halves of these rows, which are the same for every guess that has
+    the same seed, truth and ``exclude``. It is None where the rows are too few to be split.
+
     Args:
         guess: what the attack proposed.
         secret: the truth; rows whose answer is -1 have none.
         headline: the metric that the interval is for.
         exclude: positions of the auxiliary samples in the split ``known``: the adversary knew them.
-        seed: of the bootstrap.
+        seed: of the bootstrap and of the halves.
         known: the split of the auxiliary samples.
         names: of the metrics; those of a task with as many classes unless given.
     """
@@ -42,7 +47,9 @@ def score(
         if split == known:
             keep[exclude.cpu()] = False
         if len(torch.unique(truth[keep])) > 1:  # of a single class no metric says anything
-            blocks[split] = measure(guessed[keep], truth[keep], headline, seed, names)
+            scored, answers = guessed[keep], truth[keep]
+            halves = _on_halves(scored, answers, headline, derive(seed, "halves", split))
+            blocks[split] = {**measure(scored, answers, headline, seed, names), "halves": halves}
     return blocks
 
 
@@ -59,6 +66,25 @@ def measure(scores: Tensor, labels: Tensor, headline: str, seed: int, names: Seq
         "chance": metrics.chance(headline, y),
         "n": len(y),
     }
+
+
+def in_first_half(truth: Tensor, seed: int) -> NDArray[np.bool_]:
+    """Return which rows (n,) are in the first of two random halves; each class is split evenly, to within one row."""
+    order = np.random.default_rng(seed).permutation(len(truth))
+    if truth.dim() == 1:
+        order = order[np.argsort(truth.numpy()[order], kind="stable")]
+    first = np.zeros(len(truth), dtype=bool)
+    first[order[::2]] = True
+    return first
+
+
+def _on_halves(scores: Tensor, truth: Tensor, headline: str, seed: int) -> list[float] | None:
+    """Return the headline on each half, or None where a half has a single answer, of which no metric says anything."""
+    s, y = scores.detach().cpu().numpy(), truth.cpu().numpy()
+    first = in_first_half(truth.cpu(), seed)
+    if any(len(np.unique(y[half], axis=0)) < 2 for half in (first, ~first)):
+        return None
+    return [metrics.METRICS[headline](s[half], y[half]) for half in (first, ~first)]
 
 
 def one_class(labels: Tensor, scores: np.ndarray) -> bool:

@@ -80,7 +80,7 @@ class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         n: of how many rows.
         balanced: as many of each class (the papers' setting), else drawn as they come.
-        folds: of these labels, on which the strongest attack is chosen; 0 chooses none.
+        folds: of these labels, on which the adversary tests its attacks and picks one; 0 for none.
         adaptive: use all that was said about a row in the course of training, over which noise averages out; else what
             was said first.
         budget: how many settings of a learned attack the adversary tries on its folds: ``paper`` the source's own,

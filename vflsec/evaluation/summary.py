@@ -8,8 +8,8 @@ from itertools import filterfalse
 from vflsec.evaluation.folding import by_defense, c_dcs, caps
 from vflsec.evaluation.gates import Limits, check_limits, gates
 from vflsec.evaluation.integrity import damages, on_integrity
-from vflsec.evaluation.plan import Row, rows
-from vflsec.evaluation.points import Curve, priors_by_method
+from vflsec.evaluation.plan import Row, priors, rows
+from vflsec.evaluation.points import Curve, alone_by_target
 from vflsec.evaluation.ranking import disagreements, exposed, front, orders, ranks
 from vflsec.evaluation.results import Summary
 from vflsec.evaluation.spec import EvalSpec
@@ -25,18 +25,19 @@ def summarize(
         UsageError: a limit on an attack that was not run.
     """
     check_limits(spec, max_leak)
-    alone = priors_by_method(spec, records)
+    alone = alone_by_target(spec, records)
     groups: dict[tuple[str, str, float], list[Row]] = {}
     for row in filterfalse(on_integrity, rows(spec)):
         groups.setdefault((row.method, row.defense, row.strength), []).append(row)
-    curves = [Curve(spec, group, records, alone.get(method, {})) for (method, *_), group in groups.items()]
+    curves = [Curve(spec, group, records, alone) for group in groups.values()]
     points = [point for curve in curves for point in curve.points()]
     worst = [point for curve in curves if curve.attacked for point in curve.worst()]
+    picked = [point for curve in curves if curve.attacked for point in curve.picked()]
     broken = damages(spec, records)
     utilities = [*(point.utility for point in points), *(found.utility for found in broken)]
     metrics = [utility.metric for utility in utilities if utility.mean is not None]
     folded = [cap for curve in by_defense(curves) for cap in caps(curve)]
-    places = exposed(points)
+    places = exposed(points, worst)
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
     return Summary(
         dataset=spec.dataset,
@@ -46,6 +47,7 @@ def summarize(
         target=spec.train.target,
         points=points,
         worst=worst,
+        picked=picked,
         cap=folded,
         c_dcs=c_dcs(folded),
         front=front(list(places.values())),
@@ -56,7 +58,15 @@ def summarize(
         notes=_notes(spec, records),
         out=out,
         integrity=broken,
+        not_run=_not_run(spec, records),
     )
+
+
+def _not_run(spec: EvalSpec, records: Mapping[str, Record]) -> list[str]:
+    """Return the attacks that this adversary could mount on some method of ``spec`` and that ``spec`` does not run."""
+    own = (records[row.key] for row in rows(spec) if row.key in records)
+    known = {name for record in own for name in record.get("mountable", ())}
+    return sorted(known - {attack.name for attack in spec.attacks})
 
 
 def _notes(spec: EvalSpec, records: Mapping[str, Record]) -> list[str]:
@@ -64,7 +74,11 @@ def _notes(spec: EvalSpec, records: Mapping[str, Record]) -> list[str]:
     notes = []
     if spec.train.select == "paper_best_on_test":
         notes.append("epochs were chosen on TEST rows (train.select=paper_best_on_test): utility is flattered")
-    if not spec.aux.folds:
-        notes.append("no folds: worst is the largest leak, alone the logistic regression")
+    keys = {row.key for row in rows(spec)} | {prior.key for prior in priors(spec)}
+    own = [records[key] for key in keys & records.keys()]
+    if any(block["halves"] is None for record in own for block in (record.get("leak") or {}).values()):
+        notes.append(
+            "too few rows to be split: the strongest attack was chosen on rows that score it, which flatters it"
+        )
     notes += [f"{record['method']}: {note}" for record in records.values() for note in record.get("notes", ())]
     return list(dict.fromkeys(notes))

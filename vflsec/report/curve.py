@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -32,7 +31,7 @@ INFERRED = {
 
 
 MANY = 6
-"""More curves of several attacks than these are drawn in grey, and in colour the strongest attack at each strength."""
+"""Beside the points of more curves than these nothing is written."""
 
 NEAR = 0.01
 """Points whose utility and leak differ by less lie on each other."""
@@ -89,34 +88,23 @@ def lines(points: Sequence[Point]) -> list[Line]:
     return [_line(label, points) for label, points in found.items() if points]
 
 
-def strongest(points: Sequence[Point]) -> list[Line]:
-    """Return one curve for each method and defence: at each strength the attack with the largest leak.
+def strongest(worst: Sequence[Point]) -> list[Line]:
+    """Return one curve for each method and defence: the headline, which at each strength is of some attack, or *alone*.
 
-    It is *alone* where no attack reaches more than the adversary does without the model, which it may throw away.
+    Args:
+        worst: the headlines; one without a number is left out.
     """
-    best: dict[tuple[str, str, float], Point] = {}
-    for p in points:
-        key = (p.method, p.defense, p.strength)
-        if p.leak.mean is not None and (key not in best or p.leak.mean > (best[key].leak.mean or 0.0)):
-            best[key] = p
     found: dict[str, list[Point]] = {}
-    for p in best.values():
-        found.setdefault(_name(p, points), []).append(_at_least_alone(p))
-    return [_line(label, own)._replace(attacks=[p.attack for p in own]) for label, own in found.items()]
+    for p in worst:
+        if p.utility.mean is not None and p.leak.mean is not None:
+            found.setdefault(_name(p, worst), []).append(p)
+    return [_line(label, own)._replace(attacks=[p.choice for p in own]) for label, own in found.items()]
 
 
 def _name(point: Point, among: Sequence[Point]) -> str:
     """The defence, and the method where it could be another; both where there is one curve, which needs a name."""
     methods, defenses = ({getattr(p, field) for p in among} for field in ("method", "defense"))
     return point.defense if len(methods) == 1 < len(defenses) else f"{point.method}, {point.defense}"
-
-
-def _at_least_alone(point: Point) -> Point:
-    leak = point.leak
-    if leak.alone is None or leak.mean is None or leak.alone <= leak.mean:
-        return point
-    alone = msgspec.structs.replace(leak, mean=leak.alone, ci95=leak.alone_ci95)
-    return msgspec.structs.replace(point, attack="alone", leak=alone)
 
 
 class Curve(Figure):
@@ -139,7 +127,7 @@ def draw(summary: Summary) -> Curve:
     widths = []
     for number, (target, points) in enumerate(targets.items(), start=1):
         axes = figure.add_subplot(1, len(targets), number)
-        several = _draw_target(axes, points)
+        several = _draw_target(axes, points, [p for p in summary.worst if p.target == target])
         if summary.ranks:
             crowded = len({(p.method, p.defense) for p in points}) > MANY
             _draw_front(axes, [place for place in summary.front if place.target == target], named=crowded)
@@ -156,24 +144,28 @@ def draw(summary: Summary) -> Curve:
     return figure
 
 
-def _draw_target(axes: Axes, points: Sequence[Point]) -> bool:
-    """Draw the curves of the attacks on one target, and what to hold them against; return whether there are several."""
-    curves = lines(points)
-    if len(curves) > MANY and len({p.attack for p in points}) > 1:
-        shown = strongest(points)
-        style = "-" if len(shown) == 1 else ""  # of several defences they would be a tangle
-        for i, line in enumerate(curves):
+def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point]) -> bool:
+    """Draw the headlines on one target, each attack in grey, and what to hold them against.
+
+    Return whether there are several headlines.
+    """
+    curves = strongest(worst)
+    attacks = {p.attack for p in points}
+    if len(attacks) > 1:
+        style = "-" if len(curves) == 1 else ""  # of several defences they would be a tangle
+        for i, line in enumerate(lines(points)):
             label = None if i else "each attack"
             axes.plot(line.utility, line.leak, f"{style}.", color=GREY, linewidth=0.8, ms=3, zorder=1.5, label=label)
-        curves = shown
-        if len(curves) > 1:  # names beside the points of several curves would cover each other
-            curves = [line._replace(attacks=[""] * len(line.attacks)) for line in curves]
+    else:  # of a single attack it goes without saying
+        curves = [line._replace(attacks=["" if name in attacks else name for name in line.attacks]) for line in curves]
+    if len(curves) > 1:  # names beside the points of several curves would cover each other
+        curves = [line._replace(attacks=[""] * len(line.attacks)) for line in curves]
     if len(curves) > MANY:  # and so would numbers
         curves = [line._replace(written=False) for line in curves]
     for i, line in enumerate(curves):
         marker = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]  # the seventh has the first's colour, not its marker
         _draw_line(axes, line, COLORS[i % len(COLORS)], marker, i if len(curves) > 1 else None)
-    _draw_baselines(axes, points)
+    _draw_baselines(axes, worst)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.margins(x=0.12, y=0.12)

@@ -56,7 +56,7 @@ class Report:
 
     @property
     def worst(self) -> list[Point]:
-        """One per method, defence and strength: the strongest of the attacks and of what needs no federation."""
+        """The headlines: one per method, defence, strength and target."""
         return self.summary.worst
 
     @property

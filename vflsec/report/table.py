@@ -32,6 +32,8 @@ OF_MODELS = (
     "which attacks read, are not in it"
 )
 
+PICK = "adversary's pick"
+
 LONGEST = 20
 """Up to this length names of attacks are not broken."""
 
@@ -48,7 +50,10 @@ class Cells(NamedTuple):
 
 
 def points(summary: Summary) -> list[Cells]:
-    """Return one table per curve and target: a row per strength and attack, the strongest first."""
+    """Return one table per curve and target: a row per strength and attack.
+
+    The headline comes first, then the adversary's pick where it is another, then the attacks by falling leak.
+    """
     curves: dict[str, list[Point]] = {}
     for point in sorted(_interleaved(summary), key=lambda p: _targets(summary).index(p.target)):
         of = f", {point.target}" if _mixed(summary) else ""
@@ -115,14 +120,27 @@ def tables(summary: Summary) -> list[Cells]:
 
 
 def remarks(summary: Summary) -> list[str]:
-    """Return the lines below the tables: what an epsilon is of, front, orders and where they disagree, gates."""
+    """Return the lines below the tables: what an epsilon is of, front, orders, gates, and attacks that were not run."""
     verdicts = summary.disagreements or ["all scores agree wherever they tell two defenses apart"]
     return [
         *([OF_MODELS] if any("of" in one for point in summary.points for one in point.spent) else []),
         *(front(summary) if summary.ranks else []),
         *(f"ORDER {line}" for line in ([*summary.orders, *verdicts] if summary.orders else [])),
         *(gate_line(gate) for gate in summary.gates),
+        *not_run(summary),
     ]
+
+
+def not_run(summary: Summary) -> list[str]:
+    """Return the line that counts the attacks which this adversary could mount and which were not run, if any."""
+    if not summary.not_run:
+        return []
+    attacks = f"{len(summary.not_run)} attack{'s'[: len(summary.not_run) != 1]}"
+    names = ", ".join(summary.not_run)
+    way = "add --attack all"
+    if len({point.method for point in summary.points}) > 1:  # which leaves out what does not suit all of them
+        way += ", with one --method where an attack suits only that one"
+    return [f"NOT RUN {attacks} that {summary.adversary} could mount: {names}; {way}"]
 
 
 def front(summary: Summary) -> list[str]:
@@ -221,11 +239,19 @@ def with_margin(measure: Measure | Leak) -> str:
 
 
 def status(point: Point | Damage) -> str:
-    """Return ``ok``, or how many seeds ended in which way, and with how many the guess is of one class."""
+    """Return ``ok``, or how many seeds ended in which way, or guess one class, and whether all lies below chance."""
     bad = sorted((name, n) for name, n in point.statuses.items() if name != "ok")
     if isinstance(point, Point) and point.leak.one_class:
         bad.append(("one class", point.leak.one_class))
-    return ", ".join(f"{n}/{sum(point.statuses.values())} {name}" for name, n in bad) or "ok"
+    found = [f"{n}/{sum(point.statuses.values())} {name}" for name, n in bad]
+    if isinstance(point, Point) and below_chance(point.leak):
+        found.append("below chance")
+    return ", ".join(found) or "ok"
+
+
+def below_chance(leak: Leak) -> bool:
+    """Whether the whole interval of ``leak`` lies below chance: the guess was turned the wrong way."""
+    return leak.chance is not None and leak.ci95[1] is not None and leak.ci95[1] < leak.chance
 
 
 def _short(text: str) -> str:
@@ -233,14 +259,17 @@ def _short(text: str) -> str:
 
 
 def _interleaved(summary: Summary) -> list[Point]:
-    """Points in order of curves, strengths and targets; of those the worst first, and then the strongest attacks."""
+    """Points in order of curves, strengths and targets; of those the headline, the pick, and then the strongest."""
     order = {(p.method, p.defense, p.strength): i for i, p in reversed(list(enumerate(summary.points)))}
+    headlines = {(p.method, p.defense, p.strength, p.target): p.choice for p in summary.worst}
+    picked = [p for p in summary.picked if headlines[p.method, p.defense, p.strength, p.target] != p.choice]
 
-    def place(p: Point) -> tuple[int, int, bool, float]:
+    def place(p: Point) -> tuple[int, int, int, float]:
         curve = order[p.method, p.defense, p.strength]
-        return curve, _targets(summary).index(p.target), p.attack != "worst", -(p.leak.mean or 0.0)
+        kind = {"worst": 0, "picked": 1}.get(p.attack, 2)
+        return curve, _targets(summary).index(p.target), kind, -(p.leak.mean or 0.0)
 
-    return sorted([*summary.points, *summary.worst], key=place)
+    return sorted([*summary.points, *summary.worst, *picked], key=place)
 
 
 def _targets(summary: Summary) -> list[str]:
@@ -255,10 +284,10 @@ def _title(label: str, points: Sequence[Point], summary: Summary) -> str:
 
 
 def _attack(point: Point) -> str:
-    """Return the attack's name; of the worst, which it is, or that the adversary does better alone."""
-    if point.attack != "worst" or not point.choice:
+    """Return the attack's name; of the headline and of the adversary's pick, which it is."""
+    if point.attack not in ("worst", "picked") or not point.choice:
         return point.attack
-    return "worst: alone" if point.choice.startswith("alone:") else f"worst: {point.choice}"
+    return f"{'worst' if point.attack == 'worst' else PICK}: {point.choice}"
 
 
 def _mixed(summary: Summary) -> bool:
@@ -280,11 +309,18 @@ def _point_row(point: Point, summary: Summary) -> list[str]:
         number(point.leak.alone),
         number(point.leak.chance),
         signed(point.leak.advantage),
-        ", ".join(f"{_count(value)} {name}" for name, value in point.budget.items()) or "–",
+        _budget_cell(point),
         _scaled(point.nbytes, 1e6),
         *until,
         status(point),
     ]
+
+
+def _budget_cell(point: Point) -> str:
+    """Return what was spent, and how sure the labels make it that the sign is right."""
+    found = [f"{_count(value)} {name}" for name, value in point.budget.items()]
+    found += [f"sign {point.sureness:.0%}".replace("%", " %")] if point.sureness is not None else []
+    return ", ".join(found) or "–"
 
 
 def _epsilon(point: Point) -> str:
