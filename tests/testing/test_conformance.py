@@ -27,7 +27,11 @@ from vflsec.testing.conformance import (
 QUICK = {  # options that keep a plug-in cheap
     "mc": {"epochs": 60, "lr": 0.02},
 }
-SIDE = {"membership": "active"}  # of the adversary, where either can mount an attack
+SIDE = {
+    "membership": "active",
+    "attribute": "active",
+    "inversion-blackbox": "active",
+}  # of the adversary, where either can mount an attack
 _SILENT = {"test_messages_carry_no_graph": "one party alone, or pooled columns, say nothing"}
 EXEMPT: dict[str, dict[str, str]] = {  # by plug-in: checks that do not apply, and why
     "local": _SILENT | {"test_a_nan_is_a_divergence": "it does not read the column that the check spoils"},

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 from unittest import SkipTest
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,19 +16,21 @@ from torch import Tensor
 from vflsec.core.attack import Attack
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Message, Transcript
-from vflsec.core.method import ModelSpec, Trained, TrainSpec, World
+from vflsec.core.method import ModelSpec, PretrainSpec, Trained, TrainSpec, World
 from vflsec.core.seeds import generator
 from vflsec.core.view import Guess, Need, Secret, View
 from vflsec.data.partition import DataSpec
 from vflsec.evaluation.questions import ASK, Question, ask, victim_of
 from vflsec.evaluation.score import score
 from vflsec.evaluation.spec import AuxSpec
+from vflsec.methods.fedhssl import FedHSSLSimSiam
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.suite import SIGMAS, Suite, auc_error, changed, generators, refused, same, stated
 from vflsec.testing.worlds import toy_world
 
 SEEDS = (0, 1, 2)
 ADVERSARY = {"passive": "passive_1", "active": "active"}
+ASKED = ("train", "test", "candidates", "parameters")
 WITHOUT_MESSAGES = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
 
 
@@ -143,7 +146,11 @@ class AttackConformance(Suite):
         return Scene(trained.trained, question, _truth(attack, question, world, side))
 
     def _leak(
-        self, signal: str, *, shuffled: bool = False, splits: tuple[str, ...] = ("train", "test", "candidates")
+        self,
+        signal: str,
+        *,
+        shuffled: bool = False,
+        splits: tuple[str, ...] = ("train", "test", "candidates", "parameters"),
     ) -> Leak:
         """Return the headline, mean over seeds, on the first of ``splits`` that the attack guesses."""
         values, errors, chances = [], [], []
@@ -202,7 +209,7 @@ class Scene(NamedTuple):
 
 def _truth(attack: Attack, question: Question, world: World, side: str) -> list[Tensor]:
     """Return the tensors from which the answers were made."""
-    if attack.target == "membership":
+    if attack.target in ("membership", "parameters"):
         return list(question.secret.labels.values())
     if attack.target == "labels":
         return list(world.active.labels.values())
@@ -217,15 +224,21 @@ class Heard(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What a toy federation learns: from which signal, from how many rows (None: most), and how often it sees them."""
+    """What a toy federation learns: from which signal, from how many rows (None: most), and how often it sees them.
+
+    One whose models are averaged pre-trains for an epoch.
+    """
 
     signal: str
     n_labeled: int | None = None
     epochs: int = 15
     lr: float = 5e-3
+    averaged: bool = False
 
 
 def _task(attack: Attack, signal: str) -> Task:
+    if attack.target == "parameters":
+        return Task(signal, epochs=1, averaged=True)
     if attack.target != "membership":
         return Task(signal)
     return Task("none", n_labeled=100, epochs=200) if signal == "planted" else Task("none", epochs=1, lr=1e-9)
@@ -251,7 +264,12 @@ def _trained(side: str, task: Task, seed: int, model: tuple[tuple[str, Any], ...
     transcript = Transcript(frozenset({name}), frozenset(Kind))
     world.channel.taps.append(transcript)
     spec = ModelSpec(**{"bottom": (16,), **dict(model)})
-    trained = FedSplitNN(TrainSpec(epochs=task.epochs, batch=64, lr=task.lr), spec).fit(world)
+    train = TrainSpec(epochs=task.epochs, batch=64, lr=task.lr, pretrain=PretrainSpec(epochs=1, batch=64))
+    if task.averaged:
+        averaging = msgspec.structs.replace(spec, bottom=(16, 16), encoder="tabular")
+        trained = FedHSSLSimSiam(train, averaging, projector=16, predictor=8).fit(world)
+    else:
+        trained = FedSplitNN(train, spec).fit(world)
     trained.predict("test")
     return Heard(trained, transcript)
 
