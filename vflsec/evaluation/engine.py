@@ -133,14 +133,19 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
         if target_of(wanted) == "integrity":
             left_out[name] = "is on integrity, which is reported apart and takes a training each: name it"
             continue
+        attack = build_attack(wanted)
         try:
             for method, world in built:
                 options = spec.method.get(method.name, {})
-                mount(build_attack(wanted), after, spec.adversary, spec.aux, method, world, options)
+                mount(attack, after, spec.adversary, spec.aux, method, world, options)
         except InsufficientView as error:
             left_out[name] = str(error)
-        else:
-            chosen.append(wanted)
+            continue
+        elsewhere = [method for method, _ in built if after in method.elsewhere]
+        if attack.target == "labels" and not all(about_source(attack, after, m, spec.adversary) for m in elsewhere):
+            left_out[name] = "is on the labels of the active party, where others are on those of the source: name it"
+            continue
+        chosen.append(wanted)
     if not chosen:
         raise UsageError(
             f"expected an attack that {spec.adversary} can mount, got none: {'; '.join(left_out.values())}"

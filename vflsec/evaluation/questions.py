@@ -238,11 +238,12 @@ OF_SOURCE: Mapping[Target, Callable[[Attack, Trained, Sequence[Party], AuxSpec, 
 def about_source(attack: Attack, after: str | None, method: Method | type[Method], name: str) -> bool:
     """Whether ``attack`` of the adversary ``name`` after a phase is on the source's people, of whom that phase speaks.
 
-    That is every attack of the source itself, and one on labels that needs gradients: there are none about others yet.
+    That is every attack of the source itself, and one on labels that reads gradients: there are none about others yet.
     """
     if after is None or after not in method.elsewhere or attack.target not in OF_SOURCE:
         return False
-    return name == SOURCE or (name != "active" and attack.target == "labels" and Need.GRADIENTS in attack.needs)
+    reads_gradients = Need.GRADIENTS in attack.needs | attack.wants
+    return name == SOURCE or (name != "active" and attack.target == "labels" and reads_gradients)
 
 
 _MEMBER = {"train": 1, "test": 0}
