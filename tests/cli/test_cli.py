@@ -496,7 +496,10 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["eval", "--attack", "mcc"], "unknown attack 'mcc'. Did you mean mc? Known: active-mc, attribute, averaging"),
+        (
+            ["eval", "--attack", "mcc"],
+            "unknown attack 'mcc'. Did you mean mc? Known: active-mc, attribute, attribute-fusion, averaging",
+        ),
         (["eval", "--defense", "izo", "--lambda", "1"], "unknown defense 'izo'. Did you mean iso?"),
         (["eval", "--defense", "iso", "--lambda", "1,x"], "'1,x' is not a comma-separated list of numbers"),
         (["eval", "--defense", "iso:lambda=0"], "expected a strength above 0 for iso, got none: add --lambda 1,5,25"),

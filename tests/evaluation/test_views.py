@@ -8,10 +8,10 @@ from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.view import Need
-from vflsec.evaluation import engine, plan
+from vflsec.evaluation import engine, mounting, plan
 from vflsec.evaluation import spec as specs
+from vflsec.evaluation.mounting import KINDS
 from vflsec.evaluation.questions import ask
-from vflsec.evaluation.runner import KINDS
 from vflsec.evaluation.store import Store
 
 UNREADABLE = frozenset({Kind.CIPHERTEXT, Kind.CONTROL})
@@ -60,7 +60,7 @@ def mountable(spec):
         for after in (None, *method.phases[:-1]):
             attack = plan.build_attack(specs.parse_attack(name))
             try:
-                engine._mount(attack, after, spec, method, world)
+                mounting.mount(attack, after, spec.adversary, spec.aux, method, world, spec.method.get(method.name, {}))
             except (InsufficientView, UsageError):
                 continue
             if attack.target != "integrity":

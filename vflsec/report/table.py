@@ -83,8 +83,10 @@ def caps(summary: Summary) -> Cells | None:
     """Return one row per curve and attack, or None where nothing was swept."""
     if not summary.cap:
         return None
-    header = ["method", "defense", "attack", "CAP ↑", "calibrated ↑", "CAP (accuracy)", "DCS", "note"]
-    return Cells("CAP over the defended strengths", header, [_cap_row(cap) for cap in summary.cap])
+    several = len({cap.target for cap in summary.cap}) > 1
+    header = ["method", "defense", *(["of"] if several else []), "attack", "CAP ↑", "calibrated ↑", "CAP (accuracy)"]
+    lines = [_cap_row(cap, [cap.target] if several else []) for cap in summary.cap]
+    return Cells("CAP over the defended strengths", [*header, "DCS", "note"], lines)
 
 
 def integrity(summary: Summary) -> Cells | None:
@@ -338,10 +340,11 @@ def _scaled(value: float | None, unit: float) -> str:
     return "–" if value is None else f"{value / unit:.1f}"
 
 
-def _cap_row(cap: Cap) -> list[str]:
+def _cap_row(cap: Cap, of: list[str]) -> list[str]:
     return [
         cap.method,
         cap.defense,
+        *of,
         cap.attack,
         _cap_value(cap.value, cap.ci95),
         _cap_value(cap.calibrated, cap.calibrated_ci95),
