@@ -40,10 +40,10 @@ class Fusion(Attack):
     wants = EVERYTHING
     reference = "this project; Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, chapters 2 and 5"
     differs = (
-        "Candidates are weighted by the mean of the log marginal likelihood and the leave-one-out log likelihood, with a "
-        "prior against further tables. The book describes each of the two by itself (sections 5.4.1 and 5.4.2).",
-        "Classes are regressed as numbers, one for each class, as in the book's section 6.5; it prefers a likelihood of "
-        "classes (chapter 3).",
+        "Candidates are weighted by the mean of the log marginal likelihood and the leave-one-out log likelihood, with "
+        "a prior against further tables. The book describes each of the two by itself (sections 5.4.1 and 5.4.2).",
+        "Classes are regressed as numbers, one for each class, as in the book's section 6.5; it prefers a likelihood "
+        "of classes (chapter 3).",
     )
     verified = "leave-one-out predictions against naive refits, predictions and evidence against scikit-learn"
 
