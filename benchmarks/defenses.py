@@ -3,8 +3,8 @@
     python benchmarks/defenses.py            compute, about half an hour on two cores, and print the page
     python benchmarks/defenses.py --write    write docs/choosing_a_defense.md as well
 
-Every defense is tuned by one rule: of its usual strengths (``vflsec show defense``), the one counts that leaks least among
-those that cost at most two points of AUC. What is computed is kept in
+Every defense is tuned by one rule: of its usual strengths (``vflsec show defense``), the one counts that leaks least
+among those that cost at most two points of AUC. What is computed is kept in
 ``runs/choosing-a-defense``, so that an interrupted run goes on.
 """
 

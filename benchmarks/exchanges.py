@@ -88,17 +88,18 @@ def page(seeds: int, jobs: int) -> str:
     parts = [
         "# What each exchange of pre-training gives away",
         f"Written by `python benchmarks/exchanges.py --write`; {seeds} seeds of `multiple-features`, 40 % of the rows "
-        "aligned, 20 iterations of SimSiam. The passive party strikes after pre-training, when no label has been used. It "
-        "knows the labels, or the active party's columns, of 80 rows. *Labels* is the accuracy of `fusion@pretrain`, "
-        "*columns* the R² of `column-fusion@pretrain`, both on training rows; *advantage* is over the same party alone. "
+        "aligned, 20 iterations of SimSiam. The passive party strikes after pre-training, when no label has been used. "
+        "It knows the labels, or the active party's columns, of 80 rows. *Labels* is the accuracy of "
+        "`fusion@pretrain`, *columns* the R² of `column-fusion@pretrain`, both on training rows. *Advantage* is over the "
+        "same party alone. "
         "± is a 95 % interval over seeds.",
         _table(header, plain),
-        "FedLocal exchanges nothing. In FedCSSL and FedGSSL the passive party receives projections of the active party's "
-        "columns of all aligned rows, in every iteration. FedHSSL also averages top encoders.",
+        "FedLocal exchanges nothing. In FedCSSL and FedGSSL the passive party receives projections of the active "
+        "party's columns of all aligned rows, in every iteration. FedHSSL also averages top encoders.",
         "ISO noise on these projections (`--defense iso@pretrain.embedding`):",
         _table(header, [line for line in noisy if line[1] != "–"]),
-        "How much of the active party's shared model is recovered (`model-recovery@pretrain`, R² around the mean of both "
-        "parties: 0 for the mean itself):",
+        "How much of the active party's shared model is recovered (`model-recovery@pretrain`, R² around the mean of "
+        "both parties, which is 0 for the mean itself):",
         _table(["protocol", "by the server", "by the passive party"], on_models(seeds, jobs)),
         "Secure aggregation hides single models from the server. It cannot hide one of two parties from the other, for "
         "whom it is twice the mean less its own.",
