@@ -162,4 +162,5 @@ def standardized(x: Tensor, reference: Tensor) -> Tensor:
     reference, x = reference.double(), x.double()
     mean, deviation = reference.mean(dim=0), reference.std(dim=0, correction=0)
     varying = deviation > 1e-9 * deviation.max()
-    return (x[:, varying] - mean[varying]) / (deviation[varying] * int(varying.sum()) ** 0.5)
+    scale: Tensor = deviation[varying] * int(varying.sum()) ** 0.5
+    return (x[:, varying] - mean[varying]) / scale

@@ -90,8 +90,8 @@ def page(seeds: int, jobs: int) -> str:
         f"Written by `python benchmarks/exchanges.py --write`; {seeds} seeds of `multiple-features`, 40 % of the rows "
         "aligned, 20 iterations of SimSiam. The passive party strikes after pre-training, when no label has been used. "
         "It knows the labels, or the active party's columns, of 80 rows. *Labels* is the accuracy of "
-        "`fusion@pretrain`, *columns* the R² of `column-fusion@pretrain`, both on training rows. *Advantage* is over the "
-        "same party alone. "
+        "`fusion@pretrain`, *columns* the R² of `column-fusion@pretrain`, both on training rows. *Advantage* is over "
+        "the same party alone. "
         "± is a 95 % interval over seeds.",
         _table(header, plain),
         "FedLocal exchanges nothing. In FedCSSL and FedGSSL the passive party receives projections of the active "
