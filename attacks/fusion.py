@@ -36,6 +36,7 @@ class Fusion(Attack):
     """
 
     name = "fusion"
+    version = 2
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     wants = EVERYTHING
     reference = "this project; Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, chapters 2 and 5"

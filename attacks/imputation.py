@@ -52,6 +52,7 @@ class Imputation(Attack):
     """
 
     name = "imputation"
+    baseline = True
     side = "either"
     target = "features"
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})

@@ -35,6 +35,7 @@ class LogisticRegression(Attack):
     """
 
     name = "logistic"
+    baseline = True
     version = 2
     side: ClassVar[Literal["passive", "active", "either"]] = "either"
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})

@@ -30,6 +30,7 @@ class Attack(ABC):
             ``integrity``, where it recovers nothing and spoils the joint model (``vflsec.core.sabotage``).
         needs: what the view must hold.
         wants: what the attack also reads where the view holds it.
+        baseline: whether it reads nothing but own columns, so that it is part of *alone* and always run.
         classes: how many classes there must be; None for any number.
         head: what there must be above the cut layer (``model.head``); None for anything.
         reference: paper and section.
@@ -47,6 +48,7 @@ class Attack(ABC):
     target: ClassVar[Target] = "labels"
     needs: ClassVar[frozenset[Need]]
     wants: ClassVar[frozenset[Need]] = frozenset()
+    baseline: ClassVar[bool] = False
     classes: ClassVar[int | None] = None
     head: ClassVar[str | None] = None
     reference: ClassVar[str]

@@ -38,14 +38,21 @@ def sources(view: View) -> dict[str, Source]:
     other models    that the adversary assembled from received parameters: likewise
     own labels      of an active party, one-hot
     predictions     logits of the joint model
-    gradients       by sender and phase: the mean of a row's releases in units of each message's noise, the mean
-                    direction, the mean of each third of training, and the length
+    gradients       by sender and phase: the mean of a row's releases in units of each message's noise, the same
+                    whitened, the mean direction, the mean of each third of training, and the length
     embeddings      by sender and phase: the last release, and the mean of the last few
     =============== =================================================================================================
 
     Every table covers the split of the auxiliary rows, so that a model can be fitted to it, and each other split for
-    which the adversary holds the same.
+    which the adversary holds the same. Tables are computed once for a view and its copies; they must not be changed.
     """
+    if "sources" not in view.memo:
+        view.memo["sources"] = _sources(view)
+    found: dict[str, Source] = view.memo["sources"]
+    return found
+
+
+def _sources(view: View) -> dict[str, Source]:
     found = {"columns": Source(view.features, distances=True)}
     models = {} if view.model is None else {"own embedding": view.model}
     with torch.no_grad():
@@ -87,13 +94,24 @@ def _readings(releases: Releases) -> Iterator[tuple[str, Tensor]]:
     """Yield what may be read of the gradients of each row, (n, k)."""
     steady = releases.steady()
     length = torch.linalg.vector_norm(releases.values, dim=1)
-    yield "mean", steady.mean(steady.values)
+    mean = steady.mean(steady.values)
+    yield "mean", mean
+    yield "whitened mean", _whitened(mean)
     yield "direction", releases.mean(F.normalize(releases.values, dim=1))
     thirds = 3 * releases.turn // (int(releases.turn.max()) + 1)
     parts = [steady.where(thirds == k) for k in range(3) if (thirds == k).any()]
     yield "thirds", torch.cat([part.mean(part.values) for part in parts], dim=1)
-    mean = releases.mean(length[:, None]).clamp_min(torch.finfo(length.dtype).tiny).log()
-    yield "length", torch.cat([mean, releases.mean(percentiles(releases, length)[:, None])], dim=1)
+    typical = releases.mean(length[:, None]).clamp_min(torch.finfo(length.dtype).tiny).log()
+    yield "length", torch.cat([typical, releases.mean(percentiles(releases, length)[:, None])], dim=1)
+
+
+def _whitened(x: Tensor) -> Tensor:
+    """Return ``x`` (n, k) with the identity as covariance, in as many directions as it has."""
+    centered = x.double() - x.double().mean(dim=0)
+    variances, axes = torch.linalg.eigh(centered.T @ centered / len(x))
+    kept = variances > 1e-9 * variances[-1].clamp_min(torch.finfo(x.dtype).tiny)
+    found: Tensor = centered @ axes[:, kept] / variances[kept].sqrt()
+    return found
 
 
 def _averages(view: View, sender: str, phase: str, *, with_other_splits: bool) -> Iterator[tuple[int, Table]]:

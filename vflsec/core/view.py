@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,7 @@ class View:
             of the training rows among its rows: messages of pre-training speak of ``aligned`` rows.
         models: further models (B, p) -> (B, d) on its own columns that it can assemble from what it received, by name.
         parties: names of all parties of the federation, the active party first; everybody knows them.
+        memo: what was computed from this view without its auxiliary samples; ``private_copy`` and ``knowing`` share it.
     """
 
     party: str
@@ -88,6 +89,7 @@ class View:
     places: Mapping[str, Tensor] = field(default_factory=dict)
     models: Mapping[str, nn.Module] = field(default_factory=dict)
     parties: tuple[str, ...] = ()
+    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def aux_split(self) -> str:
@@ -116,7 +118,7 @@ class View:
 
     def private_copy(self) -> View:
         """Return a copy whose tensors and model an attack may change without leaving a trace."""
-        return replace(
+        found = replace(
             self,
             features={split: x.clone() for split, x in self.features.items()},
             model=copy.deepcopy(self.model),
@@ -131,10 +133,16 @@ class View:
             places={split: rows.clone() for split, rows in self.places.items()},
             models=copy.deepcopy(dict(self.models)),
         )
+        return self._remembering(found)
 
     def knowing(self, aux: Tensor) -> View:
         """Return the same view with only the auxiliary samples at positions ``aux`` of the auxiliary set."""
-        return replace(self, aux_rows=self.aux_rows[aux], aux_labels=self.aux_labels[aux])
+        return self._remembering(replace(self, aux_rows=self.aux_rows[aux], aux_labels=self.aux_labels[aux]))
+
+    def _remembering(self, other: View) -> View:
+        """Let ``other``, which differs in nothing but auxiliary samples, share what was computed."""
+        object.__setattr__(other, "memo", self.memo)  # a frozen dataclass
+        return other
 
     def without_federation(self, fresh_model: nn.Module) -> View:
         """Return what the same party would have alone: an untrained model of the same shape, and no messages."""

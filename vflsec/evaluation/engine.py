@@ -18,7 +18,7 @@ from vflsec.core.method import Method, Trained, World
 from vflsec.core.sabotage import Sabotage
 from vflsec.evaluation import runner
 from vflsec.evaluation.adversary import side_of
-from vflsec.evaluation.mounting import BASELINES, mount
+from vflsec.evaluation.mounting import mount
 from vflsec.evaluation.plan import Prior, Row, acts_in, build_attack, priors, rows, target_of, training_cell
 from vflsec.evaluation.questions import about_source, ask
 from vflsec.evaluation.runner import Task
@@ -124,11 +124,12 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
         return spec, {}
     built = [pair for pair in _built(spec) if pair[0].shows]
     named = [attack for attack in spec.attacks if attack.name != ALL]
-    chosen, left_out = list(named), dict.fromkeys(BASELINES, "is part of *alone*")
+    baselines = [name for name in registry.entries("attacks") if registry.load("attacks", name).baseline]
+    chosen, left_out = list(named), dict.fromkeys(baselines, "is part of *alone*")
     phases = [attack.after for attack in spec.attacks if attack.name == ALL]
     for name, after in product(sorted(registry.entries("attacks")), phases):
         wanted = AttackSpec(name=name, after=after)
-        if name in BASELINES or (name, after) in {(attack.name, attack.after) for attack in named}:
+        if name in baselines or (name, after) in {(attack.name, attack.after) for attack in named}:
             continue
         if target_of(wanted) == "integrity":
             left_out[name] = "is on integrity, which is reported apart and takes a training each: name it"

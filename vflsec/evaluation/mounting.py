@@ -24,9 +24,6 @@ KINDS = {
     Need.PARAMETERS: Kind.PARAMETERS,
 }
 
-BASELINES = ("logistic", "imputation")
-"""Attacks that need no federation: they belong to *alone*."""
-
 
 def mount(
     attack: Attack,
@@ -64,7 +61,7 @@ def mountable(party: str, aux: AuxSpec, method: Method, world: World, options: M
     found = []
     for name in sorted(registry.entries("attacks")):
         wanted = AttackSpec(name=name)
-        if name in BASELINES or target_of(wanted) == "integrity":
+        if registry.load("attacks", name).baseline or target_of(wanted) == "integrity":
             continue
         try:
             mount(build_attack(wanted), None, party, aux, method, world, options)

@@ -176,42 +176,48 @@ def rows(spec: EvalSpec) -> Iterator[Row]:
 
 
 def priors(spec: EvalSpec) -> Iterator[Prior]:
-    """Yield, for each seed, method and attack, the attack's own *alone*; and the logistic regression.
+    """Yield, for each seed, method and attack, the attack's own *alone*; and the baselines.
 
     A prior needs no federation: it takes the adversary's columns and the shape of its bottom model from the cell. Where
     a method pre-trains as any party could have done by itself, that is one more: the same attack on a model that the
-    adversary pre-trained alone (FedHSSL's A_SimSiam). The regression is for attacks on labels, which the active party
-    has. Attacks on integrity have none: alone, there is nothing to break.
+    adversary pre-trained alone (FedHSSL's A_SimSiam). Baselines are for attacks on labels, which the active party has.
+    Attacks on integrity have none: alone, there is nothing to break.
     """
-    logistic = AttackSpec(name="logistic")
+    baselines = [name for name in registry.entries("attacks") if is_baseline(name)]
     inferring = [pair for pair in zip(spec.attacks, spec.labels, strict=True) if target_of(pair[0]) != "integrity"]
-    candidates = [pair for pair in inferring if pair[0].name != "logistic"]
+    candidates = [pair for pair in inferring if pair[0].name not in baselines]
     if spec.adversary != "active" and "labels" in {target_of(attack) for attack in spec.attacks}:
-        candidates.append((logistic, "logistic"))
+        candidates += [(AttackSpec(name=name), name) for name in baselines]
     for seed in range(spec.seeds):
         for method in filter(attacked, spec.methods):
-            cell = _cell(spec, method, None, 0.0, seed, logistic)
+            cell = training_cell(spec, method, seed)
             own = _pretrained_alone(spec, method, seed)
             known = registry.load("methods", method)
             of_source = [a for a, _ in inferring if about_source(build_attack(a), a.after, known, spec.adversary)]
             for attack, label in candidates:
-                regressed = of_source[:1] if attack.name == "logistic" else []
-                asking = attack if attack in of_source else next(iter(regressed), None)
+                asked = of_source[:1] if attack.name in baselines else []
+                asking = attack if attack in of_source else next(iter(asked), None)
                 struck = msgspec.structs.replace(attack, after=None)
                 own_way = build_attack(struck).alone()  # whose version counts as well
                 alone = [own_way.name, own_way.version] if own_way else []
                 who = [_attack_settings(struck), alone, spec.adversary, msgspec.to_builtins(spec.aux)]
                 who += ["of the source", asking.after] if asking else []
-                fitted = cell.data_key if attack.name == "logistic" else cell.key  # the regression reads no model
+                fitted = cell.data_key if attack.name in baselines else cell.key  # baselines read no model
                 key = digest(["prior", fitted, *who])
                 prior = Prior(method=method, cell=cell, attack=struck, label=label, seed=seed, key=key, asking=asking)
                 yield prior
-                on_labels = attack.name != "logistic" and target_of(attack) == "labels"
+                on_labels = attack.name not in baselines and target_of(attack) == "labels"
                 if own and on_labels and own_way:
                     told = msgspec.to_builtins(own.data)  # the pre-training may be shared; who is guessed is not
                     key = digest(["prior", [own.stage_key(phase) for phase in own.stages], told, *who])
                     after = f"{label} after {own.method}"
                     yield msgspec.structs.replace(prior, cell=own, label=after, key=key, pretrained=True)
+
+
+def is_baseline(attack: str) -> bool:
+    """Whether an attack on labels is part of *alone*, whatever else is run."""
+    found = registry.load("attacks", attack)
+    return bool(found.baseline) and found.target == "labels"
 
 
 def attacked(method: str) -> bool:

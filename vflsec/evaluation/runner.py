@@ -274,7 +274,7 @@ def _prior(prior: Prior, task: Task, store: Store, device: str) -> Record:
     """Run what the adversary could have done alone: on an untrained model, or on one that it pre-trained itself."""
     began = time.perf_counter()
     attack = build_attack(prior.attack)
-    own = attack if prior.pretrained or prior.attack.name == "logistic" else attack.alone()
+    own = attack if prior.pretrained or attack.baseline else attack.alone()
     record: Record = {
         "kind": "prior",
         "key": prior.key,

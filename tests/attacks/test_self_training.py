@@ -1,0 +1,70 @@
+"""Self-training: the Bayes rule of a Gaussian world, from few labels and many rows; trees against the library."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from sklearn.ensemble import ExtraTreesClassifier
+from vflsec.attacks.fusion import Fusion
+from vflsec.attacks.self_training import SelfTraining
+from vflsec.attacks.trees import Trees
+
+from vflsec.core import metrics
+from vflsec.core.message import Kind, Message
+from vflsec.core.view import View
+
+N, KNOWN = 3000, 20
+
+
+def world(own, gradient, seed=0):
+    """A class that shifts one of ten own columns by ``own`` and the gradient by ``gradient``, in deviations."""
+    rng = torch.Generator().manual_seed(seed)
+    y = torch.randint(2, (N,), generator=rng)
+    x = {split: torch.randn(N, 10, generator=rng) for split in ("train", "test")}
+    for columns in x.values():
+        columns[:, 0] += own * y
+    g = torch.randn(N, 2, generator=rng)
+    g[:, 0] += gradient * y
+    rows = torch.arange(N)
+    message = Message(Kind.GRADIENT, "active", "passive_1", 0, "train", {"value": g}, rows)
+    return View("passive_1", "passive", 2, x, None, rows[:KNOWN], y[:KNOWN], (message,)), y
+
+
+def auc(guess, y, split):
+    return metrics.auc(guess.scores[split][KNOWN:].numpy(), y[KNOWN:].numpy())
+
+
+def test_with_few_labels_it_comes_near_the_bayes_rule_of_both_splits():
+    own, gradient = 1.5, 4.0
+    view, y = world(own, gradient)
+    guess = SelfTraining()(view, seed=0)
+    assert auc(guess, y, "train") == pytest.approx(norm.cdf((own**2 + gradient**2) ** 0.5 / 2**0.5), abs=0.01)
+    assert auc(guess, y, "test") == pytest.approx(norm.cdf(own / 2**0.5), abs=0.02)
+
+
+def test_rows_without_a_label_teach_what_few_labels_cannot():
+    """Gradients give training rows away; test rows have nothing but columns, of which fusion sees twenty labels."""
+    view, y = world(1.5, 4.0)
+    assert auc(SelfTraining()(view, seed=0), y, "test") > auc(Fusion()(view, seed=0), y, "test") + 0.05
+
+
+def test_without_messages_it_reads_own_columns():
+    view, y = world(3.0, 4.0)
+    assert auc(SelfTraining()(replace(view, messages=()), seed=0), y, "test") > 0.85
+
+
+def test_trees_are_those_of_the_library():
+    view, _ = world(1.0, 0.0)
+    found = Trees()(view, seed=3).scores["test"].numpy()
+    rng = torch.Generator().manual_seed(3)
+    model = ExtraTreesClassifier(200, min_samples_leaf=2, random_state=int(torch.randint(2**31, (), generator=rng)))
+    model.fit(view.features["train"][:KNOWN].numpy(), view.aux_labels.numpy())
+    np.testing.assert_array_equal(found, model.predict_proba(view.features["test"].numpy()))
+
+
+def test_a_class_without_a_known_row_is_never_guessed_by_trees():
+    view, _ = world(1.0, 0.0)
+    scores = Trees()(replace(view, n_classes=3), seed=0).scores["train"]
+    assert (scores[:, 2] == 0).all()
