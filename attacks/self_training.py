@@ -21,7 +21,7 @@ WEIGHT = 3.0
 WAVES = 100
 """Random features of what is known of every split, by which the model of classes becomes nonlinear."""
 
-FITTED = 5_000
+FITTED = 20_000
 """Rows that the model of classes is fitted to, at most."""
 
 PENALTY = 1e-3
@@ -78,9 +78,10 @@ class SelfTraining(Attack):
         weight[view.aux_rows] = WEIGHT
         fitted = torch.randperm(len(guessed), generator=rng)[:FITTED].to(guessed.device)
         rows = torch.unique(torch.cat([fitted, view.aux_rows]))
+        model = _Regression(torch.zeros(x[split].shape[1], view.n_classes), torch.zeros(view.n_classes))
         for _ in range(self.turns):
             guessed[view.aux_rows] = known
-            model = _softmax_regression(x[split][rows], guessed[rows], weight[rows])
+            model = model.fitted(x[split][rows], guessed[rows], weight[rows])
             found = model(x[split]) + _log_density(z, guessed)
             guessed = torch.softmax(found, dim=1)
         scores = {other: model(own) for other, own in x.items() if other != split}
@@ -127,26 +128,27 @@ def _log_density(z: Tensor | None, guessed: Tensor) -> Tensor:
 class _Regression:
     """A softmax regression; called with (m, k), it returns log probabilities (m, C)."""
 
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        self.weight = weight
+    def __init__(self, slope: Tensor, bias: Tensor) -> None:
+        self.slope = slope
         self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.log_softmax(x @ self.weight + self.bias, dim=1)
+        return torch.log_softmax(x @ self.slope.to(x) + self.bias.to(x), dim=1)
 
+    def fitted(self, x: Tensor, targets: Tensor, weight: Tensor) -> _Regression:
+        """Return a regression fitted to probabilities (n, C) of rows x (n, k), each counted by ``weight`` (n,).
 
-def _softmax_regression(x: Tensor, targets: Tensor, weight: Tensor) -> _Regression:
-    """Fit to probabilities (n, C) of rows x (n, k), of which each counts by ``weight`` (n,)."""
-    x, share = x.float(), (weight / weight.sum()).float()[:, None] * targets.float()
-    slope = torch.zeros(x.shape[1], targets.shape[1], device=x.device, requires_grad=True)
-    bias = torch.zeros(targets.shape[1], device=x.device, requires_grad=True)
-    optimizer = torch.optim.LBFGS([slope, bias], max_iter=60, line_search_fn="strong_wolfe")
+        It starts from this one: from turn to turn little changes.
+        """
+        x, share = x.float(), (weight / weight.sum()).float()[:, None] * targets.float()
+        slope, bias = (own.detach().to(x).requires_grad_() for own in (self.slope, self.bias))
+        optimizer = torch.optim.LBFGS([slope, bias], max_iter=30, line_search_fn="strong_wolfe")
 
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        value = -(share * torch.log_softmax(x @ slope + bias, dim=1)).sum() + PENALTY * slope.square().sum()
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
+        def loss() -> Tensor:
+            optimizer.zero_grad()
+            value = -(share * torch.log_softmax(x @ slope + bias, dim=1)).sum() + PENALTY * slope.square().sum()
+            value.backward()  # type: ignore[no-untyped-call]
+            return value
 
-    optimizer.step(loss)
-    return _Regression(slope.detach().double(), bias.detach().double())
+        optimizer.step(loss)
+        return _Regression(slope.detach(), bias.detach())
