@@ -100,6 +100,23 @@ def test_the_guess_is_checked(view):
         Wrong()(view, seed=0)
 
 
+@pytest.mark.parametrize(
+    ("proposed", "message"),
+    [
+        (None, "expected attack 'draw' to return a Guess, got NoneType"),
+        (Guess({"train": torch.zeros(4, 2, dtype=torch.complex64)}), "expected train scores of real numbers"),
+        (Guess({"train": torch.zeros(4, 2)}, budget={"updates": "many"}), "expected a number for budget 'updates'"),
+    ],
+)
+def test_what_is_no_guess_is_refused(view, proposed, message):
+    class Wrong(Draw):
+        def run(self, view, *, rng):
+            return proposed
+
+    with pytest.raises(BadGuess, match=message):
+        Wrong()(view, seed=0)
+
+
 def test_acting_in_training_is_bringing_an_optimizer():
     class Active(Draw):
         def optimizer(self, parameters, lr):

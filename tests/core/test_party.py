@@ -56,6 +56,17 @@ def test_the_second_defence_gets_what_the_first_returns(world):
     assert (send(world.active).payload["value"] == 3).all()
 
 
+def test_a_defense_that_works_in_place_leaves_what_its_sender_keeps(world):
+    class InPlace(Footprint):
+        def on_embedding(self, h, release):
+            return h.mul_(0)
+
+    kept = torch.ones(2, 3)
+    world.active.defenses = [InPlace("i", [])]
+    assert (send(world.active, payload={"value": kept}).payload["value"] == 0).all()
+    assert (kept == 1).all()
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_defence_acts_at_its_own_kinds_only(world, trail, kind):
     world.active.defenses = [Footprint("g", trail, at=["gradient"]), Footprint("e", trail, at=["embedding"])]

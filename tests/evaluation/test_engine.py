@@ -53,9 +53,9 @@ def uninterrupted(tmp_path_factory):
 
 def test_every_record_says_what_it_is(uninterrupted):
     records = [json.loads(line) for line in uninterrupted]
-    assert [r["kind"] for r in records] == 2 * ["prior", "prior", "result", "result", "result"]
+    assert [r["kind"] for r in records] == 2 * [*3 * ["prior"], *3 * ["result"]]
     assert all(r["status"] in ("ok", "unconverged") for r in records)
-    result = records[2]
+    result = records[3]
     assert {"key", "cell", "method", "defenses", "seed", "adversary", "attack", "utility", "leak", "nbytes"} <= set(
         result
     )
@@ -68,7 +68,7 @@ def test_every_record_says_what_it_is(uninterrupted):
 def test_a_second_run_computes_nothing(tmp_path):
     store = finish(tmp_path)
     plan = engine.plan(specs.read(SETTINGS), store)
-    assert (plan.missing, plan.cached, plan.tasks) == (0, 10, [])
+    assert (plan.missing, plan.cached, plan.tasks) == (0, 12, [])
     assert list(engine.evaluate(plan, store)) == []
 
 
@@ -259,7 +259,7 @@ def test_a_broken_prior_is_a_status_too(tmp_path):
         file.read_text() + "class Broken(Mine):\n    def run(self, view, *, rng):\n        raise ValueError\n"
     )
     store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1])
-    assert sorted(r["status"] for r in store.records().values() if r["kind"] == "prior") == ["error", "ok"]
+    assert sorted(r["status"] for r in store.records().values() if r["kind"] == "prior") == ["error", "ok", "ok"]
 
 
 def test_one_auxiliary_label_is_enough_to_run(tmp_path):
@@ -395,3 +395,31 @@ def test_all_strikes_at_the_end_beside_what_is_named_after_a_phase():
 def test_without_all_nothing_is_added():
     spec = specs.read(SETTINGS)
     assert engine.every_attack(spec) == (spec, {})
+
+
+@pytest.mark.parametrize(
+    "body", ["import sys; sys.exit(5)", "from vflsec.core.errors import UsageError; raise UsageError('no')"]
+)
+def test_an_attack_that_gives_up_does_not_cost_the_others(tmp_path, body):
+    attacks = [*write_attack(tmp_path, body), "spectral-embedding"]
+    store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1])
+    by_name = {r["attack"]["name"]: r["status"] for r in store.records().values() if r["kind"] == "result"}
+    assert by_name.pop("spectral-embedding") == "ok"
+    assert set(by_name.values()) == {"error"}
+
+
+@pytest.mark.parametrize("field", ["halves", "ci95_rows"])
+def test_a_damaged_record_is_one_line_with_the_way_out(tmp_path, field):
+    from vflsec.core.errors import StoreError
+    from vflsec.report.report import Report
+
+    store = finish(tmp_path, seeds=1, strengths=[1])
+    store.write_settings(specs.to_toml(specs.read({**SETTINGS, "seeds": 1, "strengths": [1]})))
+    path = tmp_path / "records.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in lines:
+        for block in (record["leak"] or {}).values():
+            block.pop(field)
+    path.write_text("".join(json.dumps(record) + "\n" for record in lines))
+    with pytest.raises(StoreError, match="damaged .*--fresh"):
+        Report.read(tmp_path)

@@ -95,7 +95,7 @@ def test_second_writer_is_refused(store):
         store.lock()
 
 
-@pytest.mark.parametrize("line", ["not json", "{}", "[1]", '{"schema": 1}'])
+@pytest.mark.parametrize("line", ["not json", "{}", "[1]", '{"schema": 2}'])
 def test_foreign_lines_are_named(store, line):
     (store.folder / "records.jsonl").write_text(line + "\n")
     with pytest.raises(StoreError, match=r"records.jsonl line 1 is not a result: remove it, or start --fresh"):
@@ -104,7 +104,7 @@ def test_foreign_lines_are_named(store, line):
 
 def test_other_schema_is_refused(store):
     (store.folder / "records.jsonl").write_text('{"schema": 99, "key": "a"}\n')
-    with pytest.raises(StoreError, match="line 1 has schema 99, expected 1"):
+    with pytest.raises(StoreError, match="line 1 has schema 99, expected 2"):
         store.records()
 
 

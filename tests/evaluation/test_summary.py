@@ -121,6 +121,16 @@ def test_alone_is_one_value_for_all_methods_defenses_and_attacks():
     assert {p.leak.alone for p in summary.points} == {0.65}, "the rows of fedsplitnn as well"
 
 
+def test_an_attack_that_reads_nothing_of_the_federation_gains_nothing_by_it():
+    """Halves may choose another baseline than the best on all rows; its own row has advantage 0 all the same."""
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
+    summary = summary_of(make_records(spec), spec)
+    found = {p.attack: p.leak for p in summary.points if p.strength == 0}
+    assert found["logistic"].mean != found["logistic"].alone
+    assert (found["logistic"].advantage, found["logistic"].advantage_ci95) == (0, (0, 0))
+    assert "logistic" not in {p.choice for p in summary.worst}, "it is part of alone"
+
+
 def test_advantage_is_paired_by_seed():
     leak = summary_of().points[0].leak
     assert leak.advantage == pytest.approx(0.22)
@@ -148,13 +158,13 @@ def test_worst_is_chosen_on_one_half_of_the_rows_and_scored_on_the_other():
 
     mc's .80 on all rows would be the luck of its first half; what is reported is (.76 + .72) / 2.
     """
-    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
     records = make_records(spec)
     for row in rows(spec):
         leak = block(0.80, apart=0.04) if row.label == "mc" else block(0.75, apart=-0.03)
         records[row.key] = {**records[row.key], "leak": {"test": leak}}
     point = summary_of(records, spec, contrived=True).worst[0]
-    assert (point.choice, point.leak.rows) == ("mc, logistic", "test")
+    assert (point.choice, point.leak.rows) == ("mc, spectral-embedding", "test")
     assert point.leak.mean == pytest.approx(0.74)
     gap = (0.84 + 0.78) / 2 - 0.74
     assert point.leak.ci95 == pytest.approx((0.74, 0.74 + gap)), "no seed differs; the choice does"
@@ -177,7 +187,9 @@ def test_halves_that_choose_other_rows_are_held_against_alone_on_these():
 
 
 def test_with_one_seed_the_interval_of_worst_is_over_rows_and_covers_the_choice():
-    spec = msgspec.structs.replace(SPEC, seeds=1, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
+    spec = msgspec.structs.replace(
+        SPEC, seeds=1, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding"))
+    )
     records = make_records(spec)
     for row in rows(spec):
         leak = block(0.80, apart=0.04) if row.label == "mc" else block(0.75, apart=-0.03)
@@ -199,31 +211,31 @@ def test_too_few_rows_to_be_split_are_told():
 
 
 def test_an_attack_that_fails_in_some_seeds_competes_on_those_that_all_have():
-    """In seed 2, which is easy, logistic has no number. It leaks more in the others, and is not passed over."""
-    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
+    """In seed 2, which is easy, one attack has no number. It leaks more in the others, and is not passed over."""
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
     records = make_records(spec)
     for row in rows(spec):
-        if row.label == "logistic":
+        if row.label == "spectral-embedding":
             found = {"status": "error", "leak": None} if row.seed == 2 else {"leak": {"test": block(0.85)}}
         else:
             found = {"leak": {"test": block(0.99 if row.seed == 2 else 0.80)}}
         records[row.key] = {**records[row.key], **found}
     point = summary_of(records, spec).worst[0]
-    assert (point.choice, point.leak.mean, point.leak.n) == ("logistic", pytest.approx(0.85), 2)
+    assert (point.choice, point.leak.mean, point.leak.n) == ("spectral-embedding", pytest.approx(0.85), 2)
     assert point.statuses == {"ok": 2, "error": 1}
     assert summary_of(records, spec).cap[0].value is None, "CAP needs every cell"
 
 
 def test_what_the_adversary_would_have_picked_is_a_figure_of_its_own():
     """Its folds favour the weaker attack; the headline does not listen to them."""
-    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
     records = make_records(spec)
     for row in rows(spec):
-        if row.label == "logistic":
+        if row.label == "spectral-embedding":
             records[row.key] = {**records[row.key], "fold": 0.9, "leak": {"test": block(0.52), "train": block(0.52)}}
     summary = summary_of(records, spec)
     assert [(p.attack, p.choice) for p in summary.worst] == [("worst", "mc")] * 3
-    assert [(p.attack, p.choice, p.leak.mean) for p in summary.picked] == [("picked", "logistic", 0.52)] * 3
+    assert [(p.attack, p.choice, p.leak.mean) for p in summary.picked] == [("picked", "spectral-embedding", 0.52)] * 3
     assert not summary_of(make_records(spec, attack_fold=None, logistic_fold=None, mc_alone_fold=None), spec).picked
 
 
@@ -241,10 +253,10 @@ def test_picks_are_by_folds_over_all_seeds():
 
 
 def test_worst_shows_what_happened_to_every_attack():
-    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
     records = make_records(spec)
     for row in rows(spec):
-        if row.label == "logistic" and row.strength == 1.0:
+        if row.label == "spectral-embedding" and row.strength == 1.0:
             records[row.key] = {**records[row.key], "status": "error", "leak": None}
     summary = summary_of(records, spec, max_leak={"worst": 1.0})
     assert next(p for p in summary.worst if p.strength == 1.0).statuses == {"error": 3}

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from vflsec.core.auxiliary import thresholded
-from vflsec.core.errors import InsufficientView
+from vflsec.core.errors import BadGuess, InsufficientView
 from vflsec.core.view import Guess, Need, View
 
 Target = Literal["labels", "features", "attribute", "membership", "parameters", "integrity"]
@@ -98,6 +98,8 @@ class Attack(ABC):
         with torch.random.fork_rng(sorted(devices, key=str)), torch.enable_grad():
             torch.manual_seed(seed)
             guess = self.run(view.private_copy(), rng=torch.Generator().manual_seed(seed))
+        if not isinstance(guess, Guess):
+            raise BadGuess(f"expected attack {self.name!r} to return a Guess, got {type(guess).__name__}")
         guess = guess.checked(view)
         binary = view.n_classes == 2 and self.target in ("labels", "attribute")
         return thresholded(view, guess) if binary and Need.AUX_LABELS in self.needs | self.wants else guess

@@ -48,7 +48,7 @@ class DefenseStack(tuple[Defense, ...]):
         for defense in self.using(hook):
             if not defense.acts(release.kind, release.phase):
                 continue
-            before = value.detach()
+            before = value.detach().clone()  # a defense that works in place must not change what its sender keeps
             value = getattr(defense, hook.name)(before, release)
             assert value.shape == before.shape, (
                 f"{defense!r} changed the shape of a release from {before.shape} to {value.shape}"

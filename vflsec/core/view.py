@@ -183,12 +183,17 @@ class Guess:
         """
         if not self.scores:
             raise BadGuess("expected a guess for at least one split, got none")
+        for name, spent in self.budget.items():
+            if not isinstance(spent, int | float):
+                raise BadGuess(f"expected a number for budget {name!r}, got {type(spent).__name__}")
         for split, scores in self.scores.items():
             if split not in view.features:
                 raise BadGuess(f"expected a guess for {sorted(view.features)}, got one for {split!r}")
             shape = (len(view.features[split]), view.n_classes)
             if tuple(scores.shape) != shape:
                 raise BadGuess(f"expected {split} scores of shape {shape}, got {tuple(scores.shape)}")
+            if not scores.is_floating_point():
+                raise BadGuess(f"expected {split} scores of real numbers, got {scores.dtype}")
             if not torch.isfinite(scores).all():
                 raise BadGuess(f"expected finite {split} scores, got {(~torch.isfinite(scores)).sum()} that are not")
         return replace(self, scores={split: s.detach().cpu() for split, s in self.scores.items()})

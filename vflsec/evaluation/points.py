@@ -8,13 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import msgspec
+
 from vflsec.core.metrics import VALUES
 from vflsec.evaluation.choosing import Block, Candidate, Choice, choose, cross_scored, headline, overfit
-from vflsec.evaluation.plan import NO_ADVERSARY, Row, asked_of, priors
+from vflsec.evaluation.plan import NO_ADVERSARY, Row, asked_of, is_baseline, priors
 from vflsec.evaluation.results import Leak, Measure, Point
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.statistics import over_seeds
 from vflsec.evaluation.store import Record
+
+NOT_JOINING: dict[str, Any] = {"advantage": 0.0, "advantage_ci95": (0.0, 0.0)}
+"""What an attack that reads nothing of the federation gains by it."""
 
 SEVERITY = ("error", "diverged", "collapsed", "missing", "unconverged", "ok")
 USABLE = ("ok", "unconverged")
@@ -102,9 +107,12 @@ class Curve:
         self.seeds = spec.seeds
         self.by_attack: dict[str, dict[int, Record]] = {}
         self.targets: dict[str, str] = {}
+        self.baselines: set[str] = set()  # they read nothing of the federation, and are part of *alone*
         for row in group:
             self.by_attack.setdefault(row.label, {})
             self.targets[row.label] = asked_of(row.attack) if row.attack else "labels"
+            if row.attack and is_baseline(row.attack.name):
+                self.baselines.add(row.label)
             if row.key in records:
                 self.by_attack[row.label][row.seed] = records[row.key]
         self._alone = alone
@@ -156,8 +164,8 @@ class Curve:
     def _headline(self, target: str) -> Scored:
         attacks = {name: self.usable(name) for name in self.by_attack if self.targets[name] == target}
         statuses = self._statuses(list(attacks))
-        candidates = _candidates(attacks)
-        if not candidates:  # nothing to attack, and then no utility either: a status, never a number
+        candidates = _candidates({name: found for name, found in attacks.items() if name not in self.baselines})
+        if not any(attacks.values()):  # nothing to attack, and then no utility either: a status, never a number
             return Scored("worst", {}, "test", {}, {}, statuses, target, "")
         choice, blocks = self._strongest(candidates, target)
         names = [name if (name, split) in candidates else ALONE for name, split in choice]
@@ -222,6 +230,10 @@ class Curve:
 
     def _point(self, scored: Scored) -> Point:
         found, alone = list(scored.found.values()), self.alone(scored.target)
+        leak = _leak(scored.leak, alone.on(scored.rows), scored.rows, self.seeds)
+        leak_train = _leak(scored.leak_train, alone.on("train"), "train", self.seeds)
+        if scored.name in self.baselines:  # which of the baselines is best is chosen on other rows, this one or another
+            leak, leak_train = (msgspec.structs.replace(one, **NOT_JOINING) for one in (leak, leak_train))
         sureness = [record["sureness"] for record in found if record.get("sureness") is not None]
         return Point(
             method=self.method,
@@ -231,8 +243,8 @@ class Curve:
             status=min(scored.statuses, key=SEVERITY.index),
             statuses=dict(scored.statuses),
             utility=_utility(found, self.seeds),
-            leak=_leak(scored.leak, alone.on(scored.rows), scored.rows, self.seeds),
-            leak_train=_leak(scored.leak_train, alone.on("train"), "train", self.seeds),
+            leak=leak,
+            leak_train=leak_train,
             nbytes=round(sum(r["nbytes"] for r in found) / len(found)) if found else None,
             seconds=sum(sum(r["seconds"].values()) for r in found) / len(found) if found else None,
             budget=found[0]["budget"] if found else {},
@@ -269,6 +281,13 @@ def told_rows(records: Iterable[Record]) -> str:
     """Return the rows that a leak is told of: test rows, unless the attack guessed training rows, or others, alone."""
     guessed = {split for record in records for split in record["leak"] or {}}
     return next((split for split in ("test", "train", *sorted(guessed)) if split in guessed), "test")
+
+
+def _of_values(values: Sequence[float], rows_ci: Sequence[float], seeds: int, extended: float = 0.0) -> dict[str, Any]:
+    """Return what ``interval`` does, for an R2, which may be negative and is at most 1."""
+    found = interval(values, rows_ci, seeds, extended)
+    low, high = found["ci95"]
+    return {**found, "ci95": (low, None if high is None else min(1.0, high))}
 
 
 def share(values: Sequence[float], rows_ci: Sequence[float], seeds: int, extended: float = 0.0) -> dict[str, Any]:
@@ -312,7 +331,7 @@ def _leak(blocks: Mapping[int, Block], alone: Mapping[int, Block], rows: str, se
     advantage = [values[seed] - base[seed] for seed in values if seed in base]
     first = next(iter(blocks.values()), None)
     metric = headline(first)[0] if first else ""
-    spread = interval if metric in VALUES else share  # an R2 may be negative
+    spread = _of_values if metric in VALUES else share
     found, own = list(blocks.values()), list(priors_.values())
     of_choice, of_alone = (_mean(map(overfit, chosen)) or 0.0 for chosen in (found, own))
     alone_interval = spread(list(base.values()), _rows_ci(own), seeds, of_alone)

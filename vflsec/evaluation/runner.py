@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import sureness
-from vflsec.core.errors import BadGuess, Diverged, InsufficientView, VflsecError
+from vflsec.core.errors import Diverged, VflsecError
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained, World, load_states
 from vflsec.core.sabotage import Sabotage, sabotaging
@@ -28,6 +28,9 @@ from vflsec.evaluation.spec import AuxSpec
 from vflsec.evaluation.store import Record, Store
 from vflsec.evaluation.training import advance, collapse, one_thread, train
 from vflsec.evaluation.world import build_method, build_world, recruit
+
+LONGEST_ERROR = 300
+"""Characters of an error that a record keeps: some print whole arrays."""
 
 _ONE_AT_A_TIME = Lock()
 """Layers draw their first weights from torch's global stream, so two threads of a process must take turns."""
@@ -221,11 +224,7 @@ def _guarded(attack: Attack, question: Question, world: World, aux: AuxSpec) -> 
     """Attack and score; what goes wrong in one attack is its status and must not cost the others."""
     try:
         return _scored(attack, question, world, aux)
-    except VflsecError as error:
-        if not isinstance(error, BadGuess | InsufficientView):
-            raise
-        return {"status": "error", "error": _line(error)}
-    except Exception as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         return {"status": "error", "error": _line(error)}
 
 
@@ -308,5 +307,5 @@ def _attacked_alone(own: Attack, prior: Prior, task: Task, store: Store, device:
     return _guarded(own, question._replace(view=view), world, task.aux)
 
 
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_ERROR]}"

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from vflsec.core.errors import StoreError
 
-SCHEMA = 1
+SCHEMA = 2
 FAILED = ("error", "diverged")
 """The status of results that give no number and may be computed again."""
 Record = dict[str, Any]
@@ -74,9 +74,12 @@ class Store:
             try:
                 record: Record = msgspec.json.decode(line)
                 if record["schema"] != SCHEMA:
-                    raise StoreError(f"{self._records} line {number} has schema {record['schema']}, expected {SCHEMA}")
+                    raise StoreError(
+                        f"{self._records} line {number} has schema {record['schema']}, expected {SCHEMA}: another "
+                        f"version of vflsec wrote it; compute it again with --fresh, or choose another --out"
+                    )
                 found[record["key"]] = record
-            except (msgspec.DecodeError, KeyError, TypeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
                 raise StoreError(
                     f"{self._records} line {number} is not a result: remove it, or start --fresh"
                 ) from None

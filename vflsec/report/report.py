@@ -44,9 +44,18 @@ class Report:
         folder = Path(folder)
         if not (folder / "spec.toml").exists():
             raise StoreError(f"expected results in {folder}, found no spec.toml: run vflsec eval --out {folder} first")
-        spec = specs.read(specs.read_toml(folder / "spec.toml"))
+        settings = specs.read_toml(folder / "spec.toml")
+        if not settings:
+            raise StoreError(f"expected settings in {folder / 'spec.toml'}, found none: run vflsec eval again")
+        spec = specs.read(settings)
         records = Store(folder).records()
-        summary = summarize(spec, records, out=str(folder), max_leak=max_leak or {}, min_utility=min_utility)
+        try:
+            summary = summarize(spec, records, out=str(folder), max_leak=max_leak or {}, min_utility=min_utility)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration, OverflowError) as error:
+            raise StoreError(
+                f"expected records of vflsec in {folder / 'records.jsonl'}, found one that is damaged "
+                f"({type(error).__name__}: {error}): compute them again with --fresh"
+            ) from error
         return cls(summary, spec)
 
     @property
