@@ -76,7 +76,7 @@ def test_list_names_everything_with_a_summary():
             "method",
             "fedhssl-simsiam",
             [
-                "Optimizers are those of the released code",
+                "Optimizers are those of the authors' code",
                 "gamma = 0.5\n      weight of the cross-party guidance",
                 "train.pretrain: epochs = 40, batch = 512, lr = 0.05",
                 "view 2 a corruption of it",
@@ -93,7 +93,27 @@ def test_cards(kind, name, words):
     result = run("show", kind, name)
     assert result.exit_code == 0
     assert all(word in result.output for word in words), result.output
-    assert kind not in ("attack", "method") or max(map(len, result.output.splitlines())) <= 80
+    assert kind == "dataset" or max(map(len, result.output.splitlines())) <= 80
+
+
+def test_a_card_has_no_empty_heading():
+    card = run("show", "attack", "model-recovery").output
+    assert "differs from the paper" not in card  # its reference is none
+    assert "not stated" not in card
+    assert "options:" not in run("show", "attack", "averaging").output
+    assert "options:" not in run("show", "protocol", "plain").output
+    assert "options:\n  strength\n      alpha." in run("show", "defense", "mixup").output
+
+
+def test_cards_of_one_family_hold_for_each_member():
+    cards = [run("show", "method", name).output for name in ("fedhssl-moco", "fedhssl-simsiam", "prada-no-fg-ir")]
+    moco, simsiam, single = (" ".join(card.split()) for card in cards)
+    assert moco.count("predictor (MoCo has none)") == 2
+    assert "target networks" in moco
+    assert "target networks" not in simsiam
+    assert "batch by batch (interleave" not in simsiam
+    assert "Discriminators of feature groups have layers of 24" in single
+    assert "The discriminator is 36 wide" in single
 
 
 def test_every_attack_and_method_says_what_differs():
