@@ -1,6 +1,7 @@
 """A view is as wide as reality: whatever a role receives is in its view, and some attack that it can mount reads it."""
 
 import re
+
 import pytest
 import torch
 

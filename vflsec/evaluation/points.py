@@ -65,8 +65,8 @@ class Scored(NamedTuple):
         found: the records that hold numbers, by seed.
         rows: the rows that ``leak`` is on.
         leak: the block of each seed, and on training rows in ``leak_train``.
-        statuses: how many seeds ended in which way; of the headline those of the attacks that it names, and of the others
-            where they gave no number, for they could have leaked more.
+        statuses: how many seeds ended in which way. The headline takes an attack that it does not name into account only
+            where that gave no number, for it could have leaked more.
         target: what is recovered.
         choice: the attack that ``name`` stands for.
     """
@@ -211,7 +211,7 @@ class Curve:
         return Scored("picked", found, rows, leak, leak_train, self._statuses(list(attacks), [ALONE]), target, ALONE)
 
     def _statuses(self, attacks: Sequence[str], named: Sequence[str] | None = None) -> Counter[str]:
-        """Count the worst status among ``attacks`` of each seed; of those not ``named`` only where there is no number."""
+        """Count the worst status among ``attacks`` of each seed; of those not ``named`` where they gave no number."""
 
         def told(name: str, seed: int) -> str:
             status = self._status(name, seed)
