@@ -166,7 +166,7 @@ def test_the_server_mounts_what_it_can_and_all_strikes_after_a_phase(tmp_path):
         ("model-recovery", None), ("model-recovery", "pretrain"),
     ]  # fmt: skip
     assert "for the passive side" in left_out["mc"]
-    assert "can be run by a passive or the active party, not by the server" in left_out["fusion"]
+    assert "can be run by a passive or the active party, not by the server" in left_out["attribute"]
     lines = engine.reasons(left_out)
     assert sum("for the passive side" in line for line in lines) == 1
     assert len(lines) < len(left_out) / 2

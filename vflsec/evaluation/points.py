@@ -65,8 +65,8 @@ class Scored(NamedTuple):
         found: the records that hold numbers, by seed.
         rows: the rows that ``leak`` is on.
         leak: the block of each seed, and on training rows in ``leak_train``.
-        statuses: how many seeds ended in which way. The headline takes an attack that it does not name into account only
-            where that gave no number, for it could have leaked more.
+        statuses: how many seeds ended in which way. The headline counts an attack that it does not name only where
+            that gave no number, for it could have leaked more.
         target: what is recovered.
         choice: the attack that ``name`` stands for.
     """
