@@ -134,6 +134,21 @@ def test_a_plug_in_that_states_no_difference_says_so(tmp_path):
     assert "differs from the paper in:\n  * not stated by its author" in result.output
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--attack", "mc@pretrain"], ["/ mc@pretrain\n", "passive_1, honest-but-curious, 80 labeled rows"]),
+        (["--adversary", "server", "--attack", "all@pretrain"], ["server, honest-but-curious, no labels needed"]),
+    ],
+)
+def test_the_banner_says_who_strikes_when_and_with_what(words, shown, tmp_path):
+    base = ("eval", "--dataset", "multiple-features", "--method", "fedhssl-simsiam", "--seeds", "1", "--dry-run")
+    result = run(*base, *words, "--out", tmp_path / "run")
+    assert all(text in result.stderr for text in shown), result.stderr
+    assert "1 pre-trainings" not in result.stderr
+    assert result.stderr.count("is for the passive side") <= 1
+
+
 def test_eval_prints_the_table_and_draws_the_curve(finished):
     out, result = finished
     assert "fedsplitnn, iso" in result.stdout
