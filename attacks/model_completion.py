@@ -40,7 +40,7 @@ class ModelCompletion(Attack):
     *supervised*: embeddings are standardised by the adversary's own training rows, then one linear layer is fitted by
     cross-entropy. Source: FedHSSL (arXiv 2208.08934), section VI-B: "trains an inference head"; its team's public
     pipeline has Adam, lr 0.005, weight decay 1e-6, 300 epochs, batch 64. Standardising is ours: it makes one learning
-    rate fit embeddings of any scale, and only strengthens the attack.
+    rate fit embeddings of any scale.
 
     *mixmatch*: semi-supervised, with all other rows of the party unlabelled. Source: Fu et al., USENIX Security 2022,
     section 4.1 and released code: T = 0.8, alpha = 0.75, lambda_u = 50, Adam 2e-3, EMA 0.999, 25 x 1024 steps.

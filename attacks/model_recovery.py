@@ -36,7 +36,7 @@ class ModelRecovery(Attack):
     target = "parameters"
     needs = frozenset({Need.PARAMETERS})
     reference = "none: the arithmetic of an average"
-    differs = ("There is no paper on this attack to differ from: it is the arithmetic of an average.",)
+    differs = ()
     verified = "equality with the victim's parameters"
 
     def __init__(self, *, victim: str | None = None) -> None:

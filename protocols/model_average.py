@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
-from vflsec.core.party import Party
-from vflsec.core.protocol import Protocol
+from vflsec.core.protocol import Averaging
 
 
-class ModelAverage(Protocol):
+class ModelAverage(Averaging):
     """Each party sends the same named modules to a server, which returns their mean, weighing parties equally.
 
     Learned parameters and running statistics (BatchNorm's mean and variance) are averaged; counters are not, for
@@ -27,7 +26,6 @@ class ModelAverage(Protocol):
     """
 
     name = "model-average"
-    roles = ("party", "server")
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, algorithm 1, step 3"
     reveals = {  # noqa: RUF012  (declared ClassVar in the base class)
         "server": ("the shared modules of every party after its defences, in every global iteration",),
@@ -36,10 +34,6 @@ class ModelAverage(Protocol):
             "with two parties, therefore, those of the other party exactly: twice the mean less its own",
         ),
     }
-
-    def __init__(self, parties: Sequence[Party], server: Party) -> None:
-        self.parties = parties
-        self.server = server
 
     def check(self, shared: Mapping[str, Mapping[str, nn.Module]]) -> None:
         """Raise UsageError unless all parties share modules of the same names and shapes."""
@@ -53,13 +47,7 @@ class ModelAverage(Protocol):
                 )
 
     def run(self, shared: Mapping[str, Mapping[str, nn.Module]], *, step: int, phase: str) -> None:
-        """Average in place.
-
-        Args:
-            shared: by party name, its shared modules by name; the same names and shapes at every party.
-            step: number of the global iteration.
-            phase: the method's phase.
-        """
+        """Average in place."""
         for read, buffers in ((_parameters, False), (_statistics, True)):
             own = {party.name: read(shared[party.name]) for party in self.parties}
             if not any(own.values()):  # a model without BatchNorm has no statistics

@@ -90,9 +90,16 @@ def test_attack_on_what_was_not_kept():
         vflsec.attack(trained, "mc", n_aux=5000)
 
 
+def test_settings_that_do_not_exist_name_the_nearest():
+    with pytest.raises(UsageError, match=r"unknown setting 'atack'\. Did you mean attack\? Known: .*attack, .*defense"):
+        vflsec.evaluate(atack="mc")
+    with pytest.raises(UsageError, match="expected defense= with strengths=, got no defense"):
+        vflsec.evaluate(strengths=[1])
+
+
 def test_all_warns_of_what_it_leaves_out(tmp_path):
     settings = {**ATTACKED, "attack": "all", "seeds": 1}
-    with pytest.warns(UserWarning, match="left out of all attacks: .*direct: attack 'direct' needs model.head=none"):
+    with pytest.warns(UserWarning, match="left out of all attacks: .*direct: needs model.head=none"):
         report = vflsec.evaluate(**settings, out=tmp_path)
     assert {"norm", "mc"} <= {point.attack for point in report.points}
 

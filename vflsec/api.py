@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from vflsec.core.checks import unknown
 from vflsec.core.errors import Diverged, InsufficientView, UsageError
 from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
@@ -50,8 +52,15 @@ def evaluate(
         UsageError: a setting or a name is wrong.
         InsufficientView: the adversary lacks what an attack needs.
     """
-    chosen = {"attacks": _several(attack), "defenses": _several(defense), "strengths": list(strengths)}
-    spec = specs.read({**chosen, **settings})
+    known = [*inspect.signature(evaluate).parameters, *EvalSpec.__struct_fields__, "epsilons"]
+    known.remove("settings")
+    for key in settings:
+        if key not in known:
+            raise UsageError(unknown("setting", key, known))
+    chosen = {"attacks": _several(attack), "defenses": _several(defense), "strengths": list(strengths), **settings}
+    if chosen["strengths"] and not chosen["defenses"]:
+        raise UsageError("expected defense= with strengths=, got no defense: name one, for example defense='iso'")
+    spec = specs.read(chosen)
     folder = Path(out or Path("runs") / spec.name)
     for _ in run(spec, folder, jobs=jobs or cores(), device=device):
         pass
@@ -69,8 +78,7 @@ def run(spec: EvalSpec, folder: Path, *, jobs: int, device: str) -> Iterable[Rec
     engine.check_device(device)
     spec, left_out = engine.every_attack(spec)
     if left_out:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        warnings.warn(f"left out of all attacks: {reasons}", stacklevel=3)
+        warnings.warn(f"left out of all attacks: {'; '.join(engine.reasons(left_out))}", stacklevel=3)
     engine.check(spec)
     store = Store(folder)
     with store.lock():

@@ -76,7 +76,7 @@ def test_list_names_everything_with_a_summary():
             "method",
             "fedhssl-simsiam",
             [
-                "Optimizers are those of the released code",
+                "Optimizers are those of the authors' code",
                 "gamma = 0.5\n      weight of the cross-party guidance",
                 "train.pretrain: epochs = 40, batch = 512, lr = 0.05",
                 "view 2 a corruption of it",
@@ -93,7 +93,27 @@ def test_cards(kind, name, words):
     result = run("show", kind, name)
     assert result.exit_code == 0
     assert all(word in result.output for word in words), result.output
-    assert kind not in ("attack", "method") or max(map(len, result.output.splitlines())) <= 80
+    assert kind == "dataset" or max(map(len, result.output.splitlines())) <= 80
+
+
+def test_a_card_has_no_empty_heading():
+    card = run("show", "attack", "model-recovery").output
+    assert "differs from the paper" not in card  # its reference is none
+    assert "not stated" not in card
+    assert "options:" not in run("show", "attack", "averaging").output
+    assert "options:" not in run("show", "protocol", "plain").output
+    assert "options:\n  strength\n      alpha." in run("show", "defense", "mixup").output
+
+
+def test_cards_of_one_family_hold_for_each_member():
+    cards = [run("show", "method", name).output for name in ("fedhssl-moco", "fedhssl-simsiam", "prada-no-fg-ir")]
+    moco, simsiam, single = (" ".join(card.split()) for card in cards)
+    assert moco.count("predictor (MoCo has none)") == 2
+    assert "target networks" in moco
+    assert "target networks" not in simsiam
+    assert "batch by batch (interleave" not in simsiam
+    assert "Discriminators of feature groups have layers of 24" in single
+    assert "The discriminator is 36 wide" in single
 
 
 def test_every_attack_and_method_says_what_differs():
@@ -112,6 +132,21 @@ def test_a_plug_in_that_states_no_difference_says_so(tmp_path):
     result = run("show", "attack", f"{path}:Acts")
     assert result.exit_code == 0
     assert "differs from the paper in:\n  * not stated by its author" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--attack", "mc@pretrain"], ["/ mc@pretrain\n", "passive_1, honest-but-curious, 80 labeled rows"]),
+        (["--adversary", "server", "--attack", "all@pretrain"], ["server, honest-but-curious, no labels needed"]),
+    ],
+)
+def test_the_banner_says_who_strikes_when_and_with_what(words, shown, tmp_path):
+    base = ("eval", "--dataset", "multiple-features", "--method", "fedhssl-simsiam", "--seeds", "1", "--dry-run")
+    result = run(*base, *words, "--out", tmp_path / "run")
+    assert all(text in result.stderr for text in shown), result.stderr
+    assert "1 pre-trainings" not in result.stderr
+    assert result.stderr.count("is for the passive side") <= 1
 
 
 def test_eval_prints_the_table_and_draws_the_curve(finished):
@@ -508,7 +543,8 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
         (["eval", "--adversary", "bank"], "unknown adversary 'bank'"),
         (["eval", "--engine", "ray"], "expected --engine local or dask:ADDRESS, got 'ray'"),
         (["eval", "--max-leak", "0.3"], "expected NAME=LIMIT, for example mc=0.35, got '0.3'"),
-        (["eval", "--max-leak", "norm=0.3"], "unknown attack 'norm'. Known: mc, worst"),
+        (["eval", "--max-leak", "norm=0.3"], "norm was not run: add it to --attack"),
+        (["eval", "--max-leak", "nrom=0.3"], "unknown attack 'nrom'. Known: mc, worst"),
         (
             ["eval", "--attack", "mc,backdoor", "--max-leak", "backdoor=0.3"],
             "expected an attack that recovers something with --max-leak, got backdoor: attacks on integrity leak",

@@ -252,7 +252,7 @@ def test_picks_are_by_folds_over_all_seeds():
     assert summary_of(records).picked[1].choice == "mc"
 
 
-def test_worst_shows_what_happened_to_every_attack():
+def test_worst_shows_which_attacks_gave_no_number():
     spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
     records = make_records(spec)
     for row in rows(spec):
@@ -261,6 +261,17 @@ def test_worst_shows_what_happened_to_every_attack():
     summary = summary_of(records, spec, max_leak={"worst": 1.0})
     assert next(p for p in summary.worst if p.strength == 1.0).statuses == {"error": 3}
     assert summary.gates[0].holds is None
+
+
+def test_worst_is_unconverged_only_where_an_attack_that_it_names_is():
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
+    for unconverged, statuses in (("logistic", {"ok": 3}), ("mc", {"unconverged": 3})):
+        records = make_records(spec)
+        for row in rows(spec):
+            if row.label == unconverged:
+                records[row.key] = {**records[row.key], "status": "unconverged"}
+        found = next(p for p in summary_of(records, spec).worst if p.strength == 0.0)
+        assert (found.choice, found.statuses) == ("mc", statuses)
 
 
 def test_an_attack_on_training_rows_only_is_judged_on_these():
@@ -336,7 +347,7 @@ def test_a_guess_of_one_class_takes_the_accuracy_out_of_cap_and_nothing_else():
     (_, before), (worst, found) = summary_of().cap, summary_of(records).cap
     assert found.accuracy_value is None
     assert worst.accuracy_value is None
-    assert found.note == "no CAP (accuracy): 1 cells guess one class"
+    assert found.note == "no CAP (accuracy): 1 cell guesses one class"
     assert (found.value, found.calibrated, found.ci95) == (before.value, before.calibrated, before.ci95)
     assert [p.leak.one_class for p in summary_of(records).points] == [0, 0, 1]
 
@@ -349,7 +360,7 @@ def test_a_diverged_seed_gives_a_status_and_no_cap():
     point = summary.points[2]
     assert (point.status, point.statuses, point.leak.n) == ("diverged", {"ok": 2, "diverged": 1}, 2)
     assert summary.cap[0].value is None
-    assert summary.cap[1].note == "1 cells gave no number on test rows"
+    assert summary.cap[1].note == "1 run collapsed or failed, so there is no CAP"
     assert summary.worst[2].statuses == {"ok": 2, "diverged": 1}
 
 

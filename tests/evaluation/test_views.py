@@ -1,5 +1,7 @@
 """A view is as wide as reality: whatever a role receives is in its view, and some attack that it can mount reads it."""
 
+import re
+
 import pytest
 import torch
 
@@ -164,14 +166,32 @@ def test_the_server_mounts_what_it_can_and_all_strikes_after_a_phase(tmp_path):
         ("model-recovery", None), ("model-recovery", "pretrain"),
     ]  # fmt: skip
     assert "for the passive side" in left_out["mc"]
+    assert "can be run by a passive or the active party, not by the server" in left_out["attribute"]
+    lines = engine.reasons(left_out)
+    assert sum("for the passive side" in line for line in lines) == 1
+    assert len(lines) < len(left_out) / 2
     records, _ = run(tmp_path, found)
     assert [record["leak"]["parameters"]["metrics"]["r2"] for record in records] == pytest.approx([1, 1], abs=1e-6)
 
 
-@pytest.mark.parametrize("method", ["fedsplitnn", "fedgssl-simsiam"])
-def test_where_nobody_averages_there_is_no_server(method):
-    with pytest.raises(UsageError, match=f"takes part in {method}, got server"):
+@pytest.mark.parametrize(
+    ("method", "way"),
+    [
+        ("fedsplitnn", "fedlocal-* with pma=true"),
+        ("fedgssl-simsiam", "fedlocal-* with pma=true"),
+        ("fedlocal-simsiam", "set method.fedlocal-simsiam.pma=true"),
+    ],
+)
+def test_where_nobody_averages_there_is_no_server(method, way):
+    with pytest.raises(UsageError, match=re.escape(f"{method} has no server: use fedhssl-*, or {way}")):
         engine.check(settings(method, "server", attacks=["model-recovery"]))
+
+
+@pytest.mark.parametrize("attack", ["mc", "all"])
+def test_without_pre_training_nothing_strikes_after_it(attack):
+    text = f"fedsplitnn has no pre-training, so {attack}@pretrain cannot run: choose a method that pre-trains"
+    with pytest.raises(UsageError, match=text):
+        engine.check(engine.every_attack(settings("fedsplitnn", attacks=[f"{attack}@pretrain"]))[0])
 
 
 def test_a_passive_party_attacks_the_active_partys_columns_of_training_rows(tmp_path):

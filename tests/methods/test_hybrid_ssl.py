@@ -59,6 +59,14 @@ def test_guidance_of_weight_zero_is_fed_local_ssl_bit_for_bit(ssl):
 
 
 @pytest.mark.parametrize("ssl", SSL)
+def test_guidance_of_weight_zero_is_fed_local_ssl_with_averaged_models(ssl):
+    averaged, alone = (pretrained(make(f"fedlocal-{ssl}", pma=pma), world()) for pma in (True, False))
+    guided = pretrained(make(f"fedhssl-{ssl}", gamma=0.0), world())
+    assert equal(states(averaged), states(guided))
+    assert not equal(states(alone), states(guided))
+
+
+@pytest.mark.parametrize("ssl", SSL)
 def test_guidance_changes_the_local_encoders(ssl):
     plain, guided = (pretrained(make(f"fedgssl-{ssl}", gamma=g), world()) for g in (0.0, 0.5))
     assert not equal(states(plain), states(guided))

@@ -1,5 +1,6 @@
 """Secure aggregation: the mean is exact, the server sees uniform words, and the masks are new each time."""
 
+import re
 from functools import partial
 
 import pytest
@@ -105,3 +106,21 @@ def test_a_method_selects_it_and_trains_as_with_the_plain_one():
 def test_where_no_model_is_averaged_there_is_nothing_to_mask():
     with pytest.raises(UsageError, match="fedgssl-simsiam, which averages no models"):
         make(method="fedgssl-simsiam", average="secure-average")
+
+
+@pytest.mark.parametrize(("name", "hint"), [("plain", ""), ("secure", " Did you mean secure-average?")])
+def test_models_are_averaged_by_a_protocol_that_averages(name, hint):
+    known = "Known: model-average, secure-average, or file.py:Class"
+    with pytest.raises(UsageError, match=re.escape(f"unknown average '{name}'.{hint} {known}")):
+        make(method="fedhssl-simsiam", average=name)
+
+
+def test_a_file_may_define_how_models_are_averaged(tmp_path):
+    path = tmp_path / "mine.py"
+    imports = (
+        "from vflsec.protocols.model_average import ModelAverage\nfrom vflsec.protocols.plain import PlainBoundary\n"
+    )
+    path.write_text(f"{imports}class Mine(ModelAverage): name = 'mine'\nclass Other(PlainBoundary): name = 'other'\n")
+    assert make(method="fedhssl-simsiam", average=f"{path}:Mine").average == f"{path}:Mine"
+    with pytest.raises(UsageError, match=r"subclass of vflsec\.core\.protocol\.Averaging"):
+        make(method="fedhssl-simsiam", average=f"{path}:Other")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vflsec.cli.options import config, data_dir, device, limits, numbers, output_format, resolve, settings, several
+from vflsec.core.checks import count
 from vflsec.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ def command(
     spec = specs.read(sweeps(**chosen))
     folder = out or Path("runs") / spec.name
     spec, left_out = engines.every_attack(spec)
-    for name, reason in left_out.items():
-        click.echo(f"left out: {name}: {reason}", err=True)
+    for line in engines.reasons(left_out):
+        click.echo(f"left out: {line}", err=True)
     check_limits(spec, limit)
     engines.check_engine(engine)
     engines.check_device(device, here=engine == "local")
@@ -194,17 +195,18 @@ def announce(spec: EvalSpec, todo: Plan, folder: Path) -> None:
     from vflsec.core.view import ThreatModel
     from vflsec.evaluation.plan import build_attack
 
-    attacks = ", ".join(attack.name for attack in spec.attacks)
+    attacks = ", ".join(attack.name + attack.place for attack in spec.attacks)
     defenses = ", ".join(defense.label for defense in spec.defenses) or "no defense"
     click.echo(f"vflsec eval  {spec.dataset} / {', '.join(spec.methods)} / {defenses} / {attacks}", err=True)
     acts = any(build_attack(attack).acts_in_training for attack in spec.attacks)
     behavior = "active (acts in training)" if acts else "honest-but-curious"
     side = spec.adversary if spec.adversary in ("active", "server", "source") else "passive"
-    click.echo(f"adversary: {ThreatModel(spec.adversary, side, behavior, spec.aux.n)}", err=True)
+    model = ThreatModel(spec.adversary, side, behavior, spec.aux.n)
+    click.echo(f"adversary: {f'{side}, {behavior}, no labels needed' if side == 'server' else model}", err=True)
     missing = todo.missing - len(todo.stages)
     what = f"{missing} to compute" if missing else "nothing to compute"
-    what += f" after {len(todo.stages)} pre-trainings" if todo.stages else ""
-    click.echo(f"{todo.cached + missing} results: {todo.cached} cached, {what}   {folder}", err=True)
+    what += f" after {count(len(todo.stages), 'pre-training')}" if todo.stages else ""
+    click.echo(f"{count(todo.cached + missing, 'result')}: {todo.cached} cached, {what}   {folder}", err=True)
 
 
 def watch(records: Iterable[Record], todo: Plan) -> None:

@@ -42,7 +42,7 @@ def command(kind: str, name: str) -> None:
         return
     found = registry.load(KINDS[kind], name)
     _print(_registered(name, found) if kind == "dataset" else _facts(kind, found))
-    if kind in ("attack", "method"):
+    if kind != "dataset":
         _card(kind, found)
         return
     options = _options(found)
@@ -54,19 +54,24 @@ def command(kind: str, name: str) -> None:
 
 
 def _card(kind: str, found: Any) -> None:
-    """Print what the class and its bases say, the difference from the paper, and every option with its value."""
-    click.echo("differs from the paper in:")
-    for sentence in _differences(found):
-        _paragraph(sentence, "  * ")
+    """Print what the class and its bases say, any difference from the paper, and every option with its value."""
+    if kind in ("attack", "method") and (found.differs or not found.reference.startswith("none")):
+        click.echo("differs from the paper in:")
+        for sentence in _differences(found):
+            _paragraph(sentence, "  * ")
     for number, text in enumerate(_descriptions(found)):
         if number == 1:
             click.echo("\nWhat it shares with its family:")
         for paragraph in text.split("\n\n"):
             click.echo()
             _paragraph(paragraph, "")
-    click.echo("\noptions:")
-    explained, made = _explained(found), _made(kind, found)
-    for option, default in _options(found).items():
+    explained, made, options = _explained(found), _made(kind, found), _options(found)
+    if options or kind == "method":
+        click.echo("\noptions:")
+    if kind == "defense":
+        _paragraph("strength", "  ")
+        _paragraph(explained["strength"], "      ")
+    for option, default in options.items():
         used = getattr(made, option, default)
         shown = f"{default!r}" if used == default else f"{default!r}, which means {used!r}"
         _paragraph(f"{option} = {shown}", "  ")

@@ -108,10 +108,10 @@ class Attack(ABC):
     def check(self, side: str, shown: Iterable[Need]) -> None:
         """Raise InsufficientView if an adversary on ``side`` who sees ``shown`` cannot mount this attack."""
         if self.side not in (side, "any", *(["either"] if side in ("passive", "active") else [])):
-            raise InsufficientView(
-                f"attack {self.name!r} is for the {self.side} side, got an adversary on the {side} side: "
-                f"choose another --adversary"
-            )
+            wanted = f"is for the {self.side} side, got an adversary on the {side} side"
+            if self.side == "either":
+                wanted = f"can be run by a passive or the active party, not by the {side}"
+            raise InsufficientView(f"attack {self.name!r} {wanted}: choose another --adversary")
         missing = sorted(self.needs - set(shown))
         if missing:
             raise InsufficientView(

@@ -54,6 +54,15 @@ def one_of(known: Collection[str], **named: str) -> None:
             raise UsageError(unknown(name, value, known))
 
 
+def count(n: int, what: str) -> str:
+    """Return ``1 run`` or ``2 runs``.
+
+    >>> count(1, "run"), count(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{n} {what}{'s'[: n != 1]}"
+
+
 def unknown(what: str, value: str, known: Collection[str]) -> str:
     """Return the sentence for an unknown name: the nearest known one, then all of them."""
     near = get_close_matches(value, known, n=1)

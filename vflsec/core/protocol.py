@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -100,6 +100,35 @@ class Boundary(Protocol):
 
     def close(self) -> None:
         """End what runs beside it, and recordings; it can still be used."""
+
+
+class Averaging(Protocol):
+    """The protocol by which parties replace modules of one shape by their mean, with the help of a server.
+
+    Args:
+        parties: all K parties.
+        server: the party that averages; it has no data.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("party", "server")
+
+    def __init__(self, parties: Sequence[Party], server: Party) -> None:
+        self.parties = parties
+        self.server = server
+
+    @abstractmethod
+    def check(self, shared: Mapping[str, Mapping[str, nn.Module]]) -> None:
+        """Raise UsageError unless all parties share modules of the same names and shapes."""
+
+    @abstractmethod
+    def run(self, shared: Mapping[str, Mapping[str, nn.Module]], *, step: int, phase: str) -> None:
+        """Average in place.
+
+        Args:
+            shared: by party name, its shared modules by name; the same names and shapes at every party.
+            step: number of the global iteration.
+            phase: the method's phase.
+        """
 
 
 class LinearBoundary(Boundary):

@@ -51,7 +51,10 @@ def side_of(method: Method, world: World, name: str) -> str:
     """
     if name in method.observers():
         return "active" if name == SOURCE else name
-    if name in (SERVER, SOURCE):
+    if name == SERVER:
+        way = f"set method.{method.name}.pma=true" if SERVER in method.shows else "fedlocal-* with pma=true"
+        raise UsageError(f"{method.name} has no server: use fedhssl-*, or {way}")
+    if name == SOURCE:
         raise UsageError(f"expected an adversary that takes part in {method.name}, got {name}: it has none")
     return "active" if adversary(world, name)[0].active else "passive"
 

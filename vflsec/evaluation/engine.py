@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -18,7 +18,7 @@ from vflsec.core.method import Method, Trained, World
 from vflsec.core.sabotage import Sabotage
 from vflsec.evaluation import runner
 from vflsec.evaluation.adversary import side_of
-from vflsec.evaluation.mounting import mount
+from vflsec.evaluation.mounting import expect_phase, mount
 from vflsec.evaluation.plan import Prior, Row, acts_in, build_attack, priors, rows, target_of, training_cell
 from vflsec.evaluation.questions import about_source, ask
 from vflsec.evaluation.runner import Task
@@ -125,14 +125,17 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     built = [pair for pair in _built(spec) if pair[0].shows]
     named = [attack for attack in spec.attacks if attack.name != ALL]
     baselines = [name for name in registry.entries("attacks") if registry.load("attacks", name).baseline]
-    chosen, left_out = list(named), dict.fromkeys(baselines, "is part of *alone*")
+    chosen, left_out = list(named), dict.fromkeys(baselines, "is always run, as part of *alone*")
     phases = [attack.after for attack in spec.attacks if attack.name == ALL]
+    for (method, _), after in product(built, phases):
+        if after is not None:
+            expect_phase(ALL, after, method)
     for name, after in product(sorted(registry.entries("attacks")), phases):
         wanted = AttackSpec(name=name, after=after)
         if name in baselines or (name, after) in {(attack.name, attack.after) for attack in named}:
             continue
         if target_of(wanted) == "integrity":
-            left_out[name] = "is on integrity, which is reported apart and takes a training each: name it"
+            left_out[name] = f"changes the training: run it by name, --attack {name}"
             continue
         attack = build_attack(wanted)
         try:
@@ -149,9 +152,17 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
         chosen.append(wanted)
     if not chosen:
         raise UsageError(
-            f"expected an attack that {spec.adversary} can mount, got none: {'; '.join(left_out.values())}"
+            f"expected an attack that {spec.adversary} can mount, got none: {'; '.join(reasons(left_out))}"
         )
     return msgspec.structs.replace(spec, attacks=tuple(chosen)), left_out
+
+
+def reasons(left_out: Mapping[str, str]) -> list[str]:
+    """Return a line for each reason in what ``every_attack`` left out, after the attacks that it concerns."""
+    found: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        found.setdefault(reason.removeprefix(f"attack {name!r} "), []).append(name)
+    return [f"{', '.join(names)}: {reason}" for reason, names in found.items()]
 
 
 def check_training(spec: EvalSpec) -> None:

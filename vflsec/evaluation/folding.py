@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from vflsec.core.checks import count
 from vflsec.evaluation import cap as capping
 from vflsec.evaluation.choosing import headline
 from vflsec.evaluation.points import USABLE, Curve, Scored, finite, interval, told_rows
@@ -47,10 +48,9 @@ def _cap(cells: Sequence[Scored], clean: Curve, defended: Sequence[Curve]) -> Ca
     lost = sum(clean.seeds - min(len(cell.leak), _usable(cell)) for cell in cells)
     if lost:
         none = (None, None)
-        rows = ", ".join(dict.fromkeys(cell.rows for cell in cells))
         return Cap(
             **whole, value=None, ci95=none, calibrated=None, calibrated_ci95=none, accuracy_value=None, dcs=None, n=0,
-            note=f"{lost} cells gave no number on {rows} rows",
+            note=f"{count(lost, 'run')} collapsed or failed, so there is no CAP",
         )  # fmt: skip
     priors = [curve.alone(target).on(cell.rows) for curve, cell in zip(defended, cells[1:], strict=True)]
     blind = sum(bool(block.get("one_class")) for cell in cells[1:] for block in cell.leak.values())
@@ -80,7 +80,8 @@ def _cap(cells: Sequence[Scored], clean: Curve, defended: Sequence[Curve]) -> Ca
         accuracy_value=folded["accuracy"]["mean"],
         dcs=folded["dcs"]["mean"],
         n=clean.seeds,
-        note=f"no CAP (accuracy): {blind} cells guess one class" if blind else "",
+        note=f"no CAP (accuracy): {count(blind, 'cell')} {'guesses' if blind == 1 else 'guess'} one class"
+        * bool(blind),
         by_seed=values["cap"],
         calibrated_by_seed=values["calibrated"],
     )

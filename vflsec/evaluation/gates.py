@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from vflsec.core import registry
 from vflsec.core.checks import one_of
 from vflsec.core.errors import UsageError
 from vflsec.evaluation.plan import target_of
@@ -26,6 +28,9 @@ def check_limits(spec: EvalSpec, max_leak: Limits) -> None:
                 f"expected an attack that recovers something with --max-leak, got {name}: "
                 f"attacks on integrity leak nothing; bound the utility that they leave with --min-utility"
             )
+        short = re.split("[:@]", name)[0]
+        if short in registry.entries("attacks") and short not in {attack.name for attack in spec.attacks}:
+            raise UsageError(f"{name} was not run: add it to --attack")
         one_of([*leaking, "worst"], attack=name)
 
 

@@ -35,6 +35,8 @@ def mount(
     options: Mapping[str, Any],
 ) -> None:
     """Raise InsufficientView if the adversary ``party`` cannot mount ``attack`` on ``method`` with its ``options``."""
+    if after is not None:
+        expect_phase(attack.name, after, method)
     side = side_of(method, world, party)
     of_source = about_source(attack, after, method, party)
     if party == SOURCE and not of_source:
@@ -54,6 +56,15 @@ def mount(
     if after and isinstance(attack, Sabotage):
         raise UsageError(f"expected {attack.name} without a phase, got @{after}: it acts in training itself")
     attack.suit(world.n_classes if attack.target == "labels" else None, method.model_spec.head)
+
+
+def expect_phase(attack: str, after: str, method: Method) -> None:
+    """Raise UsageError unless ``method`` has the phase ``after``, and others after it."""
+    if len(method.phases) == 1:
+        raise UsageError(
+            f"{method.name} has no pre-training, so {attack}@{after} cannot run: choose a method that pre-trains"
+        )
+    one_of(method.phases[:-1], **{f"phase of {method.name} after which to attack": after})
 
 
 def mountable(party: str, aux: AuxSpec, method: Method, world: World, options: Mapping[str, Any]) -> list[str]:
@@ -80,7 +91,6 @@ def _shown(
     """
     until = method.phases
     if after is not None:
-        one_of(method.phases[:-1], **{f"phase of {method.name} after which to attack": after})
         until = method.phases[: method.phases.index(after) + 1]
     heard = [phase for phase in until if (phase in method.elsewhere) == of_source]
     said = frozenset[Kind]().union(*(method.says(phase, options) for phase in heard))

@@ -70,7 +70,8 @@ class Scored(NamedTuple):
         found: the records that hold numbers, by seed.
         rows: the rows that ``leak`` is on.
         leak: the block of each seed, and on training rows in ``leak_train``.
-        statuses: how many seeds ended in which way.
+        statuses: how many seeds ended in which way. The headline counts an attack that it does not name only where
+            that gave no number, for it could have leaked more.
         target: what is recovered.
         choice: the attack that ``name`` stands for.
     """
@@ -163,10 +164,9 @@ class Curve:
 
     def _headline(self, target: str) -> Scored:
         attacks = {name: self.usable(name) for name in self.by_attack if self.targets[name] == target}
-        statuses = self._statuses(list(attacks))
         candidates = _candidates({name: found for name, found in attacks.items() if name not in self.baselines})
         if not any(attacks.values()):  # nothing to attack, and then no utility either: a status, never a number
-            return Scored("worst", {}, "test", {}, {}, statuses, target, "")
+            return Scored("worst", {}, "test", {}, {}, self._statuses(list(attacks)), target, "")
         choice, blocks = self._strongest(candidates, target)
         names = [name if (name, split) in candidates else ALONE for name, split in choice]
         found: dict[int, Record] = {}
@@ -185,7 +185,7 @@ class Curve:
             rows="+".join(dict.fromkeys(split for _, split in choice)),
             leak={seed: blocks[seed] for seed in seeds},
             leak_train={seed: train[seed] for seed in seeds if seed in train},
-            statuses=statuses,
+            statuses=self._statuses(list(attacks), names),
             target=target,
             choice=", ".join(dict.fromkeys(names)),
         )
@@ -216,13 +216,16 @@ class Curve:
         leak, leak_train = (
             {seed: block for seed, block in alone.on(split).items() if seed in trained} for split in (rows, "train")
         )
-        return Scored("picked", found, rows, leak, leak_train, self._statuses(list(attacks)), target, ALONE)
+        return Scored("picked", found, rows, leak, leak_train, self._statuses(list(attacks), [ALONE]), target, ALONE)
 
-    def _statuses(self, attacks: Sequence[str]) -> Counter[str]:
-        """Count the worst status among ``attacks`` of each seed."""
-        return Counter(
-            min((self._status(name, seed) for name in attacks), key=SEVERITY.index) for seed in range(self.seeds)
-        )
+    def _statuses(self, attacks: Sequence[str], named: Sequence[str] | None = None) -> Counter[str]:
+        """Count the worst status among ``attacks`` of each seed; of those not ``named`` where they gave no number."""
+
+        def told(name: str, seed: int) -> str:
+            status = self._status(name, seed)
+            return "ok" if named is not None and name not in named and status in USABLE else status
+
+        return Counter(min((told(name, seed) for name in attacks), key=SEVERITY.index) for seed in range(self.seeds))
 
     def _status(self, attack: str, seed: int) -> str:
         record = self.by_attack[attack].get(seed)

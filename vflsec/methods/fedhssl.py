@@ -13,6 +13,7 @@ from vflsec.methods.hybrid_ssl import (
     LOCAL_DIFFERS,
     PMA_DIFFERS,
     PRETRAINING_DIFFERS,
+    TARGET_DIFFERS,
     HybridSSL,
 )
 from vflsec.methods.split_method import SHOWS, SPLIT
@@ -63,7 +64,7 @@ class FedHSSLBYOL(FedHSSL):
     name = "fedhssl-byol"
     prior = "fedlocal-byol"
     ssl = BYOL
-    differs = (*FedHSSL.differs, *BYOL.cross_differs, *BYOL.local_differs)
+    differs = (*FedHSSL.differs, *TARGET_DIFFERS, *BYOL.cross_differs, *BYOL.local_differs)
 
 
 class FedHSSLMoCo(FedHSSL):
@@ -72,4 +73,4 @@ class FedHSSLMoCo(FedHSSL):
     name = "fedhssl-moco"
     prior = "fedlocal-moco"
     ssl = MoCo
-    differs = (*FedHSSL.differs, *MoCo.cross_differs, *MoCo.local_differs)
+    differs = (*FedHSSL.differs, *TARGET_DIFFERS, *MoCo.cross_differs, *MoCo.local_differs)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from vflsec.core.message import SERVER, Kind
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.view import Need
-from vflsec.methods.hybrid_ssl import LOCAL_DIFFERS, PLAIN, PRETRAINING_DIFFERS, HybridSSL
+from vflsec.methods.hybrid_ssl import LOCAL_DIFFERS, PLAIN, PRETRAINING_DIFFERS, TARGET_DIFFERS, HybridSSL
 from vflsec.methods.split_method import SHOWS, SPLIT
 from vflsec.nn.byol import BYOL
 from vflsec.nn.moco import MoCo
@@ -32,15 +32,15 @@ class FedLocal(HybridSSL):
         projector: width of the projector.
         predictor: width of the predictor's hidden layer.
         ssl_options: of the self-supervised method.
-        average: the protocol of ``pma``, ``model-average`` or ``secure-average``.
+        average: the protocol of ``pma``, ``model-average``, ``secure-average`` or ``file.py:Class``, an ``Averaging``.
     """
 
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, section V-A, baseline FedLocalSSL; table V"
     differs: ClassVar[tuple[str, ...]] = (
         *LOCAL_DIFFERS,
         *PRETRAINING_DIFFERS,
-        "With pma=true a server averages top encoders, projectors and predictors, with BatchNorm's running "
-        "statistics, and each party has the same weight; table V of the paper does not name projectors.",
+        "With pma=true a server averages top encoders, projectors and predictors (MoCo has none), with BatchNorm's "
+        "running statistics, and each party has the same weight; table V of the paper does not name projectors.",
     )
     sends = {"pretrain": frozenset({Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
     shows = {  # noqa: RUF012
@@ -95,7 +95,7 @@ class FedLocalBYOL(FedLocal):
     name = "fedlocal-byol"
     prior = "fedlocal-byol"
     ssl = BYOL
-    differs = (*FedLocal.differs, *BYOL.local_differs)
+    differs = (*FedLocal.differs, *TARGET_DIFFERS, *BYOL.local_differs)
 
 
 class FedLocalMoCo(FedLocal):
@@ -104,4 +104,4 @@ class FedLocalMoCo(FedLocal):
     name = "fedlocal-moco"
     prior = "fedlocal-moco"
     ssl = MoCo
-    differs = (*FedLocal.differs, *MoCo.local_differs)
+    differs = (*FedLocal.differs, *TARGET_DIFFERS, *MoCo.local_differs)

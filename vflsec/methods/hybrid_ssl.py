@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.core import hooks, registry
-from vflsec.core.checks import non_negative, positive
+from vflsec.core.checks import non_negative, positive, unknown
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import SERVER, Kind, Message
 from vflsec.core.method import ModelSpec, PretrainSpec, Progress, TrainSpec, World
 from vflsec.core.party import Party
+from vflsec.core.protocol import Averaging
 from vflsec.core.releases import flattened, parameters
 from vflsec.core.seeds import drawing, generator
 from vflsec.methods.cross_party_ssl import CrossPartySSL
@@ -43,46 +44,49 @@ LOCAL_DIFFERS = (
     "The corruption replaces 30 % of the columns: a number by a uniform draw from its range, a category by a "
     "mask. The paper does not name the distribution, and leaves the mask's embedding untrained; here it is "
     "trained.",
-    "Step 2, images: crop, color jitter, blur and flip, as in the authors' code. Jitter is relative to each "
-    "image's own mean and deviation, hue and saturation are changed in YIQ, and nothing is clipped.",
-    "Step 2 clips the norm of a party's gradients at 5, as in the authors' code; the paper does not mention it.",
+    "Step 2, images: crop to 30-100 % of the area, color jitter of 0.3, blur and flip, without grayscale, as in the "
+    "authors' code; the paper follows SimSiam. Jitter is relative to each image's own mean and deviation, hue and "
+    "saturation are changed in YIQ, and nothing is clipped.",
+    "Step 2 clips the norm of the gradients of a party's local model at 5. The authors' code clips the norm over its "
+    "local and cross-party models together; the paper does not mention clipping.",
 )
 GUIDED_DIFFERS = (
     "Step 2: the cross-party encoder guides in evaluation mode, so that its BatchNorm statistics stay; in the "
     "authors' code they drift, and the paper says nothing.",
-    "Steps 1 and 2 follow each other, each a whole pass, as Algorithm 1 prints them. The authors' code takes them "
-    "batch by batch (interleave=true).",
     "gamma is the paper's 0.5; the authors' code has 0 by default.",
+    "By default all rows are aligned (data.aligned=1), so that step 2 has no unaligned rows; the paper pre-trains with "
+    "20 or 40 % of them aligned.",
 )
 BOTH_DIFFERS = (
     "Fine-tuning reads the mean of a party's local and cross-party encoder, as in the authors' code; the paper "
     "does not say how the two are joined (encoders, pool).",
 )
 PMA_DIFFERS = (
-    "Step 3 averages the top encoder, the projector and the predictor, with BatchNorm's running statistics, and "
-    "each party has the same weight; Algorithm 1 names the top encoder and the predictor alone.",
+    "Step 3 averages the top encoder, the projector and the predictor (MoCo has none), with BatchNorm's running "
+    "statistics, and each party has the same weight; Algorithm 1 names the top encoder and the predictor alone.",
 )
+TARGET_DIFFERS = ("Averaging models leaves the target networks of BYOL and MoCo as they are.",)
 PRETRAINING_DIFFERS = (
     "Pre-training has SGD with momentum 0.9, weight decay 3e-5 and the rate 0.05 B / 256 * 0.5 / (0.5 + gamma) on "
-    "a cosine over global iterations, constant for the predictor, as in the authors' code; the paper names no "
-    "optimizer. B is the batch.",
+    "a cosine over global iterations, constant for the predictor (MoCo has none), as in the authors' code; the "
+    "paper names no optimizer. B is the batch.",
     "Click data: SGD pre-trains their encoders as well; the authors' code can use Adagrad.",
     "Pre-training takes 40 global iterations by default, whatever the data; the paper takes 10 for NUS-WIDE.",
     "A last batch of a single row joins the one before it.",
     "Encoders are those of model: by default two blocks of width 128 (tables) or three convolutions (images). The "
-    "paper has blocks of width 512 and ResNet-18.",
+    "authors' code has blocks of width 512; the paper gives no width, and has ResNet-18 for images.",
     "Fine-tuning follows train: by default Adam at 0.001 with batches of 256 and no clipping, and the last epoch "
     "counts. The paper takes the best of the rates 0.005, 0.01 and 0.03 with batches of 512 (tables) or 128 "
     "(images). The authors' code has SGD with momentum 0.9, weight decay 3e-5, a cosine schedule and clipping at "
-    "5, and reports the best epoch on test rows.",
+    "5, or Adagrad for click data, and reports the best epoch on test rows.",
 )
 
 
 class HybridSSL(SplitMethod):
     """Pre-training by self-supervision, then split learning from there (FedHSSL's algorithm 1, with steps left out).
 
-    Optimizers are those of the released code: SGD, momentum 0.9, weight decay 3e-5, learning rate 0.05 · B / 256 ·
-    0.5 / (0.5 + gamma) on a cosine over global iterations, the predictor's constant. Fine-tuning follows ``train``, as
+    Optimizers are those of the authors' code: SGD, momentum 0.9, weight decay 3e-5, learning rate 0.05 · B / 256 ·
+    0.5 / (0.5 + gamma) on a cosine over global iterations, constant for a predictor. Fine-tuning follows ``train``, as
     every method that it is compared with does.
 
     Class attributes:
@@ -95,15 +99,16 @@ class HybridSSL(SplitMethod):
         train: how models are fitted; ``pretrain`` defaults to 40 global iterations with batches of 512.
         model: the shape of the networks.
         boundary: the protocol at the cut layer in fine-tuning.
-        gamma: weight of the cross-party guidance; 0 is FedLocalSSL for the local encoders, bit for bit.
+        gamma: weight of the cross-party guidance. With 0 the local encoders are exactly those of FedLocalSSL: of
+            ``fedlocal-*`` where no models are averaged (``fedgssl-*``), else of ``fedlocal-*`` with ``pma=true``.
         local_updates: of each party on one exchange of step 1, e in the paper.
-        interleave: take steps 1 and 2 batch by batch, as the released code does, not one after the other.
+        interleave: take steps 1 and 2 batch by batch, not one after the other; in neither the paper nor its code.
         encoders: which make the embedding in fine-tuning, ``both`` or ``local``.
         pool: how both are joined, ``mean`` or ``concat``.
         projector: width of the projector.
         predictor: width of the predictor's hidden layer; without one (MoCo) not used.
         ssl_options: of the self-supervised method: ``momentum``, ``temperature``, ``queue``...
-        average: the protocol of step 3, ``model-average`` or ``secure-average``.
+        average: the protocol of step 3, ``model-average``, ``secure-average`` or ``file.py:Class``, an ``Averaging``.
     """
 
     phases = ("pretrain", "finetune")
@@ -136,6 +141,7 @@ class HybridSSL(SplitMethod):
         super().__init__(train, model, boundary=boundary)
         if average != PLAIN and not self.pma:
             raise UsageError(f"expected average={PLAIN} in {self.name}, which averages no models, got {average}")
+        _check_average(average)
         non_negative(gamma=gamma)
         positive(local_updates=local_updates, projector=projector, predictor=predictor)
         self.gamma = gamma
@@ -302,6 +308,16 @@ class HybridSSL(SplitMethod):
         average = registry.build("protocols", self.average, list(world.parties.values()), server)
         average.check(self._shared())
         return average
+
+
+def _check_average(name: str) -> None:
+    """Raise UsageError unless ``name`` is a protocol that averages models."""
+    known = registry.entries("protocols")
+    if (registry.is_file(name) or name in known) and issubclass(registry.load("protocols", name), Averaging):
+        return
+    averaging = [one for one in known if issubclass(registry.load("protocols", one), Averaging)]
+    way = "or file.py:Class, a subclass of vflsec.core.protocol.Averaging"
+    raise UsageError(f"{unknown('average', name, averaging)}, {way}")
 
 
 class Snapshot(nn.Module):

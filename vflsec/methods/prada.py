@@ -33,9 +33,10 @@ class PrADA(FeatureGroupMethod):
     2. Fine-tuning of the active party A with C: a new logistic regression of A's own columns and C's g numbers, on A's
        labelled rows. The paper has C's extractors and aggregators learn on; its authors' code has them stay.
 
-    Fine-tuning follows ``train``; the authors' code has ``sgd`` with momentum 0.99, rate 8e-4 and batches of 128.
-    Pre-training has their numbers, SGD with momentum 0.99, weight decay 1e-5, rate 5e-4 and batches of 128, but for its
-    length: they stop by the labels of A's validation rows, which no party of this phase has.
+    Fine-tuning follows ``train``; the paper has the rate 8e-4 and batches of 128, and the authors' code ``sgd`` with
+    momentum 0.99. Pre-training has the paper's rate 5e-4 and batches of 128, and the code's SGD with momentum 0.99 and
+    weight decay 1e-5, but not its length: the code stops by the labels of A's validation rows, which no party of this
+    phase has.
 
     Attacks are on A's people. In pre-training C and B exchange messages about B's people: an attack on labels that
     needs gradients and strikes at ``@pretrain`` is on B's labels, and ``--adversary source`` attacks C's columns of B's
@@ -68,12 +69,14 @@ class PrADA(FeatureGroupMethod):
         "which sums the means of both. So eq. 4's lambda is half of adaptation.",
         "Lambda weighs the extractors alone, as in the authors' code; in eq. 5 it weighs the discriminators' step too.",
         "Both losses of pre-training are minimized in one step through a reversed gradient, as in the authors' "
-        "code. Algorithm 1 takes two steps (alternating=true) and computes mu before the first; here mu follows "
-        "the first.",
+        "code. Algorithm 1 takes two steps (alternating=true).",
+        "Discriminators of feature groups have layers of 24, 10 and 2, the first with spectral normalization, as in "
+        "the authors' code; the paper mentions neither.",
         "The learning rate of pre-training falls as (1 + 10 q)^-0.75 with q the share of decay_epochs, 600, that "
         "is over, as in the authors' code; the paper mentions no decay.",
-        "Pre-training takes 3 epochs by default, with momentum 0.99 and weight decay 1e-5. The authors' code stops "
-        "by the target's validation labels, which no party of this phase has.",
+        "Pre-training has the paper's rate 0.0005 and batches of 128 (it has 64 for Loan Default), with momentum 0.99 "
+        "and weight decay 1e-5 as in the authors' code. It takes 3 epochs by default; the authors' code stops by the "
+        "target's validation labels, which no party of this phase has.",
         "BatchNorm reads each domain's batch by itself, as in the authors' code.",
         "Fine-tuning trains passive models too, as algorithm 2 prints; the authors' code trains the logistic "
         "regression alone (finetune_extractors=false).",

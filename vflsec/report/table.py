@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from vflsec.core.checks import count
 from vflsec.evaluation.results import Cap, Damage, Gate, Leak, Measure, Point, Rank, Summary
 
 CSV_HEADER = (
@@ -137,7 +138,7 @@ def not_run(summary: Summary) -> list[str]:
     """Return the line that counts the attacks which this adversary could mount and which were not run, if any."""
     if not summary.not_run:
         return []
-    attacks = f"{len(summary.not_run)} attack{'s'[: len(summary.not_run) != 1]}"
+    attacks = count(len(summary.not_run), "attack")
     names = ", ".join(summary.not_run)
     way = "add --attack all"
     if len({point.method for point in summary.points}) > 1:  # which leaves out what does not suit all of them
