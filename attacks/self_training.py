@@ -122,7 +122,8 @@ def _log_density(z: Tensor | None, guessed: Tensor) -> Tensor:
     means = (guessed.T @ z) / guessed.sum(dim=0).clamp_min(1e-9)[:, None]  # (C, r)
     within = (z.T @ z - (means.T * guessed.sum(dim=0)) @ means) / len(z)
     inverse = torch.linalg.inv(within + 1e-6 * torch.eye(z.shape[1], dtype=z.dtype, device=z.device))
-    return z @ inverse @ means.T - ((means @ inverse) * means).sum(dim=1) / 2
+    density: Tensor = z @ inverse @ means.T - ((means @ inverse) * means).sum(dim=1) / 2
+    return density
 
 
 class _Regression:
@@ -150,5 +151,5 @@ class _Regression:
             value.backward()  # type: ignore[no-untyped-call]
             return value
 
-        optimizer.step(loss)
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
         return _Regression(slope.detach(), bias.detach())
