@@ -78,7 +78,7 @@ class Report:
         """One per method, defence, strength and attack on integrity."""
         return self.summary.integrity
 
-    def table(self, width: int = 130) -> str:
+    def table(self, width: int = 140) -> str:
         """Return the tables as text of at most ``width`` columns."""
         out = io.StringIO()
         Console(file=out, width=width, color_system=None, force_jupyter=False).print(table.rich(self.summary))
