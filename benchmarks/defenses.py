@@ -142,12 +142,10 @@ def _advice(
         names = ", ".join(
             f"`{line.worst.defense}` ({_leak(line):.3f} at epsilon {_epsilon(line):.3g})" for line in held
         )
-        items.append(f"With a guarantee that means something (epsilon of at most 10): {names}.")
+        items.append(f"With an epsilon of at most 10, which bounds every attack on what it is of: {names}.")
     if void:
         names = ", ".join(f"`{line.worst.defense}` ({_epsilon(line):.3g})" for line in void)
-        items.append(
-            f"Their epsilon is too large to mean anything: {names}. What they hide, they hide from these attacks."
-        )
+        items.append(f"With an epsilon above 10, which bounds next to nothing: {names}.")
     open_ = [line for line in found if _leak(line) > 0.95]
     if open_:
         names = ", ".join(f"`{line.worst.defense}`" for line in open_)
@@ -163,7 +161,7 @@ def _row(line: Line) -> str:
     name = f"`{worst.defense}`" if worst.strength else "none"
     epsilon = f"{_epsilon(line):.3g}" if worst.spent else "–"
     pick = f"{picked.leak.mean:.3f} ({picked.choice.removeprefix('alone:')})" if picked.leak.mean is not None else "–"
-    cells = (name, f"{worst.strength:g}", f"{100 * line.cost:.1f}", f"{_leak(line):.3f} ±{margin:.3f}",
+    cells = (name, f"{worst.strength:.3g}", f"{100 * line.cost:.1f}", f"{_leak(line):.3f} ±{margin:.3f}",
              worst.choice, f"{worst.leak.advantage or 0.0:+.3f}", pick, epsilon)  # fmt: skip
     return f"| {' | '.join(cells)} |"
 

@@ -28,6 +28,7 @@ SETTINGS: dict[str, Any] = {
     "dataset": "multiple-features",
     "data": {"aligned": 0.4},
     "train": {"pretrain": {"epochs": 20}},
+    "aux": {"folds": 0},
 }
 
 

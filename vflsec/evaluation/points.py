@@ -136,7 +136,10 @@ class Curve:
         return [self._point(found) for found in self.headlines.values()]
 
     def picked(self) -> list[Point]:
-        """For each target what the adversary takes for the strongest, by folds of its own labels; none without."""
+        """For each target what the adversary takes for the strongest, by folds of its own labels; none without.
+
+        It is told of the rows on which it leaks most, as the headline is.
+        """
         found = (self._picked(target) for target in self.headlines)
         return [self._point(one) for one in found if one]
 
@@ -210,7 +213,8 @@ class Curve:
         if name is None or not trained:
             return None
         if name in attacks:
-            return self.scored(name)._replace(name="picked")
+            told = [self.scored(name, rows) for rows in _splits(attacks[name])]
+            return max(told, key=lambda one: _mean_headline(one.leak))._replace(name="picked")
         rows = told_rows(trained.values())
         found = {seed: {**record, "budget": {}, "sureness": None} for seed, record in trained.items()}
         leak, leak_train = (
@@ -284,6 +288,16 @@ def told_rows(records: Iterable[Record]) -> str:
     """Return the rows that a leak is told of: test rows, unless the attack guessed training rows, or others, alone."""
     guessed = {split for record in records for split in record["leak"] or {}}
     return next((split for split in ("test", "train", *sorted(guessed)) if split in guessed), "test")
+
+
+def _splits(by_seed: BySeed) -> list[str]:
+    """Return the rows that an attack guesses with every seed, those that its leak is told of first."""
+    shared = set.intersection(*(set(record["leak"]) for record in by_seed.values()))
+    return sorted(shared, key=lambda rows: (rows != told_rows(by_seed.values()), rows))
+
+
+def _mean_headline(blocks: Mapping[int, Block]) -> float:
+    return sum(headline(block)[1] for block in blocks.values()) / len(blocks)
 
 
 def _of_values(values: Sequence[float], rows_ci: Sequence[float], seeds: int, extended: float = 0.0) -> dict[str, Any]:
