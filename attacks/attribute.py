@@ -56,6 +56,7 @@ class AttributeInference(LogisticRegression):
     """
 
     name = "attribute"
+    baseline = False
     side = "either"
     target = "attribute"
     needs = frozenset({Need.OWN_FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})

@@ -1,5 +1,7 @@
 """Batch label inference: as good as replay while sums hide nothing, and what is left beyond."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -103,7 +105,7 @@ def test_nothing_but_the_sums_is_read(batch):
         Message(m.kind, m.sender, m.receiver, m.step, m.phase, {"value": m.payload["value"].double()}, m.rows)
         for m in view.messages
     )
-    scores = [BatchLabel()(View(**{**vars(view), "messages": tuple(ms)}), seed=0).scores for ms in (plain, messages)]
+    scores = [BatchLabel()(replace(view, messages=tuple(ms)), seed=0).scores for ms in (plain, messages)]
     assert torch.allclose(scores[0]["train"], scores[1]["train"], atol=1e-3)
 
 
@@ -163,7 +165,7 @@ def test_gradients_of_which_nobody_knows_whose_they_are_are_refused():
     view, _ = exchanged(2, 3, batch=64)
     both = SideBySide([nn.Linear(3, 2), nn.Linear(5, 2)], [3, 5])
     with pytest.raises(InsufficientView, match="colluding parties have 4 numbers of embeddings"):
-        BatchLabel()(View(**{**vars(view), "model": both}), seed=0)
+        BatchLabel()(replace(view, model=both), seed=0)
 
 
 @pytest.mark.parametrize(("batch", "least"), [(16, 0.95), (64, 0.7)])
@@ -184,7 +186,7 @@ def test_on_a_federation(batch, least):
 
 def test_rows_never_spoken_of_have_a_guess():
     view, _ = exchanged(3, 4, batch=8)
-    guess = BatchLabel()(View(**{**vars(view), "messages": view.messages[:20]}), seed=0)
+    guess = BatchLabel()(replace(view, messages=view.messages[:20]), seed=0)
     assert torch.isfinite(guess.scores["train"]).all()
     assert guess.budget == {"rounds": 60, "batches": 20}
 

@@ -1,5 +1,7 @@
 """Replay: exact under a linear head, at chance where gradients say nothing, and its least squares against scipy's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy.optimize import nnls
@@ -83,7 +85,7 @@ def test_the_scale_of_gradients_changes_nothing():
     (m,) = view.messages
     payload = {"value": m.payload["value"] * 1024}
     louder = Message(m.kind, m.sender, m.receiver, m.step, m.phase, payload, m.rows)
-    scores = [Replay()(v, seed=0).scores["train"] for v in (view, View(**{**vars(view), "messages": (louder,)}))]
+    scores = [Replay()(v, seed=0).scores["train"] for v in (view, replace(view, messages=(louder,)))]
     assert torch.allclose(*scores, atol=1e-4)
 
 

@@ -1,5 +1,7 @@
 """Residue reconstruction: exact while a batch has no more rows than columns, and what is left beyond."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -126,4 +128,4 @@ def test_columns_without_a_number_are_no_error():
 def test_more_classes_are_refused():
     view, _, _ = regression(batch=8)
     with pytest.raises(InsufficientView, match="is for 2 classes, got 3"):
-        Residual()(View(**{**vars(view), "n_classes": 3}), seed=0)
+        Residual()(replace(view, n_classes=3), seed=0)
