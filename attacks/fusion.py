@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,8 +20,8 @@ TEMPERATURES = torch.logspace(-1, 2, 16, dtype=torch.float64)
 """Factors of the predictions of classes by which they become log odds."""
 
 
-class Fusion(Attack):
-    """Label inference from all sources together: own columns, embeddings, received gradients, whatever else is held.
+class FromAllSources(Attack):
+    """One guess from all sources together: own columns, embeddings, received gradients, whatever else is held.
 
     Each way of reading each source is a table (``vflsec.core.sources``). Gaussian processes on subsets of the tables
     are fitted to the auxiliary rows and averaged by how well they explain these rows, so that a source that says
@@ -30,21 +31,18 @@ class Fusion(Attack):
     The adversary alone runs the same attack on its own columns.
 
     Costs some hundreds of eigenvalue decompositions of the auxiliary rows' similarities, about a second. Fails where
-    the auxiliary rows are too few to tell which source speaks of the class.
+    the auxiliary rows are too few to tell which source speaks of the target.
 
     Source: this project. Gaussian processes and their model selection: Rasmussen and Williams 2006, chapters 2 and 5.
     """
 
-    name = "fusion"
     version = 2
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     wants = EVERYTHING
     reference = "this project; Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, chapters 2 and 5"
-    differs = (
+    differs: ClassVar[tuple[str, ...]] = (
         "Candidates are weighted by the mean of the log marginal likelihood and the leave-one-out log likelihood, with "
         "a prior against further tables. The book describes each of the two by itself (sections 5.4.1 and 5.4.2).",
-        "Classes are regressed as numbers, one for each class, as in the book's section 6.5; it prefers a likelihood "
-        "of classes (chapter 3).",
     )
     verified = "leave-one-out predictions against naive refits, predictions and evidence against scikit-learn"
 
@@ -52,17 +50,29 @@ class Fusion(Attack):
         """Return the same attack, which then has nothing but the adversary's own columns."""
         return self
 
+
+class OfClasses(FromAllSources):
+    """Classes are regressed as numbers, one for each class."""
+
+    differs = (
+        *FromAllSources.differs,
+        "Classes are regressed as numbers, one for each class, as in the book's section 6.5; it prefers a likelihood "
+        "of classes (chapter 3).",
+    )
+
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return a score for each class, (n, C), for every split; each is near the class's probability."""
         return fused(view, F.one_hot(view.aux_labels, view.n_classes).double(), _of_classes(view.aux_labels), rng)
 
 
-class AttributeFusion(Fusion):
-    """Inference of one column of the victim from all sources together, by the same procedure as ``fusion``.
+class Fusion(OfClasses):
+    """Label inference from all sources together."""
 
-    Costs about a second. Fails where the auxiliary rows are too few to tell which source speaks of the column.
+    name = "fusion"
 
-    Source: this project, as ``fusion``.
+
+class AttributeFusion(OfClasses):
+    """Inference of one column of the victim from all sources together.
 
     Args:
         victim: whose column; None for the first other party.
@@ -78,12 +88,8 @@ class AttributeFusion(Fusion):
         self.column = column
 
 
-class ColumnFusion(Fusion):
-    """Recovery of the victim's columns from all sources together, by the same procedure as ``fusion``.
-
-    Costs about a second. Fails where the auxiliary rows are too few to tell which source speaks of the columns.
-
-    Source: this project, as ``fusion``.
+class ColumnFusion(FromAllSources):
+    """Recovery of the victim's columns from all sources together.
 
     Args:
         victim: whose columns; None for the first other party.

@@ -7,7 +7,7 @@
     python benchmarks/prada.py --encrypted  only what encryption changes and costs; about an hour on one core
     python benchmarks/prada.py --write      renew benchmarks/prada.md, or with --encrypted that part of it
 
-Every choice, of an epoch or of a forest, is made on the target's validation rows, as the paper's code has it, and
+Every choice, of an epoch or of a forest, is made on the target's validation rows, as the authors' code has it, and
 judged on its test rows. A claim is judged by paired differences over seeds, each the mean over 40, 80 and 160 positive
 labels, by the rules of ``benchmarks/methods.py``. A pre-training depends on the seed alone and serves all three.
 """
@@ -73,7 +73,7 @@ HEAD = (
     *("train.optimizer=sgd", "train.momentum=0.99", "train.lr=8e-4", "train.batch=128", "train.epochs=60"),
     "train.select=best_on_val",
 )
-"""Fine-tuning as the paper's code has it, but for its length: it allows a thousand epochs."""
+"""Fine-tuning as the authors' code has it, but for its length: it allows a thousand epochs."""
 
 WHOLE = (*HEAD[:-2], "train.epochs=40", "train.select=best_on_val")
 LONG = (*HEAD[:-2], "train.epochs=5", "train.select=best_on_val")
@@ -83,7 +83,7 @@ DEEP = (*HEAD[:-2], "train.epochs=10", "train.select=best_on_val")
 """The same, for a network from scratch."""
 
 SCHEDULE = ("method.{}.adaptation=1", "method.{}.ramp_epochs=600", "method.{}.decay_epochs=600")
-"""Of the reversed gradient and of the learning rate, as in the paper's code."""
+"""Of the reversed gradient and of the learning rate, as in the authors' code."""
 
 SOON = ("method.{}.ramp_epochs=3", "method.{}.decay_epochs=3")
 STAY, LEARN = "method.{}.finetune_extractors=false", "method.{}.finetune_extractors=true"
@@ -376,7 +376,7 @@ DIFFERENCES = [
     "  names no such choice, and its models of 40 and 80 labels are weaker than these.",
     "* XGBoost and SecureBoost are LightGBM on one party's columns, or on both's in one place: boosting without loss",
     "  grows the same trees. Leaves of 4 and 16 stand for depths 2 to 4, rounds are 100 or 400.",
-    "* An epoch is chosen among 60 of fine-tuning, once an epoch; the paper's code looks every five batches, in a",
+    "* An epoch is chosen among 60 of fine-tuning, once an epoch; the authors' code looks every five batches, in a",
     "  thousand epochs, and takes what looks best. It stops pre-training by the target's validation labels, which no",
     "  party of that phase has; here it takes three epochs, and is the same for 40, 80 and 160 labels.",
     "* The extractors stay in fine-tuning, as in the code. In the paper's text they learn on: the first row below the",
@@ -385,7 +385,7 @@ DIFFERENCES = [
     "* Columns are scaled by training rows of each domain, not of each file. The two household columns have an",
     "  embedding each, not one for both.",
     "* Reversed gradients have almost no weight in so few epochs: alpha is 0.025 at the end of the third of 600, and",
-    "  was as small where the paper's code stopped early. *Adapted within 3 epochs* lets it grow to one; *nothing",
+    "  was as small where the authors' code stopped early. *Adapted within 3 epochs* lets it grow to one; *nothing",
     "  adapted* has none.",
     "* BatchNorm takes each domain's batch by itself, as in the code, so that discriminators hardly see a shift that",
     "  means would show, while at prediction one set of running statistics serves both domains.",

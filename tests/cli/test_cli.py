@@ -543,6 +543,8 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
         (["eval", "--adversary", "bank"], "unknown adversary 'bank'"),
         (["eval", "--engine", "ray"], "expected --engine local or dask:ADDRESS, got 'ray'"),
         (["eval", "--max-leak", "0.3"], "expected NAME=LIMIT, for example mc=0.35, got '0.3'"),
+        (["eval", "--max-leak", "mc=nan"], "expected a finite limit for mc, got nan"),
+        (["eval", "--min-utility", "nan"], "expected a finite number, got nan"),
         (["eval", "--max-leak", "norm=0.3"], "norm was not run: add it to --attack"),
         (["eval", "--max-leak", "nrom=0.3"], "unknown attack 'nrom'. Known: mc, worst"),
         (

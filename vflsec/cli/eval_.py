@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -295,7 +296,7 @@ def leak_limits(texts: Sequence[str]) -> dict[str, float]:
     """Read ``NAME=X`` limits.
 
     Raises:
-        click.BadParameter: a text of another form.
+        click.BadParameter: a text of another form, or a limit that is not finite.
     """
     limit = {}
     for text in texts:
@@ -308,5 +309,7 @@ def leak_limits(texts: Sequence[str]) -> dict[str, float]:
             raise click.BadParameter(f"expected NAME=LIMIT, for example mc=0.35, got {text!r}", param_hint="--max-leak")
         if name in limit:
             raise click.BadParameter(f"expected one limit for {name}, got two: drop one", param_hint="--max-leak")
+        if not math.isfinite(number):
+            raise click.BadParameter(f"expected a finite limit for {name}, got {value}", param_hint="--max-leak")
         limit[name] = number
     return limit

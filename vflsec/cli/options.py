@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,12 +65,18 @@ def several(texts: Sequence[str]) -> list[str]:
 
 def limits(command: Command) -> Command:
     """Add the gates: limits that decide the exit code."""
-    command = click.option("--min-utility", type=float, help="Fail (exit 1) if the utility may lie below this.")(
-        command
-    )
+    command = click.option(
+        "--min-utility", type=float, callback=_finite, help="Fail (exit 1) if the utility may lie below this."
+    )(command)
     return click.option(
         "--max-leak", multiple=True, metavar="NAME=X", help="Fail (exit 1) if the leak may lie above this; repeat."
     )(command)
+
+
+def _finite(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"expected a finite number, got {value}", param=parameter)
+    return value
 
 
 def numbers(texts: Sequence[str], option: str = "--lambda") -> list[float]:

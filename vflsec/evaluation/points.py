@@ -180,7 +180,7 @@ class Curve:
         if len(set(names)) > 1 or ALONE in names:  # what they spent is told in their own rows
             found = {seed: {**record, "budget": {}, "sureness": None} for seed, record in found.items()}
         on_train = {name: by_seed for name, by_seed in candidates.items() if name[1] == "train"}
-        train = self._strongest(on_train, target, "train")[1] if on_train else {}
+        train = self._strongest(on_train, target, "train")[1] if on_train or not candidates else {}
         seeds = sorted(found.keys() & blocks.keys())
         return Scored(
             name="worst",

@@ -85,8 +85,7 @@ def _labels(
 ) -> Question:
     world = trained.world
     rows = draw_auxiliary(world.active.labels["train"], world.n_classes, aux, world.seed)
-    metrics = (world.metric, *(name for name in applicable(world.n_classes) if name != world.metric))
-    return Question(view_of(trained, parties, rows, messages), secret_of(world), metrics)
+    return Question(view_of(trained, parties, rows, messages), secret_of(world), _class_metrics(world))
 
 
 def _features(
@@ -125,8 +124,8 @@ def _labels_of_source(
     assert world.source is not None
     labels = world.source.labels["source"]
     rows = draw_auxiliary(labels, world.n_classes, aux, world.seed)
-    metrics = (world.metric, *(name for name in applicable(world.n_classes) if name != world.metric))
-    return Question(view_of_source(trained, parties, rows, messages), _secret({"train": labels}), metrics)
+    view = view_of_source(trained, parties, rows, messages)
+    return Question(view, _secret({"train": labels}), _class_metrics(world))
 
 
 def _features_of_source(
@@ -145,6 +144,11 @@ def _attribute_of_source(
     truth = _categories({"train": victim.features["source"]}, column_of(attack, victim, "source"))
     rows = _some(len(truth["train"]), aux, trained.world.seed)
     return _attribute_asked(truth, victim, view_of_source(trained, parties, rows, messages), trained, aux)
+
+
+def _class_metrics(world: World) -> tuple[str, ...]:
+    """Return the metrics of guessed classes, that of the task first."""
+    return (world.metric, *(name for name in applicable(world.n_classes) if name != world.metric))
 
 
 def _columns_asked(truth: Mapping[str, Tensor], victim: Party, view: View, trained: Trained, aux: AuxSpec) -> Question:

@@ -249,7 +249,7 @@ def _seeds(point: Point) -> str:
 def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | None) -> None:
     """Draw one curve, the strengths beside its points: of several at sides that differ, since curves come close.
 
-    What several curves have in common, the point without a defence, is named once.
+    Points without a defense that lie near each other, as those of one method do, are named once.
     """
     axes.errorbar(
         line.utility,
@@ -275,7 +275,8 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
         if strength:
             words = [f"λ={strength:.3g}" if number is None else f"{strength:.3g}"]
         else:
-            words = ["no defense"] if number is None or (x, y) not in named else []
+            near = any(max(abs(x - a), abs(y - b)) < 2 * NEAR for a, b in named)
+            words = [] if number is not None and near else ["no defense"]
         words += [attack, f"({seeds})" if seeds else ""]
         on_the_last = i and abs(x - line.utility[i - 1]) < NEAR and abs(y - line.leak[i - 1]) < NEAR
         above = i % 2 == 1 and bool(attack or on_the_last)  # names are long, and neighbours would overlap
