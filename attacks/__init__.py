@@ -18,6 +18,7 @@ CATALOGUE = {
     "attribute-fusion": "vflsec.attacks.fusion:AttributeFusion",
     "column-fusion": "vflsec.attacks.fusion:ColumnFusion",
     "self-training": "vflsec.attacks.self_training:SelfTraining",
+    "forest-training": "vflsec.attacks.self_training:ForestTraining",
     "replay": "vflsec.attacks.replay:Replay",
     "batch-label": "vflsec.attacks.batch_label:BatchLabel",
     "residual": "vflsec.attacks.residual:Residual",

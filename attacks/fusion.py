@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from vflsec.attacks.kernel_mixture import Kernel, Likelihood, Mixture, standardized
+from vflsec.attacks.opinion_pool import TEMPERATURES, Forest, Opinion, pooled
 
 from vflsec.core.attack import Attack
-from vflsec.core.sources import Source, sources
+from vflsec.core.sources import COLUMNS, Source, Table, sources
 from vflsec.core.view import Guess, Need, View
 
 EVERYTHING = frozenset({Need.OWN_MODEL, Need.GRADIENTS, Need.EMBEDDINGS, Need.PARAMETERS, Need.PREDICTIONS})
-
-TEMPERATURES = torch.logspace(-1, 2, 16, dtype=torch.float64)
-"""Factors of the predictions of classes by which they become log odds."""
 
 
 class FromAllSources(Attack):
@@ -52,17 +50,37 @@ class FromAllSources(Attack):
 
 
 class OfClasses(FromAllSources):
-    """Classes are regressed as numbers, one for each class."""
+    """Classes are regressed as numbers, one for each class.
 
+    The Gaussian processes, randomized trees on own columns and randomized trees on all tables side by side each give
+    probabilities of classes. Their weighted mean is the guess (``vflsec.attacks.opinion_pool``): a weight is what the
+    auxiliary rows say of it, each predicted by a model that was fitted without it.
+    """
+
+    version = 3
+    reference = f"{FromAllSources.reference}; Yao et al. 2018, Bayesian Analysis 13, for the weights"
     differs = (
         *FromAllSources.differs,
         "Classes are regressed as numbers, one for each class, as in the book's section 6.5; it prefers a likelihood "
         "of classes (chapter 3).",
+        "Weights of the three models are their posterior mean; Yao et al. take the best ones.",
     )
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
-        """Return a score for each class, (n, C), for every split; each is near the class's probability."""
-        return fused(view, F.one_hot(view.aux_labels, view.n_classes).double(), _of_classes(view.aux_labels), rng)
+        """Return the probability of each class, (n, C), for every split."""
+        labels, known = view.aux_labels, view.aux_split
+        targets = F.one_hot(labels, view.n_classes).double()
+        models = fitted(view, targets, _of_classes(labels), rng)
+        forests: dict[tuple[str, ...], Forest] = {}
+        scores = {}
+        for split, model in models.items():
+            opinions = [Opinion(model.predict(split, known), model.mixture.left_out())]
+            for names in model.read_by_trees:
+                if names not in forests:
+                    forests[names] = Forest(model.joined(names, known)[view.aux_rows], labels, view.n_classes, rng)
+                opinions.append(forests[names].opinion(model.joined(names, split)))
+            scores[split] = pooled(opinions, labels) if model.tables else opinions[0].scores
+        return Guess(scores, budget=_budget(models.values()))
 
 
 class Fusion(OfClasses):
@@ -104,25 +122,61 @@ class ColumnFusion(FromAllSources):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return values (n, d) for every split."""
-        return fused(view, view.aux_labels.double(), _of_values(view.aux_labels.double()), rng)
+        targets = view.aux_labels.double()
+        models = fitted(view, targets, _of_values(targets), rng)
+        scores = {split: model.predict(split, view.aux_split) for split, model in models.items()}
+        return Guess(scores, budget=_budget(models.values()))
 
 
-def fused(view: View, targets: Tensor, likelihood: Likelihood, rng: torch.Generator) -> Guess:
-    """Return predictions of ``targets`` (n, d), which are known of the auxiliary rows, for every split of ``view``."""
+class Fitted(NamedTuple):
+    """What is fitted to the auxiliary rows for the splits that the same tables cover.
+
+    Attributes:
+        mixture: Gaussian processes on the tables.
+        tables: those that cover the split, by name.
+        n_rows: by split.
+    """
+
+    mixture: Mixture
+    tables: Mapping[str, Table]
+    n_rows: Mapping[str, int]
+
+    @property
+    def read_by_trees(self) -> list[tuple[str, ...]]:
+        """Names of tables: own columns, and everything."""
+        everything = tuple(self.tables)
+        columns = tuple(name for name in everything if name == COLUMNS)
+        return [names for names in dict.fromkeys((columns, everything)) if names]
+
+    def predict(self, split: str, known: str) -> Tensor:
+        """Return predictions (n, d) of the rows of ``split``; ``known`` is the split of the auxiliary rows."""
+        x = {name: standardized(table[split], table[known]) for name, table in self.tables.items()}
+        found = self.mixture.predict({**x, **{name + _DISTANCES: own for name, own in x.items()}})
+        return found.expand(self.n_rows[split], -1)  # without tables it is the same for everybody
+
+    def joined(self, names: Iterable[str], split: str) -> Tensor:
+        """Return tables of ``split`` side by side, (n, k)."""
+        return torch.cat([self.tables[name][split].float() for name in names], dim=1)
+
+
+def fitted(view: View, targets: Tensor, likelihood: Likelihood, rng: torch.Generator) -> dict[str, Fitted]:
+    """Return by split what is fitted to ``targets`` (n, d), which are known of the auxiliary rows."""
     held = sources(view)
-    scores, tried = {}, 0
-    fitted: dict[frozenset[str], Mixture] = {}
+    by_tables: dict[frozenset[str], Fitted] = {}
+    found = {}
     for split in view.features:
         covering = frozenset(name for name, source in held.items() if split in source.table)
-        if covering not in fitted:
-            kernels = _kernels({name: held[name] for name in held if name in covering}, view.aux_split)
-            fitted[covering] = Mixture(kernels, view.aux_rows, targets, likelihood, rng)
-            tried += fitted[covering].n_tried
-        tables = {name: held[name].table for name in covering}
-        x = {name: standardized(table[split], table[view.aux_split]) for name, table in tables.items()}
-        found = fitted[covering].predict({**x, **{name + _DISTANCES: own for name, own in x.items()}})
-        scores[split] = found.expand(len(view.features[split]), -1)  # without any table, the mean for everybody
-    return Guess(scores, budget={"candidates": tried})
+        if covering not in by_tables:
+            own = {name: held[name] for name in held if name in covering}
+            mixture = Mixture(_kernels(own, view.aux_split), view.aux_rows, targets, likelihood, rng)
+            tables = {name: source.table for name, source in own.items()}
+            by_tables[covering] = Fitted(mixture, tables, {name: len(x) for name, x in view.features.items()})
+        found[split] = by_tables[covering]
+    return found
+
+
+def _budget(models: Iterable[Fitted]) -> dict[str, float]:
+    return {"candidates": sum(mixture.n_tried for mixture in {id(m.mixture): m.mixture for m in models}.values())}
 
 
 _DISTANCES = ", distances"

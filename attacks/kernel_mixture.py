@@ -90,6 +90,7 @@ class Mixture:
         total = sum(w for _, w in kept)
         self.candidates = [(c, w / total) for c, w in kept]
         self.n_tried = len(tried)
+        self._grams: dict[frozenset[str], Tensor] = {}
         self.coefficients = self._coefficients()
 
     def predict(self, tables: Mapping[str, Tensor]) -> Tensor:
@@ -98,6 +99,21 @@ class Mixture:
         for name, coefficients in self.coefficients.items():
             found = found + self.kernels[name].times(tables[name], self.known[name], coefficients)
         return found + sum(c.sum(dim=0) for c in self.coefficients.values())
+
+    def left_out(self) -> Tensor:
+        """Return the mean prediction (n, d) for each known row from all others; candidates keep their weights."""
+        found = torch.zeros_like(self.centered)
+        for (names, noise, _), weight in self.candidates:
+            inverse = torch.linalg.inv(self._regular(names, noise))
+            found += weight * (self.centered - inverse @ self.centered / inverse.diagonal()[:, None])
+        return found + self.mean
+
+    def _regular(self, names: frozenset[str], noise: float) -> Tensor:
+        """Return the mean kernel of all known rows with the noise, (n, n)."""
+        everything = torch.arange(len(self.centered), device=self.centered.device)
+        if names not in self._grams:
+            self._grams[names] = self._gram(sorted(names), everything)
+        return self._grams[names] + noise * torch.eye(len(everything), dtype=torch.float64, device=everything.device)
 
     def _gram(self, names: Sequence[str], rows: Tensor) -> Tensor:
         """Return the mean kernel (n, n) of some known rows; one is added for an unknown constant."""
@@ -142,13 +158,8 @@ class Mixture:
     def _coefficients(self) -> dict[str, Tensor]:
         """Return what each kernel's similarities to the known rows are multiplied by, (n, d) by name."""
         found: dict[str, Tensor] = {}
-        everything = torch.arange(len(self.centered), device=self.centered.device)
-        grams: dict[frozenset[str], Tensor] = {}
         for (names, noise, _), weight in self.candidates:
-            if names not in grams:
-                grams[names] = self._gram(sorted(names), everything)
-            regular = grams[names] + noise * torch.eye(len(everything), dtype=torch.float64, device=everything.device)
-            solved = weight / len(names) * torch.linalg.solve(regular, self.centered)
+            solved = weight / len(names) * torch.linalg.solve(self._regular(names, noise), self.centered)
             for name in names:
                 found[name] = found.get(name, 0) + solved
         return found

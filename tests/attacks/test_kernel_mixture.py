@@ -41,6 +41,19 @@ def test_leave_one_out_predictions_equal_naive_refits():
             torch.testing.assert_close(seen["first"][place, out], naive)
 
 
+def test_the_mixture_s_held_out_predictions_are_those_of_its_candidates():
+    """One candidate is kept, so that its leave-one-out predictions are the mixture's."""
+    x, targets = tables()
+    seen = []
+
+    def only_unit_noise(predicted, rows):
+        seen.append(predicted[NOISE == 1.0][0])
+        return torch.where(NOISE == 1.0, 0.0, -1e9)
+
+    found = mixture({"x": Kernel(x["x"])}, targets, only_unit_noise).left_out()
+    torch.testing.assert_close(found, seen[0])
+
+
 @pytest.mark.parametrize("nonlinear", [False, True])
 def test_one_candidate_predicts_as_scikit_learn_does(nonlinear):
     x, targets = tables()

@@ -7,8 +7,9 @@ import pytest
 import torch
 from scipy.stats import norm
 from sklearn.ensemble import ExtraTreesClassifier
+from torch.nn import functional as F
 from vflsec.attacks.fusion import Fusion
-from vflsec.attacks.self_training import SelfTraining
+from vflsec.attacks.self_training import ForestTraining, SelfTraining, _log_density
 from vflsec.attacks.trees import Trees
 
 from vflsec.core import metrics
@@ -53,6 +54,38 @@ def test_rows_without_a_label_teach_what_few_labels_cannot():
 def test_without_messages_it_reads_own_columns():
     view, y = world(3.0, 4.0)
     assert auc(SelfTraining()(replace(view, messages=()), seed=0), y, "test") > 0.85
+
+
+def test_where_columns_are_many_forest_training_does_not_lose_what_it_starts_from():
+    """Ten noisy copies of each of 30 columns, four classes, twelve labels a class."""
+    rng = torch.Generator().manual_seed(0)
+    y = torch.randint(4, (N,), generator=rng)
+    centers = 1.2 * torch.randn(4, 30, generator=rng)
+    x = (centers[y] + torch.randn(N, 30, generator=rng)).repeat(1, 10) + 0.5 * torch.randn(N, 300, generator=rng)
+    g = F.one_hot(y, 4) + 2.0 * torch.randn(N, 4, generator=rng)
+    rows = torch.arange(N)
+    message = Message(Kind.GRADIENT, "active", "passive_1", 0, "train", {"value": g}, rows)
+    view = View("passive_1", "passive", 4, {"train": x}, None, rows[:48], y[:48], (message,))
+    reached = {
+        attack.name: (attack(view, seed=0).scores["train"].argmax(dim=1) == y)[48:].float().mean()
+        for attack in (Fusion(), ForestTraining())
+    }
+    assert reached["forest-training"] > reached["fusion"]
+
+
+def test_a_row_is_held_against_means_of_the_other_rows():
+    rng = torch.Generator().manual_seed(0)
+    z = torch.randn(12, 3, generator=rng, dtype=torch.float64)
+    guessed = torch.rand(12, 2, generator=rng, dtype=torch.float64)
+    found = _log_density(z, guessed)
+    means = guessed.T @ z / guessed.sum(dim=0)[:, None]
+    within = (z.T @ z - (means.T * guessed.sum(dim=0)) @ means) / 12 + 1e-6 * torch.eye(3, dtype=torch.float64)
+    inverse = torch.linalg.inv(within)
+    for i in range(12):
+        others = torch.arange(12) != i
+        mean = guessed[others].T @ z[others] / guessed[others].sum(dim=0)[:, None]
+        expected = mean @ inverse @ z[i] - ((mean @ inverse) * mean).sum(dim=1) / 2
+        torch.testing.assert_close(found[i], expected)
 
 
 def test_trees_are_those_of_the_library():

@@ -17,14 +17,24 @@ Table = Mapping[str, Tensor]
 """By split of the view, numbers about each row, (n, k)."""
 
 
-class Source(NamedTuple):
-    """One table, and whether it is also worth reading by the distances between rows.
+COLUMNS = "columns"
+"""The table of own columns."""
 
-    So it is where rows of one class can form several clusters, or rows of several classes many.
+
+class Source(NamedTuple):
+    """One table.
+
+    Attributes:
+        table: the numbers.
+        distances: whether it is also worth reading by the distances between rows, as it is where rows of one class can
+            form several clusters, or rows of several classes many.
+        derived: whether it is another reading of what an earlier table reads: a model of all tables' joint density
+            leaves it out.
     """
 
     table: Table
     distances: bool = False
+    derived: bool = False
 
 
 def sources(view: View) -> dict[str, Source]:
@@ -53,7 +63,7 @@ def sources(view: View) -> dict[str, Source]:
 
 
 def _sources(view: View) -> dict[str, Source]:
-    found = {"columns": Source(view.features, distances=True)}
+    found = {COLUMNS: Source(view.features, distances=True)}
     models = {} if view.model is None else {"own embedding": view.model}
     with torch.no_grad():
         for name, model in {**models, **view.models}.items():
@@ -69,7 +79,7 @@ def _sources(view: View) -> dict[str, Source]:
         if kind is Kind.GRADIENT:
             releases = received(view, kind, split=view.aux_split, sender=sender, phase=phase)
             found |= {
-                f"{name}: {how}": Source({view.aux_split: x}, distances=how == "direction")
+                f"{name}: {how}": Source({view.aux_split: x}, distances=how == "direction", derived=how != "mean")
                 for how, x in _readings(releases)
             }
         else:

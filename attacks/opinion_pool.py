@@ -1,0 +1,106 @@
+"""A mean of several guesses of classes, weighted by how well each predicts known rows that it has not seen."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from sklearn.ensemble import ExtraTreesClassifier
+from torch import Tensor
+
+TEMPERATURES = torch.logspace(-1, 2, 16, dtype=torch.float64)
+"""Factors of the scores of classes by which they become log odds."""
+
+LEAST = 1e-3
+"""Shares of trees below this count as this, so that their logarithm is finite."""
+
+STEPS = 10
+"""Weights are multiples of one over this."""
+
+TREES = 200
+LEAF = 2
+CHUNK = 1 << 16
+
+
+class Opinion(NamedTuple):
+    """What one model says.
+
+    Attributes:
+        scores: (m, C) of the rows asked for.
+        held_out: (n, C) of the known rows, each from a model that was fitted without it.
+    """
+
+    scores: Tensor
+    held_out: Tensor
+
+    def calibrated(self, labels: Tensor) -> Opinion:
+        """Return probabilities: the softmax of the scores times the factor that is best for the known rows (n,)."""
+        tried = [(self.held_out * t).log_softmax(dim=1) for t in TEMPERATURES.tolist()]
+        fits = torch.stack([_likelihood(one, labels) for one in tried])
+        best = float(TEMPERATURES[int(fits.argmax())])
+        return Opinion((self.scores * best).softmax(dim=1), (self.held_out * best).softmax(dim=1))
+
+
+def pooled(opinions: Sequence[Opinion], labels: Tensor) -> Tensor:
+    """Return the weighted mean (m, C) of calibrated opinions.
+
+    The weights are their posterior mean, with all weights alike beforehand: each choice of weights counts by the
+    likelihood of the known labels (n,) under the weighted mean of what is said of held-out rows. Stacking (Yao et al.
+    2018) takes the best choice, which few rows do not tell.
+
+    Source: Stone 1961, "The opinion pool"; Yao, Vehtari, Simpson, Gelman 2018, Bayesian Analysis 13.
+    """
+    found = [opinion.calibrated(labels) for opinion in opinions]
+    weights = _simplex(len(found)).to(labels.device)  # (k, opinions)
+    held_out = torch.stack([one.held_out for one in found])
+    log_p = torch.einsum("ko,onc->knc", weights, held_out).clamp_min(torch.finfo(held_out.dtype).tiny).log()
+    posterior = torch.stack([_likelihood(one, labels) for one in log_p]).softmax(dim=0)
+    return torch.einsum("o,omc->mc", posterior @ weights, torch.stack([one.scores for one in found]))
+
+
+class Forest:
+    """Randomized trees, and what is said of known rows by trees that were fitted to samples without them.
+
+    Source: Geurts, Ernst, Wehenkel 2006, "Extremely randomized trees", Machine Learning 63; out-of-bag estimates:
+    Breiman 2001, "Random forests", Machine Learning 45.
+
+    Args:
+        known: (n, k) rows.
+        labels: (n,) of these rows.
+        n_classes: C.
+        rng: draws the trees.
+    """
+
+    def __init__(self, known: Tensor, labels: Tensor, n_classes: int, rng: torch.Generator) -> None:
+        seed = int(torch.randint(2**31, (), generator=rng))
+        rows, y = known.cpu().numpy(), labels.cpu().numpy()
+        self.n_classes = n_classes
+        self.trees = ExtraTreesClassifier(TREES, min_samples_leaf=LEAF, random_state=seed).fit(rows, y)
+        bagged = ExtraTreesClassifier(TREES, min_samples_leaf=LEAF, random_state=seed, bootstrap=True, oob_score=True)
+        with warnings.catch_warnings():  # of a single row there is no sample without it
+            warnings.simplefilter("ignore")
+            shares = bagged.fit(rows, y).oob_decision_function_
+        self.held_out = self._log(np.nan_to_num(shares, nan=1 / shares.shape[1]))
+
+    def opinion(self, x: Tensor) -> Opinion:
+        """Return the log of the share of trees for each class, of rows ``x`` (m, k)."""
+        shares = [np.asarray(self.trees.predict_proba(part.cpu().numpy())) for part in torch.split(x, CHUNK)]
+        return Opinion(self._log(np.concatenate(shares)).to(x.device), self.held_out.to(x.device))
+
+    def _log(self, shares: np.ndarray) -> Tensor:
+        found = torch.zeros(len(shares), self.n_classes, dtype=torch.float64)
+        found[:, torch.as_tensor(self.trees.classes_)] = torch.as_tensor(shares)
+        return found.clamp_min(LEAST).log()
+
+
+def _likelihood(log_p: Tensor, labels: Tensor) -> Tensor:
+    return log_p.gather(1, labels[:, None]).sum()
+
+
+def _simplex(n: int) -> Tensor:
+    """Return all weights (k, n) that are multiples of 1 / STEPS and sum to one."""
+    grid = torch.cartesian_prod(*[torch.arange(STEPS + 1)] * n).reshape(-1, n)
+    return grid[grid.sum(dim=1) == STEPS].double() / STEPS

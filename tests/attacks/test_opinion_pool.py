@@ -1,0 +1,59 @@
+"""The pool of opinions: weights from held-out rows, calibration, and trees whose held-out guesses are honest."""
+
+import numpy as np
+import pytest
+import torch
+from vflsec.attacks.opinion_pool import Forest, Opinion, pooled
+
+N, KNOWN = 2000, 60
+
+
+def test_an_opinion_that_is_right_wins_over_one_that_says_nothing():
+    rng = torch.Generator().manual_seed(0)
+    y = torch.randint(3, (N,), generator=rng)
+    right = torch.nn.functional.one_hot(y, 3).double() + 0.3 * torch.randn(N, 3, generator=rng, dtype=torch.float64)
+    noise = torch.randn(N, 3, generator=rng, dtype=torch.float64)
+    found = pooled([Opinion(noise, noise[:KNOWN]), Opinion(right, right[:KNOWN])], y[:KNOWN])
+    assert (found.argmax(dim=1) == y).double().mean() >= (right.argmax(dim=1) == y).double().mean() - 0.01
+    torch.testing.assert_close(found.sum(dim=1), torch.ones(N, dtype=torch.float64))
+
+
+def test_opinions_about_different_rows_are_joined():
+    """Either knows one half of the rows and is uncertain of the other: their mean knows all of them."""
+    y = torch.arange(N) % 2
+    sure = 4.0 * torch.nn.functional.one_hot(y, 2).double()
+    half = torch.randperm(N, generator=torch.Generator().manual_seed(0)) % 2 == 0
+    opinions = [Opinion(own, own[:KNOWN]) for own in (sure * half[:, None], sure * ~half[:, None])]
+    assert (pooled(opinions, y[:KNOWN]).argmax(dim=1) == y).all()
+
+
+def test_equal_opinions_change_nothing():
+    scores = torch.randn(N, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = (scores[:, 1] > scores[:, 0]).long()
+    opinion = Opinion(scores, scores[:KNOWN])
+    torch.testing.assert_close(pooled([opinion] * 3, y[:KNOWN]), pooled([opinion], y[:KNOWN]))
+
+
+def test_calibration_finds_the_factor_of_log_odds():
+    rng = torch.Generator().manual_seed(0)
+    log_odds = 3.0 * torch.randn(N, generator=rng, dtype=torch.float64)
+    y = (torch.rand(N, generator=rng, dtype=torch.float64) < log_odds.sigmoid()).long()
+    shrunk = torch.stack([torch.zeros(N, dtype=torch.float64), log_odds / 5], dim=1)
+    found = Opinion(shrunk, shrunk).calibrated(y).scores[:, 1]
+    assert (found - log_odds.sigmoid()).abs().mean() < 0.05
+
+
+def test_held_out_guesses_of_trees_know_nothing_where_there_is_nothing_to_know():
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(400, 5, generator=rng), torch.randint(2, (400,), generator=rng)
+    forest = Forest(x, y, 2, rng)
+    assert (forest.opinion(x).scores.argmax(dim=1) == y).double().mean() > 0.9, "of rows that it was fitted to"
+    assert (forest.held_out.argmax(dim=1) == y).double().mean() == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_or_two_known_rows_give_a_finite_guess(n):
+    rng = torch.Generator().manual_seed(0)
+    forest = Forest(torch.randn(n, 3), torch.ones(n, dtype=torch.long), 3, rng)
+    assert np.isfinite(forest.opinion(torch.randn(4, 3)).scores.numpy()).all()
+    assert torch.isfinite(forest.held_out).all()
