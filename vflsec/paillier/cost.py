@@ -11,10 +11,10 @@ import gmpy2
 from gmpy2 import mpz
 
 from vflsec.paillier.fixed_base import fixed_base_window
-from vflsec.paillier.keys import ORDER_BITS, Mode
-from vflsec.paillier.layout import Layout
+from vflsec.paillier.keys import ORDER_BITS
+from vflsec.paillier.layout import Layout, Mode
 from vflsec.paillier.multiexp import pippenger_window, straus_window
-from vflsec.paillier.randomisers import COSETS, SLACK, WITHOUT_TABLE, short_bits
+from vflsec.paillier.randomisers import COSETS, SLACK, WITHOUT_TABLE
 
 
 class Work(NamedTuple):
@@ -35,11 +35,10 @@ class Work(NamedTuple):
     residues: float
 
 
-def work(layout: Layout, mode: Mode = "standard", batches: int = 100) -> Work:
+def work(layout: Layout, batches: int = 100) -> Work:
     """Return the work of a full batch that the model learns from, among ``batches`` of them: expected counts."""
     to_labels, to_key = layout.traffic
-    order = _order_bits(layout.bits, mode)
-    exponent = short_bits(layout.bits) if mode == "short" else order
+    mode, exponent = layout.mode, _order_bits(layout.bits, layout.mode)
     window = fixed_base_window(layout.bits, exponent, batches * to_labels)
     half = 2 * to_labels * _pairs(-(-exponent // window))
     full = to_labels + 2 * to_key + _forward(layout) + _gradient(layout) + _delta(layout)
@@ -65,13 +64,13 @@ def units(bits: int, mode: Mode = "standard", seconds: float = 0.4) -> Work:
     )
 
 
-def estimate(layout: Layout, mode: Mode = "standard", batches: int = 100) -> float:
+def estimate(layout: Layout, batches: int = 100) -> float:
     """Return the CPU seconds that a full batch takes of both parties together, by a calibration of two seconds.
 
     Tables are not counted; they are a few seconds once. Two cores take a little more than half of it in wall time.
     """
     return sum(
-        count * seconds for count, seconds in zip(work(layout, mode, batches), units(layout.bits, mode), strict=True)
+        count * seconds for count, seconds in zip(work(layout, batches), units(layout.bits, layout.mode), strict=True)
     )
 
 

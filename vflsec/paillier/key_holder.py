@@ -60,6 +60,8 @@ class KeyHolder(Role):
     ) -> None:
         share0 = np.zeros((layout.width, layout.outputs)) if share0 is None else np.asarray(share0)
         super().__init__(layout, int(keys.n), share0, optimizer, randbits)
+        if keys.mode != layout.mode:
+            raise UsageError(f"expected a key of mode {layout.mode}, as in the layout, got one of mode {keys.mode}")
         self.keys = keys
         source = FactorSource(keys, batches * layout.traffic.to_labels)
         self.pool = Pool(source, self.ciphertexts.square, workers=workers)
@@ -101,18 +103,20 @@ class KeyHolder(Role):
         self.turn, self._mu, self._learns, self._awaits = self.turn + 1, mu, learns, MaskedScores
         return found
 
-    def scores(self, message: MaskedScores) -> Scores:
-        """Return z + r1 (B, C) modulo 2^L, r1 p's masks, and noise within half a unit of the features.
+    def scores(self, message: MaskedScores, noise: np.ndarray | None = None) -> Scores:
+        """Return z + r1 (B, C) modulo 2^L, r1 p's masks, with ``noise`` (B, C) added and within half a unit of mu more.
 
         p gets z in clear. Exact to its last bit, one z would be a knapsack that gives several features to whoever knows
         the weights; the noise is of the size that rounding the features has left in z anyway.
 
         Raises:
             ProtocolError: a message out of turn, or ciphertexts that p cannot have made of these features.
+            UsageError: noise of another shape, not finite, or as large as the largest score.
         """
         self._expect(message)
         layout, rows = self.layout, len(self._mu)
         packing, outputs = layout.scores, layout.outputs
+        added = self._score_noise(noise)
         ciphers = self.ciphertexts.read(message.ciphers, packing.count(rows) * outputs, "masked scores")
         masked = np.empty((rows, outputs), np.uint64)
         for i, plaintext in enumerate(self.keys.decrypt(ciphers)):
@@ -122,7 +126,7 @@ class KeyHolder(Role):
             masked[part, output] = ring(slots, layout.ring)
         share = ring(self._weights(), layout.ring).reshape(layout.width, outputs)
         unit = 1 << layout.weight_precision
-        blur = [uniform(unit, self.randbits) - unit // 2 for _ in range(masked.size)]
+        blur = [uniform(unit, self.randbits) - unit // 2 + value for value in added]
         masked += ring(blur, layout.ring).reshape(masked.shape)
         scores = masked + self._mu.view(np.uint64) @ share  # modulo 2^64, and so modulo 2^L
         scores &= np.uint64((1 << layout.ring) - 1)
@@ -193,6 +197,19 @@ class KeyHolder(Role):
             raise ProtocolError(f"expected |delta W^T| <= {bound:g}, got {most:g}: coefficients beyond what was agreed")
         self._awaits = None
         return found
+
+    def _score_noise(self, noise: np.ndarray | None) -> list[int]:
+        """Return noise (B·C) in the units of the scores; zeros without."""
+        layout, shape = self.layout, (len(self._mu), self.layout.outputs)
+        if noise is None:
+            return [0] * (shape[0] * shape[1])
+        noise = np.asarray(noise, np.float64)
+        if noise.shape != shape:
+            raise UsageError(f"expected noise {shape} on the scores, got {noise.shape}")
+        if not (np.abs(noise) < (most := 2.0 ** (layout.score_bits - 1))).all():
+            raise UsageError(f"expected finite noise below {most:g} on the scores, got other: lower score_noise")
+        units = layout.feature_precision + layout.weight_precision
+        return [round(value * 2.0**units) for value in noise.ravel().tolist()]
 
     def close(self) -> None:
         """End the processes that prepare randomisers."""

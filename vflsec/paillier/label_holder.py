@@ -61,7 +61,7 @@ class LabelHolder(Role):
         workers: int = 0,
         randbits: Randbits = secrets.randbits,
     ) -> None:
-        public.check(layout.bits)
+        public.check(layout.bits, layout.mode)
         super().__init__(layout, public.modulus, np.asarray(weights), optimizer, randbits)
         if layout.low_rank and (rank := np.linalg.matrix_rank(weights)) < layout.outputs:
             raise UsageError(
