@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from torch import Tensor
 from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
 
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import TrainSpec
 from vflsec.core.party import Party
-from vflsec.paillier.codec import rounded
+from vflsec.paillier.codec import encode, rounded
 from vflsec.paillier.cost import estimate
 from vflsec.paillier.key_holder import KeyHolder
 from vflsec.paillier.keys import Keys
@@ -61,6 +63,11 @@ class PaillierBoundary(MaskedLinearBoundary):
             KeyHolder(keys, layout, optimizer=optimizer, share0=own, batches=self.batches),
             LabelHolder(keys.public, layout, weight, optimizer=optimizer, batches=self.batches),
         )
+
+    def check(self, h: Tensor, columns: Sequence[str] | None) -> None:
+        """Raise UsageError if a feature lies beyond 2^feature_bits; the line names its column and the value to set."""
+        numbers = h.detach().double().cpu().numpy()
+        encode(numbers, self.spec.feature_precision, self.spec.feature_bits, "features", columns)
 
     def record(self, folder: Path) -> None:
         """Write down what C and p see from now on, in ``C.recording`` and ``p.recording``; ``close`` ends it.

@@ -47,7 +47,7 @@ class Counted:
 @pytest.mark.parametrize(("mode", "bits"), [("standard", 1024), ("subgroup", 256)])
 def test_a_randomiser_takes_two_multiplications_for_two_digits_and_one_for_its_slope(mode, bits):
     layout, batches = Layout(width=10, mode=mode), 3
-    draws = layout.traffic.to_labels  # modulo each of two primes
+    draws = sum(layout.traffic)  # modulo each of two primes
     table = FixedBase(7, gmpy2.mpz(2) ** 1024 - 1, bits, uses=batches * draws)
     pairs = cost.work(layout, batches).half / (2 * draws)
     table._residues = [[Counted(residue) for residue in row] for row in table._residues]

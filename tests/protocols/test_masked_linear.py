@@ -22,6 +22,7 @@ from vflsec.core.protocol import Step
 from vflsec.methods.fedcvt import FedCVT
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.ss_vfl_i import SSVFLIndependent
+from vflsec.methods.vertical_lr import VerticalLogisticRegression
 from vflsec.nn.top import SharedTop, Top
 from vflsec.paillier.layout import CipherSpec
 from vflsec.testing.worlds import toy_world
@@ -246,6 +247,23 @@ def test_every_setting_of_the_cipher_is_an_option_of_defense_and_protocols():
             registry.build("defenses", "phe", **wrong)
     with pytest.raises(UsageError, match="expected 0 <= feature_bits <= 16, got 17"):
         registry.build("defenses", "phe", feature_bits=17)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_row_at_rest_is_checked_before_anything_is_sent(split):
+    """The error names the column and the value to set, and with that value training runs."""
+    for feature_bits in (4, 7):
+        world, sent = toy_world(rows=150, columns=4), []
+        world.passive[0].features[split][3, 1] = -99.0
+        world.active.defenses = (EncryptedBoundary(bits=1024, feature_bits=feature_bits),)
+        world.channel.taps.append(sent.append)
+        method = VerticalLogisticRegression(TrainSpec(epochs=1, batch=50, optimizer="sgd", lr=0.01), ModelSpec())
+        if feature_bits == 4:
+            with pytest.raises(UsageError, match=r"got 99 in column passive_1_x1; .*: set feature_bits = 7$"):
+                method.fit(world)
+            assert sent == []
+        else:
+            assert method.fit(world).predict("test").isfinite().all()
 
 
 def test_a_row_left_over_that_joins_the_last_batch_has_room():

@@ -1,5 +1,7 @@
 """Joint training of two processes: the numbers of the same roles in one process, bit for bit, and of plain SGD."""
 
+import re
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,15 +11,18 @@ from scipy.stats import kstest, norm
 from torch import nn
 from torch.nn import functional as F
 
+from vflsec.core.errors import UsageError
 from vflsec.core.metrics import METRICS
 from vflsec.core.seeds import drawing
 from vflsec.nn.encoders import build_encoder
 from vflsec.paillier.key_holder import KeyHolder
 from vflsec.paillier.keys import Keys
 from vflsec.paillier.label_holder import LabelHolder
+from vflsec.paillier.layout import CipherSpec
 from vflsec.paillier.linear_sgd import LinearSgd
 from vflsec.paillier.noise import KEY_BITS
 from vflsec.paillier.recording import Recording
+from vflsec.remote.feature_side import FeatureSide
 from vflsec.remote.hello import Hello
 from vflsec.remote.label_side import residual
 from vflsec.remote.session import make_side
@@ -148,6 +153,47 @@ def test_two_processes_compute_what_plain_sgd_does(keys, tmp_path, name):
     two = np.hstack([np.zeros_like(logits), logits]) if logits.shape[1] == 1 else logits
     assert next(iter(found["p"].utility)) == headline
     assert found["p"].utility[headline] == pytest.approx(METRICS[headline](two, own["p"].labels["test"]), abs=1e-9)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_columns_out_of_range_are_found_before_any_is_sent(tmp_path, split):
+    job = make_job(encoder="identity")
+    own = owns(job)["C"]
+    own.features[split][3, 2] = 99.0
+    with pytest.raises(UsageError, match=r"got 99 in column x2; .*: set feature_bits = 7$"):
+        make_side("C", own, job, Snapshots(tmp_path / "a"), batches=1)
+    make_side(
+        "C",
+        own,
+        make_job(encoder="identity", paillier=CipherSpec(bits=1024, feature_bits=7)),
+        Snapshots(tmp_path / "b"),
+        batches=1,
+    )
+
+
+def test_features_that_grow_in_mid_run_keep_it_and_it_goes_on_with_more_bits(keys, tmp_path, monkeypatch):
+    learn, begun = FeatureSide.learn, []
+
+    def growing(side, exchange, batch, commit):
+        if batch.number == 2 and side.agreed.feature_bits == 4:
+            with torch.no_grad():
+                for parameter in side.bottom.parameters():
+                    parameter.mul_(20.0)
+        begun.append(batch.number)
+        learn(side, exchange, batch, commit)
+
+    monkeypatch.setattr(FeatureSide, "learn", growing)
+    jobs = [make_job(epochs=2, paillier=CipherSpec(bits=1024, feature_bits=bits)) for bits in (4, 9)]
+    own = owns(jobs[0])
+    _, _, errors = run_both(keys, jobs[0], own, tmp_path)
+    assert isinstance(errors["C"], UsageError)
+    assert re.search(r"expected \|features\| <= 16, got .* in column \d; .*: set feature_bits = \d+$", str(errors["C"]))
+    assert begun == [0, 1, 2]
+    begun.clear()
+    _, found, errors = run_both(keys, jobs[1], own, tmp_path)
+    assert not errors
+    assert begun[0] == 2
+    assert found["C"].history == found["p"].history
 
 
 def test_two_runs_on_equal_inputs_say_different_things(keys, tmp_path):

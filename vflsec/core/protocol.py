@@ -151,6 +151,14 @@ class LinearBoundary(Boundary):
             UsageError: the protocol cannot follow this optimizer, or does not answer so many passes.
         """
 
+    def check(self, h: Tensor, columns: Sequence[str] | None) -> None:
+        """Raise UsageError if embeddings (n, d) cannot be carried; asked before training where they are known.
+
+        Args:
+            h: embeddings of all rows of a split.
+            columns: their names, or None where they have none.
+        """
+
     @abstractmethod
     def learn(self, g: Tensor, step: Step) -> None:
         """Have W learn as ``down`` does, and tell the passive party nothing: its embedding is not to change."""

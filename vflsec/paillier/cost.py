@@ -13,7 +13,7 @@ from gmpy2 import mpz
 from vflsec.paillier.fixed_base import fixed_base_window
 from vflsec.paillier.keys import ORDER_BITS
 from vflsec.paillier.layout import Layout, Mode
-from vflsec.paillier.multiexp import pippenger_window, straus_window
+from vflsec.paillier.multiexp import fixed_window, pippenger_window, straus_window
 from vflsec.paillier.randomisers import COSETS, SLACK, WITHOUT_TABLE
 
 
@@ -39,9 +39,9 @@ def work(layout: Layout, batches: int = 100) -> Work:
     """Return the work of a full batch that the model learns from, among ``batches`` of them: expected counts."""
     to_labels, to_key = layout.traffic
     mode, exponent = layout.mode, _order_bits(layout.bits, layout.mode)
-    window = fixed_base_window(layout.bits, exponent, batches * to_labels)
-    half = 2 * to_labels * _pairs(-(-exponent // window))
-    full = to_labels + 2 * to_key + _forward(layout) + _gradient(layout) + _delta(layout)
+    window = fixed_base_window(layout.bits, exponent, batches * (to_labels + to_key))
+    half = 2 * (to_labels + to_key) * _pairs(-(-exponent // window))  # C draws for what it decrypts, too
+    full = to_labels + 3 * to_key + _forward(layout) + _gradient(layout) + _delta(layout)
     if mode != "subgroup" and batches * to_key <= WITHOUT_TABLE:
         return Work(half, 2 * to_key, full, 0, to_key)
     exponent = 2 * ORDER_BITS + SLACK if mode == "subgroup" else layout.bits + SLACK
@@ -91,20 +91,23 @@ def _gradient(layout: Layout) -> float:
     packing, bits = layout.gradients, layout.delta_precision + layout.delta_bits
     bases, rows = packing.count(layout.batch) // packing.blocks, min(layout.batch, packing.rows)
     window = pippenger_window(bases, bits)
-    product = -(-(bits + 2) // window) * (bases * (1 - 1 / (1 << window)) + (1 << window) + window)
-    return packing.blocks * (3 * bases + layout.outputs * rows * product)
+    digits = -(-(bits + 2) // window)
+    product = digits * (bases + (1 << window) + window) + 1
+    origin = 1.25 * window * (digits + 1)
+    return packing.blocks * (3 * (bases + 1) + origin + layout.outputs * rows * product)
 
 
 def _delta(layout: Layout) -> float:
     """Multiplications modulo n^2 of delta W^T."""
     rows = min(layout.outputs, layout.batch) if layout.low_rank else layout.batch
-    packing, bits = layout.deltas, layout.delta_precision + layout.delta_bits + 1
+    packing, bits = layout.deltas, layout.delta_precision + layout.delta_bits
     in_one = min(packing.rows, rows)
     bases, products = in_one * layout.outputs, -(-rows // in_one)
-    window = straus_window(bits, products)
+    window = fixed_window(bits, products)
     shifts = (in_one - 1) * layout.outputs * packing.slot * packing.columns
-    tables = bases * (3 + (1 << window)) + layout.outputs
-    return packing.blocks * (shifts + tables + products * (bits + bases * bits / (window + 1)))
+    tables = bases * ((1 << window) - 1) + layout.outputs
+    product = -(-(bits + 2) // window) * (window + bases)
+    return packing.blocks * (shifts + tables + (products + 1) * product + products)
 
 
 def _order_bits(bits: int, mode: Mode) -> int:

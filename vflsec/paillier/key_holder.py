@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 
 import numpy as np
+from gmpy2 import mpz
 from numpy.typing import NDArray
 
 from vflsec.core.errors import ProtocolError, UsageError
@@ -63,7 +64,7 @@ class KeyHolder(Role):
         if keys.mode != layout.mode:
             raise UsageError(f"expected a key of mode {layout.mode}, as in the layout, got one of mode {keys.mode}")
         self.keys = keys
-        source = FactorSource(keys, batches * layout.traffic.to_labels)
+        source = FactorSource(keys, batches * sum(layout.traffic))
         self.pool = Pool(source, self.ciphertexts.square, workers=workers)
         self._mu = np.zeros((0, layout.width), np.int64)
         self._learns = False
@@ -119,7 +120,7 @@ class KeyHolder(Role):
         added = self._score_noise(noise)
         ciphers = self.ciphertexts.read(message.ciphers, packing.count(rows) * outputs, "masked scores")
         masked = np.empty((rows, outputs), np.uint64)
-        for i, plaintext in enumerate(self.keys.decrypt(ciphers)):
+        for i, plaintext in enumerate(self._decrypt(ciphers)):
             block, output = divmod(i, outputs)
             part = slice(block * packing.rows, min(rows, (block + 1) * packing.rows))
             slots = unpack(plaintext, packing.slot, part.stop - part.start)
@@ -146,7 +147,7 @@ class KeyHolder(Role):
         used = min(rows, packing.rows)
         ciphers = self.ciphertexts.read(message.ciphers, packing.blocks * outputs * used, "masked gradients")
         sums = np.zeros((packing.blocks * packing.columns, outputs), object)
-        for i, plaintext in enumerate(self.keys.decrypt(ciphers)):
+        for i, plaintext in enumerate(self._decrypt(ciphers)):
             # sum k is right in row k of the packs, what else it holds is masked too
             block, output, k = i // used // outputs, i // used % outputs, i % used
             slots = unpack(plaintext, packing.slot, used * packing.columns)
@@ -176,14 +177,13 @@ class KeyHolder(Role):
         self._expect(message)
         layout, rows, rank = self.layout, len(self._mu), message.rank
         packing = layout.deltas
-        if not (0 <= rank <= min(rows, layout.outputs) if layout.low_rank else rank == rows):
-            expected = f"at most {min(rows, layout.outputs)}" if layout.low_rank else f"{rows}"
+        if rank != (expected := min(rows, layout.outputs) if layout.low_rank else rows):
             raise ProtocolError(f"expected {expected} rows of an embedding gradient, got {rank}")
         ciphers = self.ciphertexts.read(message.ciphers, packing.count(rank), "embedding gradients")
         coefficients = self._coefficients(message)
         own = np.zeros((rank, packing.blocks * packing.columns))
         chunks = packing.count(rank) // packing.blocks
-        for i, plaintext in enumerate(self.keys.decrypt(ciphers)):
+        for i, plaintext in enumerate(self._decrypt(ciphers)):
             block, chunk = divmod(i, chunks)
             part = slice(chunk * packing.rows, min(rank, (chunk + 1) * packing.rows))
             count, n = (part.stop - part.start) * packing.columns, int(self.keys.n)
@@ -237,6 +237,12 @@ class KeyHolder(Role):
             for start in range(0, self.layout.width, packing.columns)
             for output in range(self.layout.outputs)
         ]
+
+    def _decrypt(self, ciphertexts: Sequence[mpz]) -> list[int]:
+        """Return the plaintexts of ``ciphertexts``, re-randomised first: p does not choose what is exponentiated."""
+        square = self.ciphertexts.square
+        pairs = zip(ciphertexts, self.pool.take(len(ciphertexts)), strict=True)
+        return self.keys.decrypt([ciphertext * fresh % square for ciphertext, fresh in pairs])
 
     def _encrypt(self, plaintexts: Sequence[int]) -> bytes:
         """Return fresh ciphertexts of ``plaintexts``, modulo n: the one way out for what only p's masks would hide."""

@@ -13,8 +13,9 @@ from vflsec.core.errors import UsageError
 
 Mode = Literal["standard", "subgroup"]
 MODES = ("standard", "subgroup")
+MOST_BITS = 16  # that feature_bits, weight_bits and delta_bits may be
 SPARE_BITS = 12  # left empty above the slots: a plaintext that fills them is not one of ours
-_DECRYPTIONS = 10  # encryptions that one ciphertext to C costs, re-randomised at p and decrypted at C
+_DECRYPTIONS = 10  # encryptions that one ciphertext to C costs, re-randomised at p and C, and decrypted
 
 
 class Packing(NamedTuple):
@@ -42,7 +43,7 @@ class Traffic(NamedTuple):
 
     Attributes:
         to_labels: from C to p; C encrypts them.
-        to_key: from p to C; p re-randomises them and C decrypts them.
+        to_key: from p to C; p re-randomises them, and C does so again before it decrypts them.
     """
 
     to_labels: int
@@ -295,9 +296,9 @@ _RANGES = (
     ("sigma", 40, 128),
     ("ring", 48, 64),
     ("feature_precision", 8, 32),
-    ("feature_bits", 0, 16),
+    ("feature_bits", 0, MOST_BITS),
     ("weight_precision", 8, 32),
-    ("weight_bits", 0, 16),
+    ("weight_bits", 0, MOST_BITS),
     ("delta_precision", 8, 32),
-    ("delta_bits", 0, 16),
+    ("delta_bits", 0, MOST_BITS),
 )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vflsec.core.seeds import drawing
 from vflsec.nn.encoders import build_encoder
-from vflsec.paillier.codec import rounded
+from vflsec.paillier.codec import encode, rounded
 from vflsec.paillier.key_holder import KeyHolder
 from vflsec.paillier.keys import Keys
 from vflsec.paillier.layout import Layout, Mode
@@ -53,6 +53,9 @@ class FeatureSide(Side):
         batches: about how many are to come, by which tables are made larger or smaller; None for the whole job.
         workers: processes that prepare randomisers.
         randbits: source of the masks, of C's first share and of the key of its noise; ``secrets`` but in tests.
+
+    Raises:
+        UsageError: without an encoder, a number beyond 2^feature_bits; the line names its column and the value to set.
     """
 
     role = "C"
@@ -75,6 +78,9 @@ class FeatureSide(Side):
         if self.gradients:
             with drawing(seed, "model", PARTY["C"]):
                 self.bottom = build_encoder(own.layout, job.model.spec, job.model.outputs)
+        else:
+            for x in own.features.values():  # these are what is encrypted: all are checked before any is sent
+                encode(x, job.paillier.feature_precision, job.paillier.feature_bits, "features", own.layout.names)
         width = job.model.width or own.layout.width
         self.keys = keys
         self.public = keys.public
