@@ -26,9 +26,10 @@ class SharedHeadTraining(SplitTraining):
         for party in self.world.passive:
             bottom, boundary = self.bottoms[party.name], self.boundaries[party.name]
             assert isinstance(bottom, Frozen)
-            columns = party.layout.names if isinstance(bottom.model, Columns) else None
-            for split in self.world.active.labels if isinstance(boundary, LinearBoundary) else ():
-                boundary.check(bottom(party.features[split]), columns)
+            if isinstance(boundary, LinearBoundary):
+                columns = party.layout.names if isinstance(bottom.model, Columns) else None
+                for split in self.world.active.labels:
+                    boundary.check(bottom(party.features[split]), columns)
         return super().fit(phase, progress)
 
     def _down(self, name: str, h: Tensor, step: Step) -> Tensor:
