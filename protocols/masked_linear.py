@@ -89,8 +89,8 @@ class MaskedLinearBoundary(LinearBoundary):
     reference = "Kang et al. 2022 (PrADA), Algorithms 4 and 5, corrected"
     reveals = {  # noqa: RUF012  (declared ClassVar in the base class)
         "active": (
-            "z = mu W of every row in clear, but for noise of the size of mu's rounding, and its share of W; with as "
-            "many outputs as features, z is the embedding up to one linear map",
+            "z = mu W of every row in clear, but for noise of the size of mu's rounding and score_noise, and its share "
+            "of W; with as many outputs as features, z is the embedding up to one linear map",
             "over steps on the same rows with bottom models at rest, mu up to a rotation",
         ),
         "passive": (

@@ -63,12 +63,12 @@ class CipherSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         ring: scores are taken modulo 2^ring, so that |z| < 2^(ring - 2 - feature_precision - weight_precision), 2^12
             by default. A ring of 56 is a little faster; with feature_precision=20 it leaves |z| < 2^6.
         feature_precision: fractional bits of the features.
-        feature_bits: |feature| <= 2^feature_bits.
+        feature_bits: features lie within 2^feature_bits of 0.
         weight_precision: fractional bits of the weights wherever they meet a ciphertext; shares have 64.
-        weight_bits: |weight| <= 2^weight_bits.
+        weight_bits: weights lie within 2^weight_bits of 0.
         delta_precision: fractional bits of the loss gradients.
-        delta_bits: |loss gradient of a sample| <= 2^delta_bits. None for what the run needs: 0 for cross-entropy, and
-            more where a defense of the active party adds noise or penalties.
+        delta_bits: loss gradients of single samples lie within 2^delta_bits of 0. None for what the run needs: 0 for
+            cross-entropy, and more where a defense of the active party adds noise or penalties.
         delta: ``rank1`` sends as many rows of delta^C as it can have rank, and how the others depend on them, in clear;
             ``outer`` sends every row, as the paper does.
         order: ``current`` takes delta^C at the weights W_t, ``paper`` at W_{t+1} as line 22 of Algorithm 5 prints.
