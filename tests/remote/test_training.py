@@ -257,5 +257,7 @@ def test_a_seed_gives_away_neither_noise_nor_shares(tmp_path):
     assert (labels[0].holder.share != labels[1].holder.share).all()
     batch, delta = Batch(0, rows, 0.1), np.ones((16, 1))
     assert (labels[0]._noise(batch, delta) != labels[1]._noise(batch, delta)).all()
-    labels[1].load(labels[0].state())  # a batch that is done again, by another process too, has the same noise
+    for one, other in (made, labels):  # a batch that is done again, by another process too, has the same noise
+        other.load(one.state())
+    assert (made[0]._score_noise(rows, 0) == made[1]._score_noise(rows, 0)).all()
     assert (labels[0]._noise(batch, delta) == labels[1]._noise(batch, delta)).all()

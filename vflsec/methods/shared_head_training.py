@@ -23,6 +23,7 @@ class SharedHeadTraining(SplitTraining):
         Raises:
             UsageError: a boundary cannot carry one of them.
         """
+        self._switch(training=False)  # a look at rows is no training: running statistics stay
         for party in self.world.passive:
             bottom, boundary = self.bottoms[party.name], self.boundaries[party.name]
             assert isinstance(bottom, Frozen)
