@@ -157,7 +157,9 @@ def _batch(step: Step, width: int) -> Batch | None:
     rows = step.notes.get("rows", -1 - step.number * ROWS - np.arange(len(gradient)))
     mu = step.notes.get("mu")
     if len(rows) != len(gradient) or gradient.shape[1] != width or not (mu is None or mu.shape == gradient.shape):
-        raise DataError(f"expected rows, mu and delta^C of one batch of {width} features in step {step.number}, got other")
+        raise DataError(
+            f"expected rows, mu and delta^C of one batch of {width} features in step {step.number}, got other"
+        )
     return Batch(step.number, rows, mu, gradient)
 
 
