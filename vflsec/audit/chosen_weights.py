@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from vflsec.audit import figures
-from vflsec.audit.audit import Audit, Figure, Floats, Recovered, Truth
+from vflsec.audit.audit import Audit, Figure, Recovered, Truth
 from vflsec.core.errors import InsufficientView
 from vflsec.paillier.recording import Recording, Step
 
@@ -42,20 +42,22 @@ class ChosenWeights(Audit):
                 steps[passes[0].number] = {"mu": scores @ np.linalg.pinv(differences)}
                 dimensions.append(dimension)
         if not steps:
-            raise InsufficientView("expected the same samples under two shares between updates, got none: p was honest")
+            raise InsufficientView(
+                "expected the same samples under two shares between updates, got none: by these notes p was honest"
+            )
         found = f"{max(dimensions)} of {recording.header.layout.width} directions of mu in {len(steps)} batches"
         share = max(dimensions) / recording.header.layout.width
         own = Figure(of="features", metric="share", value=share, chance=0.0, n=recording.header.layout.width)
         return Recovered(found, steps, (own,))
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return which share of mu was recovered."""
+        """Return which share of mu was recovered, of the batch that gives most."""
         true = truth.at(list(recovered.steps))
         known = [number for number in recovered.steps if "mu" in true[number]]
         if not known:
             return ()
-        guess: Floats = np.concatenate([recovered.steps[number]["mu"] for number in known])
-        return (figures.vectors("features", guess, np.concatenate([true[number]["mu"] for number in known])),)
+        each = [figures.vectors("features", recovered.steps[n]["mu"], true[n]["mu"]) for n in known]
+        return (max(each, key=lambda figure: figure.value),)
 
 
 def _passes(recording: Recording) -> Iterator[list[Step]]:

@@ -48,7 +48,8 @@ class ShiftedScores(Audit):
                 steps[step.number] = {"labels": none.astype(np.int64)}
         if not steps:
             raise InsufficientView(
-                "expected a batch whose gradients vanish or are of one length, got none: C was honest"
+                "expected a batch whose gradients vanish or are of one length, got none: C shifted no scores, or noise "
+                "on delta^C hides it"
             )
         read = sum(len(arrays["labels"]) for arrays in steps.values())
         own = figures.share("labels", read, rows)

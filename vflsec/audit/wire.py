@@ -91,9 +91,14 @@ class Wire(Audit):
             faults[f"{kind} not re-randomised"] = parity.answers[kind]
             bad = min(messages, bad + parity.answers[kind])
         text = "; ".join(f"{fault}: {count} messages" for fault, count in sorted(faults.items())) or "no fault"
-        text += f"; of {messages}; re-randomisation of "
-        text += ", ".join(_tested(kind, parity, powers) for kind in ANSWERS)
-        return Recovered(text, steps, (figures.share("messages", bad, messages),))
+        text += f"; of {messages}"
+        unmeasured = []
+        for kind in ANSWERS:
+            if ways := _ways(kind, parity, powers):
+                text += f"; re-randomisation of {kind} tested by {ways}"
+            else:
+                unmeasured.append(f"re-randomisation of {kind}: {_why_not(kind, parity)}")
+        return Recovered(text, steps, (figures.share("messages", bad, messages),), tuple(unmeasured))
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
         """Return the share of messages with a fault, then how exponents in clear rank the labels, of the worst kind."""
@@ -290,13 +295,16 @@ def _ciphers(by_kind: Mapping[str, _Content], kind: str, name: str) -> Sequence[
     return by_kind[kind].ciphers.get(name, ()) if kind in by_kind else ()
 
 
-def _tested(kind: str, parity: _Parity, powers: _Powers) -> str:
-    """Return how the re-randomisation of one kind of message was tested, or why not."""
+def _ways(kind: str, parity: _Parity, powers: _Powers) -> str:
+    """Return how the re-randomisation of one kind of message was tested; empty where it was not."""
     ways = [f"{bits} bits"] if (bits := parity.bits(kind)) >= SURPLUS else []
     ways += [f"{count} products"] if (count := powers.tested[kind]) else []
-    if ways:
-        return f"{kind} tested by {' and '.join(ways)}"
+    return " and ".join(ways)
+
+
+def _why_not(kind: str, parity: _Parity) -> str:
     if not parity.answers[kind]:
-        return f"{kind} not measured: none was recorded"
-    why = f"{bits} bits, and {SURPLUS} are needed" if parity.varies else "all Jacobi symbols are 1, as in subgroup keys"
-    return f"{kind} not measured: {why}"
+        return "no such message was recorded"
+    if not parity.varies:
+        return "all Jacobi symbols are 1, as under subgroup keys"
+    return f"{parity.bits(kind)} bits could be compared, and {SURPLUS} are needed"
