@@ -19,8 +19,8 @@ from vflsec.paillier.recording import Header, Recording, Step
 WINDOW = 32
 """Steps solved together: the farther W moves, the better is its size known; the cost grows with the third power."""
 
-CONSISTENT = 0.1
-"""Largest ratio of the first singular value that should vanish to the last that should not; above, W's size is lost."""
+CONSISTENT = 0.01
+"""Largest ratio of the first singular value that should vanish to the last that should not; above, there is noise."""
 
 RANK = 1e-9
 """A delta^C whose last singular value lies below this, relative to the first, is not of full rank."""

@@ -106,10 +106,10 @@ def pool(batches: Sequence[Batch], outputs: int, rng: np.random.Generator) -> Po
     else:
         turn = np.ones((1, 1)) if outputs == 1 else simplex(2).T
         odds = mean[:, 0] / np.sqrt(signal)
-        if not exact and all(batch.mu is not None for batch in batches):
+        if len(batches) > 1 and all(batch.mu is not None for batch in batches):
             scores = np.concatenate([batch.mu @ axis for batch, axis in zip(batches, axes, strict=True)])[:, 0]
             own = np.bincount(found, sure * scores) / sureness
-            odds, unit = _odds(odds, 1 / (sureness * signal), own)
+            odds, unit = _odds(odds, 1 / (sureness * signal), np.bincount(found), own)
         if (odds < 0).mean() > 0.5:  # of one output, class 1 is taken to be the rarer
             odds, axes = -odds, -axes
         delta = odds[:, None] @ turn
@@ -181,43 +181,50 @@ def _regression(gradients: Sequence[Floats], others: Sequence[Floats], noise: Fl
     return _around(products, decay) / _around(counts, decay)[:, None, None]
 
 
-def _odds(mean: Floats, variance: Floats, scores: Floats) -> tuple[Floats, float]:
-    """Return minus the log odds of class 1 of each sample, and the root mean square of delta.
+def _odds(mean: Floats, variance: Floats, visits: NDArray[np.int64], scores: Floats) -> tuple[Floats, float]:
+    """Return minus the log odds of class 1 of each sample, and the root mean square of delta as p released it.
 
     Args:
         mean: (n,) averages of delta, in units of its root mean square.
-        variance: (n,) of their noise, in the same units.
+        variance: (n,) of the noise on delta^C in them, in the same units.
+        visits: (n,) how many each is of.
         scores: (n,) C's part of z, in any unit.
     """
     scores = scores / max(float(np.sqrt(np.mean(scores**2))), 1e-300)
     rng = np.random.default_rng(figures.SEED)
     few = rng.permutation(len(mean))[:FITTED]
 
-    def cost(parameters: Floats) -> float:
-        likelihood = _model(parameters, mean[few], variance[few], scores[few])[0]
-        return float((parameters**2).sum() / 8 - likelihood.sum())  # deviations of 2 keep it from wandering
+    usual = np.array([2, 2, 2, 1])  # a prior's deviations, which keep it from wandering
 
-    starts = [np.array([slope, sign, 0.5, 0.1]) for slope in (0.0, 1.0) for sign in (-1, 1)]
+    def cost(parameters: Floats) -> float:
+        likelihood = _model(parameters, mean[few], variance[few], visits[few], scores[few])[0]
+        return float(((parameters / usual) ** 2).sum() / 2 - likelihood.sum())
+
+    starts = [np.array([slope, sign, 0.5, 0.3]) for slope in (0.0, 1.0) for sign in (-1, 1)]
     options = {"maxiter": 150, "xatol": 0.02, "fatol": 0.05}
     best = min((minimize(cost, x, method="Nelder-Mead", options=options) for x in starts), key=lambda one: one.fun)
-    _, odds, unit = _model(best.x, mean, variance, scores)
+    _, odds, unit = _model(best.x, mean, variance, visits, scores)
     return -odds, unit
 
 
-def _model(parameters: Floats, mean: Floats, variance: Floats, scores: Floats) -> tuple[Floats, Floats, float]:
+def _model(
+    parameters: Floats, mean: Floats, variance: Floats, visits: NDArray[np.int64], scores: Floats
+) -> tuple[Floats, Floats, float]:
     """Return the log likelihood of each average, the log odds of class 1, and the root mean square of delta.
 
     Args:
-        parameters: slope, intercept and deviation of logit s given C's part of the score; deviation of other noise.
+        parameters: slope, intercept and deviation of logit s given C's part of the score; deviation of noise that p
+            has added to delta itself at each visit.
         mean: as of ``_odds``, like the others; scores in units of their root mean square.
         variance: see there.
+        visits: see there.
         scores: see there.
     """
     slope, intercept, spread, more = parameters
-    s = expit(slope * scores[:, None] + intercept + spread * _NODES)
-    unit = float(np.sqrt(np.mean((s * (1 - s)) @ _WEIGHTS)))
+    s = expit(np.abs(slope) * scores[:, None] + intercept + spread * _NODES)
+    unit = float(np.sqrt(np.mean((s * (1 - s)) @ _WEIGHTS) + more**2))
     x = mean[:, None] * unit
-    variance = (variance[:, None] + more**2) * unit**2 + SPREAD**2
+    variance = variance[:, None] * unit**2 + more**2 / visits[:, None] + SPREAD**2
     one = (s * np.exp(-((x - s + 1) ** 2) / 2 / variance)) @ _WEIGHTS
     zero = ((1 - s) * np.exp(-((x - s) ** 2) / 2 / variance)) @ _WEIGHTS
     one, zero = np.maximum(one, 1e-300), np.maximum(zero, 1e-300)
