@@ -8,7 +8,7 @@ import pytest
 
 from vflsec.audit.audit import Truth
 from vflsec.audit.delta_chain import DeltaChain
-from vflsec.core.errors import InsufficientView
+from vflsec.core.errors import DataError, InsufficientView
 from vflsec.paillier.recording import Recorder, Recording
 from vflsec.testing.recordings import LinearRun, generator
 
@@ -143,6 +143,24 @@ def test_pooling_needs_as_many_features_as_the_rank_alone(tmp_path):
     finding = DeltaChain()(c, Truth(c, p))
     assert "pooled" in finding.found
     assert finding.figures[0].value > 0.99
+
+
+@pytest.mark.parametrize(("noise", "least"), [(0.3, 0.99), (1.0, 0.9)])
+def test_noise_that_keeps_the_rank_averages_out_over_visits(tmp_path, noise, least):
+    c, p = Epochs(steps=64, row_noise=noise).record(tmp_path)
+    ranking, weights = DeltaChain()(c, Truth(c, p)).figures[1:]
+    assert ranking.value > least
+    assert weights.value > 0.9
+
+
+def test_shapes_that_do_not_fit_are_one_line(tmp_path):
+    c, _ = LinearRun(steps=1).record(tmp_path)
+    with Recorder(tmp_path / "torn", c.header) as recorder:
+        recorder.begin(0, rate=0.1)
+        recorder.note("embedding_gradient", np.ones((2, 10)))
+        recorder.note("rows", np.arange(3))
+    with pytest.raises(DataError, match="of one batch of 10 features in step 0"):
+        DeltaChain()(Recording(tmp_path / "torn"))
 
 
 def test_one_batch_is_enough_for_labels(tmp_path):

@@ -33,7 +33,7 @@ class CommonDivisor(Audit):
     name = "common-divisor"
     role = "C"
     reads = "one batch of delta^C"
-    mitigation = "low-order noise on what is encrypted: Layout(delta='rank1'), or 'outer' with its blur"
+    mitigation = "noise below a unit of W on what is encrypted, which is always added; delta-chain reads W all the same"
     reference = "derived from PrADA, Algorithm 5, line 22"
 
     def run(self, recording: Recording) -> Recovered:

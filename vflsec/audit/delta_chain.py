@@ -71,7 +71,7 @@ class DeltaChain(Audit):
     name = "delta-chain"
     role = "C"
     reads = "delta^C and mu of consecutive batches, the learning rate"
-    mitigation = "no gradient: an extractor that does not train; noise only where it also costs the utility"
+    mitigation = "an extractor that does not train, so that no delta^C is sent; for noise see its measured table"
     reference = "derived from PrADA, Algorithm 5; refutes its Proposition 3"
 
     def run(self, recording: Recording) -> Recovered:

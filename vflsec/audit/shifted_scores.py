@@ -28,7 +28,7 @@ class ShiftedScores(Audit):
     name = "shifted-scores"
     role = "C"
     reads = "delta^C of a batch whose scores C has shifted"
-    mitigation = "at p: stop where scores jump, as score-drift does"
+    mitigation = "at p: look for jumps, as score-drift does, before delta^C is sent; smaller shifts go unnoticed"
     reference = "derived from PrADA, Algorithm 4, with a C that deviates"
 
     def run(self, recording: Recording) -> Recovered:
