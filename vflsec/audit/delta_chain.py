@@ -70,7 +70,7 @@ class DeltaChain(Audit):
 
     name = "delta-chain"
     role = "C"
-    reads = "delta^C and mu of consecutive batches, the learning rate"
+    reads = "delta^C and mu of all batches, the learning rate"
     mitigation = "an extractor that does not train, so that no delta^C is sent; for noise see its measured table"
     reference = "derived from PrADA, Algorithm 5; refutes its Proposition 3"
 

@@ -153,13 +153,14 @@ def _visits(gradients: Sequence[Floats], axes: Floats, noise: Floats) -> tuple[F
     """Return the loss gradients of each visit along the axes (N, r), and their sureness (N,), one over the variance."""
     visits = np.concatenate([one @ np.linalg.pinv(axis).T for one, axis in zip(gradients, axes, strict=True)])
     sure = (axes**2).sum(axis=1).mean(axis=1) / noise
+    sure = np.maximum(sure, EXACT * sure.max())  # a batch that nothing is known of counts for nothing
     return visits, np.repeat(sure, [len(one) for one in gradients])
 
 
 def _sums(visits: Floats, sure: Floats, found: NDArray[np.int64], count: int) -> tuple[Floats, Floats]:
     """Return the sums (n, r) of each sample's visits, weighted by ``sure``, and of the weights (n,)."""
-    total = np.stack([np.bincount(found, sure * column, count) for column in visits.T], axis=1)
-    return total, np.bincount(found, sure, count)
+    total: Floats = np.stack([np.bincount(found, sure * column, count) for column in visits.T], axis=1, dtype=float)
+    return total, np.asarray(np.bincount(found, sure, count), dtype=np.float64)
 
 
 def _whitening(rows: Floats) -> Floats:

@@ -198,8 +198,8 @@ class _Parity:
             for name, ciphers in content.ciphers.items()
         }
         self.answers.update(content.kind for content in contents if content.kind in ANSWERS)
-        asked = ("Features", "columns"), ("Features", "packs"), ("NoisedGradient", "share")
-        self.varies = self.varies or any(any(symbols.get(one, [])) for one in asked)
+        of_c = ("Features", "columns"), ("Features", "packs"), ("NoisedGradient", "share")
+        self.varies = self.varies or any(any(symbols.get(one, [])) for one in of_c)
         width, outputs = self.layout.width, self.layout.outputs
         asked, answered = symbols.get(("Features", "columns"), []), symbols.get(("MaskedScores", "ciphers"), [])
         blocks = len(asked) // width
