@@ -166,7 +166,13 @@ class EncryptedRun:
         """Train and infer; return the recordings of C and p, new files in ``folder``."""
         run = self.run
         layout = Layout(
-            width=run.width, outputs=run.outputs, batch=run.batch, order=run.order, bits=self.bits, delta=self.delta
+            width=run.width,
+            outputs=run.outputs,
+            batch=run.batch,
+            order=run.order,
+            bits=self.bits,
+            mode=self.mode,
+            delta=self.delta,
         )
         optimizer = LinearSgd(run.momentum, run.weight_decay)
         weights, extractor = run.start()
