@@ -87,7 +87,10 @@ def run(method: str, noise: float, rate: float, seed: int, **settings: Any) -> F
                 learner.run(phase, world)
         except Diverged:
             return None
-        boundary.recorders.clear()
+        finally:
+            for recorder in boundary.recorders.values():
+                recorder.close()
+            boundary.recorders.clear()
         scores = Trained(learner, world, {}).predict("test")
         utility = measure(scores, world.active.labels["test"], world.metric, seed)["metrics"]["auc"]
         c, p = map(Recording, files)

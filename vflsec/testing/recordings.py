@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from vflsec.core.seeds import derive
 from vflsec.paillier.key_holder import KeyHolder
-from vflsec.paillier.keys import Keys, Mode
+from vflsec.paillier.keys import Keys
 from vflsec.paillier.label_holder import LabelHolder
-from vflsec.paillier.layout import Layout
+from vflsec.paillier.layout import Layout, Mode
 from vflsec.paillier.linear_sgd import LinearSgd
 from vflsec.paillier.messages import PaillierMessage
 from vflsec.paillier.recording import Header, Recorder, Recording
