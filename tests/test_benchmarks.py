@@ -348,3 +348,42 @@ def test_prada_runs_the_schedules_of_the_authors_code_whatever_the_defaults():
         for name, m in ((name, prada.build_method(one)) for name, one in found.items())
     }
     assert numbers == {"prada": (1, 600, 600), "no-da": (0, 600, 600), "soon": (1, 3, 3), "no-ir": (1, 600, 600)}
+
+
+# The benchmark of noise on delta^C
+
+
+def test_noise_is_recommended_only_where_it_hides_labels_and_costs_less_than_no_gradient():
+    noise = load("label_noise")
+
+    def line(name, utility, labels):
+        return noise.Line(name, 0.1, [noise.Found(utility, labels), noise.Found(utility, labels)])
+
+    without = line(None, 0.7, None)
+    assert without.labels == 0.5
+    dear, leaky, good = line(3.0, 0.65, 0.55), line(0.1, 0.75, 0.99), line(1.0, 0.72, 0.55)
+    diverged = noise.Line(10.0, 0.1, [None, noise.Found(0.9, 0.5)])
+    assert noise.conclusion([dear, leaky, diverged, without]).startswith("No noise is worth it here")
+    assert "with noise 1 at a learning rate of 0.1." in noise.conclusion([dear, leaky, good, without])
+    text = noise.page([leaky, diverged, without], 2)
+    assert "| 0.1 | 0.1 | 0.750 ±0.000 | 0.990 ±0.000 |" in text
+    assert "| 10 | 0.1 | 1 of 2 runs diverge | – |" in text
+    assert "| no gradient | 0.1 | 0.700 ±0.000 | nothing is sent |" in text
+
+
+def test_the_table_of_noise_is_on_its_page():
+    noise = load("label_noise")
+    page = noise.PAGE.read_text(encoding="utf-8")
+    assert "\n\nnew\n\n" in noise.written("<!-- label-noise: by -->\nold\n<!-- /label-noise -->", "\nnew\n")
+    rows = len(noise.RATES) * len(noise.NOISE) + 1
+    block = page.partition("<!-- label-noise")[2].partition("<!-- /label-noise")[0]
+    assert sum(line.startswith("| ") for line in block.splitlines()) == rows + 2  # header and rule
+
+
+@pytest.mark.slow
+def test_one_run_of_the_noise_on_gradients():
+    noise = load("label_noise")
+    found = noise.run("fedsplitnn", 1.0, 0.1, 0, epochs=2)
+    assert found.labels > 0.75
+    assert found.utility > 0.6
+    assert noise.run("vertical-lr", 0.0, 0.1, 0, epochs=1).labels is None

@@ -55,6 +55,17 @@ def test_noise_below_a_unit_of_the_weights_leaves_no_divisor(tmp_path):
     assert finding.verdict == "holds"
 
 
+def test_one_exact_batch_of_two_is_not_averaged_away(tmp_path):
+    exact = iter([True, False])
+
+    def first_exact(delta, w, rng):
+        blur = 0 if next(exact) else rng.integers(0, np.abs(delta)[:, None] + 1, size=(128, 10))
+        return np.outer(delta, w) + blur
+
+    finding = audited(tmp_path, first_exact)
+    assert finding.figures[0].value == 1.0
+
+
 def test_a_single_exact_row_tells_its_loss_gradient(tmp_path):
     def first_exact(delta, w, rng):  # as if a row were sent alone, all others being real multiples of it
         ratio = np.float32(delta / delta[0])

@@ -1,14 +1,16 @@
 """A1: delta^C of consecutive batches gives C all labels and W, in every setting in which W is trained linearly."""
 
+import re
+
 import msgspec
 import numpy as np
 import pytest
 
 from vflsec.audit.audit import Truth
 from vflsec.audit.delta_chain import DeltaChain
-from vflsec.core.errors import InsufficientView
+from vflsec.core.errors import DataError, InsufficientView
 from vflsec.paillier.recording import Recorder, Recording
-from vflsec.testing.recordings import LinearRun
+from vflsec.testing.recordings import LinearRun, generator
 
 
 def audited(folder, **settings):
@@ -79,19 +81,92 @@ def test_noise_that_keeps_the_rank_keeps_the_direction_of_the_weights(tmp_path):
         assert abs(found @ w) / np.linalg.norm(found) / np.linalg.norm(w) == pytest.approx(1.0)
 
 
-def test_noise_on_every_coordinate_is_what_stops_it(tmp_path):
-    found = []
-    for noise in (0.0, 0.1, 10.0):
-        (tmp_path / str(noise)).mkdir()
-        found.append(audited(tmp_path / str(noise), steps=40, noise=noise))
-    ranking = [finding.figures[1] for finding in found]
-    assert [figure.of for figure in ranking] == ["labels"] * 3
-    assert ranking[0].value == 1.0
-    assert ranking[1].value > 0.95  # noise of a third of the gradients is no defence
-    assert ranking[2].value < 0.53
-    assert found[2].figures[0].value < found[2].figures[0].chance
-    assert found[2].figures[2].value < 0.05  # W is lost
-    assert "only in direction" in found[2].found
+class Epochs(LinearRun):
+    """Visits the same 2048 samples again and again, in a new order each time."""
+
+    def batches(self):
+        rng = generator(self.seed, "batches")
+        true = rng.normal(size=(self.columns, self.outputs))
+        x = rng.normal(size=(2048, self.columns))
+        labels = self._labels(x @ true + rng.normal(size=(2048, self.outputs)))
+        order = np.concatenate([rng.permutation(2048) for _ in range(-(-self.steps * self.batch // 2048))])
+        for rows in np.split(order[: self.steps * self.batch], self.steps):
+            yield rows, x[rows], labels[rows]
+
+
+@pytest.mark.parametrize(("noise", "steps", "least"), [(0.1, 40, 0.99), (1.0, 160, 0.85)])
+def test_noise_on_every_coordinate_averages_out_over_batches(tmp_path, noise, steps, least):
+    """Noise of 1 is larger than any loss gradient, and no sample is seen twice."""
+    c, p = LinearRun(steps=steps, noise=noise).record(tmp_path)
+    accuracy, ranking, weights = DeltaChain()(c, Truth(c, p)).figures
+    assert (ranking.of, ranking.metric) == ("labels", "auc")
+    assert ranking.value > least
+    assert accuracy.value > accuracy.chance
+    assert weights.value > 0.5
+
+
+def test_noise_averages_out_over_visits_of_a_sample(tmp_path):
+    c, p = Epochs(steps=160, noise=1.0).record(tmp_path)
+    finding = DeltaChain()(c, Truth(c, p))
+    accuracy, ranking, _ = finding.figures
+    assert ranking.value > 0.99
+    assert accuracy.value > 0.95
+    assert accuracy.n == ranking.n == 2048  # samples, not visits
+    assert "labels of 2048 samples from delta^C of 160 batches, pooled" in finding.found
+    assert 0.9 < float(re.search("noise of deviation (.*) on every coordinate", finding.found)[1]) < 1.1
+
+
+def test_of_several_outputs_noise_averages_out_too(tmp_path):
+    c, p = Epochs(outputs=3, steps=160, rate=0.5, noise=1.0).record(tmp_path)
+    labels, _ = DeltaChain()(c, Truth(c, p)).figures
+    assert labels.value > 0.9
+    assert labels.n == 2048
+
+
+def test_of_two_outputs_the_ranking_is_given_too(tmp_path):
+    c, p = Epochs(outputs=2, steps=80, rate=0.5, noise=0.5).record(tmp_path)
+    ranking = DeltaChain()(c, Truth(c, p)).figures[1]
+    assert ranking.metric == "auc"
+    assert ranking.value > 0.99
+
+
+def test_noise_of_ten_times_the_gradients_hides_them_for_forty_batches(tmp_path):
+    c, p = LinearRun(steps=40, noise=10.0).record(tmp_path)
+    accuracy, ranking, weights = DeltaChain()(c, Truth(c, p)).figures
+    assert ranking.value < 0.53
+    assert accuracy.value < accuracy.chance
+    assert weights.value < 0.05
+
+
+def test_pooling_needs_as_many_features_as_the_rank_alone(tmp_path):
+    c, p = Epochs(outputs=10, width=10, steps=64, rate=0.5).record(tmp_path)
+    finding = DeltaChain()(c, Truth(c, p))
+    assert "pooled" in finding.found
+    assert finding.figures[0].value > 0.99
+
+
+@pytest.mark.parametrize(("noise", "least"), [(0.3, 0.99), (1.0, 0.9)])
+def test_noise_that_keeps_the_rank_averages_out_over_visits(tmp_path, noise, least):
+    c, p = Epochs(steps=64, row_noise=noise).record(tmp_path)
+    ranking, weights = DeltaChain()(c, Truth(c, p)).figures[1:]
+    assert ranking.value > least
+    assert weights.value > 0.9
+
+
+def test_shapes_that_do_not_fit_are_one_line(tmp_path):
+    c, _ = LinearRun(steps=1).record(tmp_path)
+    with Recorder(tmp_path / "torn", c.header) as recorder:
+        recorder.begin(0, rate=0.1)
+        recorder.note("embedding_gradient", np.ones((2, 10)))
+        recorder.note("rows", np.arange(3))
+    with pytest.raises(DataError, match="of one batch of 10 features in step 0"):
+        DeltaChain()(Recording(tmp_path / "torn"))
+
+
+def test_one_batch_is_enough_for_labels(tmp_path):
+    c, p = LinearRun(steps=1).record(tmp_path)
+    finding = DeltaChain()(c, Truth(c, p))
+    assert [figure.value for figure in finding.figures[:2]] == [1.0, 1.0]
 
 
 def test_without_the_truth_it_says_how_well_all_fits(tmp_path):
@@ -116,12 +191,14 @@ def test_a_gap_in_the_recording_is_not_bridged(tmp_path):
 
 
 def test_too_little_is_no_acquittal(tmp_path):
-    c, _ = LinearRun(steps=1).record(tmp_path)
-    finding = DeltaChain()(c)
+    wide, p = LinearRun(outputs=10, width=8).record(tmp_path)
+    finding = DeltaChain()(wide)
     assert (finding.verdict, finding.figures) == ("unmeasured", ())
-    (tmp_path / "wide").mkdir()
-    wide, p = LinearRun(outputs=10, width=10).record(tmp_path / "wide")
-    assert "at least 18 features for 10 outputs" in DeltaChain()(wide).found
+    assert "at least 9 features for 10 outputs, got 8" in finding.found
+    (tmp_path / "one").mkdir()
+    with Recorder(tmp_path / "one" / "C", LinearRun(width=8).record(tmp_path / "one")[0].header) as recorder:
+        recorder.begin(0, rate=None)  # nothing is learned
+    assert "expected delta^C of a step that learns" in DeltaChain()(Recording(tmp_path / "one" / "C")).found
     with pytest.raises(InsufficientView, match="for role C, got a recording of role p"):
         DeltaChain()(p)
 

@@ -74,6 +74,7 @@ def test_integer_masks_at_the_unit_of_the_message_bare_no_bit(tmp_path, bits):
     assert finding.figures[0].value == 0.0
     assert finding.verdict == "holds"
     assert "bare in 0 of 1" in finding.found
+    assert "; 1 bits or more would have shown" in finding.found  # 118 rows more than features
 
 
 def test_masks_that_skip_their_low_bits_are_caught(tmp_path):
@@ -84,6 +85,18 @@ def test_masks_that_skip_their_low_bits_are_caught(tmp_path):
     masks = np.array([int(rng.integers(0, 1 << 60)) << 34 for _ in range(30)], dtype=object)[:, None]
     c, truth = recorded(tmp_path, mu, exact + masks, share, 48)
     assert LowBits()(c, truth).figures[0].value == 1.0
+
+
+def test_one_bare_output_of_several_counts(tmp_path):
+    rng = np.random.default_rng(4)
+    mu = np.round(rng.normal(size=(30, 4)) * 2**20) / 2**20
+    share = np.round(0.3 * rng.normal(size=(4, 2)) * 2**28) / 2**28
+    exact = (mu * 2**20).astype(int).astype(object) @ (share * 2**28).astype(int).astype(object)
+    masks = np.array([[int(rng.integers(0, 1 << 60)) << 34, int(rng.integers(0, 1 << 60))] for _ in range(30)], object)
+    c, truth = recorded(tmp_path, mu, exact + masks, share, 48)
+    assert LowBits()(c, truth).figures[0].value == 0.5
+    assert LowBits()(c).figures[0].value == 0.5
+    assert LowBits()(c).verdict == "leaks"
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,13 +1,16 @@
 """A8: the form of a common Paillier library's messages gives away much, that of ours nothing."""
 
+import re
+
 import msgspec
 import numpy as np
 import phe
 import pytest
 
 from vflsec.audit.audit import Truth
-from vflsec.audit.wire import Wire
+from vflsec.audit.wire import Wire, _Powers
 from vflsec.paillier.key_holder import KeyHolder
+from vflsec.paillier.keys import MODES
 from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.recording import Header, Recorder, Recording
@@ -118,9 +121,11 @@ def test_exponents_of_loss_gradients_rank_the_labels(keys, positives, least, mos
     assert least < roc_auc_score(y, exponents) < most
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("delta", ["rank1", "outer"])
-def test_ours_has_no_fault(tmp_path, delta):
-    c, p = EncryptedRun(run=LinearRun(steps=10, width=2, batch=40), delta=delta, inference=1).record(tmp_path)
+def test_ours_has_no_fault(tmp_path, delta, mode):
+    run = LinearRun(steps=10, width=2, batch=40)
+    c, p = EncryptedRun(run=run, delta=delta, inference=1, mode=mode).record(tmp_path)
     for recording, other in ((c, p), (p, c)):
         finding = Wire()(recording, Truth(recording, other))
         assert finding.verdict == "holds"
@@ -146,6 +151,38 @@ def test_answers_that_are_not_fresh_are_found_without_a_key(tmp_path):
     assert finding.verdict == "leaks"
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_powers_of_known_or_small_exponents_are_found_under_any_key(tmp_path, mode):
+    run = EncryptedRun(run=LinearRun(steps=1, width=2, batch=8), label_holder=Bare, mode=mode)
+    c, p = run.record(tmp_path)
+    assert "EncryptedDelta not re-randomised: 1 messages" in Wire()(c).found  # a power of 24 bits
+    assert "MaskedScores not re-randomised" not in Wire()(c).found  # C does not know the weights
+    assert "EncryptedDelta not re-randomised: 1 messages" in Wire()(p).found
+    assert "MaskedScores not re-randomised: 1 messages" in Wire()(p).found  # p does
+    assert Wire()(c).verdict == Wire()(p).verdict == "leaks"
+
+
+def test_a_recording_of_subgroup_keys_says_what_is_not_measured(tmp_path):
+    run = LinearRun(steps=30, width=2, batch=80)  # enough bits under a standard key, see above
+    c, p = EncryptedRun(run=run, mode="subgroup", label_holder=Bare, delta="outer").record(tmp_path)
+    why = "re-randomisation of MaskedScores: all Jacobi symbols are 1, as under subgroup keys"
+    assert why in Wire()(c).unmeasured
+    assert "re-randomisation of MaskedScores tested by 4 products" in Wire()(p).found
+    (tmp_path / "few").mkdir()
+    c, _ = EncryptedRun(run=LinearRun(steps=1, width=2, batch=8)).record(tmp_path / "few")
+    assert re.search("MaskedScores: . bits could be compared, and 40 are needed", "; ".join(Wire()(c).unmeasured))
+
+
+@pytest.mark.parametrize("bits", [5, 8])
+def test_small_powers_are_found_and_no_others(bits):
+    n = 1000003 * 1000033
+    powers = _Powers(Layout(width=2), n)
+    for x in (0, 1, -1, 7, -(2**bits), 2**bits):
+        assert powers._is_small_power(12345, pow(12345, x, n), bits)
+    for x in (2**bits * 5, -(2**bits) * 5, 10**8):
+        assert not powers._is_small_power(12345, pow(12345, x, n), bits)
+
+
 class Stale(KeyHolder):
     """Takes the same randomisers twice."""
 
@@ -157,9 +194,36 @@ class Stale(KeyHolder):
         return self.ciphertexts.write((1 + n * (m % n)) * r % square for m, r in pairs)
 
 
-def test_randomisers_used_twice_are_found(tmp_path):
-    c, _ = EncryptedRun(run=LinearRun(steps=2, width=2, batch=8), key_holder=Stale).record(tmp_path)
+@pytest.mark.parametrize("mode", MODES)
+def test_randomisers_used_twice_are_found(tmp_path, mode):
+    c, _ = EncryptedRun(run=LinearRun(steps=2, width=2, batch=8), key_holder=Stale, mode=mode).record(tmp_path)
     assert "a randomiser used before in Features" in Wire()(c).found
+
+
+class Unmasked(KeyHolder):
+    """Encrypts without a randomiser."""
+
+    def _encrypt(self, plaintexts):
+        n, square = self.ciphertexts.n, self.ciphertexts.square
+        return self.ciphertexts.write((1 + n * (m % n)) % square for m in plaintexts)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ciphertexts_without_a_randomiser_are_found(tmp_path, mode):
+    c, _ = EncryptedRun(run=LinearRun(steps=1, width=2, batch=8), key_holder=Unmasked, mode=mode).record(tmp_path)
+    finding = Wire()(c)
+    assert "no randomiser in Features: 1 messages" in finding.found
+    assert finding.verdict == "leaks"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_exponents_in_clear_are_found(tmp_path, mode):
+    c, _ = EncryptedRun(run=LinearRun(steps=1, width=2, batch=8), mode=mode).record(tmp_path)
+    with Recorder(tmp_path / "told", c.header) as recorder:
+        recorder.begin(0, rate=0.1)
+        recorder.message("received", MaskedScores(b"", [-3, -4]))
+    finding = Wire()(Recording(tmp_path / "told"))
+    assert "exponents in clear in MaskedScores: 1 messages" in finding.found
 
 
 def test_without_messages_nothing_is_measured(tmp_path):

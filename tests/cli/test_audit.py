@@ -69,6 +69,27 @@ def test_without_the_truth_consistency_can_fail_a_limit_and_never_hold_one(recor
     assert "not scored" in run(c).stdout
 
 
+def test_what_is_not_measured_is_said_and_holds_no_limit(recorded):
+    c, p = recorded
+    result = run(c, "--truth", p, "--audit", "shifted-scores", "--max-leak", "shifted-scores=1")
+    assert result.exit_code == 3
+    assert "not measured" in result.stdout
+    assert "UNDECIDED: not measured" in result.stdout
+    found = json.loads(run(c, "--audit", "shifted-scores", "--format", "json").stdout)["findings"][0]
+    assert (found["verdict"], found["figures"]) == ("unmeasured", [])
+
+
+def test_wire_holds_under_subgroup_keys_and_names_what_it_could_not_test(tmp_path):
+    run_ = LinearRun(steps=20, width=3, batch=64)
+    c, p = EncryptedRun(run=run_, mode="subgroup", delta="outer").record(tmp_path)
+    for recording in (c, p):
+        result = run(recording.path, "--audit", "wire", "--max-leak", "wire=0.2")
+        assert result.exit_code == 0, result.output
+        assert "wire: no fault" in result.stdout
+        said = "holds, worst" in result.stdout and "re-randomisation of MaskedScores: all Jacobi" in result.stdout
+        assert said == (recording is c)  # p knows its exponents
+
+
 def test_mistakes_are_one_line(recorded, tmp_path):
     c, _ = recorded
     other = EncryptedRun(run=LinearRun(steps=1, width=3, batch=16)).record(tmp_path)[1].path

@@ -55,11 +55,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         audit: its name.
         reads: what it reads of the recording.
-        verdict: ``leaks`` if any figure lies above chance; ``unmeasured``, which is no acquittal, where the recording
-            has no material for it or only the truth could say; else ``holds``.
+        verdict: ``leaks`` if any figure lies above chance; ``unmeasured``, printed as not measured, where the recording
+            has no material for it or only the truth could say: a gate on it never holds; else ``holds``.
         figures: the headline first.
         found: what was recovered and how, or why not, in a sentence.
         mitigation: what stops it.
+        unmeasured: what it could not test, each with the reason; the verdict is on the rest.
     """
 
     audit: str
@@ -68,6 +69,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     found: str
     mitigation: str
     figures: tuple[Figure, ...] = ()
+    unmeasured: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,13 @@ class Recovered:
         found: the sentence on it.
         steps: by step number, arrays named as the notes that they should equal, or ``weights`` (g, C).
         own: figures that need no truth.
+        unmeasured: what could not be tested, each with the reason.
     """
 
     found: str
     steps: Mapping[int, Notes] = field(default_factory=dict)
     own: tuple[Figure, ...] = ()
+    unmeasured: tuple[str, ...] = ()
 
 
 class Truth:
@@ -160,15 +164,15 @@ class Audit(ABC):
         try:
             recovered = self.run(recording)
         except InsufficientView as error:
-            return self._finding(str(error), ())
+            return self._finding(Recovered(str(error)), ())
         figures = self.score(recovered, truth) if truth else ()
-        return self._finding(recovered.found, figures or recovered.own)
+        return self._finding(recovered, figures or recovered.own)
 
     def fits(self, recording: Recording) -> bool:
         """Return whether the recording is of the role that can mount this."""
         return self.role in (recording.header.role, "either")
 
-    def _finding(self, found: str, figures: tuple[Figure, ...]) -> Finding:
+    def _finding(self, recovered: Recovered, figures: tuple[Figure, ...]) -> Finding:
         verdict: Literal["leaks", "holds", "unmeasured"] = "unmeasured"
         if any(figure.leaks for figure in figures):
             verdict = "leaks"
@@ -178,7 +182,8 @@ class Audit(ABC):
             audit=self.name,
             reads=self.reads,
             verdict=verdict,
-            found=found,
+            found=recovered.found,
             mitigation=self.mitigation,
             figures=figures,
+            unmeasured=recovered.unmeasured,
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from vflsec.audit import figures
-from vflsec.audit.audit import Audit, Figure, Floats, Recovered, Truth
+from vflsec.audit.audit import Audit, Figure, Recovered, Truth
 from vflsec.core.errors import InsufficientView
 from vflsec.paillier.recording import Recording, Step
 
@@ -25,7 +25,7 @@ class ChosenWeights(Audit):
     name = "chosen-weights"
     role = "p"
     reads = "z^C of the same samples under several shares of its own, between two updates"
-    mitigation = "at C: a share of its own in W_0 (KeyHolder(share0=...)), few forward passes for each sample"
+    mitigation = "at C: few forward passes of each sample; a share of its own in W_0 takes one of them from p, no more"
     reference = "derived from PrADA, Algorithm 4, with a p that deviates"
 
     def run(self, recording: Recording) -> Recovered:
@@ -42,20 +42,22 @@ class ChosenWeights(Audit):
                 steps[passes[0].number] = {"mu": scores @ np.linalg.pinv(differences)}
                 dimensions.append(dimension)
         if not steps:
-            raise InsufficientView("expected the same samples under two shares between updates, got none: p was honest")
+            raise InsufficientView(
+                "expected the same samples under two shares between updates, got none: by these notes p was honest"
+            )
         found = f"{max(dimensions)} of {recording.header.layout.width} directions of mu in {len(steps)} batches"
         share = max(dimensions) / recording.header.layout.width
         own = Figure(of="features", metric="share", value=share, chance=0.0, n=recording.header.layout.width)
         return Recovered(found, steps, (own,))
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return which share of mu was recovered."""
+        """Return which share of mu was recovered, of the batch that gives most."""
         true = truth.at(list(recovered.steps))
         known = [number for number in recovered.steps if "mu" in true[number]]
         if not known:
             return ()
-        guess: Floats = np.concatenate([recovered.steps[number]["mu"] for number in known])
-        return (figures.vectors("features", guess, np.concatenate([true[number]["mu"] for number in known])),)
+        each = [figures.vectors("features", recovered.steps[n]["mu"], true[n]["mu"]) for n in known]
+        return (max(each, key=lambda figure: figure.value),)
 
 
 def _passes(recording: Recording) -> Iterator[list[Step]]:

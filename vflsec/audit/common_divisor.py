@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Figure, Recovered, Truth
 from vflsec.core.errors import InsufficientView
 from vflsec.paillier.recording import Recording, Step
@@ -34,7 +33,7 @@ class CommonDivisor(Audit):
     name = "common-divisor"
     role = "C"
     reads = "one batch of delta^C"
-    mitigation = "low-order noise on what is encrypted: Layout(delta='rank1'), or 'outer' with its blur"
+    mitigation = "noise below a unit of W on what is encrypted, which is always added; delta-chain reads W all the same"
     reference = "derived from PrADA, Algorithm 5, line 22"
 
     def run(self, recording: Recording) -> Recovered:
@@ -45,6 +44,7 @@ class CommonDivisor(Audit):
         unit = layout.weight_precision + layout.delta_precision
         steps = {}
         divided = numbers = 0
+        most = 0.0
         for step in recording.steps():
             products = _exact_rows(step, unit)
             if not len(products):
@@ -53,31 +53,34 @@ class CommonDivisor(Audit):
             rounding &= -rounding  # the power of two that all have, where they were rounded to a larger unit
             divisors = np.gcd.reduce(np.abs(products), axis=0) if len(products) >= ROWS else np.zeros(0, dtype=np.int64)
             deltas = np.gcd.reduce(np.abs(products), axis=1)
-            divided += int((divisors > rounding).sum() + (deltas > rounding * LARGE).sum())
-            numbers += len(divisors) + len(deltas)
+            found = int((divisors > rounding).sum() + (deltas > rounding * LARGE).sum())
+            count = len(divisors) + len(deltas)
+            divided, numbers, most = divided + found, numbers + count, max(most, found / count)
             if len(divisors):
                 longest = products[np.abs(products).max(axis=1).argmax()]
                 weights = np.ldexp((divisors * np.sign(longest)).astype(np.float64), -layout.weight_precision)
                 steps[step.number] = {"weights": weights[:, None]}
         if not numbers:
             raise InsufficientView("expected a row of delta^C in exact fixed point, got none")
-        own = figures.share("weights and loss gradients", divided, numbers)
-        found = f"{divided} of {numbers} columns and rows of delta^C have a common divisor: |W_j|, |delta_i|"
-        return Recovered(found, steps, (own,))
+        own = Figure(of="weights and loss gradients", metric="share", value=most, chance=0.0, n=numbers)
+        text = f"{divided} of {numbers} columns and rows of delta^C have a common divisor: |W_j|, |delta_i|"
+        return Recovered(text, steps, (own,))
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return the share of weights that are read to the unit, up to one sign for all of a batch."""
+        """Return the share of weights that one batch gives to the unit, up to one sign for all of them."""
         after = truth.header.layout.order == "paper"
         true = truth.at([number + after for number in recovered.steps])
         known = [number for number in recovered.steps if "weights" in true[number + after]]
         if not known:
             return ()
         unit = 2.0**-truth.header.layout.weight_precision
-        hits = 0
-        for number in known:
-            weights, guess = true[number + after]["weights"], recovered.steps[number]["weights"]
-            hits += max(int((np.abs(sign * guess - weights) <= unit).sum()) for sign in (1, -1))
-        return (figures.share("weights", hits, len(known) * truth.header.layout.width),)
+        hits = [
+            int((np.abs(sign * recovered.steps[number]["weights"] - true[number + after]["weights"]) <= unit).sum())
+            for number in known
+            for sign in (1, -1)
+        ]
+        width = truth.header.layout.width
+        return (Figure(of="weights", metric="share", value=max(hits) / width, chance=0.0, n=width),)
 
 
 def _exact_rows(step: Step, unit: int) -> NDArray[np.int64]:

@@ -1,7 +1,8 @@
-"""What C reads out of the gradients that it decrypts: W, the loss gradients and every label."""
+"""What C reads out of the gradients that it decrypts: W, the loss gradients and every label, noise or not."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -9,19 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.audit import figures
-from vflsec.audit.audit import Audit, Figure, Floats, Recovered, Truth
+from vflsec.audit.audit import Audit, Figure, Floats, Notes, Recovered, Truth
+from vflsec.audit.pooled import LARGEST, Batch, pool
 from vflsec.audit.simplex import rotation, upright
-from vflsec.core.errors import InsufficientView
+from vflsec.core.errors import DataError, InsufficientView
 from vflsec.paillier.recording import Header, Recording, Step
 
 WINDOW = 32
 """Steps solved together: the farther W moves, the better is its size known; the cost grows with the third power."""
 
-CONSISTENT = 0.1
-"""Largest ratio of the first singular value that should vanish to the last that should not; above, W's size is lost."""
+CONSISTENT = 0.01
+"""Largest ratio of the first singular value that should vanish to the last that should not; above, there is noise."""
 
 RANK = 1e-9
 """A delta^C whose last singular value lies below this, relative to the first, is not of full rank."""
+
+
+ROWS = 1 << 32
+"""More than a batch has: samples whose rows are not noted get numbers of their own below zero."""
 
 
 class Release(NamedTuple):
@@ -54,8 +60,9 @@ class DeltaChain(Audit):
     delta^C, mu, the rate and the optimizer, all of which C has by right. The rotation is found too, since a row of
     softmax(z) - y has one negative entry; what remains open is the names of the classes.
 
-    Two consecutive batches are enough for r = 1. Noise on delta that keeps the rank keeps W's direction and the signs
-    that it leaves. Under noise on every coordinate W's size is lost, and labels are read from the axes alone.
+    Two consecutive batches are enough for r = 1. Where noise on delta^C, or too few features, spoil the updates,
+    ``vflsec.audit.pooled`` pools the batches of the whole run instead: W moves little from one to the next, and a
+    sample's label is the same at every visit. Noise is then averaged out over batches and over visits.
 
     Source: derived from PrADA (arXiv 2111.10120), Algorithm 5, lines 15 to 22; the extension to many batches,
     momentum and several outputs is this package's.
@@ -63,51 +70,32 @@ class DeltaChain(Audit):
 
     name = "delta-chain"
     role = "C"
-    reads = "delta^C and mu of consecutive batches, the learning rate"
-    mitigation = "noise on every coordinate of delta^C, added by p under encryption"
+    reads = "delta^C and mu of all batches, the learning rate"
+    mitigation = "an extractor that does not train, so that no delta^C is sent; for noise see its measured table"
     reference = "derived from PrADA, Algorithm 5; refutes its Proposition 3"
 
     def run(self, recording: Recording) -> Recovered:
-        """Return ``delta``, ``labels`` and ``weights`` of each step that is in a chain; outputs in any order."""
-        header = recording.header
-        outputs, width = header.layout.outputs, header.layout.width
+        """Return ``delta``, ``labels`` and ``weights`` of each step that is used; outputs in any order."""
+        outputs, width = recording.header.layout.outputs, recording.header.layout.width
         rank = max(1, outputs - 1)
-        if width < 2 * rank:
-            raise InsufficientView(f"expected at least {2 * rank} features for {outputs} outputs, got {width}")
-        rng = np.random.default_rng(figures.SEED)
-        steps: dict[int, dict[str, NDArray[Any]]] = {}
-        solved: list[Solved] = []
-        turn = np.eye(rank)
-        for window in _windows(recording, rank, rng):
-            now = _solve(window, header)
-            shared = window[0].number
-            if solved and shared in solved[-1].weights:
-                turn = rotation(now.weights[shared], solved[-1].weights[shared]) @ turn
-            else:
-                turn = upright(np.concatenate(list(now.delta.values())), outputs, rng)
-            steps |= {number: _read(delta @ turn, now.weights[number] @ turn) for number, delta in now.delta.items()}
-            solved.append(now)
-        if not solved:
-            raise InsufficientView("expected delta^C and mu of two consecutive batches, got fewer")
-        residual, chance = (float(np.median(side)) for side in zip(*(one[2:] for one in solved), strict=True))
-        own = Figure(of="weights", metric="consistency", value=1 - residual, chance=1 - chance, n=len(steps))
-        if residual > CONSISTENT:
-            return Recovered(f"labels of {len(steps)} batches from the axis of delta^C; W only in direction", steps)
-        found = f"W, delta and labels of {len(steps)} batches; the updates fit them up to {residual:.0e}"
-        return Recovered(found, steps, (own,))
+        if width < rank:
+            raise InsufficientView(f"expected at least {rank} features for {outputs} outputs, got {width}")
+        chained = _chained(recording, outputs, rank) if width >= 2 * rank else None
+        return chained or _pooled(recording, outputs)
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return labels, of one output also their AUC, then W, of several outputs without their common part."""
+        """Return labels of each sample, of two classes also their AUC, then W, without what all outputs share."""
         after = truth.header.layout.order == "paper"  # delta^C of a step then tells W of the next
         true = truth.at([*recovered.steps, *(number + 1 for number in recovered.steps)])
         steps = [number for number in recovered.steps if "labels" in true[number]]
         if not steps:
             return ()
-        guess = np.concatenate([recovered.steps[number]["labels"] for number in steps])
-        labels = np.concatenate([true[number]["labels"] for number in steps])
+        last = _last_visits([true[number] for number in steps])
+        guess = np.concatenate([recovered.steps[number]["labels"] for number in steps])[last]
+        labels = np.concatenate([true[number]["labels"] for number in steps])[last]
         found = [figures.labels(guess, labels)]
-        if truth.header.layout.outputs == 1 and len(np.unique(labels)) == 2:
-            delta = np.concatenate([recovered.steps[number]["delta"][:, 0] for number in steps])
+        if truth.header.layout.outputs <= 2 and len(np.unique(labels)) == 2:
+            delta = np.concatenate([recovered.steps[number]["delta"][:, -1] for number in steps])[last]
             found.append(figures.ranking("labels", delta, labels))
         names = figures.names(guess, labels)
         known = [number for number in steps if "weights" in true[number + after]]
@@ -117,6 +105,62 @@ class DeltaChain(Audit):
                 figures.vectors("weights", weights, np.stack([_centred(true[n + after]["weights"]) for n in known]))
             )
         return tuple(found)
+
+
+def _chained(recording: Recording, outputs: int, rank: int) -> Recovered | None:
+    """Return what the updates of consecutive batches give; None where there are none, or noise spoils them."""
+    rng = np.random.default_rng(figures.SEED)
+    steps: dict[int, dict[str, NDArray[Any]]] = {}
+    solved: list[Solved] = []
+    turn = np.eye(rank)
+    for window in _windows(recording, rank, rng):
+        now = _solve(window, recording.header)
+        shared = window[0].number
+        if solved and shared in solved[-1].weights:
+            turn = rotation(now.weights[shared], solved[-1].weights[shared]) @ turn
+        else:
+            turn = upright(np.concatenate(list(now.delta.values())), outputs, rng)
+        steps |= {number: _read(delta @ turn, now.weights[number] @ turn) for number, delta in now.delta.items()}
+        solved.append(now)
+    if not solved:
+        return None
+    residual, chance = (float(np.median(side)) for side in zip(*(one[2:] for one in solved), strict=True))
+    own = Figure(of="weights", metric="consistency", value=1 - residual, chance=1 - chance, n=len(steps))
+    if residual > CONSISTENT:
+        return None
+    found = f"W, delta and labels of {len(steps)} batches; the updates fit them up to {residual:.0e}"
+    return Recovered(found, steps, (own,))
+
+
+def _pooled(recording: Recording, outputs: int) -> Recovered:
+    """Return what the gradients of all batches give together."""
+    width = recording.header.layout.width
+    each = (batch for step in recording.steps() if (batch := _batch(step, width)))
+    batches = deque(each, maxlen=max(1, LARGEST // width**2))
+    if not batches:
+        raise InsufficientView("expected delta^C of a step that learns, and not all zero, got none")
+    found = pool(batches, outputs, np.random.default_rng(figures.SEED))
+    steps = {
+        batch.number: _read(found.delta[samples], found.weights[batch.number])
+        for batch, samples in zip(batches, found.samples, strict=True)
+    }
+    text = f"labels of {len(found.delta)} samples from delta^C of {len(batches)} batches, pooled"
+    text += f"; noise of deviation {found.noise:.2g} on every coordinate" if found.noise else ""
+    return Recovered(text, steps)
+
+
+def _batch(step: Step, width: int) -> Batch | None:
+    """Return what C has of a step; where no rows are noted, each is taken to be a sample of its own."""
+    if step.rate is None or not step.has("embedding_gradient") or not step.notes["embedding_gradient"].any():
+        return None
+    gradient = step.notes["embedding_gradient"]
+    rows = step.notes.get("rows", -1 - step.number * ROWS - np.arange(len(gradient)))
+    mu = step.notes.get("mu")
+    if len(rows) != len(gradient) or gradient.shape[1] != width or not (mu is None or mu.shape == gradient.shape):
+        raise DataError(
+            f"expected rows, mu and delta^C of one batch of {width} features in step {step.number}, got other"
+        )
+    return Batch(step.number, rows, mu, gradient)
 
 
 def _windows(recording: Recording, rank: int, rng: np.random.Generator) -> Iterator[list[Release]]:
@@ -221,6 +265,14 @@ def _read(delta: Floats, weights: Floats) -> dict[str, NDArray[Any]]:
     """Return what a step tells: of one output class 1 where delta is negative, else the class whose entry is least."""
     labels = (delta[:, 0] < 0).astype(np.int64) if delta.shape[1] == 1 else delta.argmin(axis=1)
     return {"delta": delta, "labels": labels, "weights": weights}
+
+
+def _last_visits(notes: Sequence[Notes]) -> NDArray[np.int64]:
+    """Return where the last visit of each sample is among all rows; without their numbers, all rows."""
+    if not all("rows" in one for one in notes):
+        return np.arange(sum(len(one["labels"]) for one in notes))
+    rows = np.concatenate([one["rows"] for one in notes])
+    return len(rows) - 1 - np.unique(rows[::-1], return_index=True)[1]
 
 
 def _named(weights: Floats, names: NDArray[np.int64]) -> Floats:

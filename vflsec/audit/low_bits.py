@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Figure, Recovered, Truth
 from vflsec.audit.masked import Masked, masked_scores
 from vflsec.core.errors import InsufficientView
@@ -41,41 +40,49 @@ class LowBits(Audit):
     reference = "derived from PrADA, Algorithm 4, in floating-point encodings"
 
     def run(self, recording: Recording) -> Recovered:
-        """Return ``share`` (g, C), integers in units of 2^-64, of each batch tried; none where no bit is bare."""
+        """Return ``share`` (g, C), integers in units of 2^-64, of each batch tried; None where no bit is bare."""
         header = recording.header
         steps: dict[int, dict[str, NDArray[Any]]] = {}
-        bare = []
+        bare, rows, most = [], 0, 0
         for step in recording.steps():
             masked = masked_scores(step, header)
             if masked is None or len(masked.mu) <= header.layout.width:
                 continue
-            solved = [column for output in range(header.layout.outputs) if (column := _bare(masked, output))]
-            steps[step.number] = {}
-            if len(solved) == header.layout.outputs:
-                bare.append(min(column.bits for column in solved))
-                unit = masked.precision - masked.feature_precision
-                share = np.array([column.weights for column in solved], dtype=object).T
-                steps[step.number] = {"share": share * (1 << 64) // (1 << unit)}
+            rows = max(rows, len(masked.mu))
+            unit = masked.precision - masked.feature_precision
+            share = np.full((header.layout.width, header.layout.outputs), None, dtype=object)
+            solved = {c: column for c in range(header.layout.outputs) if (column := _bare(masked, c))}
+            for output, column in solved.items():
+                share[:, output] = [w * (1 << 64) // (1 << unit) for w in column.weights]
+            steps[step.number] = {"share": share}
+            bare += [min(column.bits for column in solved.values())] if solved else []
+            most = max(most, len(solved))
             if len(steps) == STEPS:
                 break
         if not steps:
             raise InsufficientView(f"expected masked scores of more than {header.layout.width} samples, got none")
         found = f"low-order bits are bare in {len(bare)} of {len(steps)} batches"
-        found += f", {min(bare)} of them, which give p's share of W" if bare else ""
-        return Recovered(found, steps, (figures.share("weights", len(bare), len(steps)),))
+        if bare:
+            found += f", {min(bare)} of them, which give p's share of W"
+        else:
+            found += f"; {-(-SURPLUS // (rows - header.layout.width))} bits or more would have shown"
+        size = header.layout.width * header.layout.outputs
+        own = Figure(of="weights", metric="share", value=most / header.layout.outputs, chance=0.0, n=size)
+        return Recovered(found, steps, (own,))
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return the share of weights that are recovered to the last bit, p's share of them or all of W."""
+        """Return the share of weights that one batch gives to the last bit, p's share of them or all of W."""
         true = truth.at(list(recovered.steps))
-        hits = numbers = 0
-        for number, arrays in recovered.steps.items():
-            known = [true[number][name] for name in ("p share", "sum") if name in true[number]]
-            if not known:
-                continue
-            numbers += known[0].size
-            if "share" in arrays:
-                hits += max(int((arrays["share"] == one).sum()) for one in known)
-        return (figures.share("weights", hits, numbers),) if numbers else ()
+        hits = [
+            int((arrays["share"] == true[number][name]).sum())
+            for number, arrays in recovered.steps.items()
+            for name in ("p share", "sum")
+            if name in true[number]
+        ]
+        if not hits:
+            return ()
+        size = truth.header.layout.width * truth.header.layout.outputs
+        return (Figure(of="weights", metric="share", value=max(hits) / size, chance=0.0, n=size),)
 
 
 def _bare(masked: Masked, output: int) -> Solution | None:

@@ -87,7 +87,7 @@ def judge(
 
 
 def _gate(finding: Finding, limit: float) -> Gate:
-    """Compare a limit with the far end of the interval; what only fits by itself, or is unmeasured, cannot hold it."""
+    """Compare a limit with the far end of the interval; what only fits by itself, or was not measured, never holds."""
     ends = [figure.ci95[1] if figure.ci95 else figure.value for figure in finding.figures]
     worst = max(ends, default=None)
     certain = bool(ends) and all(figure.metric != "consistency" for figure in finding.figures)

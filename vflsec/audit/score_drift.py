@@ -52,4 +52,5 @@ class ScoreDrift(Audit):
         if not judged:
             raise InsufficientView(f"expected more than {BEFORE} batches with scores, got fewer")
         text = f"{jumped} of {judged} scores jump" + (f", first in step {where[0]}" if where else "")
+        text += f"; those of the first {BEFORE} batches are not judged"
         return Recovered(text, own=(figures.share("labels", jumped, judged),))

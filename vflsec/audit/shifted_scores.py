@@ -28,7 +28,7 @@ class ShiftedScores(Audit):
     name = "shifted-scores"
     role = "C"
     reads = "delta^C of a batch whose scores C has shifted"
-    mitigation = "at p: stop where scores jump, as score-drift does"
+    mitigation = "at p: look for jumps, as score-drift does, before delta^C is sent; smaller shifts go unnoticed"
     reference = "derived from PrADA, Algorithm 4, with a C that deviates"
 
     def run(self, recording: Recording) -> Recovered:
@@ -48,7 +48,8 @@ class ShiftedScores(Audit):
                 steps[step.number] = {"labels": none.astype(np.int64)}
         if not steps:
             raise InsufficientView(
-                "expected a batch whose gradients vanish or are of one length, got none: C was honest"
+                "expected a batch whose gradients vanish or are of one length, got none: C shifted no scores, or noise "
+                "on delta^C hides it"
             )
         read = sum(len(arrays["labels"]) for arrays in steps.values())
         own = figures.share("labels", read, rows)

@@ -31,18 +31,23 @@ def rich(verdict: Verdict) -> RenderableType:
             finding.reads,
             "\n".join(map(_recovered, finding.figures)) or "–",
             "\n".join(_number(figure.chance) for figure in finding.figures) or "–",
-            finding.verdict,
+            "not measured" if finding.verdict == "unmeasured" else finding.verdict,
             finding.mitigation if finding.verdict != "holds" else "",
         )
     parts: list[RenderableType] = [Text(f"recording of role {verdict.role} · {verdict.steps} steps · {scored}"), table]
-    parts += [Text(f"{finding.audit}: {finding.found}") for finding in verdict.findings]
-    parts += [Text(gate_line(gate.gate, gate.limit, gate.worst, gate.holds)) for gate in verdict.gates]
+    untested = {finding.audit: "; ".join(finding.unmeasured) for finding in verdict.findings}
+    for finding in verdict.findings:
+        parts.append(Text(f"{finding.audit}: {finding.found}"))
+        parts += [Text(f"{finding.audit}: not measured: {part}") for part in finding.unmeasured]
+    for gate in verdict.gates:
+        line = gate_line(gate.gate, gate.limit, gate.worst, gate.holds)
+        parts.append(Text(line + (f"; not measured: {untested[gate.at]}" if untested[gate.at] else "")))
     return Group(*parts)
 
 
 def gate_line(name: str, limit: float, worst: float | None, holds: bool | None) -> str:
     """Return the sentence on one gate."""
-    said = {True: "holds", False: "FAILED", None: "UNDECIDED: unmeasured, or without the truth"}[holds]
+    said = {True: "holds", False: "FAILED", None: "UNDECIDED: not measured, or without the truth"}[holds]
     return f"GATE {name} {limit:g}: {said}" + (f", worst {worst:.3f}" if worst is not None else "")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gmpy2
@@ -24,6 +24,15 @@ CIPHERTEXTS = ("columns", "packs", "ciphers", "share")
 SURPLUS = 40
 """Bits that must agree before products count as bare: by accident they do once in 2^40 times."""
 
+COMPUTED = 4
+"""Answers of each kind that are computed anew: what is not re-randomised is so in every step."""
+
+WIDEST = 34
+"""Bits of the largest exponent that is searched, in 2^(bits / 2) multiplications."""
+
+ANSWERS = ("MaskedScores", "EncryptedDelta")
+"""Kinds of messages whose re-randomisation is tested."""
+
 
 class Wire(Audit):
     """Reads the form of messages, without a key: a static check of an implementation on its own traffic.
@@ -34,9 +43,15 @@ class Wire(Audit):
       and their quotient gives the difference of their plaintexts; a ciphertext sent twice tells that nothing changed.
     * Bare products: the Jacobi symbol of a product of powers follows from those of the factors and the parities of the
       exponents. If all symbols of answers are so explained by those of what was asked, the answers were not
-      re-randomised, and C, who chose the randomisers, can read the exponents off them.
+      re-randomised, and C, who chose the randomisers, can read the exponents off them. Under subgroup keys all symbols
+      are 1, and so is every other character of small order, as the group's order has no small factor: the symbols then
+      say nothing.
+    * Known or small exponents, under any key: p's own recording has the weights that made its masked scores, so that
+      the bare product is computed and compared. A row of delta^C of one output is a power of one ciphertext; its
+      exponent, a loss gradient of some 24 bits, is searched by baby steps and giant steps.
 
-    What it finds is certain but for odds of 2^-40; what it does not find may still be there.
+    What it finds is certain but for odds of 2^-40; what it does not find may still be there. It says which kinds of
+    answers could not be tested.
 
     Source: the documentation and source of common Paillier libraries, where all of these are the default.
     """
@@ -55,7 +70,8 @@ class Wire(Audit):
         from_p = "sent" if recording.header.role == "p" else "received"
         seen: dict[int, int] = {}
         faults: Counter[str] = Counter()
-        parity = _Parity(recording.header.layout)
+        layout = recording.header.layout
+        parity, powers = _Parity(layout), _Powers(layout, n)
         steps: dict[int, dict[str, NDArray[Any]]] = {}
         messages = bad = 0
         for step in recording.steps():
@@ -68,14 +84,21 @@ class Wire(Audit):
                 if len(content.exponents) and message.direction == from_p:
                     steps.setdefault(step.number, {})[content.kind] = content.exponents
             parity.read(contents, n)
+            powers.read(contents, step.notes.get("share") if recording.header.role == "p" else None)
         if not messages:
             raise InsufficientView("expected messages, got a recording of notes only")
-        for kind in parity.bare:
+        for kind in sorted({*parity.bare, *powers.bare}):
             faults[f"{kind} not re-randomised"] = parity.answers[kind]
             bad = min(messages, bad + parity.answers[kind])
         text = "; ".join(f"{fault}: {count} messages" for fault, count in sorted(faults.items())) or "no fault"
-        text += f"; of {messages}, re-randomisation tested by {parity.tested} bits"
-        return Recovered(text, steps, (figures.share("messages", bad, messages),))
+        text += f"; of {messages}"
+        unmeasured = []
+        for kind in ANSWERS:
+            if ways := _ways(kind, parity, powers):
+                text += f"; re-randomisation of {kind} tested by {ways}"
+            else:
+                unmeasured.append(f"re-randomisation of {kind}: {_why_not(kind, parity)}")
+        return Recovered(text, steps, (figures.share("messages", bad, messages),), tuple(unmeasured))
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
         """Return the share of messages with a fault, then how exponents in clear rank the labels, of the worst kind."""
@@ -96,11 +119,12 @@ class Wire(Audit):
 
 
 class _Content(NamedTuple):
-    """A message as its ciphertexts by field, and the exponents that it carries in clear."""
+    """A message as its ciphertexts by field, the exponents that it carries in clear, and its number of rows."""
 
     kind: str
     ciphers: Mapping[str, Sequence[int]]
     exponents: NDArray[np.int64]
+    rank: int
 
 
 def _content(message: Message, n: int) -> _Content:
@@ -118,7 +142,8 @@ def _content(message: Message, n: int) -> _Content:
     }
     lists = [one for one in fields.values() if isinstance(one, list) and all(isinstance(x, int) for x in one)]
     exponents = np.array([x for one in lists for x in one if abs(x) < 1 << 31], dtype=np.int64)
-    return _Content(message.kind, ciphers, exponents)
+    rank = fields.get("rank", 0)
+    return _Content(message.kind, ciphers, exponents, rank if isinstance(rank, int) else 0)
 
 
 def _faults(content: _Content, n: int, seen: dict[int, int]) -> Iterator[str]:
@@ -144,23 +169,26 @@ class _Parity:
 
     Attributes:
         answers: messages of each kind.
+        varies: whether any symbol of what was asked is not 1; else the symbols say nothing.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.answers: Counter[str] = Counter()
+        self.varies = False
         self._agreed: Counter[tuple[str, str]] = Counter()
         self._refuted: Counter[tuple[str, str]] = Counter()
 
     @property
     def bare(self) -> list[str]:
         """The kinds that were not re-randomised."""
-        return sorted({test[0] for test, bits in self._agreed.items() if bits >= SURPLUS and not self._refuted[test]})
+        found = {test[0] for test, bits in self._agreed.items() if bits >= SURPLUS and not self._refuted[test]}
+        return sorted(found) if self.varies else []
 
-    @property
-    def tested(self) -> int:
-        """How many bits have been compared."""
-        return self._agreed.total() + self._refuted.total()
+    def bits(self, kind: str) -> int:
+        """Return how many bits of this kind have been compared; 0 where all symbols are 1."""
+        counts = (count for tests in (self._agreed, self._refuted) for test, count in tests.items() if test[0] == kind)
+        return sum(counts) if self.varies else 0
 
     def read(self, contents: Sequence[_Content], n: int) -> None:
         """Compare the messages of one step."""
@@ -169,7 +197,9 @@ class _Parity:
             for content in contents
             for name, ciphers in content.ciphers.items()
         }
-        self.answers.update(content.kind for content in contents if content.kind in ("MaskedScores", "EncryptedDelta"))
+        self.answers.update(content.kind for content in contents if content.kind in ANSWERS)
+        of_c = ("Features", "columns"), ("Features", "packs"), ("NoisedGradient", "share")
+        self.varies = self.varies or any(any(symbols.get(one, [])) for one in of_c)
         width, outputs = self.layout.width, self.layout.outputs
         asked, answered = symbols.get(("Features", "columns"), []), symbols.get(("MaskedScores", "ciphers"), [])
         blocks = len(asked) // width
@@ -198,3 +228,83 @@ class _Parity:
         for one, product in zip(factors, products, strict=False):
             if not any(one):
                 (self._refuted if product else self._agreed)[test] += 1
+
+
+class _Powers:
+    """Whether answers are the bare powers of what was asked, where the exponents are known or small: under any key.
+
+    Attributes:
+        tested: how many answers of each kind were computed.
+        bare: the kinds that were not re-randomised.
+    """
+
+    def __init__(self, layout: Layout, n: int) -> None:
+        self.layout, self.n = layout, gmpy2.mpz(n)
+        self.tested: Counter[str] = Counter()
+        self.bare: set[str] = set()
+
+    def read(self, contents: Sequence[_Content], share: NDArray[Any] | None) -> None:
+        """Test the first answers of one step; ``share`` (g, C) is p's, in units of 2^-64, None in C's recording."""
+        by_kind = {content.kind: content for content in contents}
+        layout = self.layout
+        asked, answered = _ciphers(by_kind, "Features", "columns"), _ciphers(by_kind, "MaskedScores", "ciphers")
+        if share is not None and len(share) == layout.width <= len(asked) and answered:
+            unit = 64 - layout.weight_precision
+            exponents = [(int(w) + (1 << unit - 1) >> unit) % (1 << layout.ring) for w in share[:, 0]]
+            self._note("MaskedScores", lambda: self._product(asked, exponents) == answered[0] % self.n)
+        asked, answered = _ciphers(by_kind, "NoisedGradient", "share"), _ciphers(by_kind, "EncryptedDelta", "ciphers")
+        bits = layout.delta_precision + layout.delta_bits + 1
+        rank = by_kind["EncryptedDelta"].rank if answered else 0
+        if asked and layout.outputs == 1 and bits <= WIDEST and 0 < rank <= len(answered) * layout.deltas.rows:
+            in_one = min(layout.deltas.rows, rank)
+            last = -(-rank // in_one) - 1  # of the first block of features
+            if rank - last * in_one == 1 and last < len(answered):  # this one holds a single row
+                self._note("EncryptedDelta", lambda: self._is_small_power(asked[0], answered[last], bits))
+
+    def _note(self, kind: str, test: Callable[[], bool]) -> None:
+        if self.tested[kind] < COMPUTED:
+            self.tested[kind] += 1
+            if test():
+                self.bare.add(kind)
+
+    def _product(self, bases: Sequence[int], exponents: Sequence[int]) -> gmpy2.mpz:
+        product = gmpy2.mpz(1)
+        for base, exponent in zip(bases, exponents, strict=False):
+            product = product * gmpy2.powmod(base, exponent, self.n) % self.n
+        return product
+
+    def _is_small_power(self, base: int, power: int, bits: int) -> bool:
+        """Return whether ``power`` is ``base``^x modulo n for some |x| <= 2^bits."""
+        if gmpy2.gcd(base, self.n) != 1:
+            return False
+        step = 1 << (bits + 2) // 2
+        baby, small = gmpy2.mpz(1), {}
+        for x in range(step):
+            small[baby] = x
+            baby = baby * base % self.n
+        giant = gmpy2.invert(baby, self.n)
+        at = power * gmpy2.powmod(base, 1 << bits, self.n) % self.n
+        for _ in range((2 << bits) // step + 1):
+            if at in small:
+                return True
+            at = at * giant % self.n
+        return False
+
+
+def _ciphers(by_kind: Mapping[str, _Content], kind: str, name: str) -> Sequence[int]:
+    return by_kind[kind].ciphers.get(name, ()) if kind in by_kind else ()
+
+
+def _ways(kind: str, parity: _Parity, powers: _Powers) -> str:
+    """Return how the re-randomisation of one kind of message was tested; empty where it was not."""
+    ways = [f"{bits} bits"] if (bits := parity.bits(kind)) >= SURPLUS else []
+    ways += [f"{count} products"] if (count := powers.tested[kind]) else []
+    return " and ".join(ways)
+
+
+def _why_not(kind: str, parity: _Parity) -> str:
+    if not parity.answers[kind]:
+        return "no such message was recorded"
+    if not parity.varies:
+        return "all Jacobi symbols are 1, as under subgroup keys"
+    return f"{parity.bits(kind)} bits could be compared, and {SURPLUS} are needed"

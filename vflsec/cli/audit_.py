@@ -26,7 +26,7 @@ def command(recording: Path, truth: Path | None, names: tuple[str, ...], max_lea
 
     RECORDING is what one role of an encrypted linear layer sent, received and computed. The audits read nothing else;
     with --truth their success is measured, without it only how well all fits together. What an audit cannot measure it
-    calls unmeasured, which is no acquittal.
+    calls not measured, and a limit on it never holds (exit code 3).
     """
     import msgspec
     from rich.console import Console

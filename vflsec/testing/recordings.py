@@ -15,7 +15,7 @@ from vflsec.core.seeds import derive
 from vflsec.paillier.key_holder import KeyHolder
 from vflsec.paillier.keys import Keys
 from vflsec.paillier.label_holder import LabelHolder
-from vflsec.paillier.layout import Layout
+from vflsec.paillier.layout import Layout, Mode
 from vflsec.paillier.linear_sgd import LinearSgd
 from vflsec.paillier.messages import PaillierMessage
 from vflsec.paillier.recording import Header, Recorder, Recording
@@ -146,6 +146,7 @@ class EncryptedRun:
         run: the regression; its noise is added under encryption, which needs ``delta`` outer.
         delta: form of delta^C on the wire.
         bits: of the key; 1024 is for tests.
+        mode: of the key.
         share0: standard deviation of C's own part of W_0; 0 for none.
         inference: forward passes of the last batch after training.
         key_holder: the class of C, where one that deviates is wanted.
@@ -155,6 +156,7 @@ class EncryptedRun:
     run: LinearRun
     delta: Literal["rank1", "outer"] = "rank1"
     bits: int = 1024
+    mode: Mode = "standard"
     share0: float = 0.0
     inference: int = 0
     key_holder: type[KeyHolder] = KeyHolder
@@ -164,12 +166,18 @@ class EncryptedRun:
         """Train and infer; return the recordings of C and p, new files in ``folder``."""
         run = self.run
         layout = Layout(
-            width=run.width, outputs=run.outputs, batch=run.batch, order=run.order, bits=self.bits, delta=self.delta
+            width=run.width,
+            outputs=run.outputs,
+            batch=run.batch,
+            order=run.order,
+            bits=self.bits,
+            mode=self.mode,
+            delta=self.delta,
         )
         optimizer = LinearSgd(run.momentum, run.weight_decay)
         weights, extractor = run.start()
         rng = generator(run.seed, "noise")
-        keys = Keys.generate(self.bits)
+        keys = Keys.generate(self.bits, self.mode)
         c = self.key_holder(
             keys, layout, optimizer=optimizer, batches=1, share0=self.share0 * rng.normal(size=weights.shape)
         )
