@@ -12,7 +12,7 @@ import torch
 from scipy.special import expit, log_softmax
 from torch import Tensor, nn
 
-from vflsec.core.errors import Diverged, PeerRefused, UsageError
+from vflsec.core.errors import Diverged, PeerRefused, ProtocolError, UsageError
 from vflsec.core.metrics import METRICS, applicable
 from vflsec.core.seeds import derive, drawing
 from vflsec.paillier.keys import PublicKey
@@ -82,6 +82,8 @@ class LabelSide(Side):
                     "there: give both parties one vflsec"
                 )
         theirs.key.check(layout.bits)
+        if bool(theirs.key.generator) != (self.job.paillier.mode == "subgroup"):
+            raise PeerRefused(f"expected a key for mode = {self.job.paillier.mode!r} from C, got one for another mode")
         if theirs.key != self._public:
             self._make(layout, theirs.key)
         return layout
@@ -156,7 +158,11 @@ class LabelSide(Side):
         """Return C's part of the scores (B, C) and p's own."""
         exchange.send(self.holder.masked_scores(exchange.receive(Features)))
         own = self.top(self.x[split][rows].double())
-        shared = self.holder.scores(exchange.receive(Scores))
+        scores = exchange.receive(Scores)
+        try:
+            shared = self.holder.scores(scores)
+        except ProtocolError as error:  # the share of the weights may be spoiled: the state before may do better
+            raise Diverged(str(error)) from None
         if shared.shape != own.shape:
             raise PeerRefused(f"expected scores of shape {tuple(own.shape)}, got {shared.shape}")
         return shared, own
