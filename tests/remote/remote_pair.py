@@ -90,7 +90,7 @@ def run_both(keys, job, own, folder, *, masks=False, each=None, **options):
         def one(role):
             try:
                 found[role] = made[role].finish()
-            except Exception as error:  # noqa: BLE001  (told to the test)
+            except BaseException as error:  # noqa: BLE001  (told to the test)
                 errors[role] = error
             finally:
                 made[role].snapshots.close()

@@ -156,7 +156,10 @@ def test_states_are_private_and_gone_at_the_end(keys, tmp_path):
     begun(keys, tmp_path)
     files = sorted(path for path in tmp_path.glob("*/*") if path.name != ".lock")
     three = [f"state-{step:08}.bin" for step in range(3)]  # the last two, and the one before the epoch
-    expected = [*(f"C/{name}" for name in ["journal.bin", "key.bin", *three]), *(f"p/{n}" for n in ["journal.bin", *three])]
+    expected = [
+        *(f"C/{name}" for name in ["journal.bin", "key.bin", *three]),
+        *(f"p/{n}" for n in ["journal.bin", *three]),
+    ]
     assert [str(path.relative_to(tmp_path)) for path in files] == expected
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     assert (tmp_path / "C").stat().st_mode & 0o777 == 0o700

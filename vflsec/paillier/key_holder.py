@@ -209,6 +209,9 @@ class KeyHolder(Role):
         found = np.frombuffer(message.coefficients, "<f4").reshape(rows, message.rank).astype(np.float64)
         if not np.isfinite(found).all():
             raise ProtocolError("expected finite coefficients, got NaN or infinity")
+        largest = 2.0 ** max(message.rank - 1, 0)  # of what pivots give, see ``low_rank.factor``
+        if found.size and (most := np.abs(found).max()) > 1.001 * largest:
+            raise ProtocolError(f"expected coefficients within {largest:g}, got {most:g}")
         return found
 
     def _share_packs(self, weights: Sequence[int]) -> list[int]:

@@ -189,6 +189,8 @@ class Session:
         self.run = next((facts.run for facts in kept.values()), "")
         self.result = self._result()
         self._heard_farewell = self.result is not None and not kept
+        self._finished_before = self.result is not None
+        self._left = False
         self._furthest = 0
         if not self.history:
             self.history = {0: NOTHING}
@@ -209,13 +211,14 @@ class Session:
         for step in self.snapshots.damaged:
             self.tell(f"the state after batch {step} is damaged; going on from one that is not, if both parties can")
         self._alive()
-        while not self._parted():
+        while not (self._parted() or self._left):
             try:
                 with closing(self._connect()) as wire:
                     self._talk(wire)
             except PeerLost as error:
                 self._lost(error)
-        self.snapshots.clear()
+        if self._parted() or self._finished_before:  # else C may have been killed, and need us once more
+            self.snapshots.clear()
         assert self.result, "who has parted has a result"
         return self.result
 
@@ -231,7 +234,7 @@ class Session:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
         elif self.result:
             self.tell(f"the other party has left without a word ({error}); nothing is missing here")
-            self._heard_farewell = True
+            self._left = True
         else:
             raise PeerLost(
                 f"{error}; given up after {self.patience:g} s. All {max(self.history)} of {self.batches} batches "
