@@ -72,9 +72,13 @@ def session(role, job, own, folder, link, masks=None, **options):
     """A session of ``role``, with the key and the state that ``folder`` keeps."""
     snapshots = Snapshots(folder)
     more = {"batches": 1, **({"randbits": masks} if masks else {})}
-    side = make_side(role, own, job, snapshots, seed=SEEDS[role], **more)
     begin = {"begin": masks.begin} if masks else {}
-    return Session(side, link, snapshots, **{"timeout": 10, "patience": 20, **begin, **options})
+    try:
+        side = make_side(role, own, job, snapshots, seed=SEEDS[role], **more)
+        return Session(side, link, snapshots, **{"timeout": 10, "patience": 20, **begin, **options})
+    except BaseException:
+        snapshots.close()
+        raise
 
 
 def run_both(keys, job, own, folder, *, masks=False, each=None, **options):

@@ -1,12 +1,16 @@
 """A peer that lies, hangs up or is killed: one line, nothing secret left, and a run that can go on."""
 
+import multiprocessing
 import os
+import random
+import signal
+import socket
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from remote_pair import make_job, owns, run_both, session
+from remote_pair import HERE, make_job, owns, run_both, session, work
 
 from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, VflsecError
 from vflsec.paillier.key_holder import KeyHolder
@@ -282,3 +286,64 @@ def test_nothing_secret_survives_a_kill_in_the_middle_of_a_write(keys, tmp_path,
     assert not errors
     left = {path.name for role in OWN for path in (tmp_path / role).iterdir()}
     assert left == {".lock", "result.json", "C.safetensors", "p.safetensors", "predictions.csv"}
+
+
+KILLS = int(os.environ.get("VFLSEC_STATE_KILLS", "50"))
+
+
+def killed_at_a_state(kills, folder, *given):
+    """A process of C that is killed in the middle of writing a state, soon, as long as there are ``kills`` to do."""
+    whole, writes = os.fsync, iter([True] * random.randrange(3))  # noqa: S311
+
+    def fsync(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.name.startswith(".writing-state-") and kills.value and not next(writes, False):
+            with kills.get_lock():
+                kills.value -= 1
+            os.ftruncate(descriptor, random.randrange(path.stat().st_size))  # noqa: S311
+            os.kill(os.getpid(), signal.SIGKILL)
+        whole(descriptor)
+
+    os.fsync = fsync
+    work("C", *given[:3], folder, *given[3:])
+
+
+@pytest.mark.slow
+def test_no_key_is_left_after_kills_at_the_writing_of_states(keys, tmp_path):
+    """SIGKILL, and not only an exception: each new process of C is killed as it writes one of its next states."""
+    job = make_job(momentum=0.5, epochs=30)  # sixty batches
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vflsec.remote.session", "vflsec.remote.link", "torch._dynamo"])
+    kills, killed = context.Value("i", KILLS), 0
+    with socket.create_server((HERE, 0)) as free:
+        port = free.getsockname()[1]
+    p = context.Process(target=work, args=("p", keys, job, OWN["p"], tmp_path / "p", port, 0))
+    p.start()
+    try:
+        while True:
+            c = context.Process(target=killed_at_a_state, args=(kills, tmp_path / "C", keys, job, OWN["C"], port, 0))
+            c.start()
+            c.join(60)
+            if c.exitcode != -signal.SIGKILL:
+                break
+            assert list((tmp_path / "C").glob(".writing-*"))
+            killed += 1
+        p.join(60)
+        assert (c.exitcode, p.exitcode) == (0, 0)
+    finally:
+        for process in (c, p):
+            process.kill()
+            process.join()
+    assert killed == KILLS
+    left = {path.name for role in OWN for path in (tmp_path / role).iterdir()}
+    assert left == {".lock", "result.json", "C.safetensors", "p.safetensors", "predictions.csv"}
+
+
+# Small keys -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_small_key_is_warned_of_on_both_sides(keys, tmp_path):
+    told = {role: [] for role in OWN}
+    run_both(keys, JOB, OWN, tmp_path, each={role: {"tell": lines.append} for role, lines in told.items()})
+    for lines in told.values():
+        assert lines == ["a key of 1024 bits protects nothing that matters: take bits = 2048 or more"]

@@ -1,8 +1,9 @@
 """The recording of one role over the steps of a run: what it sent and received, and what it computed from it by right.
 
 A file is MAGIC, then frames: length, CRC-32 of the value and CRC-32 of these two (4 bytes each, big-endian), and one
-msgpack value. First comes the Header, then for each step a Begin, and its Messages and Notes in the order in which they
-happened. Nothing in it is executed; a frame is read after its length was checked, so that memory is bounded by one step.
+msgpack value. First comes the Header, then for each step a Begin, and its Messages and Notes in the order in which
+they happened. Nothing in it is executed; a frame is read after its length was checked, so that memory is bounded by one
+step.
 
     with Recorder(path, Header(role="C", layout=layout, n=keys.public.n)) as recorder:
         recorder.begin(0, rate=0.1)

@@ -316,19 +316,7 @@ class Session:
 
     def _greet(self, wire: Wire) -> tuple[int, bool]:
         """Return after which batch both go on, with our side in its state of then, and whether p has predicted."""
-        side = self.side
-        ours = Hello(
-            role=side.role,
-            settings=side.job.settings,
-            counts={split: len(ids) for split, ids in side.own.ids.items()},
-            rows=side.own.digest,
-            run=self.run,
-            history=self.history,
-            predicted=self.result is not None,
-            lost=bool(self.snapshots.damaged) or self._journal.failed >= max(self.history),
-            layout=msgspec.to_builtins(side.agreed) if isinstance(side, FeatureSide) else {},
-            key=side.public if isinstance(side, FeatureSide) else None,
-        )
+        ours, side = self._hello(), self.side
         if self.link.speaks_first:  # who dials listens first, so that it hears why it is turned away
             wire.send(ours)
             theirs = wire.receive(Hello)
@@ -341,6 +329,21 @@ class Session:
         self._layout, self._key = layout, theirs.key or ours.key
         self._resume(step, theirs.run if side.role == "p" else self.run)
         return step, (ours if side.role == "p" else theirs).predicted
+
+    def _hello(self) -> Hello:
+        side = self.side
+        return Hello(
+            role=side.role,
+            settings=side.job.settings,
+            counts={split: len(ids) for split, ids in side.own.ids.items()},
+            rows=side.own.digest,
+            run=self.run,
+            history=self.history,
+            predicted=self.result is not None,
+            lost=bool(self.snapshots.damaged) or self._journal.failed >= max(self.history),
+            layout=msgspec.to_builtins(side.agreed) if isinstance(side, FeatureSide) else {},
+            key=side.public if isinstance(side, FeatureSide) else None,
+        )
 
     def _resume(self, step: int, run: str) -> None:
         """Go back to ``step``, or begin the run."""
