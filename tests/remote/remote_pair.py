@@ -107,7 +107,7 @@ def run_both(keys, job, own, folder, *, masks=False, each=None, **options):
     return made, found, errors
 
 
-def work(role, keys, job, own, folder, port, pause):
+def work(role, keys, job, own, folder, port, pause, repeats=10):
     """A process of one role, to be killed; C listens on ``port``, p dials it. A batch starts after a ``pause``."""
     torch.set_num_threads(1)
     identity, masks = Identity(keys / role), Masks(role)
@@ -118,7 +118,7 @@ def work(role, keys, job, own, folder, port, pause):
 
     link = Listener((HERE, port), identity, 2) if role == "C" else Dialer((HERE, port), identity, 2)
     with link:
-        made = session(role, job, own, folder, link, masks, timeout=1.5, patience=60, begin=begin)
+        made = session(role, job, own, folder, link, masks, timeout=1.5, patience=60, begin=begin, repeats=repeats)
         made.finish()
 
 

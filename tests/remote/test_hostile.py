@@ -72,8 +72,8 @@ def test_a_p_that_hangs_up_gets_three_answers_more_and_no_others(keys, tmp_path,
     assert errors["C"].exit_code == 2
     assert str(errors["C"]).startswith(f"batch {batch} is not answered again: it was answered 4 times")
     lines = [line for line in told if "trying again" in line]
-    assert f"(batch {batch} answered 1 times; repeats: 0 of 3 for it, 0 of 15 in all)" in lines[0]
-    assert f"(batch {batch} answered 4 times; repeats: 3 of 3 for it, 3 of 15 in all)" in lines[-1]
+    assert f"(batch {batch} answered 1 times; repeats: 0 of 3 for it, 0 of 60 in all)" in lines[0]
+    assert f"(batch {batch} answered 4 times; repeats: 3 of 3 for it, 3 of 60 in all)" in lines[-1]
     answers, errors, _ = asks_again(keys, tmp_path, batch)  # a restart forgets nothing
     assert batch not in answers
     assert isinstance(errors["C"], PeerRefused)
@@ -83,11 +83,13 @@ def test_a_p_that_hangs_up_gets_three_answers_more_and_no_others(keys, tmp_path,
 
 
 def test_repeats_are_limited_in_all(keys, tmp_path):
-    journal = Journal(answered=9, repeats={0: 3, 1: 2})
-    made = session("C", JOB, OWN["C"], tmp_path, None, repeats=1)  # of one batch; five in all
-    made._journal = journal
-    with pytest.raises(PeerRefused, match="5 repeats of all batches .limits: 1 repeats of one, 5 of all"):
-        made._answer(2)
+    made = session("C", JOB, OWN["C"], tmp_path, None, repeats=1)  # of one batch; twenty in all
+    for step in range(30):
+        made._answer(step)
+    for step in range(20):
+        made._answer(step)
+    with pytest.raises(PeerRefused, match="20 repeats of all batches .limits: 1 repeats of one, 20 of all"):
+        made._answer(20)
     made.snapshots.close()
 
 
@@ -321,7 +323,9 @@ def test_no_key_is_left_after_kills_at_the_writing_of_states(keys, tmp_path):
     p.start()
     try:
         while True:
-            c = context.Process(target=killed_at_a_state, args=(kills, tmp_path / "C", keys, job, OWN["C"], port, 0))
+            c = context.Process(
+                target=killed_at_a_state, args=(kills, tmp_path / "C", keys, job, OWN["C"], port, 0, KILLS)
+            )
             c.start()
             c.join(60)
             if c.exitcode != -signal.SIGKILL:

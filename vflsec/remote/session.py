@@ -35,7 +35,7 @@ LONGEST_PAUSE = 10.0
 FAREWELL = 10.0
 """Seconds that a party p with its predictions waits for C's last word."""
 REPEATS = 3
-"""How often C answers one batch again, unless it is told otherwise; in all, as often for every tenth batch."""
+"""How often C answers one batch again, unless it is told otherwise; in all, as often for every third batch."""
 SECURE_BITS = 2048
 """Bits of the smallest key that is not warned of: about 112 bits of security."""
 
@@ -180,7 +180,7 @@ class Session:
         self.batches = len(side.schedule)
         self.record = record
         self.repeats = repeats
-        self.repeats_in_all = repeats * max(5, self.batches // 10)
+        self.repeats_in_all = repeats * max(20, self.batches // 3)
         self._sent = self._received = self._at = 0
         kept = self._kept()
         self._journal = snapshots.load_journal() if kept else Journal()
