@@ -26,7 +26,7 @@ from vflsec.remote.hello import agree
 from vflsec.remote.messages import FIRST, KINDS
 from vflsec.remote.wire import HEADER, MAGIC, VERSION, Wire, plain
 
-TRIES = int(os.environ.get("VFLSEC_FUZZ", "100"))
+TRIES = int(os.environ.get("VFLSEC_FUZZ", "60"))
 JOB = make_job(momentum=0.5)  # four batches, two an epoch
 OWN = owns(JOB)
 LIMITS = {**dict.fromkeys(KINDS, 1 << 20), **FIRST}

@@ -15,7 +15,7 @@ from remote_pair import HERE, make_job, owns, run_both, session, work
 from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, VflsecError
 from vflsec.paillier.key_holder import KeyHolder
 from vflsec.paillier.label_holder import LabelHolder
-from vflsec.paillier.messages import Scores
+from vflsec.paillier.messages import EncryptedDelta, Scores
 from vflsec.remote.label_side import LabelSide
 from vflsec.remote.session import Talk
 from vflsec.remote.snapshots import Journal
@@ -72,12 +72,33 @@ def test_a_p_that_hangs_up_gets_three_answers_more_and_no_others(keys, tmp_path,
     assert errors["C"].exit_code == 2
     assert str(errors["C"]).startswith(f"batch {batch} is not answered again: it was answered 4 times")
     lines = [line for line in told if "trying again" in line]
-    assert f"(batch {batch} answered 1 times; repeats: 0 of 3 for it, 0 of 60 in all)" in lines[0]
-    assert f"(batch {batch} answered 4 times; repeats: 3 of 3 for it, 3 of 60 in all)" in lines[-1]
+    assert f"(answers to batch {batch}: 1; repeats: 0 of 3, and 0 of 60 in all)" in lines[0]
+    assert f"(answers to batch {batch}: 4; repeats: 3 of 3, and 3 of 60 in all)" in lines[-1]
     answers, errors, _ = asks_again(keys, tmp_path, batch)  # a restart forgets nothing
     assert batch not in answers
     assert isinstance(errors["C"], PeerRefused)
     made, _, errors = run_both(keys, JOB, OWN, tmp_path, masks=True, each={"C": {"repeats": 4}})
+    assert not errors
+    assert_same(made, calm)
+
+
+def test_a_c_that_hangs_up_gets_three_gradients_more(keys, tmp_path, calm):
+    answers, receive = [], Talk.receive
+
+    def hangs_up(talk, expected):
+        message = receive(talk, expected)
+        if expected is EncryptedDelta and talk._step == 3:
+            answers.append(message)
+            raise PeerLost("C has what it wants")
+        return message
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Talk, "receive", hangs_up)
+        _, _, errors = run_both(keys, JOB, OWN, tmp_path, masks=True, each={"C": {"repeats": 100}})
+    assert len(answers) == 4
+    assert isinstance(errors["p"], PeerRefused)
+    assert "start p with more --repeats" in str(errors["p"])
+    made, _, errors = run_both(keys, JOB, OWN, tmp_path, masks=True, repeats=4)
     assert not errors
     assert_same(made, calm)
 

@@ -29,7 +29,7 @@ from vflsec.core.errors import UsageError
 @click.option(
     "--patience", type=click.FloatRange(min=0.1), default=300.0, show_default=True, help="Seconds for a peer to return."
 )
-@click.option("--repeats", type=click.IntRange(min=0), help="How often C answers one batch again.  [default: 3]")
+@click.option("--repeats", type=click.IntRange(min=0), help="Times we answer one batch again.  [default: 3]")
 @click.option("--workers", type=click.IntRange(min=0), default=0, help="Processes that prepare encryption ahead.")
 @click.pass_context
 def command(ctx: click.Context, /, **given: Any) -> None:

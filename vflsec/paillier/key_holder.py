@@ -211,7 +211,7 @@ class KeyHolder(Role):
             raise ProtocolError("expected finite coefficients, got NaN or infinity")
         largest = 2.0 ** max(message.rank - 1, 0)  # of what pivots give, see ``low_rank.factor``
         if found.size and (most := np.abs(found).max()) > 1.001 * largest:
-            raise ProtocolError(f"expected coefficients within {largest:g}, got {most:g}")
+            raise ProtocolError(f"expected at most {largest:g}, got {most:g}: coefficients beyond what was agreed")
         return found
 
     def _share_packs(self, weights: Sequence[int]) -> list[int]:

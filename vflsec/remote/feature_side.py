@@ -120,7 +120,7 @@ class FeatureSide(Side):
         parts = [*self.x.values()] if between else [self.x["train"][self.schedule[number].rows]]
         self.bottom.eval()
         limit = 2.0**self.agreed.feature_bits
-        for x in (chunk for part in parts for chunk in part.split(CHUNK)):
+        for x in (chunk for part in parts for chunk in torch.split(part, CHUNK)):
             if not (self.bottom(x).abs() <= limit).all():
                 raise ProtocolError(
                     f"expected an embedding within {limit:g} after batch {number - 1}, got a larger one: the gradient "

@@ -15,7 +15,7 @@ from safetensors.numpy import save
 
 from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
 from vflsec.paillier.keys import Keys
-from vflsec.paillier.messages import NoisedGradient, Scores
+from vflsec.paillier.messages import EncryptedDelta, NoisedGradient, Scores
 from vflsec.paillier.recording import Header, Recorder
 from vflsec.remote.feature_side import FeatureSide, key_from, key_numbers
 from vflsec.remote.hello import Hello, agree
@@ -35,7 +35,7 @@ LONGEST_PAUSE = 10.0
 FAREWELL = 10.0
 """Seconds that a party p with its predictions waits for C's last word."""
 REPEATS = 3
-"""How often C answers one batch again, unless it is told otherwise; in all, as often for every third batch."""
+"""How often a party answers one batch again, unless it is told otherwise; in all, as often for every third batch."""
 SECURE_BITS = 2048
 """Bits of the smallest key that is not warned of: about 112 bits of security."""
 
@@ -84,7 +84,7 @@ class Talk:
         wire: the connection.
         step: number of the batch.
         recorder: of what we see by right, or None.
-        answer: called with the number of the batch before C's scores leave; may refuse to let them.
+        answer: called with the number of the batch before C's scores or p's delta^C leave; may refuse to let them.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Talk:
 
     def send(self, message: msgspec.Struct) -> None:
         """Send ``message``."""
-        if isinstance(message, Scores):
+        if isinstance(message, Scores | EncryptedDelta):
             self._answer(self._step)
         if self._recorder:
             self._recorder.message("sent", message)
@@ -151,8 +151,8 @@ class Session:
         progress: called with the batches done, and with all of them.
         begin: called with the number of each batch before it starts; for tests.
         record: the file that gets all that we see by right, or None.
-        repeats: how often C answers one batch again. Each answer tells a p that deviates from the protocol something
-            new; an honest p needs another only where a connection breaks.
+        repeats: how often we answer one batch again: C with scores, p with delta^C. Each answer tells a peer that
+            deviates from the protocol something new; an honest one needs another only where a connection breaks.
 
     Raises:
         StoreError: what is kept is of another role, job or set of rows.
@@ -242,7 +242,7 @@ class Session:
             ) from error
 
     def _answer(self, step: int) -> None:
-        """Note on the disk that C answers batch ``step``, before its scores leave.
+        """Note on the disk that batch ``step`` is answered, before the answer leaves.
 
         Raises:
             PeerRefused: it has been answered too often.
@@ -256,19 +256,20 @@ class Session:
                 raise PeerRefused(
                     f"batch {step} is not answered again: it was answered {again} times, and there were {in_all - 1} "
                     f"repeats of all batches (limits: {self.repeats} repeats of one, {self.repeats_in_all} of all); "
-                    "if the network is to blame, start C with more --repeats"
+                    f"if the network is to blame, start {self.side.role} with more --repeats"
                 )
             journal.repeats[step] = again
         self.snapshots.save_journal(journal)
 
     def _answers(self) -> str:
-        """Say how often C has answered the batch that was under way."""
-        if not self._journal.answered or self.side.role == "p":
+        """Say how often the batch that was under way has been answered."""
+        if not self._journal.answered:
             return ""
         repeats, step = self._journal.repeats, self._at
+        again = repeats.get(step, 0)
         return (
-            f" (batch {step} answered {repeats.get(step, 0) + (step < self._journal.answered)} times; repeats: "
-            f"{repeats.get(step, 0)} of {self.repeats} for it, {sum(repeats.values())} of {self.repeats_in_all} in all)"
+            f" (answers to batch {step}: {again + (step < self._journal.answered)}; repeats: {again} of {self.repeats}"
+            f", and {sum(repeats.values())} of {self.repeats_in_all} in all)"
         )
 
     def _set_aside(self) -> None:

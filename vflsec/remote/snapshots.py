@@ -51,8 +51,8 @@ class Journal(msgspec.Struct, forbid_unknown_fields=True):
     """What must survive a restart although it is part of no state.
 
     Attributes:
-        answered: batches whose scores C has answered at least once; they come in order.
-        repeats: how often C has answered a batch again, by its number.
+        answered: batches that were answered at least once, by C with scores or by p with delta^C; they come in order.
+        repeats: how often a batch was answered again, by its number.
         failed: the last batch that could not be done because of the state before it, or -1.
     """
 
