@@ -364,7 +364,7 @@ def test_what_the_right_peer_says_wrong_is_refused_and_nothing_is_lost(keys, tmp
 
 
 def test_own_errors_end_the_peer_as_well_and_tell_it_nothing(keys, tmp_path):
-    job = make_job(encoder="identity")
+    job = make_job()  # whose features are not known before the first batch
     own = owns(job)
     own["C"].features["train"][3, 1] = 12345.0
     _, _, errors = run_both(keys, job, own, tmp_path)

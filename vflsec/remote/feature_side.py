@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable, Mapping
 
@@ -12,18 +11,33 @@ from phe import PaillierPrivateKey, PaillierPublicKey
 from torch import Tensor, nn
 
 from vflsec.core.errors import ProtocolError
-from vflsec.core.seeds import derive, drawing
+from vflsec.core.seeds import drawing
 from vflsec.nn.encoders import build_encoder
-from vflsec.paillier.codec import rounded
+from vflsec.paillier.codec import encode, rounded
 from vflsec.paillier.key_holder import KeyHolder
-from vflsec.paillier.keys import Keys, Mode
-from vflsec.paillier.layout import Layout
+from vflsec.paillier.keys import Keys
+from vflsec.paillier.layout import Layout, Mode
 from vflsec.paillier.messages import EncryptedDelta, MaskedGradient, MaskedScores
+from vflsec.paillier.noise import KEY_BITS, normal
 from vflsec.remote.hello import Hello
 from vflsec.remote.job import Job
 from vflsec.remote.messages import Committed
 from vflsec.remote.own import PARTY, Own
-from vflsec.remote.side import Batch, Commit, Exchange, Side, State, below, learned, relearn, step, under
+from vflsec.remote.side import (
+    Batch,
+    Commit,
+    Exchange,
+    Side,
+    State,
+    below,
+    first_share,
+    learned,
+    number_from,
+    number_state,
+    relearn,
+    step,
+    under,
+)
 
 CHUNK = 8192
 """Rows that are embedded at once where all are checked."""
@@ -39,10 +53,13 @@ class FeatureSide(Side):
         own: its rows.
         job: the agreement.
         keys: of this run.
-        seed: of C's own first weights, which p must not know; None draws one.
+        seed: of C's own first weights, for tests; None draws one. Shares and noise do not depend on it.
         batches: about how many are to come, by which tables are made larger or smaller; None for the whole job.
         workers: processes that prepare randomisers.
-        randbits: source of the masks; for tests.
+        randbits: source of the masks, of C's first share and of the key of its noise; ``secrets`` but in tests.
+
+    Raises:
+        UsageError: without an encoder, a number beyond 2^feature_bits; the line names its column and the value to set.
     """
 
     role = "C"
@@ -60,10 +77,14 @@ class FeatureSide(Side):
     ) -> None:
         super().__init__(own, job)
         seed = secrets.randbits(62) if seed is None else seed
+        self._noise_key = randbits(KEY_BITS)
         self.bottom: nn.Module = nn.Identity()
         if self.gradients:
             with drawing(seed, "model", PARTY["C"]):
                 self.bottom = build_encoder(own.layout, job.model.spec, job.model.outputs)
+        else:
+            for x in own.features.values():  # these are what is encrypted: all are checked before any is sent
+                encode(x, job.paillier.feature_precision, job.paillier.feature_bits, "features", own.layout.names)
         width = job.model.width or own.layout.width
         self.keys = keys
         self.public = keys.public
@@ -72,7 +93,7 @@ class FeatureSide(Side):
             keys,
             self.agreed,
             optimizer=self._linear_sgd(),
-            share0=first_share(seed, width, job.model.outputs) if job.model.share else None,
+            share0=first_share(randbits, width, job.model.outputs) if job.model.share else None,
             batches=len(self.schedule) if batches is None else batches,
             workers=workers,
             randbits=randbits,
@@ -90,7 +111,7 @@ class FeatureSide(Side):
         mu = self.bottom(self.x["train"][batch.rows])  # (B, g)
         self._note(exchange, mu)
         exchange.send(self.holder.features(_double(mu)))
-        exchange.send(self.holder.scores(exchange.receive(MaskedScores)))
+        exchange.send(self.holder.scores(exchange.receive(MaskedScores), self._score_noise(batch.rows, batch.number)))
         noised = self.holder.gradient(exchange.receive(MaskedGradient), batch.rate)
         exchange.send(noised)
         if self.optimizer is None:
@@ -123,8 +144,9 @@ class FeatureSide(Side):
         for x in (chunk for part in parts for chunk in torch.split(part, CHUNK)):
             if not (self.bottom(x).abs() <= limit).all():
                 raise ProtocolError(
-                    f"expected an embedding within {limit:g} after batch {number - 1}, got a larger one: the gradient "
-                    "from the other party is wrong, or train.lr is too large; the state before this batch is kept"
+                    f"expected an embedding within {limit:g} after batch {number - 1}, got a larger one: the other "
+                    "party's gradient is wrong, or numbers grow; the state before is kept, and goes on with a larger "
+                    "feature_bits in both jobs"
                 )
 
     @torch.no_grad()
@@ -135,7 +157,12 @@ class FeatureSide(Side):
         mu = self.bottom(self.x["test"][rows])
         self._note(exchange, mu)
         exchange.send(self.holder.features(_double(mu), learns=False))
-        exchange.send(self.holder.scores(exchange.receive(MaskedScores)))
+        exchange.send(self.holder.scores(exchange.receive(MaskedScores), self._score_noise(rows, "test", int(rows[0]))))
+
+    def _score_noise(self, rows: Tensor, *names: object) -> np.ndarray | None:
+        """Return noise (B, C) on the scores, or None; the same if they are asked for again."""
+        deviation, outputs = self.job.paillier.score_noise, self.job.model.outputs
+        return deviation * normal(self._noise_key, *names, shape=(len(rows), outputs)) if deviation else None
 
     def _note(self, exchange: Exchange, mu: Tensor) -> None:
         """Record C's features as they are encrypted, rounded, and its share of the weights."""
@@ -143,15 +170,20 @@ class FeatureSide(Side):
         exchange.note("share", self.holder.share)
 
     def state(self) -> State:
-        """Return bottom model, optimizer, and C's share of the weights."""
+        """Return bottom model, optimizer, C's share of the weights, and the key of its noise."""
         own = learned(self.bottom, self.optimizer) if self.optimizer else {}
-        return {**below("bottom", own), **below("holder", self.holder.state())}
+        return {
+            **below("bottom", own),
+            **below("holder", self.holder.state()),
+            "noise_key": number_state(self._noise_key),
+        }
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on from ``state``, which is of the same key."""
         if self.optimizer:
             relearn(self.bottom, self.optimizer, under("bottom", state))
         self.holder.load(under("holder", state))
+        self._noise_key = number_from(state["noise_key"])
 
     def models(self) -> State:
         """Return the bottom model, and C's share of the top model's weights, without which p cannot predict."""
@@ -177,12 +209,6 @@ def key_from(numbers: Mapping[str, bytes], mode: Mode) -> Keys:
     p, q = found["p"], found["q"]
     orders = (found["order_p"], found["order_q"]) if mode == "subgroup" else None
     return Keys(PaillierPrivateKey(PaillierPublicKey(p * q), p, q), mode, orders)
-
-
-def first_share(seed: int, width: int, outputs: int) -> np.ndarray:
-    """Return what C adds to p's first weights (g, C), so that p knows none of them: as wide as a linear layer's own."""
-    rng, bound = np.random.default_rng(derive(seed, "model", "share")), 1 / math.sqrt(width)
-    return rng.uniform(-bound, bound, (width, outputs))
 
 
 def _double(mu: Tensor) -> np.ndarray:
