@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from remote_pair import HERE, make_job, owns, run_both, session, work
 
-from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, VflsecError
+from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, UsageError, VflsecError
 from vflsec.paillier.key_holder import KeyHolder
 from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.messages import EncryptedDelta, Scores
+from vflsec.remote.feature_side import FeatureSide
 from vflsec.remote.label_side import LabelSide
 from vflsec.remote.session import Talk
 from vflsec.remote.snapshots import Journal
@@ -151,14 +152,14 @@ def coefficients(value):
 LIES = {  # who, which answer, how it is changed, and what is said where
     "rank 0": (
         LabelHolder, "embedding_gradient", lambda holder, m: replace(m, rank=0, coefficients=b"", ciphers=b""),
-        "C", ProtocolError, "got zero for every row",
+        "C", ProtocolError, "expected 1 rows of an embedding gradient, got 0",
     ),
     "coefficients of 100": (LabelHolder, "embedding_gradient", coefficients(100), "C", ProtocolError, "coefficients"),
     "coefficients of 1000": (LabelHolder, "embedding_gradient", coefficients(1e3), "C", ProtocolError, "coefficients"),
     "NaN": (LabelHolder, "embedding_gradient", coefficients(np.nan), "C", ProtocolError, "finite coefficients"),
     "wrong rank": (
         LabelHolder, "embedding_gradient", lambda holder, m: replace(m, rank=-1),
-        "C", ProtocolError, "at most 1 rows of an embedding gradient, got -1",
+        "C", ProtocolError, "expected 1 rows of an embedding gradient, got -1",
     ),
     "wrong rate": (
         KeyHolder, "gradient", lambda holder, m: replace(m, rate=2 * m.rate),
@@ -238,8 +239,9 @@ def test_a_gradient_that_drives_the_embedding_out_of_range_never_counts(keys, tm
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LabelHolder, "embedding_gradient", lies)
         _, _, errors = run_both(keys, job, OWN, tmp_path / "lied", masks=True)
-    assert isinstance(errors["C"], ProtocolError)
-    assert "expected an embedding within 16 after batch 0, got a larger one" in str(errors["C"])
+    assert isinstance(errors["C"], UsageError)
+    assert str(errors["C"]).startswith("after batch 0, which does not count, and unless the other party's gradient was")
+    assert "expected |features| <= 16, got" in str(errors["C"])
     made, _, errors = run_both(keys, job, OWN, tmp_path / "lied", masks=True)
     assert not errors
     assert_same(made, {role: side.side.models() for role, side in calm.items()})
@@ -272,6 +274,27 @@ def test_a_lie_that_shows_late_goes_back_to_the_end_of_an_epoch(keys, tmp_path, 
     made, _, errors = run_both(keys, JOB, OWN, tmp_path / "lied", masks=True)
     assert not errors
     assert_same(made, {role: side.side.models() for role, side in calm.items()})
+
+
+def test_an_error_that_comes_back_goes_back_further_each_time(keys, tmp_path, monkeypatch):
+    """C's own error may come from its settings: only a state that fails twice is set aside, then those before it."""
+    learn, starts = FeatureSide.learn, []
+
+    def fails(side, exchange, batch, commit):
+        starts[-1].append(batch.number)
+        if batch.number == 5 and len(starts) < 4:
+            raise UsageError("features out of range")
+        learn(side, exchange, batch, commit)
+
+    monkeypatch.setattr(FeatureSide, "learn", fails)
+    for _ in range(3):
+        starts.append([])
+        _, _, errors = run_both(keys, JOB, OWN, tmp_path)
+        assert isinstance(errors["C"], UsageError)
+    starts.append([])
+    _, _, errors = run_both(keys, JOB, OWN, tmp_path)
+    assert not errors
+    assert [first for first, *_ in starts] == [0, 5, 4, 2]  # batch 3 is no end of an epoch
 
 
 # Kills and keys -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from phe import PaillierPrivateKey, PaillierPublicKey
 from torch import Tensor, nn
 
-from vflsec.core.errors import ProtocolError
+from vflsec.core.errors import ProtocolError, UsageError
 from vflsec.core.seeds import drawing
 from vflsec.nn.encoders import build_encoder
 from vflsec.paillier.codec import encode, rounded
@@ -135,19 +135,19 @@ class FeatureSide(Side):
         A gradient that is well-formed and wrong would otherwise show only when the state before it is gone.
 
         Raises:
-            ProtocolError: a number is not finite, or larger than the layout admits.
+            UsageError: a number is not finite, or larger than the layout admits.
         """
         between = number % self.schedule.per_epoch == 0
         parts = [*self.x.values()] if between else [self.x["train"][self.schedule[number].rows]]
         self.bottom.eval()
-        limit = 2.0**self.agreed.feature_bits
         for x in (chunk for part in parts for chunk in torch.split(part, CHUNK)):
-            if not (self.bottom(x).abs() <= limit).all():
-                raise ProtocolError(
-                    f"expected an embedding within {limit:g} after batch {number - 1}, got a larger one: the other "
-                    "party's gradient is wrong, or numbers grow; the state before is kept, and goes on with a larger "
-                    "feature_bits in both jobs"
-                )
+            try:
+                encode(_double(self.bottom(x)), self.agreed.feature_precision, self.agreed.feature_bits, "features")
+            except UsageError as error:
+                raise UsageError(
+                    f"after batch {number - 1}, which does not count, and unless the other party's gradient was wrong: "
+                    f"{error}"
+                ) from None
 
     @torch.no_grad()
     def infer(self, exchange: Exchange, rows: Tensor) -> None:

@@ -274,14 +274,18 @@ class Session:
             f", and {sum(repeats.values())} of {self.repeats_in_all} in all)"
         )
 
-    def _set_aside(self) -> None:
-        """Drop the newest state: what followed from it cannot be used. If it fails there again, go back further."""
+    def _doubt(self, *, at_once: bool) -> None:
+        """Set the newest state aside if it has failed before, or ``at_once``; and further ones if that does not help.
+
+        An error of our own can come from our settings as well, which may be mended before the next start.
+        """
         journal, newest = self._journal, max(self.history)
-        last = min(self._resumed, newest) if newest <= journal.failed else newest
+        again = newest <= journal.failed
+        last = min(self._resumed, newest) if again else newest
         journal.failed = max(journal.failed, newest)
         self.snapshots.save_journal(journal)
         older = [step for step in self.history if step < last]
-        if older:
+        if older and (again or at_once):
             self.snapshots.forget_after(max(older))
             self.tell(
                 f"the state after batch {newest} is set aside, for the next batch fails in it; started again, both "
@@ -311,8 +315,8 @@ class Session:
                 raise
             except VflsecError as error:
                 wire.refuse("it has stopped with an error of its own")  # which may speak of its data
-                if isinstance(error, UsageError | Diverged) and met:
-                    self._set_aside()
+                if met and isinstance(error, UsageError | Diverged):
+                    self._doubt(at_once=isinstance(error, Diverged))
                 raise
             finally:
                 self._sent, self._received = self._sent + wire.sent, self._received + wire.received
