@@ -157,6 +157,14 @@ LIES = {  # who, which answer, how it is changed, and what is said where
     "coefficients of 100": (LabelHolder, "embedding_gradient", coefficients(100), "C", ProtocolError, "coefficients"),
     "coefficients of 1000": (LabelHolder, "embedding_gradient", coefficients(1e3), "C", ProtocolError, "coefficients"),
     "NaN": (LabelHolder, "embedding_gradient", coefficients(np.nan), "C", ProtocolError, "finite coefficients"),
+    "signaling NaN": (
+        LabelHolder,
+        "embedding_gradient",
+        lambda holder, m: replace(m, coefficients=b"\x00\x00\xa0\x7f" * (len(m.coefficients) // 4)),
+        "C",
+        ProtocolError,
+        "finite coefficients",
+    ),
     "wrong rank": (
         LabelHolder, "embedding_gradient", lambda holder, m: replace(m, rank=-1),
         "C", ProtocolError, "expected 1 rows of an embedding gradient, got -1",
