@@ -125,7 +125,7 @@ def test_two_processes_train_and_resume_after_a_kill(companies):
     connect = ["--connect", f"127.0.0.1:{port}", "--record", companies / "p.recording"]
     p = begin(companies, "p", *connect)
     deadline = time.monotonic() + 120
-    while not (companies / "out-p" / "state-00000003.safetensors").exists():
+    while not (companies / "out-p" / "state-00000003.bin").exists():
         assert time.monotonic() < deadline
         assert p.poll() is None
         time.sleep(0.01)

@@ -1,6 +1,7 @@
 """Recordings: what was written is read; what was torn, damaged or foreign is never read as something else."""
 
 import stat
+import zlib
 
 import msgspec
 import numpy as np
@@ -79,19 +80,14 @@ def test_a_file_torn_anywhere_reads_as_a_prefix(tmp_path_factory, data):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_a_changed_byte_is_noticed_or_harmless(tmp_path_factory, data):
+def test_a_changed_byte_is_noticed(tmp_path_factory, data):
     path = written(tmp_path_factory.mktemp("bad") / "c.rec")
     whole = bytearray(path.read_bytes())
     at = data.draw(st.integers(0, len(whole) - 1))
     whole[at] ^= data.draw(st.integers(1, 255))
     path.write_bytes(whole)
-    try:
-        steps = list(Recording(path).steps())
-    except DataError:
-        return
-    for step in steps:  # a length that now points behind the end reads as a torn file
-        if "embedding_gradient" in step.notes:
-            assert (step.notes["embedding_gradient"] == step.number).all()
+    with pytest.raises(DataError):
+        list(Recording(path).steps())
 
 
 def test_a_resumed_recording_forgets_the_steps_that_did_not_count(tmp_path):
@@ -136,6 +132,8 @@ def test_notes_are_checked_when_written(tmp_path, name, array, match):
         (recording.Note("mu", "<f8", (2, 2), b"\0" * 8), "expected 4 numbers of mu"),
         (recording.Note("mu", "<f8", (1 << 40, 1 << 40), b""), "expected 1208925819614629174706176 numbers"),
         (recording.Note("mu", "<f8", (-1, -1), b"\0" * 8), "got 'mu' of shape"),
+        (recording.Note("share", "integer", (1 << 40, 1 << 40), b""), "expected 1208925819614629174706176 numbers"),
+        (recording.Note("share", "integer", (1, 1), b""), "expected 1 numbers of share"),
         (recording.Note("mu", "<f8", (1, 1), b"\xff" * 8), "expected finite mu"),
         (recording.Note("evil", "<f8", (1, 1), b"\0" * 8), "got 'evil'"),
     ],
@@ -152,7 +150,8 @@ def test_notes_are_checked_when_read(tmp_path, note, match):
 def test_a_length_beyond_the_limit_is_refused_before_it_is_read(tmp_path):
     path = written(tmp_path / "c.rec")
     with path.open("ab") as file:
-        file.write((1 << 31).to_bytes(4, "big") + bytes(4))
+        start = (1 << 31).to_bytes(4, "big") + bytes(4)
+        file.write(start + zlib.crc32(start).to_bytes(4, "big"))
     with pytest.raises(DataError, match="expected at most 268435456 bytes"):
         list(Recording(path).steps())
 
@@ -164,8 +163,8 @@ def test_what_is_no_recording_or_of_another_version_is_refused(tmp_path):
     path.write_bytes(b"\x80\x04 something else")
     with pytest.raises(DataError, match="expected a recording of vflsec"):
         Recording(path)
-    Recorder(tmp_path / "new.rec", msgspec.structs.replace(HEADER, version=1)).close()
-    with pytest.raises(DataError, match="expected a recording of version 2, got 1"):
+    Recorder(tmp_path / "new.rec", msgspec.structs.replace(HEADER, version=2)).close()
+    with pytest.raises(DataError, match="expected a recording of version 3, got 2"):
         Recording(tmp_path / "new.rec")
 
 

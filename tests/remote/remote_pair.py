@@ -73,9 +73,13 @@ def session(role, job, own, folder, link, masks=None, **options):
     """A session of ``role``, with the key and the state that ``folder`` keeps."""
     snapshots = Snapshots(folder)
     more = {"batches": 1, **({"randbits": masks} if masks else {})}
-    side = make_side(role, own, job, snapshots, seed=SEEDS[role], **more)
     begin = {"begin": masks.begin} if masks else {}
-    return Session(side, link, snapshots, **{"timeout": 10, "patience": 20, **begin, **options})
+    try:
+        side = make_side(role, own, job, snapshots, seed=SEEDS[role], **more)
+        return Session(side, link, snapshots, **{"timeout": 10, "patience": 20, **begin, **options})
+    except BaseException:
+        snapshots.close()
+        raise
 
 
 def run_both(keys, job, own, folder, *, masks=False, each=None, **options):
@@ -91,7 +95,7 @@ def run_both(keys, job, own, folder, *, masks=False, each=None, **options):
         def one(role):
             try:
                 found[role] = made[role].finish()
-            except Exception as error:  # noqa: BLE001  (told to the test)
+            except BaseException as error:  # noqa: BLE001  (told to the test)
                 errors[role] = error
             finally:
                 made[role].snapshots.close()
@@ -104,7 +108,7 @@ def run_both(keys, job, own, folder, *, masks=False, each=None, **options):
     return made, found, errors
 
 
-def work(role, keys, job, own, folder, port, pause):
+def work(role, keys, job, own, folder, port, pause, repeats=10):
     """A process of one role, to be killed; C listens on ``port``, p dials it. A batch starts after a ``pause``."""
     torch.set_num_threads(1)
     identity, masks = Identity(keys / role), Masks(role)
@@ -115,7 +119,7 @@ def work(role, keys, job, own, folder, port, pause):
 
     link = Listener((HERE, port), identity, 2) if role == "C" else Dialer((HERE, port), identity, 2)
     with link:
-        made = session(role, job, own, folder, link, masks, timeout=1.5, patience=60, begin=begin)
+        made = session(role, job, own, folder, link, masks, timeout=1.5, patience=60, begin=begin, repeats=repeats)
         made.finish()
 
 

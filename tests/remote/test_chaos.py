@@ -155,7 +155,9 @@ def test_chaos(keys, stranger, tmp_path):
 
     def start(role):
         folder = tmp_path / "chaos" / role
-        running[role] = context.Process(target=work, args=(role, keys, job, own[role], folder, ports[role], 0.05))
+        running[role] = context.Process(
+            target=work, args=(role, keys, job, own[role], folder, ports[role], 0.05, max(10, KILLS // 10))
+        )
         running[role].start()
 
     started, kills = time.monotonic(), {"C": 0, "p": 0}

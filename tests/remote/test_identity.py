@@ -4,6 +4,12 @@ import shutil
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from vflsec.core.errors import UsageError
 from vflsec.remote import identity
@@ -62,6 +68,17 @@ def test_a_key_of_another_certificate_is_refused(keys, tmp_path):
     (own / "key.pem").write_bytes((keys / "p" / "key.pem").read_bytes())
     with pytest.raises(UsageError, match="make new ones"):
         Identity(own).context(server=False)
+
+
+@pytest.mark.parametrize("server", [True, False])
+def test_a_key_with_a_pass_phrase_is_refused_and_nobody_is_asked(keys, tmp_path, server):
+    own = tmp_path / "C"
+    shutil.copytree(keys / "C", own)
+    key = load_pem_private_key((own / "key.pem").read_bytes(), None)
+    form = Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+    (own / "key.pem").write_bytes(key.private_bytes(*form))
+    with pytest.raises(UsageError, match=r"key\.pem without a pass phrase, got one with"):
+        Identity(own).context(server=server)
 
 
 def test_where_nothing_can_be_written_is_said(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from vflsec.core.errors import PeerLost, PeerRefused, UsageError
 from vflsec.remote import identity
 from vflsec.remote.identity import Identity
-from vflsec.remote.link import HANDSHAKES, Dialer, Listener, parse_address
+from vflsec.remote.link import HANDSHAKE, HANDSHAKES, Dialer, Listener, parse_address
 
 HERE = "127.0.0.1"
 
@@ -104,16 +104,49 @@ def test_silent_strangers_do_not_keep_the_peer_waiting(listener, keys):
         connection.close()
 
 
-def test_too_many_strangers_are_hung_up_on_and_the_peer_comes_back(keys):
-    with Listener((HERE, 0), Identity(keys / "C"), 4) as listener:
-        silent = [socket.create_connection((HERE, listener.port), timeout=2) for _ in range(HANDSHAKES)]
-        with pytest.raises(PeerLost):
-            dialer(listener, keys / "p").open(2)
-        time.sleep(5)  # until their handshakes are given up
-        dialer(listener, keys / "p").open(2).close()
-        listener.open(2).close()
-        for connection in silent:
-            connection.close()
+def strangers(listener, count, words=b""):
+    """Connections that stay open and say no more than ``words``."""
+    found = [socket.create_connection((HERE, listener.port), timeout=5) for _ in range(count)]
+    for connection in found:
+        connection.sendall(words)
+    return found
+
+
+@pytest.mark.parametrize("words", [b"", b"\x16"])  # silent, or silent in the middle of a handshake
+def test_among_500_strangers_the_peer_joins_within_its_handshake_time(keys, words):
+    with Listener((HERE, 0), Identity(keys / "C"), 60) as listener, contextlib.ExitStack() as ends:
+        for connection in strangers(listener, 500, words):
+            ends.enter_context(connection)
+        _wait_for(lambda: len(listener._newcomers) == HANDSHAKES)
+        started = time.monotonic()
+        there = ends.enter_context(Dialer((HERE, listener.port), Identity(keys / "p"), HANDSHAKE).open(HANDSHAKE))
+        here = ends.enter_context(listener.open(HANDSHAKE))
+        there.sendall(b"here")
+        assert here.recv(4) == b"here"
+        assert time.monotonic() - started < HANDSHAKE
+        assert len(listener._newcomers) <= HANDSHAKES
+
+
+def test_the_oldest_silent_one_gives_way(keys):
+    with Listener((HERE, 0), Identity(keys / "C"), 60) as listener, contextlib.ExitStack() as ends:
+        speaks = ends.enter_context(strangers(listener, 1, b"\x16")[0])
+        _wait_for(lambda: any(listener._newcomers.values()))
+        silent = [ends.enter_context(each) for each in strangers(listener, HANDSHAKES)]
+        assert silent[0].recv(1) == b""
+        for connection in (speaks, silent[1], silent[-1]):
+            connection.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+
+
+def test_a_handshake_has_its_own_short_time(keys, monkeypatch):
+    monkeypatch.setattr("vflsec.remote.link.HANDSHAKE", 0.3)
+    with Listener((HERE, 0), Identity(keys / "C"), 60) as listener:
+        started = time.monotonic()
+        for words in (b"", b"\x16"):
+            with strangers(listener, 1, words)[0] as connection:
+                connection.recv(1)
+        assert time.monotonic() - started < 5
 
 
 def test_the_last_connection_of_the_peer_counts(listener, keys):

@@ -3,6 +3,7 @@
 import shutil
 import threading
 import time
+from hashlib import sha256
 
 import msgspec
 import numpy as np
@@ -112,17 +113,20 @@ def test_whoever_dies_wherever_the_numbers_are_the_same(keys, tmp_path, monkeypa
     assert same(models, calm[0])
 
 
-def begun(keys, folder, *, batches=2, job=JOB):
+def begun(keys, folder, *, batches=2, job=JOB, masks=False):
     """Run both sides until C gives up for p has died after ``batches``; returns C's error."""
+    drawn = {role: Masks(role) if masks else None for role in ("C", "p")}
 
     def stop(step):
         if step == batches:
             raise Crash
+        if masks:
+            drawn["p"].begin(step)
 
     with Listener((HERE, 0), Identity(keys / "C"), 5) as listener:
         dialer = Dialer((HERE, listener.port), Identity(keys / "p"), 5)
-        c = session("C", job, OWN["C"], folder / "C", listener, patience=1)
-        p = session("p", job, OWN["p"], folder / "p", dialer, begin=stop)
+        c = session("C", job, OWN["C"], folder / "C", listener, drawn["C"], patience=1)
+        p = session("p", job, OWN["p"], folder / "p", dialer, drawn["p"], begin=stop)
         thread = threading.Thread(target=fails, args=(Crash, p.finish))
         thread.start()
         with pytest.raises(PeerLost) as error:
@@ -150,12 +154,18 @@ def test_a_peer_that_vanishes_ends_the_wait_and_the_line_says_how_to_go_on(keys,
 
 def test_states_are_private_and_gone_at_the_end(keys, tmp_path):
     begun(keys, tmp_path)
-    files = list(tmp_path.glob("*/state-*"))
-    assert sorted(path.stem for path in files) == ["state-00000001"] * 2 + ["state-00000002"] * 2
+    files = sorted(path for path in tmp_path.glob("*/*") if path.name != ".lock")
+    three = [f"state-{step:08}.bin" for step in range(3)]  # the last two, and the one before the epoch
+    expected = [
+        *(f"C/{name}" for name in ["journal.bin", "key.bin", *three]),
+        *(f"p/{n}" for n in ["journal.bin", *three]),
+    ]
+    assert [str(path.relative_to(tmp_path)) for path in files] == expected
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     assert (tmp_path / "C").stat().st_mode & 0o777 == 0o700
     run_both(keys, JOB, OWN, tmp_path)
-    assert not states(tmp_path)
+    assert {path.name for path in tmp_path.glob("C/*")} == {".lock", "C.safetensors", "result.json"}
+    assert {path.name for path in tmp_path.glob("p/*")} == {".lock", "p.safetensors", "predictions.csv", "result.json"}
 
 
 @pytest.mark.parametrize("replaced", ["C", "p"])
@@ -218,12 +228,57 @@ def test_a_run_of_another_job_is_not_gone_on_with(keys, tmp_path):
         session("C", make_job(momentum=0.5, epochs=3, lr=0.3), OWN["C"], tmp_path / "C", None)
 
 
-def test_a_damaged_state_is_refused(keys, tmp_path):
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_where_every_state_is_damaged_nothing_goes_on(keys, tmp_path):
     begun(keys, tmp_path)
-    path = max((tmp_path / "p").glob("state-*"))
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(StoreError, match="restore a copy, or start anew"):
+    for path in (tmp_path / "p").glob("state-*"):
+        damage(path)
+    with pytest.raises(StoreError, match=r"checksum does not match: restore a copy, or start anew"):
         session("p", JOB, OWN["p"], tmp_path / "p", None)
+
+
+@pytest.mark.parametrize("name", ["key.bin", "journal.bin"])
+def test_a_damaged_key_or_journal_is_refused(keys, tmp_path, name):
+    begun(keys, tmp_path)
+    damage(tmp_path / "C" / name)
+    with pytest.raises(StoreError, match=rf"expected .*{name} as it was written, got a file whose checksum"):
+        session("C", JOB, OWN["C"], tmp_path / "C", None)
+
+
+@pytest.mark.parametrize(("role", "which"), [("C", [-1]), ("p", [-1]), ("p", [-1, -2])])
+def test_both_go_on_from_the_last_state_that_is_not_damaged(keys, tmp_path, calm, role, which):
+    begun(keys, tmp_path, batches=5, masks=True)
+    for at in which:
+        damage(sorted((tmp_path / role).glob("state-*"))[at])
+    told = []
+    made, _, errors = run_both(keys, JOB, OWN, tmp_path, masks=True, tell=told.append)
+    assert not errors
+    assert same({role: side.side.models() for role, side in made.items()}, calm[0])
+    assert "the state after batch 5 is damaged; going on from one that is not, if both parties can" in told
+
+
+def test_a_damaged_result_is_refused(keys, tmp_path):
+    run_both(keys, JOB, OWN, tmp_path)
+    folder = tmp_path / "p"
+    whole = {path.name: path.read_bytes() for path in folder.glob("*") if path.name != ".lock"}
+    wrong = {
+        "result.json": [whole["result.json"].replace(b'"auc": ', b'"auc": 1'), b"\xff", whole["result.json"][:99]],
+        "predictions.csv": [whole["predictions.csv"].replace(b"0", b"1", 1)],
+        "p.safetensors": [whole["p.safetensors"][:-1]],
+    }
+    for name, contents in wrong.items():
+        for content in contents:
+            (folder / name).write_bytes(content)
+            with pytest.raises(StoreError, match=f"{name}.* restore a copy"):
+                session("p", JOB, OWN["p"], folder, None)
+        (folder / name).write_bytes(whole[name])
+    (folder / "predictions.csv").unlink()  # taken away, which is what it is there for
+    assert session("p", JOB, OWN["p"], folder, None).finish().batches == 6
 
 
 def test_one_folder_is_for_one_process(tmp_path):
@@ -275,23 +330,28 @@ def test_a_p_whose_last_word_is_lost_has_its_result(keys, tmp_path, monkeypatch)
     assert again.finish().history == p.result.history
 
 
+def frame(payload, *, version=VERSION, kind=1, length=None):
+    length = len(payload) if length is None else length
+    return HEADER.pack(MAGIC, version, kind, 0, length, sha256(payload).digest()[:16]) + payload
+
+
 @pytest.mark.parametrize(
-    ("frame", "said"),
+    ("words", "said"),
     [
         (b"\x00" * HEADER.size, "expected a vflsec party"),
-        (HEADER.pack(MAGIC, VERSION + 7, 1, 0, 0), f"messages of version {VERSION}, got {VERSION + 7}"),
-        (HEADER.pack(MAGIC, VERSION, 1, 0, 2**32 - 1), "bytes at most, got 4294967295"),
-        (HEADER.pack(MAGIC, VERSION, 1 + KINDS.index(Done), 0, 0), "expected Hello, got Done"),
-        (HEADER.pack(MAGIC, VERSION, 1, 0, 1) + b"\xc1", "another form"),
+        (frame(b"", version=VERSION + 7), f"messages of version {VERSION}, got {VERSION + 7}"),
+        (frame(b"", length=2**32 - 1), "bytes at most, got 4294967295"),
+        (frame(b"", kind=1 + KINDS.index(Done)), "expected Hello, got Done"),
+        (frame(b"\xc1"), "another form"),
     ],
 )
-def test_what_the_right_peer_says_wrong_is_refused_and_nothing_is_lost(keys, tmp_path, frame, said):
+def test_what_the_right_peer_says_wrong_is_refused_and_nothing_is_lost(keys, tmp_path, words, said):
     begun(keys, tmp_path)
     before = states(tmp_path)
     with Listener((HERE, 0), Identity(keys / "C"), 5) as listener:
         c = session("C", JOB, OWN["C"], tmp_path / "C", listener)
         there = Dialer((HERE, listener.port), Identity(keys / "p"), 5).open(5)
-        there.sendall(frame)
+        there.sendall(words)
         with pytest.raises(ProtocolError, match=said):
             c.finish()
         c.snapshots.close()

@@ -28,6 +28,7 @@ from vflsec.core.errors import UsageError
 @click.option(
     "--patience", type=click.FloatRange(min=0.1), default=300.0, show_default=True, help="Seconds for a peer to return."
 )
+@click.option("--repeats", type=click.IntRange(min=0), help="Times we answer one batch again.  [default: 3]")
 @click.option("--workers", type=click.IntRange(min=0), default=0, help="Processes that prepare encryption ahead.")
 @click.pass_context
 def command(ctx: click.Context, /, **given: Any) -> None:
@@ -133,6 +134,7 @@ def run(**given: Any) -> None:
                 tell=tell,
                 progress=lambda done, total: progress.update(bar, completed=done, total=total),
                 record=given["record"],
+                repeats=session.REPEATS if given["repeats"] is None else given["repeats"],
             ).finish()
     finally:
         snapshots.close()

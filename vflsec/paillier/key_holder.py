@@ -223,9 +223,13 @@ class KeyHolder(Role):
             raise ProtocolError(f"expected {expected} bytes of coefficients, got {len(message.coefficients)}")
         if not self.layout.low_rank:
             return None
-        found = np.frombuffer(message.coefficients, "<f4").reshape(rows, message.rank).astype(np.float64)
-        if not np.isfinite(found).all():
+        single = np.frombuffer(message.coefficients, "<f4").reshape(rows, message.rank)
+        if not np.isfinite(single).all():
             raise ProtocolError("expected finite coefficients, got NaN or infinity")
+        found = single.astype(np.float64)  # of a signaling NaN this would warn
+        largest = 2.0 ** max(message.rank - 1, 0)  # of what pivots give, see ``low_rank.factor``
+        if found.size and (most := np.abs(found).max()) > 1.001 * largest:
+            raise ProtocolError(f"expected at most {largest:g}, got {most:g}: coefficients beyond what was agreed")
         return found
 
     def _share_packs(self, weights: Sequence[int]) -> list[int]:

@@ -28,8 +28,8 @@ def factor(delta: NDArray[np.float64], unit: float = 0.0) -> Factors:
 
     Both are functions of the space that the columns of ``delta`` span, and so of delta W^T, whatever W is, as long as
     its rank is C: whoever gets delta W^T in full could compute them. The rows are the pivots of a QR decomposition of
-    an orthonormal basis, so that coefficients stay small; with one column, the row is the longest and the coefficients
-    are the signed ratios to it.
+    an orthonormal basis, so that coefficients stay within 2^(r-1); with one column, the row is the longest and the
+    coefficients are the signed ratios to it.
 
     Args:
         delta: (B, C).

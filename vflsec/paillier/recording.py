@@ -1,8 +1,9 @@
 """The recording of one role over the steps of a run: what it sent and received, and what it computed from it by right.
 
-A file is MAGIC, then frames: length and CRC-32 (4 bytes each, big-endian), and one msgpack value; first the Header,
-then for each step a Begin, and its Messages and Notes in the order in which they happened. Nothing in it is executed;
-a frame is read after its length was checked, so that memory is bounded by one step.
+A file is MAGIC, then frames: length, CRC-32 of the value and CRC-32 of these two (4 bytes each, big-endian), and one
+msgpack value. First comes the Header, then for each step a Begin, and its Messages and Notes in the order in which
+they happened. Nothing in it is executed; a frame is read after its length was checked, so that memory is bounded by one
+step.
 
     with Recorder(path, Header(role="C", layout=layout, n=keys.public.n)) as recorder:
         recorder.begin(0, rate=0.1)
@@ -31,7 +32,7 @@ from vflsec.core.errors import DataError, UsageError
 from vflsec.paillier.layout import Layout
 
 MAGIC = b"\x89vflsec recording\r\n\x1a\n"
-VERSION = 2
+VERSION = 3
 LARGEST_FRAME = 1 << 28
 """Bytes of the largest frame: a batch of 4,096 rows by 10 features, a 4,096-bit key and no packing, is 42 MB."""
 
@@ -53,7 +54,7 @@ LARGEST_INTEGER = 1 << 10
 
 Direction = Literal["sent", "received"]
 S = TypeVar("S", bound=msgspec.Struct)
-_HEAD = struct.Struct(">II")
+_HEAD = struct.Struct(">III")
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -102,7 +103,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
             raise DataError(f"expected a recorded {kind.__name__}, got {self.kind}")
         try:
             return msgspec.msgpack.decode(self.body, type=kind)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:  # a DecodeError, or text that is not in UTF-8
             raise DataError(f"expected a recorded {kind.__name__}, got other bytes: {error}") from None
 
 
@@ -145,7 +146,8 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
             raise DataError(f"expected a note of {', '.join(NOTES)}, got {self.name!r} of shape {self.shape}")
         count = math.prod(self.shape)
         size = 8 if self.dtype != "integer" else len(self.data) // count if count else 0
-        if len(self.data) != size * count or size > LARGEST_INTEGER:
+        fits = len(self.data) == size * count and (1 if count else 0) <= size <= LARGEST_INTEGER
+        if not fits or max(self.shape) > LARGEST_FRAME:
             raise DataError(f"expected {count} numbers of {self.name} {self.shape}, got {len(self.data)} bytes")
         if self.dtype == "integer":
             pieces = (self.data[at : at + size] for at in range(0, len(self.data), size or 1))
@@ -242,7 +244,7 @@ class Recorder:
         if len(body) > LARGEST_FRAME:
             raise UsageError(f"expected at most {LARGEST_FRAME} bytes in one frame of a recording, got {len(body)}")
         with _writing(self.path):
-            self._file.write(_HEAD.pack(len(body), zlib.crc32(body)) + body)
+            self._file.write(_head(body) + body)
             self._file.flush()
 
 
@@ -309,7 +311,10 @@ class Recording:
         size = os.fstat(file.fileno()).st_size
         at = file.seek(len(MAGIC))
         while at + _HEAD.size <= size:
-            length, checksum = _HEAD.unpack(file.read(_HEAD.size))
+            head = file.read(_HEAD.size)
+            length, checksum, _ = _HEAD.unpack(head)
+            if zlib.crc32(head[:8]) != int.from_bytes(head[8:], "big"):  # a wrong length would pass for a torn file
+                raise DataError(f"{self.path} is damaged at byte {at}: the checksum does not match")
             if length > LARGEST_FRAME:
                 raise DataError(f"expected at most {LARGEST_FRAME} bytes, got {length} at byte {at} of {self.path}")
             if at + _HEAD.size + length > size:
@@ -319,7 +324,7 @@ class Recording:
                 raise DataError(f"{self.path} is damaged at byte {at}: the checksum does not match")
             try:
                 yield at, _DECODER.decode(body)
-            except (msgspec.DecodeError, UsageError) as error:
+            except (ValueError, RecursionError, UsageError) as error:
                 raise DataError(f"expected a frame at byte {at} of {self.path}, got other bytes: {error}") from None
             at += _HEAD.size + length
         file.seek(at)
@@ -336,6 +341,12 @@ def is_recording(path: Path) -> bool:
             return file.read(len(MAGIC)) == MAGIC
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _head(body: bytes) -> bytes:
+    """Return what stands before a frame's ``body``."""
+    start = struct.pack(">II", len(body), zlib.crc32(body))
+    return start + struct.pack(">I", zlib.crc32(start))
 
 
 _DECODER = msgspec.msgpack.Decoder(Frame)

@@ -10,6 +10,7 @@ import torch
 from phe import PaillierPrivateKey, PaillierPublicKey
 from torch import Tensor, nn
 
+from vflsec.core.errors import ProtocolError, UsageError
 from vflsec.core.seeds import drawing
 from vflsec.nn.encoders import build_encoder
 from vflsec.paillier.codec import encode, rounded
@@ -37,6 +38,9 @@ from vflsec.remote.side import (
     step,
     under,
 )
+
+CHUNK = 8192
+"""Rows that are embedded at once where all are checked."""
 
 
 class FeatureSide(Side):
@@ -115,8 +119,35 @@ class FeatureSide(Side):
         else:
             gradient = self.holder.embedding_gradient(exchange.receive(EncryptedDelta))  # (B, g)
             exchange.note("embedding_gradient", gradient)
+            if not gradient.any():
+                raise ProtocolError(
+                    f"expected a gradient of batch {batch.number}, got zero for every row: the other party deviates "
+                    "from the protocol, or the model already fits every row; then agree on fewer epochs"
+                )
             step(self.optimizer, mu, torch.from_numpy(gradient / len(batch.rows)).to(mu), batch.rate)
+            self._check_moved(batch.number + 1)
         commit(noised)
+
+    @torch.no_grad()
+    def _check_moved(self, number: int) -> None:
+        """Check the embedding before the state counts: of the rows of batch ``number``, and of all rows between epochs.
+
+        A gradient that is well-formed and wrong would otherwise show only when the state before it is gone.
+
+        Raises:
+            UsageError: a number is not finite, or larger than the layout admits.
+        """
+        between = number % self.schedule.per_epoch == 0
+        parts = [*self.x.values()] if between else [self.x["train"][self.schedule[number].rows]]
+        self.bottom.eval()
+        for x in (chunk for part in parts for chunk in torch.split(part, CHUNK)):
+            try:
+                encode(_double(self.bottom(x)), self.agreed.feature_precision, self.agreed.feature_bits, "features")
+            except UsageError as error:
+                raise UsageError(
+                    f"after batch {number - 1}, which does not count, and unless the other party's gradient was wrong: "
+                    f"{error}"
+                ) from None
 
     @torch.no_grad()
     def infer(self, exchange: Exchange, rows: Tensor) -> None:
@@ -139,10 +170,13 @@ class FeatureSide(Side):
         exchange.note("share", self.holder.share)
 
     def state(self) -> State:
-        """Return bottom model, optimizer, C's share of the weights, and the keys of encryption and noise."""
+        """Return bottom model, optimizer, C's share of the weights, and the key of its noise."""
         own = learned(self.bottom, self.optimizer) if self.optimizer else {}
-        own = {**below("bottom", own), **below("holder", self.holder.state()), **below("key", key_state(self.keys))}
-        return {**own, "noise_key": number_state(self._noise_key)}
+        return {
+            **below("bottom", own),
+            **below("holder", self.holder.state()),
+            "noise_key": number_state(self._noise_key),
+        }
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on from ``state``, which is of the same key."""
@@ -161,19 +195,19 @@ class FeatureSide(Side):
         self.holder.close()
 
 
-def key_state(keys: Keys) -> State:
-    """Return the factors of ``keys``, and the orders of subgroup mode."""
+def key_numbers(keys: Keys) -> dict[str, bytes]:
+    """Return the factors of ``keys``, and the orders of subgroup mode, little-endian."""
     numbers = {"p": keys.private.p, "q": keys.private.q}
     if keys.mode == "subgroup":
         numbers |= {"order_p": int(keys.halves[0].order), "order_q": int(keys.halves[1].order)}
-    return {name: number_state(value) for name, value in numbers.items()}
+    return {name: value.to_bytes(-(-value.bit_length() // 8), "little") for name, value in numbers.items()}
 
 
-def key_from(state: Mapping[str, np.ndarray], mode: Mode) -> Keys:
-    """Return the keys of a saved state."""
-    numbers = {name: number_from(value) for name, value in under("key", state).items()}
-    p, q = numbers["p"], numbers["q"]
-    orders = (numbers["order_p"], numbers["order_q"]) if mode == "subgroup" else None
+def key_from(numbers: Mapping[str, bytes], mode: Mode) -> Keys:
+    """Return the keys of ``key_numbers``."""
+    found = {name: int.from_bytes(value, "little") for name, value in numbers.items()}
+    p, q = found["p"], found["q"]
+    orders = (found["order_p"], found["order_q"]) if mode == "subgroup" else None
     return Keys(PaillierPrivateKey(PaillierPublicKey(p * q), p, q), mode, orders)
 
 

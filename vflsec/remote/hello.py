@@ -2,9 +2,11 @@
 
 Each batch is committed by p first: it keeps the new state before it sends the last message of the batch, and C keeps
 its own when that has arrived. So p is level with C or ahead by one batch, whichever of the two is killed, and wherever.
-Both keep two states. They go on after the last batch that both have; p goes back by one if need be, and does the batch
-again with fresh masks. That both states stem from one history is seen from a digest over what both have seen of every
-batch, so that a batch counts exactly once on both sides, or the parties part.
+Both keep their last two states. They go on after the last batch that both have; p goes back by one if need be, and does
+the batch again with fresh masks. A party whose newest states are damaged, or led to numbers that cannot be used, says
+that it has ``lost`` them, and both go back to the last state that both still have, at worst the end of an epoch. That
+both states stem from one history is seen from a digest over what both have seen of every batch, so that a batch counts
+exactly once on both sides, or the parties part.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         run: the run that the state belongs to; empty for a new party p.
         history: digest after each number of batches that the party has kept its state of.
         predicted: whether p has its predictions.
+        lost: whether newer states than those of the history are damaged or set aside, so that more than one batch is to
+            be done again.
         layout: C's to say, for it alone knows how wide its embedding is.
         key: C's to say.
     """
@@ -43,6 +47,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     run: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
     history: Annotated[dict[Count, Digest], msgspec.Meta(min_length=1, max_length=4)]
     predicted: bool = False
+    lost: bool = False
     layout: Annotated[dict[Text, Any], msgspec.Meta(max_length=100)] = {}
     key: PublicKey | None = None
 
@@ -85,12 +90,13 @@ def _common(ours: Hello, theirs: Hello) -> int:
                 "--out of that run, or two new ones"
             )
         return 0  # nothing is lost: p joins the run of C
-    step = min(here, there)
-    if step not in ours.history or step not in theirs.history:
+    common = {*ours.history} & {*theirs.history}
+    if not common or (max(here, there) - max(common) > 1 and not (ours.lost or theirs.lost)):
         raise PeerRefused(
             f"expected states at most one batch apart, got {here} batches here and {there} there: one side has gone "
             "back to an old copy; restore its latest --out, or give both new ones"
         )
+    step = max(common)
     if ours.history[step] != theirs.history[step]:
         raise PeerRefused(
             f"expected one history of {step} batches, got {ours.history[step][:12]} here and "

@@ -56,13 +56,20 @@ class Identity:
         if server:
             context.num_tickets = 0  # a resumed session would show no certificate
         try:
-            context.load_cert_chain(self.folder / CERTIFICATE, self.folder / KEY)
+            context.load_cert_chain(self.folder / CERTIFICATE, self.folder / KEY, self._without_pass_phrase)
             context.load_verify_locations(self.folder / PEER)
         except (ssl.SSLError, OSError) as error:
             raise UsageError(
                 f"expected a certificate with its key in {self.folder}, got {error}: make new ones"
             ) from None
         return context
+
+    def _without_pass_phrase(self) -> str:
+        """Refuse an encrypted key; OpenSSL would ask for its pass phrase on the terminal, which a service has not."""
+        raise UsageError(
+            f"expected {self.folder / KEY} without a pass phrase, got one with: openssl pkey -in {KEY} -out {KEY}.new "
+            "takes it off"
+        )
 
 
 def make(folder: Path, name: str, days: int = 365) -> None:

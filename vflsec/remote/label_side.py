@@ -12,7 +12,7 @@ import torch
 from scipy.special import expit, log_softmax
 from torch import Tensor, nn
 
-from vflsec.core.errors import Diverged, PeerRefused, UsageError
+from vflsec.core.errors import Diverged, PeerRefused, ProtocolError, UsageError
 from vflsec.core.metrics import METRICS, applicable
 from vflsec.core.seeds import drawing
 from vflsec.paillier.keys import PublicKey
@@ -172,7 +172,11 @@ class LabelSide(Side):
         """Return C's part of the scores (B, C) and p's own."""
         exchange.send(self.holder.masked_scores(exchange.receive(Features)))
         own = self.top(self.x[split][rows].double())
-        shared = self.holder.scores(exchange.receive(Scores))
+        scores = exchange.receive(Scores)
+        try:
+            shared = self.holder.scores(scores)
+        except ProtocolError as error:  # the share of the weights may be spoiled: the state before may do better
+            raise Diverged(str(error)) from None
         if shared.shape != own.shape:
             raise PeerRefused(f"expected scores of shape {tuple(own.shape)}, got {shared.shape}")
         return shared, own

@@ -17,8 +17,10 @@ from vflsec.core.errors import PeerLost, PeerRefused, UsageError
 from vflsec.remote.identity import Identity
 from vflsec.remote.wire import lost
 
-HANDSHAKES = 16
-"""Strangers that may be in the middle of a TLS handshake at once; more are hung up on."""
+HANDSHAKES = 64
+"""Connections that may be in the middle of a TLS handshake at once; for one more, the oldest silent one gives way."""
+HANDSHAKE = 10.0
+"""Seconds for a TLS handshake, at most: it takes two round trips, and only strangers need longer."""
 LINES = 100
 """Lines about strangers, at most: they can knock for ever, and a log cannot hold that."""
 
@@ -63,7 +65,7 @@ class Dialer(Link):
     Args:
         address: host and port.
         identity: our key, and the peer's certificate.
-        timeout: seconds for TCP, and again for TLS.
+        timeout: seconds for TCP, and again for TLS; ``HANDSHAKE`` if that is shorter.
     """
 
     speaks_first = False
@@ -71,7 +73,7 @@ class Dialer(Link):
     def __init__(self, address: tuple[str, int], identity: Identity, timeout: float) -> None:
         self.address = address
         self.identity = identity
-        self.timeout = timeout
+        self.timeout = min(timeout, HANDSHAKE)
         self._context = identity.context(server=False)
 
     def open(self, within: float) -> ssl.SSLSocket:
@@ -87,13 +89,14 @@ class Dialer(Link):
 class Listener(Link):
     """Waits for the party that dials; each newcomer proves itself in a thread of its own.
 
-    A stranger therefore cannot keep the peer waiting, and a peer that lost its connection takes over at once from the
-    one that it had: with one pinned certificate, whoever comes last is the same party.
+    A stranger therefore cannot keep the peer waiting: when too many connections are in the middle of a handshake, the
+    oldest one that has said nothing is hung up on, or else the oldest one. A peer that lost its connection takes over
+    at once from the one that it had: with one pinned certificate, whoever comes last is the same party.
 
     Args:
         address: host and port; port 0 takes any free one.
         identity: our key, and the peer's certificate.
-        timeout: seconds for a TLS handshake.
+        timeout: seconds for a TLS handshake; ``HANDSHAKE`` if that is shorter.
         tell: called with a line about a stranger that was turned away; not twice with the same one.
 
     Attributes:
@@ -113,12 +116,14 @@ class Listener(Link):
         tell: Callable[[str], object] = lambda line: None,
     ) -> None:
         self.identity = identity
-        self.timeout = timeout
+        self.timeout = min(timeout, HANDSHAKE)
         self._context = identity.context(server=True)
         self._tell = tell
         self._arrived: queue.SimpleQueue[ssl.SSLSocket] = queue.SimpleQueue()
         self._told: set[str] = set()
-        self._slots = threading.BoundedSemaphore(HANDSHAKES)
+        self._newcomers: dict[socket.socket, bool] = {}
+        """Connections in the middle of a handshake, the oldest first, and whether each has said something."""
+        self._guard = threading.Lock()
         host, port = address
         try:
             family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -160,21 +165,43 @@ class Listener(Link):
                     return  # closed
                 time.sleep(0.1)  # out of descriptors, for example
                 continue
-            if not self._slots.acquire(blocking=False):
-                connection.close()
-                continue
+            with self._guard:
+                if len(self._newcomers) >= HANDSHAKES:
+                    silent = (one for one, spoke in self._newcomers.items() if not spoke)
+                    oldest = next(silent, None) or next(iter(self._newcomers))
+                    del self._newcomers[oldest]
+                    hang_up(oldest)
+                self._newcomers[connection] = False
             threading.Thread(target=self._welcome, args=(connection, address), daemon=True).start()
 
     def _welcome(self, connection: socket.socket, address: Any) -> None:
+        """Wait for the first byte, then for the end of the handshake; who has to give way is hung up on meanwhile."""
+        handle = connection
         try:
-            self._arrived.put(_secured(connection, self._context, self.identity, self.timeout))
-        except (PeerLost, PeerRefused) as error:
-            line = f"turned away {address[0]}: {error}"
+            connection.settimeout(self.timeout)
+            connection.recv(1, socket.MSG_PEEK)
+            with self._guard:
+                if self._newcomers.pop(connection, None) is None:
+                    raise PeerLost("it was silent while others came")
+                handle = connection.dup()  # TLS takes the connection over
+                self._newcomers[handle] = True
+            secured = _secured(connection, self._context, self.identity, self.timeout)
+            with self._guard:
+                if self._newcomers.pop(handle, None) is None:
+                    secured.close()
+                    raise PeerLost("it was slow while others came")
+            self._arrived.put(secured)
+        except (PeerLost, PeerRefused, OSError) as error:
+            connection.close()
+            line = f"turned away {address[0]}: {lost(error) if isinstance(error, OSError) else error}"
             if line not in self._told and len(self._told) < LINES:
                 self._told.add(line)
                 self._tell(line)
         finally:
-            self._slots.release()
+            with self._guard:
+                self._newcomers.pop(handle, None)
+            if handle is not connection:
+                handle.close()
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -203,6 +230,12 @@ def _secured(connection: socket.socket, context: ssl.SSLContext, identity: Ident
         secured.close()
         raise PeerRefused("the other party shows another certificate than the one in peer.pem")
     return secured
+
+
+def hang_up(connection: socket.socket) -> None:
+    """End a connection that another thread may be reading from; that thread closes it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _passes(error: OSError) -> bool:

@@ -13,19 +13,19 @@ from typing import Any, TypeVar
 import msgspec
 from safetensors.numpy import save
 
-from vflsec.core.errors import PeerLost, PeerRefused, ProtocolError, StoreError, VflsecError
+from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
 from vflsec.paillier.keys import Keys
-from vflsec.paillier.messages import NoisedGradient
+from vflsec.paillier.messages import EncryptedDelta, NoisedGradient, Scores
 from vflsec.paillier.recording import Header, Recorder
-from vflsec.remote.feature_side import FeatureSide, key_from
+from vflsec.remote.feature_side import FeatureSide, key_from, key_numbers
 from vflsec.remote.hello import Hello, agree
 from vflsec.remote.job import Job
 from vflsec.remote.label_side import LabelSide
 from vflsec.remote.link import Link
 from vflsec.remote.messages import FIRST, KINDS, Done, limits
 from vflsec.remote.own import Own
-from vflsec.remote.snapshots import Facts, Snapshots
-from vflsec.remote.wire import Wire
+from vflsec.remote.snapshots import Facts, Journal, Snapshots
+from vflsec.remote.wire import Wire, plain
 
 RESULT = "result.json"
 NOTHING = sha256().hexdigest()
@@ -36,6 +36,10 @@ WIDTHS = {"paillier.feature_bits", "paillier.weight_bits", "paillier.delta_bits"
 """Settings that both parties may change together in mid-run, where numbers have grown: no state depends on them."""
 FAREWELL = 10.0
 """Seconds that a party p with its predictions waits for C's last word."""
+REPEATS = 3
+"""How often a party answers one batch again, unless it is told otherwise; in all, as often for every third batch."""
+SECURE_BITS = 2048
+"""Bits of the smallest key that is not warned of: about 112 bits of security."""
 
 M = TypeVar("M", bound=msgspec.Struct)
 
@@ -53,6 +57,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         utility: metrics of test rows by name, the headline first; p's alone.
         sent: bytes sent by the process that ended the run.
         received: likewise.
+        files: SHA-256 of each file beside this one, by its name.
+        digest: SHA-256 of all this, by which damage is noticed.
     """
 
     role: str
@@ -64,6 +70,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     utility: dict[str, float] = {}
     sent: int = 0
     received: int = 0
+    files: dict[str, str] = {}
+    digest: str = ""
+
+    def sealed(self) -> Result:
+        """Return it with its digest."""
+        content = msgspec.json.encode(msgspec.structs.replace(self, digest=""))
+        return msgspec.structs.replace(self, digest=sha256(content).hexdigest())
 
 
 class Talk:
@@ -73,13 +86,22 @@ class Talk:
         wire: the connection.
         step: number of the batch.
         recorder: of what we see by right, or None.
+        answer: called with the number of the batch before C's scores or p's delta^C leave; may refuse to let them.
     """
 
-    def __init__(self, wire: Wire, step: int, recorder: Recorder | None) -> None:
-        self._wire, self._step, self._recorder = wire, step, recorder
+    def __init__(
+        self,
+        wire: Wire,
+        step: int,
+        recorder: Recorder | None,
+        answer: Callable[[int], object] = lambda step: None,
+    ) -> None:
+        self._wire, self._step, self._recorder, self._answer = wire, step, recorder, answer
 
     def send(self, message: msgspec.Struct) -> None:
         """Send ``message``."""
+        if isinstance(message, Scores | EncryptedDelta):
+            self._answer(self._step)
         if self._recorder:
             self._recorder.message("sent", message)
         self._wire.send(message, self._step)
@@ -113,9 +135,8 @@ def make_side(
     """
     if role == "p":
         return LabelSide(own, job, seed=seed, workers=workers, **options)
-    kept = max(snapshots.kept(), default=None)
     cipher = job.paillier
-    keys = Keys.generate(cipher.bits, cipher.mode) if kept is None else key_from(snapshots.load(kept), cipher.mode)
+    keys = key_from(snapshots.load_key(), cipher.mode) if snapshots.kept() else Keys.generate(cipher.bits, cipher.mode)
     return FeatureSide(own, job, keys, seed=seed, workers=workers, **options)
 
 
@@ -132,6 +153,8 @@ class Session:
         progress: called with the batches done, and with all of them.
         begin: called with the number of each batch before it starts; for tests.
         record: the file that gets all that we see by right, or None.
+        repeats: how often we answer one batch again: C with scores, p with delta^C. Each answer tells a peer that
+            deviates from the protocol something new; an honest one needs another only where a connection breaks.
 
     Raises:
         StoreError: what is kept is of another role, job or set of rows.
@@ -149,6 +172,7 @@ class Session:
         progress: Callable[[int, int], object] = lambda done, total: None,
         begin: Callable[[int], object] = lambda step: None,
         record: Path | None = None,
+        repeats: int = REPEATS,
     ) -> None:
         self.side = side
         self.link = link
@@ -157,12 +181,18 @@ class Session:
         self.tell, self.progress, self.begin = tell, progress, begin
         self.batches = len(side.schedule)
         self.record = record
-        self._sent = self._received = 0
+        self.repeats = repeats
+        self.repeats_in_all = repeats * max(20, self.batches // 3)
+        self._sent = self._received = self._at = 0
         kept = self._kept()
+        self._journal = snapshots.load_journal() if kept else Journal()
+        self._resumed = 0
         self.history = {step: facts.history for step, facts in kept.items()}
         self.run = next((facts.run for facts in kept.values()), "")
         self.result = self._result()
         self._heard_farewell = self.result is not None and not kept
+        self._finished_before = self.result is not None
+        self._left = False
         self._furthest = 0
         if not self.history:
             self.history = {0: NOTHING}
@@ -178,14 +208,19 @@ class Session:
             PeerRefused: it is another than agreed, or refuses us.
             ProtocolError: it says what it must not.
         """
+        if (bits := self.side.job.paillier.bits) < SECURE_BITS and not self._parted():
+            self.tell(f"a key of {bits} bits protects nothing that matters: take bits = {SECURE_BITS} or more")
+        for step in self.snapshots.damaged:
+            self.tell(f"the state after batch {step} is damaged; going on from one that is not, if both parties can")
         self._alive()
-        while not self._parted():
+        while not (self._parted() or self._left):
             try:
                 with closing(self._connect()) as wire:
                     self._talk(wire)
             except PeerLost as error:
                 self._lost(error)
-        self.snapshots.clear()
+        if self._parted() or self._finished_before:  # else C may have been killed, and need us once more
+            self.snapshots.clear()
         assert self.result, "who has parted has a result"
         return self.result
 
@@ -196,17 +231,66 @@ class Session:
     def _lost(self, error: PeerLost) -> None:
         """Wait a little before the next attempt, or give up."""
         if time.monotonic() < self._deadline:
-            self.tell(f"{error}; trying again")
+            self.tell(f"{error}; trying again{self._answers()}")
             time.sleep(self._pause)
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
         elif self.result:
             self.tell(f"the other party has left without a word ({error}); nothing is missing here")
-            self._heard_farewell = True
+            self._left = True
         else:
             raise PeerLost(
                 f"{error}; given up after {self.patience:g} s. All {max(self.history)} of {self.batches} batches "
                 f"that are done are kept in {self.snapshots.folder}: run the same command again to go on"
             ) from error
+
+    def _answer(self, step: int) -> None:
+        """Note on the disk that batch ``step`` is answered, before the answer leaves.
+
+        Raises:
+            PeerRefused: it has been answered too often.
+        """
+        journal = self._journal
+        if step >= journal.answered:
+            journal.answered = step + 1
+        else:
+            again, in_all = journal.repeats.get(step, 0) + 1, sum(journal.repeats.values()) + 1
+            if again > self.repeats or in_all > self.repeats_in_all:
+                raise PeerRefused(
+                    f"batch {step} is not answered again: it was answered {again} times, and there were {in_all - 1} "
+                    f"repeats of all batches (limits: {self.repeats} repeats of one, {self.repeats_in_all} of all); "
+                    f"if the network is to blame, start {self.side.role} with more --repeats"
+                )
+            journal.repeats[step] = again
+        self.snapshots.save_journal(journal)
+
+    def _answers(self) -> str:
+        """Say how often the batch that was under way has been answered."""
+        if not self._journal.answered:
+            return ""
+        repeats, step = self._journal.repeats, self._at
+        again = repeats.get(step, 0)
+        return (
+            f" (answers to batch {step}: {again + (step < self._journal.answered)}; repeats: {again} of {self.repeats}"
+            f", and {sum(repeats.values())} of {self.repeats_in_all} in all)"
+        )
+
+    def _doubt(self, *, at_once: bool) -> None:
+        """Set the newest state aside if it has failed before, or ``at_once``; and further ones if that does not help.
+
+        An error of our own can come from our settings as well, which may be mended before the next start.
+        """
+        journal, newest = self._journal, max(self.history)
+        again = newest <= journal.failed
+        last = min(self._resumed, newest) if again else newest
+        journal.failed = max(journal.failed, newest)
+        self.snapshots.save_journal(journal)
+        older = [step for step in self.history if step < last]
+        if older and (again or at_once):
+            self.snapshots.forget_after(max(older))
+            self.tell(
+                f"the state after batch {newest} is set aside, for the next batch fails in it; started again, both "
+                f"parties go on from the one after batch {max(older)}"
+            )
 
     def _connect(self) -> Wire:
         left = max(self._deadline - time.monotonic(), 0.1)
@@ -214,9 +298,11 @@ class Session:
 
     def _talk(self, wire: Wire) -> None:
         """Greet, train what is left, predict, part; tell the peer if it is us who cannot go on."""
+        met = False
         with ExitStack() as stack:
             try:
                 step, predicted = self._greet(wire)
+                met = True
                 recorder = stack.enter_context(self._recording(step)) if self.record else None
                 self._train(wire, step, recorder)
                 if not predicted:
@@ -224,29 +310,20 @@ class Session:
                 self._part(wire)
             except (PeerRefused, ProtocolError) as error:
                 wire.refuse(str(error))
-                raise
+                raise type(error)(plain(str(error))) from None  # it may quote the peer
             except PeerLost:
                 raise
-            except VflsecError:
+            except VflsecError as error:
                 wire.refuse("it has stopped with an error of its own")  # which may speak of its data
+                if met and isinstance(error, UsageError | Diverged):
+                    self._doubt(at_once=isinstance(error, Diverged))
                 raise
             finally:
                 self._sent, self._received = self._sent + wire.sent, self._received + wire.received
 
     def _greet(self, wire: Wire) -> tuple[int, bool]:
         """Return after which batch both go on, with our side in its state of then, and whether p has predicted."""
-        side = self.side
-        ours = Hello(
-            role=side.role,
-            settings=side.job.settings,
-            counts={split: len(ids) for split, ids in side.own.ids.items()},
-            rows=side.own.digest,
-            run=self.run,
-            history=self.history,
-            predicted=self.result is not None,
-            layout=msgspec.to_builtins(side.agreed) if isinstance(side, FeatureSide) else {},
-            key=side.public if isinstance(side, FeatureSide) else None,
-        )
+        ours, side = self._hello(), self.side
         if self.link.speaks_first:  # who dials listens first, so that it hears why it is turned away
             wire.send(ours)
             theirs = wire.receive(Hello)
@@ -260,19 +337,42 @@ class Session:
         self._resume(step, theirs.run if side.role == "p" else self.run)
         return step, (ours if side.role == "p" else theirs).predicted
 
+    def _hello(self) -> Hello:
+        side = self.side
+        return Hello(
+            role=side.role,
+            settings=side.job.settings,
+            counts={split: len(ids) for split, ids in side.own.ids.items()},
+            rows=side.own.digest,
+            run=self.run,
+            history=self.history,
+            predicted=self.result is not None,
+            lost=bool(self.snapshots.damaged) or self._journal.failed >= max(self.history),
+            layout=msgspec.to_builtins(side.agreed) if isinstance(side, FeatureSide) else {},
+            key=side.public if isinstance(side, FeatureSide) else None,
+        )
+
     def _resume(self, step: int, run: str) -> None:
         """Go back to ``step``, or begin the run."""
+        self._resumed = self._at = step
         if self.run != run or self.history == {0: NOTHING}:
             assert step == 0, "a party that joins a run has no batch"
             self.run, self.history = run, {}
+            if isinstance(self.side, FeatureSide):
+                self.snapshots.save_key(key_numbers(self.side.keys))
+            self.snapshots.save_journal(self._journal)
             self._keep(0, sha256(run.encode()).hexdigest())
             return
+        if step < max(self.history) - 1:
+            self.tell(f"going back from batch {max(self.history)} to batch {step}, the last one that both parties have")
+        self.side.load(self.snapshots.load(step))
         self.history = {at: digest for at, digest in self.history.items() if at <= step}
         self.snapshots.forget_after(step)
-        self.side.load(self.snapshots.load(step))
+        self.snapshots.damaged = []
 
     def _train(self, wire: Wire, start: int, recorder: Recorder | None) -> None:
         for step in range(start, self.batches):
+            self._at = step
             self.begin(step)
 
             def commit(message: NoisedGradient, step: int = step) -> None:
@@ -282,16 +382,17 @@ class Session:
             batch = self.side.schedule[step]
             if recorder:
                 recorder.begin(step, rate=batch.rate)
-            self.side.learn(Talk(wire, step, recorder), batch, commit)
+            self.side.learn(Talk(wire, step, recorder, self._answer), batch, commit)
             self._advance(step + 1)
             self.progress(step + 1, self.batches)
 
     def _predict(self, wire: Wire, recorder: Recorder | None) -> None:
         for number, rows in enumerate(self.side.test_batches(), start=self.batches):
+            self._at = number
             self.begin(number)
             if recorder:
                 recorder.begin(number, rate=None)
-            self.side.infer(Talk(wire, number, recorder), rows)
+            self.side.infer(Talk(wire, number, recorder, self._answer), rows)
             self._advance(number + 1)
         if isinstance(self.side, LabelSide):
             self._settle(wire)
@@ -311,6 +412,9 @@ class Session:
     def _settle(self, wire: Wire) -> None:
         """Write what we take home: the models, p's predictions, and last the result that says that all is there."""
         side, files = self.side, self.snapshots
+        content = {f"{side.role}.safetensors": save(side.models())}
+        if isinstance(side, LabelSide):
+            content["predictions.csv"] = side.predictions()
         self.result = Result(
             role=side.role,
             run=self.run,
@@ -321,10 +425,10 @@ class Session:
             utility=side.utility() if isinstance(side, LabelSide) else {},
             sent=self._sent + wire.sent,
             received=self._received + wire.received,
-        )
-        files.write(f"{side.role}.safetensors", save(side.models()))
-        if isinstance(side, LabelSide):
-            files.write("predictions.csv", side.predictions())
+            files={name: sha256(written).hexdigest() for name, written in content.items()},
+        ).sealed()
+        for name, written in content.items():
+            files.write(name, written)
         files.write(RESULT, msgspec.json.format(msgspec.json.encode(self.result)))
 
     def _keep(self, step: int, digest: str) -> None:
@@ -337,9 +441,8 @@ class Session:
             settings=side.job.settings,
             rows=side.own.digest,
         )
-        self.snapshots.save(facts, side.state())
-        self.history[step] = digest
-        self.history = dict(sorted(self.history.items())[-2:])
+        kept = self.snapshots.save(facts, side.state(), epoch=side.schedule.per_epoch)
+        self.history = {at: known for at, known in [*self.history.items(), (step, digest)] if at in kept}
 
     def _kept(self) -> dict[int, Facts]:
         """Return our kept states.
@@ -364,13 +467,25 @@ class Session:
 
     def _result(self) -> Result | None:
         """Return the result of a run that has come to its end, or None."""
-        found = self.snapshots.read(RESULT)
+        path, found = self.snapshots.folder / RESULT, self.snapshots.read(RESULT)
         if found is None:
             return None
         try:
             result = msgspec.json.decode(found, type=Result)
-        except msgspec.DecodeError as error:
-            raise StoreError(f"expected a result in {self.snapshots.folder / RESULT}, got {error}: remove it") from None
+        except ValueError as error:  # a DecodeError, or text that is not in UTF-8
+            raise StoreError(
+                f"expected a result in {path}, got {error}: restore a copy, or choose another --out"
+            ) from None
+        if result.sealed() != result:
+            raise StoreError(
+                f"expected {path} as it was written, got other numbers: restore a copy, or choose another --out"
+            )
+        for name, digest in result.files.items():
+            content = self.snapshots.read(name)  # a file that was moved elsewhere is no damage
+            if content is not None and sha256(content).hexdigest() != digest:
+                raise StoreError(
+                    f"expected {path.with_name(name)} as it was written, got another: restore a copy, or move it away"
+                )
         self._expect_own(result)
         return result
 

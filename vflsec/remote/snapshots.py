@@ -1,21 +1,30 @@
-"""What a party keeps on its disk: its state after the last two batches, so that it can go back by one."""
+"""What a party keeps on its disk while a run lasts: states to go back to, C's key, and a journal.
+
+Each file is sealed with a SHA-256, written as a whole or not at all, and readable by its owner alone.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from vflsec.core.errors import StoreError
-from vflsec.remote.files import replace, sync
+from vflsec.remote.files import replace, seal, sweep, sync, unseal
 
 KEPT = 2
 """Parties that commit one after the other are one batch apart at most, and the one ahead must be able to go back."""
+EPOCHS_KEPT = 2
+"""States at the ends of epochs, kept to go back further where a newer state turns out to be spoiled."""
+KEY, JOURNAL = "key.bin", "journal.bin"
+T = TypeVar("T")
+_STATE = re.compile(r"state-(\d{8,})\.bin")
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +47,35 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     rows: str
 
 
+class Journal(msgspec.Struct, forbid_unknown_fields=True):
+    """What must survive a restart although it is part of no state.
+
+    Attributes:
+        answered: batches that were answered at least once, by C with scores or by p with delta^C; they come in order.
+        repeats: how often a batch was answered again, by its number.
+        failed: the last batch that could not be done because of the state before it, or -1.
+    """
+
+    answered: int = 0
+    repeats: dict[int, int] = {}
+    failed: int = -1
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """One state file: what it says of itself, and its tensors as safetensors."""
+
+    facts: Facts
+    tensors: bytes
+
+
 class Snapshots:
-    """The states in ``folder``, for their owner alone; each is written as a whole or not at all.
+    """The files of a run in ``folder``. What a killed process left unfinished is removed at the start.
 
     Args:
         folder: made if need be. One process at a time has it, until it ends, however it ends.
+
+    Attributes:
+        damaged: numbers of the states that ``kept`` found damaged.
 
     Raises:
         StoreError: another process has it, or it cannot be written.
@@ -50,28 +83,39 @@ class Snapshots:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.damaged: list[int] = []
         self._lock = FileLock(folder / ".lock", thread_local=False)
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock.acquire(blocking=False)
+            sweep(folder)
         except Timeout:
             raise StoreError(f"another vflsec party works in {folder}: wait for it, or choose another --out") from None
         except OSError as error:
             raise StoreError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
 
-    def save(self, facts: Facts, state: Mapping[str, np.ndarray]) -> None:
-        """Keep the state after ``facts.step`` batches, and of the others the one before.
+    def save(self, facts: Facts, state: Mapping[str, np.ndarray], epoch: int = 1) -> list[int]:
+        """Keep the state after ``facts.step`` batches, and of the others the one before and the last ends of epochs.
+
+        Args:
+            facts: what the state is.
+            state: its arrays.
+            epoch: batches in an epoch.
+
+        Returns:
+            The numbers of all states that are kept now.
 
         Raises:
             StoreError: the disk is full, or the folder gone.
         """
-        content = save(
-            {key: np.asarray(value, order="C") for key, value in state.items()},
-            {"facts": msgspec.json.encode(facts).decode()},
-        )
-        self.write(self._path(facts.step).name, content)
-        for step in sorted(self._steps())[:-KEPT]:
+        tensors = save({key: np.asarray(value, order="C") for key, value in state.items()})
+        self._write_sealed(self._path(facts.step).name, Kept(facts, tensors))
+        steps = self._steps()
+        ends = [step for step in steps[:-KEPT] if step % epoch == 0]
+        kept = sorted({*steps[-KEPT:], *ends[-EPOCHS_KEPT:]})
+        for step in {*steps} - {*kept}:
             self._path(step).unlink()
+        return kept
 
     def load(self, step: int) -> dict[str, np.ndarray]:
         """Return the state after ``step`` batches.
@@ -79,15 +123,24 @@ class Snapshots:
         Raises:
             StoreError: it is damaged.
         """
-        return self._read(step)[1]
+        found: dict[str, np.ndarray] = load(self._read(step).tensors)
+        return found
 
     def kept(self) -> dict[int, Facts]:
-        """Return what is known of each kept state, by the number of batches done.
+        """Return what is known of each intact state, by the number of batches done.
 
         Raises:
-            StoreError: one is damaged.
+            StoreError: none is intact.
         """
-        return {step: self._read(step)[0] for step in sorted(self._steps())}
+        found, self.damaged, steps = {}, [], self._steps()
+        for step in steps:
+            try:
+                found[step] = self._read(step).facts
+            except StoreError:
+                self.damaged.append(step)
+                if len(self.damaged) == len(steps):
+                    raise
+        return found
 
     def forget_after(self, step: int) -> None:
         """Drop the states of batches after ``step``: they are to be done again."""
@@ -97,10 +150,43 @@ class Snapshots:
         sync(self.folder)
 
     def clear(self) -> None:
-        """Drop all states, C's key among them: the run is over."""
-        for step in self._steps():
-            self._path(step).unlink()
+        """Drop all states, the journal and C's key: the run is over."""
+        sweep(self.folder)
+        for path in (*map(self._path, self._steps()), self.folder / KEY, self.folder / JOURNAL):
+            path.unlink(missing_ok=True)
         sync(self.folder)
+
+    def save_key(self, numbers: Mapping[str, bytes]) -> None:
+        """Keep C's private key, once for the whole run.
+
+        Raises:
+            StoreError: the disk is full, or the folder gone.
+        """
+        self._write_sealed(KEY, dict(numbers))
+
+    def load_key(self) -> dict[str, bytes]:
+        """Return C's private key.
+
+        Raises:
+            StoreError: it is missing or damaged.
+        """
+        return self._read_sealed(KEY, dict[str, bytes])
+
+    def save_journal(self, journal: Journal) -> None:
+        """Keep the journal.
+
+        Raises:
+            StoreError: the disk is full, or the folder gone.
+        """
+        self._write_sealed(JOURNAL, journal)
+
+    def load_journal(self) -> Journal:
+        """Return the journal of the run, an empty one where nothing is written yet.
+
+        Raises:
+            StoreError: it is damaged.
+        """
+        return self._read_sealed(JOURNAL, Journal) if (self.folder / JOURNAL).exists() else Journal()
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file beside the states, for its owner alone.
@@ -123,17 +209,24 @@ class Snapshots:
         self._lock.release()
 
     def _steps(self) -> list[int]:
-        return [int(path.stem.removeprefix("state-")) for path in self.folder.glob("state-*.safetensors")]
+        found = (_STATE.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
 
     def _path(self, step: int) -> Path:
-        return self.folder / f"state-{step:08}.safetensors"
+        return self.folder / f"state-{step:08}.bin"
 
-    def _read(self, step: int) -> tuple[Facts, dict[str, np.ndarray]]:
-        path = self._path(step)
+    def _read(self, step: int) -> Kept:
+        return self._read_sealed(self._path(step).name, Kept)
+
+    def _write_sealed(self, name: str, value: object) -> None:
+        self.write(name, seal(msgspec.msgpack.encode(value)))
+
+    def _read_sealed(self, name: str, kind: type[T]) -> T:
+        path = self.folder / name
         try:
-            with safe_open(path, "numpy") as file:
-                facts = msgspec.json.decode((file.metadata() or {})["facts"], type=Facts)
-                state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a dict)
-        except (OSError, SafetensorError, KeyError, msgspec.DecodeError) as error:
-            raise StoreError(f"expected a state in {path}, got {error}: restore a copy, or start anew") from None
-        return facts, state
+            return msgspec.msgpack.decode(unseal(path.read_bytes()), type=kind)
+        except (OSError, ValueError) as error:  # DecodeError is a ValueError
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise StoreError(
+                f"expected {path} as it was written, got {reason}: restore a copy, or start anew"
+            ) from None

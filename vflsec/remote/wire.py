@@ -1,8 +1,9 @@
 """Messages between two processes: frames of one version, one kind, one step and a bounded size.
 
-    magic  version  kind   step   length   payload
-    4      u16      u8     u64    u32      msgpack, ``length`` bytes
+    magic  version  kind   step   length   digest   payload
+    4      u16      u8     u64    u32      16       msgpack, ``length`` bytes
 
+The digest is over all payloads of the connection until now, of both sides: the parties have heard the same, or part.
 Whoever reads knows which message must come next. Every field of the header is checked before a byte of the payload is
 read or memory for it taken. Anything else than what must come ends the run: the peer has proved who it is, and what
 it says wrong it would say wrong again.
@@ -15,6 +16,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -22,8 +24,8 @@ import msgspec
 from vflsec.core.errors import PeerLost, PeerRefused, ProtocolError
 
 MAGIC = b"vfls"
-VERSION = 1
-HEADER = struct.Struct(">4sHBQI")
+VERSION = 2
+HEADER = struct.Struct(">4sHBQI16s")
 LOOK_UP = 0.5
 """Seconds between two looks whether the peer has connected anew."""
 
@@ -66,6 +68,7 @@ class Wire:
         self._connection = connection
         self._kinds = (Refusal, *kinds)
         self._superseded = superseded
+        self._transcript = sha256()
 
     def send(self, message: msgspec.Struct, step: int = 0) -> None:
         """Send ``message``, which belongs to ``step``.
@@ -75,7 +78,8 @@ class Wire:
         """
         payload = msgspec.msgpack.encode(message)
         assert len(payload) <= self.limits[type(message)], "we keep the limits that we demand"
-        frame = HEADER.pack(MAGIC, VERSION, self._kinds.index(type(message)), step, len(payload)) + payload
+        digest = self._heard(payload)
+        frame = HEADER.pack(MAGIC, VERSION, self._kinds.index(type(message)), step, len(payload), digest) + payload
         deadline = time.monotonic() + self.timeout
         view, done = memoryview(frame), 0
         while done < len(frame):  # sendall would grant the whole time to each piece
@@ -95,7 +99,7 @@ class Wire:
             PeerRefused: the peer says why it will not go on.
         """
         deadline = time.monotonic() + self.timeout
-        magic, version, kind, of_step, length = HEADER.unpack(self._read(HEADER.size, deadline))
+        magic, version, kind, of_step, length, digest = HEADER.unpack(self._read(HEADER.size, deadline))
         if magic != MAGIC:
             raise ProtocolError(f"expected a vflsec party, got bytes {magic.hex()}: is it vflsec that runs there?")
         if version != VERSION:
@@ -112,7 +116,10 @@ class Wire:
         self.received += HEADER.size + length
         if found is Refusal:
             raise PeerRefused(f"the other party refuses: {plain(_decoded(payload, Refusal).reason)}")
-        return _decoded(payload, expected)
+        message = _decoded(payload, expected)
+        if digest != self._heard(payload):  # a refusal can come out of turn
+            raise ProtocolError(f"expected {expected.__name__} as it was sent, got other bytes: start both again")
+        return message
 
     def refuse(self, reason: str) -> None:
         """Tell the peer, if it still listens, why we will not go on; ``reason`` must hold nothing of our own data."""
@@ -124,6 +131,11 @@ class Wire:
     def close(self) -> None:
         """Hang up."""
         self._connection.close()
+
+    def _heard(self, payload: bytes | bytearray) -> bytes:
+        """Add ``payload`` to what both sides have heard, and return the digest over all of it."""
+        self._transcript.update(payload)
+        return self._transcript.digest()[:16]
 
     def _read(self, count: int, deadline: float) -> bytearray:
         """Return ``count`` bytes; look up now and then whether the peer has come back on another connection."""
@@ -171,5 +183,5 @@ def plain(text: str) -> str:
 def _decoded(payload: bytearray, expected: type[M]) -> M:
     try:
         return msgspec.msgpack.decode(payload, type=expected)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a DecodeError, or text that is not in UTF-8
         raise ProtocolError(f"expected a {expected.__name__} message, got another form: {plain(str(error))}") from None
