@@ -419,7 +419,7 @@ class _System:
         explained = n * k * g - float((spread.sum(axis=0) * self.before.precision).sum())
         count = float(self.model.fitted.sum())
         noise = loss / max(count - explained, 0.01 * count)
-        covariance += 1e-7 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+        covariance += 1e-6 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
         return _Prior(np.linalg.inv(covariance), noise)
 
     def solve(self, towards: tuple[Floats, Floats], damping: float) -> tuple[tuple[Floats, Floats], float]:
@@ -427,8 +427,8 @@ class _System:
         n, k, g = self.features.shape
         inverse = np.linalg.inv(self.rows + damping * self.damped_rows)
         coarse = self.coarse + damping * self.damped_coarse
-        coarse += 1e-11 * np.trace(coarse) / len(coarse) * np.eye(len(coarse))
-        factor = cho_factor(coarse)
+        coarse += 1e-12 * np.trace(coarse) / len(coarse) * np.eye(len(coarse))
+        factor = cho_factor((coarse + coarse.T) / 2)
 
         def precondition(a: Floats, b: Floats) -> tuple[Floats, Floats]:
             own = (inverse @ a.reshape(n, k * g, 1)).reshape(n, k, g)
