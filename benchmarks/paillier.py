@@ -31,9 +31,9 @@ from threadpoolctl import threadpool_limits
 
 from vflsec.paillier.cost import units, work
 from vflsec.paillier.key_holder import KeyHolder
-from vflsec.paillier.keys import MODES, Keys, Mode
+from vflsec.paillier.keys import Keys
 from vflsec.paillier.label_holder import LabelHolder
-from vflsec.paillier.layout import Layout
+from vflsec.paillier.layout import MODES, Layout, Mode
 from vflsec.paillier.linear_sgd import PRECISION, LinearSgd
 
 ROWS, WIDTH, RATE = 128, 10, 5e-4
@@ -126,28 +126,28 @@ class Measured(NamedTuple):
     limit: float
 
 
-def ours(layout: Layout, mode: Mode) -> Measured:
+def ours(layout: Layout) -> Measured:
     """Return what one batch takes."""
     task, pairs = Task(layout.width), []
-    setup = clock(lambda: pairs.append(Pair(Keys.generate(layout.bits, mode), layout, task, SAMPLES // ROWS)))
+    setup = clock(lambda: pairs.append(Pair(Keys.generate(layout.bits, layout.mode), layout, task, SAMPLES // ROWS)))
     pair = pairs[0]
     pools = zip((pair.c.pool, pair.p.pool), layout.traffic, strict=True)
     pools = [(pool, count) for pool, count in pools]
     setup += sum(clock(lambda pool=pool: pool.fill(1)) for pool, _ in pools)
-    rounds, limits = [], [limit(layout, mode)]
+    rounds, limits = [], [limit(layout)]
     for _ in range(ROUNDS):
         offline = sum(clock(lambda pool=pool, count=count: pool.fill(BATCHES * count)) for pool, count in pools)
         data = [task.batch(layout.batch) for _ in range(BATCHES)]
         online = sum(clock(lambda mu=mu, y=y: pair.step(mu, y)) for mu, y in data)
         rounds.append((offline + online) / BATCHES)
-        limits.append(limit(layout, mode))
+        limits.append(limit(layout))
     around = [(a + b) / 2 / seconds for a, b, seconds in zip(limits, limits[1:], rounds, strict=False)]
     return Measured(statistics.median(rounds), setup, statistics.median(around))
 
 
-def limit(layout: Layout, mode: Mode) -> float:
+def limit(layout: Layout) -> float:
     """Return the seconds that the counted multiplications of one batch take."""
-    pairs = zip(work(layout, mode, SAMPLES // ROWS), units(layout.bits, mode, UNIT_SECONDS), strict=True)
+    pairs = zip(work(layout, SAMPLES // ROWS), units(layout.bits, layout.mode, UNIT_SECONDS), strict=True)
     return sum(count * seconds for count, seconds in pairs)
 
 
@@ -241,11 +241,11 @@ def side_by_side(bits: int, rows: int) -> Table:
     def others() -> tuple[float, float]:
         return naive(private.public_key, private, SLICE), heu("ZPaillier", bits, HEU_SLICE) or math.nan
 
-    forms: list[tuple[str, Mode, dict[str, Any]]] = [(mode, mode, {}) for mode in MODES]
-    forms += [(f"standard, {name}", "standard", settings) for name, settings in VARIANTS.items()]
+    forms: list[tuple[str, dict[str, Any]]] = [(mode, {"mode": mode}) for mode in MODES]
+    forms += [(f"standard, {name}", settings) for name, settings in VARIANTS.items()]
     before = others()
-    for name, mode, settings in forms:
-        seconds, setup, share = ours(Layout(width=WIDTH, batch=ROWS, bits=bits, **settings), mode)
+    for name, settings in forms:
+        seconds, setup, share = ours(Layout(width=WIDTH, batch=ROWS, bits=bits, **settings))
         after = others()
         ratios = [(a + b) / 2 / seconds for a, b in zip(before, after, strict=True)]
         cells = [f"{seconds * 1e3:.1f}", *(f"{ratio:.0f}" for ratio in ratios), f"{share:.0%}"]
@@ -259,7 +259,7 @@ def growth() -> Table:
     table = Table("2048 bits, standard", "ciphertexts", "CPU ms a batch", "ms by 128 x 10")
     for rows, width in ((64, 10), (128, 10), (256, 10), (512, 10), (128, 5), (128, 20), (128, 40)):
         layout = Layout(width=width, batch=rows)
-        seconds = ours(layout, "standard").seconds * 1e3
+        seconds = ours(layout).seconds * 1e3
         share = rows * width / (ROWS * WIDTH)
         count = " + ".join(map(str, layout.traffic))
         table.add_row(f"{rows} x {width}", count, f"{seconds:.1f}", f"{seconds / share:.1f}")
@@ -268,7 +268,7 @@ def growth() -> Table:
 
 def epoch(bits: int, mode: Mode, batches: int) -> list[str]:
     """Return the row of one epoch on two cores: two processes prepare randomisers, this one does the rest."""
-    layout, task = Layout(width=WIDTH, batch=ROWS, bits=bits), Task()
+    layout, task = Layout(width=WIDTH, batch=ROWS, bits=bits, mode=mode), Task()
     data = [task.batch(ROWS) for _ in range(batches)]
     plain = task.weights.copy()
     for mu, y in data:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from vflsec.core.checks import non_negative
+import msgspec
+
 from vflsec.core.defense import Defense
 from vflsec.core.errors import UsageError
+from vflsec.core.options import shares_options
+from vflsec.paillier.layout import CipherSpec
 
 
+@shares_options(CipherSpec)
 class EncryptedBoundary(Defense):
     """Puts the PHE-masked linear layer in place of the plain boundary; training is the same, messages are not.
 
@@ -24,16 +28,12 @@ class EncryptedBoundary(Defense):
     Args:
         strength: 1 for on, 0 for off.
         at: none; it changes no release, but who learns what.
-        backend: ``paillier``, or ``plain``: the same messages, sealed but not encrypted, for experiments.
-        bits: of the key.
-        mode: ``standard``, ``short`` or ``subgroup``.
-        sigma: masks are 2^sigma times as wide as what they hide.
-        delta: ``rank1`` or ``outer``, how delta^C is sent.
-        noise: deviation of noise on every coordinate of delta^C, relative to the largest row of delta; needs
-            ``delta=outer``, and stops what two batches of delta^C tell of weights and labels.
+        backend: ``paillier``, or ``plain``: the same messages, sealed but not encrypted, for experiments. It sends
+            every row, as ``delta=outer`` does, and ignores key and widths.
+        cipher: the fields of ``CipherSpec``.
 
     Raises:
-        UsageError: another strength.
+        UsageError: another strength, or a setting out of range.
     """
 
     name = "phe"
@@ -54,22 +54,15 @@ class EncryptedBoundary(Defense):
         *,
         at: Iterable[str] | None = None,
         backend: Literal["paillier", "plain"] = "paillier",
-        bits: int = 2048,
-        mode: Literal["standard", "short", "subgroup"] = "standard",
-        sigma: int = 40,
-        delta: Literal["rank1", "outer"] = "rank1",
-        noise: float = 0.0,
+        **cipher: Any,
     ) -> None:
         super().__init__(strength, at=at)
         if self.strength not in (0.0, 1.0):
             raise UsageError(f"phe is on or off, and has no strength: expected 1 or 0, got {strength:g}")
-        non_negative(noise=noise)
-        self.noise = noise
-        self.backend, self.bits, self.mode, self.sigma, self.delta = backend, bits, mode, sigma, delta
+        self.backend = backend
+        self.spec = CipherSpec(**{**({"delta": "outer"} if backend == "plain" else {}), **cipher})
 
     def protocol(self) -> tuple[str, dict[str, Any]]:
         """Return the encrypted linear layer."""
-        if self.backend == "plain":
-            return "masked-plain", {"noise": self.noise}
-        how = {"bits": self.bits, "mode": self.mode, "sigma": self.sigma, "delta": self.delta}
-        return "paillier", {**how, "noise": self.noise}
+        name = "masked-plain" if self.backend == "plain" else "paillier"
+        return name, msgspec.structs.asdict(self.spec)

@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.checks import non_negative
+from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import TrainSpec
+from vflsec.core.options import shares_options
 from vflsec.core.party import Party
 from vflsec.core.protocol import LinearBoundary, Step
+from vflsec.paillier.layout import CipherSpec
 
 Said = TypeVar("Said")
 
@@ -52,6 +54,7 @@ class Roles(NamedTuple):
     label_holder: Any
 
 
+@shares_options(CipherSpec)
 class MaskedLinearBoundary(LinearBoundary):
     """A linear layer between a passive party's features and the active party's labels, whose weights are shared.
 
@@ -67,7 +70,8 @@ class MaskedLinearBoundary(LinearBoundary):
 
     The passive party holds a random part of W_0, so that the active party never knows it. With ``noise`` the active
     party adds Gaussian noise to every coordinate of delta^C, of this deviation relative to the largest row of delta:
-    noise on delta itself, as defences on gradients make it, leaves all rows multiples of one vector.
+    noise on delta itself, as defences on gradients make it, leaves all rows multiples of one vector. With
+    ``score_noise`` the passive party adds Gaussian noise to every score before the active party sees it.
 
     Source: PrADA (Kang et al. 2022), Algorithms 4 and 5, corrected: delta at time t from the weights at time t, masks
     subtracted, 1/B, every mask fresh.
@@ -75,10 +79,11 @@ class MaskedLinearBoundary(LinearBoundary):
     Args:
         passive: holds the key and the features.
         active: holds the labels.
-        noise: deviation of what the active party adds to delta^C.
+        cipher: the fields of ``CipherSpec``.
 
     Raises:
-        UsageError: the optimizer is not linear, or a number leaves the agreed range.
+        UsageError: the optimizer is not linear, a number leaves the agreed range, or the passive party is asked for a
+            sample more often than ``max_passes``.
     """
 
     reference = "Kang et al. 2022 (PrADA), Algorithms 4 and 5, corrected"
@@ -95,15 +100,15 @@ class MaskedLinearBoundary(LinearBoundary):
         ),
     }
 
-    def __init__(self, passive: Party, active: Party, *, noise: float = 0.0) -> None:
+    def __init__(self, passive: Party, active: Party, **cipher: Any) -> None:
         super().__init__(passive, active)
-        non_negative(noise=noise)
-        self.noise = noise
+        self.spec = CipherSpec(**cipher)
         self.shares = {passive.name: _Share(), active.name: _Share()}
         self.recorders: dict[str, Recorder] = {}
         """By party, while a recording is made."""
         self._roles: Roles | None = None
-        self._passes = 0
+        self._steps = 0
+        self._passes: dict[str, np.ndarray] = {}
 
     @abstractmethod
     def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> Roles:
@@ -114,9 +119,17 @@ class MaskedLinearBoundary(LinearBoundary):
         """The largest number of rows that one exchange takes."""
         return self._batch
 
-    def join(self, weight: Tensor, train: TrainSpec, *, batches: int = 100) -> None:
-        """Start from W_0 = ``weight`` (g, C); raises UsageError if ``train`` asks for another than linear SGD."""
-        self._batch, self._width = train.batch + 1, len(weight)  # a row left over joins the batch before it
+    def join(self, weight: Tensor, train: TrainSpec, *, batches: int = 100, epochs: int = 1) -> None:
+        """Start from W_0 = ``weight`` (g, C).
+
+        Raises:
+            UsageError: ``train`` asks for another optimizer than linear SGD, or for more passes than ``max_passes``.
+        """
+        self.spec.allow(epochs)
+        if train.select == "paper_best_on_test" or train.target:  # test rows are scored in each epoch, and at the end
+            self.spec.allow(epochs + 1, "test samples")
+        self._batch = train.batch + 1  # a row left over joins the batch before it
+        self._width, self._outputs = weight.shape
         self._batches = batches
         own = own_part(_numbers(weight), torch.randn(weight.shape, dtype=torch.float64).numpy())
         self._roles = self.start(_numbers(weight) - own, own, train)
@@ -134,6 +147,7 @@ class MaskedLinearBoundary(LinearBoundary):
     def up(self, h: Tensor, step: Step) -> Tensor:
         """Return z = h W (B, C), all that the active party learns of the embedding (B, g)."""
         holder, labels = self._current()
+        self._count(step)
         mu = self.passive.defend(Kind.EMBEDDING, h, step, to=self.active.name)
         parts = []
         for rows in torch.split(torch.arange(len(mu)), self.batch):
@@ -143,7 +157,8 @@ class MaskedLinearBoundary(LinearBoundary):
             self._note(self.passive, mu=own)
             features = self._from_passive(holder.features(own, learns=step.learns), part)
             masked = self._from_active(labels.masked_scores(features), part)
-            parts.append(labels.scores(self._from_passive(holder.scores(masked), part)))
+            scores = holder.scores(masked, self._score_noise(len(own)))
+            parts.append(labels.scores(self._from_passive(scores, part)))
             self._note(self.active, scores=parts[-1])
         z = torch.as_tensor(np.concatenate(parts), dtype=h.dtype, device=h.device)
         return self.active.open(Kind.EMBEDDING, z, step, sender=self.passive.name)
@@ -177,11 +192,29 @@ class MaskedLinearBoundary(LinearBoundary):
 
     def _noise(self, delta: np.ndarray) -> np.ndarray | None:
         """Noise (B, g) on delta^C, or None."""
-        if not self.noise:
+        if not self.spec.noise:
             return None
-        size = (len(delta), self._width)
-        drawn = torch.randn(size, generator=self.active.rng, device=self.active.rng.device, dtype=torch.float64)
-        return _numbers(drawn) * (self.noise * float(np.linalg.norm(delta, axis=1).max()))
+        return _normal(self.active, len(delta), self._width) * (
+            self.spec.noise * float(np.linalg.norm(delta, axis=1).max())
+        )
+
+    def _score_noise(self, rows: int) -> np.ndarray | None:
+        """Noise (B, C) on the scores, or None."""
+        return _normal(self.passive, rows, self._outputs) * self.spec.score_noise if self.spec.score_noise else None
+
+    def _count(self, step: Step) -> None:
+        """Count a pass of the samples of ``step``; the passive party refuses one too many."""
+        most = self.spec.max_passes
+        if not most:
+            return
+        counts = self._passes.setdefault(step.split, np.zeros(len(self.passive.features[step.split]), np.int64))
+        rows = step.rows.cpu().numpy()
+        if (counts[rows] >= most).any():
+            raise UsageError(
+                f"expected at most max_passes = {most} passes of each sample, got one more of {step.split} samples: "
+                f"{self.passive.name} does not answer; train for fewer epochs, or raise max_passes"
+            )
+        counts[rows] += 1
 
     def _from_passive(self, said: Said, step: Step) -> Said:
         return self._say(self.passive, self.active, said, step)
@@ -209,10 +242,10 @@ class MaskedLinearBoundary(LinearBoundary):
         """Begin a step of the recordings: each forward pass is one, whatever the training calls it."""
         rows = step.rows.cpu().numpy() + self._first_row(step.split)
         for role, recorder in zip(self._current(), self.recorders.values(), strict=False):
-            recorder.begin(self._passes, rate=step.rate if step.learns else None)
+            recorder.begin(self._steps, rate=step.rate if step.learns else None)
             recorder.note("rows", rows)
             recorder.note("share", role.share)
-        self._passes += 1
+        self._steps += 1
 
     def _note(self, party: Party, **arrays: np.ndarray) -> None:
         """Record what ``party`` has computed by right."""
@@ -270,6 +303,11 @@ class _Share(nn.Module):
 def _mark(module: nn.Module, _: Any) -> None:
     assert isinstance(module, _Share)
     module.loaded = True
+
+
+def _normal(party: Party, *size: int) -> np.ndarray:
+    """Return standard normal numbers from the noise stream of ``party``."""
+    return _numbers(torch.randn(size, generator=party.rng, device=party.rng.device, dtype=torch.float64))
 
 
 def _numbers(value: Tensor) -> np.ndarray:

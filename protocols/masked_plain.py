@@ -117,9 +117,9 @@ class _SealedKeyHolder:
         self.mu = mu
         return Sealed(mu, self.key)
 
-    def scores(self, message: Sealed) -> np.ndarray:
+    def scores(self, message: Sealed, noise: np.ndarray | None) -> np.ndarray:
         scores: np.ndarray = message.open(self.key) + self.mu @ self.share.weight
-        return scores
+        return scores if noise is None else scores + noise
 
     def gradient(self, message: Sealed, rate: float) -> Noised:
         noise = self.rng.standard_normal(self.share.weight.shape)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from torch import Tensor
 from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
 
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import TrainSpec
 from vflsec.core.party import Party
-from vflsec.paillier.codec import rounded
+from vflsec.paillier.codec import encode, rounded
 from vflsec.paillier.cost import estimate
 from vflsec.paillier.key_holder import KeyHolder
-from vflsec.paillier.keys import Keys, Mode
+from vflsec.paillier.keys import Keys
 from vflsec.paillier.label_holder import LabelHolder
-from vflsec.paillier.layout import Layout
 from vflsec.paillier.linear_sgd import LinearSgd
 from vflsec.paillier.recording import Header, Recorder
 
@@ -35,61 +36,38 @@ class PaillierBoundary(MaskedLinearBoundary):
     Args:
         passive: holds the key and the features.
         active: holds the labels.
-        bits: of the key.
-        mode: ``standard`` (decisional composite residuosity alone), ``short`` or ``subgroup`` (faster, each with an
-            assumption of its own: see ``vflsec.paillier.keys``).
-        sigma: masks are 2^sigma times as wide as what they hide.
-        delta: ``rank1`` or ``outer``, how delta^C is sent.
-        order: ``current`` or ``paper``, from which weights delta^C is made.
-        ring: scores are taken modulo 2^ring.
-        delta_bits: |B · gradient| <= 2^delta_bits; None for 0, which is what cross-entropy needs, NOISE_BITS where a
-            defence of the active party changes gradients, or PENALTY_BITS where it has one of another kind.
-        noise: deviation of what the active party adds to delta^C, relative to the largest row of delta.
+        cipher: the fields of ``CipherSpec``. ``delta_bits=None`` stands for 0, which is what cross-entropy needs,
+            NOISE_BITS where a defence of the active party changes gradients, or PENALTY_BITS where it has one of
+            another kind.
     """
 
     name = "paillier"
 
-    def __init__(
-        self,
-        passive: Party,
-        active: Party,
-        *,
-        bits: int = 2048,
-        mode: Mode = "standard",
-        sigma: int = 40,
-        delta: Literal["rank1", "outer"] = "rank1",
-        order: Literal["current", "paper"] = "current",
-        ring: int = 64,
-        delta_bits: int | None = None,
-        noise: float = 0.0,
-    ) -> None:
-        super().__init__(passive, active, noise=noise)
-        if noise and delta != "outer":
-            raise UsageError(f"expected delta=outer with noise on every coordinate of delta^C, got {delta}: set it")
-        self.mode: Mode = mode
-        if delta_bits is None:
-            others = [defense for defense in active.defenses if defense.protocol() is None]
-            noised = any(Kind.GRADIENT in defense.at for defense in others)
-            delta_bits = NOISE_BITS if noised else PENALTY_BITS if others else 0
-        self.agreed = {
-            "delta_bits": delta_bits,
-            "bits": bits,
-            "sigma": sigma,
-            "delta": delta,
-            "order": order,
-            "ring": ring,
-        }
+    @property
+    def delta_bits(self) -> int:
+        """The bits of a loss gradient that ``delta_bits=None`` stands for, by what the active party's defences do."""
+        others = [defense for defense in self.active.defenses if defense.protocol() is None]
+        if any(Kind.GRADIENT in defense.at for defense in others):
+            return NOISE_BITS
+        return PENALTY_BITS if others else 0
 
     def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> Roles:
         """Return roles with a fresh key."""
         optimizer = _optimizer(train)
         width, outputs = weight.shape
-        self.layout = layout = Layout(width=width, outputs=outputs, batch=self.batch, **self.agreed)  # type: ignore[arg-type]
-        keys = Keys.generate(layout.bits, self.mode)
+        self.layout = layout = self.spec.layout(
+            width=width, outputs=outputs, batch=self.batch, delta_bits=self.delta_bits
+        )
+        keys = Keys.generate(layout.bits, layout.mode)
         return Roles(
             KeyHolder(keys, layout, optimizer=optimizer, share0=own, batches=self.batches),
             LabelHolder(keys.public, layout, weight, optimizer=optimizer, batches=self.batches),
         )
+
+    def check(self, h: Tensor, columns: Sequence[str] | None) -> None:
+        """Raise UsageError if a feature lies beyond 2^feature_bits; the line names its column and the value to set."""
+        numbers = h.detach().double().cpu().numpy()
+        encode(numbers, self.spec.feature_precision, self.spec.feature_bits, "features", columns)
 
     def record(self, folder: Path) -> None:
         """Write down what C and p see from now on, in ``C.recording`` and ``p.recording``; ``close`` ends it.
@@ -123,7 +101,7 @@ class PaillierBoundary(MaskedLinearBoundary):
 
     def seconds(self, batches: int) -> float:
         """Return the CPU seconds of both parties for ``batches`` full batches, by a calibration of two seconds."""
-        return batches * estimate(self.layout, self.mode, batches)
+        return batches * estimate(self.layout, batches)
 
 
 def _optimizer(train: TrainSpec) -> LinearSgd:

@@ -197,8 +197,9 @@ def test_every_engine_of_the_encrypted_layer_once(monkeypatch):
     layout = job.Layout(width=10, batch=16, bits=1024)
     keys = job.Keys.generate(1024)
     assert job.naive(keys.private.public_key, keys.private, 2) > 0
-    assert all(min(job.ours(layout, mode)) > 0 for mode in job.MODES)
-    assert 0 < job.limit(layout, "subgroup") < job.limit(layout, "standard")
+    subgroup = job.Layout(width=10, batch=16, bits=1024, mode="subgroup")
+    assert all(min(job.ours(one)) > 0 for one in (layout, subgroup))
+    assert 0 < job.limit(subgroup) < job.limit(layout)
     *_, error = job.epoch(1024, "subgroup", 2)
     assert float(error) < 1e-6
 

@@ -539,7 +539,7 @@ def test_the_price_of_encryption_is_that_of_both_phases(monkeypatch):
     made = make(train=LINEAR)
     made.build(world)
     asked = []
-    monkeypatch.setattr("vflsec.protocols.paillier.estimate", lambda layout, mode, batches: asked.append(batches) or 1)
+    monkeypatch.setattr("vflsec.protocols.paillier.estimate", lambda layout, batches: asked.append(batches) or 1)
     rows = {"source": len(world.source.labels["source"]), "train": world.n_rows("train")}
     expected = [2 * math.ceil(rows["source"] / 32), 3 * math.ceil(rows["train"] / 32)]
     assert made.cryptography(world) == sum(expected)

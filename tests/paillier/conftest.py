@@ -66,7 +66,7 @@ def make_pair(keys):
     def make(weights, *, keys=keys, share0=None, optimizer=None, steps=1, seed=None, **settings):
         weights = np.asarray(weights, float)
         bits = keys.private.public_key.n.bit_length()
-        layout = Layout(width=weights.shape[0], outputs=weights.shape[1], bits=bits, **settings)
+        layout = Layout(width=weights.shape[0], outputs=weights.shape[1], bits=bits, mode=keys.mode, **settings)
         optimizer = optimizer or LinearSgd()
         drawn = [random.Random(seed).getrandbits if seed else secrets.randbits for _ in range(2)]  # noqa: S311
         return Pair(

@@ -26,6 +26,25 @@ def test_what_has_no_integer_is_refused(value, why):
         codec.encode(np.array([1.0, value]), 20, 4, "x")
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (16.5, "got 16.5 in column age; nothing of it was sent: set feature_bits = 5"),
+        (-32.0, "got 32 in column age; nothing of it was sent: set feature_bits = 5"),
+        (33.0, "set feature_bits = 6"),
+        (2.0**16, "set feature_bits = 16"),
+        (2.0**17, "sent: make it smaller"),
+        (np.nan, "finite features, got nan in column age"),
+    ],
+)
+def test_the_column_and_the_bits_that_it_needs_are_named(value, said):
+    x = np.array([[1.0, 15.0], [value, 2.0]])
+    with pytest.raises(UsageError, match=said):
+        codec.encode(x, 22, 4, "features", ["age", "debt"])
+    if said.rpartition(" ")[2].isdigit():
+        codec.encode(x, 22, int(said.rpartition(" ")[2]), "features")
+
+
 @pytest.mark.parametrize("rows", [3, 7, 100, 128])
 def test_what_float32_rounds_above_a_bound_is_within_it(rows):
     """The mean loss's gradient of a row that is wholly wrong is -1/B in float32, and B times that may be above one."""

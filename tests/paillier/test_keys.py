@@ -102,7 +102,14 @@ def test_a_public_key_with_a_small_factor_is_refused(keys):
 @pytest.mark.parametrize("generator", [b"\1", bytes(256), b"\xff" * 257])
 def test_a_generator_that_is_none_is_refused(keys, generator):
     with pytest.raises(ProtocolError, match="expected a generator"):
-        PublicKey(keys.public.n, generator).check(1024)
+        PublicKey(keys.public.n, generator).check(1024, "subgroup")
+
+
+def test_a_key_of_another_mode_is_refused(keys):
+    with pytest.raises(ProtocolError, match="expected a key of mode subgroup, got one without a generator"):
+        keys.public.check(1024, "subgroup")
+    with pytest.raises(ProtocolError, match="expected a key of mode standard, got one with a generator"):
+        Keys.generate(1024, "subgroup").public.check(1024)
 
 
 def test_in_subgroup_mode_a_randomiser_of_another_group_is_refused():

@@ -1,6 +1,8 @@
 """Every product of powers is what pow gives."""
 
 import math
+import random
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -8,8 +10,9 @@ from gmpy2 import mpz
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vflsec.paillier import multiexp
 from vflsec.paillier.fixed_base import MEMORY, FixedBase, _digits, fixed_base_window
-from vflsec.paillier.multiexp import Pippenger, Straus, inverses, straus_schedule
+from vflsec.paillier.multiexp import FixedWindow, Pippenger, Straus, inverses, straus_schedule
 
 MODULUS = mpz(2**127 - 1)  # a prime
 units = st.integers(1, int(MODULUS) - 1).map(mpz)
@@ -33,10 +36,58 @@ def test_straus(pairs, products):
 
 
 @given(st.lists(st.tuples(units, st.integers(-(2**24), 2**24)), min_size=1, max_size=6), st.integers(1, 20))
-def test_straus_with_negative_exponents(pairs, products):
+def test_fixed_windows(pairs, products):
     bases, exponents = zip(*pairs, strict=True)
-    powers = Straus(bases, MODULUS, bits=25, products=products, signed=True)
-    assert powers.product(straus_schedule(exponents, powers.window)) == naive(bases, exponents)
+    powers = FixedWindow(bases, MODULUS, bits=24, products=products)
+    for e in (exponents, exponents[::-1], [-(2**24)] * len(bases), [2**24] * len(bases), [0] * len(bases)):
+        assert powers.product(e) == naive(bases, e)
+
+
+class Logged:
+    """A number that logs the sizes of all factors that it is multiplied by."""
+
+    sizes: ClassVar[list[tuple[int, int]]] = []
+
+    def __init__(self, value):
+        self.value = mpz(value)
+
+    def __mul__(self, other):
+        other = mpz(getattr(other, "value", other))
+        Logged.sizes.append((self.value.bit_length() > 64, other.bit_length() > 64))
+        return Logged(self.value * other)
+
+    __rmul__ = __mul__
+
+    def __mod__(self, modulus):
+        return Logged(self.value % modulus)
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_the_work_depends_on_no_exponent(monkeypatch, count):
+    """Gradients of zero, of one unit, and of the largest size take the same multiplications, none of them by 1."""
+    monkeypatch.setattr(multiexp.gmpy2, "powmod", lambda b, e, m: Logged(pow(getattr(b, "value", b), int(e), m)))
+    rng = random.Random(0)  # noqa: S311
+    bases = [mpz(rng.randrange(2**100, int(MODULUS))) for _ in range(count)]
+    for powers in (FixedWindow(bases, MODULUS, bits=23, products=4), Pippenger(bases, MODULUS, 23)):
+        if isinstance(powers, FixedWindow):
+            powers._tables = [[Logged(power) for power in table] for table in powers._tables]
+        else:
+            powers._factor = Logged(powers._factor)
+        logs = []
+        for exponents in (
+            [0] * count,
+            [1] * count,
+            [-1] * count,
+            [2**23] * count,
+            [-(2**23)] * count,
+            [rng.randrange(-(2**23), 2**23) for _ in range(count)],
+        ):
+            Logged.sizes = []
+            found = powers.product(exponents)
+            assert found.value == naive(bases, exponents)
+            logs.append(Logged.sizes)
+        assert all(log == logs[0] for log in logs)
+        assert sum(not all(pair) for pair in logs[0]) <= 3 * powers.digits + powers.window  # by the 1 to start from
 
 
 @pytest.mark.parametrize("bits", [1, 7, 23, 27])

@@ -1,7 +1,8 @@
-"""Noise on every coordinate of delta^C: added under encryption, exactly as drawn, or refused."""
+"""Noise on delta^C, added under encryption, and on the scores: exactly as drawn, or refused."""
 
 import numpy as np
 import pytest
+from scipy.stats import kstest
 
 from vflsec.core.errors import UsageError
 from vflsec.paillier.key_holder import KeyHolder
@@ -9,6 +10,7 @@ from vflsec.paillier.keys import Keys
 from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.linear_sgd import LinearSgd
+from vflsec.paillier.noise import normal
 
 WIDTH, OUTPUTS, ROWS = 5, 2, 9
 
@@ -52,3 +54,40 @@ def test_c_sees_the_sum_and_nothing_else(scale):
 def test_other_noise_is_refused_before_anything_is_sent(noise, options, said):
     with pytest.raises(UsageError, match=said):
         turn(layout(**options), np.zeros((ROWS, OUTPUTS)), noise)
+
+
+def scored(layout, noise):
+    """Return what p learns of the scores, and the exact ones."""
+    keys, rng = Keys.generate(1024), np.random.default_rng(0)
+    weights, mu = (np.round(rng.normal(size=size) * 2**20) / 2**20 for size in ((WIDTH, OUTPUTS), (ROWS, WIDTH)))
+    c = KeyHolder(keys, layout, optimizer=LinearSgd(), batches=1)
+    p = LabelHolder(keys.public, layout, weights, optimizer=LinearSgd(), batches=1)
+    return p.scores(c.scores(p.masked_scores(c.features(mu)), noise)), mu @ weights
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 100.0])
+def test_p_sees_the_sum_of_score_and_noise(scale):
+    noise = scale * np.random.default_rng(2).normal(size=(ROWS, OUTPUTS))
+    found, exact = scored(layout(), noise)
+    assert np.abs(found - exact - noise).max() <= 2.0**-23 + 2.0**-48  # half a unit of the features
+
+
+@pytest.mark.parametrize(
+    ("noise", "said"),
+    [
+        (np.zeros((ROWS, OUTPUTS + 1)), "expected noise"),
+        (np.full((ROWS, OUTPUTS), np.nan), "expected finite noise"),
+        (np.full((ROWS, OUTPUTS), 2048.0), "below 2048"),
+    ],
+)
+def test_other_noise_on_scores_is_refused(noise, said):
+    with pytest.raises(UsageError, match=said):
+        scored(layout(), noise)
+
+
+def test_noise_is_normal_and_is_repeated_with_its_key_alone():
+    found = normal(7, "train", 3, shape=(500, 40))
+    assert kstest(found.ravel(), "norm").pvalue > 1e-3
+    assert (found == normal(7, "train", 3, shape=(500, 40))).all()
+    for other in (normal(8, "train", 3, shape=(500, 40)), normal(7, "train", 4, shape=(500, 40))):
+        assert abs(np.corrcoef(found.ravel(), other.ravel())[0, 1]) < 0.05

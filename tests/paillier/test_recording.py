@@ -164,8 +164,8 @@ def test_what_is_no_recording_or_of_another_version_is_refused(tmp_path):
     path.write_bytes(b"\x80\x04 something else")
     with pytest.raises(DataError, match="expected a recording of vflsec"):
         Recording(path)
-    Recorder(tmp_path / "new.rec", msgspec.structs.replace(HEADER, version=2)).close()
-    with pytest.raises(DataError, match="expected a recording of version 1, got 2"):
+    Recorder(tmp_path / "new.rec", msgspec.structs.replace(HEADER, version=1)).close()
+    with pytest.raises(DataError, match="expected a recording of version 2, got 1"):
         Recording(tmp_path / "new.rec")
 
 

@@ -39,7 +39,7 @@ def with_cipher(data, value, position=0):
     [
         (np.nan, "expected finite features, got nan"),
         (np.inf, "expected finite features, got inf"),
-        (-16.5, r"expected \|features\| <= 16, got 16.5"),
+        (-16.5, r"expected \|features\| <= 16, got 16.5 in column \d.*: set feature_bits = 5"),
     ],
 )
 def test_features_without_an_integer(turn, value, why):
@@ -305,8 +305,9 @@ def test_shares_that_have_parted(turn):
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"rank": 2}, "expected at most 1 rows of an embedding gradient, got 2"),
-        ({"rank": -1}, "expected at most 1 rows"),
+        ({"rank": 2}, "expected 1 rows of an embedding gradient, got 2"),
+        ({"rank": 0}, "expected 1 rows"),
+        ({"rank": -1}, "expected 1 rows"),
         ({"coefficients": bytes(27)}, "expected 28 bytes of coefficients, got 27"),
         ({"coefficients": np.full(7, np.nan, "<f4").tobytes()}, "expected finite coefficients"),
     ],

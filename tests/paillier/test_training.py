@@ -56,10 +56,9 @@ def test_with_a_key_of_2048_bits(make_pair, problem):
     assert max(compare(pair, task, steps=100, rows=8)[:2]) < 1e-6
 
 
-@pytest.mark.parametrize("mode", ["short", "subgroup"])
-def test_in_the_other_modes(make_pair, problem, mode):
+def test_in_subgroup_mode(make_pair, problem):
     task = problem(10, 1)
-    pair = make_pair(task.weights, keys=Keys.generate(1024, mode), batch=8, steps=15)
+    pair = make_pair(task.weights, keys=Keys.generate(1024, "subgroup"), batch=8, steps=15)
     assert max(compare(pair, task, steps=15, rows=8)[:2]) < 1e-6
 
 
@@ -128,7 +127,7 @@ def test_rank_one_and_outer_tell_the_same(make_pair, problem, outputs):
     for form in ("rank1", "outer"):
         pair = make_pair(task.weights, batch=12, delta=form)
         found[form] = pair.learn(task.delta(pair.scores(mu), y), RATE)
-        assert pair.said[-1].rank == (max(outputs - 1, 1) if form == "rank1" else 12)
+        assert pair.said[-1].rank == (outputs if form == "rank1" else 12)  # a softmax lacks one, of zeros then
     assert np.allclose(found["rank1"], found["outer"], rtol=0, atol=3e-7)
 
 

@@ -1,8 +1,12 @@
 """Under the masked linear layer training is what it is in clear, and each party learns what the protocol says."""
 
+import inspect
+
+import msgspec
 import numpy as np
 import pytest
 import torch
+from scipy.stats import kstest, norm
 from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.label_dp import LabelDP
@@ -18,7 +22,9 @@ from vflsec.core.protocol import Step
 from vflsec.methods.fedcvt import FedCVT
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.ss_vfl_i import SSVFLIndependent
+from vflsec.methods.vertical_lr import VerticalLogisticRegression
 from vflsec.nn.top import SharedTop, Top
+from vflsec.paillier.layout import CipherSpec
 from vflsec.testing.worlds import toy_world
 
 MODEL = ModelSpec(bottom=(6,), cut=3)
@@ -186,6 +192,80 @@ def test_noise_on_every_coordinate_stops_rank_one_and_the_weights_stay_clean(bac
     assert torch.linalg.matrix_rank(noised.double(), rtol=1e-3) == 3
 
 
+@pytest.mark.parametrize(
+    ("backend", "options"), [(PlainMaskedBoundary, {}), (PaillierBoundary, {"bits": 1024, "feature_bits": 0})]
+)
+def test_the_passive_party_noises_every_score(backend, options):
+    """In training and in prediction, with the deviation that is asked for; without, scores are exact."""
+    found = {}
+    for score_noise in (0.0, 0.5):
+        boundary = boundary_of(backend, torch.ones(3, 2), score_noise=score_noise, **options)
+        h = torch.linspace(0, 1, 450).reshape(150, 3)
+        for phase in ("train", "predict"):
+            z = torch.cat([boundary.up(h[i : i + 30], Step(0, phase, torch.arange(30))) for i in range(0, 150, 30)])
+            found[score_noise, phase] = (z - h @ torch.ones(3, 2)).ravel().numpy()
+    for phase in ("train", "predict"):
+        assert np.abs(found[0.0, phase]).max() < 1e-5
+        assert kstest(found[0.5, phase], norm(scale=0.5).cdf).pvalue > 1e-3
+    assert abs(np.corrcoef(found[0.5, "train"], found[0.5, "predict"])[0, 1]) < 0.3
+
+
+@pytest.mark.parametrize("defense", [{"backend": "plain"}, {"bits": 1024}], ids=["plain", "paillier"])
+def test_more_passes_than_the_passive_party_answers_are_refused_before_training(defense):
+    trained, _ = train([EncryptedBoundary(max_passes=SGD.epochs, **defense)])
+    assert len(trained.history["train"]) == SGD.epochs
+    with pytest.raises(UsageError, match="max_passes = 3 passes of the training samples, got a run that takes 4"):
+        train([EncryptedBoundary(max_passes=3, **defense)])
+    watched = TrainSpec(epochs=4, batch=32, optimizer="sgd", select="paper_best_on_test")
+    with pytest.raises(UsageError, match="max_passes = 4 passes of the test samples, got a run that takes 5"):
+        train([EncryptedBoundary(max_passes=4, **defense)], spec=watched)
+
+
+def test_the_passive_party_answers_no_pass_too_many():
+    boundary = boundary_of(PlainMaskedBoundary, torch.ones(3, 2), max_passes=2)
+    seen = torch.ones(5, 3)
+    for _ in range(2):
+        boundary.up(seen, Step(0, "train", torch.arange(5)))
+    boundary.up(seen, Step(0, "predict", torch.arange(5), split="test"))  # other samples
+    boundary.up(seen, Step(0, "train", torch.arange(5, 10)))
+    with pytest.raises(UsageError, match="max_passes = 2 passes of each sample, got one more of train samples"):
+        boundary.up(seen, Step(0, "train", torch.arange(4, 9)))
+
+
+def test_every_setting_of_the_cipher_is_an_option_of_defense_and_protocols():
+    fields = {field.name: field.default for field in msgspec.structs.fields(CipherSpec)}
+    for kind, name in (("defenses", "phe"), ("protocols", "paillier"), ("protocols", "masked-plain")):
+        found = inspect.signature(registry.load(kind, name).__init__).parameters
+        assert {key: found[key].default for key in fields} == fields
+    name, options = registry.build("defenses", "phe", feature_bits=6, delta_bits=2).protocol()
+    world = toy_world(rows=150, columns=4)
+    boundary = registry.build("protocols", name, world.passive[0], world.active, **options)
+    boundary.join(torch.ones(3, 2), SGD)
+    assert (boundary.layout.feature_bits, boundary.layout.delta_bits) == (6, 2)
+    for wrong, said in (({"mode": "short"}, "mode='short'"), ({"feature_bit": 6}, "Did you mean feature_bits")):
+        with pytest.raises(UsageError, match=said):
+            registry.build("defenses", "phe", **wrong)
+    with pytest.raises(UsageError, match="expected 0 <= feature_bits <= 16, got 17"):
+        registry.build("defenses", "phe", feature_bits=17)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_row_at_rest_is_checked_before_anything_is_sent(split):
+    """The error names the column and the value to set, and with that value training runs."""
+    for feature_bits in (4, 7):
+        world, sent = toy_world(rows=150, columns=4), []
+        world.passive[0].features[split][3, 1] = -99.0
+        world.active.defenses = (EncryptedBoundary(bits=1024, feature_bits=feature_bits),)
+        world.channel.taps.append(sent.append)
+        method = VerticalLogisticRegression(TrainSpec(epochs=1, batch=50, optimizer="sgd", lr=0.01), ModelSpec())
+        if feature_bits == 4:
+            with pytest.raises(UsageError, match=r"got 99 in column passive_1_x1; .*: set feature_bits = 7$"):
+                method.fit(world)
+            assert sent == []
+        else:
+            assert method.fit(world).predict("test").isfinite().all()
+
+
 def test_a_row_left_over_that_joins_the_last_batch_has_room():
     rows = len(toy_world(rows=150, columns=4).active.labels["train"])
     trained, _ = train([PAILLIER], spec=TrainSpec(epochs=1, batch=rows - 1, lr=0.1, optimizer="sgd"))
@@ -269,5 +349,5 @@ def test_defences_that_add_to_the_loss_get_the_room_they_need():
     room = []
     for defenses in ([PAILLIER], [PAILLIER, LabelDP(1.0)], [PAILLIER, IsotropicNoise(1.0)]):
         world.active.defenses = tuple(defenses)
-        room.append(PaillierBoundary(world.passive[0], world.active).agreed["delta_bits"])
+        room.append(PaillierBoundary(world.passive[0], world.active).delta_bits)
     assert room == [0, 4, 10]

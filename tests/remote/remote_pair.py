@@ -10,8 +10,9 @@ import torch
 import torch._dynamo  # which every first optimizer would import, for seconds
 
 from vflsec.core.layout import Layout
+from vflsec.paillier.layout import CipherSpec
 from vflsec.remote.identity import Identity
-from vflsec.remote.job import Job, JobCipher, JobModel, JobTraining
+from vflsec.remote.job import Job, JobModel, JobTraining
 from vflsec.remote.link import Dialer, Listener
 from vflsec.remote.own import Own, split
 from vflsec.remote.session import Session, make_side
@@ -19,7 +20,7 @@ from vflsec.remote.side import under
 from vflsec.remote.snapshots import Snapshots
 
 HERE = "127.0.0.1"
-CIPHER = JobCipher(bits=1024)
+CIPHER = CipherSpec(bits=1024)
 SEEDS = {"C": 11, "p": 12}
 
 

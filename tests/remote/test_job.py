@@ -23,7 +23,7 @@ momentum = 0.9
 schedule = "cosine"
 [paillier]
 bits = 3072
-mode = "short"
+mode = "subgroup"
 """
 
 
@@ -39,7 +39,7 @@ def test_what_is_written_is_read(tmp_path):
     assert found.model.spec.bottom == (16, 8)
     assert found.train.spec.optimizer == "sgd"
     assert found.settings["train.lr"] == "0.05"
-    assert found.settings["paillier.mode"] == '"short"'
+    assert found.settings["paillier.mode"] == '"subgroup"'
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,11 @@ def test_what_is_written_is_read(tmp_path):
         ("[train]\nlr = -1.0", "train.lr > 0"),
         ("[train]\noptimizer = 'adam'", "unknown field `optimizer`"),
         ("[paillier]\nmode = 'fast'", "fast"),
-        ("[paillier]\nnoise = 0.1", "paillier.delta = 'outer' with paillier.noise"),
-        ("[paillier]\nnoise = -1.0", "paillier.noise >= 0"),
+        ("[paillier]\nmode = 'short'", "short"),
+        ("[paillier]\nfeature_bits = 40", "0 <= feature_bits <= 16, got 40"),
+        ("[train]\nepochs = 4\n[paillier]\nmax_passes = 3", "max_passes = 3 passes .* got a run that takes 4"),
+        ("[paillier]\nnoise = 0.1", "expected delta=outer with noise"),
+        ("[paillier]\nnoise = -1.0", "a finite noise >= 0"),
         ("name =", "expected TOML"),
     ],
 )

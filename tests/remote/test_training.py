@@ -1,5 +1,8 @@
 """Joint training of two processes: the numbers of the same roles in one process, bit for bit, and of plain SGD."""
 
+import re
+
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -8,18 +11,23 @@ from scipy.stats import kstest, norm
 from torch import nn
 from torch.nn import functional as F
 
+from vflsec.core.errors import UsageError
 from vflsec.core.metrics import METRICS
 from vflsec.core.seeds import drawing
 from vflsec.nn.encoders import build_encoder
 from vflsec.paillier.key_holder import KeyHolder
 from vflsec.paillier.keys import Keys
 from vflsec.paillier.label_holder import LabelHolder
-from vflsec.paillier.layout import Layout
+from vflsec.paillier.layout import CipherSpec
 from vflsec.paillier.linear_sgd import LinearSgd
+from vflsec.paillier.noise import KEY_BITS
 from vflsec.paillier.recording import Recording
-from vflsec.remote.feature_side import first_share
+from vflsec.remote.feature_side import FeatureSide
+from vflsec.remote.hello import Hello
 from vflsec.remote.label_side import residual
-from vflsec.remote.side import Schedule
+from vflsec.remote.session import make_side
+from vflsec.remote.side import Batch, Schedule, first_share
+from vflsec.remote.snapshots import Snapshots
 
 
 def first_models(job, own):
@@ -29,9 +37,14 @@ def first_models(job, own):
     if job.model.encoder != "identity":
         with drawing(SEEDS["C"], "model", "passive_1"):
             bottom = build_encoder(own["C"].layout, job.model.spec, job.model.outputs)
+    columns, outputs, drawn = own["p"].layout.width, job.model.outputs, {role: Masks(role) for role in own}
+    for role in own:
+        drawn[role](KEY_BITS)  # of the noise, which is drawn first
     with drawing(SEEDS["p"], "model", "top"):
-        joint = nn.Linear(own["p"].layout.width + width, job.model.outputs).double()
-    share = first_share(SEEDS["C"], width, job.model.outputs) if job.model.share else np.zeros((width, 1))
+        joint = nn.Linear(columns + width, outputs).double()
+    with torch.no_grad():
+        joint.weight[:, columns:] = torch.from_numpy(first_share(drawn["p"], width, outputs, columns + width).T)
+    share = first_share(drawn["C"], width, outputs) if job.model.share else np.zeros((width, 1))
     return bottom, joint, share
 
 
@@ -68,14 +81,7 @@ def in_process(job, own):
     bottom, joint, share = first_models(job, own)
     columns, width = own["p"].layout.width, job.model.width or own["C"].layout.width
     schedule = Schedule(job, len(own["p"].ids["train"]))
-    layout = Layout(
-        width=width,
-        outputs=job.model.outputs,
-        batch=schedule.largest,
-        bits=1024,
-        delta=job.paillier.delta,
-        order=job.paillier.order,
-    )
+    layout = job.paillier.layout(width=width, outputs=job.model.outputs, batch=schedule.largest)
     sgd = {"optimizer": LinearSgd(job.train.momentum, job.train.weight_decay)}
     masks, keys = {role: Masks(role) for role in own}, Keys.generate(1024)
     c = KeyHolder(keys, layout, share0=share, randbits=masks["C"], **sgd)
@@ -137,7 +143,7 @@ def test_two_processes_compute_what_one_does_bit_for_bit(keys, tmp_path, name):
 def test_two_processes_compute_what_plain_sgd_does(keys, tmp_path, name):
     job = JOBS[name]
     own = owns(job, classes=max(2, job.model.outputs))
-    made, found, errors = run_both(keys, job, own, tmp_path)
+    made, found, errors = run_both(keys, job, own, tmp_path, masks=True)
     assert not errors
     expected, logits = plain(job, own)
     learned = weights({role: made[role].side.models() for role in made})
@@ -147,6 +153,47 @@ def test_two_processes_compute_what_plain_sgd_does(keys, tmp_path, name):
     two = np.hstack([np.zeros_like(logits), logits]) if logits.shape[1] == 1 else logits
     assert next(iter(found["p"].utility)) == headline
     assert found["p"].utility[headline] == pytest.approx(METRICS[headline](two, own["p"].labels["test"]), abs=1e-9)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_columns_out_of_range_are_found_before_any_is_sent(tmp_path, split):
+    job = make_job(encoder="identity")
+    own = owns(job)["C"]
+    own.features[split][3, 2] = 99.0
+    with pytest.raises(UsageError, match=r"got 99 in column x2; .*: set feature_bits = 7$"):
+        make_side("C", own, job, Snapshots(tmp_path / "a"), batches=1)
+    make_side(
+        "C",
+        own,
+        make_job(encoder="identity", paillier=CipherSpec(bits=1024, feature_bits=7)),
+        Snapshots(tmp_path / "b"),
+        batches=1,
+    )
+
+
+def test_features_that_grow_in_mid_run_keep_it_and_it_goes_on_with_more_bits(keys, tmp_path, monkeypatch):
+    learn, begun = FeatureSide.learn, []
+
+    def growing(side, exchange, batch, commit):
+        if batch.number == 2 and side.agreed.feature_bits == 4:
+            with torch.no_grad():
+                for parameter in side.bottom.parameters():
+                    parameter.mul_(20.0)
+        begun.append(batch.number)
+        learn(side, exchange, batch, commit)
+
+    monkeypatch.setattr(FeatureSide, "learn", growing)
+    jobs = [make_job(epochs=2, paillier=CipherSpec(bits=1024, feature_bits=bits)) for bits in (4, 9)]
+    own = owns(jobs[0])
+    _, _, errors = run_both(keys, jobs[0], own, tmp_path)
+    assert isinstance(errors["C"], UsageError)
+    assert re.search(r"expected \|features\| <= 16, got .* in column \d; .*: set feature_bits = \d+$", str(errors["C"]))
+    assert begun == [0, 1, 2]
+    begun.clear()
+    _, found, errors = run_both(keys, jobs[1], own, tmp_path)
+    assert not errors
+    assert begun[0] == 2
+    assert found["C"].history == found["p"].history
 
 
 def test_two_runs_on_equal_inputs_say_different_things(keys, tmp_path):
@@ -159,11 +206,56 @@ def test_noise_on_every_coordinate_of_delta_reaches_c_alone_and_as_wide_as_agree
     job = make_job(rows=300, epochs=1, batch=105, paillier=type(CIPHER)(bits=1024, delta="outer", noise=0.5))
     own = owns(job, rows=300)
     each = {role: {"record": tmp_path / role / "recording"} for role in own}
-    _, _, errors = run_both(keys, job, own, tmp_path, each=each)
+    _, _, errors = run_both(keys, job, own, tmp_path, masks=True, each=each)
     assert not errors
     here, there = (next(iter(Recording(each[role]["record"]).steps())) for role in ("C", "p"))
     weight = ((here.notes["share"] + there.notes["share"]) / 2**64).astype(float)  # (g, 1)
     delta = there.notes["delta"]
     noise = (here.notes["embedding_gradient"] - delta @ weight.T) / np.linalg.norm(delta, axis=1).max()
     assert kstest(noise.ravel(), norm(scale=0.5).cdf).pvalue > 1e-3
-    assert kstest(noise.ravel(), norm(scale=0.65).cdf).pvalue < 1e-3
+    assert noise.std() == pytest.approx(0.5, rel=0.15)
+
+
+def test_noise_on_scores_reaches_p_and_as_wide_as_agreed(keys, tmp_path):
+    job = make_job(rows=300, epochs=1, batch=105, paillier=type(CIPHER)(bits=1024, score_noise=0.5))
+    own = owns(job, rows=300)
+    each = {role: {"record": tmp_path / role / "recording"} for role in own}
+    _, _, errors = run_both(keys, job, own, tmp_path, masks=True, each=each)
+    assert not errors
+    noise = {}
+    for here, there in zip(*(Recording(each[role]["record"]).steps() for role in ("C", "p")), strict=True):
+        weight = ((here.notes["share"] + there.notes["share"]) / 2**64).astype(float)  # (g, 1)
+        noise.setdefault(here.rate is None, []).append(there.notes["scores"] - here.notes["mu"] @ weight)
+    for found in map(np.concatenate, noise.values()):  # of training, and of prediction
+        assert kstest(found.ravel(), norm(scale=0.5).cdf).pvalue > 1e-3
+        assert found.std() == pytest.approx(0.5, rel=0.25)
+
+
+def test_a_seed_gives_away_neither_noise_nor_shares(tmp_path):
+    """Two runs of a party with equal seeds have equal networks, other shares and other noise."""
+    job = make_job(paillier=type(CIPHER)(bits=1024, delta="outer", noise=0.1, score_noise=0.1))
+    own = owns(job)
+    made = [make_side("C", own["C"], job, Snapshots(tmp_path / name), seed=1, batches=1) for name in "ab"]
+    rows = torch.arange(16)
+    assert torch.equal(*(side.bottom(side.x["train"]) for side in made))
+    assert (made[0].holder.share != made[1].holder.share).all()
+    assert (made[0]._score_noise(rows, 0) != made[1]._score_noise(rows, 0)).all()
+    labels = [make_side("p", own["p"], job, Snapshots(tmp_path / name), seed=1, batches=1) for name in "cd"]
+    for side, other in zip(labels, made, strict=True):
+        hello = Hello(
+            role="C",
+            settings={},
+            counts={},
+            rows="0" * 64,
+            run="",
+            history={0: "0" * 64},
+            layout=msgspec.to_builtins(other.agreed),
+            key=other.public,
+        )
+        side.meet(hello)
+    assert torch.equal(*(side.top.weight for side in labels))
+    assert (labels[0].holder.share != labels[1].holder.share).all()
+    batch, delta = Batch(0, rows, 0.1), np.ones((16, 1))
+    assert (labels[0]._noise(batch, delta) != labels[1]._noise(batch, delta)).all()
+    labels[1].load(labels[0].state())  # a batch that is done again, by another process too, has the same noise
+    assert (labels[0]._noise(batch, delta) == labels[1]._noise(batch, delta)).all()

@@ -23,7 +23,6 @@ from vflsec.core.errors import UsageError
 @click.option("--connect", metavar="HOST:PORT", help="... or reach it there.")
 @click.option("--keys", type=click.Path(path_type=Path), help="Folder that vflsec party keys has made.")
 @click.option("--out", type=click.Path(path_type=Path), help="Our models and results; meanwhile, our state.")
-@click.option("--own-seed", type=click.IntRange(min=0), help="Of our own first weights.  [default: drawn, and secret]")
 @click.option("--record", type=click.Path(path_type=Path), help="Record all that we see by right, for vflsec audit.")
 @click.option("--timeout", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds a message.")
 @click.option(
@@ -115,7 +114,7 @@ def run(**given: Any) -> None:
 
     snapshots = Snapshots(out)
     try:
-        side = session.make_side(role, own, agreed, snapshots, seed=given["own_seed"], workers=given["workers"])
+        side = session.make_side(role, own, agreed, snapshots, workers=given["workers"])
         link = (
             Listener(where, identity, given["timeout"], tell)
             if given["listen"]

@@ -112,9 +112,10 @@ def _descriptions(found: Any) -> list[str]:
 
 
 def _explained(found: Any) -> dict[str, str]:
-    """Return what docstrings say of each argument, the class's own before its bases'."""
+    """Return what docstrings say of each argument, the class's own before its bases' and those of shared options."""
     explained: dict[str, str] = {}
-    for one in reversed(found.__mro__[:-2]):
+    shared = [found.shared_options] if hasattr(found, "shared_options") else []
+    for one in [*shared, *reversed(found.__mro__[:-2])]:
         text = inspect.getdoc(one) if "__doc__" in vars(one) else None
         for section in re.findall(r"^Args\b.*:\n((?:(?:    .*)?\n?)*)", text or "", re.MULTILINE):
             names, parts = ENTRY.findall(section), ENTRY.split(section)[2::2]

@@ -66,6 +66,15 @@ class Layout(NamedTuple):
         """The number d of encoded columns."""
         return sum(column.width for column in self.columns)
 
+    @property
+    def names(self) -> list[str]:
+        """The name of each encoded column: that of its raw column, with a number for each slot of a category."""
+        return [
+            column.name if column.width == 1 else f"{column.name}[{slot}]"
+            for column in self.columns
+            for slot in range(column.width)
+        ]
+
     @classmethod
     def numeric(cls, count: int) -> Layout:
         """Return the layout of ``count`` numbers."""

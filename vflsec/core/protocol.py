@@ -138,16 +138,25 @@ class LinearBoundary(Boundary):
     """
 
     @abstractmethod
-    def join(self, weight: Tensor, train: TrainSpec, *, batches: int = 100) -> None:
+    def join(self, weight: Tensor, train: TrainSpec, *, batches: int = 100, epochs: int = 1) -> None:
         """Start from W_0 = ``weight`` (d, C), and learn as ``train`` says.
 
         Args:
             weight: W_0.
             train: how W learns.
             batches: about how many are to come, by which cryptography sizes what it prepares.
+            epochs: passes over the training rows that are to come.
 
         Raises:
-            UsageError: the protocol cannot follow this optimizer.
+            UsageError: the protocol cannot follow this optimizer, or does not answer so many passes.
+        """
+
+    def check(self, h: Tensor, columns: Sequence[str] | None) -> None:
+        """Raise UsageError if embeddings (n, d) cannot be carried; asked before training where they are known.
+
+        Args:
+            h: embeddings of all rows of a split.
+            columns: their names, or None where they have none.
         """
 
     @abstractmethod

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from vflsec.core.method import Progress
 from vflsec.core.protocol import LinearBoundary, Step
 from vflsec.methods.split_training import SplitTraining
+from vflsec.nn.columns import Columns
 from vflsec.nn.frozen import Frozen
 
 
@@ -14,6 +16,21 @@ class SharedHeadTraining(SplitTraining):
 
     The arguments are those of ``SplitTraining``, with every bottom model ``Frozen``.
     """
+
+    def fit(self, phase: str, progress: Progress) -> list[float]:
+        """Train as ``SplitTraining`` does, after a look at every row: embeddings at rest are known before any is sent.
+
+        Raises:
+            UsageError: a boundary cannot carry one of them.
+        """
+        for party in self.world.passive:
+            bottom, boundary = self.bottoms[party.name], self.boundaries[party.name]
+            assert isinstance(bottom, Frozen)
+            if isinstance(boundary, LinearBoundary):
+                columns = party.layout.names if isinstance(bottom.model, Columns) else None
+                for split in self.world.active.labels:
+                    boundary.check(bottom(party.features[split]), columns)
+        return super().fit(phase, progress)
 
     def _down(self, name: str, h: Tensor, step: Step) -> Tensor:
         """Let the weights learn; the zeros go no further than the embedding, which is a leaf."""

@@ -135,7 +135,7 @@ class SplitMethod(Method):
             boundary = boundaries[party.name]
             assert isinstance(boundary, LinearBoundary), "all boundaries of a run are of one kind"
             with drawing(world.seed, "model", party.name, "head", *stream):
-                boundary.join(part.T.clone(), train, batches=train.n_batches(rows))
+                boundary.join(part.T.clone(), train, batches=train.n_batches(rows), epochs=train.n_epochs(rows))
         world.active.modules["top"] = SharedTop(top, own.shape[1])
 
     def _prepare(self, world: World) -> None:

@@ -8,30 +8,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.core.errors import ProtocolError, UsageError
+from vflsec.paillier.layout import MOST_BITS
 
 Randbits = Callable[[int], int]
 
 
-def encode(x: np.ndarray, precision: int, bits: int, name: str) -> NDArray[np.int64]:
+def encode(
+    x: np.ndarray, precision: int, bits: int, name: str, columns: Sequence[str] | None = None
+) -> NDArray[np.int64]:
     """Return ``x``, any shape, in units of 2^-precision, rounded to nearest.
 
     Args:
         x: real numbers.
         precision: fractional bits.
         bits: |x| <= 2^bits, once rounded: what float32 arithmetic leaves above a bound is no reason to stop.
-        name: what they are called in messages.
+        name: what they are called in messages; without its plural s, the name of the setting of ``bits``.
+        columns: names of the columns of ``x`` (n, d), by which messages call them; None for their numbers.
 
     Raises:
-        UsageError: NaN, infinity, or a number out of range.
+        UsageError: NaN, infinity, or a number out of range; the line names the column and the value to set.
     """
     x = np.asarray(x, dtype=np.float64)
-    if not np.isfinite(x).all():
-        raise UsageError(f"expected finite {name}, got {x[~np.isfinite(x)][0]}; nothing was sent")
+
+    def where(worst: int) -> str:
+        column = worst % x.shape[-1] if x.ndim == 2 else 0
+        return f" in column {columns[column] if columns else column}" if x.ndim == 2 else ""
+
+    if not (finite := np.isfinite(x)).all():
+        worst = int(finite.argmin())
+        raise UsageError(f"expected finite {name}, got {x.flat[worst]}{where(worst)}; nothing of it was sent")
     units = np.rint(np.ldexp(x, precision))
-    if x.size and np.abs(units).max() > 2.0 ** (precision + bits):
+    if x.size and (most := np.abs(units).max()) > 2.0 ** (precision + bits):
+        worst = int(np.abs(x).argmax())
+        needed = (int(most) - 1).bit_length() - precision
+        way_out = f"set {name.removesuffix('s')}_bits = {needed}" if needed <= MOST_BITS else "make it smaller"
         raise UsageError(
-            f"expected |{name}| <= {2**bits}, got {np.abs(x).max():.9g}; nothing was sent: make it smaller, or "
-            "agree on more bits"
+            f"expected |{name}| <= {2**bits}, got {np.abs(x).flat[worst]:.9g}{where(worst)}; nothing of it was sent: "
+            + way_out
         )
     found: NDArray[np.int64] = units.astype(np.int64)
     return found

@@ -11,10 +11,10 @@ import gmpy2
 from gmpy2 import mpz
 
 from vflsec.paillier.fixed_base import fixed_base_window
-from vflsec.paillier.keys import ORDER_BITS, Mode
-from vflsec.paillier.layout import Layout
-from vflsec.paillier.multiexp import pippenger_window, straus_window
-from vflsec.paillier.randomisers import COSETS, SLACK, WITHOUT_TABLE, short_bits
+from vflsec.paillier.keys import ORDER_BITS
+from vflsec.paillier.layout import Layout, Mode
+from vflsec.paillier.multiexp import fixed_window, pippenger_window, straus_window
+from vflsec.paillier.randomisers import COSETS, SLACK, WITHOUT_TABLE
 
 
 class Work(NamedTuple):
@@ -35,14 +35,13 @@ class Work(NamedTuple):
     residues: float
 
 
-def work(layout: Layout, mode: Mode = "standard", batches: int = 100) -> Work:
+def work(layout: Layout, batches: int = 100) -> Work:
     """Return the work of a full batch that the model learns from, among ``batches`` of them: expected counts."""
     to_labels, to_key = layout.traffic
-    order = _order_bits(layout.bits, mode)
-    exponent = short_bits(layout.bits) if mode == "short" else order
-    window = fixed_base_window(layout.bits, exponent, batches * to_labels)
-    half = 2 * to_labels * _pairs(-(-exponent // window))
-    full = to_labels + 2 * to_key + _forward(layout) + _gradient(layout) + _delta(layout)
+    mode, exponent = layout.mode, _order_bits(layout.bits, layout.mode)
+    window = fixed_base_window(layout.bits, exponent, batches * (to_labels + to_key))
+    half = 2 * (to_labels + to_key) * _pairs(-(-exponent // window))  # C draws for what it decrypts, too
+    full = to_labels + 3 * to_key + _forward(layout) + _gradient(layout) + _delta(layout)
     if mode != "subgroup" and batches * to_key <= WITHOUT_TABLE:
         return Work(half, 2 * to_key, full, 0, to_key)
     exponent = 2 * ORDER_BITS + SLACK if mode == "subgroup" else layout.bits + SLACK
@@ -65,13 +64,13 @@ def units(bits: int, mode: Mode = "standard", seconds: float = 0.4) -> Work:
     )
 
 
-def estimate(layout: Layout, mode: Mode = "standard", batches: int = 100) -> float:
+def estimate(layout: Layout, batches: int = 100) -> float:
     """Return the CPU seconds that a full batch takes of both parties together, by a calibration of two seconds.
 
     Tables are not counted; they are a few seconds once. Two cores take a little more than half of it in wall time.
     """
     return sum(
-        count * seconds for count, seconds in zip(work(layout, mode, batches), units(layout.bits, mode), strict=True)
+        count * seconds for count, seconds in zip(work(layout, batches), units(layout.bits, layout.mode), strict=True)
     )
 
 
@@ -92,20 +91,23 @@ def _gradient(layout: Layout) -> float:
     packing, bits = layout.gradients, layout.delta_precision + layout.delta_bits
     bases, rows = packing.count(layout.batch) // packing.blocks, min(layout.batch, packing.rows)
     window = pippenger_window(bases, bits)
-    product = -(-(bits + 2) // window) * (bases * (1 - 1 / (1 << window)) + (1 << window) + window)
-    return packing.blocks * (3 * bases + layout.outputs * rows * product)
+    digits = -(-(bits + 2) // window)
+    product = digits * (bases + (1 << window) + window) + 1
+    origin = 1.25 * window * (digits + 1)
+    return packing.blocks * (3 * (bases + 1) + origin + layout.outputs * rows * product)
 
 
 def _delta(layout: Layout) -> float:
     """Multiplications modulo n^2 of delta W^T."""
     rows = min(layout.outputs, layout.batch) if layout.low_rank else layout.batch
-    packing, bits = layout.deltas, layout.delta_precision + layout.delta_bits + 1
+    packing, bits = layout.deltas, layout.delta_precision + layout.delta_bits
     in_one = min(packing.rows, rows)
     bases, products = in_one * layout.outputs, -(-rows // in_one)
-    window = straus_window(bits, products)
+    window = fixed_window(bits, products)
     shifts = (in_one - 1) * layout.outputs * packing.slot * packing.columns
-    tables = bases * (3 + (1 << window)) + layout.outputs
-    return packing.blocks * (shifts + tables + products * (bits + bases * bits / (window + 1)))
+    tables = bases * ((1 << window) - 1) + layout.outputs
+    product = -(-(bits + 2) // window) * (window + bases)
+    return packing.blocks * (shifts + tables + (products + 1) * product + products)
 
 
 def _order_bits(bits: int, mode: Mode) -> int:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 
 import numpy as np
+from gmpy2 import mpz
 from numpy.typing import NDArray
 
 from vflsec.core.errors import ProtocolError, UsageError
@@ -60,8 +61,10 @@ class KeyHolder(Role):
     ) -> None:
         share0 = np.zeros((layout.width, layout.outputs)) if share0 is None else np.asarray(share0)
         super().__init__(layout, int(keys.n), share0, optimizer, randbits)
+        if keys.mode != layout.mode:
+            raise UsageError(f"expected a key of mode {layout.mode}, as in the layout, got one of mode {keys.mode}")
         self.keys = keys
-        source = FactorSource(keys, batches * layout.traffic.to_labels)
+        source = FactorSource(keys, batches * sum(layout.traffic))
         self.pool = Pool(source, self.ciphertexts.square, workers=workers)
         self._mu = np.zeros((0, layout.width), np.int64)
         self._learns = False
@@ -101,28 +104,30 @@ class KeyHolder(Role):
         self.turn, self._mu, self._learns, self._awaits = self.turn + 1, mu, learns, MaskedScores
         return found
 
-    def scores(self, message: MaskedScores) -> Scores:
-        """Return z + r1 (B, C) modulo 2^L, r1 p's masks, and noise within half a unit of the features.
+    def scores(self, message: MaskedScores, noise: np.ndarray | None = None) -> Scores:
+        """Return z + r1 (B, C) modulo 2^L, r1 p's masks, with ``noise`` (B, C) added and within half a unit of mu more.
 
         p gets z in clear. Exact to its last bit, one z would be a knapsack that gives several features to whoever knows
         the weights; the noise is of the size that rounding the features has left in z anyway.
 
         Raises:
             ProtocolError: a message out of turn, or ciphertexts that p cannot have made of these features.
+            UsageError: noise of another shape, not finite, or as large as the largest score.
         """
         self._expect(message)
         layout, rows = self.layout, len(self._mu)
         packing, outputs = layout.scores, layout.outputs
+        added = self._score_noise(noise)
         ciphers = self.ciphertexts.read(message.ciphers, packing.count(rows) * outputs, "masked scores")
         masked = np.empty((rows, outputs), np.uint64)
-        for i, plaintext in enumerate(self.keys.decrypt(ciphers)):
+        for i, plaintext in enumerate(self._decrypt(ciphers)):
             block, output = divmod(i, outputs)
             part = slice(block * packing.rows, min(rows, (block + 1) * packing.rows))
             slots = unpack(plaintext, packing.slot, part.stop - part.start)
             masked[part, output] = ring(slots, layout.ring)
         share = ring(self._weights(), layout.ring).reshape(layout.width, outputs)
         unit = 1 << layout.weight_precision
-        blur = [uniform(unit, self.randbits) - unit // 2 for _ in range(masked.size)]
+        blur = [uniform(unit, self.randbits) - unit // 2 + value for value in added]
         masked += ring(blur, layout.ring).reshape(masked.shape)
         scores = masked + self._mu.view(np.uint64) @ share  # modulo 2^64, and so modulo 2^L
         scores &= np.uint64((1 << layout.ring) - 1)
@@ -142,7 +147,7 @@ class KeyHolder(Role):
         used = min(rows, packing.rows)
         ciphers = self.ciphertexts.read(message.ciphers, packing.blocks * outputs * used, "masked gradients")
         sums = np.zeros((packing.blocks * packing.columns, outputs), object)
-        for i, plaintext in enumerate(self.keys.decrypt(ciphers)):
+        for i, plaintext in enumerate(self._decrypt(ciphers)):
             # sum k is right in row k of the packs, what else it holds is masked too
             block, output, k = i // used // outputs, i // used % outputs, i % used
             slots = unpack(plaintext, packing.slot, used * packing.columns)
@@ -172,14 +177,13 @@ class KeyHolder(Role):
         self._expect(message)
         layout, rows, rank = self.layout, len(self._mu), message.rank
         packing = layout.deltas
-        if not (0 <= rank <= min(rows, layout.outputs) if layout.low_rank else rank == rows):
-            expected = f"at most {min(rows, layout.outputs)}" if layout.low_rank else f"{rows}"
+        if rank != (expected := min(rows, layout.outputs) if layout.low_rank else rows):
             raise ProtocolError(f"expected {expected} rows of an embedding gradient, got {rank}")
         ciphers = self.ciphertexts.read(message.ciphers, packing.count(rank), "embedding gradients")
         coefficients = self._coefficients(message)
         own = np.zeros((rank, packing.blocks * packing.columns))
         chunks = packing.count(rank) // packing.blocks
-        for i, plaintext in enumerate(self.keys.decrypt(ciphers)):
+        for i, plaintext in enumerate(self._decrypt(ciphers)):
             block, chunk = divmod(i, chunks)
             part = slice(chunk * packing.rows, min(rank, (chunk + 1) * packing.rows))
             count, n = (part.stop - part.start) * packing.columns, int(self.keys.n)
@@ -193,6 +197,19 @@ class KeyHolder(Role):
             raise ProtocolError(f"expected |delta W^T| <= {bound:g}, got {most:g}: coefficients beyond what was agreed")
         self._awaits = None
         return found
+
+    def _score_noise(self, noise: np.ndarray | None) -> list[int]:
+        """Return noise (B·C) in the units of the scores; zeros without."""
+        layout, shape = self.layout, (len(self._mu), self.layout.outputs)
+        if noise is None:
+            return [0] * (shape[0] * shape[1])
+        noise = np.asarray(noise, np.float64)
+        if noise.shape != shape:
+            raise UsageError(f"expected noise {shape} on the scores, got {noise.shape}")
+        if not (np.abs(noise) < (most := 2.0 ** (layout.score_bits - 1))).all():
+            raise UsageError(f"expected finite noise below {most:g} on the scores, got other: lower score_noise")
+        units = layout.feature_precision + layout.weight_precision
+        return [round(value * 2.0**units) for value in noise.ravel().tolist()]
 
     def close(self) -> None:
         """End the processes that prepare randomisers."""
@@ -220,6 +237,12 @@ class KeyHolder(Role):
             for start in range(0, self.layout.width, packing.columns)
             for output in range(self.layout.outputs)
         ]
+
+    def _decrypt(self, ciphertexts: Sequence[mpz]) -> list[int]:
+        """Return the plaintexts of ``ciphertexts``, re-randomised first: p does not choose what is exponentiated."""
+        square = self.ciphertexts.square
+        pairs = zip(ciphertexts, self.pool.take(len(ciphertexts)), strict=True)
+        return self.keys.decrypt([ciphertext * fresh % square for ciphertext, fresh in pairs])
 
     def _encrypt(self, plaintexts: Sequence[int]) -> bytes:
         """Return fresh ciphertexts of ``plaintexts``, modulo n: the one way out for what only p's masks would hide."""

@@ -6,7 +6,7 @@ import math
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import gmpy2
 import msgspec
@@ -15,9 +15,8 @@ from phe import PaillierPrivateKey, PaillierPublicKey, generate_paillier_keypair
 
 from vflsec.core.checks import one_of
 from vflsec.core.errors import ProtocolError, UsageError
+from vflsec.paillier.layout import MODES, Mode
 
-Mode = Literal["standard", "short", "subgroup"]
-MODES = ("standard", "short", "subgroup")
 ORDER_BITS = 256  # of the prime order of the randomisers modulo each prime square, in subgroup mode
 _SMALL = 1 << 20  # prime factors of p - 1 below it are known
 
@@ -43,13 +42,17 @@ class PublicKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The key as an object of ``phe``."""
         return PaillierPublicKey(self.modulus)
 
-    def check(self, bits: int) -> None:
-        """Raise ProtocolError unless this can be a key of ``bits`` bits."""
+    def check(self, bits: int, mode: Mode = "standard") -> None:
+        """Raise ProtocolError unless this can be a key of ``bits`` bits and this mode."""
         n, generator = self.modulus, int.from_bytes(self.generator, "little")
         if n.bit_length() != bits or n % 2 == 0:
             raise ProtocolError(f"expected a key of {bits} bits, got one of {n.bit_length()}")
         if gmpy2.gcd(n, gmpy2.primorial(_SMALL)) != 1:
             raise ProtocolError("expected a key of two large primes, got one with a small factor")
+        if bool(self.generator) != (mode == "subgroup"):
+            raise ProtocolError(
+                f"expected a key of mode {mode}, got one {'with' if self.generator else 'without'} a generator"
+            )
         if self.generator and not (1 < generator < n * n and math.gcd(generator, n) == 1):
             raise ProtocolError("expected a generator among the units modulo n^2, got something else")
 
@@ -78,14 +81,15 @@ class Keys:
 
     * ``standard``: C's are uniform, up to a subgroup of an index without prime factors below 2^20, where there is one;
       p's, which must hide from C who knows the factors of n, are within 2^-40 of uniform. Assumes DCR alone.
-    * ``short``: C's have exponents of twice the security level (224 bits at 2048) modulo each prime square. Also
-      assumes that discrete logarithms with such exponents are hard. p's are as in ``standard``.
     * ``subgroup``: p - 1 and q - 1 each have a prime factor of 256 bits, and randomisers lie in the subgroup of these
       orders, whose generator is public. Also assumes that this subgroup cannot be told from all n-th residues, which
       the factors' special form must not help. p's are within 2^-64 of uniform on the subgroup.
 
     Source: Paillier 1999; decryption through the factors, ibid. section 7; subgroup keys, Damgard et al. 2007 and
-    Ma et al. 2021. Decryption's time depends on the key: whoever can time this process learns about it.
+    Ma et al. 2021. Decryption takes powers with secret exponents by gmpy2, which is not constant in time. So
+    ``KeyHolder`` multiplies every ciphertext by a fresh randomiser first: whoever sends it does not know, let alone
+    choose, the base. That ends what is learned from chosen bases; it does not end what a process on the same processor
+    sees of caches and branches, which depend on the exponent.
 
     Args:
         private: the key, an object of ``phe``.

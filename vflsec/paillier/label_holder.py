@@ -17,7 +17,7 @@ from vflsec.paillier.layout import Layout
 from vflsec.paillier.linear_sgd import LinearSgd, Moved
 from vflsec.paillier.low_rank import factor
 from vflsec.paillier.messages import EncryptedDelta, Features, MaskedGradient, MaskedScores, NoisedGradient, Scores
-from vflsec.paillier.multiexp import Pippenger, Schedule, Straus, straus_schedule
+from vflsec.paillier.multiexp import FixedWindow, Pippenger, Schedule, Straus, straus_schedule
 from vflsec.paillier.randomisers import Pool, label_holder_source
 from vflsec.paillier.role import Role
 
@@ -61,7 +61,7 @@ class LabelHolder(Role):
         workers: int = 0,
         randbits: Randbits = secrets.randbits,
     ) -> None:
-        public.check(layout.bits)
+        public.check(layout.bits, layout.mode)
         super().__init__(layout, public.modulus, np.asarray(weights), optimizer, randbits)
         if layout.low_rank and (rank := np.linalg.matrix_rank(weights)) < layout.outputs:
             raise UsageError(
@@ -192,12 +192,13 @@ class LabelHolder(Role):
         if layout.low_rank:
             unit = 2.0**-layout.delta_precision
             chosen, real = factor(np.asarray(delta, np.float64) + unit * self._dither(rows.shape), unit)
-            rows, coefficients = rows[chosen], real.astype("<f4").tobytes()
+            filled = ((0, min(rows.shape) - len(chosen)), (0, 0))  # the same work and size whatever the rank of delta
+            rows, coefficients = np.pad(rows[chosen], filled), np.pad(real, filled[::-1]).astype("<f4").tobytes()
         ciphers = self.ciphertexts.read(message.share, packing.blocks * outputs, "a share of the weights")
         used = self._weights(self._next(message).share) if layout.order == "paper" else self._used
         share = np.array(used, object).reshape(-1, outputs)
         found, masks = [], []
-        for block in range(packing.blocks if len(rows) else 0):
+        for block in range(packing.blocks):
             own = share[block * packing.columns : (block + 1) * packing.columns]
             products = self._row_products(ciphers[block * outputs : (block + 1) * outputs], own, rows)
             found += products
@@ -264,11 +265,11 @@ class LabelHolder(Role):
         ]
         for _ in range(in_one - 1):  # the same weights, moved up by one row
             bases += [powmod(base, 1 << packing.slot * packing.columns, square) for base in bases[-len(share) :]]
-        bits = self.layout.delta_precision + self.layout.delta_bits + 1
+        bits = self.layout.delta_precision + self.layout.delta_bits
         chunks = [rows[start : start + in_one].ravel().tolist() for start in range(0, len(rows), in_one)]
-        powers = Straus(bases, square, bits=bits, products=len(chunks), signed=True)
+        powers = FixedWindow(bases, square, bits=bits, products=len(chunks))
         chunks[-1] += [0] * (len(bases) - len(chunks[-1]))
-        return [powers.product(straus_schedule(chunk, powers.window)) for chunk in chunks]
+        return [powers.product(chunk) for chunk in chunks]
 
     def _noise(self, noise: np.ndarray | None) -> NDArray[np.object_]:
         """Return noise on every coordinate (B, g) as integers in the units of delta W^T; zeros without."""

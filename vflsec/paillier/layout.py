@@ -8,11 +8,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from vflsec.core.checks import one_of, positive
+from vflsec.core.checks import non_negative, one_of, positive
 from vflsec.core.errors import UsageError
 
+Mode = Literal["standard", "subgroup"]
+MODES = ("standard", "subgroup")
+MOST_BITS = 16  # that feature_bits, weight_bits and delta_bits may be
 SPARE_BITS = 12  # left empty above the slots: a plaintext that fills them is not one of ours
-_DECRYPTIONS = 10  # encryptions that one ciphertext to C costs, re-randomised at p and decrypted at C
+_DECRYPTIONS = 10  # encryptions that one ciphertext to C costs, re-randomised at p and C, and decrypted
 
 
 class Packing(NamedTuple):
@@ -40,15 +43,114 @@ class Traffic(NamedTuple):
 
     Attributes:
         to_labels: from C to p; C encrypts them.
-        to_key: from p to C; p re-randomises them and C decrypts them.
+        to_key: from p to C; p re-randomises them, and C does so again before it decrypts them.
     """
 
     to_labels: int
     to_key: int
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """The agreement of the two parties; two processes compare theirs before they begin.
+class CipherSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """Every setting of the encrypted layer.
+
+    ``--defense phe:...``, ``[paillier]`` of a job, the boundaries and the layout all take these fields.
+
+    Args:
+        bits: size of the key; 2048 is about 112 bits of security, 3072 about 128; 1024 is for tests.
+        mode: ``standard`` (decisional composite residuosity alone) or ``subgroup`` (faster, with an assumption of its
+            own: see ``vflsec.paillier.keys``).
+        sigma: a masked value is within 2^-sigma (statistical distance) of one that depends on nothing, for each value.
+        ring: scores are taken modulo 2^ring, so that |z| < 2^(ring - 2 - feature_precision - weight_precision), 2^12
+            by default. A ring of 56 is a little faster; with feature_precision=20 it leaves |z| < 2^6.
+        feature_precision: fractional bits of the features.
+        feature_bits: |feature| <= 2^feature_bits.
+        weight_precision: fractional bits of the weights wherever they meet a ciphertext; shares have 64.
+        weight_bits: |weight| <= 2^weight_bits.
+        delta_precision: fractional bits of the loss gradients.
+        delta_bits: |loss gradient of a sample| <= 2^delta_bits. None for what the run needs: 0 for cross-entropy, and
+            more where a defense of the active party adds noise or penalties.
+        delta: ``rank1`` sends as many rows of delta^C as it can have rank, and how the others depend on them, in clear;
+            ``outer`` sends every row, as the paper does.
+        order: ``current`` takes delta^C at the weights W_t, ``paper`` at W_{t+1} as line 22 of Algorithm 5 prints.
+        noise: standard deviation of the Gaussian noise that the active party adds to every coordinate of delta^C,
+            relative to the largest row of delta; needs ``delta=outer``.
+        score_noise: standard deviation, in units of the scores, of the Gaussian noise that the passive party adds to
+            every score before the active party sees it, in training and in prediction.
+        max_passes: the passive party answers at most so many passes of each sample; 0 for no limit. A batch that is
+            done again after a broken connection counts once.
+
+    Raises:
+        UsageError: a number out of range, or noise without ``delta=outer``.
+    """
+
+    bits: int = 2048
+    mode: Mode = "standard"
+    sigma: int = 40
+    ring: int = 64
+    feature_precision: int = 22
+    feature_bits: int = 4
+    weight_precision: int = 28
+    weight_bits: int = 10
+    delta_precision: int = 23
+    delta_bits: int | None = None
+    delta: Literal["rank1", "outer"] = "rank1"
+    order: Literal["current", "paper"] = "current"
+    noise: float = 0.0
+    score_noise: float = 0.0
+    max_passes: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every number."""
+        one_of(MODES, mode=self.mode)
+        one_of(("rank1", "outer"), delta=self.delta)
+        one_of(("current", "paper"), order=self.order)
+        for name, least, most in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise UsageError(f"expected {least} <= {name} <= {most}, got {value}")
+        for name in ("noise", "score_noise"):
+            if not 0 <= (deviation := getattr(self, name)) < float("inf"):
+                raise UsageError(f"expected a finite {name} >= 0, got {deviation}")
+        non_negative(max_passes=self.max_passes)
+        if self.bits % 8:
+            raise UsageError(f"expected bits in whole bytes, got {self.bits}")
+        if self.noise and self.delta != "outer":
+            raise UsageError(
+                f"expected delta=outer with noise on every coordinate of delta^C, got delta={self.delta}: set it"
+            )
+        if self.score_bits < 1:
+            raise UsageError(
+                f"expected ring >= feature_precision + weight_precision + 3 = {self.ring - self.score_bits + 1}, "
+                f"got {self.ring}"
+            )
+
+    @property
+    def score_bits(self) -> int:
+        """|z| < 2^score_bits, half of what the ring can tell apart.
+
+        A score up to three times as large is refused. One still larger wraps, and where it wraps to cannot be told
+        from a small one in half of the cases; a model that has grown so far is refused by delta W^T or by other rows.
+        """
+        return self.ring - 2 - self.feature_precision - self.weight_precision
+
+    def layout(self, *, width: int, outputs: int, batch: int, delta_bits: int = 0) -> Layout:
+        """Return the layout for these shapes; ``delta_bits`` is what None stands for."""
+        settings = msgspec.structs.asdict(self)
+        if self.delta_bits is None:
+            settings["delta_bits"] = delta_bits
+        return Layout(width=width, outputs=outputs, batch=batch, **settings)
+
+    def allow(self, passes: int, what: str = "training samples") -> None:
+        """Raise UsageError if a run needs more ``passes`` of ``what`` than C answers; asked before training."""
+        if 0 < self.max_passes < passes:
+            raise UsageError(
+                f"expected at most max_passes = {self.max_passes} passes of the {what}, got a run that takes {passes}: "
+                "train for fewer epochs, or raise max_passes"
+            )
+
+
+class Layout(CipherSpec, frozen=True, kw_only=True):
+    """The agreement of the two parties: the settings and the shapes; two processes compare theirs before they begin.
 
     Every kind of number has one public exponent, so that nothing travels but integers of a fixed range. The features
     mu, the weights W and the loss gradients delta are integers in units of 2^-precision. Masks are uniform on ranges
@@ -60,19 +162,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         width: the number g of features.
         outputs: the number C of outputs, 1 for a logistic regression.
         batch: the largest number B of samples in a batch.
-        bits: of the key; 2048 is about 112 bits of security, 3072 about 128; 1024 is for tests.
-        sigma: a masked value is within 2^-sigma (statistical distance) of one that depends on nothing, for each value.
-        ring: L; shares and masks enter the scores modulo 2^L, so that |z| < 2^score_bits, 2^12 by default. A ring of 56
-            is a little faster; with feature_precision=20 it leaves |z| < 2^6.
-        feature_precision: fractional bits of mu.
-        feature_bits: |mu| <= 2^feature_bits.
-        weight_precision: fractional bits of W wherever it meets a ciphertext; the shares that are trained have 64.
-        weight_bits: |W| <= 2^weight_bits.
-        delta_precision: fractional bits of delta.
-        delta_bits: |delta| <= 2^delta_bits, before the division by B; class weights and noise can ask for more than 0.
-        delta: ``rank1`` sends as many rows of delta W^T as it has rank and the coefficients of the others in clear,
-            where ``low_rank`` says that this tells no more; ``outer`` sends every row, as the paper does.
-        order: ``current`` takes the features' gradient at W_t, ``paper`` at W_{t+1} as line 22 of Algorithm 5 prints.
+        delta_bits: as in ``CipherSpec``, but known.
 
     Raises:
         UsageError: a number out of range, or a key too small for one slot.
@@ -81,33 +171,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     width: int
     outputs: int = 1
     batch: int = 128
-    bits: int = 2048
-    sigma: int = 40
-    ring: int = 64
-    feature_precision: int = 22
-    feature_bits: int = 4
-    weight_precision: int = 28
-    weight_bits: int = 10
-    delta_precision: int = 23
     delta_bits: int = 0
-    delta: Literal["rank1", "outer"] = "rank1"
-    order: Literal["current", "paper"] = "current"
 
     def __post_init__(self) -> None:
         """Check every number, and that each kind of message fits the key."""
+        super().__post_init__()
         positive(width=self.width, outputs=self.outputs, batch=self.batch)
-        one_of(("rank1", "outer"), delta=self.delta)
-        one_of(("current", "paper"), order=self.order)
-        for name, least, most in _RANGES:
-            if not least <= (value := getattr(self, name)) <= most:
-                raise UsageError(f"expected {least} <= {name} <= {most}, got {value}")
-        if self.bits % 8:
-            raise UsageError(f"expected bits in whole bytes, got {self.bits}")
-        if self.score_bits < 1:
-            raise UsageError(
-                f"expected ring >= feature_precision + weight_precision + 3 = {self.ring - self.score_bits + 1}, "
-                f"got {self.ring}"
-            )
         for what, slot in (
             ("score", self.score_slot),
             ("weight gradient", self._gradient_slot),
@@ -145,15 +214,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def gradient_bound(self) -> int:
         """Largest |mu^T delta| as an integer, for one weight."""
         return self.batch * self.feature_bound * self.delta_bound
-
-    @property
-    def score_bits(self) -> int:
-        """|z| < 2^score_bits, half of what the ring can tell apart.
-
-        A score up to three times as large is refused. One still larger wraps, and where it wraps to cannot be told
-        from a small one in half of the cases; a model that has grown so far is refused by delta W^T or by other rows.
-        """
-        return self.ring - 2 - self.feature_precision - self.weight_precision
 
     @property
     def score_slot(self) -> int:
@@ -236,9 +296,9 @@ _RANGES = (
     ("sigma", 40, 128),
     ("ring", 48, 64),
     ("feature_precision", 8, 32),
-    ("feature_bits", 0, 16),
+    ("feature_bits", 0, MOST_BITS),
     ("weight_precision", 8, 32),
-    ("weight_bits", 0, 16),
+    ("weight_bits", 0, MOST_BITS),
     ("delta_precision", 8, 32),
-    ("delta_bits", 0, 16),
+    ("delta_bits", 0, MOST_BITS),
 )

@@ -86,7 +86,7 @@ class EncryptedDelta(PaillierMessage, frozen=True):
     """Rows of delta W^T, encrypted.
 
     Attributes:
-        rank: how many rows were encrypted.
+        rank: how many rows were encrypted, a number that the layout and B fix: rows of zeros fill up what delta lacks.
         coefficients: (B, rank) of all rows by those sent, float32; empty if every row was sent.
         ciphers: ciphertexts, blocks of features, in each the rows in order.
     """

@@ -47,7 +47,7 @@ class FactorSource(Source):
     """Of the key holder, through the factors of n: a power of one generator modulo each prime square.
 
     Args:
-        keys: the pair, whose mode says how long exponents are.
+        keys: the pair, whose mode says in which group they lie.
         uses: how many are about to be drawn.
     """
 
@@ -60,21 +60,15 @@ class FactorSource(Source):
         p, q = self.keys.halves
         if not self._tables:
             self._tables = [
-                FixedBase(residue_generator(half), half.prime, self._bits(half.order), uses=self.uses)
+                FixedBase(residue_generator(half), half.prime, half.order.bit_length(), uses=self.uses)
                 for half in (p, q)
             ]
             self._p_to_q = gmpy2.invert(p.square, q.square)
         modulo_p, modulo_q = (
-            table.powers([self._exponent(half.order) for _ in range(count)])
+            table.powers([secrets.randbelow(int(half.order)) for _ in range(count)])
             for table, half in zip(self._tables, (p, q), strict=True)
         )
         return [a + p.square * ((b - a) * self._p_to_q % q.square) for a, b in zip(modulo_p, modulo_q, strict=True)]
-
-    def _bits(self, order: mpz) -> int:
-        return short_bits(self.keys.n.bit_length()) if self.keys.mode == "short" else order.bit_length()
-
-    def _exponent(self, order: mpz) -> int:
-        return secrets.randbits(self._bits(order)) if self.keys.mode == "short" else secrets.randbelow(int(order))
 
 
 class CosetSource(Source):
@@ -146,11 +140,6 @@ def label_holder_source(public: PublicKey, uses: int) -> Source:
     if public.generator:
         return SubgroupSource(public, uses)
     return (CosetSource if uses > WITHOUT_TABLE else PowerSource)(public.modulus, uses)
-
-
-def short_bits(bits: int) -> int:
-    """Return the length of a short exponent modulo one prime square: twice the security level of a key of ``bits``."""
-    return 2 * next(level for most, level in ((2048, 112), (3072, 128), (7680, 192), (16384, 256)) if bits <= most)
 
 
 class Pool:

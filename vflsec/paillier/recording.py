@@ -31,7 +31,7 @@ from vflsec.core.errors import DataError, UsageError
 from vflsec.paillier.layout import Layout
 
 MAGIC = b"\x89vflsec recording\r\n\x1a\n"
-VERSION = 1
+VERSION = 2
 LARGEST_FRAME = 1 << 28
 """Bytes of the largest frame: a batch of 4,096 rows by 10 features, a 4,096-bit key and no packing, is 42 MB."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable, Mapping
 
@@ -11,18 +10,33 @@ import torch
 from phe import PaillierPrivateKey, PaillierPublicKey
 from torch import Tensor, nn
 
-from vflsec.core.seeds import derive, drawing
+from vflsec.core.seeds import drawing
 from vflsec.nn.encoders import build_encoder
-from vflsec.paillier.codec import rounded
+from vflsec.paillier.codec import encode, rounded
 from vflsec.paillier.key_holder import KeyHolder
-from vflsec.paillier.keys import Keys, Mode
-from vflsec.paillier.layout import Layout
+from vflsec.paillier.keys import Keys
+from vflsec.paillier.layout import Layout, Mode
 from vflsec.paillier.messages import EncryptedDelta, MaskedGradient, MaskedScores
+from vflsec.paillier.noise import KEY_BITS, normal
 from vflsec.remote.hello import Hello
 from vflsec.remote.job import Job
 from vflsec.remote.messages import Committed
 from vflsec.remote.own import PARTY, Own
-from vflsec.remote.side import Batch, Commit, Exchange, Side, State, below, learned, relearn, step, under
+from vflsec.remote.side import (
+    Batch,
+    Commit,
+    Exchange,
+    Side,
+    State,
+    below,
+    first_share,
+    learned,
+    number_from,
+    number_state,
+    relearn,
+    step,
+    under,
+)
 
 
 class FeatureSide(Side):
@@ -35,10 +49,13 @@ class FeatureSide(Side):
         own: its rows.
         job: the agreement.
         keys: of this run.
-        seed: of C's own first weights, which p must not know; None draws one.
+        seed: of C's own first weights, for tests; None draws one. Shares and noise do not depend on it.
         batches: about how many are to come, by which tables are made larger or smaller; None for the whole job.
         workers: processes that prepare randomisers.
-        randbits: source of the masks; for tests.
+        randbits: source of the masks, of C's first share and of the key of its noise; ``secrets`` but in tests.
+
+    Raises:
+        UsageError: without an encoder, a number beyond 2^feature_bits; the line names its column and the value to set.
     """
 
     role = "C"
@@ -56,10 +73,14 @@ class FeatureSide(Side):
     ) -> None:
         super().__init__(own, job)
         seed = secrets.randbits(62) if seed is None else seed
+        self._noise_key = randbits(KEY_BITS)
         self.bottom: nn.Module = nn.Identity()
         if self.gradients:
             with drawing(seed, "model", PARTY["C"]):
                 self.bottom = build_encoder(own.layout, job.model.spec, job.model.outputs)
+        else:
+            for x in own.features.values():  # these are what is encrypted: all are checked before any is sent
+                encode(x, job.paillier.feature_precision, job.paillier.feature_bits, "features", own.layout.names)
         width = job.model.width or own.layout.width
         self.keys = keys
         self.public = keys.public
@@ -68,7 +89,7 @@ class FeatureSide(Side):
             keys,
             self.agreed,
             optimizer=self._linear_sgd(),
-            share0=first_share(seed, width, job.model.outputs) if job.model.share else None,
+            share0=first_share(randbits, width, job.model.outputs) if job.model.share else None,
             batches=len(self.schedule) if batches is None else batches,
             workers=workers,
             randbits=randbits,
@@ -86,7 +107,7 @@ class FeatureSide(Side):
         mu = self.bottom(self.x["train"][batch.rows])  # (B, g)
         self._note(exchange, mu)
         exchange.send(self.holder.features(_double(mu)))
-        exchange.send(self.holder.scores(exchange.receive(MaskedScores)))
+        exchange.send(self.holder.scores(exchange.receive(MaskedScores), self._score_noise(batch.rows, batch.number)))
         noised = self.holder.gradient(exchange.receive(MaskedGradient), batch.rate)
         exchange.send(noised)
         if self.optimizer is None:
@@ -105,7 +126,12 @@ class FeatureSide(Side):
         mu = self.bottom(self.x["test"][rows])
         self._note(exchange, mu)
         exchange.send(self.holder.features(_double(mu), learns=False))
-        exchange.send(self.holder.scores(exchange.receive(MaskedScores)))
+        exchange.send(self.holder.scores(exchange.receive(MaskedScores), self._score_noise(rows, "test", int(rows[0]))))
+
+    def _score_noise(self, rows: Tensor, *names: object) -> np.ndarray | None:
+        """Return noise (B, C) on the scores, or None; the same if they are asked for again."""
+        deviation, outputs = self.job.paillier.score_noise, self.job.model.outputs
+        return deviation * normal(self._noise_key, *names, shape=(len(rows), outputs)) if deviation else None
 
     def _note(self, exchange: Exchange, mu: Tensor) -> None:
         """Record C's features as they are encrypted, rounded, and its share of the weights."""
@@ -113,15 +139,17 @@ class FeatureSide(Side):
         exchange.note("share", self.holder.share)
 
     def state(self) -> State:
-        """Return bottom model, optimizer, C's share of the weights, and the key."""
+        """Return bottom model, optimizer, C's share of the weights, and the keys of encryption and noise."""
         own = learned(self.bottom, self.optimizer) if self.optimizer else {}
-        return {**below("bottom", own), **below("holder", self.holder.state()), **below("key", key_state(self.keys))}
+        own = {**below("bottom", own), **below("holder", self.holder.state()), **below("key", key_state(self.keys))}
+        return {**own, "noise_key": number_state(self._noise_key)}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on from ``state``, which is of the same key."""
         if self.optimizer:
             relearn(self.bottom, self.optimizer, under("bottom", state))
         self.holder.load(under("holder", state))
+        self._noise_key = number_from(state["noise_key"])
 
     def models(self) -> State:
         """Return the bottom model, and C's share of the top model's weights, without which p cannot predict."""
@@ -138,24 +166,15 @@ def key_state(keys: Keys) -> State:
     numbers = {"p": keys.private.p, "q": keys.private.q}
     if keys.mode == "subgroup":
         numbers |= {"order_p": int(keys.halves[0].order), "order_q": int(keys.halves[1].order)}
-    return {
-        name: np.frombuffer(value.to_bytes(-(-value.bit_length() // 8), "little"), np.uint8)
-        for name, value in numbers.items()
-    }
+    return {name: number_state(value) for name, value in numbers.items()}
 
 
 def key_from(state: Mapping[str, np.ndarray], mode: Mode) -> Keys:
     """Return the keys of a saved state."""
-    numbers = {name: int.from_bytes(value.tobytes(), "little") for name, value in under("key", state).items()}
+    numbers = {name: number_from(value) for name, value in under("key", state).items()}
     p, q = numbers["p"], numbers["q"]
     orders = (numbers["order_p"], numbers["order_q"]) if mode == "subgroup" else None
     return Keys(PaillierPrivateKey(PaillierPublicKey(p * q), p, q), mode, orders)
-
-
-def first_share(seed: int, width: int, outputs: int) -> np.ndarray:
-    """Return what C adds to p's first weights (g, C), so that p knows none of them: as wide as a linear layer's own."""
-    rng, bound = np.random.default_rng(derive(seed, "model", "share")), 1 / math.sqrt(width)
-    return rng.uniform(-bound, bound, (width, outputs))
 
 
 def _double(mu: Tensor) -> np.ndarray:

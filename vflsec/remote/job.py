@@ -19,10 +19,9 @@
     weight_decay = 0.0
     schedule = "constant"       # or cosine, inverse-sqrt
 
-    [paillier]
+    [paillier]                  # the fields of vflsec.paillier.layout.CipherSpec, all of them optional
     bits = 2048
-    mode = "standard"
-    sigma = 40
+    feature_bits = 4            # |feature| <= 2^4
 
 What is a party's own affair stands in no job: its file, its columns, and the seed of its first weights, which nobody
 else may know.
@@ -41,6 +40,7 @@ import msgspec
 from vflsec.core.checks import positive
 from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.paillier.layout import CipherSpec
 
 
 class JobModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,34 +105,6 @@ class JobTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return TrainSpec(optimizer="sgd", **msgspec.structs.asdict(self))
 
 
-class JobCipher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the boundary is encrypted; ``vflsec.paillier`` says what each choice rests on.
-
-    Attributes:
-        bits: of the key.
-        mode: how randomisers are made.
-        sigma: bits by which a mask is wider than what it hides.
-        delta: the form in which C gets its gradient.
-        order: of C's gradient and the update of the weights.
-        noise: deviation of p's Gaussian noise on every coordinate of C's gradient, relative to the largest row of
-            delta; it stops what two batches tell C of labels, and needs ``delta = "outer"``.
-    """
-
-    bits: int = 2048
-    mode: Literal["standard", "short", "subgroup"] = "standard"
-    sigma: Literal[40, 64] = 40
-    delta: Literal["rank1", "outer"] = "rank1"
-    order: Literal["current", "paper"] = "current"
-    noise: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check what noise needs."""
-        if not 0 <= self.noise < float("inf"):
-            raise UsageError(f"expected a finite paillier.noise >= 0, got {self.noise}")
-        if self.noise and self.delta != "outer":
-            raise UsageError(f"expected paillier.delta = 'outer' with paillier.noise, got {self.delta!r}: set it")
-
-
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole agreement.
 
@@ -142,6 +114,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         test: share of the rows that is held out.
         dataset: a registered one, of which each process keeps its own party's columns; None: each brings a file.
         options: of that dataset.
+        model: the shape of the networks.
+        train: how everything is fitted.
+        paillier: how the boundary is encrypted.
     """
 
     name: str
@@ -151,7 +126,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     options: dict[str, Any] = {}
     model: JobModel = JobModel()
     train: JobTraining = JobTraining()
-    paillier: JobCipher = JobCipher()
+    paillier: CipherSpec = CipherSpec()
 
     def __post_init__(self) -> None:
         """Check what the types do not."""
@@ -162,6 +137,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if self.options and self.dataset is None:
             raise UsageError(f"expected options with a dataset alone, got {', '.join(self.options)}: drop them")
         _ = self.train.spec
+        self.paillier.allow(self.train.epochs)
 
     @property
     def settings(self) -> dict[str, str]:

@@ -14,16 +14,31 @@ from torch import Tensor, nn
 
 from vflsec.core.errors import Diverged, PeerRefused, UsageError
 from vflsec.core.metrics import METRICS, applicable
-from vflsec.core.seeds import derive, drawing
+from vflsec.core.seeds import drawing
 from vflsec.paillier.keys import PublicKey
 from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.messages import Features, NoisedGradient, Scores
+from vflsec.paillier.noise import KEY_BITS, normal
 from vflsec.remote.hello import Hello
 from vflsec.remote.job import Job
 from vflsec.remote.messages import Committed
 from vflsec.remote.own import Own
-from vflsec.remote.side import Batch, Commit, Exchange, Side, State, below, learned, relearn, step, under
+from vflsec.remote.side import (
+    Batch,
+    Commit,
+    Exchange,
+    Side,
+    State,
+    below,
+    first_share,
+    learned,
+    number_from,
+    number_state,
+    relearn,
+    step,
+    under,
+)
 
 
 class LabelSide(Side):
@@ -32,10 +47,11 @@ class LabelSide(Side):
     Args:
         own: its rows, with labels.
         job: the agreement.
-        seed: of p's own first weights and noise, which C must not know; None draws one.
+        seed: of p's own first weights over its own columns, for tests; None draws one. The share of the others and the
+            noise do not depend on it.
         batches: about how many are to come, by which tables are made larger or smaller; None for the whole job.
         workers: processes that prepare randomisers.
-        randbits: source of the masks; for tests.
+        randbits: source of the masks, of p's first share and of the key of its noise; ``secrets`` but in tests.
 
     Raises:
         UsageError: the job's outputs do not fit the classes.
@@ -61,6 +77,7 @@ class LabelSide(Side):
             raise UsageError(f"expected model.outputs = {expected} for {classes} classes, got {outputs}")
         self.y = own.labels
         self._seed = secrets.randbits(62) if seed is None else seed
+        self._noise_key = randbits(KEY_BITS)
         self._batches = len(self.schedule) if batches is None else batches
         self._workers, self._randbits = workers, randbits
         self._public: PublicKey | None = None
@@ -81,7 +98,7 @@ class LabelSide(Side):
                     f"expected one layout on both sides, got {name} = {value} here and {theirs.layout.get(name)} "
                     "there: give both parties one vflsec"
                 )
-        theirs.key.check(layout.bits)
+        theirs.key.check(layout.bits, layout.mode)
         if theirs.key != self._public:
             self._make(layout, theirs.key)
         return layout
@@ -91,7 +108,7 @@ class LabelSide(Side):
         self.close()
         columns = self.own.layout.width
         with drawing(self._seed, "model", "top"):
-            joint = nn.Linear(columns + layout.width, layout.outputs).double()
+            joint = nn.Linear(columns + layout.width, layout.outputs).double()  # as wide as if all were p's own
         self.top = nn.Linear(columns, layout.outputs, dtype=torch.float64)
         with torch.no_grad():
             self.top.weight.copy_(joint.weight[:, :columns])
@@ -99,7 +116,7 @@ class LabelSide(Side):
         self.holder = LabelHolder(
             public,
             layout,
-            joint.weight[:, columns:].detach().numpy().T.copy(),
+            first_share(self._randbits, layout.width, layout.outputs, joint.in_features),
             optimizer=self._linear_sgd(),
             batches=self._batches,
             workers=self._workers,
@@ -139,9 +156,8 @@ class LabelSide(Side):
         deviation = self.job.paillier.noise
         if not deviation:
             return None
-        drawn = np.random.default_rng(derive(self._seed, "noise", batch.number))
-        size = (len(delta), self.holder.layout.width)
-        return deviation * float(np.linalg.norm(delta, axis=1).max()) * drawn.standard_normal(size)
+        drawn = normal(self._noise_key, batch.number, shape=(len(delta), self.holder.layout.width))
+        return deviation * float(np.linalg.norm(delta, axis=1).max()) * drawn
 
     @torch.no_grad()
     def infer(self, exchange: Exchange, rows: Tensor) -> None:
@@ -179,12 +195,12 @@ class LabelSide(Side):
 
     def state(self) -> State:
         """Return the top model over p's own columns, its optimizer, and p's share of the weights over C's embedding."""
-        own = {"seed": np.array(self._seed)}
+        own = {"noise_key": number_state(self._noise_key)}
         return {**own, **below("top", learned(self.top, self.optimizer)), **below("holder", self.holder.state())}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on from ``state``."""
-        self._seed = int(state["seed"])
+        self._noise_key = number_from(state["noise_key"])
         relearn(self.top, self.optimizer, under("top", state))
         self.holder.load(under("holder", state))
 

@@ -32,6 +32,8 @@ NOTHING = sha256().hexdigest()
 """The history of a party p that has not met its peer yet."""
 LONGEST_PAUSE = 10.0
 """Seconds between two attempts to reach the peer, at most."""
+WIDTHS = {"paillier.feature_bits", "paillier.weight_bits", "paillier.delta_bits"}
+"""Settings that both parties may change together in mid-run, where numbers have grown: no state depends on them."""
 FAREWELL = 10.0
 """Seconds that a party p with its predictions waits for C's last word."""
 
@@ -353,7 +355,7 @@ class Session:
     def _expect_own(self, found: Facts | Result) -> None:
         ours = {"role": self.side.role, "rows": self.side.own.digest, **self.side.job.settings}
         theirs = {"role": found.role, "rows": found.rows, **found.settings}
-        for name in sorted({*ours, *theirs}):
+        for name in sorted({*ours, *theirs} - WIDTHS):
             if ours.get(name) != theirs.get(name):
                 raise StoreError(
                     f"expected a run of this job in {self.snapshots.folder}, got {name} = {theirs.get(name)} there "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from vflsec.core.seeds import generator
 from vflsec.nn.batches import batches
+from vflsec.paillier.codec import Randbits
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.linear_sgd import LinearSgd
 from vflsec.paillier.messages import NoisedGradient
@@ -107,16 +109,7 @@ class Side(ABC):
 
     def layout(self, width: int) -> Layout:
         """Return the layout for an embedding of ``width``."""
-        cipher = self.job.paillier
-        return Layout(
-            width=width,
-            outputs=self.job.model.outputs,
-            batch=self.schedule.largest,
-            bits=cipher.bits,
-            sigma=cipher.sigma,
-            delta=cipher.delta,
-            order=cipher.order,
-        )
+        return self.job.paillier.layout(width=width, outputs=self.job.model.outputs, batch=self.schedule.largest)
 
     def test_batches(self) -> tuple[Tensor, ...]:
         """Return the test rows in batches that the layout admits."""
@@ -185,6 +178,25 @@ def relearn(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[s
         index, _, name = key.partition("/")
         entries.setdefault(int(index), {})[name] = torch.from_numpy(value.copy())
     optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def first_share(randbits: Randbits, width: int, outputs: int, inputs: int | None = None) -> np.ndarray:
+    """Return a party's first share of the weights (g, C), as wide as a linear layer of ``inputs`` columns draws them.
+
+    It comes from the source of the masks: no seed gives it away.
+    """
+    drawn = np.array([randbits(53) for _ in range(width * outputs)], np.float64).reshape(width, outputs)
+    return (np.ldexp(drawn, -52) - 1) / math.sqrt(inputs or width)
+
+
+def number_state(number: int) -> np.ndarray:
+    """Return the bytes of a secret number, as they are kept in a state."""
+    return np.frombuffer(number.to_bytes(-(-number.bit_length() // 8), "little"), np.uint8)
+
+
+def number_from(kept: np.ndarray) -> int:
+    """Return the number that ``number_state`` has kept."""
+    return int.from_bytes(kept.tobytes(), "little")
 
 
 def under(stem: str, state: Mapping[str, np.ndarray]) -> State:
