@@ -18,7 +18,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 Floats = NDArray[np.float64]
 
-SWEEPS = 60
+SWEEPS = 150
 """Gauss-Newton steps, at most."""
 INNER = 100
 """Steps of conjugate gradients in each of them, at most."""
@@ -120,12 +120,12 @@ class ScoreModel:
         )[:n]
         self._visits = self._visits_of_rows()
 
-    def fit(self, start: Fitted | None = None) -> Fitted:
+    def fit(self, start: Fitted | None = None, sweeps: int = SWEEPS) -> Fitted:
         """Return the best fit near ``start``, or near the principal directions of the scores."""
         features, weights = self._start() if start is None else (start.features, start.weights)
         missing = self.basis.shape[1] - features.shape[1]
         features = np.pad(features, ((0, 0), (0, missing), (0, 0)))
-        features, weights = self._descend(features, weights)
+        features, weights = self._descend(features, weights, sweeps)
         off = self.scores - self._predicted(features, self._weights(features, weights))
         return Fitted(features, weights, self._relative(off, self.fitted), self._relative(off, self.left))
 
@@ -261,7 +261,7 @@ class ScoreModel:
 
     # Gauss-Newton
 
-    def _descend(self, features: Floats, first: Floats) -> tuple[Floats, Floats]:
+    def _descend(self, features: Floats, first: Floats, sweeps: int) -> tuple[Floats, Floats]:
         """Return the most probable features and W_0 near the start, by damped Gauss-Newton steps.
 
         Features and noise are Gaussian, and their covariances follow from the scores too: with few noisy scores of each
@@ -273,7 +273,7 @@ class ScoreModel:
         prior = _Prior.first(features, total / self.fitted.sum())
         loss, off = self._loss(features, weights, prior)
         calm = 0
-        for _ in range(SWEEPS):
+        for _ in range(sweeps):
             system = _System(self, features, weights, prior)
             towards = system.adjoint(off)
             towards = (towards[0] - prior.pulled(features), towards[1])

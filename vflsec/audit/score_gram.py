@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Figure, Floats, Recovered, Truth
 from vflsec.audit.same_batch import factor, moved, same_batch
-from vflsec.audit.score_fit import Fitted, ScoreModel, Visit
+from vflsec.audit.score_fit import SWEEPS, Fitted, ScoreModel, Visit
 from vflsec.core.errors import InsufficientView
 from vflsec.paillier.recording import Header, Recording, Step
 
@@ -18,6 +18,10 @@ HELD_OUT = 0.02
 """Share of the scores that is left out of the fit, to judge it."""
 EXACT = 1e-4
 """Relative residual below which nothing is left that a drift of the features could explain."""
+CLEARLY = 0.9
+"""A drift counts where it lowers the error on the scores that were left out to this share."""
+PERMUTED = 20
+"""Steps of the fit to permuted loss gradients, which cannot become exact."""
 SCORED = 2000
 """Rows whose pairs are compared with the truth, at most."""
 
@@ -66,7 +70,7 @@ class ScoreGram(Audit):
         best = frozen
         if frozen.residual > EXACT:
             drifting = table.fit(drifts=True, start=frozen)
-            best = min((frozen, drifting), key=lambda fitted: fitted.held_out)
+            best = drifting if drifting.held_out < CLEARLY * frozen.held_out else frozen
         chance = table.fit(permuted=True)
         own = Figure(
             of="scores",
@@ -167,7 +171,7 @@ class _Table:
             weight_decay=self.header.weight_decay,
             drifts=drifts,
             held_out=HELD_OUT,
-        ).fit(start)
+        ).fit(start, PERMUTED if permuted else SWEEPS)
 
     def recovered(self, fitted: Fitted) -> dict[int, dict[str, Floats | NDArray[np.int64]]]:
         """Return rows and features of each sample at the step of its first visit."""
