@@ -34,8 +34,8 @@ class ScoreGram(Audit):
     weight decay. p fits the features M and W_0 to all scores of the run, in whatever batches they came; validation
     rows and test rows count as well. A few known rows then fix the rotation.
 
-    Frozen features are determined once each sample has more independent scores than features: ``vflsec.audit.exposure``
-    counts them. Features that move are fitted as a line in time. Noise is estimated from the scores. One batch at all
+    Frozen features are determined once each sample has as many independent scores as features: see
+    ``vflsec.paillier.exposure``. Features that move are fitted as a line in time, noise is estimated, and one batch at all
     steps is solved in closed form.
 
     Source: derived from PrADA (arXiv 2111.10120), Algorithms 4 and 5.

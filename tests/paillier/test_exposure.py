@@ -3,9 +3,9 @@
 import pytest
 
 from vflsec.audit.audit import Truth
-from vflsec.audit.exposure import Exposure
 from vflsec.audit.score_gram import ScoreGram
 from vflsec.core.errors import UsageError
+from vflsec.paillier.exposure import Exposure
 from vflsec.testing.recordings import LinearRun
 
 ROWS, BATCH = 300, 30
