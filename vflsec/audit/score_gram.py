@@ -34,9 +34,9 @@ class ScoreGram(Audit):
     weight decay. p fits the features M and W_0 to all scores of the run, in whatever batches they came; validation
     rows and test rows count as well. A few known rows then fix the rotation.
 
-    Frozen features are determined once each sample has as many independent scores as features: see
-    ``vflsec.paillier.exposure``. Features that move are fitted as a line in time, noise is estimated, and one batch at all
-    steps is solved in closed form.
+    Frozen features are determined once each sample has as many independent scores as features
+    (``vflsec.paillier.exposure``). Features that move are fitted as a line in time, and noise is estimated. One batch
+    at all steps is solved in closed form.
 
     Source: derived from PrADA (arXiv 2111.10120), Algorithms 4 and 5.
     """
@@ -131,22 +131,23 @@ class _Table:
             raise InsufficientView(f"expected 3 consecutive steps of training or more, got {learning}")
         if header.momentum and steps[0].number:
             raise InsufficientView("expected a recording from the first step on, because W is trained with momentum")
-        rows, places = np.unique(np.concatenate([step.notes["rows"] for step in steps]), return_inverse=True)
-        counts = np.bincount(places)
-        if np.median(counts) < 2:
+        seen = np.concatenate([step.notes["rows"] for step in steps])
+        trained = np.unique(np.concatenate([step.notes["rows"] for step in steps if step.rate is not None]))
+        rows, counts = np.unique(seen, return_counts=True)
+        usual = np.median(counts[np.isin(rows, trained)])
+        if usual < 2:
             raise InsufficientView(f"expected at least two scores of most samples, got one of {(counts == 1).sum()}")
-        split = np.split(places, np.cumsum([len(step.notes["rows"]) for step in steps])[:-1])
-        visits = [
-            Visit(
-                rows=own,
-                scores=step.notes["scores"],
-                delta=None if step.rate is None else step.notes["delta"] / len(own),
-                rate=step.rate or 0.0,
-                time=i / (len(steps) - 1),
+        rows = rows[np.isin(rows, trained) | (counts >= usual)]  # others tell little, and are not determined
+        visits = []
+        for step in steps:
+            use = np.isin(step.notes["rows"], rows)
+            delta = None if step.rate is None else step.notes["delta"] / len(use)
+            own = np.searchsorted(rows, step.notes["rows"][use])
+            visits.append(
+                Visit(own, step.notes["scores"][use], delta, step.rate or 0.0, len(visits) / (len(steps) - 1))
             )
-            for i, (step, own) in enumerate(zip(steps, split, strict=True))
-        ]
-        return cls(header, rows, visits, [step.number for step in steps])
+        kept = [i for i, visit in enumerate(visits) if len(visit.rows)]
+        return cls(header, rows, [visits[i] for i in kept], [steps[i].number for i in kept])
 
     @property
     def equations(self) -> float:
