@@ -156,8 +156,10 @@ class ScoreModel:
     def _at(self, features: Floats) -> Floats:
         """Return (S, B, g) the features of each visit."""
         padded = np.concatenate([features, np.zeros((1, *features.shape[1:]))])
-        found = padded[:, 0][self.rows]
-        return found if features.shape[1] == 1 else found + self.basis[:, 1, None, None] * padded[:, 1][self.rows]
+        found: Floats = padded[:, 0][self.rows]
+        if features.shape[1] > 1:
+            found = found + self.basis[:, 1, None, None] * padded[:, 1][self.rows]
+        return found
 
     def _moved(self, at: Floats) -> Floats:
         """Return (S, C, g) P_t."""

@@ -135,10 +135,10 @@ class _Table:
         trained = np.unique(np.concatenate([step.notes["rows"] for step in steps if step.rate is not None]))
         rows, counts = np.unique(seen, return_counts=True)
         usual = np.median(counts[np.isin(rows, trained)])
-        if usual < 2:
+        if usual * header.layout.outputs < 2:
             raise InsufficientView(f"expected at least two scores of most samples, got one of {(counts == 1).sum()}")
         rows = rows[np.isin(rows, trained) | (counts >= usual)]  # others tell little, and are not determined
-        visits = []
+        visits: list[Visit] = []
         for step in steps:
             use = np.isin(step.notes["rows"], rows)
             delta = None if step.rate is None else step.notes["delta"] / len(use)
@@ -197,6 +197,6 @@ def _unbroken(recording: Recording) -> list[Step]:
             runs.append([])
         last = step.number
         if complete:
-            notes = {name: step.notes[name] for name in ("rows", "scores", "delta") if name in step.notes}
+            notes = {name: array for name, array in step.notes.items() if name in ("rows", "scores", "delta")}
             runs[-1].append(Step(step.number, step.rate, notes=notes))
     return max(runs, key=len)
