@@ -6,6 +6,7 @@ import pytest
 from vflsec.audit.audit import Truth
 from vflsec.audit.chosen_weights import ChosenWeights
 from vflsec.audit.forward_passes import ForwardPasses
+from vflsec.audit.run import judge
 from vflsec.audit.score_drift import ScoreDrift
 from vflsec.audit.shifted_scores import ShiftedScores
 from vflsec.paillier.codec import cut, join
@@ -45,12 +46,30 @@ def test_an_honest_p_reads_nothing(tmp_path):
     assert "p was honest" in finding.found
 
 
-@pytest.mark.parametrize(("share0", "bound"), [(0.0, 1 / 4), (0.3, 0.0)])
-def test_a_share_of_its_own_takes_the_first_pass_from_p(tmp_path, share0, bound):
+@pytest.mark.parametrize(("share0", "bound"), [(0.0, 1 / 4), (0.3, (1 - 4 / 16) / 4)])
+def test_the_bound_counts_the_unknown_weights_once_for_all_samples(tmp_path, share0, bound):
     c, _ = EncryptedRun(run=LinearRun(steps=2, width=4, batch=8), share0=share0).record(tmp_path)
     finding = ForwardPasses()(c)
     assert finding.figures[0].value == bound
-    assert (finding.verdict == "leaks") == (bound > 0)
+    assert finding.verdict == "leaks"
+
+
+@pytest.mark.parametrize("settings", [{"outputs": 5, "steps": 4}, {"outputs": 1, "steps": 14}])
+def test_the_bound_is_of_the_worst_sample_and_counts_outputs(tmp_path, settings):
+    c, _ = LinearRun(rows=40, batch=20, validation=10, width=8, columns=8, **settings).record(tmp_path)
+    finding = ForwardPasses()(c)
+    passes = settings["steps"] // 2
+    expected = min(1.0, settings["outputs"] * (passes - 8 / 50) / 8)
+    assert finding.figures[0].value == pytest.approx(expected)
+    assert (
+        "50 of 50 samples are fully exposed" in finding.found if expected == 1 else "0 of 50 samples" in finding.found
+    )
+
+
+def test_a_limit_on_the_bound_fails_on_two_epochs_of_ten_outputs(tmp_path):
+    c, _ = LinearRun(rows=200, batch=50, steps=8, outputs=10, width=16, columns=16).record(tmp_path)
+    verdict = judge(c, [ForwardPasses()(c)], None, {"forward-passes": 0.5})
+    assert verdict.exit_code == 1
 
 
 def test_the_bound_grows_with_the_passes(tmp_path):
@@ -58,7 +77,7 @@ def test_the_bound_grows_with_the_passes(tmp_path):
         (tmp_path / name).mkdir()
         run = EncryptedRun(run=LinearRun(steps=1, width=4, batch=8), share0=0.3, inference=inference)
         bound = ForwardPasses()(run.record(tmp_path / name)[0]).figures[0].value
-        assert bound == {"few": 1 / 4, "many": 1.0}[name]
+        assert bound == {"few": (2 - 4 / 8) / 4, "many": 1.0}[name]
 
 
 class Shifter(KeyHolder):

@@ -65,11 +65,54 @@ def test_several_outputs_need_fewer_steps(tmp_path):
     assert finding.verdict == "leaks"
 
 
-def test_changing_batches_are_not_measured(tmp_path):
+def test_new_rows_in_every_batch_are_not_measured(tmp_path):
     c, p = LinearRun(steps=10).record(tmp_path)
     finding = ScoreGram()(p, Truth(p, c))
     assert finding.verdict == "unmeasured"
-    assert "the same batch at 3 consecutive steps or more, got 1" in finding.found
+    assert "expected at least two scores of most samples, got one of 1280" in finding.found
+
+
+def shuffled(folder, **settings):
+    settings = {"rows": 400, "batch": 64, "rate": 0.3, "columns": 6, "width": 6, **settings}
+    epochs = settings.pop("epochs")
+    c, p = LinearRun(steps=epochs * -(-settings["rows"] // settings["batch"]), **settings).record(folder)
+    finding = ScoreGram()(p, Truth(p, c))
+    return {(figure.of, figure.metric): figure.value for figure in finding.figures}, finding, p
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"outputs": 5, "epochs": 2},
+        {"outputs": 5, "epochs": 2, "validation": 50},
+        {"outputs": 5, "epochs": 2, "momentum": 0.5, "weight_decay": 1e-2},
+        {"outputs": 1, "epochs": 10},
+    ],
+)
+def test_shuffled_batches_give_all_features(tmp_path, settings):
+    figures, finding, _ = shuffled(tmp_path, **settings)
+    assert finding.verdict == "leaks"
+    assert figures["features", "correlation"] > 0.999
+    assert figures["features, 18 known rows", "r2"] > 0.999
+
+
+def test_without_the_truth_it_says_how_well_it_predicts_scores_that_it_did_not_see(tmp_path):
+    _, _, p = shuffled(tmp_path, outputs=5, epochs=2)
+    (figure,) = ScoreGram()(p).figures
+    assert figure.metric == "consistency"
+    assert figure.value > 1 - 1e-6
+    assert figure.value > figure.chance
+
+
+def test_fewer_scores_than_features_do_not_determine_them(tmp_path):
+    figures, _, _ = shuffled(tmp_path, outputs=1, epochs=3)
+    assert figures["features", "correlation"] < 0.9
+    assert figures["features, 18 known rows", "r2"] < 0.7
+
+
+def test_noise_on_the_scores_blunts_it(tmp_path):
+    figures, _, _ = shuffled(tmp_path, outputs=5, epochs=2, score_noise=0.3)
+    assert figures["features", "correlation"] < 0.9
 
 
 def test_momentum_from_before_the_recording_is_not_guessed(tmp_path):

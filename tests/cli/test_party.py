@@ -105,6 +105,24 @@ def test_a_file_beside_a_named_dataset_is_refused(companies, tmp_path):
     assert "expected no --data with the job's dataset toy" in found.output
 
 
+@pytest.mark.parametrize(("limit", "code"), [("0.5", 1), ("1", 3)])
+def test_too_much_exposure_ends_before_anything_is_sent(companies, tmp_path, limit, code):
+    out = tmp_path / "out"
+    found = run(*options(companies, "C", "--out", out, "--patience", "0.3", "--max-exposure", limit))
+    assert "exposure 1.00: 6 passes x 1 outputs give p 6 equations in the 3 features of each of 210" in found.output
+    assert found.exit_code == code
+    assert ("nothing was sent" in found.output) == (code == 1)
+    assert ("listening" in found.output) == (code == 3)
+
+
+def test_p_cannot_check_a_width_that_it_does_not_know(companies, tmp_path):
+    (tmp_path / "job.toml").write_text('name = "x"\n')
+    words = [*options(companies, "p", "--job", tmp_path / "job.toml"), "--connect", "127.0.0.1:1"]
+    found = run(*words, "--max-exposure", "0.5")
+    assert found.exit_code == 2
+    assert "expected --max-exposure at C" in found.output
+
+
 def test_a_peer_that_never_comes_ends_with_3_and_the_way_to_go_on(companies):
     found = run(*options(companies, "C", "--out", companies / "alone", "--patience", "0.3"))
     assert found.exit_code == 3
@@ -121,6 +139,7 @@ def begin(folder, role, *more):
 @pytest.mark.slow
 def test_two_processes_train_and_resume_after_a_kill(companies):
     c = begin(companies, "C")
+    assert c.stderr.readline().startswith("exposure ")
     port = re.search(r"listening on 127.0.0.1:(\d+)", c.stderr.readline())[1]
     connect = ["--connect", f"127.0.0.1:{port}", "--record", companies / "p.recording"]
     p = begin(companies, "p", *connect)

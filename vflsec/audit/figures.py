@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import binomtest
+from sklearn.linear_model import RidgeCV
 
 from vflsec.audit.audit import Figure, Floats
 from vflsec.core import metrics
@@ -64,3 +65,19 @@ def geometry(of: str, guess: Floats, truth: Floats) -> Figure:
     centre = np.arctanh(np.clip(value, -1 + 1e-15, 1 - 1e-15))
     ends = (float(np.tanh(centre - half)), float(np.tanh(centre + half)))
     return Figure(of=of, metric="correlation", value=max(0.0, value), chance=0.0, n=len(truth), ci95=ends)
+
+
+def with_known_rows(of: str, guess: Floats, truth: Floats) -> tuple[Figure, ...]:
+    """Return the R2 of all columns of ``truth`` (n, g) by a linear map of ``guess`` that 3 g known rows fix.
+
+    It is of the rows that are not known, around the mean of those that are; nothing if there are too few rows.
+    """
+    known = 3 * truth.shape[1]
+    if len(truth) < 2 * known:
+        return ()
+    order = np.random.default_rng(SEED).permutation(len(truth))
+    train, test = order[:known], order[known:]
+    found = RidgeCV(alphas=np.logspace(-12, 3, 31)).fit(guess[train], truth[train]).predict(guess[test])
+    off = ((found - truth[test]) ** 2).sum() / ((truth[test] - truth[train].mean(axis=0)) ** 2).sum()
+    name = f"{of}, {known} known rows"
+    return (Figure(of=name, metric="r2", value=max(0.0, 1 - float(off)), chance=0.0, n=len(test)),)

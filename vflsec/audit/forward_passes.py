@@ -1,4 +1,4 @@
-"""What C has let p ask: a bound on what a p that deviates may have read."""
+"""What C has let p ask: a bound on what p may have read, honest or not."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from vflsec.paillier.recording import Recording
 
 
 class ForwardPasses(Audit):
-    """C counts its forward passes of each sample: every one is an inner product with weights that p may have chosen.
+    """C counts its forward passes of each sample: each is an inner product of its features with every column of W.
 
-    Whether p has used its share or other weights, C cannot tell. Of k passes of one sample, features that stay as they
-    are, p gets at most k inner products with weights that it knows, less one for C's part of W where p does not know
-    it: C's share of W_0. With g of them mu is known. This is a bound, not an attack.
+    With k passes and C outputs p has k C linear equations in the g features of a sample, whether it uses its share of W
+    or weights of its own choice. Features at rest are determined by g of them. If C has a share of W_0 that p does not
+    know, its g C numbers are unknown too, but they are the same for all samples: over n samples they take g C / n
+    equations of each. The bound is on the directions of a sample's features that are determined, for the sample with
+    the most passes; where features depend on each other, fewer equations can tell as much.
 
-    Source: the bound on ``chosen-weights``.
+    Source: the bound on ``chosen-weights`` and ``score-gram``.
     """
 
     name = "forward-passes"
     role = "C"
     reads = "how often each sample was in a batch, and C's first share of W"
-    mitigation = "a share of C's own in W_0 (KeyHolder(share0=...)), few passes over frozen features"
-    reference = "bounds chosen-weights"
+    mitigation = "fewer passes x outputs of each sample than it has features (max_passes)"
+    reference = "bounds chosen-weights and score-gram"
 
     def run(self, recording: Recording) -> Recovered:
-        """Return the bound, the mean over samples of min(1, known inner products / g)."""
+        """Return the bound, the largest over samples of min(1, equations / g)."""
         passes: Counter[int] = Counter()
         hidden = None
         for step in recording.steps():
@@ -40,9 +42,14 @@ class ForwardPasses(Audit):
             raise InsufficientView("expected which samples each batch has, got no notes of rows")
         if hidden is None:
             raise InsufficientView("expected C's share of W at step 0, got a recording that starts later")
-        width = recording.header.layout.width
-        counts = np.array(list(passes.values())) - hidden
-        bound = float(np.minimum(counts / width, 1).mean())
+        width, outputs = recording.header.layout.width, recording.header.layout.outputs
+        counts = np.array(list(passes.values()))
+        taken = hidden * width * outputs / len(counts)
+        shares = np.clip((counts * outputs - taken) / width, 0, 1)
         start = "W_0 has a part that p does not know" if hidden else "p knows W_0"
-        found = f"at most {counts.max()} known inner products with a sample's {width} features; {start}"
-        return Recovered(found, own=(Figure(of="features", metric="bound", value=bound, chance=0.0, n=len(counts)),))
+        found = (
+            f"at most {counts.max()} passes x {outputs} outputs of a sample, in its {width} features; "
+            f"{(shares == 1).sum()} of {len(counts)} samples are fully exposed; {start}"
+        )
+        own = Figure(of="features", metric="bound", value=float(shares.max()), chance=0.0, n=len(counts))
+        return Recovered(found, own=(own,))

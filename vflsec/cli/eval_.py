@@ -110,6 +110,8 @@ def command(
     engines.check_engine(engine)
     engines.check_device(device, here=engine == "local")
     engines.check(spec)  # before anything is written: bad input leaves nothing behind
+    for line in engines.exposures(spec):
+        click.echo(line, err=True)
     store = Store(folder)
     if fresh:
         store.expect_own()

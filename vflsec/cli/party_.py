@@ -24,6 +24,11 @@ from vflsec.core.errors import UsageError
 @click.option("--keys", type=click.Path(path_type=Path), help="Folder that vflsec party keys has made.")
 @click.option("--out", type=click.Path(path_type=Path), help="Our models and results; meanwhile, our state.")
 @click.option("--record", type=click.Path(path_type=Path), help="Record all that we see by right, for vflsec audit.")
+@click.option(
+    "--max-exposure",
+    type=click.FloatRange(0, 1),
+    help="End with exit code 1, before anything is sent, if p could compute more than this share of C's features.",
+)
 @click.option("--timeout", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds a message.")
 @click.option(
     "--patience", type=click.FloatRange(min=0.1), default=300.0, show_default=True, help="Seconds for a peer to return."
@@ -108,6 +113,7 @@ def run(**given: Any) -> None:
     own = _own(agreed, role, given)
     identity = Identity(keys_folder / role)
     where = parse_address(given["listen"] or given["connect"])
+    _expose(agreed, own, role, given["max_exposure"])
     console = Console(stderr=True)
 
     def tell(line: str) -> None:
@@ -142,6 +148,28 @@ def run(**given: Any) -> None:
         click.echo(f"{name:10} {value:.4f}")
     click.echo(f"{'traffic':10} {(found.sent + found.received) / 1e6:.1f} MB", err=role == "C")
     click.echo(f"run {found.run[:8]}, {found.batches} batches, history {found.history[:12]}: {out}", err=True)
+
+
+def _expose(agreed: Any, own: Any, role: str, limit: float | None) -> None:
+    """Say how much of C's features p will be able to compute; end where that is more than ``limit``."""
+    from vflsec.paillier.exposure import Exposure
+
+    width = own.layout.width if role == "C" and agreed.model.width is None else agreed.model.width
+    if width is None:
+        if limit is not None:
+            raise UsageError("expected --max-exposure at C, for p does not know how many columns C has: leave it out")
+        return
+    found = Exposure(
+        passes=agreed.train.epochs,
+        outputs=agreed.model.outputs,
+        width=width,
+        rows=len(own.ids["train"]),
+        frozen=agreed.model.encoder == "identity",
+    )
+    click.echo(str(found), err=True)
+    if limit is not None and found.share > limit:
+        click.echo(f"gate failed: exposure {found.share:.2f} > {limit:g}; nothing was sent", err=True)
+        raise click.exceptions.Exit(1)
 
 
 def _given(given: dict[str, Any], name: str) -> Any:

@@ -52,6 +52,8 @@ def command(
     spec = specs.read_training(resolve(of_training(config) if config else {}, assignments, **chosen))
     engine.check_device(device)
     engine.check_training(spec)
+    for line in engine.exposures(spec):
+        click.echo(line, err=True)
     if out:
         CellFolder(out).check()
     with Progress(console=Console(stderr=True), transient=True) as progress:

@@ -342,6 +342,10 @@ class Method(ABC):
         """Return about how many CPU seconds cryptography takes in training, measured on this machine; 0 for none."""
         return 0.0
 
+    def exposures(self, world: World) -> list[str]:
+        """Return a line on each party whose features can be computed from what training will say, encrypted or not."""
+        return []
+
     def planned(self, phase: str, world: World) -> int | None:
         """Return how often a row will be released to one party in ``phase``, at most; None where that is not known."""
         return None

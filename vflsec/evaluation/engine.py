@@ -181,6 +181,13 @@ def cryptography(spec: EvalSpec) -> dict[str, float]:
     return {method.name: seconds for method, world in _built(spec) if (seconds := method.cryptography(world))}
 
 
+def exposures(spec: EvalSpec) -> list[str]:
+    """Return a line on each passive party's features behind an encrypted layer: how much its scores will tell."""
+    if not any(build_defense(defense).protocol() for defense in (*spec.defenses, *spec.fixed)):
+        return []
+    return list(dict.fromkeys(line for method, world in _built(spec) for line in method.exposures(world)))
+
+
 def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
     """Yield each checked method with its world for seed 0, built and not trained; one for each swept defence."""
     for defense in spec.defenses:

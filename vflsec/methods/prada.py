@@ -13,6 +13,7 @@ from vflsec.core.checks import non_negative, positive, positive_or_none
 from vflsec.core.errors import UsageError
 from vflsec.core.message import SOURCE, Kind
 from vflsec.core.method import ModelSpec, PretrainSpec, Progress, TrainSpec, World
+from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
 from vflsec.core.seeds import drawing
 from vflsec.methods.adversarial_training import AdversarialTraining
@@ -191,6 +192,10 @@ class PrADA(FeatureGroupMethod):
         super().close()
         for boundary in self._source_boundaries.values():
             boundary.close()
+
+    def at_rest(self, party: Party) -> bool:
+        """Return whether fine-tuning leaves the extractors."""
+        return not self.finetune_extractors
 
     def cryptography(self, world: World) -> float:
         """Return about how many CPU seconds the protocols at the cut layer take for the batches of both phases."""

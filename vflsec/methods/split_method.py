@@ -20,6 +20,7 @@ from vflsec.core.seeds import drawing, generator
 from vflsec.core.view import Need
 from vflsec.methods.split_training import SplitTraining, selection_split
 from vflsec.nn.top import SharedTop, Top
+from vflsec.paillier.exposure import Exposure
 
 _BOTH = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
 SHOWS = {"passive": _BOTH | {Need.GRADIENTS}, "active": _BOTH | {Need.EMBEDDINGS}}
@@ -182,6 +183,28 @@ class SplitMethod(Method):
             for party in world.passive
             if (width := self.width(party)) <= scores
         ]
+
+    def exposures(self, world: World) -> list[str]:
+        """Return how much the scores of a masked linear layer will tell of each passive party's features."""
+        top = world.active.modules["top"]
+        if not isinstance(top, SharedTop):
+            return []
+        rows = world.n_rows("train")
+        found = []
+        for party in world.passive:
+            exposure = Exposure(
+                passes=self.train_spec.n_epochs(rows),
+                outputs=top.head.out_features,
+                width=self.width(party),
+                rows=rows,
+                frozen=self.at_rest(party),
+            )
+            found.append(f"{self.name}, features of {party.name}: {exposure}")
+        return found
+
+    def at_rest(self, party: Party) -> bool:
+        """Return whether the embedding of ``party`` stays the same in the last phase."""
+        return not any(parameter.requires_grad for parameter in self.representation(party).parameters())
 
     def cryptography(self, world: World) -> float:
         """Return about how many CPU seconds the protocols at the cut layer take for the batches of the last phase."""

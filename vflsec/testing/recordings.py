@@ -52,6 +52,9 @@ class LinearRun:
         same_batch: whether every step has the same batch.
         drift: rate of the extractor relative to that of W; 0 freezes it.
         columns: that the extractor reads.
+        rows: training rows, drawn in shuffled batches; 0 for new rows at every step.
+        validation: rows that are scored after each epoch of ``rows``.
+        score_noise: deviation of noise on the scores, relative to theirs.
     """
 
     width: int = 10
@@ -71,6 +74,9 @@ class LinearRun:
     same_batch: bool = False
     drift: float = 0.0
     columns: int = 20
+    rows: int = 0
+    validation: int = 0
+    score_noise: float = 0.0
 
     def record(self, folder: Path) -> tuple[Recording, Recording]:
         """Train; return the recordings of C and p, new files in ``folder``."""
@@ -78,7 +84,7 @@ class LinearRun:
         with _recorders(folder, layout, self.momentum, self.weight_decay) as (c, p):
             for number, (seen_by_c, seen_by_p) in enumerate(self._train()):
                 for recorder, notes in ((c, seen_by_c), (p, seen_by_p)):
-                    recorder.begin(number, rate=self.rate)
+                    recorder.begin(number, rate=self.rate if "delta" in seen_by_p else None)
                     for name, array in notes.items():
                         recorder.note(name, array)
         return Recording(c.path), Recording(p.path)
@@ -87,12 +93,31 @@ class LinearRun:
         """Yield which samples, their columns and their labels, for each step."""
         rng = generator(self.seed, "batches")
         true = rng.normal(size=(self.columns, self.outputs))
+        if self.rows:
+            yield from self._shuffled(rng, true)
+            return
         for t in range(self.steps):
             if t == 0 or not self.same_batch:
                 x = rng.normal(size=(self.batch, self.columns))
                 labels = self._labels(x @ true + rng.normal(size=(self.batch, self.outputs)))
             rows = np.arange(self.batch) + (0 if self.same_batch else t * self.batch)
             yield rows, x, labels
+
+    def _shuffled(
+        self, rng: np.random.Generator, true: Floats
+    ) -> Iterator[tuple[NDArray[np.int64], Floats, NDArray[np.int64]]]:
+        """Yield shuffled batches of the same rows, and after each epoch the validation rows."""
+        x = rng.normal(size=(self.rows + self.validation, self.columns))
+        labels = self._labels(x @ true + rng.normal(size=(len(x), self.outputs)))
+        kept = np.arange(self.rows, len(x))
+        order = np.zeros(0, dtype=np.int64)
+        for _ in range(self.steps):
+            if not len(order):
+                order = rng.permutation(self.rows)
+            rows, order = np.split(order, [self.batch])
+            yield rows, x[rows], labels[rows]
+            if not len(order) and self.validation:
+                yield kept, x[kept], labels[kept]
 
     def start(self) -> tuple[Floats, Floats]:
         """Return W_0 (g, C) and the extractor (columns, g)."""
@@ -108,8 +133,13 @@ class LinearRun:
         for rows, x, labels in self.batches():
             mu = x @ extractor
             scores = mu @ (np.round(np.ldexp(weights, self.unit)) / 2.0**self.unit)
+            if self.score_noise:
+                scores = scores + self.score_noise * scores.std() * rng.normal(size=scores.shape)
+            if self.rows and rows[0] >= self.rows:  # validation
+                yield {"rows": rows, "mu": mu}, {"rows": rows, "scores": scores}
+                continue
             delta = loss_gradient(scores, labels)
-            velocity = self.momentum * velocity + mu.T @ delta / self.batch + self.weight_decay * weights
+            velocity = self.momentum * velocity + mu.T @ delta / len(rows) + self.weight_decay * weights
             after = weights - self.rate * velocity
             released = delta + self.row_noise * rng.normal(size=delta.shape)
             gradient = released @ (after if self.order == "paper" else weights).T
@@ -121,7 +151,7 @@ class LinearRun:
                 {"rows": rows, "mu": mu, "embedding_gradient": gradient, "share": share},
                 {"rows": rows, "scores": scores, "delta": delta, "labels": labels, "share": exact - share},
             )
-            extractor = extractor - self.drift * self.rate * x.T @ (delta @ weights.T) / self.batch
+            extractor = extractor - self.drift * self.rate * x.T @ (delta @ weights.T) / len(rows)
             weights = after
 
     def _labels(self, scores: Floats) -> NDArray[np.int64]:

@@ -1,0 +1,103 @@
+"""What p reads of C's features through the scores, and what blunts it, beside utility.
+
+    python benchmarks/exposure.py            compute and print the table
+    python benchmarks/exposure.py --write    write it into docs/audit_a_recording.md as well
+
+Toy runs of 6 features and 5 outputs on shuffled batches, recorded as both roles see them, without the ciphertexts:
+audits of them read the same numbers. Utility is the accuracy on rows that were never trained on.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from vflsec.audit.audit import Truth
+from vflsec.audit.score_gram import ScoreGram
+from vflsec.paillier.exposure import Exposure
+from vflsec.testing.recordings import LinearRun
+
+PAGE = Path(__file__).parents[1] / "docs" / "audit_a_recording.md"
+BEGIN, END = "<!-- exposure: written by benchmarks/exposure.py -->", "<!-- /exposure -->"
+ROWS, BATCH, VALIDATION, WIDTH, OUTPUTS, EPOCHS = 200, 25, 200, 6, 5, 4
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "frozen, 4 passes": {},
+    "moving, relative rate .01": {"drift": 0.01},
+    "moving, relative rate .1": {"drift": 0.1},
+    "moving, relative rate 1": {"drift": 1.0},
+    "score noise .01": {"score_noise": 0.01},
+    "score noise .03": {"score_noise": 0.03},
+    "score noise .1": {"score_noise": 0.1},
+    "score noise .3": {"score_noise": 0.3},
+    "max_passes = 2": {"passes": 2},
+    "max_passes = 1": {"passes": 1},
+    "moving 1, score noise .3": {"drift": 1.0, "score_noise": 0.3},
+    "moving 1, score noise .3, max_passes = 2": {"drift": 1.0, "score_noise": 0.3, "passes": 2},
+}
+
+
+def measured(seed: int, passes: int = EPOCHS, **settings: Any) -> list[float]:
+    """Return correlation, R2 with known rows (NaN where nothing can be read) and accuracy of one run."""
+    run = LinearRun(
+        rows=ROWS,
+        batch=BATCH,
+        validation=VALIDATION,
+        steps=passes * ROWS // BATCH,
+        width=WIDTH,
+        outputs=OUTPUTS,
+        columns=20,
+        seed=seed,
+        **{"rate": 0.5, **settings},
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        c, p = run.record(Path(folder))
+        scores = [step.notes["scores"] for step in p.steps() if step.rate is None][-1]
+        labels = [labels for rows, _, labels in run.batches() if rows[0] >= ROWS][-1]
+        figures = {(figure.of, figure.metric): figure.value for figure in ScoreGram()(p, Truth(p, c)).figures}
+    return [
+        figures.get(("features", "correlation"), np.nan),
+        figures.get((f"features, {3 * WIDTH} known rows", "r2"), np.nan),
+        float((scores.argmax(axis=1) == labels).mean()),
+    ]
+
+
+def line(name: str, settings: Mapping[str, Any], seeds: int) -> str:
+    """Return the row of the table: the mean over seeds, and the range of the leak."""
+    found = np.array([measured(seed, **settings) for seed in range(seeds)])
+    passes = settings.get("passes", EPOCHS)
+    share = Exposure(passes=passes, outputs=OUTPUTS, width=WIDTH, rows=ROWS).share
+    cells = [
+        "not measured" if np.isnan(values).any() else f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})"
+        for values in found[:, :2].T
+    ]
+    return f"| {name} | {share:.2f} | {cells[0]} | {cells[1]} | {found[:, 2].mean():.3f} |"
+
+
+@click.command()
+@click.option("--seeds", default=3, show_default=True)
+@click.option("--write", is_flag=True, help="Write the table into docs/audit_a_recording.md.")
+def main(seeds: int, write: bool) -> None:
+    """Compute and print the table."""
+    lines = [
+        "| setting | exposure | correlation | R², 18 rows known | accuracy |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, settings in SETTINGS.items():
+        lines.append(line(name, settings, seeds))
+        click.echo(lines[-1])
+    if write:
+        text = PAGE.read_text(encoding="utf-8")
+        before, _, rest = text.partition(BEGIN)
+        _, found, after = rest.partition(END)
+        if not found:
+            raise click.ClickException(f"expected {BEGIN} and {END} in {PAGE.name}")
+        PAGE.write_text("\n".join([before + BEGIN, "", *lines, "", END + after]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

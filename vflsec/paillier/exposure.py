@@ -1,0 +1,61 @@
+"""How much of C's features p will be able to compute from the scores, counted before training.
+
+Every pass of a sample gives p one linear equation in its features for each output. Frozen features of width g are
+determined, up to a rotation that a few known rows fix, once there are g of them: p knows how the weights move, and the
+g C numbers of W_0 that it does not know are shared by all samples. With fewer, p learns at most that share of a
+sample's directions. It is a bound on directions, not on variance: features that depend on each other are known from
+fewer. Features that move give equations in ever other numbers, and the same count is a looser bound.
+
+Source: counting of unknowns; ``score-gram`` is the attack.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from vflsec.core.checks import positive
+
+
+class Exposure(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scores of a run determine of C's features.
+
+    Attributes:
+        passes: of each training sample.
+        outputs: scores in a pass.
+        width: g, of the features.
+        rows: number of training samples.
+        frozen: whether the features stay the same during training.
+
+    Raises:
+        UsageError: a number below 1.
+    """
+
+    passes: int
+    outputs: int
+    width: int
+    rows: int
+    frozen: bool = True
+
+    def __post_init__(self) -> None:
+        """Check every number."""
+        positive(passes=self.passes, outputs=self.outputs, width=self.width, rows=self.rows)
+
+    @property
+    def equations(self) -> int:
+        """Linear equations in the features of each sample."""
+        return self.passes * self.outputs
+
+    @property
+    def share(self) -> float:
+        """At most this share of a sample's directions is determined, from 0 to 1."""
+        return min(1.0, self.equations / self.width)
+
+    def __str__(self) -> str:
+        """Return one line for a terminal."""
+        counted = (
+            f"exposure {self.share:.2f}: {self.passes} passes x {self.outputs} outputs give p {self.equations} "
+            f"equations in the {self.width} features of each of {self.rows} training samples"
+        )
+        if not self.frozen:
+            return f"{counted}; an upper bound, for the features move"
+        return f"{counted}; p can compute all of them up to a rotation" if self.share == 1 else counted
