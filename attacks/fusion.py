@@ -27,11 +27,6 @@ class FromAllSources(Attack):
     from the tables that cover it: gradients are received for training rows alone.
 
     The adversary alone runs the same attack on its own columns.
-
-    Costs some hundreds of eigenvalue decompositions of the auxiliary rows' similarities, about a second. Fails where
-    the auxiliary rows are too few to tell which source speaks of the target.
-
-    Source: this project. Gaussian processes and their model selection: Rasmussen and Williams 2006, chapters 2 and 5.
     """
 
     version = 2
@@ -84,13 +79,24 @@ class OfClasses(FromAllSources):
 
 
 class Fusion(OfClasses):
-    """Label inference from all sources together."""
+    """Label inference from all sources together.
+
+    Costs some hundreds of eigenvalue decompositions of the auxiliary rows' similarities and four forests, a few
+    seconds. Fails where the auxiliary rows are too few to tell which source speaks of the class.
+
+    Source: this project; Rasmussen and Williams 2006, chapters 2 and 5.
+    """
 
     name = "fusion"
 
 
 class AttributeFusion(OfClasses):
     """Inference of one column of the victim from all sources together.
+
+    Costs some hundreds of eigenvalue decompositions of the auxiliary rows' similarities and four forests, a few
+    seconds. Fails where the auxiliary rows are too few to tell which source speaks of the column.
+
+    Source: this project; Rasmussen and Williams 2006, chapters 2 and 5.
 
     Args:
         victim: whose column; None for the first other party.
@@ -108,6 +114,11 @@ class AttributeFusion(OfClasses):
 
 class ColumnFusion(FromAllSources):
     """Recovery of the victim's columns from all sources together.
+
+    Costs some hundreds of eigenvalue decompositions of the auxiliary rows' similarities, about a second. Fails where
+    the auxiliary rows are too few to tell which source speaks of the columns.
+
+    Source: this project. Gaussian processes and their model selection: Rasmussen and Williams 2006, chapters 2 and 5.
 
     Args:
         victim: whose columns; None for the first other party.

@@ -42,7 +42,7 @@ class SelfTraining(Attack):
 
     It starts from ``fusion``. Then, in turns, models of p(y | x) are fitted to the guessed labels of all training rows,
     x what is held of every split (own columns, embeddings): a softmax regression and randomized trees, whose mean is
-    taken. The tables z that cover training rows alone, such as mean received gradients, get a Gaussian for each class,
+    taken. The tables z that cover training rows alone, such as received gradients, get a Gaussian for each class,
     with one covariance. A row's guess is p(y | x) times a power of the density of its z. So gradients of thousands of
     rows teach models that also guess rows of which nothing was received. No row is guessed by a model that was fitted
     to its own guess, or a guess would confirm itself.
@@ -72,6 +72,9 @@ class SelfTraining(Attack):
     trust: ClassVar[float] = 0.75
     """Power of the density of what was received, which is less Gaussian than it is taken to be."""
 
+    every_reading: ClassVar[bool] = True
+    """Whether z has every reading of the received messages, or means alone."""
+
     def __init__(self, *, turns: int = 8) -> None:
         positive(turns=turns)
         self.turns = turns
@@ -84,13 +87,14 @@ class SelfTraining(Attack):
         """Return log posteriors (n, C), up to a constant of each row, for every split."""
         held = sources(view)
         shared = {name: source for name, source in held.items() if view.features.keys() <= source.table.keys()}
-        received = {name: source for name, source in held.items() if name not in shared and not source.derived}
+        received = {name: source for name, source in held.items() if name not in shared}
         split, known = view.aux_split, F.one_hot(view.aux_labels, view.n_classes).double()
         guessed = Fusion().run(view, rng=rng).scores[split].clamp_min(LEAST)
         guessed = guessed / guessed.sum(dim=1, keepdim=True)
         x = _standardized(view, shared)
         models = self.models(x, guessed.shape, rng)
-        z = _whitened([source.table[split] for source in received.values()], len(guessed))
+        read = [source.table[split] for source in received.values() if self.every_reading or not source.derived]
+        z = _whitened(read, len(guessed))
         weight = torch.ones(len(guessed), dtype=torch.float64, device=guessed.device)
         weight[view.aux_rows] = WEIGHT
         for _ in range(self.turns):
@@ -112,8 +116,13 @@ class SelfTraining(Attack):
 class ForestTraining(SelfTraining):
     """Label inference that also learns from rows without a known label, by randomized trees alone.
 
-    As ``self-training``, but p(y | x) is of trees and is sharpened as the auxiliary rows say. It moves away from its
-    start faster, which pays where there are many columns, or where few labels make the start poor.
+    As ``self-training``, but p(y | x) is of trees and is sharpened as the auxiliary rows say, and of received gradients
+    z has the means alone. It moves away from its start faster, which pays where there are many columns, or where few
+    labels make the start poor.
+
+    Costs some seconds. Fails where classes are smooth functions of few columns, which trees follow in steps.
+
+    Source: as ``self-training``.
 
     Args:
         turns: of expectation and maximization.
@@ -121,6 +130,7 @@ class ForestTraining(SelfTraining):
 
     name = "forest-training"
     trust = 1.0
+    every_reading = False
     differs = (
         "The paper has naive Bayes on words. Here classes have trees on what is held of every split, and a Gaussian on "
         "what is held of training rows alone.",

@@ -497,6 +497,21 @@ class Acts(Attack):
 class Abstract(Attack):
     name = reference = verified = "x"
     needs = frozenset()
+
+class NeverAlone(Attack):
+    name = reference = verified = "x"
+    needs = frozenset()
+    def run(self, view, *, rng): ...
+    def alone(self): raise ValueError("no")
+
+class AloneIsNoAttack(NeverAlone):
+    def alone(self): return 0.5
+
+class Ends(NeverAlone):
+    def alone(self): return None
+    def run(self, view, *, rng):
+        import os
+        os._exit(0)
 """
 
 
@@ -506,6 +521,8 @@ class Abstract(Attack):
         ("Raises", "mine.py:Raises cannot be made: ValueError: two lines"),
         ("Needless", "expected 'mine.py:Needless' to say its needs, got none"),
         ("Abstract", "mine.py:Abstract cannot be made: TypeError: Can't instantiate abstract class Abstract"),
+        ("NeverAlone", "attack 'x': alone() failed: ValueError: no"),
+        ("AloneIsNoAttack", "attack 'x': expected an attack or None from alone(), got float"),
     ],
 )
 def test_mistakes_in_a_plug_in_are_one_line(name, message, tmp_path, monkeypatch):
@@ -516,6 +533,17 @@ def test_mistakes_in_a_plug_in_are_one_line(name, message, tmp_path, monkeypatch
     assert result.exit_code == 2
     assert message in result.stderr.splitlines()[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_one_line_and_what_was_written_is_kept(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(PLUG_IN)
+    words = ("eval", *TOY, "--seeds", 1, "--set", "train.epochs=1", "--jobs", 2, "--out", tmp_path / "out")
+    died = run(*words, "--attack", f"{file}:Ends,norm")
+    assert died.exit_code == 2
+    assert "a worker process has died" in died.stderr.splitlines()[-1]
+    assert run(*words, "--attack", "norm", "--fresh").exit_code == 0
 
 
 def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):

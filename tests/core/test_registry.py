@@ -101,6 +101,13 @@ def test_a_broken_file_is_refused_each_time(tmp_path):
             registry.load("attacks", f"{path}:Mine")
 
 
+def test_a_file_that_exits_is_refused(tmp_path):
+    path = tmp_path / "leaves.py"
+    path.write_text("import sys; sys.exit(0)")
+    with pytest.raises(UsageError, match=r"leaves\.py cannot be imported: SystemExit: 0"):
+        registry.load("attacks", f"{path}:Mine")
+
+
 def test_identity_of_a_file_is_its_text(mine, tmp_path):
     copy = tmp_path / "elsewhere.py"
     copy.write_text(MINE)

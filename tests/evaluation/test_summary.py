@@ -434,6 +434,15 @@ def test_a_gate_on_worst_is_one_on_the_headline():
     assert gate.worst == pytest.approx(over_seeds([0.71, 0.73, 0.75]).high)
 
 
+def test_a_gate_on_worst_fails_where_one_on_an_attack_fails():
+    """The headline is scored on halves of the rows, so that an attack may look stronger on all of them."""
+    report = summary_of()
+    far = max(p.leak.ci95[1] for p in report.points if p.strength > 0)
+    for limit in (far - 0.001, far + 0.001):
+        named, worst = summary_of(max_leak={"mc": limit, "worst": limit}).gates
+        assert not (worst.holds and named.holds is False)
+
+
 def test_utility_gate_takes_the_near_end():
     low = over_seeds([0.77, 0.75, 0.73]).low
     assert [summary_of(min_utility=limit).gates[0].holds for limit in (low - 0.01, low + 0.01)] == [True, False]

@@ -224,6 +224,8 @@ def watch(records: Iterable[Record], todo: Plan) -> None:
         TimeRemainingColumn,
     )
 
+    from vflsec.evaluation.store import FAILED
+
     console = Console(stderr=True)
     if not todo.missing:
         return
@@ -241,17 +243,22 @@ def watch(records: Iterable[Record], todo: Plan) -> None:
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("results", total=todo.missing)
         for record in records:
+            if record["status"] in FAILED:
+                progress.console.print(describe(record), markup=False)
             progress.update(bar, advance=1, description=describe(record))
 
 
 def describe(record: Record) -> str:
-    """Return one record in a few words."""
+    """Return one record in a few words, with the cause where it failed."""
+    from vflsec.evaluation.store import FAILED
+
     if record["kind"] == "stage":
         return f"{record['method']} {record['stage']} seed {record['seed']}: {record['status']}"
     what = " ".join(record.get("defenses") or ["no defense"]) if record["kind"] == "result" else "alone"
     attack = record["attack"]["name"] if record["attack"] else "utility"
     attack = f"without {attack}" if record.get("control") else attack
-    return f"{record['method']} {what} {attack} seed {record['seed']}: {record['status']}"
+    cause = f", {record['error']}" if record["status"] in FAILED and record.get("error") else ""
+    return f"{record['method']} {what} {attack} seed {record['seed']}: {record['status']}{cause}"
 
 
 def finish(report: Report, folder: Path, form: str) -> None:

@@ -186,7 +186,7 @@ def _from_file(name: str) -> Any:
         sys.modules[module_name] = module
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a file that exits must not end the run as if all were well
             del sys.modules[module_name]
             raise UsageError(f"{path_text} cannot be imported: {type(error).__name__}: {error}") from error
     found = getattr(sys.modules[module_name], attribute, None)

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import torch
 from joblib import Parallel, delayed
+from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from vflsec.core import registry
 from vflsec.core.errors import InsufficientView, UsageError
@@ -19,7 +20,17 @@ from vflsec.core.sabotage import Sabotage
 from vflsec.evaluation import runner
 from vflsec.evaluation.adversary import side_of
 from vflsec.evaluation.mounting import expect_phase, mount
-from vflsec.evaluation.plan import Prior, Row, acts_in, build_attack, priors, rows, target_of, training_cell
+from vflsec.evaluation.plan import (
+    Prior,
+    Row,
+    acts_in,
+    build_attack,
+    priors,
+    rows,
+    target_of,
+    training_cell,
+    without_federation,
+)
 from vflsec.evaluation.questions import about_source, ask
 from vflsec.evaluation.runner import Task
 from vflsec.evaluation.spec import AttackSpec, DefenseSpec, EvalSpec
@@ -95,6 +106,8 @@ def check(spec: EvalSpec) -> None:
         InsufficientView: an attack that its adversary cannot mount.
     """
     attacks = [(build_attack(attack), attack.after) for attack in spec.attacks]
+    for attack, _ in attacks:
+        without_federation(attack)
     for method, world in _built(spec):
         if method.shows or spec.adversary not in (SERVER, SOURCE):
             side_of(method, world, spec.adversary)
@@ -311,8 +324,18 @@ def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iter
 def _locally(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterable[list[Record]]:
     if jobs == 1 or len(tasks) == 1:
         return (runner.run(task, folder, device) for task in tasks)
+    return _in_parallel(tasks, folder, jobs, device)
+
+
+def _in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterator[list[Record]]:
     parallel = Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator", batch_size=1)
-    return parallel(delayed(runner.run)(task, folder, device) for task in tasks)  # type: ignore[no-any-return]
+    try:
+        yield from parallel(delayed(runner.run)(task, folder, device) for task in tasks)
+    except TerminatedWorkerError:
+        raise UsageError(
+            "a worker process has died: it was killed, ran out of memory, or an attack ended it. What had been "
+            "written is kept; start again, with --jobs 1 to see which cell it is"
+        ) from None
 
 
 def _unique(wanted: Iterable[Item]) -> list[Item]:

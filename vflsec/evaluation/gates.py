@@ -39,14 +39,16 @@ def gates(
 ) -> list[Gate]:
     """Compare limits with the far end of the interval: "cannot rule out more than", on test and on training rows.
 
-    A limit on ``worst`` is one on the headline, whose interval covers the choice of the strongest attack.
+    A limit on ``worst`` is one on the headline, whose interval covers the choice of the strongest attack, and on every
+    attack that it covers: it never holds where a limit on one of these fails.
     The limit on utility is also one on what is left of it under attacks on integrity.
     """
     defended = _defended(points)
     checked = []
     for attack, limit in max_leak.items():
         found = [p for p in defended if p.attack == attack]
-        ends = [(_upper(leak), p) for p in found for leak in (p.leak, p.leak_train) if leak.mean is not None]
+        covered = defended if attack == "worst" else found
+        ends = [(_upper(leak), p) for p in covered for leak in (p.leak, p.leak_train) if leak.mean is not None]
         worst = max(ends, key=lambda end: end[0], default=None)
         checked.append(_gate(f"max-leak {attack}", limit, worst, found, worst is not None and worst[0] <= limit))
     if min_utility is not None:

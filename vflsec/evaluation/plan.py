@@ -17,6 +17,7 @@ import msgspec
 from vflsec.core import hooks, registry
 from vflsec.core.attack import Attack, Target
 from vflsec.core.defense import touches
+from vflsec.core.errors import UsageError
 from vflsec.core.hooks import Runs
 from vflsec.core.method import Method, ModelSpec, TrainSpec
 from vflsec.core.view import Need
@@ -198,7 +199,7 @@ def priors(spec: EvalSpec) -> Iterator[Prior]:
                 asked = of_source[:1] if attack.name in baselines else []
                 asking = attack if attack in of_source else next(iter(asked), None)
                 struck = msgspec.structs.replace(attack, after=None)
-                own_way = build_attack(struck).alone()  # whose version counts as well
+                own_way = without_federation(build_attack(struck))  # whose version counts as well
                 alone = [own_way.name, own_way.version] if own_way else []
                 who = [_attack_settings(struck), alone, spec.adversary, msgspec.to_builtins(spec.aux)]
                 who += ["of the source", asking.after] if asking else []
@@ -230,6 +231,21 @@ def build_attack(spec: AttackSpec) -> Attack:
     attack = registry.build("attacks", spec.name, **spec.options)
     assert isinstance(attack, Attack)
     return attack
+
+
+def without_federation(attack: Attack) -> Attack | None:
+    """Return what ``attack`` says that its adversary could have done alone.
+
+    Raises:
+        UsageError: its ``alone`` fails, or returns something else.
+    """
+    try:
+        own = attack.alone()
+    except Exception as error:
+        raise UsageError(f"attack {attack.name!r}: alone() failed: {type(error).__name__}: {error}") from error
+    if own is not None and not isinstance(own, Attack):
+        raise UsageError(f"attack {attack.name!r}: expected an attack or None from alone(), got {type(own).__name__}")
+    return own
 
 
 def target_of(spec: AttackSpec) -> Target:

@@ -20,7 +20,7 @@ from vflsec.core.view import Guess, Need
 from vflsec.evaluation.adversary import alone, tuned
 from vflsec.evaluation.damage import damage
 from vflsec.evaluation.mounting import KINDS, mountable
-from vflsec.evaluation.plan import Cell, Prior, Row, build_attack
+from vflsec.evaluation.plan import Cell, Prior, Row, build_attack, without_federation
 from vflsec.evaluation.privacy import spent
 from vflsec.evaluation.questions import Question, ask
 from vflsec.evaluation.score import score
@@ -273,7 +273,7 @@ def _prior(prior: Prior, task: Task, store: Store, device: str) -> Record:
     """Run what the adversary could have done alone: on an untrained model, or on one that it pre-trained itself."""
     began = time.perf_counter()
     attack = build_attack(prior.attack)
-    own = attack if prior.pretrained or attack.baseline else attack.alone()
+    own = attack if prior.pretrained or attack.baseline else without_federation(attack)
     record: Record = {
         "kind": "prior",
         "key": prior.key,

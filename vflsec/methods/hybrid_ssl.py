@@ -43,7 +43,8 @@ LOCAL_DIFFERS = (
     "draws two random views.",
     "The corruption replaces 30 % of the columns: a number by a uniform draw from its range, a category by a "
     "mask. The paper does not name the distribution, and leaves the mask's embedding untrained; here it is "
-    "trained.",
+    "trained. The number of columns is rounded; the authors' code cuts it off, and on click data takes the share of "
+    "categories and of numbers apart.",
     "Step 2, images: crop to 30-100 % of the area, color jitter of 0.3, blur and flip, without grayscale, as in the "
     "authors' code; the paper follows SimSiam. Jitter is relative to each image's own mean and deviation, hue and "
     "saturation are changed in YIQ, and nothing is clipped.",
@@ -54,8 +55,8 @@ GUIDED_DIFFERS = (
     "Step 2: the cross-party encoder guides in evaluation mode, so that its BatchNorm statistics stay; in the "
     "authors' code they drift, and the paper says nothing.",
     "gamma is the paper's 0.5; the authors' code has 0 by default.",
-    "By default all rows are aligned (data.aligned=1), so that step 2 has no unaligned rows; the paper pre-trains with "
-    "20 or 40 % of them aligned.",
+    "By default all rows are aligned (data.aligned=1), so that step 2 has no unaligned rows; the paper's tables have "
+    "20 % and 40 % of them aligned, and some more up to all.",
 )
 BOTH_DIFFERS = (
     "Fine-tuning reads the mean of a party's local and cross-party encoder, as in the authors' code; the paper "
@@ -63,7 +64,8 @@ BOTH_DIFFERS = (
 )
 PMA_DIFFERS = (
     "Step 3 averages the top encoder, the projector and the predictor (MoCo has none), with BatchNorm's running "
-    "statistics, and each party has the same weight; Algorithm 1 names the top encoder and the predictor alone.",
+    "statistics, and each party has the same weight; Algorithm 1 names the top encoder and the predictor, and the "
+    "appendix counts the projector to the encoder.",
 )
 TARGET_DIFFERS = ("Averaging models leaves the target networks of BYOL and MoCo as they are.",)
 PRETRAINING_DIFFERS = (
@@ -73,12 +75,16 @@ PRETRAINING_DIFFERS = (
     "Click data: SGD pre-trains their encoders as well; the authors' code can use Adagrad.",
     "Pre-training takes 40 global iterations by default, whatever the data; the paper takes 10 for NUS-WIDE.",
     "A last batch of a single row joins the one before it.",
-    "Encoders are those of model: by default two blocks of width 128 (tables) or three convolutions (images). The "
-    "authors' code has blocks of width 512; the paper gives no width, and has ResNet-18 for images.",
-    "Fine-tuning follows train: by default Adam at 0.001 with batches of 256 and no clipping, and the last epoch "
-    "counts. The paper takes the best of the rates 0.005, 0.01 and 0.03 with batches of 512 (tables) or 128 "
-    "(images). The authors' code has SGD with momentum 0.9, weight decay 3e-5, a cosine schedule and clipping at "
-    "5, or Adagrad for click data, and reports the best epoch on test rows.",
+    "Encoders are those of model: by default two blocks of width 128 (tables) or three convolutions (images), of which "
+    "the last one and what follows are shared. The authors' code has blocks of width 512; the paper gives no width, "
+    "and has ResNet-18 for images, of which it shares the top three blocks.",
+    "The models of the last pre-training iteration count, as in the paper. The authors' code also looks for the best "
+    "loss, and then overwrites that model with the last one.",
+    "Fine-tuning follows train: by default Adam at 0.001 with batches of 256 and no clipping, for 20 epochs or as many "
+    "as 300 updates take if that is more, and the last epoch counts. The paper takes the best of the rates 0.005, 0.01 "
+    "and 0.03 with batches of 512 (tables) or 128 (images). The authors' code takes 20 epochs of SGD with momentum "
+    "0.9, weight decay 3e-5, a cosine schedule and clipping at 5, or of Adagrad for click data, and reports the best "
+    "epoch on test rows.",
 )
 
 
