@@ -26,9 +26,9 @@ from vflsec.evaluation.summary import summarize
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing_a_defense.md"
 FOLDER = Path("runs/choosing-a-defense")
-ATTACKS = ("fusion", "self-training", "mc", "averaging", "norm")
+JOINING = ("fusion", "self-training", "forest-training")
+ATTACKS = (*JOINING, "mc", "averaging", "norm")
 FOLDS = 3
-JOINING = ("fusion", "self-training")
 BUDGET = 0.02
 LEFT_OUT = {"phe": "encrypts embeddings, which the active party would read; gradients are decrypted as they are"}
 
@@ -98,7 +98,8 @@ def page(report: vflsec.Report, alone: float) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     table += [_row(line) for line in (whole, *found)]
-    attacks = ", ".join(f"`{attack}`" for attack in ATTACKS)
+    attacks = ", ".join(f"`{name}` (version {registry.load('attacks', name).version})" for name in ATTACKS)
+    joining = ", ".join(f"`{name}`" for name in JOINING)
     gain = 100 * (_utility(whole.worst) - alone)
     parts = [
         "# Choosing a defense",
@@ -112,7 +113,7 @@ def page(report: vflsec.Report, alone: float) -> str:
         f"{attacks}, chosen on half of the rows and scored on the other half. *Adversary's pick* is what the bureau "
         "would choose by its own 80 labels. ± is a 95 % interval over seeds.",
         "\n".join(table),
-        "`fusion` and `self-training` join the bureau's columns, its trained model and the gradients that it received. "
+        f"{joining} join the bureau's columns, its trained model and the gradients that it received. "
         f"One of them is the strongest attack in {joined} of {len(cells)} cells of this evaluation.",
         "## What follows",
         _advice(found, near, private, missing, baseline),
