@@ -535,6 +535,25 @@ def test_mistakes_in_a_plug_in_are_one_line(name, message, tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 
 
+@pytest.mark.parametrize("command", ["train", "eval"])
+@pytest.mark.parametrize(("limit", "code"), [("0.3", 1), ("0.4", 0)])
+def test_what_scores_will_tell_is_a_gate_before_training(command, limit, code, tmp_path):
+    """Two passes of one output against six features: a third of what determines them."""
+    words = [*TOY, "--method", "vertical-lr", "--defense", "phe:on=1,backend=plain", "--out", tmp_path / "out"]
+    words += [word for setting in ("optimizer=sgd", "epochs=2") for word in ("--set", f"train.{setting}")]
+    words += ["--seeds", 1, "--attack", "logistic", "--jobs", 1] if command == "eval" else []
+    found = run(command, *words, "--max-exposure", limit)
+    assert found.exit_code == code, found.output
+    assert "exposure 0.33: 2 passes x 1 outputs give p 2 equations in the 6 features" in found.stderr
+    assert ("gate failed: exposure 0.33 > 0.3; nothing was sent" in found.stderr) == bool(code)
+    assert (tmp_path / "out").exists() != bool(code)
+
+
+def test_an_exposure_without_an_encrypted_layer_is_refused():
+    found = run("eval", *TOY, "--max-exposure", "0.5")
+    assert (found.exit_code, "expected an encrypted layer with --max-exposure" in found.stderr) == (2, True)
+
+
 @pytest.mark.slow
 def test_a_worker_that_dies_is_one_line_and_what_was_written_is_kept(tmp_path):
     file = tmp_path / "mine.py"

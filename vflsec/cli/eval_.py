@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vflsec.cli.options import config, data_dir, device, limits, numbers, output_format, resolve, settings, several
+from vflsec.cli.options import (
+    config,
+    data_dir,
+    device,
+    expose,
+    limits,
+    max_exposure,
+    numbers,
+    output_format,
+    resolve,
+    settings,
+    several,
+)
 from vflsec.core.checks import count
 from vflsec.core.errors import UsageError
 
@@ -74,6 +86,7 @@ if TYPE_CHECKING:
 @click.option("--fresh", is_flag=True, help="Forget what the results folder holds.")
 @click.option("--retry-errors", is_flag=True, help="Compute again what errored or diverged.")
 @limits
+@max_exposure
 @output_format
 def command(
     out: Path | None,
@@ -85,6 +98,7 @@ def command(
     retry_errors: bool,
     max_leak: tuple[str, ...],
     min_utility: float | None,
+    max_exposure: float | None,
     form: str,
     **chosen: Any,
 ) -> None:
@@ -110,8 +124,7 @@ def command(
     engines.check_engine(engine)
     engines.check_device(device, here=engine == "local")
     engines.check(spec)  # before anything is written: bad input leaves nothing behind
-    for line in engines.exposures(spec):
-        click.echo(line, err=True)
+    expose(engines.exposures(spec), max_exposure)
     store = Store(folder)
     if fresh:
         store.expect_own()

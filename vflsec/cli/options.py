@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from vflsec.core.errors import UsageError
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 settings = click.option(
@@ -71,6 +73,28 @@ def limits(command: Command) -> Command:
     return click.option(
         "--max-leak", multiple=True, metavar="NAME=X", help="Fail (exit 1) if the leak may lie above this; repeat."
     )(command)
+
+
+def max_exposure(command: Command) -> Command:
+    """Add the gate on what will be computable behind an encrypted layer, which is known before training."""
+    return click.option(
+        "--max-exposure",
+        type=click.FloatRange(0, 1),
+        callback=_finite,
+        help="End with exit code 1, before anything is sent, if p could compute more than this share of C's features.",
+    )(command)
+
+
+def expose(found: Sequence[tuple[str, float]], limit: float | None) -> None:
+    """Print how much of a party's features will be computable; exit with code 1 where that is more than ``limit``."""
+    for line, _ in found:
+        click.echo(line, err=True)
+    most = max((share for _, share in found), default=None)
+    if limit is not None and most is None:
+        raise UsageError("expected an encrypted layer with --max-exposure, got none: add --defense phe, or drop it")
+    if limit is not None and most is not None and most > limit:
+        click.echo(f"gate failed: exposure {most:.2f} > {limit:g}; nothing was sent", err=True)
+        raise click.exceptions.Exit(1)
 
 
 def _finite(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:

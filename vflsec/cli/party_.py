@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from vflsec.cli.options import expose, max_exposure
 from vflsec.core.errors import UsageError
 
 
@@ -24,11 +25,7 @@ from vflsec.core.errors import UsageError
 @click.option("--keys", type=click.Path(path_type=Path), help="Folder that vflsec party keys has made.")
 @click.option("--out", type=click.Path(path_type=Path), help="Our models and results; meanwhile, our state.")
 @click.option("--record", type=click.Path(path_type=Path), help="Record all that we see by right, for vflsec audit.")
-@click.option(
-    "--max-exposure",
-    type=click.FloatRange(0, 1),
-    help="End with exit code 1, before anything is sent, if p could compute more than this share of C's features.",
-)
+@max_exposure
 @click.option("--timeout", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds a message.")
 @click.option(
     "--patience", type=click.FloatRange(min=0.1), default=300.0, show_default=True, help="Seconds for a peer to return."
@@ -166,10 +163,7 @@ def _expose(agreed: Any, own: Any, role: str, limit: float | None) -> None:
         rows=len(own.ids["train"]),
         frozen=agreed.model.encoder == "identity",
     )
-    click.echo(str(found), err=True)
-    if limit is not None and found.share > limit:
-        click.echo(f"gate failed: exposure {found.share:.2f} > {limit:g}; nothing was sent", err=True)
-        raise click.exceptions.Exit(1)
+    expose([(str(found), found.share)], limit)
 
 
 def _given(given: dict[str, Any], name: str) -> Any:

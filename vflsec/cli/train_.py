@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from vflsec.cli.options import config, data_dir, device, resolve, settings
+from vflsec.cli.options import config, data_dir, device, expose, max_exposure, resolve, settings
 
 
 @click.command("train")
@@ -27,6 +27,7 @@ from vflsec.cli.options import config, data_dir, device, resolve, settings
     help="Record all that both roles of an encrypted boundary see, for vflsec audit; needs --defense phe.",
 )
 @device
+@max_exposure
 def command(
     seed: int,
     assignments: tuple[str, ...],
@@ -34,6 +35,7 @@ def command(
     out: Path | None,
     record: Path | None,
     device: str,
+    max_exposure: float | None,
     **chosen: Any,
 ) -> None:
     """Train one federation; print its utility; save each party's models as safetensors.
@@ -52,8 +54,7 @@ def command(
     spec = specs.read_training(resolve(of_training(config) if config else {}, assignments, **chosen))
     engine.check_device(device)
     engine.check_training(spec)
-    for line in engine.exposures(spec):
-        click.echo(line, err=True)
+    expose(engine.exposures(spec), max_exposure)
     if out:
         CellFolder(out).check()
     with Progress(console=Console(stderr=True), transient=True) as progress:

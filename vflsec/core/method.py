@@ -342,8 +342,8 @@ class Method(ABC):
         """Return about how many CPU seconds cryptography takes in training, measured on this machine; 0 for none."""
         return 0.0
 
-    def exposures(self, world: World) -> list[str]:
-        """Return a line on each party whose features can be computed from what training will say, encrypted or not."""
+    def exposures(self, world: World) -> list[tuple[str, float]]:
+        """Return a line on each party whose features training will let others compute, and at most which share."""
         return []
 
     def planned(self, phase: str, world: World) -> int | None:

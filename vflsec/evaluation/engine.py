@@ -194,11 +194,11 @@ def cryptography(spec: EvalSpec) -> dict[str, float]:
     return {method.name: seconds for method, world in _built(spec) if (seconds := method.cryptography(world))}
 
 
-def exposures(spec: EvalSpec) -> list[str]:
-    """Return a line on each passive party's features behind an encrypted layer: how much its scores will tell."""
+def exposures(spec: EvalSpec) -> list[tuple[str, float]]:
+    """Return a line on each passive party's features behind an encrypted layer, and how much its scores will tell."""
     if not any(build_defense(defense).protocol() for defense in (*spec.defenses, *spec.fixed)):
         return []
-    return list(dict.fromkeys(line for method, world in _built(spec) for line in method.exposures(world)))
+    return list(dict.fromkeys(found for method, world in _built(spec) for found in method.exposures(world)))
 
 
 def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:

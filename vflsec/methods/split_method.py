@@ -184,7 +184,7 @@ class SplitMethod(Method):
             if (width := self.width(party)) <= scores
         ]
 
-    def exposures(self, world: World) -> list[str]:
+    def exposures(self, world: World) -> list[tuple[str, float]]:
         """Return how much the scores of a masked linear layer will tell of each passive party's features."""
         top = world.active.modules["top"]
         if not isinstance(top, SharedTop):
@@ -199,7 +199,7 @@ class SplitMethod(Method):
                 rows=rows,
                 frozen=self.at_rest(party),
             )
-            found.append(f"{self.name}, features of {party.name}: {exposure}")
+            found.append((f"{self.name}, features of {party.name}: {exposure}", exposure.share))
         return found
 
     def at_rest(self, party: Party) -> bool:
