@@ -46,12 +46,12 @@ def test_an_honest_p_reads_nothing(tmp_path):
     assert "p was honest" in finding.found
 
 
-@pytest.mark.parametrize(("share0", "bound"), [(0.0, 1 / 4), (0.3, (1 - 4 / 16) / 4)])
-def test_the_bound_counts_the_unknown_weights_once_for_all_samples(tmp_path, share0, bound):
+@pytest.mark.parametrize("share0", [0.0, 0.3])
+def test_the_bound_gives_no_credit_for_weights_that_all_samples_share(tmp_path, share0):
     c, _ = EncryptedRun(run=LinearRun(steps=2, width=4, batch=8), share0=share0).record(tmp_path)
     finding = ForwardPasses()(c)
-    assert finding.figures[0].value == bound
-    assert finding.verdict == "leaks"
+    assert finding.figures[0].value == 1 / 4
+    assert finding.verdict == "bounded"
 
 
 @pytest.mark.parametrize("settings", [{"outputs": 5, "steps": 4}, {"outputs": 1, "steps": 14}])
@@ -59,7 +59,7 @@ def test_the_bound_is_of_the_worst_sample_and_counts_outputs(tmp_path, settings)
     c, _ = LinearRun(rows=40, batch=20, validation=10, width=8, columns=8, **settings).record(tmp_path)
     finding = ForwardPasses()(c)
     passes = settings["steps"] // 2
-    expected = min(1.0, settings["outputs"] * (passes - 8 / 50) / 8)
+    expected = min(1.0, settings["outputs"] * passes / 8)
     assert finding.figures[0].value == pytest.approx(expected)
     assert (
         "50 of 50 samples are fully exposed" in finding.found if expected == 1 else "0 of 50 samples" in finding.found
@@ -77,7 +77,7 @@ def test_the_bound_grows_with_the_passes(tmp_path):
         (tmp_path / name).mkdir()
         run = EncryptedRun(run=LinearRun(steps=1, width=4, batch=8), share0=0.3, inference=inference)
         bound = ForwardPasses()(run.record(tmp_path / name)[0]).figures[0].value
-        assert bound == {"few": (2 - 4 / 8) / 4, "many": 1.0}[name]
+        assert bound == {"few": 2 / 4, "many": 1.0}[name]
 
 
 class Shifter(KeyHolder):
@@ -128,7 +128,7 @@ def test_what_is_not_recorded_is_not_acquitted(tmp_path):
     with Recorder(tmp_path / "C", Header(role="C", layout=Layout(width=2))) as recorder:
         recorder.begin(3, rate=0.1)
         recorder.note("rows", np.arange(4))
-    assert "that starts later" in ForwardPasses()(Recording(tmp_path / "C")).found
+    assert "expected all steps from 0 on, got 3 after -1" in ForwardPasses()(Recording(tmp_path / "C")).found
     with Recorder(tmp_path / "p", Header(role="p", layout=Layout(width=2))) as recorder:
         recorder.begin(0, rate=0.1)
     for audit in (ScoreDrift(), ChosenWeights()):

@@ -109,7 +109,7 @@ def test_a_file_beside_a_named_dataset_is_refused(companies, tmp_path):
 def test_too_much_exposure_ends_before_anything_is_sent(companies, tmp_path, limit, code):
     out = tmp_path / "out"
     found = run(*options(companies, "C", "--out", out, "--patience", "0.3", "--max-exposure", limit))
-    assert "exposure 1.00: 6 passes x 1 outputs give p 6 equations in the 3 features of each of 210" in found.output
+    assert "exposure 1.00: 6 passes x 1 output give p 6 equations in the 3 features of each of 210" in found.output
     assert found.exit_code == code
     assert ("nothing was sent" in found.output) == (code == 1)
     assert ("listening" in found.output) == (code == 3)
@@ -126,7 +126,7 @@ def test_p_cannot_check_a_width_that_it_does_not_know(companies, tmp_path):
 def test_a_peer_that_never_comes_ends_with_3_and_the_way_to_go_on(companies):
     found = run(*options(companies, "C", "--out", companies / "alone", "--patience", "0.3"))
     assert found.exit_code == 3
-    assert "All 0 of 24 batches that are done are kept in" in found.output
+    assert "0 of 24 batches are done, and kept in" in found.output
     assert "run the same command again" in found.output
 
 

@@ -73,8 +73,8 @@ def test_a_p_that_hangs_up_gets_three_answers_more_and_no_others(keys, tmp_path,
     assert errors["C"].exit_code == 2
     assert str(errors["C"]).startswith(f"batch {batch} is not answered again: it was answered 4 times")
     lines = [line for line in told if "trying again" in line]
-    assert f"(answers to batch {batch}: 1; repeats: 0 of 3, and 0 of 60 in all)" in lines[0]
-    assert f"(answers to batch {batch}: 4; repeats: 3 of 3, and 3 of 60 in all)" in lines[-1]
+    assert f"(answers to batch {batch}: 1; repeats: 0 of 3, and 0 of 63 in all)" in lines[0]
+    assert f"(answers to batch {batch}: 4; repeats: 3 of 3, and 3 of 63 in all)" in lines[-1]
     answers, errors, _ = asks_again(keys, tmp_path, batch)  # a restart forgets nothing
     assert batch not in answers
     assert isinstance(errors["C"], PeerRefused)
@@ -105,13 +105,13 @@ def test_a_c_that_hangs_up_gets_three_gradients_more(keys, tmp_path, calm):
 
 
 def test_repeats_are_limited_in_all(keys, tmp_path):
-    made = session("C", JOB, OWN["C"], tmp_path, None, repeats=1)  # of one batch; twenty in all
+    made = session("C", JOB, OWN["C"], tmp_path, None, repeats=1)  # of one batch; twenty in all, and one of test rows
     for step in range(30):
         made._answer(step)
-    for step in range(20):
+    for step in range(21):
         made._answer(step)
-    with pytest.raises(PeerRefused, match="20 repeats of all batches .limits: 1 repeats of one, 20 of all"):
-        made._answer(20)
+    with pytest.raises(PeerRefused, match="21 repeats of all batches .limits: 1 repeats of one, 21 of all"):
+        made._answer(21)
     made.snapshots.close()
 
 

@@ -20,13 +20,12 @@ from vflsec.paillier.keys import Keys
 from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.layout import CipherSpec
 from vflsec.paillier.linear_sgd import LinearSgd
-from vflsec.paillier.noise import KEY_BITS
 from vflsec.paillier.recording import Recording
 from vflsec.remote.feature_side import FeatureSide
 from vflsec.remote.hello import Hello
 from vflsec.remote.label_side import residual
 from vflsec.remote.session import make_side
-from vflsec.remote.side import Batch, Schedule, first_share
+from vflsec.remote.side import Schedule, first_share
 from vflsec.remote.snapshots import Snapshots
 
 
@@ -38,8 +37,6 @@ def first_models(job, own):
         with drawing(SEEDS["C"], "model", "passive_1"):
             bottom = build_encoder(own["C"].layout, job.model.spec, job.model.outputs)
     columns, outputs, drawn = own["p"].layout.width, job.model.outputs, {role: Masks(role) for role in own}
-    for role in own:
-        drawn[role](KEY_BITS)  # of the noise, which is drawn first
     with drawing(SEEDS["p"], "model", "top"):
         joint = nn.Linear(columns + width, outputs).double()
     with torch.no_grad():
@@ -236,10 +233,9 @@ def test_a_seed_gives_away_neither_noise_nor_shares(tmp_path):
     job = make_job(paillier=type(CIPHER)(bits=1024, delta="outer", noise=0.1, score_noise=0.1))
     own = owns(job)
     made = [make_side("C", own["C"], job, Snapshots(tmp_path / name), seed=1, batches=1) for name in "ab"]
-    rows = torch.arange(16)
     assert torch.equal(*(side.bottom(side.x["train"]) for side in made))
     assert (made[0].holder.share != made[1].holder.share).all()
-    assert (made[0]._score_noise(rows, 0) != made[1]._score_noise(rows, 0)).all()
+    assert (made[0]._score_noise(16) != made[1]._score_noise(16)).all()
     labels = [make_side("p", own["p"], job, Snapshots(tmp_path / name), seed=1, batches=1) for name in "cd"]
     for side, other in zip(labels, made, strict=True):
         hello = Hello(
@@ -255,9 +251,14 @@ def test_a_seed_gives_away_neither_noise_nor_shares(tmp_path):
         side.meet(hello)
     assert torch.equal(*(side.top.weight for side in labels))
     assert (labels[0].holder.share != labels[1].holder.share).all()
-    batch, delta = Batch(0, rows, 0.1), np.ones((16, 1))
-    assert (labels[0]._noise(batch, delta) != labels[1]._noise(batch, delta)).all()
-    for one, other in (made, labels):  # a batch that is done again, by another process too, has the same noise
-        other.load(one.state())
-    assert (made[0]._score_noise(rows, 0) == made[1]._score_noise(rows, 0)).all()
-    assert (labels[0]._noise(batch, delta) == labels[1]._noise(batch, delta)).all()
+    assert (labels[0]._noise(np.ones((16, 1))) != labels[1]._noise(np.ones((16, 1)))).all()
+
+
+def test_an_answer_that_is_given_again_has_other_noise(tmp_path):
+    """With the same noise, a peer that asks twice under two shares of its choice would cancel it."""
+    job = make_job(paillier=type(CIPHER)(bits=1024, delta="outer", noise=0.1, score_noise=0.1))
+    side = make_side("C", owns(job)["C"], job, Snapshots(tmp_path), seed=1, batches=1)
+    first = side._score_noise(500)
+    side.load(side.state())
+    differences = (first - side._score_noise(500)) / (0.1 * 2**0.5)
+    assert kstest(differences.ravel(), "norm").pvalue > 0.001

@@ -14,10 +14,12 @@ from vflsec.audit.forward_passes import ForwardPasses
 from vflsec.audit.low_bits import LowBits
 from vflsec.audit.score_drift import ScoreDrift
 from vflsec.audit.score_gram import ScoreGram
+from vflsec.audit.score_regression import ScoreRegression
 from vflsec.audit.shifted_scores import ShiftedScores
 from vflsec.audit.small_masks import SmallMasks
 from vflsec.audit.wire import Wire
 from vflsec.core.checks import one_of
+from vflsec.core.errors import UsageError
 from vflsec.evaluation.results import Gate
 from vflsec.paillier.recording import Recording
 
@@ -27,6 +29,7 @@ AUDITS: tuple[type[Audit], ...] = (
     LowBits,
     SmallMasks,
     ScoreGram,
+    ScoreRegression,
     ChosenWeights,
     ForwardPasses,
     ShiftedScores,
@@ -64,12 +67,17 @@ def suitable(recording: Recording, names: Collection[str] = ()) -> list[Audit]:
     """Return the audits of the recording's role, or those called ``names``.
 
     Raises:
-        UsageError: a name that none of them has.
+        UsageError: a name that none of them has, or that of an audit for the other role.
     """
-    found = {audit.name: audit() for audit in AUDITS if audit().fits(recording)}
+    known = {audit.name: audit() for audit in AUDITS}
     for name in names:
-        one_of(found, audit=name)
-    return [audit for name, audit in found.items() if name in names or not names]
+        one_of(known, audit=name)
+        if not known[name].fits(recording):
+            raise UsageError(
+                f"audit {name} reads a recording of role {known[name].role}, and {recording.path.name} is of role "
+                f"{recording.header.role}: give it the other one"
+            )
+    return [audit for name, audit in known.items() if name in names or (not names and audit.fits(recording))]
 
 
 def judge(
@@ -90,7 +98,7 @@ def _gate(finding: Finding, limit: float) -> Gate:
     """Compare a limit with the far end of the interval; what only fits by itself, or was not measured, never holds."""
     ends = [figure.ci95[1] if figure.ci95 else figure.value for figure in finding.figures]
     worst = max(ends, default=None)
-    certain = bool(ends) and all(figure.metric != "consistency" for figure in finding.figures)
+    certain = all(figure.metric != "consistency" for figure in finding.figures) and not finding.unmeasured
     failed = worst is not None and worst > limit
-    holds = False if failed else True if certain else None
+    holds = False if failed else True if ends and certain else None
     return Gate(gate=f"max-leak {finding.audit}", limit=limit, worst=worst, at=finding.audit, holds=holds)

@@ -40,14 +40,15 @@ def rich(verdict: Verdict) -> RenderableType:
         parts.append(Text(f"{finding.audit}: {finding.found}"))
         parts += [Text(f"{finding.audit}: not measured: {part}") for part in finding.unmeasured]
     for gate in verdict.gates:
-        line = gate_line(gate.gate, gate.limit, gate.worst, gate.holds)
+        line = gate_line(gate.gate, gate.limit, gate.worst, gate.holds, scored=verdict.scored)
         parts.append(Text(line + (f"; not measured: {untested[gate.at]}" if untested[gate.at] else "")))
     return Group(*parts)
 
 
-def gate_line(name: str, limit: float, worst: float | None, holds: bool | None) -> str:
+def gate_line(name: str, limit: float, worst: float | None, holds: bool | None, *, scored: bool) -> str:
     """Return the sentence on one gate."""
-    said = {True: "holds", False: "FAILED", None: "UNDECIDED: not measured, or without the truth"}[holds]
+    undecided = "not measured" if scored else "not measured without --truth"
+    said = {True: "holds", False: "FAILED", None: f"UNDECIDED: {undecided}"}[holds]
     return f"GATE {name} {limit:g}: {said}" + (f", worst {worst:.3f}" if worst is not None else "")
 
 

@@ -93,12 +93,13 @@ class Wire(Audit):
         text = "; ".join(f"{fault}: {count} messages" for fault, count in sorted(faults.items())) or "no fault"
         text += f"; of {messages}"
         unmeasured = []
-        for kind in ANSWERS:
+        for kind in (kind for kind in ANSWERS if parity.answers[kind]):
             if ways := _ways(kind, parity, powers):
                 text += f"; re-randomisation of {kind} tested by {ways}"
             else:
                 unmeasured.append(f"re-randomisation of {kind}: {_why_not(kind, parity)}")
-        return Recovered(text, steps, (figures.share("messages", bad, messages),), tuple(unmeasured))
+        own = Figure(of="messages", metric="share", value=bad / messages, chance=0.0, n=messages)  # a full count
+        return Recovered(text, steps, (own,), tuple(unmeasured))
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
         """Return the share of messages with a fault, then how exponents in clear rank the labels, of the worst kind."""
@@ -303,8 +304,6 @@ def _ways(kind: str, parity: _Parity, powers: _Powers) -> str:
 
 
 def _why_not(kind: str, parity: _Parity) -> str:
-    if not parity.answers[kind]:
-        return "no such message was recorded"
     if not parity.varies:
         return "all Jacobi symbols are 1, as under subgroup keys"
     return f"{parity.bits(kind)} bits could be compared, and {SURPLUS} are needed"

@@ -34,15 +34,14 @@ def command(recording: Path, truth: Path | None, names: tuple[str, ...], max_lea
 
     from vflsec.audit import run, table
     from vflsec.audit.audit import Truth
-    from vflsec.core.checks import one_of
     from vflsec.paillier.recording import Recording
 
     limit = leak_limits(max_leak)
     read = Recording(recording)
     both = Truth(read, Recording(truth)) if truth else None
-    audits = run.suitable(read, several(names))
-    for name in limit:
-        one_of([audit.name for audit in audits], audit=name)
+    chosen = several(names)
+    run.suitable(read, list(limit))  # refuses what is unknown, or for the other role
+    audits = run.suitable(read, [*chosen, *limit] if chosen else [])
     found = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("audit", total=len(audits))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,18 @@ import click
 
 from vflsec.cli.options import expose, max_exposure
 from vflsec.core.errors import UsageError
+
+
+class Seconds(click.FloatRange):
+    """Seconds; more than a hundred days count as that many, so that ``inf`` is accepted."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number of seconds."""
+        found = float(super().convert(value, param, ctx))
+        return self.fail("expected a number of seconds, got nan", param, ctx) if math.isnan(found) else min(found, 1e7)
+
+
+SECONDS = Seconds(min=0.1)
 
 
 @click.group("party", invoke_without_command=True)
@@ -26,10 +39,8 @@ from vflsec.core.errors import UsageError
 @click.option("--out", type=click.Path(path_type=Path), help="Our models and results; meanwhile, our state.")
 @click.option("--record", type=click.Path(path_type=Path), help="Record all that we see by right, for vflsec audit.")
 @max_exposure
-@click.option("--timeout", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds a message.")
-@click.option(
-    "--patience", type=click.FloatRange(min=0.1), default=300.0, show_default=True, help="Seconds for a peer to return."
-)
+@click.option("--timeout", type=SECONDS, default=60.0, show_default=True, help="Seconds a message may take.")
+@click.option("--patience", type=SECONDS, default=300.0, show_default=True, help="Seconds for a peer to return.")
 @click.option("--repeats", type=click.IntRange(min=0), help="Times we answer one batch again.  [default: 3]")
 @click.option("--workers", type=click.IntRange(min=0), default=0, help="Processes that prepare encryption ahead.")
 @click.pass_context
@@ -61,6 +72,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
          lr = 0.1
          [paillier]
          bits = 2048
+         max_passes = 1              # at C: passes of each sample that it answers
     \b
     3. Start both, in any order:
          vflsec party --role C --job job.toml --keys KEYS --listen 0.0.0.0:7700 --out C

@@ -68,3 +68,8 @@ def unknown(what: str, value: str, known: Collection[str]) -> str:
     near = get_close_matches(value, known, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     return f"unknown {what} {value!r}.{hint} Known: {', '.join(sorted(known))}"
+
+
+def times(n: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun: ``1 pass``, ``2 passes``."""
+    return f"{n} {noun if n == 1 else plural or noun + 's'}"

@@ -2,9 +2,10 @@
 
 Every pass of a sample gives p one linear equation in its features for each output. Frozen features of width g are
 determined, up to a rotation that a few known rows fix, once there are g of them: p knows how the weights move, and the
-g C numbers of W_0 that it does not know are shared by all samples. With fewer, p learns at most that share of a
-sample's directions. It is a bound on directions, not on variance: features that depend on each other are known from
-fewer. Features that move give equations in ever other numbers, and the same count is a looser bound.
+g C numbers of W_0 that it does not know are shared by all samples. With fewer, p learns that share of the directions of
+independent numbers. It is no bound on what can be read: one direction may hold most of the variance of features that
+depend on each other (``score-regression`` measures it), and one score of fifty bits determines many columns that have
+few values each. Features that move give equations in ever other numbers.
 
 Source: counting of unknowns; ``score-gram`` is the attack.
 """
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import msgspec
 
-from vflsec.core.checks import positive
+from vflsec.core.checks import positive, times
+
+FEWER = "features that depend on each other, or have few values, are read from fewer"
 
 
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,15 +50,18 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """At most this share of a sample's directions is determined, from 0 to 1."""
+        """Share of the directions of a sample's features that is determined, from 0 to 1, were they independent."""
         return min(1.0, self.equations / self.width)
 
     def __str__(self) -> str:
         """Return one line for a terminal."""
+        asked = f"{times(self.passes, 'pass', 'passes')} x {times(self.outputs, 'output')}"
+        equations = times(self.equations, "equation")
         counted = (
-            f"exposure {self.share:.2f}: {self.passes} passes x {self.outputs} outputs give p {self.equations} "
-            f"equations in the {self.width} features of each of {self.rows} training samples"
+            f"exposure {self.share:.2f}: {asked} give p {equations} in the {self.width} features of each of "
+            f"{self.rows} training samples"
         )
         if not self.frozen:
-            return f"{counted}; an upper bound, for the features move"
-        return f"{counted}; p can compute all of them up to a rotation" if self.share == 1 else counted
+            return f"{counted}, which move; {FEWER}"
+        told = "p can compute all of them up to a rotation"
+        return f"{counted}; {told if self.share == 1 else FEWER}"

@@ -193,8 +193,8 @@ class KeyHolder(Role):
         found = own[:, : layout.width]
         found = found if coefficients is None else coefficients @ found
         bound = layout.outputs * 2.0 ** (layout.delta_bits + layout.weight_bits)
-        if (most := np.abs(found).max()) > 1.001 * bound:
-            raise ProtocolError(f"expected |delta W^T| <= {bound:g}, got {most:g}: coefficients beyond what was agreed")
+        if np.abs(found).max() > 1.001 * bound:  # how large is not said: p could have had its features decrypted
+            raise ProtocolError(f"expected |delta W^T| <= {bound:g}, got more: coefficients beyond what was agreed")
         self._awaits = None
         return found
 

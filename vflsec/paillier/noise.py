@@ -1,4 +1,4 @@
-"""Gaussian noise that can be drawn again by whoever has the key of its stream, and by nobody else."""
+"""Gaussian noise that nobody can predict."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from vflsec.paillier.codec import Randbits
+
 KEY_BITS = 256
 
 
-def normal(key: int, *names: object, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return standard normal numbers: equal for equal ``key`` and ``names``, unpredictable without the key.
+def normal(randbits: Randbits, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return standard normal numbers, drawn anew at every call.
 
-    A batch that is done again gets the same noise, so that its receiver cannot average noise out by breaking the
-    connection. The stream is SHAKE-256: the state of a statistical generator could be computed from what it has drawn.
+    The stream is SHAKE-256 under a fresh key: the state of a statistical generator could be computed from what it has
+    drawn. An answer that is given again gets other noise. With the same noise, a receiver who asks twice in different
+    ways would cancel it; with other noise, it averages over the few answers that it gets.
 
     Args:
-        key: of ``KEY_BITS`` secret bits.
-        names: of the stream, such as the number of the batch.
+        randbits: source of the key; ``secrets`` but in tests.
         shape: of the result.
     """
-    stream = hashlib.shake_256("/".join(map(str, (key, *names))).encode()).digest(8 * math.prod(shape))
+    stream = hashlib.shake_256(randbits(KEY_BITS).to_bytes(KEY_BITS // 8, "little")).digest(8 * math.prod(shape))
     uniform = ((np.frombuffer(stream, "<u8") >> np.uint64(12)) + 0.5) * 2.0**-52  # 52 bits: never 0, never 1
     found: NDArray[np.float64] = ndtri(uniform).reshape(shape)
     return found

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.core.checks import one_of
-from vflsec.core.errors import DataError, UsageError
+from vflsec.core.errors import DataError, StoreError, UsageError
 from vflsec.paillier.layout import Layout
 
 MAGIC = b"\x89vflsec recording\r\n\x1a\n"
@@ -38,6 +38,7 @@ LARGEST_FRAME = 1 << 28
 
 NOTES: Mapping[str, int] = {
     "rows": 1,  # (B,) which samples the batch has, so that a sample is known again
+    "answers": 1,  # C: (1,) how often it has answered this batch with scores, the steps that did not count included
     "share": 2,  # (g, C) the role's share of W at the step's start, integers in units of 2^-64; W is the sum of both
     "mu": 2,  # C: (B, g) its features, as rounded
     "masked_scores": 2,  # C: (B, C) integers, what it decrypts; needed only where no Scores message has them
@@ -359,7 +360,7 @@ def _writing(path: Path) -> Iterator[None]:
     except FileExistsError:
         raise UsageError(f"expected a new file for the recording, got {path}, which exists: name another") from None
     except OSError as error:
-        raise UsageError(f"cannot write the recording {path}: {error.strerror or error}") from None
+        raise StoreError(f"cannot write the recording {path}: {error.strerror or error}") from None
 
 
 def _private(path: str, flags: int) -> int:

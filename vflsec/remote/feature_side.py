@@ -18,7 +18,7 @@ from vflsec.paillier.key_holder import KeyHolder
 from vflsec.paillier.keys import Keys
 from vflsec.paillier.layout import Layout, Mode
 from vflsec.paillier.messages import EncryptedDelta, MaskedGradient, MaskedScores
-from vflsec.paillier.noise import KEY_BITS, normal
+from vflsec.paillier.noise import normal
 from vflsec.remote.hello import Hello
 from vflsec.remote.job import Job
 from vflsec.remote.messages import Committed
@@ -32,8 +32,6 @@ from vflsec.remote.side import (
     below,
     first_share,
     learned,
-    number_from,
-    number_state,
     relearn,
     step,
     under,
@@ -77,7 +75,7 @@ class FeatureSide(Side):
     ) -> None:
         super().__init__(own, job)
         seed = secrets.randbits(62) if seed is None else seed
-        self._noise_key = randbits(KEY_BITS)
+        self._randbits = randbits
         self.bottom: nn.Module = nn.Identity()
         if self.gradients:
             with drawing(seed, "model", PARTY["C"]):
@@ -111,7 +109,7 @@ class FeatureSide(Side):
         mu = self.bottom(self.x["train"][batch.rows])  # (B, g)
         self._note(exchange, mu)
         exchange.send(self.holder.features(_double(mu)))
-        exchange.send(self.holder.scores(exchange.receive(MaskedScores), self._score_noise(batch.rows, batch.number)))
+        exchange.send(self.holder.scores(exchange.receive(MaskedScores), self._score_noise(len(batch.rows))))
         noised = self.holder.gradient(exchange.receive(MaskedGradient), batch.rate)
         exchange.send(noised)
         if self.optimizer is None:
@@ -157,12 +155,12 @@ class FeatureSide(Side):
         mu = self.bottom(self.x["test"][rows])
         self._note(exchange, mu)
         exchange.send(self.holder.features(_double(mu), learns=False))
-        exchange.send(self.holder.scores(exchange.receive(MaskedScores), self._score_noise(rows, "test", int(rows[0]))))
+        exchange.send(self.holder.scores(exchange.receive(MaskedScores), self._score_noise(len(rows))))
 
-    def _score_noise(self, rows: Tensor, *names: object) -> np.ndarray | None:
-        """Return noise (B, C) on the scores, or None; the same if they are asked for again."""
+    def _score_noise(self, rows: int) -> np.ndarray | None:
+        """Return noise (B, C) on the scores, or None; other noise if they are asked for again."""
         deviation, outputs = self.job.paillier.score_noise, self.job.model.outputs
-        return deviation * normal(self._noise_key, *names, shape=(len(rows), outputs)) if deviation else None
+        return deviation * normal(self._randbits, (rows, outputs)) if deviation else None
 
     def _note(self, exchange: Exchange, mu: Tensor) -> None:
         """Record C's features as they are encrypted, rounded, and its share of the weights."""
@@ -170,20 +168,15 @@ class FeatureSide(Side):
         exchange.note("share", self.holder.share)
 
     def state(self) -> State:
-        """Return bottom model, optimizer, C's share of the weights, and the key of its noise."""
+        """Return bottom model, optimizer and C's share of the weights."""
         own = learned(self.bottom, self.optimizer) if self.optimizer else {}
-        return {
-            **below("bottom", own),
-            **below("holder", self.holder.state()),
-            "noise_key": number_state(self._noise_key),
-        }
+        return {**below("bottom", own), **below("holder", self.holder.state())}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on from ``state``, which is of the same key."""
         if self.optimizer:
             relearn(self.bottom, self.optimizer, under("bottom", state))
         self.holder.load(under("holder", state))
-        self._noise_key = number_from(state["noise_key"])
 
     def models(self) -> State:
         """Return the bottom model, and C's share of the top model's weights, without which p cannot predict."""

@@ -42,6 +42,11 @@ from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.paillier.layout import CipherSpec
 
+LARGEST = 1_000_000
+"""Of rows in a batch, epochs, and the width of any layer."""
+LONGEST_SETTING = 1_000
+"""Characters that one setting may have when the parties compare theirs."""
+
 
 class JobModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The shape of the networks: an encoder at C, and one linear layer over C's embedding and p's own columns.
@@ -137,6 +142,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if self.options and self.dataset is None:
             raise UsageError(f"expected options with a dataset alone, got {', '.join(self.options)}: drop them")
         _ = self.train.spec
+        largest = {"train.batch": self.train.batch, "train.epochs": self.train.epochs}
+        largest |= {"model.hidden": max(self.model.hidden, default=1), "model.width": self.model.width or 1}
+        for name, value in largest.items():
+            if value > LARGEST:
+                raise UsageError(f"expected {name} <= {LARGEST}, got {value}")
+        for name, text in self.settings.items():
+            if len(text) > LONGEST_SETTING:
+                raise UsageError(f"expected {name} of at most {LONGEST_SETTING} characters, got {len(text)}")
         self.paillier.allow(self.train.epochs)
 
     @property

@@ -19,7 +19,7 @@ from vflsec.paillier.keys import PublicKey
 from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.messages import Features, NoisedGradient, Scores
-from vflsec.paillier.noise import KEY_BITS, normal
+from vflsec.paillier.noise import normal
 from vflsec.remote.hello import Hello
 from vflsec.remote.job import Job
 from vflsec.remote.messages import Committed
@@ -33,8 +33,6 @@ from vflsec.remote.side import (
     below,
     first_share,
     learned,
-    number_from,
-    number_state,
     relearn,
     step,
     under,
@@ -77,7 +75,6 @@ class LabelSide(Side):
             raise UsageError(f"expected model.outputs = {expected} for {classes} classes, got {outputs}")
         self.y = own.labels
         self._seed = secrets.randbits(62) if seed is None else seed
-        self._noise_key = randbits(KEY_BITS)
         self._batches = len(self.schedule) if batches is None else batches
         self._workers, self._randbits = workers, randbits
         self._public: PublicKey | None = None
@@ -142,21 +139,19 @@ class LabelSide(Side):
         noised = exchange.receive(NoisedGradient)
         if self.job.paillier.order == "paper":
             self.holder.update(noised, batch.rate)
-        last = (
-            self.holder.embedding_gradient(delta, noised, self._noise(batch, delta)) if self.gradients else Committed()
-        )
+        last = self.holder.embedding_gradient(delta, noised, self._noise(delta)) if self.gradients else Committed()
         if self.job.paillier.order == "current":
             self.holder.update(noised, batch.rate)
         step(self.optimizer, own, torch.from_numpy(delta / len(batch.rows)), batch.rate)
         commit(noised)
         exchange.send(last)
 
-    def _noise(self, batch: Batch, delta: np.ndarray) -> np.ndarray | None:
-        """Return noise (B, g) on delta^C, or None; a batch done again has the same, so that C cannot average it out."""
+    def _noise(self, delta: np.ndarray) -> np.ndarray | None:
+        """Return noise (B, g) on delta^C, or None; other noise for a batch that is done again."""
         deviation = self.job.paillier.noise
         if not deviation:
             return None
-        drawn = normal(self._noise_key, batch.number, shape=(len(delta), self.holder.layout.width))
+        drawn = normal(self._randbits, (len(delta), self.holder.layout.width))
         return deviation * float(np.linalg.norm(delta, axis=1).max()) * drawn
 
     @torch.no_grad()
@@ -199,12 +194,10 @@ class LabelSide(Side):
 
     def state(self) -> State:
         """Return the top model over p's own columns, its optimizer, and p's share of the weights over C's embedding."""
-        own = {"noise_key": number_state(self._noise_key)}
-        return {**own, **below("top", learned(self.top, self.optimizer)), **below("holder", self.holder.state())}
+        return {**below("top", learned(self.top, self.optimizer)), **below("holder", self.holder.state())}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on from ``state``."""
-        self._noise_key = number_from(state["noise_key"])
         relearn(self.top, self.optimizer, under("top", state))
         self.holder.load(under("holder", state))
 

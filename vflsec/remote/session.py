@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 from safetensors.numpy import save
 
 from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
@@ -182,7 +183,8 @@ class Session:
         self.batches = len(side.schedule)
         self.record = record
         self.repeats = repeats
-        self.repeats_in_all = repeats * max(20, self.batches // 3)
+        tested = sum(1 for _ in side.test_batches())  # all of which are asked for again after a break among them
+        self.repeats_in_all = repeats * (max(20, self.batches // 3) + tested)
         self._sent = self._received = self._at = 0
         kept = self._kept()
         self._journal = snapshots.load_journal() if kept else Journal()
@@ -239,8 +241,8 @@ class Session:
             self._left = True
         else:
             raise PeerLost(
-                f"{error}; given up after {self.patience:g} s. All {max(self.history)} of {self.batches} batches "
-                f"that are done are kept in {self.snapshots.folder}: run the same command again to go on"
+                f"{error}; given up after {self.patience:g} s without progress. {max(self.history)} of {self.batches} "
+                f"batches are done, and kept in {self.snapshots.folder}: run the same command again to go on"
             ) from error
 
     def _answer(self, step: int) -> None:
@@ -262,6 +264,11 @@ class Session:
                 )
             journal.repeats[step] = again
         self.snapshots.save_journal(journal)
+
+    def _note_answers(self, recorder: Recorder | None, step: int) -> None:
+        """Record how often C has answered batch ``step``: what did not count has been read all the same."""
+        if recorder and self.side.role == "C":
+            recorder.note("answers", np.array([1 + self._journal.repeats.get(step, 0)]))
 
     def _answers(self) -> str:
         """Say how often the batch that was under way has been answered."""
@@ -302,8 +309,8 @@ class Session:
         with ExitStack() as stack:
             try:
                 step, predicted = self._greet(wire)
-                met = True
                 recorder = stack.enter_context(self._recording(step)) if self.record else None
+                met = True
                 self._train(wire, step, recorder)
                 if not predicted:
                     self._predict(wire, recorder)
@@ -383,6 +390,7 @@ class Session:
             if recorder:
                 recorder.begin(step, rate=batch.rate)
             self.side.learn(Talk(wire, step, recorder, self._answer), batch, commit)
+            self._note_answers(recorder, step)
             self._advance(step + 1)
             self.progress(step + 1, self.batches)
 
@@ -393,6 +401,7 @@ class Session:
             if recorder:
                 recorder.begin(number, rate=None)
             self.side.infer(Talk(wire, number, recorder, self._answer), rows)
+            self._note_answers(recorder, number)
             self._advance(number + 1)
         if isinstance(self.side, LabelSide):
             self._settle(wire)

@@ -189,16 +189,6 @@ def first_share(randbits: Randbits, width: int, outputs: int, inputs: int | None
     return (np.ldexp(drawn, -52) - 1) / math.sqrt(inputs or width)
 
 
-def number_state(number: int) -> np.ndarray:
-    """Return the bytes of a secret number, as they are kept in a state."""
-    return np.frombuffer(number.to_bytes(-(-number.bit_length() // 8), "little"), np.uint8)
-
-
-def number_from(kept: np.ndarray) -> int:
-    """Return the number that ``number_state`` has kept."""
-    return int.from_bytes(kept.tobytes(), "little")
-
-
 def under(stem: str, state: Mapping[str, np.ndarray]) -> State:
     """Return the entries below ``stem``."""
     return {key.removeprefix(f"{stem}/"): value for key, value in state.items() if key.startswith(f"{stem}/")}

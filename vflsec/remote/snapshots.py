@@ -181,12 +181,12 @@ class Snapshots:
         self._write_sealed(JOURNAL, journal)
 
     def load_journal(self) -> Journal:
-        """Return the journal of the run, an empty one where nothing is written yet.
+        """Return the journal of the run, which is written before its first state.
 
         Raises:
-            StoreError: it is damaged.
+            StoreError: it is missing or damaged: nobody knows then how often a batch was answered.
         """
-        return self._read_sealed(JOURNAL, Journal) if (self.folder / JOURNAL).exists() else Journal()
+        return self._read_sealed(JOURNAL, Journal)
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file beside the states, for its owner alone.
@@ -200,9 +200,16 @@ class Snapshots:
             raise StoreError(f"cannot write to {self.folder}: {error.strerror}; make room and start again") from None
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file beside the states, or None where there is none."""
+        """Return the content of a file beside the states, or None where there is none.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
         path = self.folder / name
-        return path.read_bytes() if path.is_file() else None
+        try:
+            return path.read_bytes() if path.is_file() else None
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
 
     def close(self) -> None:
         """Leave the folder to others."""
