@@ -1,8 +1,11 @@
 """Two sides of a small job, in two threads over real TLS, and masks that can be drawn again."""
 
+import os
 import random
+import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -134,3 +137,20 @@ def weights(models):
     """The weights over C's embedding (g, C), from what both parties take home."""
     total = sum(shares(under("share", models[role])) for role in ("C", "p"))
     return (total / 2**64).astype(float)
+
+
+def killed_at_a_state(kills, folder, *given):
+    """A process of C that is killed in the middle of writing a state, soon, as long as there are ``kills`` to do."""
+    whole, writes = os.fsync, iter([True] * random.randrange(3))  # noqa: S311
+
+    def fsync(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.name.startswith(".writing-state-") and kills.value and not next(writes, False):
+            with kills.get_lock():
+                kills.value -= 1
+            os.ftruncate(descriptor, random.randrange(path.stat().st_size))  # noqa: S311
+            os.kill(os.getpid(), signal.SIGKILL)
+        whole(descriptor)
+
+    os.fsync = fsync
+    work("C", *given[:3], folder, *given[3:])

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import random
 import signal
 import socket
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from remote_pair import HERE, make_job, owns, run_both, session, work
+from remote_pair import HERE, killed_at_a_state, make_job, owns, run_both, session, work
 
 from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, UsageError, VflsecError
 from vflsec.paillier.key_holder import KeyHolder
@@ -343,23 +342,6 @@ def test_nothing_secret_survives_a_kill_in_the_middle_of_a_write(keys, tmp_path,
 
 
 KILLS = int(os.environ.get("VFLSEC_STATE_KILLS", "50"))
-
-
-def killed_at_a_state(kills, folder, *given):
-    """A process of C that is killed in the middle of writing a state, soon, as long as there are ``kills`` to do."""
-    whole, writes = os.fsync, iter([True] * random.randrange(3))  # noqa: S311
-
-    def fsync(descriptor):
-        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        if path.name.startswith(".writing-state-") and kills.value and not next(writes, False):
-            with kills.get_lock():
-                kills.value -= 1
-            os.ftruncate(descriptor, random.randrange(path.stat().st_size))  # noqa: S311
-            os.kill(os.getpid(), signal.SIGKILL)
-        whole(descriptor)
-
-    os.fsync = fsync
-    work("C", *given[:3], folder, *given[3:])
 
 
 @pytest.mark.slow
