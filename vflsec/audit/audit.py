@@ -45,8 +45,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def leaks(self) -> bool:
-        """Whether it lies above chance, by more than rows can explain; a bound, whether it rules nothing out."""
-        if self.metric == "bound":
+        """Whether it lies above chance, by more than rows can explain; a count, whether it is complete."""
+        if self.metric == "determined":
             return self.value >= 1
         return (self.ci95[0] if self.ci95 else self.value) > self.chance + 1e-9
 
@@ -57,9 +57,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         audit: its name.
         reads: what it reads of the recording.
-        verdict: ``leaks`` if any figure lies above chance; ``bounded`` where the figure is the most that could leak;
-            ``unmeasured``, printed as not measured, where the recording has no material for it or only the truth could
-            say, which is no acquittal; else ``holds``.
+        verdict: ``leaks`` if any figure lies above chance; ``counted`` where the figure counts equations and is
+            no attack; ``unmeasured``, printed as not measured, where the recording has no material for it or only the
+            truth could say: a limit on it never holds; else ``holds``.
         figures: the headline first.
         found: what was recovered and how, or why not, in a sentence.
         mitigation: what stops it.
@@ -68,7 +68,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     audit: str
     reads: str
-    verdict: Literal["leaks", "bounded", "holds", "unmeasured"]
+    verdict: Literal["leaks", "counted", "holds", "unmeasured"]
     found: str
     mitigation: str
     figures: tuple[Figure, ...] = ()
@@ -176,11 +176,11 @@ class Audit(ABC):
         return self.role in (recording.header.role, "either")
 
     def _finding(self, recovered: Recovered, figures: tuple[Figure, ...]) -> Finding:
-        verdict: Literal["leaks", "bounded", "holds", "unmeasured"] = "unmeasured"
+        verdict: Literal["leaks", "counted", "holds", "unmeasured"] = "unmeasured"
         if any(figure.leaks for figure in figures):
             verdict = "leaks"
-        elif any(figure.metric == "bound" and figure.value > 0 for figure in figures):
-            verdict = "bounded"
+        elif any(figure.metric == "determined" and figure.value > 0 for figure in figures):
+            verdict = "counted"
         elif figures and all(figure.metric != "consistency" for figure in figures):
             verdict = "holds"
         return Finding(

@@ -1,4 +1,4 @@
-"""What C has answered: a bound on what an honest p may have read."""
+"""What C has answered: how many equations in its features an honest p has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 from vflsec.audit.audit import Audit, Figure, Recovered
-from vflsec.core.checks import times
+from vflsec.core.checks import count
 from vflsec.core.errors import InsufficientView
 from vflsec.paillier.recording import Recording
 
@@ -22,17 +22,17 @@ class ForwardPasses(Audit):
     or have few values, are read from fewer; and a p that deviates reads as many bits of a sample from two answers as a
     score has.
 
-    Source: the bound on ``chosen-weights`` and ``score-gram``.
+    Source: counting of unknowns; the attacks are ``score-gram`` and ``score-regression``.
     """
 
     name = "forward-passes"
     role = "C"
     reads = "how often each sample was in a batch"
     mitigation = "fewer passes x outputs of each sample than it has features (max_passes)"
-    reference = "bounds chosen-weights and score-gram"
+    reference = "counts the equations that score-gram solves"
 
     def run(self, recording: Recording) -> Recovered:
-        """Return the bound, the largest over samples of min(1, equations / g)."""
+        """Return the count, the largest over samples of min(1, equations / g)."""
         passes: Counter[int] = Counter()
         last = -1
         for step in recording.steps():
@@ -48,8 +48,10 @@ class ForwardPasses(Audit):
         counts = np.array(list(passes.values()))
         shares = np.minimum(counts * outputs / width, 1)
         found = (
-            f"{times(counts.max(), 'pass', 'passes')} x {times(outputs, 'output')} of a sample at most, in its {width} "
+            f"{count(counts.max(), 'pass', 'passes')} x {count(outputs, 'output')} of a sample at most, in its {width} "
             f"features; {(shares == 1).sum()} of {len(counts)} samples are fully exposed"
         )
-        own = Figure(of="features", metric="bound", value=float(shares.max()), chance=0.0, n=len(counts))
+        own = Figure(
+            of="directions of features", metric="determined", value=float(shares.max()), chance=0.0, n=len(counts)
+        )
         return Recovered(found, own=(own,))

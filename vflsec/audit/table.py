@@ -10,7 +10,7 @@ from rich.text import Text
 from vflsec.audit.audit import Figure
 from vflsec.audit.run import Verdict
 
-_MEASURES = {"auc": "AUC", "r2": "R²", "share": "share", "bound": "at most"}
+_MEASURES = {"auc": "AUC", "r2": "R²", "share": "share"}
 
 
 def rich(verdict: Verdict) -> RenderableType:

@@ -81,7 +81,8 @@ def max_exposure(command: Command) -> Command:
         "--max-exposure",
         type=click.FloatRange(0, 1),
         callback=_finite,
-        help="End with exit code 1, before anything is sent, if p could compute more than this share of C's features.",
+        help="End with exit code 1, before anything is sent, if the scores determine more than this share of the "
+        "directions of C's features; no bound where features depend on each other or have few values.",
     )(command)
 
 

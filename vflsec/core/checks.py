@@ -54,13 +54,13 @@ def one_of(known: Collection[str], **named: str) -> None:
             raise UsageError(unknown(name, value, known))
 
 
-def count(n: int, what: str) -> str:
+def count(n: int, what: str, plural: str = "") -> str:
     """Return ``1 run`` or ``2 runs``.
 
-    >>> count(1, "run"), count(2, "run")
-    ('1 run', '2 runs')
+    >>> count(1, "run"), count(2, "run"), count(2, "pass", "passes")
+    ('1 run', '2 runs', '2 passes')
     """
-    return f"{n} {what}{'s'[: n != 1]}"
+    return f"{n} {what if n == 1 else plural or what + 's'}"
 
 
 def unknown(what: str, value: str, known: Collection[str]) -> str:
@@ -68,8 +68,3 @@ def unknown(what: str, value: str, known: Collection[str]) -> str:
     near = get_close_matches(value, known, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     return f"unknown {what} {value!r}.{hint} Known: {', '.join(sorted(known))}"
-
-
-def times(n: int, noun: str, plural: str = "") -> str:
-    """Return a count with its noun: ``1 pass``, ``2 passes``."""
-    return f"{n} {noun if n == 1 else plural or noun + 's'}"

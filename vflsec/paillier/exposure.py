@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vflsec.core.checks import positive, times
+from vflsec.core.checks import count, positive
 
 FEWER = "features that depend on each other, or have few values, are read from fewer"
 
@@ -55,8 +55,8 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """Return one line for a terminal."""
-        asked = f"{times(self.passes, 'pass', 'passes')} x {times(self.outputs, 'output')}"
-        equations = times(self.equations, "equation")
+        asked = f"{count(self.passes, 'pass', 'passes')} x {count(self.outputs, 'output')}"
+        equations = count(self.equations, "equation")
         counted = (
             f"exposure {self.share:.2f}: {asked} give p {equations} in the {self.width} features of each of "
             f"{self.rows} training samples"
