@@ -40,9 +40,10 @@ class EncryptedBoundary(Defense):
     reference = "Kang et al. 2022 (PrADA), Algorithms 4 and 5, corrected; Paillier 1999"
     guarantee = (
         "embeddings: semantic security of Paillier (standard mode: decisional composite residuosity) and masks within "
-        "2^-sigma of uniform, against a party that follows the protocol; but scores are in clear: with as many "
-        "classes as the embedding is wide they give it up to a linear map, and over many steps on bottom models at "
-        "rest they give it up to a rotation. Labels: none"
+        "2^-sigma of uniform, against a party that follows the protocol; but scores are in clear. With as many "
+        "classes as the embedding is wide they give it up to a linear map, over many steps on bottom models at rest "
+        "up to a rotation, and features that depend on each other or have few values are read from fewer scores. "
+        "Labels: none"
     )
     points = ()
     strength_name = "on"
