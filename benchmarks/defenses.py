@@ -1,10 +1,10 @@
 """What each defense leaves to the strongest attack on labels, and at what cost in utility.
 
-    python benchmarks/defenses.py            compute, about half an hour on two cores, and print the page
+    python benchmarks/defenses.py            compute, about two hours on two cores, and print the page
     python benchmarks/defenses.py --write    write docs/choosing_a_defense.md as well
 
 Every defense is tuned by one rule: of its usual strengths (``vflsec show defense``), the one counts that leaks least
-among those that cost at most two points of AUC. What is computed is kept in
+among those that cost at most two points of AUC; the others are not attacked. What is computed is kept in
 ``runs/choosing-a-defense``, so that an interrupted run goes on.
 """
 
@@ -41,10 +41,19 @@ class Line(NamedTuple):
     cost: float
 
 
-def evaluated(seeds: int, jobs: int) -> vflsec.Report:
-    """Run what is missing."""
+def evaluated(seeds: int, jobs: int) -> tuple[vflsec.Report, list[str]]:
+    """Run what is missing; return the attacked cells, and the defenses of which every strength costs too much."""
     names = [name for name in registry.entries("defenses") if name not in LEFT_OUT]
-    return vflsec.evaluate(attack=ATTACKS, defense=names, seeds=seeds, aux={"folds": FOLDS}, out=FOLDER, jobs=jobs)
+    trained = vflsec.evaluate(attack="norm", defense=names, seeds=seeds, aux={"folds": FOLDS}, out=FOLDER, jobs=jobs)
+    points = [p for p in trained.points if p.utility.mean is not None]
+    whole = _utility(next(p for p in points if p.strength == 0))
+    affordable: dict[str, list[str]] = {name: [] for name in names}
+    for point in points:
+        if point.strength and whole - _utility(point) <= BUDGET:
+            affordable[point.defense].append(repr(point.strength))
+    chosen = [f"{name}:strength={','.join(strengths)}" for name, strengths in affordable.items() if strengths]
+    report = vflsec.evaluate(attack=ATTACKS, defense=chosen, seeds=seeds, aux={"folds": FOLDS}, out=FOLDER, jobs=jobs)
+    return report, [name for name, strengths in affordable.items() if not strengths]
 
 
 def local_utility(seeds: int) -> float:
@@ -83,8 +92,8 @@ def weaker_picks(report: vflsec.Report, spec: EvalSpec) -> list[str]:
     ]
 
 
-def page(report: vflsec.Report, alone: float) -> str:
-    """Return the page."""
+def page(report: vflsec.Report, dear: Sequence[str], alone: float) -> str:
+    """Return the page; ``dear`` names defenses of which every strength costs too much."""
     whole, found = lines(report.worst, report.summary.picked)
     seeds, cells = report.summary.seeds, [p for p in report.worst if p.leak.mean is not None]
     joined = sum(any(name in p.choice for name in JOINING) for p in cells)
@@ -92,7 +101,6 @@ def page(report: vflsec.Report, alone: float) -> str:
     assert baseline is not None
     near = [line for line in found if _not_above(line)]
     private = [line for line in found if line.worst.spent]
-    missing = sorted({p.defense for p in report.worst if p.strength} - {line.worst.defense for line in found})
     table = [
         "| defense | strength | cost | worst | attack | advantage | adversary's pick | epsilon |",
         "|---|---|---|---|---|---|---|---|",
@@ -114,9 +122,9 @@ def page(report: vflsec.Report, alone: float) -> str:
         "would choose by its own 80 labels. ± is a 95 % interval over seeds.",
         "\n".join(table),
         f"{joining} join the bureau's columns, its trained model and the gradients that it received. "
-        f"One of them is the strongest attack in {joined} of {len(cells)} cells of this evaluation.",
+        f"One of them is the strongest attack in {joined} of {len(cells)} cells that cost so little.",
         "## What follows",
-        _advice(found, near, private, missing, baseline),
+        _advice(found, near, private, dear, baseline),
         "What a defense is worth depends on the data. Compare on your own: "
         "`vflsec eval --dataset mine.toml --attack all --defense iso,gaussian-dp,label-dp`.",
         *(f"`{name}` is not in the table: it {why}." for name, why in LEFT_OUT.items()),
@@ -125,7 +133,7 @@ def page(report: vflsec.Report, alone: float) -> str:
 
 
 def _advice(
-    found: Sequence[Line], near: Sequence[Line], private: Sequence[Line], missing: Sequence[str], baseline: float
+    found: Sequence[Line], near: Sequence[Line], private: Sequence[Line], dear: Sequence[str], baseline: float
 ) -> str:
     best = found[0]
     above = _leak(best) - baseline
@@ -151,8 +159,8 @@ def _advice(
     if open_:
         names = ", ".join(f"`{line.worst.defense}`" for line in open_)
         items.append(f"Labels stay open (an AUC above .95) under {names}.")
-    if missing:
-        items.append(f"No strength that was tried costs so little: {', '.join(f'`{name}`' for name in missing)}.")
+    if dear:
+        items.append(f"No strength that was tried costs so little: {', '.join(f'`{name}`' for name in dear)}.")
     return "\n".join(f"* {item}" for item in items)
 
 
@@ -192,8 +200,8 @@ def _epsilon(line: Line) -> float:
 @click.option("--write", is_flag=True, help="Write the page to docs/choosing_a_defense.md.")
 def main(seeds: int, jobs: int, write: bool) -> None:
     """Compute and print the page."""
-    report = evaluated(seeds, jobs)
-    text = page(report, local_utility(seeds))
+    report, dear = evaluated(seeds, jobs)
+    text = page(report, dear, local_utility(seeds))
     if write:
         PAGE.write_text(text, encoding="utf-8")
     click.echo(text)

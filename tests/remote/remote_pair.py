@@ -141,7 +141,7 @@ def weights(models):
 
 def killed_at_a_state(kills, folder, *given):
     """A process of C that is killed in the middle of writing a state, soon, as long as there are ``kills`` to do."""
-    whole, writes = os.fsync, iter([True] * random.randrange(3))  # noqa: S311
+    whole, writes = os.fsync, iter([True] * random.randrange(2))  # noqa: S311
 
     def fsync(descriptor):
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
