@@ -1,11 +1,11 @@
 """What each defense leaves to the strongest attack on labels, and at what cost in utility.
 
-    python benchmarks/defenses.py            compute, about two hours on two cores, and print the page
+    python benchmarks/defenses.py            compute, about an hour and a half on two cores, and print the page
     python benchmarks/defenses.py --write    write docs/choosing_a_defense.md as well
 
 Every defense is tuned by one rule: of its usual strengths (``vflsec show defense``), the one counts that leaks least
-among those that cost at most two points of AUC; the others are not attacked. What is computed is kept in
-``runs/choosing-a-defense``, so that an interrupted run goes on.
+among those that cost at most two points of AUC. What is computed is kept in
+``runs``, so that an interrupted run goes on.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import msgspec
 import vflsec
 from vflsec.core import registry
 from vflsec.evaluation.results import Point
-from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.store import Store
 from vflsec.evaluation.summary import summarize
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing_a_defense.md"
 FOLDER = Path("runs/choosing-a-defense")
+PICKS = FOLDER.with_name(FOLDER.name + "-picks")
 JOINING = ("fusion", "self-training", "forest-training")
 ATTACKS = (*JOINING, "mc", "averaging", "norm")
 FOLDS = 3
@@ -34,26 +34,27 @@ LEFT_OUT = {"phe": "encrypts embeddings, which the active party would read; grad
 
 
 class Line(NamedTuple):
-    """One defense at the strength that counts: its headline, what the adversary would have picked, and its cost."""
+    """One defense at the strength that counts: its headline and its cost."""
 
     worst: Point
-    picked: Point
     cost: float
 
+    @property
+    def place(self) -> tuple[str, float]:
+        """The defense and its strength."""
+        return self.worst.defense, self.worst.strength
 
-def evaluated(seeds: int, jobs: int) -> tuple[vflsec.Report, list[str]]:
-    """Run what is missing; return the attacked cells, and the defenses of which every strength costs too much."""
+
+def evaluated(seeds: int, jobs: int) -> vflsec.Report:
+    """Run what is missing of all attacks."""
     names = [name for name in registry.entries("defenses") if name not in LEFT_OUT]
-    trained = vflsec.evaluate(attack="norm", defense=names, seeds=seeds, aux={"folds": FOLDS}, out=FOLDER, jobs=jobs)
-    points = [p for p in trained.points if p.utility.mean is not None]
-    whole = _utility(next(p for p in points if p.strength == 0))
-    affordable: dict[str, list[str]] = {name: [] for name in names}
-    for point in points:
-        if point.strength and whole - _utility(point) <= BUDGET:
-            affordable[point.defense].append(repr(point.strength))
-    chosen = [f"{name}:strength={','.join(strengths)}" for name, strengths in affordable.items() if strengths]
-    report = vflsec.evaluate(attack=ATTACKS, defense=chosen, seeds=seeds, aux={"folds": FOLDS}, out=FOLDER, jobs=jobs)
-    return report, [name for name, strengths in affordable.items() if not strengths]
+    return vflsec.evaluate(attack=ATTACKS, defense=names, seeds=seeds, aux={"folds": 0}, out=FOLDER, jobs=jobs)
+
+
+def judged(report: vflsec.Report, seeds: int, jobs: int) -> vflsec.Report:
+    """Run what is missing of the page's cells with folds of the auxiliary rows, by which an adversary picks."""
+    chosen = [f"{name}:strength={strength!r}" for name, strength in (line.place for line in lines(report.worst)[1])]
+    return vflsec.evaluate(attack=ATTACKS, defense=chosen, seeds=seeds, aux={"folds": FOLDS}, out=PICKS, jobs=jobs)
 
 
 def local_utility(seeds: int) -> float:
@@ -64,27 +65,25 @@ def local_utility(seeds: int) -> float:
     return found
 
 
-def lines(worst: Sequence[Point], picked: Sequence[Point]) -> tuple[Line, list[Line]]:
+def lines(worst: Sequence[Point]) -> tuple[Line, list[Line]]:
     """Return the undefended line, and that of each defense at the strength that counts, the least leak first."""
-    by_place = {(p.defense, p.strength): p for p in picked}
     whole = next(p for p in worst if p.strength == 0)
     found: dict[str, Line] = {}
     for point in worst:
         if point.strength == 0 or point.leak.mean is None or point.utility.mean is None:
             continue
-        line = Line(point, by_place[point.defense, point.strength], _utility(whole) - point.utility.mean)
+        line = Line(point, _utility(whole) - point.utility.mean)
         before = found.get(point.defense)
         if line.cost <= BUDGET and (before is None or _leak(line) < _leak(before)):
             found[point.defense] = line
-    undefended = Line(whole, by_place[whole.defense, 0.0], 0.0)
-    return undefended, sorted(found.values(), key=_leak)
+    return Line(whole, 0.0), sorted(found.values(), key=_leak)
 
 
-def weaker_picks(report: vflsec.Report, spec: EvalSpec) -> list[str]:
+def weaker_picks(report: vflsec.Report) -> list[str]:
     """Return where the adversary's pick leaks less with the attacks that join sources than without them."""
-    attacks = tuple(attack for attack in spec.attacks if attack.name not in JOINING)
-    without = msgspec.structs.replace(spec, attacks=attacks)
-    before = summarize(without, Store(FOLDER).records(), out="", max_leak={}, min_utility=None).picked
+    attacks = tuple(attack for attack in report.spec.attacks if attack.name not in JOINING)
+    without = msgspec.structs.replace(report.spec, attacks=attacks)
+    before = summarize(without, Store(PICKS).records(), out="", max_leak={}, min_utility=None).picked
     return [
         f"{now.defense} {now.strength:g}: {now.leak.mean:.3f} ({now.choice}), {then.leak.mean:.3f} ({then.choice})"
         for now, then in zip(report.summary.picked, before, strict=True)
@@ -92,20 +91,23 @@ def weaker_picks(report: vflsec.Report, spec: EvalSpec) -> list[str]:
     ]
 
 
-def page(report: vflsec.Report, dear: Sequence[str], alone: float) -> str:
-    """Return the page; ``dear`` names defenses of which every strength costs too much."""
-    whole, found = lines(report.worst, report.summary.picked)
+def page(report: vflsec.Report, picks: vflsec.Report, alone: float) -> str:
+    """Return the page."""
+    whole, found = lines(report.worst)
+    picked = {(p.defense, p.strength): p for p in picks.summary.picked}
     seeds, cells = report.summary.seeds, [p for p in report.worst if p.leak.mean is not None]
     joined = sum(any(name in p.choice for name in JOINING) for p in cells)
     baseline = whole.worst.leak.alone
     assert baseline is not None
     near = [line for line in found if _not_above(line)]
     private = [line for line in found if line.worst.spent]
+    missing = sorted({p.defense for p in report.worst if p.strength} - {line.worst.defense for line in found})
     table = [
         "| defense | strength | cost | worst | attack | advantage | adversary's pick | epsilon |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    table += [_row(line) for line in (whole, *found)]
+    table.append(_row(whole, next(p for p in picks.summary.picked if p.strength == 0)))
+    table += [_row(line, picked[line.place]) for line in found]
     attacks = ", ".join(f"`{name}` (version {registry.load('attacks', name).version})" for name in ATTACKS)
     joining = ", ".join(f"`{name}`" for name in JOINING)
     gain = 100 * (_utility(whole.worst) - alone)
@@ -122,9 +124,9 @@ def page(report: vflsec.Report, dear: Sequence[str], alone: float) -> str:
         "would choose by its own 80 labels. ± is a 95 % interval over seeds.",
         "\n".join(table),
         f"{joining} join the bureau's columns, its trained model and the gradients that it received. "
-        f"One of them is the strongest attack in {joined} of {len(cells)} cells that cost so little.",
+        f"One of them is the strongest attack in {joined} of {len(cells)} cells of this evaluation.",
         "## What follows",
-        _advice(found, near, private, dear, baseline),
+        _advice(found, near, private, missing, baseline),
         "What a defense is worth depends on the data. Compare on your own: "
         "`vflsec eval --dataset mine.toml --attack all --defense iso,gaussian-dp,label-dp`.",
         *(f"`{name}` is not in the table: it {why}." for name, why in LEFT_OUT.items()),
@@ -133,7 +135,7 @@ def page(report: vflsec.Report, dear: Sequence[str], alone: float) -> str:
 
 
 def _advice(
-    found: Sequence[Line], near: Sequence[Line], private: Sequence[Line], dear: Sequence[str], baseline: float
+    found: Sequence[Line], near: Sequence[Line], private: Sequence[Line], missing: Sequence[str], baseline: float
 ) -> str:
     best = found[0]
     above = _leak(best) - baseline
@@ -159,13 +161,13 @@ def _advice(
     if open_:
         names = ", ".join(f"`{line.worst.defense}`" for line in open_)
         items.append(f"Labels stay open (an AUC above .95) under {names}.")
-    if dear:
-        items.append(f"No strength that was tried costs so little: {', '.join(f'`{name}`' for name in dear)}.")
+    if missing:
+        items.append(f"No strength that was tried costs so little: {', '.join(f'`{name}`' for name in missing)}.")
     return "\n".join(f"* {item}" for item in items)
 
 
-def _row(line: Line) -> str:
-    worst, picked = line.worst, line.picked
+def _row(line: Line, picked: Point) -> str:
+    worst = line.worst
     margin = worst.leak.ci95[1] - _leak(line) if worst.leak.ci95[1] is not None else float("nan")
     name = f"`{worst.defense}`" if worst.strength else "none"
     epsilon = f"{_epsilon(line):.3g}" if worst.spent else "–"
@@ -200,15 +202,14 @@ def _epsilon(line: Line) -> float:
 @click.option("--write", is_flag=True, help="Write the page to docs/choosing_a_defense.md.")
 def main(seeds: int, jobs: int, write: bool) -> None:
     """Compute and print the page."""
-    report, dear = evaluated(seeds, jobs)
-    text = page(report, dear, local_utility(seeds))
+    report = evaluated(seeds, jobs)
+    picks = judged(report, seeds, jobs)
+    text = page(report, picks, local_utility(seeds))
     if write:
         PAGE.write_text(text, encoding="utf-8")
     click.echo(text)
-    weaker = weaker_picks(report, report.spec)
-    click.echo(
-        f"The adversary's pick is weaker with the joining attacks than without them in {len(weaker)} cells", err=True
-    )
+    weaker = weaker_picks(picks)
+    click.echo(f"The pick is weaker with the joining attacks than without them in {len(weaker)} cells", err=True)
     for one in weaker:
         click.echo(f"  {one}", err=True)
 

@@ -387,3 +387,33 @@ def test_one_run_of_the_noise_on_gradients():
     assert found.labels > 0.75
     assert found.utility > 0.6
     assert noise.run("vertical-lr", 0.0, 0.1, 0, epochs=1).labels is None
+
+
+# The benchmark of noise on scores
+
+
+@pytest.fixture(scope="module")
+def score_noise():
+    return load("score_noise")
+
+
+def test_the_job_of_the_noise_on_scores_is_the_documented_one(score_noise):
+    job = score_noise.documented_job(score_noise.PAGE.read_text(encoding="utf-8"))
+    assert "max_passes = 1" in job
+    assert job.count("bits = 2048") == job.count("seed = 0") == 1  # which a run replaces
+
+
+def test_what_follows_from_the_noise_on_scores(score_noise):
+    lines = [(noise, [score_noise.Found(auc, 0.8, r2)] * 2) for noise, auc, r2 in [(0.0, 0.75, 0.8), (1.0, 0.7, 0.3)]]
+    assert "R² of 0.80 or more" in score_noise.follows(lines, 0.73)
+    assert "R² of 0.30 or more" in score_noise.follows(lines, 0.69)
+    assert "no setting is worth the run" in score_noise.follows(lines, 0.76)
+    assert "| 1 | 0.700 ±0.000 | 0.800 ±0.000 | 0.300 ±0.000 |" in score_noise.text(lines, 0.73)
+
+
+@pytest.mark.slow
+def test_one_run_of_the_noise_on_scores(score_noise):
+    job = score_noise.documented_job(score_noise.PAGE.read_text(encoding="utf-8"))
+    found = score_noise.run(job, 3.0, 0)
+    assert found.auc > 0.5
+    assert found.features < 0.4

@@ -12,6 +12,7 @@ from vflsec.audit.common_divisor import CommonDivisor
 from vflsec.audit.delta_chain import DeltaChain
 from vflsec.audit.forward_passes import ForwardPasses
 from vflsec.audit.low_bits import LowBits
+from vflsec.audit.score_decoding import ScoreDecoding
 from vflsec.audit.score_drift import ScoreDrift
 from vflsec.audit.score_gram import ScoreGram
 from vflsec.audit.score_regression import ScoreRegression
@@ -30,6 +31,7 @@ AUDITS: tuple[type[Audit], ...] = (
     SmallMasks,
     ScoreGram,
     ScoreRegression,
+    ScoreDecoding,
     ChosenWeights,
     ForwardPasses,
     ShiftedScores,

@@ -5,7 +5,7 @@ determined, up to a rotation that a few known rows fix, once there are g of them
 g C numbers of W_0 that it does not know are shared by all samples. With fewer, p learns that share of the directions of
 independent numbers. It is no bound on what can be read: one direction may hold most of the variance of features that
 depend on each other (``score-regression`` measures it), and one score of fifty bits determines many columns that have
-few values each. Features that move give equations in ever other numbers.
+few values each (``score-decoding``). Features that move give equations in ever other numbers.
 
 Source: counting of unknowns; ``score-gram`` is the attack.
 """
