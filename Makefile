@@ -1,8 +1,12 @@
-# Six verbs, the same on a laptop and in CI. They use .venv; .ci/run makes it.
+# The same targets on a laptop and in CI. They use .venv, which `make setup` makes.
 BIN := $(CURDIR)/.venv/bin
 OUTSIDE := $(CURDIR)/build/outside
 
-.PHONY: format lint types test-fast test docs check-docs
+.PHONY: setup format lint types test-fast test docs check-docs
+
+setup:
+	python3 -m venv .venv
+	.venv/bin/pip install -q -c constraints.txt -e ".[dev]"
 
 format:
 	$(BIN)/ruff check --fix --quiet .

@@ -66,6 +66,12 @@ def test_the_readme_has_the_two_commands_of_a_fresh_machine():
     assert all(len(block.strip().splitlines()) == 1 for block in blocks)
 
 
+def test_make_setup_installs_as_the_readme_does():
+    rule = re.search(r"^setup:\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    command = " && ".join(line.strip() for line in rule[1].splitlines())
+    assert f"\n{command.replace('[dev]', '[test]')} && .venv/bin/pytest\n" in (ROOT / "README.md").read_text("utf-8")
+
+
 def test_generated_parts_are_current():
     spec = importlib.util.spec_from_file_location("build_docs", ROOT / "scripts" / "build_docs.py")
     builder = importlib.util.module_from_spec(spec)
