@@ -1,6 +1,8 @@
 """Documents agree with the code: commands parse, generated parts are current, the worked example works."""
 
+import importlib
 import importlib.util
+import inspect
 import re
 import shlex
 import tomllib
@@ -161,6 +163,69 @@ def test_cycles_are_counted_by_group(builder):
 def test_every_registered_name_is_in_the_readme(kind):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in readme for name, entry in registry.entries(kind).items() if entry.origin == "built in")
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| an? ([\w ]+) \| `(\S+)` \| `(\S+)` \| `(\w+)` \| `(.*)` \|$", CONTRIBUTING, re.MULTILINE)
+
+
+def load(path):
+    """What the dotted ``path`` names."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def test_contributing_names_every_suite():
+    from vflsec.testing import conformance
+
+    assert sorted(suite for _, _, _, suite, _ in ROWS) == sorted(conformance.__all__)
+
+
+@pytest.mark.parametrize(("what", "base", "folder", "suite", "command"), ROWS)
+def test_contributing_names_base_class_and_suite_of_a_technique(what, base, folder, suite, command):
+    spec = importlib.util.spec_from_file_location("conformance", ROOT / "tests" / "testing" / "test_conformance.py")
+    tests = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tests)
+
+    program, path, _, expression = shlex.split(command)
+    assert program == ".venv/bin/pytest"
+    assert ROOT / path == Path(tests.__file__)
+    (chosen,) = [test for name, test in vars(tests).items() if name.startswith("Test") and expression in name]
+    assert issubclass(chosen, load(f"vflsec.testing.conformance.{suite}"))
+
+    kind = Path(folder).name
+    technique = registry.load(kind, expression.removeprefix(f"{suite}_"))
+    assert issubclass(technique, load(base)), what
+    assert Path(inspect.getfile(technique)).parent == ROOT / folder
+    assert load(f"{registry.PACKAGES[kind]}.CATALOGUE")
+
+
+@pytest.mark.parametrize(
+    ("title", "base"),
+    [
+        ("Attack", "vflsec.core.attack.Attack"),
+        ("Attack", "vflsec.core.sabotage.Sabotage"),
+        ("Defense", "vflsec.core.defense.Defense"),
+        ("Method", "vflsec.core.method.Method"),
+        ("Method", "vflsec.methods.split_method.SplitMethod"),
+        ("Protocol", "vflsec.core.protocol.Protocol"),
+        ("Protocol", "vflsec.core.protocol.Boundary"),
+        ("Protocol", "vflsec.core.protocol.Averaging"),
+    ],
+)
+def test_contributing_names_all_that_a_base_class_asks_for(title, base):
+    (section,) = re.findall(rf"^### {title}\n(.*?)^##", CONTRIBUTING, re.DOTALL | re.MULTILINE)
+    declared = {name for parent in load(base).__mro__ for name in inspect.get_annotations(parent)}
+    unset = {name for name in declared if not hasattr(load(base), name)}
+    missing = {name for name in unset | load(base).__abstractmethods__ if f"`{name}`" not in section}
+    assert not missing
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`(vflsec\.[a-z_.]+(?:[A-Z]\w*)?)`", CONTRIBUTING))))
+def test_contributing_names_what_exists(path):
+    module = path if path.rpartition(".")[2].islower() else path.rpartition(".")[0]
+    assert importlib.import_module(module)
+    assert module == path or load(path)
 
 
 def write_example(path):
