@@ -1,8 +1,12 @@
-# Six verbs, the same on a laptop and in CI. They use .venv; .ci/run makes it.
+# The same targets on a laptop and in CI. They use .venv, which `make setup` makes.
 BIN := $(CURDIR)/.venv/bin
 OUTSIDE := $(CURDIR)/build/outside
 
-.PHONY: format lint types test-fast test docs check-docs
+.PHONY: setup format lint types test-fast test docs check-docs
+
+setup:
+	python3 -m venv .venv
+	.venv/bin/pip install -q -c constraints.txt -e ".[dev]"
 
 format:
 	$(BIN)/ruff check --fix --quiet .
@@ -12,13 +16,14 @@ lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# mypy and import-linter look at the installed wheel, where attacks/ is vflsec.attacks.
+# mypy and import-linter read the installed wheel, where attacks/ is vflsec.attacks. The wheel goes into a folder of its
+# own, which both search first, so that .venv keeps its editable installation of the tree.
 types:
 	rm -rf build dist && mkdir -p $(OUTSIDE)
 	$(BIN)/python -m build --wheel --outdir dist . > build/wheel.log 2>&1 || (cat build/wheel.log; exit 1)
-	$(BIN)/pip install --quiet --force-reinstall --no-deps dist/*.whl
-	cd $(OUTSIDE) && $(BIN)/mypy --strict --config-file $(CURDIR)/pyproject.toml -p vflsec
-	cd $(OUTSIDE) && $(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache
+	$(BIN)/pip install --quiet --no-deps --target $(OUTSIDE) dist/*.whl
+	cd $(OUTSIDE) && MYPYPATH=. $(BIN)/mypy --strict --config-file $(CURDIR)/pyproject.toml -p vflsec
+	cd $(OUTSIDE) && PYTHONPATH=. $(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache
 
 test-fast:
 	$(BIN)/pytest -m "not slow"

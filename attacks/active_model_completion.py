@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from vflsec.attacks.model_completion import ModelCompletion
 
+from vflsec.attacks.model_completion import ModelCompletion
 from vflsec.core.checks import non_negative, one_of, positive
 from vflsec.core.errors import UsageError
 

@@ -12,8 +12,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression as Classifier
 from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
-from vflsec.attacks.logistic import PENALTIES, LogisticRegression
 
+from vflsec.attacks.logistic import PENALTIES, LogisticRegression
 from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of, positive, positive_or_none
 from vflsec.core.message import Kind

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+
 from vflsec.attacks.replay import SETTLED, Known, alternated, changed, onehot, scored, started
 from vflsec.attacks.residual import span
-
 from vflsec.core.attack import Attack
 from vflsec.core.checks import positive, positive_or_none
 from vflsec.core.errors import InsufficientView

@@ -8,9 +8,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
 from vflsec.attacks.kernel_mixture import Kernel, Likelihood, Mixture, standardized
 from vflsec.attacks.opinion_pool import TEMPERATURES, Forest, Opinion, pooled
-
 from vflsec.core.attack import Attack
 from vflsec.core.sources import COLUMNS, Source, Table, sources
 from vflsec.core.view import Guess, Need, View

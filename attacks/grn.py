@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
 from vflsec.attacks.imputation import Imputation
 from vflsec.attacks.model_completion import still_falling
-
 from vflsec.core.attack import Attack
 from vflsec.core.checks import non_negative, positive
 from vflsec.core.errors import InsufficientView

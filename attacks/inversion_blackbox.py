@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vflsec.attacks.imputation import Imputation, Inputs, Model, missed
 
+from vflsec.attacks.imputation import Imputation, Inputs, Model, missed
 from vflsec.core.checks import positive_or_none
 from vflsec.core.message import Kind
 from vflsec.core.releases import averages, latest

@@ -9,8 +9,8 @@ import torch
 from sklearn.covariance import LedoitWolf
 from sklearn.linear_model import RidgeCV
 from torch import Tensor, nn
-from vflsec.attacks.imputation import Imputation, on_simplex
 
+from vflsec.attacks.imputation import Imputation, on_simplex
 from vflsec.core.attack import Attack
 from vflsec.core.checks import positive, positive_or_none
 from vflsec.core.errors import InsufficientView

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from vflsec.attacks.attribute import searched
 
+from vflsec.attacks.attribute import searched
 from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of, positive
 from vflsec.core.errors import InsufficientView

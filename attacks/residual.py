@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from vflsec.attacks.rank_one import multiples
 
+from vflsec.attacks.rank_one import multiples
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import oriented
 from vflsec.core.checks import positive_or_none

@@ -10,9 +10,9 @@ import torch
 from sklearn.ensemble import ExtraTreesRegressor
 from torch import Tensor
 from torch.nn import functional as F
+
 from vflsec.attacks.fusion import EVERYTHING, Fusion
 from vflsec.attacks.opinion_pool import Opinion, pooled
-
 from vflsec.core.attack import Attack
 from vflsec.core.checks import positive
 from vflsec.core.sources import Source, Table, sources

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from vflsec.attacks.spectral import principal
 
+from vflsec.attacks.spectral import principal
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import divided
 from vflsec.core.view import Guess, Need, View

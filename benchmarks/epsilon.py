@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
+
+from vflsec.core.defense import Defense
 from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.gaussian_dp import ORDERS, GaussianDP
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.laplace_dp import LaplaceDP
 from vflsec.defenses.ppdl import SparseVector
-
-from vflsec.core.defense import Defense
 from vflsec.evaluation.training import one_thread
 from vflsec.testing.epsilon import (
     CONFIDENCE,

@@ -15,16 +15,16 @@ from collections.abc import Callable
 import torch
 from rich.console import Console
 from rich.table import Table
-from vflsec.defenses.iso import IsotropicNoise
-from vflsec.defenses.marvell import Marvell, moments, solve
-from vflsec.defenses.max_norm import MaxNorm
-from vflsec.defenses.perp import PerpendicularNoise
 
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.seeds import generator
 from vflsec.data.partition import DataSpec
+from vflsec.defenses.iso import IsotropicNoise
+from vflsec.defenses.marvell import Marvell, moments, solve
+from vflsec.defenses.max_norm import MaxNorm
+from vflsec.defenses.perp import PerpendicularNoise
 from vflsec.evaluation.plan import Cell
 from vflsec.evaluation.spec import DefenseSpec
 from vflsec.evaluation.training import one_thread

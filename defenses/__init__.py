@@ -1,4 +1,4 @@
-"""Defences: each changes what leaves a party. One file each."""
+"""Defenses: each changes what leaves a party. One file each."""
 
 CATALOGUE = {
     "iso": "vflsec.defenses.iso:IsotropicNoise",

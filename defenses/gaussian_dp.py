@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from vflsec.defenses.clipped_noise import ClippedNoise
 
 from vflsec.core.errors import UsageError
+from vflsec.defenses.clipped_noise import ClippedNoise
 
 Accountant = Literal["rdp", "prv"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
 from vflsec.defenses.clipped_noise import ClippedNoise
 
 

@@ -1,4 +1,4 @@
-"""Protocols: what parties say to each other so that something stays secret. One file each."""
+"""Protocols: messages between parties that keep something secret. One file each."""
 
 CATALOGUE = {
     "masked-plain": "vflsec.protocols.masked_plain:PlainMaskedBoundary",

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
 
 from vflsec.core.method import TrainSpec
 from vflsec.paillier.linear_sgd import LinearSgd
+from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
 
 
 class PlainMaskedBoundary(MaskedLinearBoundary):

@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 from torch import Tensor
-from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
 
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
@@ -21,6 +20,7 @@ from vflsec.paillier.keys import Keys
 from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.linear_sgd import LinearSgd
 from vflsec.paillier.recording import Header, Recorder
+from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
 
 NOISE_BITS = 10  # that defences may add to a loss gradient by noise
 PENALTY_BITS = 4  # that any other defence of the active party may add, by a penalty or by what it does to labels

@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from torch import Tensor
-from vflsec.protocols.model_average import ModelAverage
 
 from vflsec.core.errors import Diverged
 from vflsec.core.message import Kind
+from vflsec.protocols.model_average import ModelAverage
 
 FRACTION_BITS = 36
 """A parameter is rounded to a multiple of 2^-36, and the sum over all parties must stay below 2^26."""

@@ -1,14 +1,19 @@
-"""Write the generated parts of the documents: the README's table, catalogue and picture, and the notebook.
+"""Write the generated parts of the documents.
 
-python scripts/build_docs.py            runs the main command (a minute), rewrites all of them
-python scripts/build_docs.py --check    changes nothing; exits 1 if the catalogue or the notebook's source is stale
+python scripts/build_docs.py            runs the main command (a minute) and writes everything
+python scripts/build_docs.py --quick    runs nothing and writes what is read from the code: catalogue, map, architecture
+python scripts/build_docs.py --check    changes nothing; exits 1 if something that is read from the code is stale
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import resolve_name
 from pathlib import Path
 
 import click
@@ -21,15 +26,20 @@ from vflsec.core import registry
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PICTURE = ROOT / "docs" / "privacy_utility_curve.png"
 NOTEBOOK = ROOT / "notebooks" / "privacy_utility_curve.py"
+
+Graph = Mapping[str, set[str]]
+"""What each module, or each package, imports."""
 
 
 def block(text: str, name: str, content: str) -> str:
     """Return ``text`` with what stands between the marks of ``name`` replaced."""
     pattern = rf"(<!-- {name}: .*? -->\n).*?(\n<!-- /{name} -->)"
     found, n = re.subn(pattern, lambda match: match[1] + content + match[2], text, flags=re.DOTALL)
-    assert n == 1, f"README.md has {n} blocks called {name}"
+    assert n == 1, f"found {n} blocks called {name}, expected 1"
     return found
 
 
@@ -41,6 +51,135 @@ def catalogue() -> str:
             if entry.origin == "built in":
                 lines.append(f"| {kind.removesuffix('s')} | `{name}` | {registry.summary(entry)} |")
     return "\n".join(lines)
+
+
+def packages(root: Path) -> dict[str, Path]:
+    """Return the folder of each package that is installed, by its name."""
+    setuptools = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    places = setuptools["package-dir"]
+    folders = {name: root / places.get(name, name.replace(".", "/")) for name in setuptools["packages"]}
+    return {name: folder for name, folder in folders.items() if any(folder.glob("*.py"))}
+
+
+def imports(root: Path) -> dict[str, set[str]]:
+    """Return the modules of this project that each of its modules imports.
+
+    Imports inside functions and those for type checkers count. Names that are resolved from strings do not.
+    """
+    files = {
+        package if file.stem == "__init__" else f"{package}.{file.stem}": file
+        for package, folder in packages(root).items()
+        for file in folder.glob("*.py")
+    }
+    graph = {}
+    for module, file in files.items():
+        package = module if file.stem == "__init__" else module.rpartition(".")[0]
+        found = set(_imported(ast.parse(file.read_text(encoding="utf-8")), package, files))
+        graph[module] = found & files.keys() - {module}
+    return graph
+
+
+def _imported(tree: ast.AST, package: str, files: Mapping[str, Path]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            home = resolve_name("." * node.level + (node.module or ""), package)
+            for alias in node.names:
+                name = f"{home}.{alias.name}"
+                yield name if name in files else home
+
+
+def by_layer(graph: Graph) -> dict[str, set[str]]:
+    """Return ``graph`` between packages: ``vflsec.nn.losses.byol`` is part of ``nn``, and ``vflsec.api`` is ``api``."""
+    layers: dict[str, set[str]] = {}
+    for module, targets in graph.items():
+        layers.setdefault(_layer(module), set()).update(map(_layer, targets))
+    return {layer: targets - {layer} for layer, targets in layers.items()}
+
+
+def _layer(module: str) -> str:
+    return module.split(".")[1] if "." in module else module
+
+
+def reach(graph: Graph) -> dict[str, set[str]]:
+    """Return what each node imports directly or through others."""
+    return {node: {target for path in _paths(graph, node) for target in graph[path[-1]]} for node in graph}
+
+
+def cycles(graph: Graph) -> list[list[str]]:
+    """Return a shortest path back to its start for each group of modules that import each other."""
+    reached = reach(graph)
+    groups = {tuple(sorted(n for n in reached[m] if m in reached[n])) for m in graph if m in reached[m]}
+    return [
+        next([*path, start] for path in _paths(graph, start) if start in graph[path[-1]])
+        for start, *_ in sorted(groups)
+    ]
+
+
+def _paths(graph: Graph, start: str) -> Iterator[list[str]]:
+    """Yield a shortest path from ``start`` to everything that it reaches, the shortest first."""
+    seen, paths = {start}, [[start]]
+    for path in paths:
+        yield path
+        for target in sorted(graph[path[-1]] - seen):
+            seen.add(target)
+            paths.append([*path, target])
+
+
+def picture(root: Path) -> str:
+    """Return the layers as a Mermaid flowchart, without the arrows that follow from others."""
+    layers = by_layer(imports(root))
+    reached = reach(layers)
+    assert not cycles(layers), f"packages import each other: {cycles(layers)}"
+    lines = ["```mermaid", "flowchart TD"]
+    for layer in sorted(layers):
+        direct = {t for t in layers[layer] if not any(t in reached[other] for other in layers[layer])}
+        lines += [f"    {layer} --> {target}" for target in sorted(direct)]
+    return "\n".join([*lines, "```"])
+
+
+def list_of_cycles(root: Path) -> str:
+    """Return the number of import cycles, and each of them."""
+    found = cycles(imports(root))
+    count = f"Number of import cycles: **{len(found)}**"
+    return "\n".join([count, "", *(f"* `{' -> '.join(path)}`" for path in found)]).strip()
+
+
+def table_of_layers(root: Path) -> str:
+    """Return one table of the packages, with the first line of their docstrings and what they import."""
+    graph = by_layer(imports(root))
+    lines = ["| folder | what it is for | imports |", "|---|---|---|"]
+    for name, folder in packages(root).items():
+        if name.count(".") == 1:
+            arrows = ", ".join(f"`{target}`" for target in sorted(graph[_layer(name)])) or "nothing"
+            lines.append(f"| `{folder.relative_to(root).as_posix()}` | {purpose(folder)} | {arrows} |")
+    return "\n".join(lines)
+
+
+def table_of_folders(root: Path) -> str:
+    """Return one table of the folders of packages, with the first line of their docstrings."""
+    rows = [f"| `{f.relative_to(root).as_posix()}` | {purpose(f)} |" for f in packages(root).values()]
+    return "\n".join(["| folder | what it is for |", "|---|---|", *rows])
+
+
+def purpose(folder: Path) -> str:
+    """Return the first line of the docstring of the package in ``folder``."""
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+    assert docstring, f"{folder}/__init__.py has no docstring"
+    return docstring.splitlines()[0]
+
+
+FROM_THE_CODE: dict[Path, dict[str, Callable[[], str]]] = {
+    README: {"catalogue": catalogue},
+    CONTRIBUTING: {"map": lambda: table_of_folders(ROOT)},
+    ARCHITECTURE: {
+        "picture": lambda: picture(ROOT),
+        "layers": lambda: table_of_layers(ROOT),
+        "cycles": lambda: list_of_cycles(ROOT),
+    },
+}
+"""Blocks that are written without running anything, by page and mark."""
 
 
 def notebook() -> nbformat.NotebookNode:
@@ -55,22 +194,34 @@ def notebook() -> nbformat.NotebookNode:
 def is_stale() -> list[str]:
     """Return what is not as it would be written now, numbers aside."""
     stale = []
-    text = README.read_text(encoding="utf-8")
-    if block(text, "catalogue", catalogue()) != text:
-        stale.append("the catalogue in README.md")
+    for page, blocks in FROM_THE_CODE.items():
+        text = page.read_text(encoding="utf-8")
+        stale += [
+            f"the block {name!r} in {page.name}" for name, make in blocks.items() if block(text, name, make()) != text
+        ]
     written = nbformat.read(NOTEBOOK.with_suffix(".ipynb"), as_version=4)
     if [(c.cell_type, c.source) for c in written.cells] != [(c.cell_type, c.source) for c in notebook().cells]:
         stale.append(f"{NOTEBOOK.with_suffix('.ipynb').name}")
     return stale
 
 
+def write_from_the_code() -> None:
+    """Write what is read from the code."""
+    for page, blocks in FROM_THE_CODE.items():
+        text = page.read_text(encoding="utf-8")
+        for name, make in blocks.items():
+            text = block(text, name, make())
+        page.write_text(text, encoding="utf-8")
+
+
 def write() -> None:
     """Run the main command and write everything."""
+    write_from_the_code()
     report = vflsec.evaluate(attack="mc", defense="iso", strengths=[1, 5, 25], out=ROOT / "runs" / "readme")
     shutil.copy(report.save_curve(ROOT / "runs" / "readme")[1], PICTURE)
     table = "\n".join(line.rstrip() for line in report.table().splitlines())
     text = block(README.read_text(encoding="utf-8"), "table", f"```text\n{table.strip()}\n```")
-    README.write_text(block(text, "catalogue", catalogue()), encoding="utf-8")
+    README.write_text(text, encoding="utf-8")
     executed = notebook()
     NotebookClient(executed, timeout=600, resources={"metadata": {"path": str(ROOT / "notebooks")}}).execute()
     for cell in executed.cells:
@@ -80,10 +231,11 @@ def write() -> None:
 
 @click.command()
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 if something is stale.")
-def main(check: bool) -> None:
+@click.option("--quick", is_flag=True, help="Write only what is read from the code.")
+def main(check: bool, quick: bool) -> None:
     """Write or check the generated parts of the documents."""
     if not check:
-        write()
+        write_from_the_code() if quick else write()
         return
     stale = is_stale()
     for name in stale:

@@ -1,6 +1,8 @@
 """Documents agree with the code: commands parse, generated parts are current, the worked example works."""
 
+import importlib
 import importlib.util
+import inspect
 import re
 import shlex
 import tomllib
@@ -66,17 +68,164 @@ def test_the_readme_has_the_two_commands_of_a_fresh_machine():
     assert all(len(block.strip().splitlines()) == 1 for block in blocks)
 
 
-def test_generated_parts_are_current():
+def test_make_setup_installs_as_the_readme_does():
+    rule = re.search(r"^setup:\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    command = " && ".join(line.strip() for line in rule[1].splitlines())
+    assert f"\n{command.replace('[dev]', '[test]')} && .venv/bin/pytest\n" in (ROOT / "README.md").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def builder():
+    """The script that writes the generated parts."""
     spec = importlib.util.spec_from_file_location("build_docs", ROOT / "scripts" / "build_docs.py")
-    builder = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(builder)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_parts_are_current(builder):
     assert builder.is_stale() == []
+
+
+def test_the_map_has_every_folder_of_code(builder):
+    folders = {file.parent for file in (ROOT / "vflsec").rglob("*.py")}
+    folders |= {ROOT / name for name in ("attacks", "defenses", "protocols")}
+    assert set(builder.packages(ROOT).values()) == folders
+
+
+def test_no_package_imports_a_plug_in(builder):
+    arrows = builder.by_layer(builder.imports(ROOT))
+    assert {target for targets in arrows.values() for target in targets}.isdisjoint(
+        {"attacks", "defenses", "protocols"}
+    )
+
+
+CODE = {  # an import of each form, and one cycle that needs a lazy import and one for type checkers
+    "pyproject.toml": (
+        '[tool.setuptools]\npackages = ["vflsec", "vflsec.core", "vflsec.nn", "vflsec.nn.losses", "vflsec.attacks"]\n'
+        '[tool.setuptools.package-dir]\n"vflsec.attacks" = "attacks"\n'
+    ),
+    "vflsec/__init__.py": '"""All."""\n',
+    "vflsec/api.py": "import os\nimport vflsec.nn.losses.mean\nfrom vflsec.core import a\n",
+    "vflsec/core/__init__.py": '"""Base.\n\nMore."""\n',
+    "vflsec/core/a.py": "from vflsec.core.b import name\n",
+    "vflsec/core/b.py": "def late():\n    from . import c\n",
+    "vflsec/core/c.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import Name\n",
+    "vflsec/nn/__init__.py": '"""Networks."""\n',
+    "vflsec/nn/losses/__init__.py": '"""Losses."""\n',
+    "vflsec/nn/losses/mean.py": "import vflsec.core.a\n",
+    "attacks/__init__.py": '"""Attacks."""\n',
+    "attacks/one.py": "from vflsec.nn.losses.mean import Mean\nfrom vflsec.core import name\n",
+}
+
+
+def test_arrows_and_cycles_of_known_code(builder, tmp_path):
+    for name, text in CODE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert builder.imports(tmp_path) == {
+        "vflsec": set(),
+        "vflsec.api": {"vflsec.nn.losses.mean", "vflsec.core.a"},
+        "vflsec.core": set(),
+        "vflsec.core.a": {"vflsec.core.b"},
+        "vflsec.core.b": {"vflsec.core.c"},
+        "vflsec.core.c": {"vflsec.core.a"},
+        "vflsec.nn": set(),
+        "vflsec.nn.losses": set(),
+        "vflsec.nn.losses.mean": {"vflsec.core.a"},
+        "vflsec.attacks": set(),
+        "vflsec.attacks.one": {"vflsec.nn.losses.mean", "vflsec.core"},
+    }
+    assert builder.picture(tmp_path).splitlines()[2:-1] == ["    api --> nn", "    attacks --> nn", "    nn --> core"]
+    assert builder.table_of_layers(tmp_path).splitlines()[2:] == [
+        "| `vflsec/core` | Base. | nothing |",
+        "| `vflsec/nn` | Networks. | `core` |",
+        "| `attacks` | Attacks. | `core`, `nn` |",
+    ]
+    (cycle,) = builder.cycles(builder.imports(tmp_path))
+    assert cycle == ["vflsec.core.a", "vflsec.core.b", "vflsec.core.c", "vflsec.core.a"]
+    assert "cycles: **1**" in builder.list_of_cycles(tmp_path)
+
+    (tmp_path / "vflsec/core/c.py").write_text("")
+    assert builder.list_of_cycles(tmp_path) == "Number of import cycles: **0**"
+    (tmp_path / "vflsec/core/c.py").write_text("def late():\n    import vflsec.api\n")
+    with pytest.raises(AssertionError, match="packages import each other"):
+        builder.picture(tmp_path)
+
+
+def test_cycles_are_counted_by_group(builder):
+    two = {"a": {"b"}, "b": {"a", "c"}, "c": {"d"}, "d": {"e", "c"}, "e": {"c"}, "f": {"a"}}
+    assert builder.cycles(two) == [["a", "b", "a"], ["c", "d", "c"]]
+    assert builder.cycles({"a": {"b"}, "b": set(), "c": {"b"}}) == []
 
 
 @pytest.mark.parametrize("kind", registry.PACKAGES)
 def test_every_registered_name_is_in_the_readme(kind):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in readme for name, entry in registry.entries(kind).items() if entry.origin == "built in")
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| an? ([\w ]+) \| `(\S+)` \| `(\S+)` \| `(\w+)` \| `(.*)` \|$", CONTRIBUTING, re.MULTILINE)
+
+
+def load(path):
+    """What the dotted ``path`` names."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def test_contributing_names_every_suite():
+    from vflsec.testing import conformance
+
+    assert sorted(suite for _, _, _, suite, _ in ROWS) == sorted(conformance.__all__)
+
+
+@pytest.mark.parametrize(("what", "base", "folder", "suite", "command"), ROWS)
+def test_contributing_names_base_class_and_suite_of_a_technique(what, base, folder, suite, command):
+    spec = importlib.util.spec_from_file_location("conformance", ROOT / "tests" / "testing" / "test_conformance.py")
+    tests = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tests)
+
+    program, path, _, expression = shlex.split(command)
+    assert program == ".venv/bin/pytest"
+    assert ROOT / path == Path(tests.__file__)
+    (chosen,) = [test for name, test in vars(tests).items() if name.startswith("Test") and expression in name]
+    assert issubclass(chosen, load(f"vflsec.testing.conformance.{suite}"))
+
+    kind = Path(folder).name
+    technique = registry.load(kind, expression.removeprefix(f"{suite}_"))
+    assert issubclass(technique, load(base)), what
+    assert Path(inspect.getfile(technique)).parent == ROOT / folder
+    assert load(f"{registry.PACKAGES[kind]}.CATALOGUE")
+
+
+@pytest.mark.parametrize(
+    ("title", "base"),
+    [
+        ("Attack", "vflsec.core.attack.Attack"),
+        ("Attack", "vflsec.core.sabotage.Sabotage"),
+        ("Defense", "vflsec.core.defense.Defense"),
+        ("Method", "vflsec.core.method.Method"),
+        ("Method", "vflsec.methods.split_method.SplitMethod"),
+        ("Protocol", "vflsec.core.protocol.Protocol"),
+        ("Protocol", "vflsec.core.protocol.Boundary"),
+        ("Protocol", "vflsec.core.protocol.Averaging"),
+    ],
+)
+def test_contributing_names_all_that_a_base_class_asks_for(title, base):
+    (section,) = re.findall(rf"^### {title}\n(.*?)^##", CONTRIBUTING, re.DOTALL | re.MULTILINE)
+    declared = {name for parent in load(base).__mro__ for name in inspect.get_annotations(parent)}
+    unset = {name for name in declared if not hasattr(load(base), name)}
+    missing = {name for name in unset | load(base).__abstractmethods__ if f"`{name}`" not in section}
+    assert not missing
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`(vflsec\.[a-z_.]+(?:[A-Z]\w*)?)`", CONTRIBUTING))))
+def test_contributing_names_what_exists(path):
+    module = path if path.rpartition(".")[2].islower() else path.rpartition(".")[0]
+    assert importlib.import_module(module)
+    assert module == path or load(path)
 
 
 def write_example(path):

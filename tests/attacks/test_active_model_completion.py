@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from vflsec.attacks.active_model_completion import ActiveModelCompletion
 
+from vflsec.attacks.active_model_completion import ActiveModelCompletion
 from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.methods.fedsplitnn import FedSplitNN

@@ -7,9 +7,9 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression as Classifier
 from sklearn.model_selection import StratifiedKFold
+
 from vflsec.attacks.attribute import AttributeInference, searched
 from vflsec.attacks.logistic import PENALTIES
-
 from vflsec.core import metrics
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind, Message

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from vflsec.attacks.backdoor import Backdoor
 
+from vflsec.attacks.backdoor import Backdoor
 from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.metrics import METRICS

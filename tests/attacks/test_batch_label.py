@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+
 from vflsec.attacks.batch_label import BatchLabel, last_layers, summed
 from vflsec.attacks.replay import Replay
-
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import ModelSpec, TrainSpec

@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy.stats import norm
 from torch import nn
-from vflsec.attacks.fusion import AttributeFusion, ColumnFusion, Fusion
 
+from vflsec.attacks.fusion import AttributeFusion, ColumnFusion, Fusion
 from vflsec.core import metrics
 from vflsec.core.message import Kind, Message
 from vflsec.core.sources import sources

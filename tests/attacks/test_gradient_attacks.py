@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+
 from vflsec.attacks.averaging import Averaging
 from vflsec.attacks.cluster import Cluster
 from vflsec.attacks.direct import Direct
@@ -15,14 +16,13 @@ from vflsec.attacks.norm import Norm
 from vflsec.attacks.rank_one import RankOne
 from vflsec.attacks.spectral import Spectral
 from vflsec.attacks.spectral_embedding import SpectralEmbedding
-from vflsec.defenses.iso import IsotropicNoise
-from vflsec.defenses.phe import EncryptedBoundary
-
 from vflsec.core import metrics
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.view import View
+from vflsec.defenses.iso import IsotropicNoise
+from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.evaluation.adversary import draw_auxiliary, view_of
 from vflsec.evaluation.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN

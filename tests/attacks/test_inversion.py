@@ -7,11 +7,11 @@ import pytest
 import torch
 from sklearn.linear_model import Ridge, RidgeCV
 from torch import nn
+
 from vflsec.attacks.grn import GenerativeRegressionNetwork, within
 from vflsec.attacks.imputation import ENOUGH, PENALTIES, Imputation, missed, on_simplex
 from vflsec.attacks.inversion_blackbox import BlackBoxInversion
 from vflsec.attacks.inversion_whitebox import WhiteBoxInversion
-
 from vflsec.core import metrics
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.layout import Column, Layout

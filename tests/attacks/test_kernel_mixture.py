@@ -5,6 +5,7 @@ import pytest
 import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
+
 from vflsec.attacks.kernel_mixture import NOISE, Kernel, Mixture, standardized
 
 N, KNOWN = 60, 25

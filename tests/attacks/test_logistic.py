@@ -3,8 +3,8 @@
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression as Classifier
-from vflsec.attacks.logistic import PENALTIES, LogisticRegression
 
+from vflsec.attacks.logistic import PENALTIES, LogisticRegression
 from vflsec.core.seeds import generator
 from vflsec.core.view import Need, View
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from vflsec.attacks.membership import MembershipInference, _of_embeddings, _of_predictions
 
+from vflsec.attacks.membership import MembershipInference, _of_embeddings, _of_predictions
 from vflsec.core import metrics
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.method import ModelSpec, TrainSpec

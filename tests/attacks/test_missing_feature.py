@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from vflsec.attacks.missing_feature import MissingFeature
 
+from vflsec.attacks.missing_feature import MissingFeature
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import ModelSpec, TrainSpec

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+
 from vflsec.attacks import model_completion
 from vflsec.attacks.model_completion import (
     BUDGETS,
@@ -18,7 +19,6 @@ from vflsec.attacks.model_completion import (
     slope,
     still_falling,
 )
-
 from vflsec.core.errors import UsageError
 from vflsec.core.seeds import generator
 from vflsec.core.view import View

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from vflsec.attacks.model_recovery import ModelRecovery
 
+from vflsec.attacks.model_recovery import ModelRecovery
 from vflsec.core import registry
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Transcript

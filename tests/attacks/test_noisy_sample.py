@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from vflsec.attacks.noisy_sample import NoisySample
 
+from vflsec.attacks.noisy_sample import NoisySample
 from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.protocol import Step

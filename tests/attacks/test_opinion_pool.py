@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from vflsec.attacks.opinion_pool import Forest, Opinion, pooled
 
 N, KNOWN = 2000, 60

@@ -6,9 +6,9 @@ import pytest
 import torch
 from scipy.optimize import nnls
 from torch.nn import functional as F
+
 from vflsec.attacks import replay
 from vflsec.attacks.replay import Head, Replay, explained
-
 from vflsec.core import metrics
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind, Message, Transcript

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from vflsec.attacks.residual import Residual, span, unsummed
 
+from vflsec.attacks.residual import Residual, span, unsummed
 from vflsec.core import metrics
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Message

@@ -8,10 +8,10 @@ import torch
 from scipy.stats import norm
 from sklearn.ensemble import ExtraTreesClassifier
 from torch.nn import functional as F
+
 from vflsec.attacks.fusion import Fusion
 from vflsec.attacks.self_training import ForestTraining, SelfTraining, _log_density
 from vflsec.attacks.trees import Trees
-
 from vflsec.core import metrics
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View

@@ -111,3 +111,10 @@ def test_mistakes_are_one_line(recorded, tmp_path):
         assert said in result.stderr
         assert "Traceback" not in result.stderr
         assert len(result.stderr.strip().splitlines()[-1:]) == 1
+
+
+@pytest.mark.parametrize("limit", ["2", "-0.1"])
+def test_a_limit_outside_0_and_1_is_refused(recorded, limit):
+    result = run(recorded[0], "--max-leak", f"forward-passes={limit}")
+    assert result.exit_code == 2
+    assert "expected a limit for forward-passes from 0 to 1" in result.stderr

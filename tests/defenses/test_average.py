@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from vflsec.defenses.average import GroupAverage
 
 from vflsec.core.defense import Release
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.seeds import generator
+from vflsec.defenses.average import GroupAverage
 
 
 def averaged(g, strength, release, seed=0):

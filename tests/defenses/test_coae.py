@@ -7,8 +7,6 @@ from itertools import permutations
 import pytest
 import torch
 from torch.nn import functional as F
-from vflsec.defenses.coae import ConfusionalAutoencoder
-from vflsec.defenses.label_dp import LabelDP
 
 from vflsec.core.errors import Diverged
 from vflsec.core.method import ModelSpec, TrainSpec, load_states
@@ -16,6 +14,8 @@ from vflsec.core.metrics import accuracy
 from vflsec.core.party import Party
 from vflsec.core.seeds import drawing, generator
 from vflsec.core.stack import DefenseStack
+from vflsec.defenses.coae import ConfusionalAutoencoder
+from vflsec.defenses.label_dp import LabelDP
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.worlds import toy_world
 

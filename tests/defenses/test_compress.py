@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vflsec.defenses.compress import Compression
 
 from vflsec.core.errors import UsageError
+from vflsec.defenses.compress import Compression
 
 
 def compressed(g, strength):

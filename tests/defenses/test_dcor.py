@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import pdist, squareform
 from sklearn.metrics import roc_auc_score
+
 from vflsec.defenses.dcor import DistanceCorrelation, log_distance_correlation
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vflsec.defenses.discrete import Discretisation
 
 from vflsec.core.errors import UsageError
+from vflsec.defenses.discrete import Discretisation
 
 
 def rounded(g, strength, **options):

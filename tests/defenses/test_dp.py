@@ -8,14 +8,14 @@ import pytest
 import torch
 from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy import stats
-from vflsec.defenses.gaussian_dp import ORDERS, GaussianDP, epsilon, noise_multiplier
-from vflsec.defenses.label_dp import LabelDP
-from vflsec.defenses.laplace_dp import LaplaceDP
 
 from vflsec.core.defense import Release
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.seeds import generator
+from vflsec.defenses.gaussian_dp import ORDERS, GaussianDP, epsilon, noise_multiplier
+from vflsec.defenses.label_dp import LabelDP
+from vflsec.defenses.laplace_dp import LaplaceDP
 from vflsec.evaluation.spec import parse_defense
 from vflsec.testing.epsilon import Game, at_least, either_label, gaussian, labels_by_their_gradients, opposite_rows
 

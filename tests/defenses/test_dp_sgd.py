@@ -8,14 +8,14 @@ import torch
 from scipy import stats
 from torch import nn
 from torch.nn import functional as F
-from vflsec.defenses.dp_sgd import DPSGD
-from vflsec.defenses.gaussian_dp import ORDERS
 
 import vflsec
 from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.seeds import generator
 from vflsec.data.partition import DataSpec
+from vflsec.defenses.dp_sgd import DPSGD
+from vflsec.defenses.gaussian_dp import ORDERS
 from vflsec.evaluation.plan import Cell
 from vflsec.evaluation.privacy import spent
 from vflsec.evaluation.spec import AttackSpec, parse_defense

@@ -4,9 +4,9 @@ import pytest
 import torch
 from scipy import stats
 from torch.nn import functional as F
-from vflsec.defenses.fedpass import Passports
 
 from vflsec.core.seeds import drawing, generator
+from vflsec.defenses.fedpass import Passports
 
 
 def prepared(strength=2.0, *, senders=("passive_1",), width=4, seed=0):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from torch.nn import functional as F
-from vflsec.defenses.kd_k import DistilledGroups
 
 from vflsec.core.errors import UsageError
 from vflsec.core.seeds import generator
+from vflsec.defenses.kd_k import DistilledGroups
 
 
 def softened(y, strength, *, k=None, classes=4, features=None, seed=0):

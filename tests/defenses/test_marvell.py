@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import optimize, stats
-from vflsec.defenses.marvell import Marvell, moments, solve
 
 from vflsec.core.defense import Release
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.seeds import generator
+from vflsec.defenses.marvell import Marvell, moments, solve
 from vflsec.evaluation import engine
 from vflsec.evaluation import spec as specs
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from scipy import stats
-from vflsec.defenses.max_norm import MaxNorm
 
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
 from vflsec.core.seeds import generator
+from vflsec.defenses.max_norm import MaxNorm
 
 
 def noised(g, strength=1.0, seed=0):

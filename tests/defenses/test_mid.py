@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
-from vflsec.defenses.mid import InformationBottleneck, divergence
 
 from vflsec.core.seeds import drawing, generator
+from vflsec.defenses.mid import InformationBottleneck, divergence
 
 
 def prepared(strength=1.0, *, senders=("passive_1",), width=3, seed=0):

@@ -5,11 +5,11 @@ import pytest
 import torch
 from scipy import stats
 from torch.nn import functional as F
-from vflsec.defenses.mixup import Mixup
 
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.party import Party
 from vflsec.core.seeds import generator
+from vflsec.defenses.mixup import Mixup
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.worlds import toy_world
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from scipy import stats
-from vflsec.defenses.perp import PerpendicularNoise
 
 from vflsec.core.defense import Release
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.seeds import generator
+from vflsec.defenses.perp import PerpendicularNoise
 
 
 def noised(g, strength=1.0, seed=0, **options):

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from vflsec.defenses.laplace_dp import LaplaceDP
 
 import vflsec
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind, ReleaseCount
 from vflsec.core.method import ModelSpec, PretrainSpec, Trained, TrainSpec
 from vflsec.data.partition import DataSpec
+from vflsec.defenses.laplace_dp import LaplaceDP
 from vflsec.evaluation import training
 from vflsec.evaluation.plan import Cell
 from vflsec.evaluation.privacy import most_of_one_row, spent

@@ -7,14 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
-from vflsec.defenses.iso import IsotropicNoise
-from vflsec.defenses.mixup import Mixup
 
 from vflsec.core.defense import Defense
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import Kind, Route
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
+from vflsec.defenses.iso import IsotropicNoise
+from vflsec.defenses.mixup import Mixup
 from vflsec.methods.fedcvt import (
     UNKNOWN,
     FedCVT,

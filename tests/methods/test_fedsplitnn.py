@@ -7,8 +7,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
-from vflsec.defenses.iso import IsotropicNoise
-from vflsec.protocols.plain import PlainBoundary
 
 from vflsec.core import registry
 from vflsec.core.attack import Attack
@@ -20,8 +18,10 @@ from vflsec.core.party import Party
 from vflsec.core.sabotage import Sabotage
 from vflsec.core.seeds import generator
 from vflsec.data.partition import DataSpec
+from vflsec.defenses.iso import IsotropicNoise
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.split_training import SplitTraining
+from vflsec.protocols.plain import PlainBoundary
 from vflsec.testing.worlds import toy_world
 
 VALIDATION = DataSpec(validation=0.25)

@@ -7,9 +7,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from vflsec.defenses.iso import IsotropicNoise
-from vflsec.defenses.label_dp import LabelDP
-from vflsec.defenses.phe import EncryptedBoundary
 
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
@@ -19,6 +16,9 @@ from vflsec.core.message import Kind, Transcript
 from vflsec.core.method import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.protocol import Boundary
 from vflsec.core.seeds import drawing, generator
+from vflsec.defenses.iso import IsotropicNoise
+from vflsec.defenses.label_dp import LabelDP
+from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.evaluation import spec as specs
 from vflsec.evaluation import training
 from vflsec.evaluation.plan import training_cell

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from vflsec.defenses.phe import EncryptedBoundary
 
 from vflsec.audit.audit import Truth
 from vflsec.audit.delta_chain import DeltaChain
@@ -13,6 +12,7 @@ from vflsec.audit.wire import Wire
 from vflsec.cli import cli
 from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, PretrainSpec, Trained, TrainSpec
+from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.prada import PrADA
 from vflsec.methods.vertical_lr import VerticalLogisticRegression

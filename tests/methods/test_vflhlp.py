@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from vflsec.defenses.iso import IsotropicNoise
 
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
@@ -17,6 +16,7 @@ from vflsec.core.metrics import auc
 from vflsec.core.protocol import Step
 from vflsec.core.seeds import generator
 from vflsec.data.partition import DataSpec
+from vflsec.defenses.iso import IsotropicNoise
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.local import Local
 from vflsec.methods.scarf_ssl import ScarfSSL, own_rows

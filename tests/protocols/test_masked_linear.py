@@ -7,24 +7,24 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest, norm
-from vflsec.defenses.dp_sgd import DPSGD
-from vflsec.defenses.iso import IsotropicNoise
-from vflsec.defenses.label_dp import LabelDP
-from vflsec.defenses.phe import EncryptedBoundary
-from vflsec.protocols.masked_plain import PlainMaskedBoundary, Sealed
-from vflsec.protocols.paillier import PaillierBoundary
 
 from vflsec.core import registry
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import ModelSpec, TrainSpec, load_states
 from vflsec.core.protocol import Step
+from vflsec.defenses.dp_sgd import DPSGD
+from vflsec.defenses.iso import IsotropicNoise
+from vflsec.defenses.label_dp import LabelDP
+from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.methods.fedcvt import FedCVT
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.ss_vfl_i import SSVFLIndependent
 from vflsec.methods.vertical_lr import VerticalLogisticRegression
 from vflsec.nn.top import SharedTop, Top
 from vflsec.paillier.layout import CipherSpec
+from vflsec.protocols.masked_plain import PlainMaskedBoundary, Sealed
+from vflsec.protocols.paillier import PaillierBoundary
 from vflsec.testing.worlds import toy_world
 
 MODEL = ModelSpec(bottom=(6,), cut=3)

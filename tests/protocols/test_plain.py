@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from vflsec.defenses.iso import IsotropicNoise
-from vflsec.protocols.plain import PlainBoundary
 
 from vflsec.core.message import Kind, Route
 from vflsec.core.protocol import Step
+from vflsec.defenses.iso import IsotropicNoise
+from vflsec.protocols.plain import PlainBoundary
 
 ROWS = torch.tensor([4, 2, 7])
 

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import socket
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -11,14 +12,19 @@ import numpy as np
 import pytest
 from remote_pair import HERE, killed_at_a_state, make_job, owns, run_both, session, work
 
-from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, UsageError, VflsecError
+from vflsec.audit.forward_passes import ForwardPasses
+from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
 from vflsec.paillier.key_holder import KeyHolder
 from vflsec.paillier.label_holder import LabelHolder
 from vflsec.paillier.messages import EncryptedDelta, Scores
+from vflsec.paillier.recording import Recording
 from vflsec.remote.feature_side import FeatureSide
 from vflsec.remote.label_side import LabelSide
+from vflsec.remote.messages import Done
 from vflsec.remote.session import Talk
+from vflsec.remote.side import Schedule
 from vflsec.remote.snapshots import Journal
+from vflsec.remote.wire import Wire
 
 JOB = make_job(momentum=0.5, epochs=3)  # six batches, two an epoch
 OWN = owns(JOB)
@@ -385,3 +391,84 @@ def test_a_small_key_is_warned_of_on_both_sides(keys, tmp_path):
     run_both(keys, JOB, OWN, tmp_path, each={role: {"tell": lines.append} for role, lines in told.items()})
     for lines in told.values():
         assert lines == ["a key of 1024 bits protects nothing that matters: take bits = 2048 or more"]
+
+
+# Counting answers ----------------------------------------------------------------------------------------------------
+
+
+def passes_read(answers):
+    """How often p has read each sample, by the scores that it got of each batch."""
+    schedule, found = Schedule(JOB, len(OWN["C"].ids["train"])), Counter()
+    for step, times in answers.items():
+        if step < len(schedule):
+            found.update(dict.fromkeys(schedule[step].rows.tolist(), times))
+    return found
+
+
+@pytest.mark.parametrize("batch", [0, 3, 6])
+@pytest.mark.parametrize("times", [2, 100])
+def test_the_recording_counts_answers_to_a_batch_that_is_never_done(keys, tmp_path, batch, times):
+    """C refuses the fifth, and there the recording ends."""
+    answers, _, _ = asks_again(keys, tmp_path, batch, times=times, record=tmp_path / "C.recording")
+    recorded = {step.number: int(step.notes["answers"][0]) for step in Recording(tmp_path / "C.recording").steps()}
+    assert recorded == answers
+
+
+def test_answers_before_a_return_to_an_older_state_are_counted(keys, tmp_path):
+    """Both go back from batch 5 to batch 2, and p stops there: what C answered beyond has been read all the same."""
+    answers, receive, path = Counter(), Talk.receive, tmp_path / "C.recording"
+
+    def stops_at(batch):
+        def stops(talk, expected):
+            message = receive(talk, expected)
+            if expected is Scores:
+                answers[talk._step] += 1
+                if talk._step == batch:
+                    raise PeerRefused("p stops")
+            return message
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Talk, "receive", stops)
+            run_both(keys, JOB, OWN, tmp_path, each={"C": {"record": path}})
+
+    stops_at(5)
+    for state in sorted((tmp_path / "p").glob("state-*"))[-2:]:
+        state.write_bytes(b"x")
+    stops_at(2)
+    assert max(answers) == 5
+    assert answers[2] == 2
+    layout = Recording(path).header.layout
+    most = max(passes_read(answers).values())
+    (figure,) = ForwardPasses()(Recording(path)).figures
+    assert figure.value == min(1, most * layout.outputs / layout.width)
+    _, _, errors = run_both(keys, JOB, OWN, tmp_path, each={"C": {"record": path}})
+    assert not errors
+    ended = {step.number: int(step.notes["answers"][0]) for step in Recording(path).steps()}
+    assert ended == {step: answers[step] + 1 - (step in (0, 1)) for step in ended}
+
+
+def test_a_break_before_the_farewell_leaves_the_recording_whole(keys, tmp_path):
+    send, broken = Wire.send, []
+
+    def breaks(wire, message, step=0):
+        if isinstance(message, Done) and not broken:
+            broken.append(True)
+            raise PeerLost("the line breaks")
+        return send(wire, message, step)
+
+    paths = {role: tmp_path / f"{role}.recording" for role in OWN}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Wire, "send", breaks)
+        _, _, errors = run_both(keys, JOB, OWN, tmp_path, each={role: {"record": path} for role, path in paths.items()})
+    assert broken
+    assert not errors
+    tested = {role: [s.number for s in Recording(path).steps() if s.rate is None] for role, path in paths.items()}
+    assert tested["C"] == tested["p"] == [6]
+
+
+@pytest.mark.parametrize("name", ["missing/C.recording", "folder"])
+def test_a_recording_that_cannot_be_written_is_noticed_before_anybody_connects(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    alone = session("C", JOB, OWN["C"], tmp_path / "C", link=None, record=tmp_path / name)
+    with pytest.raises(StoreError, match="cannot write the recording"):
+        alone.finish()

@@ -6,7 +6,6 @@ from unittest import SkipTest
 import numpy as np
 import pytest
 import torch
-from vflsec.protocols.plain import PlainBoundary
 
 from vflsec.core import registry
 from vflsec.core.attack import Attack
@@ -16,6 +15,7 @@ from vflsec.core.method import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.sabotage import Sabotage
 from vflsec.core.view import Guess, Need
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.protocols.plain import PlainBoundary
 from vflsec.testing.conformance import (
     AttackConformance,
     DefenseConformance,

@@ -1,1 +1,1 @@
-"""Audits of what somebody else made: recordings of a protocol."""
+"""Audits of recordings: what a role of a protocol can read out of its own messages."""

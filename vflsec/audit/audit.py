@@ -32,7 +32,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
             well what was recovered agrees with all that was seen.
         value: between chance and 1.
         chance: what a guess without the recording reaches.
-        ci95: its 95 % interval over rows; None where it is a single fact.
+        ci95: its 95 % interval over rows, or over draws of the rows that are known; None where it is a single fact.
         n: how many values it is of.
     """
 

@@ -46,7 +46,7 @@ class ScoreDecoding(Audit):
             raise InsufficientView("expected scores with the rows that they are of, got none")
         steps = max(groups.values(), key=lambda one: sum(len(notes["rows"]) for notes in one.values()))
         found = (
-            "C's features by trying their values; what p knows of them comes from the truth. It takes "
+            "C's features, by trying their values; the known rows are taken from --truth. It takes "
             f"6 rows for each feature under the same weights, and at most {TRIED:,} combinations of values"
         )
         return Recovered(found, steps)

@@ -13,7 +13,7 @@ from vflsec.paillier.recording import Recording
 class ScoreRegression(Audit):
     """p regresses C's features on the scores: where features depend on each other, one score tells much of all.
 
-    Of each sample p has the scores of its last pass and their mean over all passes. A ridge regression
+    Of each sample p has the scores of its last pass, their squares, and the mean over all passes. A ridge regression
     on three samples for each feature, which p is taken to know, predicts the features of all others. It needs no second
     pass: training itself turns the embedding's main direction towards the weights.
 
@@ -35,7 +35,7 @@ class ScoreRegression(Audit):
         }
         if not steps:
             raise InsufficientView("expected scores with the rows that they are of, got none")
-        return Recovered("C's features by regression on scores; what p knows of them comes from the truth", steps)
+        return Recovered("C's features, predicted from the scores; the known rows are taken from --truth", steps)
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
         """Return R2 of the features, as C had them at each sample's last pass, of samples that p does not know."""
@@ -55,4 +55,5 @@ class ScoreRegression(Audit):
             return ()
         z, mean = np.array([last[row][0] for row in last]), np.array([sums[row] / counts[row] for row in last])
         z, mean = (one / max(float(one.std()), 1e-12) for one in (z, mean))
-        return figures.with_known_rows("features", np.hstack([z, mean]), np.array([mu for _, mu in last.values()]))
+        mu = np.array([features for _, features in last.values()])
+        return figures.with_known_rows("features", np.hstack([z, mean, z**2]), mu)

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vflsec.audit.audit import Figure
+from vflsec.audit.audit import Figure, Finding
 from vflsec.audit.run import Verdict
 
 _MEASURES = {"auc": "AUC", "r2": "R²", "share": "share"}
@@ -31,7 +31,7 @@ def rich(verdict: Verdict) -> RenderableType:
             finding.reads,
             "\n".join(map(_recovered, finding.figures)) or "–",
             "\n".join(_number(figure.chance) for figure in finding.figures) or "–",
-            "not measured" if finding.verdict == "unmeasured" else finding.verdict,
+            _verdict(finding),
             finding.mitigation if finding.verdict != "holds" else "",
         )
     parts: list[RenderableType] = [Text(f"recording of role {verdict.role} · {verdict.steps} steps · {scored}"), table]
@@ -43,6 +43,12 @@ def rich(verdict: Verdict) -> RenderableType:
         line = gate_line(gate.gate, gate.limit, gate.worst, gate.holds, scored=verdict.scored)
         parts.append(Text(line + (f"; not measured: {untested[gate.at]}" if untested[gate.at] else "")))
     return Group(*parts)
+
+
+def _verdict(finding: Finding) -> str:
+    if finding.verdict == "holds" and finding.unmeasured:
+        return "holds in part"
+    return "not measured" if finding.verdict == "unmeasured" else finding.verdict
 
 
 def gate_line(name: str, limit: float, worst: float | None, holds: bool | None, *, scored: bool) -> str:

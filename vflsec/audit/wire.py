@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Figure, Recovered, Truth
+from vflsec.core.checks import count
 from vflsec.core.errors import DataError, InsufficientView
 from vflsec.paillier.codec import cut
 from vflsec.paillier.layout import Layout
@@ -30,7 +31,7 @@ COMPUTED = 4
 WIDEST = 34
 """Bits of the largest exponent that is searched, in 2^(bits / 2) multiplications."""
 
-ANSWERS = ("MaskedScores", "EncryptedDelta")
+ANSWERS = ("MaskedScores", "MaskedGradient", "EncryptedDelta")
 """Kinds of messages whose re-randomisation is tested."""
 
 
@@ -46,9 +47,10 @@ class Wire(Audit):
       re-randomised, and C, who chose the randomisers, can read the exponents off them. Under subgroup keys all symbols
       are 1, and so is every other character of small order, as the group's order has no small factor: the symbols then
       say nothing.
-    * Known or small exponents, under any key: p's own recording has the weights that made its masked scores, so that
-      the bare product is computed and compared. A row of delta^C of one output is a power of one ciphertext; its
-      exponent, a loss gradient of some 24 bits, is searched by baby steps and giant steps.
+    * Known or small exponents, under any key: p's own recording has the weights that made its masked scores, and the
+      loss gradients that made its masked gradients, so that the bare product is computed and compared. A row of
+      delta^C of one output is a power of one ciphertext; its exponent, a loss gradient of some 24 bits, is searched by
+      baby steps and giant steps.
 
     What it finds is certain but for odds of 2^-40; what it does not find may still be there. It says which kinds of
     answers could not be tested.
@@ -84,14 +86,14 @@ class Wire(Audit):
                 if len(content.exponents) and message.direction == from_p:
                     steps.setdefault(step.number, {})[content.kind] = content.exponents
             parity.read(contents, n)
-            powers.read(contents, step.notes.get("share") if recording.header.role == "p" else None)
+            powers.read(contents, step.notes if recording.header.role == "p" else {})
         if not messages:
             raise InsufficientView("expected messages, got a recording of notes only")
         for kind in sorted({*parity.bare, *powers.bare}):
             faults[f"{kind} not re-randomised"] = parity.answers[kind]
             bad = min(messages, bad + parity.answers[kind])
-        text = "; ".join(f"{fault}: {count} messages" for fault, count in sorted(faults.items())) or "no fault"
-        text += f"; of {messages}"
+        text = "; ".join(f"{fault}: {count(n_bad, 'message')}" for fault, n_bad in sorted(faults.items()))
+        text = f"{text}; of {messages} in all" if faults else f"no fault in {count(messages, 'message')}"
         unmeasured = []
         for kind in (kind for kind in ANSWERS if parity.answers[kind]):
             if ways := _ways(kind, parity, powers):
@@ -188,7 +190,7 @@ class _Parity:
 
     def bits(self, kind: str) -> int:
         """Return how many bits of this kind have been compared; 0 where all symbols are 1."""
-        counts = (count for tests in (self._agreed, self._refuted) for test, count in tests.items() if test[0] == kind)
+        counts = (n for tests in (self._agreed, self._refuted) for test, n in tests.items() if test[0] == kind)
         return sum(counts) if self.varies else 0
 
     def read(self, contents: Sequence[_Content], n: int) -> None:
@@ -244,8 +246,9 @@ class _Powers:
         self.tested: Counter[str] = Counter()
         self.bare: set[str] = set()
 
-    def read(self, contents: Sequence[_Content], share: NDArray[Any] | None) -> None:
-        """Test the first answers of one step; ``share`` (g, C) is p's, in units of 2^-64, None in C's recording."""
+    def read(self, contents: Sequence[_Content], notes: Mapping[str, NDArray[Any]]) -> None:
+        """Test the first answers of one step; ``notes`` are p's, none in C's recording."""
+        share, delta = notes.get("share"), notes.get("delta")  # (g, C) in units of 2^-64; (B, C)
         by_kind = {content.kind: content for content in contents}
         layout = self.layout
         asked, answered = _ciphers(by_kind, "Features", "columns"), _ciphers(by_kind, "MaskedScores", "ciphers")
@@ -253,6 +256,11 @@ class _Powers:
             unit = 64 - layout.weight_precision
             exponents = [(int(w) + (1 << unit - 1) >> unit) % (1 << layout.ring) for w in share[:, 0]]
             self._note("MaskedScores", lambda: self._product(asked, exponents) == answered[0] % self.n)
+        asked, answered = _ciphers(by_kind, "Features", "packs"), _ciphers(by_kind, "MaskedGradient", "ciphers")
+        if delta is not None and len(delta) and asked and answered:
+            every = min(len(delta), layout.gradients.rows)  # the first ciphertext sums the first row of each pack
+            units = np.rint(np.ldexp(delta[::every, 0], layout.delta_precision)).astype(np.int64).tolist()
+            self._note("MaskedGradient", lambda: self._product(asked, units) == answered[0] % self.n)
         asked, answered = _ciphers(by_kind, "NoisedGradient", "share"), _ciphers(by_kind, "EncryptedDelta", "ciphers")
         bits = layout.delta_precision + layout.delta_bits + 1
         rank = by_kind["EncryptedDelta"].rank if answered else 0
@@ -299,11 +307,13 @@ def _ciphers(by_kind: Mapping[str, _Content], kind: str, name: str) -> Sequence[
 def _ways(kind: str, parity: _Parity, powers: _Powers) -> str:
     """Return how the re-randomisation of one kind of message was tested; empty where it was not."""
     ways = [f"{bits} bits"] if (bits := parity.bits(kind)) >= SURPLUS else []
-    ways += [f"{count} products"] if (count := powers.tested[kind]) else []
+    ways += [count(tested, "product")] if (tested := powers.tested[kind]) else []
     return " and ".join(ways)
 
 
 def _why_not(kind: str, parity: _Parity) -> str:
+    if kind == "MaskedGradient":
+        return "it takes the loss gradients, which p's recording has"
     if not parity.varies:
         return "all Jacobi symbols are 1, as under subgroup keys"
-    return f"{parity.bits(kind)} bits could be compared, and {SURPLUS} are needed"
+    return f"{count(parity.bits(kind), 'bit')} could be compared, and {SURPLUS} are needed"

@@ -1,4 +1,4 @@
-"""The command line. Commands are imported when they run: help and lists load no torch."""
+"""The command line; commands are imported when they run."""
 
 from __future__ import annotations
 

@@ -19,7 +19,12 @@ from vflsec.cli.options import several
     help="The other role's recording of the same run: it says how much of what was recovered is true.",
 )
 @click.option("--audit", "names", multiple=True, help="Run these alone; repeat or list.  [default: all of the role]")
-@click.option("--max-leak", multiple=True, metavar="NAME=X", help="Fail (exit 1) if more may be recovered; repeat.")
+@click.option(
+    "--max-leak",
+    multiple=True,
+    metavar="NAME=X",
+    help="Fail (exit 1) if more may be recovered, where 1 is everything; repeat.",
+)
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(recording: Path, truth: Path | None, names: tuple[str, ...], max_leak: tuple[str, ...], form: str) -> None:
     """Audit what one role of a protocol saw: run every attack that it could mount on its own recording.
@@ -37,6 +42,9 @@ def command(recording: Path, truth: Path | None, names: tuple[str, ...], max_lea
     from vflsec.paillier.recording import Recording
 
     limit = leak_limits(max_leak)
+    for name, value in limit.items():
+        if not 0 <= value <= 1:
+            raise click.BadParameter(f"expected a limit for {name} from 0 to 1, got {value:g}", param_hint="--max-leak")
     read = Recording(recording)
     both = Truth(read, Recording(truth)) if truth else None
     chosen = several(names)

@@ -1,1 +1,1 @@
-"""What every part of vflsec stands on; it imports no plug-in."""
+"""Base classes, messages, views and the registry; imports no plug-in."""

@@ -1,1 +1,1 @@
-"""From settings to records to a curve."""
+"""Experiments: settings, plan, runner, store, scores and summary."""

@@ -1,1 +1,1 @@
-"""Building blocks of networks."""
+"""Building blocks of networks: encoders, heads and batches."""

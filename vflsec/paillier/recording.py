@@ -39,6 +39,7 @@ LARGEST_FRAME = 1 << 28
 NOTES: Mapping[str, int] = {
     "rows": 1,  # (B,) which samples the batch has, so that a sample is known again
     "answers": 1,  # C: (1,) how often it has answered this batch with scores, the steps that did not count included
+    "answers_beyond": 2,  # C: (m, 2) samples of later batches, done before a return to this one, and how often answered
     "share": 2,  # (g, C) the role's share of W at the step's start, integers in units of 2^-64; W is the sum of both
     "mu": 2,  # C: (B, g) its features, as rounded
     "masked_scores": 2,  # C: (B, C) integers, what it decrypts; needed only where no Scores message has them
@@ -188,6 +189,9 @@ class Recorder:
         UsageError: the file exists, or cannot be made.
     """
 
+    _cut: int | None = None
+    """The byte at which the steps start that do not count."""
+
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
         with _writing(path):
@@ -197,7 +201,7 @@ class Recorder:
 
     @classmethod
     def resume(cls, path: Path, header: Header, step: int) -> Self:
-        """Go on with a recording whose steps from ``step`` on did not count; they are cut off.
+        """Go on with a recording whose steps from ``step`` on did not count; the next ``begin`` cuts them off.
 
         Raises:
             UsageError: the recording is of another run, or cannot be written.
@@ -209,13 +213,17 @@ class Recorder:
         end = recording.end(step)
         made = cls.__new__(cls)
         made.path = path
+        made._cut = end
         with _writing(path):
-            os.truncate(path, end)
             made._file = path.open("ab")
         return made
 
     def begin(self, step: int, *, rate: float | None) -> None:
         """Start a step; ``rate`` is its learning rate, None for inference."""
+        if self._cut is not None:
+            with _writing(self.path):
+                os.truncate(self.path, self._cut)
+            self._cut = None
         self._write(Begin(step, rate))
 
     def message(self, direction: Direction, message: msgspec.Struct) -> None:
@@ -247,6 +255,15 @@ class Recorder:
         with _writing(self.path):
             self._file.write(_head(body) + body)
             self._file.flush()
+
+
+def expect_writable(path: Path) -> None:
+    """Raise UsageError unless a recording can be begun, or gone on with, in ``path``."""
+    new = not path.exists()
+    with _writing(path):
+        path.open("ab").close()
+        if new:
+            path.unlink()
 
 
 class Recording:

@@ -1,1 +1,1 @@
-"""Two companies, two processes: the encrypted linear layer over TCP with mutual TLS."""
+"""The encrypted linear layer between two processes, over TCP with mutual TLS."""

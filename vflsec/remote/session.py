@@ -16,8 +16,8 @@ from safetensors.numpy import save
 
 from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
 from vflsec.paillier.keys import Keys
-from vflsec.paillier.messages import EncryptedDelta, NoisedGradient, Scores
-from vflsec.paillier.recording import Header, Recorder
+from vflsec.paillier.messages import EncryptedDelta, MaskedScores, NoisedGradient
+from vflsec.paillier.recording import Header, Recorder, expect_writable
 from vflsec.remote.feature_side import FeatureSide, key_from, key_numbers
 from vflsec.remote.hello import Hello, agree
 from vflsec.remote.job import Job
@@ -87,7 +87,8 @@ class Talk:
         wire: the connection.
         step: number of the batch.
         recorder: of what we see by right, or None.
-        answer: called with the number of the batch before C's scores or p's delta^C leave; may refuse to let them.
+        answer: called with the number of the batch when C is asked for scores, and before p's delta^C leaves; returns
+            how often the batch has been answered, this time included, or refuses.
     """
 
     def __init__(
@@ -95,13 +96,13 @@ class Talk:
         wire: Wire,
         step: int,
         recorder: Recorder | None,
-        answer: Callable[[int], object] = lambda step: None,
+        answer: Callable[[int], int] = lambda step: 1,
     ) -> None:
         self._wire, self._step, self._recorder, self._answer = wire, step, recorder, answer
 
     def send(self, message: msgspec.Struct) -> None:
         """Send ``message``."""
-        if isinstance(message, Scores | EncryptedDelta):
+        if isinstance(message, EncryptedDelta):
             self._answer(self._step)
         if self._recorder:
             self._recorder.message("sent", message)
@@ -112,6 +113,8 @@ class Talk:
         message = self._wire.receive(expected, self._step)
         if self._recorder:
             self._recorder.message("received", message)
+        if isinstance(message, MaskedScores):  # even a refusal tells p something, once they are decrypted
+            self.note("answers", np.array([self._answer(self._step)]))
         return message
 
     def note(self, name: str, values: object) -> None:
@@ -185,11 +188,12 @@ class Session:
         self.repeats = repeats
         tested = sum(1 for _ in side.test_batches())  # all of which are asked for again after a break among them
         self.repeats_in_all = repeats * (max(20, self.batches // 3) + tested)
-        self._sent = self._received = self._at = 0
+        self._sent = self._received = 0
         kept = self._kept()
         self._journal = snapshots.load_journal() if kept else Journal()
         self._resumed = 0
         self.history = {step: facts.history for step, facts in kept.items()}
+        self._at = max(self.history, default=0)
         self.run = next((facts.run for facts in kept.values()), "")
         self.result = self._result()
         self._heard_farewell = self.result is not None and not kept
@@ -210,6 +214,8 @@ class Session:
             PeerRefused: it is another than agreed, or refuses us.
             ProtocolError: it says what it must not.
         """
+        if self.record:
+            expect_writable(self.record)
         if (bits := self.side.job.paillier.bits) < SECURE_BITS and not self._parted():
             self.tell(f"a key of {bits} bits protects nothing that matters: take bits = {SECURE_BITS} or more")
         for step in self.snapshots.damaged:
@@ -245,8 +251,8 @@ class Session:
                 f"batches are done, and kept in {self.snapshots.folder}: run the same command again to go on"
             ) from error
 
-    def _answer(self, step: int) -> None:
-        """Note on the disk that batch ``step`` is answered, before the answer leaves.
+    def _answer(self, step: int) -> int:
+        """Note on the disk that batch ``step`` is answered, before the answer leaves; return how often it has been.
 
         Raises:
             PeerRefused: it has been answered too often.
@@ -264,11 +270,27 @@ class Session:
                 )
             journal.repeats[step] = again
         self.snapshots.save_journal(journal)
+        return self._times(step)
 
-    def _note_answers(self, recorder: Recorder | None, step: int) -> None:
-        """Record how often C has answered batch ``step``: what did not count has been read all the same."""
-        if recorder and self.side.role == "C":
-            recorder.note("answers", np.array([1 + self._journal.repeats.get(step, 0)]))
+    def _times(self, step: int) -> int:
+        """Return how often batch ``step`` has been answered."""
+        return (step < self._journal.answered) + self._journal.repeats.get(step, 0)
+
+    def _begin(self, recorder: Recorder | None, step: int, rate: float | None) -> None:
+        """Start batch ``step``; record what C has answered of it and of later ones, which p has read all the same."""
+        self._at = step
+        self.begin(step)
+        if recorder is None:
+            return
+        recorder.begin(step, rate=rate)
+        if self.side.role == "C" and (before := self._times(step)):
+            recorder.note("answers", np.array([before]))
+            beyond = [
+                (self.side.samples(later), self._times(later)) for later in range(step + 1, self._journal.answered)
+            ]
+            if beyond:
+                counts = [np.column_stack([rows, np.full(len(rows), times)]) for rows, times in beyond]
+                recorder.note("answers_beyond", np.concatenate(counts))
 
     def _answers(self) -> str:
         """Say how often the batch that was under way has been answered."""
@@ -277,7 +299,7 @@ class Session:
         repeats, step = self._journal.repeats, self._at
         again = repeats.get(step, 0)
         return (
-            f" (answers to batch {step}: {again + (step < self._journal.answered)}; repeats: {again} of {self.repeats}"
+            f" (answers to batch {step}: {self._times(step)}; repeats: {again} of {self.repeats}"
             f", and {sum(repeats.values())} of {self.repeats_in_all} in all)"
         )
 
@@ -309,7 +331,8 @@ class Session:
         with ExitStack() as stack:
             try:
                 step, predicted = self._greet(wire)
-                recorder = stack.enter_context(self._recording(step)) if self.record else None
+                done = step + sum(1 for _ in self.side.test_batches()) if predicted else step
+                recorder = stack.enter_context(self._recording(done)) if self.record else None
                 met = True
                 self._train(wire, step, recorder)
                 if not predicted:
@@ -379,29 +402,21 @@ class Session:
 
     def _train(self, wire: Wire, start: int, recorder: Recorder | None) -> None:
         for step in range(start, self.batches):
-            self._at = step
-            self.begin(step)
 
             def commit(message: NoisedGradient, step: int = step) -> None:
                 digest = sha256(bytes.fromhex(self.history[step]) + msgspec.msgpack.encode(message))
                 self._keep(step + 1, digest.hexdigest())
 
             batch = self.side.schedule[step]
-            if recorder:
-                recorder.begin(step, rate=batch.rate)
+            self._begin(recorder, step, batch.rate)
             self.side.learn(Talk(wire, step, recorder, self._answer), batch, commit)
-            self._note_answers(recorder, step)
             self._advance(step + 1)
             self.progress(step + 1, self.batches)
 
     def _predict(self, wire: Wire, recorder: Recorder | None) -> None:
         for number, rows in enumerate(self.side.test_batches(), start=self.batches):
-            self._at = number
-            self.begin(number)
-            if recorder:
-                recorder.begin(number, rate=None)
+            self._begin(recorder, number, None)
             self.side.infer(Talk(wire, number, recorder, self._answer), rows)
-            self._note_answers(recorder, number)
             self._advance(number + 1)
         if isinstance(self.side, LabelSide):
             self._settle(wire)
@@ -499,7 +514,7 @@ class Session:
         return result
 
     def _recording(self, step: int) -> Recorder:
-        """Return the recording, from ``step`` on; what was recorded of a batch that did not count is cut off."""
+        """Return the recording, from ``step`` on; what was recorded of batches that did not count will be cut off."""
         assert self.record is not None, "nothing is to be recorded"
         train = self.side.job.train
         header = Header(

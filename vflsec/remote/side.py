@@ -115,6 +115,13 @@ class Side(ABC):
         """Return the test rows in batches that the layout admits."""
         return torch.split(torch.arange(len(self.own.ids["test"])), self.schedule.largest)
 
+    def samples(self, step: int) -> np.ndarray:
+        """Return which samples (B,) batch ``step`` has; those of test rows come after the last one of training."""
+        later = step - len(self.schedule)
+        if later < 0:
+            return self.schedule[step].rows.numpy()
+        return self.test_batches()[later].numpy() + len(self.own.ids["train"])
+
     @abstractmethod
     def meet(self, theirs: Hello) -> Layout:
         """Take from the peer's greeting what the role needs, and return the layout.

@@ -1,1 +1,1 @@
-"""Tables, curves and files, all made from one Summary."""
+"""Tables, curves and files, made from a summary."""

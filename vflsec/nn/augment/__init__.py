@@ -1,4 +1,4 @@
-"""Augmentations: seeded random changes of rows that keep what they are about.
+"""Augmentations: seeded random changes of rows that keep their meaning.
 
 Each is called with rows (B, d) and a generator on their device, and returns new rows (B, d).
 """
