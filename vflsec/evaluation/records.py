@@ -34,7 +34,7 @@ def _ends(ends: tuple[Maybe, Maybe]) -> tuple[float, float]:
     return low, high
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The metrics of one guess on the rows of one split.
 
     Attributes:
