@@ -92,7 +92,7 @@ def run(method: str, noise: float, rate: float, seed: int, **settings: Any) -> F
                 recorder.close()
             boundary.recorders.clear()
         scores = Trained(learner, world, {}).predict("test")
-        utility = measure(scores, world.active.labels["test"], world.metric, seed)["metrics"]["auc"]
+        utility = measure(scores, world.active.labels["test"], world.metric, seed).metrics["auc"]
         c, p = map(Recording, files)
         figures = DeltaChain()(c, Truth(c, p)).figures
     return Found(utility, next((figure.value for figure in figures if figure.metric == "auc"), None))

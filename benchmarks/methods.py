@@ -31,7 +31,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 from joblib import Parallel, delayed
@@ -44,7 +44,10 @@ from vflsec.evaluation import spec as specs
 from vflsec.evaluation import training
 from vflsec.evaluation.plan import Cell, training_cell
 from vflsec.evaluation.statistics import Interval, over_seeds
-from vflsec.evaluation.store import Record, Store
+from vflsec.evaluation.store import Store
+
+Measured = dict[str, Any]
+"""What is kept of one training."""
 
 SEEDS = 5
 MARGIN = 0.005
@@ -222,17 +225,17 @@ def cell(experiment: Experiment, arm: Arm, seed: int, *settings: str) -> Cell:
     return training_cell(spec, arm.method, seed)
 
 
-def measured(one: Cell, store: Store) -> Record:
+def measured(one: Cell, store: Store) -> Measured:
     """Return utility on test and, where there are any, on validation rows, bytes of training, and status."""
     folder = store.cell(one.key)
-    found = folder.read()
+    found = folder.read_measured()
     if found is None:
         trained, facts = training.train(one, "cpu", store=store)
-        found = {"status": facts["status"], "test": None, "val": None}
-        found["bytes"] = sum(n for phase, *_, n in facts["traffic"] if phase not in ("predict", "validate"))
-        if trained is not None and facts["status"] == "ok":
+        found = {"status": facts.status, "test": None, "val": None}
+        found["bytes"] = sum(n for phase, *_, n in facts.traffic if phase not in ("predict", "validate"))
+        if trained is not None and facts.utility is not None and facts.status == "ok":
             world = trained.world
-            found["test"] = facts["utility"]["metrics"][world.metric]
+            found["test"] = facts.utility.metrics[world.metric]
             if world.n_rows("val"):
                 logits, labels = trained.predict("val"), world.active.labels["val"]
                 found["val"] = METRICS[world.metric](logits.numpy(), labels.numpy())
@@ -240,7 +243,7 @@ def measured(one: Cell, store: Store) -> Record:
     return found
 
 
-def row(name: str, arm_name: str, seed: int, folder: Path) -> dict[str, Record]:
+def row(name: str, arm_name: str, seed: int, folder: Path) -> dict[str, Measured]:
     """Tune one method for one seed, then train it at every point; return what was measured at each."""
     experiment, arm, store = EXPERIMENTS[name], ARMS[arm_name], Store(folder)
     columns = experiment.columns(arm_name)
@@ -254,7 +257,7 @@ def row(name: str, arm_name: str, seed: int, folder: Path) -> dict[str, Record]:
         return {label: measured(cell(experiment, arm, seed, *point, *best), store) for label, point in columns.items()}
 
 
-Found = dict[str, dict[str, dict[str, list[Record]]]]
+Found = dict[str, dict[str, dict[str, list[Measured]]]]
 """Experiment, arm, point: what was measured with each seed."""
 
 
@@ -342,7 +345,7 @@ def together(verdicts: Sequence[str]) -> str:
     return HOLDS if all(verdict == HOLDS for verdict in verdicts) else OPEN
 
 
-def compare(rows: Mapping[str, Mapping[str, list[Record]]], more: str, less: str, *pairs: tuple[str, str]) -> Part:
+def compare(rows: Mapping[str, Mapping[str, list[Measured]]], more: str, less: str, *pairs: tuple[str, str]) -> Part:
     """Compare ``more`` with ``less``, at pairs of points; seeds are paired."""
     differences = []
     for seed in range(len(next(iter(rows[more].values())))):
@@ -357,7 +360,7 @@ def compare(rows: Mapping[str, Mapping[str, list[Record]]], more: str, less: str
     return Part(text, difference, judge(difference) if decided else OPEN, stable)
 
 
-def claims(name: str, rows: Mapping[str, Mapping[str, list[Record]]]) -> Iterator[Claim]:
+def claims(name: str, rows: Mapping[str, Mapping[str, list[Measured]]]) -> Iterator[Claim]:
     """Yield the papers' claims that the experiment speaks to."""
     experiment = EXPERIMENTS[name]
     same = [(point, point) for point in experiment.points]
@@ -411,12 +414,12 @@ def only_first(verdicts: Sequence[str]) -> str:
     return together([first, opposite[second]])
 
 
-def mean_bytes(records: Sequence[Record]) -> float:
+def mean_bytes(records: Sequence[Measured]) -> float:
     """Return the mean number of bytes that training said."""
     return statistics.fmean(record["bytes"] for record in records)
 
 
-def losses(rows: Mapping[str, Mapping[str, list[Record]]]) -> Iterator[str]:
+def losses(rows: Mapping[str, Mapping[str, list[Measured]]]) -> Iterator[str]:
     """Yield where FedSplitNN is better than a method that pre-trains, by the rules of claims."""
     for arm, points in rows.items():
         if arm in (*SUPERVISED, "fedcvt"):
@@ -469,7 +472,7 @@ def page(found: Found, seeds: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _plain(records: Sequence[Record]) -> str:
+def _plain(records: Sequence[Measured]) -> str:
     values = [record["test"] for record in records if record["test"] is not None]
     if not values:
         return "–"
@@ -482,7 +485,7 @@ def _signed(interval: Interval) -> str:
     return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
 
 
-def _status(records: Sequence[Record]) -> str:
+def _status(records: Sequence[Measured]) -> str:
     """Return what went wrong, and how often; ``ok`` if nothing did."""
     wrong = [record["status"] for record in records if record["status"] != "ok"]
     return ", ".join(f"{wrong.count(one)}/{len(records)} {one}" for one in dict.fromkeys(wrong)) or "ok"

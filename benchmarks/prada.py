@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -37,7 +37,8 @@ from vflsec.evaluation import spec as specs
 from vflsec.evaluation import training
 from vflsec.evaluation.attribution import exact
 from vflsec.evaluation.plan import Cell, training_cell
-from vflsec.evaluation.store import Record, Store
+from vflsec.evaluation.records import StageFacts
+from vflsec.evaluation.store import Store
 from vflsec.evaluation.world import build_method, build_world, load_dataset, partition_of
 from vflsec.nn.domain_discriminators import DomainDiscriminators
 from vflsec.nn.feature_groups import DROPOUT
@@ -45,6 +46,9 @@ from vflsec.nn.parallel import ParallelLinear, UnitLength, parallel_layers
 from vflsec.paillier.layout import Layout
 from vflsec.report.attribution import importance, swarm
 from vflsec.report.domains import domain_map
+
+Measured = dict[str, Any]
+"""What is kept of one training."""
 
 SEEDS = 5
 NEAR = 1.5
@@ -183,15 +187,15 @@ def cell(arm: Arm, positives: int, seed: int, *more: str) -> Cell:
     return training_cell(spec, arm.method, seed)
 
 
-def measured(arm: Arm, positives: int, seed: int, store: Store) -> Record:
+def measured(arm: Arm, positives: int, seed: int, store: Store) -> Measured:
     """Return AUC and KS of one cell of the table in per cent: of the best trial on validation rows."""
     found = [_trial(cell(arm, positives, seed, *trial), arm, seed, store) for trial in arm.trials]
     return max(found, key=lambda record: record["val"])
 
 
-def _trial(one: Cell, arm: Arm, seed: int, store: Store) -> Record:
+def _trial(one: Cell, arm: Arm, seed: int, store: Store) -> Measured:
     folder = store.cell(one.key)
-    found = folder.read()
+    found = folder.read_measured()
     if found is None:
         began = time.perf_counter()
         world, method = build_world(one, "cpu"), build_method(one)
@@ -230,7 +234,7 @@ def _official(one: Cell) -> np.ndarray:
     return ~np.isin(partition_of(one).ids["test"], adapted)
 
 
-Found = dict[str, dict[str, list[Record]]]
+Found = dict[str, dict[str, list[Measured]]]
 """Arm, positive labels: what was measured with each seed."""
 
 
@@ -301,7 +305,7 @@ def page(found: Found, seeds: int) -> str:
     return "\n".join([*lines, "", *encrypted]).rstrip() + "\n"
 
 
-def _cell(records: Sequence[Record], key: str, paper: Sequence[float], at: int) -> str:
+def _cell(records: Sequence[Measured], key: str, paper: Sequence[float], at: int) -> str:
     values = [record[key] for record in records]
     ours = f"{statistics.fmean(values):.2f} ±{statistics.stdev(values):.2f}"
     return f"{ours} ({paper[at]:.2f})" if paper else ours
@@ -475,12 +479,12 @@ def secret(arm: Arm) -> Arm:
     return arm._replace(settings=(*arm.settings, boundary))
 
 
-def timed(arm: Arm, positives: int, start: Arm, store: Store) -> Record:
+def timed(arm: Arm, positives: int, start: Arm, store: Store) -> Measured:
     """Return what fine-tuning of seed 0 from the pre-training of ``start`` gives, and takes."""
     one = cell(arm, positives, 0)
     before = pretrained(start, 0, "pretrain", store)
     folder = store.cell(f"{one.key}-timed-{before.name}")
-    found = folder.read()
+    found = folder.read_measured()
     if found is None:
         world, method = build_world(one, "cpu"), build_method(one)
         method.build(world)
@@ -495,11 +499,11 @@ def timed(arm: Arm, positives: int, start: Arm, store: Store) -> Record:
     return found
 
 
-def pretraining(arm: Arm, store: Store) -> Record:
+def pretraining(arm: Arm, store: Store) -> StageFacts:
     """Return the facts of a pre-training of seed 0."""
     path = pretrained(arm, 0, "pretrain", store)
     found = store.cell(path.name).read()
-    assert found is not None
+    assert isinstance(found, StageFacts)
     return found
 
 
@@ -536,8 +540,8 @@ def encrypted(store: Store) -> str:
         f"learn on; pre-training with 2 in 10,000,000 more or less gives {moved[0]:.6f} and {moved[1]:.6f} in the",
         "last row's place. Shares are rounded by chance, so that encrypted runs of one seed differ as well.",
         "",
-        f"Pre-training, three epochs of the source's 87,180 rows: {pre[0]['seconds']:.0f} s in clear, "
-        f"{pre[1]['seconds']:.0f} s encrypted. The paper's table V",
+        f"Pre-training, three epochs of the source's 87,180 rows: {pre[0].seconds:.0f} s in clear, "
+        f"{pre[1].seconds:.0f} s encrypted. The paper's table V",
         "has 8.24 hours for pre-training and 1.32 for fine-tuning on 72 cores, with keys and epochs that it does not",
         "state; FATE's keys were of 1,024 bits unless set. Wall times were taken beside other work.",
     ]

@@ -18,8 +18,9 @@ from vflsec.evaluation import spec as specs
 from vflsec.evaluation.grammar import split_list
 from vflsec.evaluation.mounting import KINDS
 from vflsec.evaluation.plan import build_attack, training_cell
+from vflsec.evaluation.records import CellFacts, Record, StageDone
 from vflsec.evaluation.spec import EvalSpec
-from vflsec.evaluation.store import Record, Store, writing
+from vflsec.evaluation.store import Store, writing
 from vflsec.report.report import Report
 
 
@@ -70,7 +71,7 @@ def evaluate(
     return report
 
 
-def run(spec: EvalSpec, folder: Path, *, jobs: int, device: str) -> Iterable[Record]:
+def run(spec: EvalSpec, folder: Path, *, jobs: int, device: str) -> Iterable[Record | StageDone]:
     """Compute what ``folder`` lacks of ``spec``; yield each record when it is on the disk.
 
     Warns of what ``all`` leaves out, with the reasons.
@@ -130,7 +131,7 @@ def train(
 
 def fit(
     spec: EvalSpec, seed: int, device: str, progress: Progress, record: Path | None = None
-) -> tuple[Trained, Record]:
+) -> tuple[Trained, CellFacts]:
     """Train the one federation of ``spec``, which has passed its checks; return it with its facts.
 
     Encrypted boundaries are recorded in the folder ``record``.
@@ -141,8 +142,8 @@ def fit(
     """
     with training.one_thread():
         trained, facts = training.train(training_cell(spec, spec.methods[0], seed), device, progress, record=record)
-    if trained is None or facts["status"] != "ok":
-        raise Diverged(f"{facts['status']}: {facts['error']}")
+    if trained is None or facts.status != "ok":
+        raise Diverged(f"{facts.status}: {facts.error}")
     return trained, facts
 
 

@@ -110,7 +110,7 @@ def test_the_backdoor_opens_on_planted_data_and_nothing_else_is_lost(seed):
         world.malicious = {"passive_1": attack} if malicious else {}
         trained = FedSplitNN(TrainSpec(epochs=15, batch=64, lr=5e-3), ModelSpec(bottom=(16,))).fit(world)
         utility = METRICS["auc"](trained.predict("test").numpy(), world.active.labels["test"].numpy())
-        found.append((utility, success(trained, {"passive_1": attack}, 1)["share"]))
+        found.append((utility, success(trained, {"passive_1": attack}, 1).share))
     (honest, chance), (attacked, opened) = found
     assert opened > 0.9
     assert chance < 0.5

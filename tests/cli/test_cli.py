@@ -270,10 +270,11 @@ def test_divergence_is_exit_3_and_can_be_retried(tmp_path):
 
 def test_interruption_is_exit_130_and_keeps_what_is_done(tmp_path, monkeypatch):
     from vflsec.evaluation import engine
+    from vflsec.testing.records import made_prior
 
     def interrupted(todo, store, **_):
-        store.append({"key": "x"})
-        yield {"kind": "prior", "method": "m", "attack": {"name": "a"}, "seed": 0, "status": "ok"}
+        store.append(made_prior())
+        yield made_prior()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine, "evaluate", interrupted)

@@ -200,12 +200,12 @@ def test_a_collusion_is_evaluated_like_a_party_and_infers_more(tmp_path):
         engine.check(spec)
         store = Store(tmp_path / name)
         records = list(engine.evaluate(engine.plan(spec, store), store))
-        assert {record["status"] for record in records} <= {"ok", "unconverged"}, [r["error"] for r in records]
+        assert {record.status for record in records} <= {"ok", "unconverged"}, [r.error for r in records]
         found[name] = records
-    keys = [{record["key"] for record in records} for records in found.values()]
+    keys = [{record.key for record in records} for records in found.values()]
     assert not keys[0] & keys[1]
     alone = [
-        np.mean([r["leak"]["test"]["metrics"]["auc"] for r in records if r["attack"]["name"] == "logistic"])
+        np.mean([r.leak["test"].metrics["auc"] for r in records if r.attack.name == "logistic"])
         for records in found.values()
     ]
     assert alone[1] > alone[0]

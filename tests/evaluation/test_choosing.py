@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vflsec.evaluation.choosing import Choice, choose, cross_scored, headline, overfit
+from vflsec.evaluation.choosing import Choice, choose, cross_scored
 from vflsec.evaluation.points import interval
+from vflsec.evaluation.records import Block
 
 TRUE, WORLDS, SEEDS, ATTACKS = 0.7, 200, 5, 10
 ROW_NOISE = 0.014  # of an AUC on a thousand rows, half of 2,000
@@ -15,13 +16,13 @@ SEED_NOISE = 0.01
 def block(halves):
     value = sum(halves) / 2
     noise = 1.96 * ROW_NOISE / 2**0.5
-    return {
-        "metrics": {"auc": value, "accuracy": value - 0.1},
-        "halves": list(halves),
-        "ci95_rows": [value - noise, value + noise],
-        "chance": 0.5,
-        "n": 2000,
-    }
+    return Block(
+        metrics={"auc": value, "accuracy": value - 0.1},
+        halves=tuple(halves),
+        ci95_rows=(value - noise, value + noise),
+        chance=0.5,
+        n=2000,
+    )
 
 
 def world(rng, strengths, *, seeds=SEEDS, seed_noise=SEED_NOISE):
@@ -34,12 +35,12 @@ def world(rng, strengths, *, seeds=SEEDS, seed_noise=SEED_NOISE):
 def worst_of(candidates, seeds=SEEDS):
     found = cross_scored(candidates, choose(candidates))
     blocks = [found[seed] for seed in sorted(found)]
-    gap = float(np.mean([overfit(one) for one in blocks]))
-    return interval([headline(one)[1] for one in blocks], blocks[0]["ci95_rows"], seeds, gap)
+    gap = float(np.mean([one.overfit for one in blocks]))
+    return interval([one.headline for one in blocks], blocks[0].ci95_rows, seeds, gap)
 
 
 def largest_of(candidates):
-    return max(np.mean([headline(one)[1] for one in by_seed.values()]) for by_seed in candidates.values())
+    return max(np.mean([one.headline for one in by_seed.values()]) for by_seed in candidates.values())
 
 
 def many(strengths, **changed):
@@ -89,9 +90,9 @@ def test_rows_that_chose_do_not_score():
     choice = choose(candidates)
     assert choice == Choice(on_first=("a", "test"), on_second=("b", "train"))
     found = cross_scored(candidates, choice)[0]
-    assert found["metrics"] == pytest.approx({"auc": (0.5 + 0.6) / 2, "accuracy": (0.6 + 0.55) / 2})
-    assert found["halves"] == [0.6, 0.5]
-    assert overfit(found) == pytest.approx((0.9 + 0.7) / 2 - 0.55)
+    assert found.metrics == pytest.approx({"auc": (0.5 + 0.6) / 2, "accuracy": (0.6 + 0.55) / 2})
+    assert found.halves == (0.6, 0.5)
+    assert found.overfit == pytest.approx((0.9 + 0.7) / 2 - 0.55)
 
 
 def test_one_choice_is_scored_on_all_rows():

@@ -14,6 +14,7 @@ from vflsec.core.errors import UsageError
 from vflsec.evaluation import engine, runner
 from vflsec.evaluation import spec as specs
 from vflsec.evaluation.plan import rows
+from vflsec.evaluation.records import Prior, Result
 from vflsec.evaluation.store import Store
 from vflsec.evaluation.summary import summarize
 
@@ -32,7 +33,7 @@ SETTINGS = {
 def timeless(path):
     """Every record but its timings, in the order of the file."""
     return [
-        json.dumps({k: v for k, v in json.loads(line).items() if k != "seconds"})
+        json.dumps({k: v for k, v in json.loads(line)["record"].items() if k != "seconds"})
         for line in path.read_text().splitlines()
     ]
 
@@ -131,7 +132,7 @@ def test_a_lost_record_is_attacked_again_without_training(tmp_path, monkeypatch)
     store = finish(tmp_path)
     before = timeless(tmp_path / "records.jsonl")
     lost = json.loads(before[-1])["key"]
-    store.forget(lambda record: record["key"] != lost)
+    store.forget(lambda record: record.key != lost)
     monkeypatch.setattr(runner, "train", lambda *_, **__: pytest.fail("trained again"))
     finish(tmp_path)
     assert timeless(tmp_path / "records.jsonl") == before
@@ -141,8 +142,8 @@ def test_an_attack_that_reads_messages_gets_them(tmp_path):
     file = tmp_path / "counts.py"
     file.write_text(COUNTS_GRADIENTS)
     store = finish(tmp_path / "run", attacks=[{"name": f"{file}:Counts"}], strengths=[5], seeds=1)
-    found = [r for r in store.records().values() if r["kind"] == "result"]
-    assert [r["budget"] for r in found] == [{"rows": 2 * 210.0, "senders": 1.0}] * 2
+    found = [r for r in store.records().values() if isinstance(r, Result)]
+    assert [r.budget for r in found] == [{"rows": 2 * 210.0, "senders": 1.0}] * 2
 
 
 COUNTS_GRADIENTS = """
@@ -166,11 +167,11 @@ class Counts(Attack):
 
 def test_divergence_is_a_status_and_never_a_number(tmp_path):
     store = finish(tmp_path, train={"epochs": 2, "lr": 1e30, "optimizer": "sgd"}, seeds=1)
-    results = [r for r in store.records().values() if r["kind"] == "result"]
-    assert {r["status"] for r in results} == {"diverged"}
-    assert all(r["utility"] is None and r["leak"] is None and "lower train.lr" in r["error"] for r in results)
+    results = [r for r in store.records().values() if isinstance(r, Result)]
+    assert {r.status for r in results} == {"diverged"}
+    assert all(r.utility is None and r.leak == {} and "lower train.lr" in r.error for r in results)
     again = finish(tmp_path, train={"epochs": 2, "lr": 1e30, "optimizer": "sgd"}, seeds=1, aux={"n": 10, "folds": 0})
-    assert {r["status"] for r in again.records().values() if r["kind"] == "result"} == {"diverged"}
+    assert {r.status for r in again.records().values() if isinstance(r, Result)} == {"diverged"}
 
 
 VANISHING = {"epochs": 20, "optimizer": "sgd", "momentum": 0.0, "lr": 1e-3, "weight_decay": 999.0}
@@ -178,9 +179,9 @@ VANISHING = {"epochs": 20, "optimizer": "sgd", "momentum": 0.0, "lr": 1e-3, "wei
 
 def test_a_model_that_says_the_same_of_everybody_has_collapsed(tmp_path):
     store = finish(tmp_path, train=VANISHING, seeds=1, strengths=[1])
-    results = [r for r in store.records().values() if r["kind"] == "result"]
-    assert {r["status"] for r in results} == {"collapsed"}
-    assert all(r["utility"] is None and r["leak"] is None for r in results)
+    results = [r for r in store.records().values() if isinstance(r, Result)]
+    assert {r.status for r in results} == {"collapsed"}
+    assert all(r.utility is None and r.leak == {} for r in results)
 
 
 def test_a_broken_attack_costs_only_itself(tmp_path):
@@ -188,10 +189,10 @@ def test_a_broken_attack_costs_only_itself(tmp_path):
     file.write_text(COUNTS_GRADIENTS.replace("seen = sum", "raise ValueError('two\\nlines')\n        seen = sum"))
     store = finish(tmp_path / "run", attacks=[{"name": f"{file}:Counts"}, {"name": "logistic"}], seeds=1)
     by_attack = {
-        (r["attack"]["name"].rpartition(":")[2], r["status"]) for r in store.records().values() if r["kind"] == "result"
+        (r.attack.name.rpartition(":")[2], r.status) for r in store.records().values() if isinstance(r, Result)
     }
     assert by_attack == {("Counts", "error"), ("logistic", "ok")}
-    errors = {r.get("error") for r in store.records().values()} - {None}
+    errors = {r.error for r in store.records().values()} - {None}
     assert errors == {"ValueError: two lines"}
 
 
@@ -208,22 +209,22 @@ def write_attack(folder, body, needs="Need.OWN_FEATURES", extra=""):
 
 
 def results(store):
-    return [record for record in store.records().values() if record["kind"] == "result"]
+    return [record for record in store.records().values() if isinstance(record, Result)]
 
 
 def test_a_guess_that_cannot_be_scored_is_a_status(tmp_path):
     attacks = write_attack(tmp_path, "return Guess({s: x[:, :2] / 0 for s, x in view.features.items()})")
     store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1])
-    assert {(r["status"], r["leak"]) for r in results(store)} == {("error", None)}
-    assert all(r["error"].startswith("BadGuess: expected finite") for r in results(store))
+    assert {r.status for r in results(store) if not r.leak} == {"error"}
+    assert all(r.error.startswith("BadGuess: expected finite") for r in results(store))
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_an_attack_may_guess_one_split_only(tmp_path, split):
     attacks = write_attack(tmp_path, f"return Guess({{'{split}': view.features['{split}'][:, :2]}})")
     store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1])
-    assert [list(r["leak"]) for r in results(store)] == [[split]] * 2
-    assert {r["status"] for r in results(store)} == {"ok"}
+    assert [list(r.leak) for r in results(store)] == [[split]] * 2
+    assert {r.status for r in results(store)} == {"ok"}
 
 
 def test_an_attack_sees_only_what_it_needs_whatever_runs_beside_it(tmp_path):
@@ -231,7 +232,7 @@ def test_an_attack_sees_only_what_it_needs_whatever_runs_beside_it(tmp_path):
     (tmp_path / "counts.py").write_text(COUNTS_GRADIENTS)
     beside = [*write_attack(tmp_path, body), {"name": f"{tmp_path / 'counts.py'}:Counts"}]
     store = finish(tmp_path / "run", attacks=beside, seeds=1, strengths=[1])
-    seen = {r["budget"].get("seen") for r in results(store)}
+    seen = {r.budget.get("seen") for r in results(store)}
     assert seen == {0, None}
 
 
@@ -239,15 +240,15 @@ def test_the_view_holds_the_adversarys_unlabeled_and_local_rows(tmp_path):
     body = "return Guess({s: x[:, :2] for s, x in view.features.items()}, budget={'more': len(view.unlabeled)})"
     data = {"options": {"rows": 300}, "n_labeled": 100, "aligned": 0.8}
     store = finish(tmp_path / "run", attacks=write_attack(tmp_path, body), data=data, seeds=1, strengths=[1])
-    assert {r["budget"]["more"] for r in results(store)} == {210 - 100}
+    assert {r.budget["more"] for r in results(store)} == {210 - 100}
 
 
 def test_an_attack_of_the_active_party_runs(tmp_path):
     body = "return Guess({s: x[:, :2] for s, x in view.features.items()}, budget={'seen': len(view.messages)})"
     attacks = write_attack(tmp_path, body, needs="Need.EMBEDDINGS", extra="    side = 'active'\n")
     store = finish(tmp_path / "run", attacks=attacks, adversary="active", seeds=1, strengths=[1])
-    assert {r["status"] for r in results(store)} == {"ok"}
-    assert all(r["budget"]["seen"] > 0 for r in results(store))
+    assert {r.status for r in results(store)} == {"ok"}
+    assert all(r.budget["seen"] > 0 for r in results(store))
 
 
 def test_a_broken_prior_is_a_status_too(tmp_path):
@@ -259,25 +260,25 @@ def test_a_broken_prior_is_a_status_too(tmp_path):
         file.read_text() + "class Broken(Mine):\n    def run(self, view, *, rng):\n        raise ValueError\n"
     )
     store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1])
-    assert sorted(r["status"] for r in store.records().values() if r["kind"] == "prior") == ["error", "ok", "ok"]
+    assert sorted(r.status for r in store.records().values() if isinstance(r, Prior)) == ["error", "ok", "ok"]
 
 
 def test_one_auxiliary_label_is_enough_to_run(tmp_path):
     store = finish(tmp_path, aux={"n": 1, "folds": 2}, seeds=1, strengths=[1])
-    assert all(r["fold"] is None for r in store.records().values())
+    assert all(r.fold is None for r in store.records().values())
 
 
 def test_an_edited_attack_is_run_anew_in_the_same_process(tmp_path):
     right = "return Guess({s: torch.stack([-x.sum(1), x.sum(1)], 1) for s, x in view.features.items()})"
     first = finish(tmp_path / "run", attacks=write_attack(tmp_path, right), seeds=1, strengths=[1])
-    before = results(first)[0]["leak"]["test"]["metrics"]["auc"]
+    before = results(first)[0].leak["test"].metrics["auc"]
     again = finish(
         tmp_path / "run",
         attacks=write_attack(tmp_path, right.replace("-x.sum(1), x", "x.sum(1), -x")),
         seeds=1,
         strengths=[1],
     )
-    assert results(again)[-1]["leak"]["test"]["metrics"]["auc"] == pytest.approx(1 - before)
+    assert results(again)[-1].leak["test"].metrics["auc"] == pytest.approx(1 - before)
 
 
 def test_an_edited_table_is_read_anew_in_the_same_process(tmp_path):
@@ -290,7 +291,7 @@ def test_an_edited_table_is_read_anew_in_the_same_process(tmp_path):
         )
         settings = {"dataset": str(tmp_path / "own.toml"), "data": {}, "attacks": [{"name": "logistic"}]}
         store = finish(tmp_path / "run", **settings, seeds=1, strengths=[1])
-        return results(store)[-1]["leak"]["test"]["metrics"]["auc"]
+        return results(store)[-1].leak["test"].metrics["auc"]
 
     assert write(lambda i: f"{i % 7},{i % 2 + (i % 5) / 3}") > 0.85
     assert write(lambda i: f"{i % 7},{(i * 7919) % 13}") < 0.75
@@ -305,7 +306,7 @@ def test_an_edited_dataset_file_is_another_dataset(tmp_path):
             f"from vflsec.testing.worlds import toy\ndef load():\n    return toy(rows=300, signal='{kind}')\n"
         )
         store = finish(tmp_path / "run", **settings)
-        leaks.append(results(store)[-1]["leak"]["test"]["metrics"]["auc"])
+        leaks.append(results(store)[-1].leak["test"].metrics["auc"])
     assert leaks[0] > 0.9
     assert leaks[1] < 0.7
 
@@ -319,7 +320,7 @@ def test_wrong_settings_are_raised_not_recorded(tmp_path):
         finish(tmp_path, aux={"n": 500})
     with pytest.raises(UsageError, match="best_on_val need validation rows"):
         finish(tmp_path, train={"select": "best_on_val"})
-    assert not any(r["kind"] == "result" for r in Store(tmp_path).records().values())
+    assert not any(isinstance(r, Result) for r in Store(tmp_path).records().values())
 
 
 def test_a_cell_does_not_depend_on_what_ran_before_it(tmp_path):
@@ -328,8 +329,8 @@ def test_a_cell_does_not_depend_on_what_ran_before_it(tmp_path):
     task = runner.Task(last.cell, [last], (), spec.adversary, spec.aux)
     (alone,) = runner.run(task, tmp_path / "alone", "cpu") if Store(tmp_path / "alone") else ()
     whole = finish(tmp_path / "whole").records()[last.key]
-    assert alone["leak"] == whole["leak"]
-    assert alone["utility"] == whole["utility"]
+    assert alone.leak == whole.leak
+    assert alone.utility == whole.utility
 
 
 @pytest.mark.parametrize(
@@ -362,7 +363,7 @@ def test_a_record_says_which_attacks_its_adversary_could_mount(tmp_path):
     records = finish(tmp_path, **settings).records()
     found, _ = engine.every_attack(specs.read({**settings, "attacks": ["all"]}))
     expected = sorted(attack.name for attack in found.attacks)
-    assert [record["mountable"] for record in records.values() if record["kind"] == "result"] == [expected] * 2
+    assert [record.mountable for record in records.values() if isinstance(record, Result)] == [expected] * 2
     summary = summarize(specs.read(settings), records, out="", max_leak={}, min_utility=None)
     assert summary.not_run == [name for name in expected if name != "norm"]
 
@@ -405,7 +406,7 @@ REFUSES = "from vflsec.core.errors import UsageError; raise UsageError('no')"
 def test_an_attack_that_gives_up_does_not_cost_the_others(tmp_path, body):
     attacks = [*write_attack(tmp_path, body), "spectral-embedding"]
     store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1])
-    by_name = {r["attack"]["name"]: r["status"] for r in store.records().values() if r["kind"] == "result"}
+    by_name = {r.attack.name: r.status for r in store.records().values() if isinstance(r, Result)}
     assert by_name.pop("spectral-embedding") == "ok"
     assert set(by_name.values()) == {"error"}
 
@@ -419,9 +420,9 @@ def test_a_damaged_record_is_one_line_with_the_way_out(tmp_path, field):
     store.write_settings(specs.to_toml(specs.read({**SETTINGS, "seeds": 1, "strengths": [1]})))
     path = tmp_path / "records.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for record in lines:
-        for block in (record["leak"] or {}).values():
+    for line in lines:
+        for block in line["record"]["leak"].values():
             block.pop(field)
-    path.write_text("".join(json.dumps(record) + "\n" for record in lines))
-    with pytest.raises(StoreError, match="damaged .*--fresh"):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(StoreError, match="line 1 is damaged, .*--retry-errors"):
         Report.read(tmp_path)

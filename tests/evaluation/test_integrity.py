@@ -8,10 +8,12 @@ from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.evaluation import engine
 from vflsec.evaluation import spec as specs
 from vflsec.evaluation.plan import priors, rows
+from vflsec.evaluation.records import Block, Impact, Triggered
 from vflsec.evaluation.statistics import over_seeds
 from vflsec.evaluation.store import Store
 from vflsec.evaluation.summary import summarize
 from vflsec.evaluation.world import build_world
+from vflsec.testing.records import made_result
 
 PLAN = {"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1], "seeds": 3}
 BROKEN = specs.read({**PLAN, "attacks": ["backdoor", "missing-feature"]})
@@ -67,11 +69,11 @@ def test_a_cell_depends_on_known_labels_only_if_its_attack_uses_them():
 
 
 def block(value, n=100):
-    return {"metrics": {"auc": value, "f1": 0.1}, "ci95_rows": [value - 0.05, value + 0.05], "chance": 0.5, "n": n}
+    return Block(metrics={"auc": value, "f1": 0.1}, ci95_rows=(value - 0.05, value + 0.05), chance=0.5, n=n)
 
 
 def opened(share):
-    return {"share": share, "ci95_rows": [share - 0.01, share + 0.01], "n": 80}
+    return Triggered(share=share, ci95_rows=(share - 0.01, share + 0.01), n=80)
 
 
 LOST = (0.02, 0.04, 0.09)
@@ -84,7 +86,7 @@ def make_records(spec=BROKEN):
         utility = 0.8 + 0.05 * row.seed - (0.0 if row.control else LOST[row.seed])
         share = 0.1 if row.control else SUCCESS[row.seed]
         success = opened(share) if row.label == "backdoor" else None
-        found[row.key] = {"status": "ok", "damage": {"utility": block(utility), "success": success}}
+        found[row.key] = made_result(damage=Impact(utility=block(utility), success=success))
     return found
 
 
@@ -111,7 +113,7 @@ def test_a_seed_without_a_number_is_lost_on_both_sides():
     records = make_records()
     for row in rows(BROKEN):
         if (row.seed, row.strength, row.label, row.control) == (2, 1.0, "backdoor", False):
-            records[row.key] = {"status": "diverged", "damage": None}
+            records[row.key] = made_result(status="diverged")
         if (row.seed, row.strength, row.label, row.control) == (0, 1.0, "backdoor", True):
             del records[row.key]
     found = next(d for d in summary_of(BROKEN, records).integrity if (d.attack, d.strength) == ("backdoor", 1.0))
@@ -171,10 +173,10 @@ def test_beside_a_leak_it_is_reported_apart(tmp_path):
 
 def test_a_stored_cell_gives_the_same_damage_again(tmp_path):
     _, store = finish(tmp_path, attacks=["backdoor", "noisy-sample"], seeds=1)
-    before = {key: record["damage"] for key, record in store.records().items()}
+    before = {key: record.damage for key, record in store.records().items()}
     (tmp_path / "records.jsonl").unlink()
     _, store = finish(tmp_path, attacks=["backdoor", "noisy-sample"], seeds=1)
-    assert {key: record["damage"] for key, record in store.records().items()} == before
+    assert {key: record.damage for key, record in store.records().items()} == before
     assert all(before.values())
 
 
@@ -199,7 +201,7 @@ def test_a_party_that_breaks_its_own_model_has_not_collapsed(tmp_path):
         "    def optimizer(self, parameters, lr):\n        return torch.optim.SGD(parameters, 1.0, weight_decay=1.0)\n"
     )
     spec, store = finish(tmp_path / "run", attacks=[f"{file}:Flat"], seeds=1)
-    assert [r["spread"]["train"]["passive_1"] for r in store.records().values()][1] == 0.0
+    assert [r.spread["train"]["passive_1"] for r in store.records().values()][1] == 0.0
     assert {d.status for d in summary_of(spec, store.records()).integrity} == {"ok"}
 
 

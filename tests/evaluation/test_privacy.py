@@ -91,7 +91,7 @@ def test_several_defences_are_told_apart():
 
 def test_a_stage_from_the_store_has_spent_what_it_spent_when_it_was_run(tmp_path):
     made = cell("laplace-dp:strength=1@embedding", method="fedcssl-simsiam", parties=2)
-    told = [training.train(made, "cpu", store=Store(tmp_path))[1]["releases"] for _ in range(2)]
+    told = [training.train(made, "cpu", store=Store(tmp_path))[1].releases for _ in range(2)]
     assert sorted(told[0]) == sorted(told[1])
     assert {found[0] for found in told[0]} >= {"pretrain", "finetune", "predict"}
 

@@ -125,10 +125,10 @@ def test_recovered_columns_are_scored_without_those_that_were_known(trained):
         seed=0,
         names=question.metrics,
     )
-    assert found["train"]["metrics"]["r2"] == 1
-    assert found["test"]["metrics"]["r2"] == pytest.approx(0, abs=1e-6)
-    assert found["test"]["ci95_rows"] == pytest.approx([0, 0], abs=1e-6)
-    assert found["test"]["chance"] == 0
+    assert found["train"].metrics["r2"] == 1
+    assert found["test"].metrics["r2"] == pytest.approx(0, abs=1e-6)
+    assert found["test"].ci95_rows == pytest.approx([0, 0], abs=1e-6)
+    assert found["test"].chance == 0
 
 
 def test_rows_whose_category_training_never_showed_are_not_scored():
@@ -142,8 +142,8 @@ def test_rows_whose_category_training_never_showed_are_not_scored():
         exclude=torch.tensor([]),
         seed=0,
     )
-    assert found["test"]["n"] == 2
-    assert found["test"]["metrics"]["accuracy"] == 1
+    assert found["test"].n == 2
+    assert found["test"].metrics["accuracy"] == 1
 
 
 def test_untrained_worlds_can_be_asked_before_training():

@@ -16,10 +16,10 @@ def perfect(labels):
 
 def test_perfect_guess_scores_one_everywhere():
     block = measure(perfect(LABELS), LABELS, "accuracy", seed=0)
-    assert block["metrics"] == {"accuracy": 1.0, "auc": 1.0, "f1": 1.0}
-    assert block["ci95_rows"] == [1.0, 1.0]
-    assert block["chance"] == 0.25
-    assert next(iter(block["metrics"])) == "accuracy"
+    assert block.metrics == {"accuracy": 1.0, "auc": 1.0, "f1": 1.0}
+    assert block.ci95_rows == (1.0, 1.0)
+    assert block.chance == 0.25
+    assert next(iter(block.metrics)) == "accuracy"
 
 
 def test_a_guess_of_one_class_is_flagged():
@@ -27,10 +27,10 @@ def test_a_guess_of_one_class_is_flagged():
     y = LABELS % 2
     scores = torch.stack([torch.zeros(200), 1.0 + y], dim=1)
     block = measure(scores, y, "auc", seed=0)
-    assert block["one_class"] is True
-    assert block["metrics"]["auc"] == 1.0
-    assert "one_class" not in measure(scores - torch.tensor([0.0, 1.5]), y, "auc", seed=0)
-    assert "one_class" not in measure(scores, scores, "r2", seed=0, names=["r2"])
+    assert block.one_class is True
+    assert block.metrics["auc"] == 1.0
+    assert not measure(scores - torch.tensor([0.0, 1.5]), y, "auc", seed=0).one_class
+    assert not measure(scores, scores, "r2", seed=0, names=["r2"]).one_class
 
 
 def test_auxiliary_rows_are_left_out_of_training_rows_only():
@@ -40,8 +40,8 @@ def test_auxiliary_rows_are_left_out_of_training_rows_only():
     found = score(
         guess, Secret({"train": LABELS, "test": LABELS}), headline="accuracy", exclude=torch.arange(50), seed=0
     )
-    assert (found["train"]["metrics"]["accuracy"], found["train"]["n"]) == (1.0, 150)
-    assert (found["test"]["metrics"]["accuracy"], found["test"]["n"]) == (0.75, 200)
+    assert (found["train"].metrics["accuracy"], found["train"].n) == (1.0, 150)
+    assert (found["test"].metrics["accuracy"], found["test"].n) == (0.75, 200)
 
 
 def test_against_a_shuffled_secret_a_perfect_guess_is_at_chance():
@@ -53,7 +53,7 @@ def test_against_a_shuffled_secret_a_perfect_guess_is_at_chance():
             headline="accuracy",
             exclude=torch.tensor([]),
             seed=0,
-        )["test"]["metrics"]["accuracy"]
+        )["test"].metrics["accuracy"]
         for seed in range(30)
     ]
     assert sum(hits) / 30 == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / 6000) ** 0.5)
@@ -84,9 +84,9 @@ def test_each_half_is_scored_by_itself():
     scores = perfect(LABELS)
     scores[50:][first] = scores[50:][first].roll(1, dims=1)
     found = scored(scores, LABELS, exclude=list(range(50)))
-    assert found["halves"] == [0.0, 1.0]
-    assert found["metrics"]["accuracy"] == 0.5
-    assert scored(perfect(LABELS), LABELS, exclude=list(range(50)))["halves"] == [1.0, 1.0]
+    assert found.halves == (0.0, 1.0)
+    assert found.metrics["accuracy"] == 0.5
+    assert scored(perfect(LABELS), LABELS, exclude=list(range(50))).halves == (1.0, 1.0)
 
 
 def test_values_are_split_as_well():
@@ -96,10 +96,10 @@ def test_values_are_split_as_well():
         Guess({"train": truth}), Secret({"train": truth}), headline="r2", exclude=torch.tensor([], dtype=torch.long),
         seed=0, names=("r2",),
     )  # fmt: skip
-    assert found["train"]["halves"] == [1.0, 1.0]
+    assert found["train"].halves == (1.0, 1.0)
 
 
 def test_halves_of_a_single_class_are_none():
     labels = torch.tensor([0] * 20 + [1])
     scores = torch.stack([-labels, labels], dim=1).float()
-    assert scored(scores, labels, headline="auc")["halves"] is None
+    assert scored(scores, labels, headline="auc").halves is None

@@ -7,6 +7,7 @@ from vflsec.core.errors import UsageError
 from vflsec.evaluation import engine
 from vflsec.evaluation import spec as specs
 from vflsec.evaluation.plan import NO_ADVERSARY, rows, training_cell
+from vflsec.evaluation.records import Prior, Result, StageDone
 from vflsec.evaluation.store import Store
 from vflsec.evaluation.training import one_thread, train
 from vflsec.report.report import Report
@@ -85,14 +86,14 @@ def test_a_stage_that_reads_labels_depends_on_them():
 def test_one_pre_training_serves_every_strength_attack_and_label_budget(tmp_path):
     spec = read(defenses=["iso"], strengths=[1.0, 5.0])
     todo, records = run(spec, tmp_path)
-    stages = [record for record in records if record["kind"] == "stage"]
-    assert [(s["method"], s["status"]) for s in stages] == [("fedlocal-simsiam", "ok"), ("fedhssl-simsiam", "ok")]
+    stages = [record for record in records if isinstance(record, StageDone)]
+    assert [(s.method, s.status) for s in stages] == [("fedlocal-simsiam", "ok"), ("fedhssl-simsiam", "ok")]
     assert len(todo.stages) == 2
     more = read(defenses=["iso"], strengths=[1.0, 5.0, 25.0], data={**SETTINGS["data"], "n_labeled": 40})
     again, records = run(more, tmp_path)
     assert again.stages == []
-    assert {record["status"] for record in records} <= {"ok", "unconverged"}
-    assert not any(record["kind"] == "stage" for record in Store(tmp_path).records().values())
+    assert {record.status for record in records} <= {"ok", "unconverged"}
+    assert not any(isinstance(record, StageDone) for record in Store(tmp_path).records().values())
 
 
 def test_a_stored_stage_gives_the_same_records_as_one_that_is_run(tmp_path):
@@ -101,7 +102,7 @@ def test_a_stored_stage_gives_the_same_records_as_one_that_is_run(tmp_path):
     run(read(defenses=["iso"], strengths=[5.0]), tmp_path / "b")
     _, second = run(spec, tmp_path / "b")
     assert second == []  # the undefended cell is the same
-    a, b = ({k: {**v, "seconds": 0} for k, v in Store(tmp_path / n).records().items()} for n in "ab")
+    a, b = ({k: msgspec.structs.replace(v, seconds={}) for k, v in Store(tmp_path / n).records().items()} for n in "ab")
     assert all(b[key] == record for key, record in a.items())
 
 
@@ -117,47 +118,47 @@ def test_a_stage_under_a_defense_is_not_the_undefended_one(defense, ciphertexts,
         defenses=[defense],
     )
     _, records = run(spec, tmp_path / "shared")
-    assert sum(record["kind"] == "stage" for record in records) == 2
+    assert sum(isinstance(record, StageDone) for record in records) == 2
     (defended,) = {row.cell.key: row.cell for row in rows(spec) if row.strength}.values()
     shared = Store(tmp_path / "shared").cell(defended.key).read()
     with one_thread():
         _, alone = train(defended, "cpu", store=Store(tmp_path / "alone"))
         _, undefended = train(msgspec.structs.replace(defended, defenses=()), "cpu")
     for facts in (shared, alone, undefended):
-        del facts["seconds"]
-    assert {**shared, "traffic": sorted(shared["traffic"])} == {**alone, "traffic": sorted(alone["traffic"])}
+        facts.seconds, facts.traffic = 0.0, sorted(facts.traffic)
+    assert shared == alone
     if not ciphertexts:  # sealed and not encrypted, the layer learns what it does in clear
-        assert shared["history"]["pretrain"] != undefended["history"]["pretrain"]
-    counted = sum(n for phase, *_, kind, n in shared["traffic"] if (phase, kind) == ("pretrain", "ciphertext"))
+        assert shared.history["pretrain"] != undefended.history["pretrain"]
+    counted = sum(n for phase, *_, kind, n in shared.traffic if (phase, kind) == ("pretrain", "ciphertext"))
     assert counted == ciphertexts
 
 
 def test_traffic_of_pre_training_is_counted_where_it_was_loaded(tmp_path):
     _, records = run(read(defenses=["iso"], strengths=[5.0]), tmp_path)
-    results = [record for record in records if record["kind"] == "result"]
-    phases = [{phase for phase, *_ in record["traffic"]} for record in results]
+    results = [record for record in records if isinstance(record, Result)]
+    phases = [{phase for phase, *_ in record.traffic} for record in results]
     assert phases == [{"pretrain", "finetune", "predict"}] * 2
-    assert len({record["nbytes"] for record in results}) == 1
+    assert len({record.nbytes for record in results}) == 1
 
 
 def test_an_attack_can_strike_after_pre_training(tmp_path):
     spec = read(attacks=["mc:epochs=20", "mc:epochs=20@pretrain"], defenses=["iso"], strengths=[25.0])
     _, records = run(spec, tmp_path)
-    found = [r for r in records if r["kind"] == "result"]
-    after = {tuple(r["defenses"]): r for r in found if r["attack"]["after"] == "pretrain"}
+    found = [r for r in records if isinstance(r, Result)]
+    after = {tuple(r.defenses): r for r in found if r.attack.after == "pretrain"}
     (clean, defended) = after[()], after[("iso:25",)]
-    assert clean["leak"] == defended["leak"]  # noise on fine-tuning's gradients comes later
-    last = {tuple(r["defenses"]): r for r in found if not r["attack"]["after"]}
-    assert clean["leak"] != last[()]["leak"]
-    assert clean["utility"] == last[()]["utility"]
+    assert clean.leak == defended.leak  # noise on fine-tuning's gradients comes later
+    last = {tuple(r.defenses): r for r in found if not r.attack.after}
+    assert clean.leak != last[()].leak
+    assert clean.utility == last[()].utility
 
 
 def test_alone_includes_a_model_that_the_adversary_pre_trained_by_itself(tmp_path):
     spec = read()
     _, records = run(spec, tmp_path)
-    priors = [record for record in records if record["kind"] == "prior"]
-    assert sorted(p["method"] for p in priors) == [*3 * ["fedhssl-simsiam"], "fedlocal-simsiam"]
-    assert all(p["leak"] for p in priors)
+    priors = [record for record in records if isinstance(record, Prior)]
+    assert sorted(p.method for p in priors) == [*3 * ["fedhssl-simsiam"], "fedlocal-simsiam"]
+    assert all(p.leak for p in priors)
 
 
 def test_an_unknown_phase_is_refused():
@@ -197,9 +198,9 @@ def test_who_carries_a_defence_is_checked():
 def test_a_method_without_an_adversary_has_a_utility_and_no_leak(tmp_path):
     spec = read(methods=["local", "fedsplitnn"], method={}, defenses=["iso"], strengths=[5.0])
     _, records = run(spec, tmp_path)
-    (alone,) = [r for r in records if r["kind"] == "result" and r["method"] == "local"]
-    assert alone["leak"] is None
-    assert alone["nbytes"] == 0
+    (alone,) = [r for r in records if isinstance(r, Result) and r.method == "local"]
+    assert alone.leak == {}
+    assert alone.nbytes == 0
     Store(tmp_path).write_settings(specs.to_toml(spec))
     report = Report.read(tmp_path)
     (point,) = [p for p in report.points if p.method == "local"]

@@ -2,10 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from vflsec.core.errors import StoreError
+from vflsec.evaluation.records import Block, CellFacts
 from vflsec.evaluation.store import CellFolder, Store
+from vflsec.testing.records import made_result
+
+BLOCK = Block(metrics={"auc": 0.75, "accuracy": 0.5}, ci95_rows=(0.7, 0.8), chance=0.5, n=90, halves=(0.7, 0.8))
 
 
 @pytest.fixture
@@ -17,19 +23,19 @@ def test_a_store_makes_its_folder_when_it_first_writes(tmp_path):
     store = Store(tmp_path / "a" / "run")
     assert (store.records(), store.cell("c").read()) == ({}, None)
     assert not list(tmp_path.iterdir())
-    store.append({"key": "x"})
+    store.append(made_result(key="x"))
     assert list(store.records()) == ["x"]
 
 
 def test_records_come_back_by_key(store):
-    store.append({"key": "a", "status": "ok"})
-    store.append({"key": "b", "status": "error"})
-    assert {key: record["status"] for key, record in store.records().items()} == {"a": "ok", "b": "error"}
+    store.append(made_result(key="a", status="ok"))
+    store.append(made_result(key="b", status="error"))
+    assert {key: record.status for key, record in store.records().items()} == {"a": "ok", "b": "error"}
 
 
 def test_torn_last_line_is_unfinished_at_every_byte(store):
-    store.append({"key": "a"})
-    store.append({"key": "b", "text": "é"})
+    store.append(made_result(key="a"))
+    store.append(made_result(key="b", error="é"))
     path = store.folder / "records.jsonl"
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
@@ -37,20 +43,20 @@ def test_torn_last_line_is_unfinished_at_every_byte(store):
         path.write_bytes(whole[:cut])
         assert list(store.records()) == ["a"]
         store.trim()
-        store.append({"key": "b", "text": "é"})
+        store.append(made_result(key="b", error="é"))
         assert path.read_bytes() == whole
 
 
 def test_forget_keeps_what_it_is_told_to(store):
-    store.append({"key": "a", "status": "ok"})
-    store.append({"key": "b", "status": "diverged"})
-    store.forget(lambda record: record["status"] == "ok")
+    store.append(made_result(key="a", status="ok"))
+    store.append(made_result(key="b", status="diverged"))
+    store.forget(lambda record: record.status == "ok")
     assert list(store.records()) == ["a"]
 
 
 def test_clear_drops_results_and_cells(store):
-    store.append({"key": "a"})
-    store.cell("c").write({"status": "ok"}, lambda folder: folder.mkdir())
+    store.append(made_result(key="a"))
+    store.cell("c").write(CellFacts(), lambda folder: folder.mkdir())
     store.clear()
     assert not store.records()
     assert store.cell("c").read() is None
@@ -69,12 +75,12 @@ def test_clear_leaves_what_is_not_ours(store):
 
 def test_failures_are_forgotten_with_their_cells(store):
     for key, status in (("a", "ok"), ("b", "diverged"), ("c", "error")):
-        store.append({"key": key, "status": status, "cell": key})
-        store.cell(key).write({"status": status}, lambda folder: folder.mkdir())
-    store.append({"key": "prior", "status": "error"})
+        store.append(made_result(key=key, status=status, cell=key))
+        store.cell(key).write(CellFacts(status=status), lambda folder: folder.mkdir())
+    store.append(made_result(key="prior", status="error"))
     store.forget_failures()
     assert list(store.records()) == ["a"]
-    assert [store.cell(key).read() for key in "abc"] == [{"status": "ok"}, None, None]
+    assert [store.cell(key).read() for key in "abc"] == [CellFacts(), None, None]
 
 
 def test_a_cell_appears_whole_or_not_at_all(store):
@@ -84,10 +90,10 @@ def test_a_cell_appears_whole_or_not_at_all(store):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        store.cell("c").write({"status": "ok"}, dies)
+        store.cell("c").write(CellFacts(), dies)
     assert store.cell("c").read() is None
-    store.cell("c").write({"status": "ok"}, lambda folder: folder.mkdir())
-    assert store.cell("c").read() == {"status": "ok"}
+    store.cell("c").write(CellFacts(), lambda folder: folder.mkdir())
+    assert store.cell("c").read() == CellFacts()
 
 
 def test_second_writer_is_refused(store):
@@ -95,24 +101,77 @@ def test_second_writer_is_refused(store):
         store.lock()
 
 
-@pytest.mark.parametrize("line", ["not json", "{}", "[1]", '{"schema": 2}'])
+@pytest.mark.parametrize("line", ["not json", "{}", "[1]", '{"schema": 3}', '{"schema": 3, "check": "", "record": {}}'])
 def test_foreign_lines_are_named(store, line):
     (store.folder / "records.jsonl").write_text(line + "\n")
-    with pytest.raises(StoreError, match=r"records.jsonl line 1 is not a result: remove it, or start --fresh"):
+    with pytest.raises(StoreError, match=r"records.jsonl line 1 is damaged, .*: compute .*--retry-errors"):
         store.records()
+
+
+def test_every_changed_byte_is_noticed(store):
+    """Whatever byte of a line changes, it is refused, or it is the record that was written."""
+    made = made_result(key="a", utility=BLOCK, leak={"test": BLOCK}, notes=["é"])
+    store.append(made)
+    path = store.folder / "records.jsonl"
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = []
+    for at in range(len(whole) - 1):
+        damaged = bytearray(whole)
+        damaged[at] = rng.choice([b for b in range(256) if b not in (damaged[at], ord("\n"))])
+        path.write_bytes(bytes(damaged))
+        try:
+            assert store.records() == {"a": made}
+        except StoreError as error:
+            refused.append(str(error))
+    assert all("records.jsonl line 1 " in line for line in refused)
+    assert len(refused) > 0.95 * len(whole)
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"metrics": {"auc": 4.475}}, "test has auc = 4.475"),
+        ({"metrics": {"accuracy": -0.1}}, "test has accuracy = -0.1"),
+        ({"metrics": {"r2": 1.5}}, "test has r2 = 1.5"),
+        ({"metrics": {}}, "test has no metric"),
+        ({"n": 0}, "test has no metric, or no rows"),
+        ({"halves": (0.5, 2.0)}, "test has auc = 2"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(store, changed, fault):
+    store.append(made_result(leak={"test": replace(BLOCK, **changed)}))
+    with pytest.raises(StoreError, match=fault):
+        store.records()
+
+
+def test_damaged_lines_and_cells_are_computed_again(store):
+    store.append(made_result(key="a"))
+    store.append(made_result(key="b"))
+    store.cell("c").write(CellFacts(), lambda folder: folder.mkdir())
+    path, facts = store.folder / "records.jsonl", store.cell("c").path / "cell.json"
+    path.write_bytes(path.read_bytes().replace(b'"b"', b'"x"'))
+    facts.write_bytes(facts.read_bytes()[:-3])
+    with pytest.raises(StoreError, match="line 2 is damaged, its checksum does not match"):
+        store.records()
+    with pytest.raises(StoreError, match=r"cell.json is damaged .*--retry-errors"):
+        store.cell("c").read()
+    store.forget_failures()
+    assert list(store.records()) == ["a"]
+    assert store.cell("c").read() is None
 
 
 def test_other_schema_is_refused(store):
     (store.folder / "records.jsonl").write_text('{"schema": 99, "key": "a"}\n')
-    with pytest.raises(StoreError, match="line 1 has schema 99, expected 2"):
+    with pytest.raises(StoreError, match="line 1 has schema 99, expected 3"):
         store.records()
 
 
 @pytest.mark.parametrize("write", [
     lambda store: store.lock(),
-    lambda store: store.append({"key": "a"}),
+    lambda store: store.append(made_result(key="a")),
     lambda store: store.write_settings(""),
-    lambda store: store.cell("c").write({}, lambda folder: folder.mkdir()),
+    lambda store: store.cell("c").write(CellFacts(), lambda folder: folder.mkdir()),
 ])  # fmt: skip
 def test_folder_that_cannot_be_written(tmp_path, write):
     (tmp_path / "file").touch()

@@ -1,17 +1,19 @@
 """From records to points: the arithmetic on records whose numbers are chosen by hand."""
 
 import copy
-import json
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from vflsec.evaluation import spec as specs
 from vflsec.evaluation.cap import cap
 from vflsec.evaluation.plan import priors, rows
+from vflsec.evaluation.records import Block
 from vflsec.evaluation.spec import AttackSpec
 from vflsec.evaluation.statistics import over_seeds
 from vflsec.evaluation.summary import summarize
+from vflsec.testing.records import made_prior, made_result
 from vflsec.testing.reports import check_report
 
 SPEC = specs.read({"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1, 5], "seeds": 3})
@@ -23,35 +25,27 @@ JITTER = (-0.02, 0.0, 0.02)
 def block(value, accuracy=0.5, n=100, apart=0.0):
     """A block whose halves differ by twice ``apart``."""
     metrics = {"auc": value, "accuracy": accuracy, "f1": 0.1, "ks": 0.2}
-    halves = [value + apart, value - apart]
-    return {"metrics": metrics, "ci95_rows": [value - 0.05, value + 0.05], "chance": 0.5, "n": n, "halves": halves}
+    halves = (value + apart, value - apart)
+    return Block(metrics=metrics, ci95_rows=(value - 0.05, value + 0.05), chance=0.5, n=n, halves=halves)
 
 
 def make_records(spec=SPEC, *, attack_fold=0.7, logistic_fold=0.6, mc_alone_fold=0.5):
     found = {}
     for row in rows(spec):
         value = LEAK[row.strength] + JITTER[row.seed]
-        found[row.key] = {
-            "kind": "result",
-            "status": "ok",
-            "attack": {"name": row.attack.name},
-            "utility": block(UTILITY[row.strength] - JITTER[row.seed]),
-            "leak": {"test": block(value, accuracy=value - 0.1), "train": block(value + 0.03)},
-            "fold": attack_fold,
-            "budget": {"updates": 600},
-            "nbytes": 1000,
-            "seconds": {"train": 1.0, "attack": 0.5},
-        }
+        found[row.key] = made_result(
+            utility=block(UTILITY[row.strength] - JITTER[row.seed]),
+            leak={"test": block(value, accuracy=value - 0.1), "train": block(value + 0.03)},
+            fold=attack_fold,
+            budget={"updates": 600},
+            nbytes=1000,
+            seconds={"train": 1.0, "attack": 0.5},
+        )
     for prior in priors(spec):
         alone, fold = (0.55, mc_alone_fold) if prior.attack.name == "mc" else (0.58, logistic_fold)
-        found[prior.key] = {
-            "kind": "prior",
-            "status": "ok",
-            "attack": {"name": prior.attack.name},
-            "leak": {"test": block(alone + JITTER[prior.seed]), "train": block(alone)},
-            "fold": fold,
-            "budget": {},
-        }
+        found[prior.key] = made_prior(
+            leak={"test": block(alone + JITTER[prior.seed]), "train": block(alone)}, fold=fold
+        )
     return found
 
 
@@ -101,7 +95,7 @@ def test_alone_is_chosen_on_one_half_and_scored_on_the_other():
     records = make_records()
     for prior in priors(SPEC):
         own = block(0.54, apart=0.03) if prior.attack.name == "mc" else block(0.56, apart=0.06)
-        records[prior.key] = {**records[prior.key], "leak": {"test": own}}
+        records[prior.key] = replace(records[prior.key], leak={"test": own})
     leak = summary_of(records).points[0].leak
     assert leak.alone == pytest.approx((0.50 + 0.57) / 2)
     assert leak.alone < 0.56, "the largest of the two has been lucky"
@@ -116,7 +110,7 @@ def test_alone_is_one_value_for_all_methods_defenses_and_attacks():
     assert [p.leak.alone for p in summary.points] == pytest.approx([0.58] * 12)
     for prior in priors(spec):
         if prior.method == "vertical-lr" and prior.attack.name == "mc":
-            records[prior.key] = {**records[prior.key], "leak": {"test": block(0.65), "train": block(0.65)}}
+            records[prior.key] = replace(records[prior.key], leak={"test": block(0.65), "train": block(0.65)})
     summary = summary_of(records, spec)
     assert {p.leak.alone for p in summary.points} == {0.65}, "the rows of fedsplitnn as well"
 
@@ -147,7 +141,7 @@ def test_worst_takes_the_rows_on_which_an_attack_leaks_most():
 def test_worst_may_throw_the_model_away_and_not_joining_has_no_advantage():
     records = make_records(attack_fold=0.9)
     for row in rows(SPEC):
-        records[row.key] = {**records[row.key], "leak": {"test": block(0.51), "train": block(0.51)}}
+        records[row.key] = replace(records[row.key], leak={"test": block(0.51), "train": block(0.51)})
     for point in summary_of(records).worst:
         assert (point.choice, point.leak.mean, point.leak.rows) == ("alone", pytest.approx(0.58), "test")
         assert (point.leak.advantage, point.leak.advantage_ci95) == (0.0, (0.0, 0.0))
@@ -162,7 +156,7 @@ def test_worst_is_chosen_on_one_half_of_the_rows_and_scored_on_the_other():
     records = make_records(spec)
     for row in rows(spec):
         leak = block(0.80, apart=0.04) if row.label == "mc" else block(0.75, apart=-0.03)
-        records[row.key] = {**records[row.key], "leak": {"test": leak}}
+        records[row.key] = replace(records[row.key], leak={"test": leak})
     point = summary_of(records, spec, contrived=True).worst[0]
     assert (point.choice, point.leak.rows) == ("mc, spectral-embedding", "test")
     assert point.leak.mean == pytest.approx(0.74)
@@ -177,10 +171,10 @@ def test_halves_that_choose_other_rows_are_held_against_alone_on_these():
     records = make_records()
     for row in rows(SPEC):
         leak = {"test": block(0.80, apart=0.04), "train": block(0.75, apart=-0.03)}
-        records[row.key] = {**records[row.key], "leak": leak}
+        records[row.key] = replace(records[row.key], leak=leak)
     for prior in priors(SPEC):
         leak = {"test": block(0.60, apart=0.01), "train": block(0.50, apart=0.02)}
-        records[prior.key] = {**records[prior.key], "leak": leak}
+        records[prior.key] = replace(records[prior.key], leak=leak)
     leak = summary_of(records, contrived=True).worst[0].leak
     assert (leak.rows, leak.mean) == ("test+train", pytest.approx((0.76 + 0.72) / 2))
     assert leak.alone == pytest.approx((0.59 + 0.52) / 2), "on the same halves of the same rows"
@@ -193,7 +187,7 @@ def test_with_one_seed_the_interval_of_worst_is_over_rows_and_covers_the_choice(
     records = make_records(spec)
     for row in rows(spec):
         leak = block(0.80, apart=0.04) if row.label == "mc" else block(0.75, apart=-0.03)
-        records[row.key] = {**records[row.key], "leak": {"test": leak}}
+        records[row.key] = replace(records[row.key], leak={"test": leak})
     leak = summary_of(records, spec, contrived=True).worst[0].leak
     half = 0.05 * 2**0.5  # of half the rows
     margin = (half**2 + half**2) ** 0.5 / 2
@@ -204,7 +198,7 @@ def test_with_one_seed_the_interval_of_worst_is_over_rows_and_covers_the_choice(
 def test_too_few_rows_to_be_split_are_told():
     records = make_records()
     for key, record in records.items():
-        records[key] = {**record, "leak": {name: {**own, "halves": None} for name, own in record["leak"].items()}}
+        records[key] = replace(record, leak={name: replace(own, halves=None) for name, own in record.leak.items()})
     summary = summary_of(records)
     assert summary.worst[0].leak.mean == pytest.approx(0.83)
     assert summary.notes[-1].startswith("too few rows to be split")
@@ -216,10 +210,10 @@ def test_an_attack_that_fails_in_some_seeds_competes_on_those_that_all_have():
     records = make_records(spec)
     for row in rows(spec):
         if row.label == "spectral-embedding":
-            found = {"status": "error", "leak": None} if row.seed == 2 else {"leak": {"test": block(0.85)}}
+            found = {"status": "error", "leak": {}} if row.seed == 2 else {"leak": {"test": block(0.85)}}
         else:
             found = {"leak": {"test": block(0.99 if row.seed == 2 else 0.80)}}
-        records[row.key] = {**records[row.key], **found}
+        records[row.key] = replace(records[row.key], **found)
     point = summary_of(records, spec).worst[0]
     assert (point.choice, point.leak.mean, point.leak.n) == ("spectral-embedding", pytest.approx(0.85), 2)
     assert point.statuses == {"ok": 2, "error": 1}
@@ -232,7 +226,7 @@ def test_what_the_adversary_would_have_picked_is_a_figure_of_its_own():
     records = make_records(spec)
     for row in rows(spec):
         if row.label == "spectral-embedding":
-            records[row.key] = {**records[row.key], "fold": 0.9, "leak": {"test": block(0.52), "train": block(0.52)}}
+            records[row.key] = replace(records[row.key], fold=0.9, leak={"test": block(0.52), "train": block(0.52)})
     summary = summary_of(records, spec)
     assert [(p.attack, p.choice) for p in summary.worst] == [("worst", "mc")] * 3
     assert [(p.attack, p.choice, p.leak.mean) for p in summary.picked] == [("picked", "spectral-embedding", 0.52)] * 3
@@ -248,7 +242,7 @@ def test_picks_are_by_folds_over_all_seeds():
     """One seed whose folds favour the other candidate does not change the pick, which the mean makes."""
     records = make_records()
     for key in keys_of(1.0, 0):
-        records[key] = {**records[key], "fold": 0.45}  # the other two have 0.7, the logistic regression 0.6
+        records[key] = replace(records[key], fold=0.45)  # the other two have 0.7, the logistic regression 0.6
     assert summary_of(records).picked[1].choice == "mc"
 
 
@@ -257,7 +251,7 @@ def test_worst_shows_which_attacks_gave_no_number():
     records = make_records(spec)
     for row in rows(spec):
         if row.label == "spectral-embedding" and row.strength == 1.0:
-            records[row.key] = {**records[row.key], "status": "error", "leak": None}
+            records[row.key] = replace(records[row.key], status="error", leak={})
     summary = summary_of(records, spec, max_leak={"worst": 1.0})
     assert next(p for p in summary.worst if p.strength == 1.0).statuses == {"error": 3}
     assert summary.gates[0].holds is None
@@ -269,7 +263,7 @@ def test_worst_is_unconverged_only_where_an_attack_that_it_names_is():
         records = make_records(spec)
         for row in rows(spec):
             if row.label == unconverged:
-                records[row.key] = {**records[row.key], "status": "unconverged"}
+                records[row.key] = replace(records[row.key], status="unconverged")
         found = next(p for p in summary_of(records, spec).worst if p.strength == 0.0)
         assert (found.choice, found.statuses) == ("mc", statuses)
 
@@ -277,7 +271,7 @@ def test_worst_is_unconverged_only_where_an_attack_that_it_names_is():
 def test_an_attack_on_training_rows_only_is_judged_on_these():
     records = make_records()
     for key, record in records.items():
-        records[key] = {**record, "leak": {"train": record["leak"]["train"]}}
+        records[key] = replace(record, leak={"train": record.leak["train"]})
     summary = summary_of(records, max_leak={"mc": 0.1})
     assert {p.leak.rows for p in summary.points} == {"train"}
     assert all(p.leak == p.leak_train for p in summary.points)
@@ -290,7 +284,7 @@ def test_the_only_survivor_of_several_seeds_has_no_interval():
     records = make_records()
     for seed in (0, 1):
         for key in keys_of(1.0, seed):
-            records[key] = {**records[key], "status": "diverged", "utility": None, "leak": None}
+            records[key] = replace(records[key], status="diverged", utility=None, leak={})
     leak = summary_of(records).points[1].leak
     assert (leak.n, leak.ci95, leak.interval) == (1, (None, None), "none")
 
@@ -304,14 +298,14 @@ def test_notes_say_what_a_reader_must_know():
 def test_attacks_that_could_be_mounted_and_were_not_run_are_told():
     records = make_records()
     for row in rows(SPEC):
-        records[row.key]["mountable"] = ["mc", "norm"] if row.seed else ["averaging", "mc"]
+        records[row.key] = replace(records[row.key], mountable=["mc", "norm"] if row.seed else ["averaging", "mc"])
     assert summary_of(records).not_run == ["averaging", "norm"]
 
 
 def test_what_trainings_noted_is_told_once():
-    records = {
-        key: {**record, "method": "fedsplitnn", "notes": ["too narrow"]} for key, record in make_records().items()
-    }
+    records = make_records()
+    for row in rows(SPEC):
+        records[row.key] = replace(records[row.key], notes=["too narrow"])
     assert summary_of(records).notes == ["fedsplitnn: too narrow"]
 
 
@@ -331,7 +325,7 @@ def test_the_cap_of_worst_folds_the_headline_of_each_strength():
     """At 1 mc leaks most on training rows, .73; at 5 alone does on test rows."""
     records = make_records()
     for key in [key for seed in range(3) for key in keys_of(5.0, seed)]:
-        records[key] = {**records[key], "leak": {"test": block(0.51), "train": block(0.51)}}
+        records[key] = replace(records[key], leak={"test": block(0.51), "train": block(0.51)})
     worst = summary_of(records).cap[0]
     by_seed = [cap([0.85 - j, 0.75 - j], [0.73 + j, 0.58 + j]) for j in JITTER]
     assert worst.value == pytest.approx(sum(by_seed) / 3)
@@ -342,8 +336,8 @@ def test_the_cap_of_worst_folds_the_headline_of_each_strength():
 def test_a_guess_of_one_class_takes_the_accuracy_out_of_cap_and_nothing_else():
     records = make_records()
     (key,) = keys_of(5.0, 1)
-    blocks = {split: {**block, "one_class": True} for split, block in records[key]["leak"].items()}
-    records[key] = {**records[key], "leak": blocks}
+    blocks = {split: replace(block, one_class=True) for split, block in records[key].leak.items()}
+    records[key] = replace(records[key], leak=blocks)
     (_, before), (worst, found) = summary_of().cap, summary_of(records).cap
     assert found.accuracy_value is None
     assert worst.accuracy_value is None
@@ -355,7 +349,7 @@ def test_a_guess_of_one_class_takes_the_accuracy_out_of_cap_and_nothing_else():
 def test_a_diverged_seed_gives_a_status_and_no_cap():
     records = make_records()
     for key in keys_of(5.0, 1):
-        records[key] = {**records[key], "status": "diverged", "utility": None, "leak": None}
+        records[key] = replace(records[key], status="diverged", utility=None, leak={})
     summary = summary_of(records)
     point = summary.points[2]
     assert (point.status, point.statuses, point.leak.n) == ("diverged", {"ok": 2, "diverged": 1}, 2)
@@ -368,10 +362,11 @@ def test_alone_is_one_value_for_rows_that_lost_a_seed():
     records = make_records()
     for seed in range(3):
         for key in keys_of(1.0, seed):
-            records[key] = {**records[key], "leak": {"test": block((0.9, 0.6, 0.6)[seed])}}
+            records[key] = replace(records[key], leak={"test": block((0.9, 0.6, 0.6)[seed])})
     for prior in priors(SPEC):
-        records[prior.key] = {**records[prior.key], "leak": {"test": block((0.7, 0.5, 0.5)[prior.seed])}}
-    records[keys_of(1.0, 0)[0]] |= {"status": "error", "leak": None}
+        records[prior.key] = replace(records[prior.key], leak={"test": block((0.7, 0.5, 0.5)[prior.seed])})
+    first = keys_of(1.0, 0)[0]
+    records[first] = replace(records[first], status="error", leak={})
     leaks = [p.leak for p in summary_of(records).points]
     assert [leak.alone for leak in leaks] == pytest.approx([1.7 / 3] * 3)
     assert leaks[1].advantage == pytest.approx(0.1), "over the two seeds that are left"
@@ -381,7 +376,7 @@ def test_a_point_with_nothing_has_no_number_at_all():
     records = make_records()
     for seed in range(3):
         for key in keys_of(5.0, seed):
-            records[key] = {**records[key], "status": "collapsed", "utility": None, "leak": None}
+            records[key] = replace(records[key], status="collapsed", utility=None, leak={})
     point = summary_of(records).points[2]
     assert (point.status, point.leak.mean, point.utility.mean, point.leak.alone, point.nbytes) == (
         "collapsed",
@@ -401,7 +396,7 @@ def test_missing_results_are_said():
 def test_an_unconverged_attack_keeps_its_number_and_says_so():
     records = make_records()
     key = keys_of(1.0, 0)[0]
-    records[key] = {**records[key], "status": "unconverged"}
+    records[key] = replace(records[key], status="unconverged")
     point = summary_of(records).points[1]
     assert (point.status, point.leak.n) == ("unconverged", 3)
 
@@ -451,7 +446,7 @@ def test_utility_gate_takes_the_near_end():
 def test_a_gate_on_what_gave_no_number_is_undecided():
     records = make_records()
     key = keys_of(5.0, 0)[0]
-    records[key] = {**records[key], "status": "diverged", "utility": None, "leak": None}
+    records[key] = replace(records[key], status="diverged", utility=None, leak={})
     assert summary_of(records, max_leak={"mc": 0.99}).gates[0].holds is None
     assert summary_of(records, max_leak={"mc": 0.1}).gates[0].holds is False
     assert summary_of({}, max_leak={"mc": 0.99}).gates[0].holds is None
@@ -461,7 +456,7 @@ def test_records_are_not_changed():
     records = make_records()
     before = copy.deepcopy(records)
     summary_of(records)
-    assert json.dumps(records) == json.dumps(before)
+    assert records == before
 
 
 @pytest.mark.parametrize(

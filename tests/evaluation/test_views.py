@@ -14,6 +14,7 @@ from vflsec.evaluation import engine, mounting, plan
 from vflsec.evaluation import spec as specs
 from vflsec.evaluation.mounting import KINDS
 from vflsec.evaluation.questions import ask
+from vflsec.evaluation.records import Prior, Result
 from vflsec.evaluation.store import Store
 
 UNREADABLE = frozenset({Kind.CIPHERTEXT, Kind.CONTROL})
@@ -108,26 +109,26 @@ def run(tmp_path, spec):
     engine.check(spec)
     store = Store(tmp_path)
     found = list(engine.evaluate(engine.plan(spec, store), store))
-    return [record for record in found if record["kind"] == "result"], [r for r in found if r["kind"] == "prior"]
+    return [record for record in found if isinstance(record, Result)], [r for r in found if isinstance(r, Prior)]
 
 
 def test_gradients_of_pre_training_with_a_source_give_its_labels_away(tmp_path):
     spec = settings("prada", attacks=["direction@pretrain"], **LEARNING)
     ((record,), priors) = run(tmp_path, spec)
-    assert record["status"] == "ok"
-    assert set(record["leak"]) == {"train"}
-    assert record["leak"]["train"]["n"] == 80 - 20
-    assert record["leak"]["train"]["metrics"]["auc"] == pytest.approx(1, abs=0.01)
-    regression = next(prior for prior in priors if prior["attack"]["name"] == "logistic")
-    assert set(regression["leak"]) == {"train"}
-    assert regression["leak"]["train"]["n"] == 80 - 20
+    assert record.status == "ok"
+    assert set(record.leak) == {"train"}
+    assert record.leak["train"].n == 80 - 20
+    assert record.leak["train"].metrics["auc"] == pytest.approx(1, abs=0.01)
+    regression = next(prior for prior in priors if prior.attack.name == "logistic")
+    assert set(regression.leak) == {"train"}
+    assert regression.leak["train"].n == 80 - 20
 
 
 def test_the_source_attacks_columns_of_its_own_people(tmp_path):
     spec = settings("prada", "source", attacks=["inversion-blackbox@pretrain", "attribute@pretrain"], **LEARNING)
     records, _ = run(tmp_path, spec)
-    assert [record["status"] for record in records] == ["ok", "ok"]
-    assert all(record["leak"]["train"]["n"] == 80 - 20 for record in records)
+    assert [record.status for record in records] == ["ok", "ok"]
+    assert all(record.leak["train"].n == 80 - 20 for record in records)
 
 
 def test_the_source_has_no_other_question():
@@ -171,7 +172,7 @@ def test_the_server_mounts_what_it_can_and_all_strikes_after_a_phase(tmp_path):
     assert sum("for the passive side" in line for line in lines) == 1
     assert len(lines) < len(left_out) / 2
     records, _ = run(tmp_path, found)
-    assert [record["leak"]["parameters"]["metrics"]["r2"] for record in records] == pytest.approx([1, 1], abs=1e-6)
+    assert [record.leak["parameters"].metrics["r2"] for record in records] == pytest.approx([1, 1], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +198,8 @@ def test_without_pre_training_nothing_strikes_after_it(attack):
 def test_a_passive_party_attacks_the_active_partys_columns_of_training_rows(tmp_path):
     spec = settings("fedcssl-simsiam", attacks=["inversion-blackbox:victim=active", "attribute@pretrain"], seeds=1)
     records, _ = run(tmp_path, spec)
-    assert [record["status"] for record in records] == ["ok", "ok"]
-    assert all(set(record["leak"]) == {"train"} for record in records)
+    assert [record.status for record in records] == ["ok", "ok"]
+    assert all(set(record.leak) == {"train"} for record in records)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,9 @@ from vflsec.core.errors import UsageError
 
 if TYPE_CHECKING:
     from vflsec.evaluation.engine import Plan
+    from vflsec.evaluation.records import Record, StageDone
     from vflsec.evaluation.spec import EvalSpec
-    from vflsec.evaluation.store import Record, Store
+    from vflsec.evaluation.store import Store
     from vflsec.report.report import Report
 
 
@@ -225,7 +226,7 @@ def announce(spec: EvalSpec, todo: Plan, folder: Path) -> None:
     click.echo(f"{count(todo.cached + missing, 'result')}: {todo.cached} cached, {what}   {folder}", err=True)
 
 
-def watch(records: Iterable[Record], todo: Plan) -> None:
+def watch(records: Iterable[Record | StageDone], todo: Plan) -> None:
     """Show progress on stderr: a bar on a terminal, plain lines elsewhere."""
     from rich.console import Console
     from rich.progress import (
@@ -237,7 +238,7 @@ def watch(records: Iterable[Record], todo: Plan) -> None:
         TimeRemainingColumn,
     )
 
-    from vflsec.evaluation.store import FAILED
+    from vflsec.evaluation.records import FAILED
 
     console = Console(stderr=True)
     if not todo.missing:
@@ -256,22 +257,22 @@ def watch(records: Iterable[Record], todo: Plan) -> None:
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("results", total=todo.missing)
         for record in records:
-            if record["status"] in FAILED:
+            if record.status in FAILED:
                 progress.console.print(describe(record), markup=False)
             progress.update(bar, advance=1, description=describe(record))
 
 
-def describe(record: Record) -> str:
+def describe(record: Record | StageDone) -> str:
     """Return one record in a few words, with the cause where it failed."""
-    from vflsec.evaluation.store import FAILED
+    from vflsec.evaluation.records import FAILED, Result, StageDone
 
-    if record["kind"] == "stage":
-        return f"{record['method']} {record['stage']} seed {record['seed']}: {record['status']}"
-    what = " ".join(record.get("defenses") or ["no defense"]) if record["kind"] == "result" else "alone"
-    attack = record["attack"]["name"] if record["attack"] else "utility"
-    attack = f"without {attack}" if record.get("control") else attack
-    cause = f", {record['error']}" if record["status"] in FAILED and record.get("error") else ""
-    return f"{record['method']} {what} {attack} seed {record['seed']}: {record['status']}{cause}"
+    if isinstance(record, StageDone):
+        return f"{record.method} {record.stage} seed {record.seed}: {record.status}"
+    what = (" ".join(record.defenses) or "no defense") if isinstance(record, Result) else "alone"
+    attack = record.attack.name if record.attack else "utility"
+    attack = f"without {attack}" if isinstance(record, Result) and record.control else attack
+    cause = f", {record.error}" if record.status in FAILED and record.error else ""
+    return f"{record.method} {what} {attack} seed {record.seed}: {record.status}{cause}"
 
 
 def finish(report: Report, folder: Path, form: str) -> None:

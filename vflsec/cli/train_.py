@@ -66,13 +66,14 @@ def command(
             lambda phase, done, total: progress.update(bar, description=phase, completed=done, total=total),
             record,
         )
-    for note in facts["notes"]:
+    for note in facts.notes:
         click.echo(f"NOTE {note}", err=True)
-    for name, value in facts["utility"]["metrics"].items():
+    assert facts.utility is not None, "its training has ended well"
+    for name, value in facts.utility.metrics.items():
         click.echo(f"{name:10} {value:.4f}")
-    nbytes = sum(count for phase, *_, count in facts["traffic"] if phase != "predict")
+    nbytes = sum(count for phase, *_, count in facts.traffic if phase != "predict")
     click.echo(f"{'traffic':10} {nbytes / 1e6:.1f} MB")
-    for found in spent_at_most(trained, facts["releases"]):
+    for found in spent_at_most(trained, facts.releases):
         click.echo(f"{'epsilon':10} {budget(found)}")
     if out:
         CellFolder(out).write(facts, trained.save)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -438,7 +438,7 @@ class Trained:
 
     method: Method
     world: World
-    history: Mapping[str, list[float]]
+    history: Mapping[str, Sequence[float | None]]
 
     def predict(self, split: str) -> Tensor:
         """Return finite logits (n, C).

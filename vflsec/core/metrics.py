@@ -94,6 +94,15 @@ METRICS: dict[str, Callable[[Scores, Any], float]] = {
 }
 
 
+def possible(metric: str, value: float) -> bool:
+    """Whether ``metric`` can have this value."""
+    if metric == "mse":
+        return value >= 0
+    if metric in VALUES:
+        return value <= (1 if metric == "r2" else 100)
+    return 0 <= value <= 1
+
+
 def applicable(n_classes: int) -> tuple[str, ...]:
     """Return the metrics that say something about a task with C classes; the first is its headline."""
     if n_classes == 2:

@@ -14,10 +14,9 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from vflsec.evaluation.store import Record
+import msgspec
 
-Block = Record
-"""The metrics of one guess on the rows of one split, as the scorer returns them."""
+from vflsec.evaluation.records import Block
 
 Candidate = tuple[str, str]
 """The name of what guessed, and the rows that it guessed."""
@@ -55,17 +54,6 @@ def cross_scored(candidates: Candidates, choice: Choice) -> dict[int, Block]:
     return {seed: _crossed(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())}
 
 
-def headline(block: Block) -> tuple[str, float]:
-    """Return name and value of a block's first metric, which is the dataset's headline."""
-    name = next(iter(block["metrics"]))
-    return name, float(block["metrics"][name])
-
-
-def overfit(block: Block) -> float:
-    """Return how much more the choices leak on the rows that chose them than on the others; 0 without a choice."""
-    return float(block.get("overfit", 0.0))
-
-
 def _largest(candidates: Candidates, half: int) -> Candidate:
     seeds = _shared_seeds(candidates)
     compared = {name: found for name, found in candidates.items() if seeds <= found.keys()}
@@ -82,7 +70,7 @@ def _shared_seeds(candidates: Candidates) -> set[int]:
 
 def _on_half(block: Block, half: int) -> float:
     """Return the headline on one half; on all rows where these are too few to be split."""
-    return float(block["halves"][half]) if block["halves"] else headline(block)[1]
+    return block.halves[half] if block.halves else block.headline
 
 
 def _crossed(first: Block, second: Block) -> Block:
@@ -91,19 +79,18 @@ def _crossed(first: Block, second: Block) -> Block:
     The halves are disjoint, so their errors are independent. The interval of half the rows is sqrt(2) times as wide as
     that of all rows, and the mean of two halves is half their sum: hence the root mean square of the two intervals.
     """
-    name, _ = headline(first)
     value = (_on_half(first, 1) + _on_half(second, 0)) / 2
     chosen_on = (_on_half(first, 0) + _on_half(second, 1)) / 2
-    others = {key: (first["metrics"][key] + second["metrics"][key]) / 2 for key in first["metrics"]}
-    sides = [[abs(headline(one)[1] - end) for end in one["ci95_rows"]] for one in (first, second)]
+    others = {key: (first.metrics[key] + second.metrics[key]) / 2 for key in first.metrics}
+    sides = [[abs(one.headline - end) for end in one.over_rows] for one in (first, second)]
     low, high = (math.sqrt((a**2 + b**2) / 2) for a, b in zip(*sides, strict=True))
-    return {
-        **first,
-        "metrics": {**others, name: value},
-        "halves": [_on_half(second, 0), _on_half(first, 1)],
-        "ci95_rows": [value - low, value + high],
-        "chance": (first["chance"] + second["chance"]) / 2,
-        "n": (first["n"] + second["n"]) // 2,
-        "one_class": bool(first.get("one_class") or second.get("one_class")),
-        "overfit": chosen_on - value,
-    }
+    return msgspec.structs.replace(
+        first,
+        metrics={**others, first.metric: value},
+        halves=(_on_half(second, 0), _on_half(first, 1)),
+        ci95_rows=(value - low, value + high),
+        chance=(first.chance + second.chance) / 2,
+        n=(first.n + second.n) // 2,
+        one_class=first.one_class or second.one_class,
+        overfit=chosen_on - value,
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,10 +11,11 @@ import torch
 from vflsec.core.method import Trained, World
 from vflsec.core.sabotage import Sabotage
 from vflsec.core.seeds import derive
+from vflsec.evaluation.records import Block, Impact, Triggered
 from vflsec.evaluation.statistics import over_rows
 
 
-def damage(trained: Trained, saboteurs: Mapping[str, Sabotage], utility: dict[str, Any]) -> dict[str, Any]:
+def damage(trained: Trained, saboteurs: Mapping[str, Sabotage], utility: Block) -> Impact:
     """Return the block of a record that says what came of sabotage, or of none where ``trained`` is honest.
 
     Args:
@@ -27,10 +27,10 @@ def damage(trained: Trained, saboteurs: Mapping[str, Sabotage], utility: dict[st
         Diverged: a prediction is not finite.
     """
     aim = next((attack.aim for attack in saboteurs.values()), None)  # those who collude have one
-    return {"utility": utility, "success": None if aim is None else success(trained, saboteurs, aim)}
+    return Impact(utility=utility, success=None if aim is None else success(trained, saboteurs, aim))
 
 
-def success(trained: Trained, saboteurs: Mapping[str, Sabotage], aim: int) -> dict[str, Any]:
+def success(trained: Trained, saboteurs: Mapping[str, Sabotage], aim: int) -> Triggered:
     """Return the share of test rows of other classes that are taken for class ``aim`` once they bear the trigger."""
     world = trained.world
     with world.aside(), triggered(world, saboteurs, "test"):
@@ -40,7 +40,7 @@ def success(trained: Trained, saboteurs: Mapping[str, Sabotage], aim: int) -> di
     wanted = np.full(len(z), aim)
     rng = np.random.default_rng(derive(world.seed, "bootstrap"))
     share = float((z.argmax(axis=1) == wanted).mean())
-    return {"share": share, "ci95_rows": list(over_rows("accuracy", z, wanted, rng)), "n": len(z)}
+    return Triggered(share=share, ci95_rows=over_rows("accuracy", z, wanted, rng), n=len(z))
 
 
 @contextmanager

@@ -32,9 +32,10 @@ from vflsec.evaluation.plan import (
     without_federation,
 )
 from vflsec.evaluation.questions import about_source, ask
+from vflsec.evaluation.records import Record, StageDone
 from vflsec.evaluation.runner import Task
 from vflsec.evaluation.spec import AttackSpec, DefenseSpec, EvalSpec
-from vflsec.evaluation.store import Record, Store
+from vflsec.evaluation.store import Store
 from vflsec.evaluation.world import build_defense, build_method, build_world, recruit
 
 Item = TypeVar("Item", Row, Prior)
@@ -264,7 +265,7 @@ def _check_heard(spec: EvalSpec, methods: Sequence[type[Method]]) -> None:
 
 def evaluate(
     todo: Plan, store: Store, *, jobs: int = 1, device: str = "cpu", engine: str = "local"
-) -> Iterator[Record]:
+) -> Iterator[Record | StageDone]:
     """Compute the missing results, yielding each after it is on the disk, always in the order of the plan.
 
     The order, and every number but the timings, is the same for any ``jobs`` and ``engine``, and after an interruption.
@@ -285,7 +286,7 @@ def evaluate(
         else:
             results = _on_dask(tasks, store.folder, engine.removeprefix("dask:"), device)
         for record in chain.from_iterable(results):
-            if record["kind"] != "stage":
+            if not isinstance(record, StageDone):
                 store.append(record)
             yield record
 
@@ -305,7 +306,7 @@ def check_device(device: str, *, here: bool = True) -> None:
     raise UsageError(f"expected --device cpu, or cuda where torch finds a GPU ({gpus} here), got {device!r}")
 
 
-def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iterator[list[Record]]:
+def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iterator[Sequence[Record | StageDone]]:
     """Run on a scheduler's workers. Records come back here; trained models stay in the workers' own folder."""
     try:
         from distributed import Client
@@ -321,13 +322,13 @@ def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iter
             yield future.result()
 
 
-def _locally(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterable[list[Record]]:
+def _locally(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterable[Sequence[Record | StageDone]]:
     if jobs == 1 or len(tasks) == 1:
         return (runner.run(task, folder, device) for task in tasks)
     return _in_parallel(tasks, folder, jobs, device)
 
 
-def _in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterator[list[Record]]:
+def _in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterator[Sequence[Record | StageDone]]:
     parallel = Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator", batch_size=1)
     try:
         yield from parallel(delayed(runner.run)(task, folder, device) for task in tasks)

@@ -8,7 +8,6 @@ from typing import Any
 
 from vflsec.core.checks import count
 from vflsec.evaluation import cap as capping
-from vflsec.evaluation.choosing import headline
 from vflsec.evaluation.points import USABLE, Curve, Scored, finite, interval, told_rows
 from vflsec.evaluation.results import Cap
 
@@ -53,20 +52,20 @@ def _cap(cells: Sequence[Scored], clean: Curve, defended: Sequence[Curve]) -> Ca
             note=f"{count(lost, 'run')} collapsed or failed, so there is no CAP",
         )  # fmt: skip
     priors = [curve.alone(target).on(cell.rows) for curve, cell in zip(defended, cells[1:], strict=True)]
-    blind = sum(bool(block.get("one_class")) for cell in cells[1:] for block in cell.leak.values())
+    blind = sum(block.one_class for cell in cells[1:] for block in cell.leak.values())
     values: dict[str, dict[int, float]] = {"cap": {}, "calibrated": {}, "accuracy": {}, "dcs": {}}
     for seed in range(clean.seeds):
-        utility = [headline(cell.found[seed]["utility"])[1] for cell in cells[1:]]
+        utility = [cell.found[seed].measured.headline for cell in cells[1:]]
         blocks = [cell.leak[seed] for cell in cells[1:]]
-        leak = [max(0.0, headline(block)[1]) for block in blocks]  # worse than the mean tells nothing
+        leak = [max(0.0, block.headline) for block in blocks]  # worse than the mean tells nothing
         values["cap"][seed] = capping.cap(utility, leak)
-        accuracy = [block["metrics"].get("accuracy") for block in blocks]
-        if None not in accuracy and not blind:
+        accuracy = [block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics]
+        if len(accuracy) == len(blocks) and not blind:
             values["accuracy"][seed] = capping.cap(utility, accuracy)
         if all(seed in prior for prior in priors):
-            alone = [headline(prior[seed])[1] for prior in priors]
+            alone = [prior[seed].headline for prior in priors]
             values["calibrated"][seed] = capping.calibrated_cap(utility, leak, alone)
-        ideal = headline(cells[0].found[seed]["utility"])[1]
+        ideal = cells[0].found[seed].measured.headline
         scores = [capping.dcs(a, u, ideal_utility=ideal) for u, a in zip(utility, leak, strict=True)]
         values["dcs"][seed] = capping.t_dcs(scores)
     nothing = (math.nan, math.nan)

@@ -6,12 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from vflsec.evaluation.choosing import headline
 from vflsec.evaluation.plan import Row, rows, target_of
 from vflsec.evaluation.points import SEVERITY, finite, interval, share
+from vflsec.evaluation.records import Impact, Record, Result
 from vflsec.evaluation.results import Damage, Measure
 from vflsec.evaluation.spec import EvalSpec
-from vflsec.evaluation.store import Record
 
 _NO_ROWS = (math.nan, math.nan)
 
@@ -32,18 +31,19 @@ def damages(spec: EvalSpec, records: Mapping[str, Record]) -> list[Damage]:
 def _damage(group: Sequence[Row], records: Mapping[str, Record], seeds: int) -> Damage:
     first = group[0]
     statuses = {seed: "ok" for seed in range(seeds)}
-    honest: dict[int, Record] = {}
-    attacked: dict[int, Record] = {}
+    honest: dict[int, Impact] = {}
+    attacked: dict[int, Impact] = {}
     for row in group:
         record = records.get(row.key)
-        status = str(record["status"]) if record else "missing"
+        status = str(record.status) if record else "missing"
         statuses[row.seed] = min(statuses[row.seed], status, key=SEVERITY.index)
-        if record and record["damage"]:
-            (honest if row.control else attacked)[row.seed] = record["damage"]
-    lost = [_utility(honest[seed]) - _utility(attacked[seed]) for seed in sorted(attacked) if seed in honest]
+        if isinstance(record, Result) and record.damage:
+            (honest if row.control else attacked)[row.seed] = record.damage
+    both = [(honest[seed].utility, attacked[seed].utility) for seed in sorted(attacked) if seed in honest]
+    lost = [before.headline - after.headline for before, after in both]
     counts = Counter(statuses.values())
     by_chance = _success(honest, seeds)
-    metric = next((headline(block["utility"])[0] for block in (*honest.values(), *attacked.values())), "")
+    metric = next((block.utility.metric for block in (*honest.values(), *attacked.values())), "")
     paired = interval(lost, _NO_ROWS, seeds)
     return Damage(
         method=first.method,
@@ -60,18 +60,14 @@ def _damage(group: Sequence[Row], records: Mapping[str, Record], seeds: int) -> 
     )
 
 
-def _utility(damage: Record) -> float:
-    return headline(damage["utility"])[1]
+def _measure(metric: str, found: Mapping[int, Impact], seeds: int) -> Measure:
+    blocks = [found[seed].utility for seed in sorted(found)]
+    rows_ci = blocks[0].over_rows if blocks else _NO_ROWS
+    return Measure(metric=metric, **share([block.headline for block in blocks], rows_ci, seeds))
 
 
-def _measure(metric: str, found: Mapping[int, Record], seeds: int) -> Measure:
-    blocks = [found[seed]["utility"] for seed in sorted(found)]
-    rows_ci = blocks[0]["ci95_rows"] if blocks else _NO_ROWS
-    return Measure(metric=metric, **share([headline(block)[1] for block in blocks], rows_ci, seeds))
-
-
-def _success(found: Mapping[int, Record], seeds: int) -> Measure:
+def _success(found: Mapping[int, Impact], seeds: int) -> Measure:
     """How often the trigger led where it was to lead; without a mean for an attack that has none."""
-    blocks = [found[seed]["success"] for seed in sorted(found) if found[seed]["success"]]
-    rows_ci = blocks[0]["ci95_rows"] if blocks else _NO_ROWS
-    return Measure(metric="share", **share([block["share"] for block in blocks], rows_ci, seeds))
+    blocks = [success for seed in sorted(found) if (success := found[seed].success)]
+    rows_ci = blocks[0].over_rows if blocks else _NO_ROWS
+    return Measure(metric="share", **share([block.share for block in blocks], rows_ci, seeds))

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from vflsec.core.metrics import VALUES
-from vflsec.evaluation.choosing import Block, Candidate, Choice, choose, cross_scored, headline, overfit
+from vflsec.evaluation.choosing import Candidate, Candidates, Choice, choose, cross_scored
 from vflsec.evaluation.plan import NO_ADVERSARY, Row, asked_of, is_baseline, priors
+from vflsec.evaluation.records import Block, Record, Result
 from vflsec.evaluation.results import Leak, Measure, Point
 from vflsec.evaluation.spec import EvalSpec
 from vflsec.evaluation.statistics import over_seeds
-from vflsec.evaluation.store import Record
 
 NOT_JOINING: dict[str, Any] = {"advantage": 0.0, "advantage_ci95": (0.0, 0.0)}
 """What an attack that reads nothing of the federation gains by it."""
@@ -28,6 +28,7 @@ ALONE = "alone"
 
 
 BySeed = Mapping[int, Record]
+Results = Mapping[int, Result]
 
 
 class Alone:
@@ -77,7 +78,7 @@ class Scored(NamedTuple):
     """
 
     name: str
-    found: BySeed
+    found: Results
     rows: str
     leak: Mapping[int, Block]
     leak_train: Mapping[int, Block]
@@ -91,7 +92,7 @@ def alone_by_target(spec: EvalSpec, records: Mapping[str, Record]) -> dict[str, 
     found: dict[str, dict[str, dict[int, Record]]] = {}
     for prior in priors(spec):
         record = records.get(prior.key)
-        if record and record["leak"]:
+        if record and record.leak:
             own = found.setdefault(asked_of(prior.attack), {})
             own.setdefault(f"{prior.method}: {prior.label}", {})[prior.seed] = record
     return {target: Alone(by_name) for target, by_name in found.items()}
@@ -106,7 +107,7 @@ class Curve:
         first = group[0]
         self.method, self.defense, self.strength = first.method, first.defense, first.strength
         self.seeds = spec.seeds
-        self.by_attack: dict[str, dict[int, Record]] = {}
+        self.by_attack: dict[str, dict[int, Result]] = {}
         self.targets: dict[str, str] = {}
         self.baselines: set[str] = set()  # they read nothing of the federation, and are part of *alone*
         for row in group:
@@ -114,14 +115,15 @@ class Curve:
             self.targets[row.label] = asked_of(row.attack) if row.attack else "labels"
             if row.attack and is_baseline(row.attack.name):
                 self.baselines.add(row.label)
-            if row.key in records:
-                self.by_attack[row.label][row.seed] = records[row.key]
+            record = records.get(row.key)
+            if isinstance(record, Result):
+                self.by_attack[row.label][row.seed] = record
         self._alone = alone
 
-    def usable(self, attack: str) -> dict[int, Record]:
+    def usable(self, attack: str) -> dict[int, Result]:
         """Records that hold numbers, by seed; those of a method without an adversary hold no leak."""
         found = self.by_attack[attack].items()
-        return {seed: r for seed, r in found if r["status"] in USABLE and (r["leak"] or attack == NO_ADVERSARY)}
+        return {seed: r for seed, r in found if r.status in USABLE and (r.leak or attack == NO_ADVERSARY)}
 
     def alone(self, target: str) -> Alone:
         """What the adversary reaches on ``target`` by itself."""
@@ -172,13 +174,13 @@ class Curve:
             return Scored("worst", {}, "test", {}, {}, self._statuses(list(attacks)), target, "")
         choice, blocks = self._strongest(candidates, target)
         names = [name if (name, split) in candidates else ALONE for name, split in choice]
-        found: dict[int, Record] = {}
+        found: dict[int, Result] = {}
         for by_seed in [attacks[name] for name in names if name != ALONE] or list(attacks.values()):
             for seed, record in by_seed.items():  # an attack that acts in training has a utility of its own
-                if seed not in found or headline(record["utility"])[1] < headline(found[seed]["utility"])[1]:
+                if seed not in found or record.measured.headline < found[seed].measured.headline:
                     found[seed] = record
         if len(set(names)) > 1 or ALONE in names:  # what they spent is told in their own rows
-            found = {seed: {**record, "budget": {}, "sureness": None} for seed, record in found.items()}
+            found = {seed: _without_details(record) for seed, record in found.items()}
         on_train = {name: by_seed for name, by_seed in candidates.items() if name[1] == "train"}
         train = self._strongest(on_train, target, "train")[1] if on_train or not candidates else {}
         seeds = sorted(found.keys() & blocks.keys())
@@ -193,11 +195,9 @@ class Curve:
             choice=", ".join(dict.fromkeys(names)),
         )
 
-    def _strongest(
-        self, attacks: Mapping[Candidate, BySeed], target: str, only: str | None = None
-    ) -> tuple[Choice, dict[int, Block]]:
+    def _strongest(self, attacks: Candidates, target: str, only: str | None = None) -> tuple[Choice, dict[int, Block]]:
         """Choose among attacks and *alone* on one split or all: the choice and its cross-scored blocks."""
-        by_half: list[dict[Candidate, BySeed]] = []
+        by_half: list[dict[Candidate, Mapping[int, Block]]] = []
         for half in (0, 1):
             alone = self.alone(target).candidates(half).items()
             own = {name: by_seed for name, by_seed in alone if only in (None, name[1])}
@@ -216,7 +216,7 @@ class Curve:
             told = [self.scored(name, rows) for rows in _splits(attacks[name])]
             return max(told, key=lambda one: _mean_headline(one.leak))._replace(name="picked")
         rows = told_rows(trained.values())
-        found = {seed: {**record, "budget": {}, "sureness": None} for seed, record in trained.items()}
+        found = {seed: _without_details(record) for seed, record in trained.items()}
         leak, leak_train = (
             {seed: block for seed, block in alone.on(split).items() if seed in trained} for split in (rows, "train")
         )
@@ -233,7 +233,7 @@ class Curve:
 
     def _status(self, attack: str, seed: int) -> str:
         record = self.by_attack[attack].get(seed)
-        return str(record["status"]) if record else "missing"
+        return str(record.status) if record else "missing"
 
     def _point(self, scored: Scored) -> Point:
         found, alone = list(scored.found.values()), self.alone(scored.target)
@@ -241,7 +241,7 @@ class Curve:
         leak_train = _leak(scored.leak_train, alone.on("train"), "train", self.seeds)
         if scored.name in self.baselines:  # which of the baselines is best is chosen on other rows, this one or another
             leak, leak_train = (msgspec.structs.replace(one, **NOT_JOINING) for one in (leak, leak_train))
-        sureness = [record["sureness"] for record in found if record.get("sureness") is not None]
+        sureness = [record.sureness for record in found if record.sureness is not None]
         return Point(
             method=self.method,
             defense=self.defense,
@@ -252,9 +252,9 @@ class Curve:
             utility=_utility(found, self.seeds),
             leak=leak,
             leak_train=leak_train,
-            nbytes=round(sum(r["nbytes"] for r in found) / len(found)) if found else None,
-            seconds=sum(sum(r["seconds"].values()) for r in found) / len(found) if found else None,
-            budget=found[0]["budget"] if found else {},
+            nbytes=round(sum(r.nbytes for r in found) / len(found)) if found else None,
+            seconds=sum(sum(r.seconds.values()) for r in found) / len(found) if found else None,
+            budget=found[0].budget if found else {},
             choice=scored.choice,
             target=scored.target,
             reached=_reached(found, self.seeds),
@@ -263,17 +263,25 @@ class Curve:
         )
 
 
+def _without_details(record: Result) -> Result:
+    """Return ``record`` without what is of one attack alone."""
+    return msgspec.structs.replace(record, budget={}, sureness=None)
+
+
 def strongest(candidates: Mapping[str, BySeed]) -> str | None:
     """Return the name of the candidate whose fold score, averaged over seeds, is best; None without folds."""
-    folds = {name: [record["fold"] for record in by_seed.values()] for name, by_seed in candidates.items()}
-    means = {name: sum(found) / len(found) for name, found in folds.items() if found and None not in found}
+    means = {}
+    for name, by_seed in candidates.items():
+        folds = [record.fold for record in by_seed.values() if record.fold is not None]
+        if folds and len(folds) == len(by_seed):
+            means[name] = sum(folds) / len(folds)
     return max(means, key=lambda name: means[name]) if means else None
 
 
 def _candidates(by_name: Mapping[str, BySeed]) -> dict[Candidate, Mapping[int, Block]]:
     """Return the blocks of each name on each split, by seed."""
     splits = {
-        name: dict.fromkeys(split for record in by_seed.values() for split in record["leak"] or {})
+        name: dict.fromkeys(split for record in by_seed.values() for split in record.leak)
         for name, by_seed in by_name.items()
     }
     return {(name, split): _on(by_name[name], split) for name, found in splits.items() for split in found}
@@ -281,23 +289,23 @@ def _candidates(by_name: Mapping[str, BySeed]) -> dict[Candidate, Mapping[int, B
 
 def _on(found: BySeed, rows: str) -> dict[int, Block]:
     """Return the blocks on ``rows`` by seed."""
-    return {seed: record["leak"][rows] for seed, record in found.items() if rows in (record["leak"] or {})}
+    return {seed: record.leak[rows] for seed, record in found.items() if rows in record.leak}
 
 
 def told_rows(records: Iterable[Record]) -> str:
     """Return the rows that a leak is told of: test rows, unless the attack guessed training rows, or others, alone."""
-    guessed = {split for record in records for split in record["leak"] or {}}
+    guessed = {split for record in records for split in record.leak}
     return next((split for split in ("test", "train", *sorted(guessed)) if split in guessed), "test")
 
 
 def _splits(by_seed: BySeed) -> list[str]:
     """Return the rows that an attack guesses with every seed, those that its leak is told of first."""
-    shared = set.intersection(*(set(record["leak"]) for record in by_seed.values()))
+    shared = set.intersection(*(set(record.leak) for record in by_seed.values()))
     return sorted(shared, key=lambda rows: (rows != told_rows(by_seed.values()), rows))
 
 
 def _mean_headline(blocks: Mapping[int, Block]) -> float:
-    return sum(headline(block)[1] for block in blocks.values()) / len(blocks)
+    return sum(block.headline for block in blocks.values()) / len(blocks)
 
 
 def _of_values(values: Sequence[float], rows_ci: Sequence[float], seeds: int, extended: float = 0.0) -> dict[str, Any]:
@@ -335,34 +343,34 @@ def interval(values: Sequence[float], rows_ci: Sequence[float], seeds: int, exte
     return {"mean": mean, "ci95": (low, high), "n": n, "interval": "seeds" if n > 1 else "rows"}
 
 
-def _utility(found: Sequence[Record], seeds: int) -> Measure:
-    blocks = [record["utility"] for record in found]
-    metric = headline(blocks[0])[0] if blocks else ""
-    return Measure(metric=metric, **share([headline(b)[1] for b in blocks], _rows_ci(blocks), seeds))
+def _utility(found: Sequence[Result], seeds: int) -> Measure:
+    blocks = [record.measured for record in found]
+    metric = blocks[0].metric if blocks else ""
+    return Measure(metric=metric, **share([b.headline for b in blocks], _rows_ci(blocks), seeds))
 
 
 def _leak(blocks: Mapping[int, Block], alone: Mapping[int, Block], rows: str, seeds: int) -> Leak:
     priors_ = alone if blocks else {}  # all seeds, so that *alone* is one number; the advantage is paired by seed
-    values = {seed: headline(block)[1] for seed, block in blocks.items()}
-    base = {seed: headline(block)[1] for seed, block in priors_.items()}
+    values = {seed: block.headline for seed, block in blocks.items()}
+    base = {seed: block.headline for seed, block in priors_.items()}
     advantage = [values[seed] - base[seed] for seed in values if seed in base]
     first = next(iter(blocks.values()), None)
-    metric = headline(first)[0] if first else ""
+    metric = first.metric if first else ""
     spread = _of_values if metric in VALUES else share
     found, own = list(blocks.values()), list(priors_.values())
-    of_choice, of_alone = (_mean(map(overfit, chosen)) or 0.0 for chosen in (found, own))
+    of_choice, of_alone = (_mean(block.overfit for block in chosen) or 0.0 for chosen in (found, own))
     alone_interval = spread(list(base.values()), _rows_ci(own), seeds, of_alone)
     advantage_interval = interval(advantage, (math.nan, math.nan), seeds, max(0.0, of_choice - of_alone))
     return Leak(
         metric=metric,
-        chance=_mean(block["chance"] for block in found),
+        chance=_mean(block.chance for block in found),
         alone=alone_interval["mean"],
         alone_ci95=alone_interval["ci95"],
         advantage=advantage_interval["mean"],
         advantage_ci95=finite(advantage_interval["ci95"]),
-        accuracy=_mean(block["metrics"]["accuracy"] for block in found if "accuracy" in block["metrics"]),
+        accuracy=_mean(block.metrics["accuracy"] for block in found if "accuracy" in block.metrics),
         others=_others(found),
-        one_class=sum(bool(block.get("one_class")) for block in found),
+        one_class=sum(block.one_class for block in found),
         rows=rows,
         by_seed=values,
         alone_by_seed=base,
@@ -370,31 +378,31 @@ def _leak(blocks: Mapping[int, Block], alone: Mapping[int, Block], rows: str, se
     )
 
 
-def _reached(found: Sequence[Record], seeds: int) -> dict[str, float] | None:
+def _reached(found: Sequence[Result], seeds: int) -> dict[str, float] | None:
     """Epochs and bytes until ``train.target`` was met, in the mean; None if a seed missed it, or none was set."""
-    met = [record["reached"] for record in found if record.get("reached")]
+    met = [record.reached for record in found if record.reached]
     if len(met) < seeds:
         return None
     return {key: sum(one[key] for one in met) / len(met) for key in met[0]}
 
 
-def _spent(found: Sequence[Record]) -> list[dict[str, Any]]:
+def _spent(found: Sequence[Result]) -> list[dict[str, Any]]:
     """The privacy spent by each defence, of the seed that spent most."""
     most: dict[str, dict[str, Any]] = {}
-    for one in (one for record in found for one in record.get("spent", ())):
+    for one in (one for record in found for one in record.spent):
         if one["defense"] not in most or one["epsilon"] > most[one["defense"]]["epsilon"]:
             most[one["defense"]] = one
     return list(most.values())
 
 
-def _others(blocks: Sequence[Record]) -> dict[str, float]:
+def _others(blocks: Sequence[Block]) -> dict[str, float]:
     """The mean over seeds of each metric but the headline."""
-    names = list(blocks[0]["metrics"])[1:] if blocks else []
-    return {name: sum(block["metrics"][name] for block in blocks) / len(blocks) for name in names}
+    names = list(blocks[0].metrics)[1:] if blocks else []
+    return {name: sum(block.metrics[name] for block in blocks) / len(blocks) for name in names}
 
 
-def _rows_ci(blocks: Sequence[Record]) -> Sequence[float]:
-    return blocks[0]["ci95_rows"] if blocks else (math.nan, math.nan)
+def _rows_ci(blocks: Sequence[Block]) -> tuple[float, float]:
+    return blocks[0].over_rows if blocks else (math.nan, math.nan)
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vflsec.core import hooks
@@ -15,12 +15,12 @@ AFTERWARDS = ("predict", "validate")
 """Phases of which the rows are others than those that training releases, unless they are of a split that it used."""
 
 
-def spent(trained: Trained, releases: Iterable[Sequence[Any]], adversary: str) -> list[dict[str, Any]]:
+def spent(trained: Trained, releases: Sequence[ReleaseCount], adversary: str) -> list[dict[str, Any]]:
     """Return, for each defence with a guarantee, what it has spent against this adversary: of all senders the most.
 
     Args:
         trained: whose parties carry the defences.
-        releases: as ``Channel.releases`` told them, or a file did.
+        releases: as ``Channel.releases`` counts them.
         adversary: a party, or several joined by ``+``, which hear what each of them does.
 
     Returns:
@@ -32,7 +32,6 @@ def spent(trained: Trained, releases: Iterable[Sequence[Any]], adversary: str) -
     """
     method = trained.method
     method.prepare(trained.world)
-    told = [ReleaseCount(*found) for found in releases]
     adversaries = adversary.split("+")
     most: dict[str, dict[str, Any]] = {}
     for party in trained.world.everybody:
@@ -40,13 +39,13 @@ def spent(trained: Trained, releases: Iterable[Sequence[Any]], adversary: str) -
             if hooks.UPDATE in touches(defense):
                 found = _spent_on_models(defense, method.updates(trained.world))
             else:
-                found = _spent(defense, party, [r for r in told if r.receiver in adversaries])
+                found = _spent(defense, party, [r for r in releases if r.receiver in adversaries])
             if found and found["epsilon"] >= most.get(repr(defense), found)["epsilon"]:
                 most[repr(defense)] = {"defense": repr(defense), **found}
     return list(most.values())
 
 
-def spent_at_most(trained: Trained, releases: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+def spent_at_most(trained: Trained, releases: Sequence[ReleaseCount]) -> list[dict[str, Any]]:
     """Return what ``spent`` does of the party that each defence has told most, which stands in ``adversary``."""
     most: dict[str, dict[str, Any]] = {}
     for name in trained.world.parties:

@@ -8,6 +8,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+import msgspec
+
 from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import sureness
@@ -23,9 +25,19 @@ from vflsec.evaluation.mounting import KINDS, mountable
 from vflsec.evaluation.plan import Cell, Prior, Row, build_attack, without_federation
 from vflsec.evaluation.privacy import spent
 from vflsec.evaluation.questions import Question, ask
+from vflsec.evaluation.records import (
+    AttackRun,
+    CellFacts,
+    Record,
+    Result,
+    StageDone,
+    StageFacts,
+    Status,
+)
+from vflsec.evaluation.records import Prior as PriorRecord
 from vflsec.evaluation.score import score
-from vflsec.evaluation.spec import AuxSpec
-from vflsec.evaluation.store import Record, Store
+from vflsec.evaluation.spec import AttackSpec, AuxSpec
+from vflsec.evaluation.store import Store
 from vflsec.evaluation.training import advance, collapse, one_thread, train
 from vflsec.evaluation.world import build_method, build_world, recruit
 
@@ -47,7 +59,7 @@ class Task(NamedTuple):
     stage: str | None = None
 
 
-def run(task: Task, folder: Path, device: str) -> list[Record]:
+def run(task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
     """Return one record for each row and prior of ``task``, in order; for a stage, one that is not kept.
 
     What went wrong in a cell becomes the status of its records; what is wrong with the settings is raised.
@@ -61,26 +73,25 @@ def run(task: Task, folder: Path, device: str) -> list[Record]:
         return _results(task, store, device)
 
 
-def _stage(task: Task, store: Store, device: str) -> Record:
+def _stage(task: Task, store: Store, device: str) -> StageDone:
     """Run the stages up to the wanted one; what goes wrong here, the cells that need it report."""
     assert task.stage is not None
-    record: Record = {"kind": "stage", "key": "", "method": task.cell.method, "seed": task.cell.seed}
-    record |= {"stage": task.stage, "status": "ok"}
+    status: Status = "ok"
     try:
         world, method = build_world(task.cell, device), build_method(task.cell)
         method.build(world)
         for phase in method.phases[: method.phases.index(task.stage) + 1]:
             advance(task.cell, phase, method, world, store=store)
     except Diverged:
-        record["status"] = "diverged"
+        status = "diverged"
     except VflsecError:
         raise
     except Exception:  # noqa: BLE001
-        record["status"] = "error"
-    return record
+        status = "error"
+    return StageDone(method=task.cell.method, seed=task.cell.seed, stage=task.stage, status=status)
 
 
-def _results(task: Task, store: Store, device: str) -> list[Record]:
+def _results(task: Task, store: Store, device: str) -> list[Result]:
     attacks = [build_attack(row.attack) if row.attack else None for row in task.rows]
     reading = [attack for attack in attacks if attack and not isinstance(attack, Sabotage)]
     kinds = frozenset(KINDS[need] for attack in reading for need in attack.needs | attack.wants if need in KINDS)
@@ -89,8 +100,7 @@ def _results(task: Task, store: Store, device: str) -> list[Record]:
     except VflsecError:
         raise
     except Exception as error:  # noqa: BLE001  (whatever happens in one cell must not cost the others)
-        facts = {"status": "error", "error": _line(error), "utility": None, "traffic": [], "seconds": 0.0}
-        trained, messages = None, ()
+        facts, trained, messages = CellFacts(status="error", error=_line(error)), None, ()
     return [
         _result(row, attack, task, trained, facts, messages, store, device)
         for row, attack in zip(task.rows, attacks, strict=True)
@@ -99,14 +109,15 @@ def _results(task: Task, store: Store, device: str) -> list[Record]:
 
 def _trained(
     task: Task, kinds: frozenset[Kind], store: Store, device: str
-) -> tuple[Trained | None, Record, tuple[Message, ...]]:
+) -> tuple[Trained | None, CellFacts, tuple[Message, ...]]:
     """Reload the cell; train it if there is none, or if an attack reads messages, of which no copy is kept."""
     stored = store.cell(task.cell.key)
     facts = stored.read()
     if facts and not kinds:
-        if facts["status"] == "diverged":
+        assert isinstance(facts, CellFacts)
+        if facts.status == "diverged":
             return None, facts, ()
-        return _loaded(task.cell, [stored.path], facts["history"], device), facts, ()
+        return _loaded(task.cell, [stored.path], facts.history, device), facts, ()
     transcript = Transcript(frozenset(task.adversary.split("+")), kinds)
     struck = {row.attack.after for row in task.rows if row.attack}
     abroad = bool(struck & registry.load("methods", task.cell.method).elsewhere)
@@ -115,7 +126,7 @@ def _trained(
     return trained, facts, tuple(transcript.messages)
 
 
-def _loaded(cell: Cell, folders: Sequence[Path], history: Mapping[str, list[float]], device: str) -> Trained:
+def _loaded(cell: Cell, folders: Sequence[Path], history: Mapping[str, Sequence[float | None]], device: str) -> Trained:
     """Return the federation of ``cell`` with the models in ``folders``, and those that it was built with."""
     world, method = build_world(cell, device), build_method(cell)
     method.build(world)
@@ -124,13 +135,13 @@ def _loaded(cell: Cell, folders: Sequence[Path], history: Mapping[str, list[floa
     return Trained(method, world, history)
 
 
-def _after(cell: Cell, phase: str, store: Store, device: str) -> tuple[Trained, Record]:
+def _after(cell: Cell, phase: str, store: Store, device: str) -> tuple[Trained, StageFacts]:
     """Return the federation as it was after a stage, and the facts of that stage."""
     stages = cell.stages[: cell.stages.index(phase) + 1]
     folders = [store.cell(cell.stage_key(stage)) for stage in stages]
     facts = folders[-1].read()
-    assert facts is not None, "its cell has been trained, and so have its stages"
-    return _loaded(cell, [folder.path for folder in folders], {phase: facts["history"]}, device), facts
+    assert isinstance(facts, StageFacts), "its cell has been trained, and so have its stages"
+    return _loaded(cell, [folder.path for folder in folders], {phase: facts.history}, device), facts
 
 
 def _result(
@@ -138,53 +149,51 @@ def _result(
     attack: Attack | None,
     task: Task,
     trained: Trained | None,
-    facts: Record,
+    facts: CellFacts,
     messages: tuple[Message, ...],
     store: Store,
     device: str,
-) -> Record:
-    traffic = facts["traffic"]
-    name = {"name": row.attack.name, "options": row.attack.options, "repr": repr(attack)} if row.attack else None
-    record: Record = {
-        "kind": "result",
-        "key": row.key,
-        "cell": row.cell.key,
-        "method": row.method,
-        "defenses": [f"{d.label}:{d.strength:g}" for d in row.cell.defenses],
-        "seed": row.seed,
-        "adversary": task.adversary,
-        "attack": name and {**name, "after": row.attack.after if row.attack else None},
-        "status": facts["status"],
-        "error": facts["error"],
-        "utility": facts["utility"] if facts["status"] == "ok" else None,
-        "leak": None,
-        "damage": None,
-        "control": row.control,
-        "fold": None,
-        "budget": {},
-        "mountable": _mountable(task, trained) if trained else [],
-        "device": device,
-        "nbytes": sum(nbytes for phase, *_, nbytes in traffic if phase != "predict"),
-        "traffic": traffic,
-        "reached": facts.get("reached", {}),
-        "spread": facts.get("spread", {}),
-        "notes": facts.get("notes", []),
-        "spent": spent(trained, facts.get("releases", ()), task.adversary) if trained else [],
-        "seconds": {"train": facts["seconds"]},
-    }
-    if trained and isinstance(attack, Sabotage) and facts["status"] == "ok":
-        record |= _damaged(row, trained, task, record)
-    elif trained and attack and facts["status"] == "ok":
-        if row.attack and row.attack.after:
-            trained, stage = _after(row.cell, row.attack.after, store, device)
-            fallen = collapse(stage["spread"])
+) -> Result:
+    after = row.attack.after if row.attack else None
+    record = Result(
+        key=row.key,
+        cell=row.cell.key,
+        method=row.method,
+        defenses=[f"{d.label}:{d.strength:g}" for d in row.cell.defenses],
+        seed=row.seed,
+        adversary=task.adversary,
+        attack=_attack_run(row.attack, attack) if row.attack else None,
+        status=facts.status,
+        error=facts.error,
+        utility=facts.utility if facts.status == "ok" else None,
+        control=row.control,
+        mountable=_mountable(task, trained) if trained else [],
+        device=device,
+        nbytes=sum(nbytes for phase, *_, nbytes in facts.traffic if phase != "predict"),
+        traffic=facts.traffic,
+        reached=facts.reached,
+        spread=facts.spread,
+        notes=facts.notes,
+        spent=spent(trained, facts.releases, task.adversary) if trained else [],
+        seconds={"train": facts.seconds},
+    )
+    changes: dict[str, Any] = {}
+    if trained and isinstance(attack, Sabotage) and facts.status == "ok":
+        changes = _damaged(row, trained, task, record)
+    elif trained and attack and facts.status == "ok":
+        if after:
+            trained, stage = _after(row.cell, after, store, device)
+            fallen = collapse(stage.spread)
             if fallen:
-                return record | fallen
-            until = trained.method.phases[: trained.method.phases.index(row.attack.after) + 1]
+                return msgspec.structs.replace(record, status="collapsed", error=fallen)
+            until = trained.method.phases[: trained.method.phases.index(after) + 1]
             messages = tuple(message for message in messages if message.phase in until)
-        after = row.attack.after if row.attack else None
-        record |= _attacked(attack, trained, task, messages, record, after)
-    return record
+        changes = _attacked(attack, trained, task, messages, record, after)
+    return msgspec.structs.replace(record, **changes)
+
+
+def _attack_run(spec: AttackSpec, attack: Attack | None) -> AttackRun:
+    return AttackRun(name=spec.name, options=spec.options, repr=repr(attack), after=spec.after)
 
 
 def _attacked(
@@ -192,7 +201,7 @@ def _attacked(
     trained: Trained,
     task: Task,
     messages: tuple[Message, ...],
-    record: Record,
+    record: Result,
     after: str | None,
 ) -> dict[str, Any]:
     """Run ``attack`` on the messages of its own kinds, and return what changes in its record."""
@@ -201,23 +210,24 @@ def _attacked(
     own = tuple(message for message in messages if message.kind in wanted)
     question = ask(attack, trained, task.adversary, task.aux, own, after)
     changes = _guarded(attack, question, trained.world, task.aux)
-    return {**changes, "seconds": {**record["seconds"], "attack": time.perf_counter() - began}}
+    return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
 
 
-def _damaged(row: Row, trained: Trained, task: Task, record: Record) -> dict[str, Any]:
+def _damaged(row: Row, trained: Trained, task: Task, record: Result) -> dict[str, Any]:
     """Measure what sabotage did to its cell, or what its trigger does to the honest one; return what changes."""
     began, world = time.perf_counter(), trained.world
     assert row.attack is not None
+    assert record.utility is not None, "its cell has ended well"
     try:
         malicious = recruit(world, task.adversary, row.attack, task.aux) if row.control else world.malicious
-        changes: dict[str, Any] = {"damage": damage(trained, sabotaging(malicious), record["utility"])}
+        changes: dict[str, Any] = {"damage": damage(trained, sabotaging(malicious), record.utility)}
     except VflsecError as error:
         if not isinstance(error, Diverged):
             raise
         changes = {"status": "diverged", "error": str(error), "utility": None}
     except Exception as error:  # noqa: BLE001  (as of an attack: it must not cost the others)
         changes = {"status": "error", "error": _line(error)}
-    return {**changes, "seconds": {**record["seconds"], "attack": time.perf_counter() - began}}
+    return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
 
 
 def _guarded(attack: Attack, question: Question, world: World, aux: AuxSpec) -> dict[str, Any]:
@@ -269,30 +279,24 @@ def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) ->
     return _scored(attack, ask(attack, trained, party, aux), trained.world, aux)
 
 
-def _prior(prior: Prior, task: Task, store: Store, device: str) -> Record:
+def _prior(prior: Prior, task: Task, store: Store, device: str) -> PriorRecord:
     """Run what the adversary could have done alone: on an untrained model, or on one that it pre-trained itself."""
     began = time.perf_counter()
     attack = build_attack(prior.attack)
     own = attack if prior.pretrained or attack.baseline else without_federation(attack)
-    record: Record = {
-        "kind": "prior",
-        "key": prior.key,
-        "method": prior.cell.method,
-        "seed": prior.seed,
-        "adversary": task.adversary,
-        "attack": {"name": prior.attack.name, "options": prior.attack.options, "repr": repr(own)},
-        "status": "ok",
-        "error": None,
-        "leak": None,
-        "fold": None,
-        "budget": {},
-    }
-    if own and task.aux.n:
-        record |= _attacked_alone(own, prior, task, store, device)
-    return {**record, "seconds": {"attack": time.perf_counter() - began}}
+    changes = _attacked_alone(own, prior, task, store, device) if own and task.aux.n else {}
+    return PriorRecord(
+        key=prior.key,
+        method=prior.cell.method,
+        seed=prior.seed,
+        adversary=task.adversary,
+        attack=_attack_run(prior.attack, own),
+        seconds={"attack": time.perf_counter() - began},
+        **changes,
+    )
 
 
-def _attacked_alone(own: Attack, prior: Prior, task: Task, store: Store, device: str) -> Record:
+def _attacked_alone(own: Attack, prior: Prior, task: Task, store: Store, device: str) -> dict[str, Any]:
     world, method = build_world(prior.cell, device), build_method(prior.cell)
     method.build(world)
     try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from vflsec.core import metrics
 from vflsec.core.seeds import derive
 from vflsec.core.view import Guess, Secret
 from vflsec.evaluation import statistics
+from vflsec.evaluation.records import Block
 
 
 def score(
@@ -25,7 +26,7 @@ def score(
     seed: int,
     known: str = "train",
     names: Sequence[str] = (),
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Block]:
     """Return, for each split guessed, all metrics, chance, the number of rows, and the row interval of the headline.
 
     ``halves`` is the headline on each of two random halves of these rows, which are the same for every guess that has
@@ -49,23 +50,24 @@ def score(
         if len(torch.unique(truth[keep])) > 1:  # of a single class no metric says anything
             scored, answers = guessed[keep], truth[keep]
             halves = _on_halves(scored, answers, headline, derive(seed, "halves", split))
-            blocks[split] = {**measure(scored, answers, headline, seed, names), "halves": halves}
+            block = measure(scored, answers, headline, seed, names)
+            blocks[split] = msgspec.structs.replace(block, halves=halves)
     return blocks
 
 
-def measure(scores: Tensor, labels: Tensor, headline: str, seed: int, names: Sequence[str] = ()) -> dict[str, Any]:
+def measure(scores: Tensor, labels: Tensor, headline: str, seed: int, names: Sequence[str] = ()) -> Block:
     """Return all metrics of (n, C) scores against (n,) labels, or of values, and the headline's row interval.
 
     ``one_class`` is set where every row is guessed to be of the same class: accuracy then says nothing of the leak.
     """
     s, y = scores.detach().cpu().numpy(), labels.cpu().numpy()
-    return {
-        **({"one_class": True} if one_class(labels, s) else {}),
-        "metrics": {name: metrics.METRICS[name](s, y) for name in names or metrics.applicable(s.shape[1])},
-        "ci95_rows": list(statistics.over_rows(headline, s, y, np.random.default_rng(seed))),
-        "chance": metrics.chance(headline, y),
-        "n": len(y),
-    }
+    return Block(
+        metrics={name: metrics.METRICS[name](s, y) for name in names or metrics.applicable(s.shape[1])},
+        ci95_rows=statistics.over_rows(headline, s, y, np.random.default_rng(seed)),
+        chance=metrics.chance(headline, y),
+        n=len(y),
+        one_class=one_class(labels, s),
+    )
 
 
 def in_first_half(truth: Tensor, seed: int) -> NDArray[np.bool_]:
@@ -78,13 +80,14 @@ def in_first_half(truth: Tensor, seed: int) -> NDArray[np.bool_]:
     return first
 
 
-def _on_halves(scores: Tensor, truth: Tensor, headline: str, seed: int) -> list[float] | None:
+def _on_halves(scores: Tensor, truth: Tensor, headline: str, seed: int) -> tuple[float, float] | None:
     """Return the headline on each half, or None where a half has a single answer, of which no metric says anything."""
     s, y = scores.detach().cpu().numpy(), truth.cpu().numpy()
     first = in_first_half(truth.cpu(), seed)
     if any(len(np.unique(y[half], axis=0)) < 2 for half in (first, ~first)):
         return None
-    return [metrics.METRICS[headline](s[half], y[half]) for half in (first, ~first)]
+    measured = metrics.METRICS[headline]
+    return measured(s[first], y[first]), measured(s[~first], y[~first])
 
 
 def one_class(labels: Tensor, scores: np.ndarray) -> bool:

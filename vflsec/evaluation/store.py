@@ -19,11 +19,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from vflsec.core.errors import StoreError
-
-SCHEMA = 2
-FAILED = ("error", "diverged")
-"""The status of results that give no number and may be computed again."""
-Record = dict[str, Any]
+from vflsec.evaluation.records import FAILED, SCHEMA, CellFacts, OtherSchema, Record, StageFacts, decode, encode
 
 
 @contextmanager
@@ -63,26 +59,32 @@ class Store:
                 ) from None
         return lock
 
-    def records(self) -> dict[str, Record]:
+    def records(self, *, skip_damaged: bool = False) -> dict[str, Record]:
         """Return all finished results by key; a torn last line counts as unfinished.
 
+        Args:
+            skip_damaged: leave damaged lines out.
+
         Raises:
-            StoreError: a line that is not a result, or is of another schema.
+            StoreError: a line is damaged, or is of another schema.
         """
         found: dict[str, Record] = {}
         for number, line in enumerate(self._complete_lines(), start=1):
             try:
-                record: Record = msgspec.json.decode(line)
-                if record["schema"] != SCHEMA:
-                    raise StoreError(
-                        f"{self._records} line {number} has schema {record['schema']}, expected {SCHEMA}: another "
-                        f"version of vflsec wrote it; compute it again with --fresh, or choose another --out"
-                    )
-                found[record["key"]] = record
-            except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+                record = decode(line)
+            except OtherSchema as error:
                 raise StoreError(
-                    f"{self._records} line {number} is not a result: remove it, or start --fresh"
+                    f"{self._records} line {number} has schema {error}, expected {SCHEMA}: another "
+                    f"version of vflsec wrote it; compute it again with --fresh, or choose another --out"
                 ) from None
+            except ValueError as error:
+                if skip_damaged:
+                    continue
+                raise StoreError(
+                    f"{self._records} line {number} is damaged, {error}: compute it again with vflsec eval "
+                    f"--retry-errors, or all with --fresh"
+                ) from None
+            found[record.key] = record
         return found
 
     def append(self, record: Record) -> None:
@@ -90,7 +92,7 @@ class Store:
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._records.open("ab") as file:
-                file.write(msgspec.json.encode({"schema": SCHEMA, **record}) + b"\n")
+                file.write(encode(record))
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -100,22 +102,25 @@ class Store:
             with writing(self.folder):
                 os.truncate(self._records, sum(map(len, self._complete_lines())))
 
-    def forget(self, keep: Callable[[Record], bool]) -> None:
-        """Drop the results that ``keep`` refuses, in one atomic replacement."""
-        kept = [line for line in self._complete_lines() if keep(msgspec.json.decode(line))]
+    def forget(self, keep: Callable[[Record], bool], *, skip_damaged: bool = False) -> None:
+        """Drop the results that ``keep`` refuses, in one atomic replacement; damaged ones with ``skip_damaged``."""
+        kept = [encode(record) for record in self.records(skip_damaged=skip_damaged).values() if keep(record)]
         temporary = self._records.with_suffix(".tmp")
         with writing(self.folder):
             temporary.write_bytes(b"".join(kept))
             temporary.replace(self._records)
 
     def forget_failures(self) -> None:
-        """Drop the results that errored or diverged, and their cells, so that these are trained again."""
+        """Drop the results that errored, diverged or are damaged, and their cells, so that these are trained again."""
         for path in self.folder.glob("cells/*/cell.json"):
             folder = CellFolder(path.parent)
-            facts = folder.read()
-            if facts and facts["status"] in FAILED:
+            try:
+                facts = folder.read()
+            except StoreError:
+                facts = None
+            if facts is None or facts.status in FAILED:
                 folder.remove()
-        self.forget(lambda record: record["status"] not in FAILED)
+        self.forget(lambda record: record.status not in FAILED, skip_damaged=True)
 
     def expect_own(self) -> None:
         """Raise StoreError if this folder holds cells, or what is called so, that no evaluation wrote."""
@@ -168,12 +173,30 @@ class CellFolder:
         """The file in which a stage keeps its state while it is being computed."""
         return self.path.with_name(f"{self.path.name}.partial")
 
-    def read(self) -> Record | None:
-        """Return the cell's facts, or None where it has not been computed."""
-        facts = self.path / "cell.json"
-        return msgspec.json.decode(facts.read_bytes()) if facts.exists() else None
+    def read(self) -> CellFacts | StageFacts | None:
+        """Return the cell's facts, or None where it has not been computed.
 
-    def write(self, facts: Record, save_models: Callable[[Path], None]) -> None:
+        Raises:
+            StoreError: they are damaged.
+        """
+        found: CellFacts | StageFacts | None = self._read(CellFacts | StageFacts)
+        return found
+
+    def read_measured(self) -> dict[str, Any] | None:
+        """Return what a benchmark has kept of a cell of its own, or None."""
+        found: dict[str, Any] | None = self._read(dict[str, Any])
+        return found
+
+    def _read(self, kind: Any) -> Any:
+        path = self.path / "cell.json"
+        if not path.exists():
+            return None
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StoreError(f"{path} is damaged ({error}): compute it again with vflsec eval --retry-errors") from None
+
+    def write(self, facts: CellFacts | StageFacts | dict[str, Any], save_models: Callable[[Path], None]) -> None:
         """Write models and facts to a folder beside, then move it here; what another process put here first stays."""
         temporary = self.path.with_name(f".{self.path.name}-{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)

@@ -11,9 +11,9 @@ from vflsec.evaluation.integrity import damages, on_integrity
 from vflsec.evaluation.plan import Row, priors, rows
 from vflsec.evaluation.points import Curve, alone_by_target
 from vflsec.evaluation.ranking import disagreements, exposed, front, orders, ranks
+from vflsec.evaluation.records import Record, Result
 from vflsec.evaluation.results import Summary
 from vflsec.evaluation.spec import EvalSpec
-from vflsec.evaluation.store import Record
 
 
 def summarize(
@@ -65,7 +65,7 @@ def summarize(
 def _not_run(spec: EvalSpec, records: Mapping[str, Record]) -> list[str]:
     """Return the attacks that this adversary could mount on some method of ``spec`` and that ``spec`` does not run."""
     own = (records[row.key] for row in rows(spec) if row.key in records)
-    known = {name for record in own for name in record.get("mountable", ())}
+    known = {name for record in own if isinstance(record, Result) for name in record.mountable}
     return sorted(known - {attack.name for attack in spec.attacks})
 
 
@@ -76,9 +76,9 @@ def _notes(spec: EvalSpec, records: Mapping[str, Record]) -> list[str]:
         notes.append("epochs were chosen on TEST rows (train.select=paper_best_on_test): utility is flattered")
     keys = {row.key for row in rows(spec)} | {prior.key for prior in priors(spec)}
     own = [records[key] for key in keys & records.keys()]
-    if any(block["halves"] is None for record in own for block in (record.get("leak") or {}).values()):
+    if any(block.halves is None for record in own for block in record.leak.values()):
         notes.append(
             "too few rows to be split: the strongest attack was chosen on rows that score it, which flatters it"
         )
-    notes += [f"{record['method']}: {note}" for record in records.values() for note in record.get("notes", ())]
+    notes += [f"{one.method}: {note}" for one in records.values() if isinstance(one, Result) for note in one.notes]
     return list(dict.fromkeys(notes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,13 +14,14 @@ from torch.nn import functional as F
 
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.errors import Diverged
-from vflsec.core.message import Kind, ReleaseCount, Route, Transcript
+from vflsec.core.message import Kind, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained, World, load_states, save_states
 from vflsec.core.sabotage import sabotaging
 from vflsec.core.seeds import derive
 from vflsec.evaluation.plan import Cell
+from vflsec.evaluation.records import CellFacts, StageFacts
 from vflsec.evaluation.score import measure
-from vflsec.evaluation.store import Record, Store
+from vflsec.evaluation.store import Store
 from vflsec.evaluation.world import build_method, build_world
 
 COLLAPSED = 1e-6
@@ -51,7 +52,7 @@ def train(
     tap: Transcript | None = None,
     record: Path | None = None,
     abroad: bool = False,
-) -> tuple[Trained | None, Record]:
+) -> tuple[Trained | None, CellFacts]:
     """Train ``cell`` and return it with its facts: status, utility, loss by epoch, traffic, seconds.
 
     A diverged training gives no model and no number.
@@ -70,37 +71,39 @@ def train(
     if tap:
         deaf = frozenset() if abroad else method.elsewhere
         world.channel.taps.append(lambda message: None if message.phase in deaf else tap(message))
-    facts: Record = {"status": "ok", "utility": None, "history": {}, "error": None, "spread": {}}
+    facts = CellFacts()
     trained = None
     try:
         method.build(world)
-        facts["notes"] = method.notes(world)
+        facts.notes = method.notes(world)
         if record:
             method.record(record)
-        history: dict[str, list[float]] = {}
+        history: dict[str, Sequence[float | None]] = {}
         for phase in cell.stages:
             heard = bool(tap and tap.kinds & method.sends[phase] and (abroad or phase not in method.elsewhere))
             stage = advance(cell, phase, method, world, store=store, afresh=heard, progress=progress)
-            history[phase], facts["spread"][phase] = stage["history"], stage["spread"]
+            history[phase], facts.spread[phase] = stage.history, stage.spread
         last = method.phases[-1]
         history[last] = method.run(last, world, progress)
         trained = Trained(method, world, history)
-        facts |= {"history": history, "reached": world.reached}
+        facts.history, facts.reached = history, world.reached
         logits = trained.predict("test")
-        facts["spread"][last] = spreads(method, world)
-        honest = {name: x for name, x in facts["spread"][last].items() if name not in sabotaging(world.malicious)}
-        facts |= collapse(honest) or {}
+        facts.spread[last] = spreads(method, world)
+        honest = {name: x for name, x in facts.spread[last].items() if name not in sabotaging(world.malicious)}
+        fallen = collapse(honest)
         if float(F.log_softmax(logits, dim=1).std(dim=0).max()) < COLLAPSED:
-            facts |= {"status": "collapsed", "error": "the model predicts the same for every test row"}
-        facts["utility"] = measure(logits, world.active.labels["test"], world.metric, derive(cell.seed, "bootstrap"))
+            fallen = "the model predicts the same for every test row"
+        if fallen:
+            facts.status, facts.error = "collapsed", fallen
+        facts.utility = measure(logits, world.active.labels["test"], world.metric, derive(cell.seed, "bootstrap"))
     except Diverged as error:
         trained = None
-        facts |= {"status": "diverged", "error": str(error)}
+        facts.status, facts.error = "diverged", str(error)
     finally:
         method.close()
-    facts["traffic"] = [[*route, nbytes] for route, nbytes in world.channel.traffic.items()]
-    facts["releases"] = [list(found) for found in world.channel.releases()]
-    facts["seconds"] = time.perf_counter() - began
+    facts.traffic = [(*route, nbytes) for route, nbytes in world.channel.traffic.items()]
+    facts.releases = list(world.channel.releases())
+    facts.seconds = time.perf_counter() - began
     return trained, facts
 
 
@@ -113,7 +116,7 @@ def advance(
     store: Store | None,
     afresh: bool = False,
     progress: Progress = lambda *_: None,
-) -> Record:
+) -> StageFacts:
     """Bring ``world`` to the end of a stage, from the store where it is there; return the stage's facts.
 
     A killed stage goes on after its last finished global iteration.
@@ -124,26 +127,27 @@ def advance(
     folder = store.cell(cell.stage_key(phase)) if store else None
     stored = folder.read() if folder else None
     if folder and stored and not afresh:
-        if stored["status"] == "diverged":
-            raise Diverged(stored["error"])
+        assert isinstance(stored, StageFacts)
+        if stored.status == "diverged":
+            raise Diverged(stored.error or "")
         load_states(world, folder.path)
-        world.channel.traffic.update({Route(a, b, c, Kind(kind)): n for a, b, c, kind, n in stored["traffic"]})
-        world.channel.earlier += [ReleaseCount(*found) for found in stored.get("releases", ())]
+        world.channel.traffic.update({Route(a, b, c, Kind(kind)): n for a, b, c, kind, n in stored.traffic})
+        world.channel.earlier += stored.releases
         return stored
     world.checkpoint = Checkpoint(folder.partial if folder and not afresh else None)
     began, before = time.perf_counter(), Counter(world.channel.traffic)
-    facts: Record = {"status": "ok", "error": None, "history": [], "spread": {}, "traffic": [], "stage": phase}
+    facts = StageFacts(stage=phase)
     try:
-        facts["history"] = method.run(phase, world, progress)
-        facts["spread"] = spreads(method, world)
+        facts.history = method.run(phase, world, progress)
+        facts.spread = spreads(method, world)
     except Diverged as error:
-        facts |= {"status": "diverged", "error": str(error)}
+        facts.status, facts.error = "diverged", str(error)
         raise
     finally:
-        if folder and not stored and (facts["history"] or facts["error"]):
-            facts["traffic"] = [[*route, n] for route, n in (world.channel.traffic - before).items()]
-            facts["releases"] = [list(found) for found in world.channel.releases() if found.phase == phase]
-            facts["seconds"] = time.perf_counter() - began
+        if folder and not stored and (facts.history or facts.error):
+            facts.traffic = [(*route, n) for route, n in (world.channel.traffic - before).items()]
+            facts.releases = [found for found in world.channel.releases() if found.phase == phase]
+            facts.seconds = time.perf_counter() - began
             folder.write(facts, lambda path: save_states(world, path, method.keeps))
             world.checkpoint.remove()
     return facts
@@ -163,9 +167,9 @@ def spreads(method: Method, world: World) -> dict[str, float]:
     return found
 
 
-def collapse(spread: Mapping[str, float]) -> Record | None:
-    """Return status and error if a party's representation has collapsed."""
-    fallen = [name for name, value in spread.items() if not value > COLLAPSED_SPREAD]
+def collapse(spread: Mapping[str, float | None]) -> str | None:
+    """Return the error if a party's representation has collapsed."""
+    fallen = [name for name, value in spread.items() if not (value or 0.0) > COLLAPSED_SPREAD]
     if not fallen:
         return None
-    return {"status": "collapsed", "error": f"the representation of {', '.join(fallen)} is the same for every test row"}
+    return f"the representation of {', '.join(fallen)} is the same for every test row"

@@ -170,8 +170,8 @@ class AttackConformance(Suite):
                 known=view.aux_split,
                 names=names,
             )[split]
-            values.append(found["metrics"][names[0]])
-            chances.append(found["chance"])
+            values.append(found.headline)
+            chances.append(found.chance)
             errors.append(_error(names[0], secret.labels[split]))
         return Leak(float(np.mean(values)), max(errors), float(np.mean(chances)), names[0])
 
