@@ -85,7 +85,7 @@ if TYPE_CHECKING:
 @device
 @click.option("--dry-run", is_flag=True, help="Print the plan and the resolved settings; compute nothing.")
 @click.option("--fresh", is_flag=True, help="Forget what the results folder holds.")
-@click.option("--retry-errors", is_flag=True, help="Compute again what errored or diverged.")
+@click.option("--retry-errors", is_flag=True, help="Compute again what errored, diverged or is damaged.")
 @limits
 @max_exposure
 @output_format
