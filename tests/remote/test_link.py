@@ -195,6 +195,12 @@ def test_addresses(text, address):
     assert parse_address(text) == address
 
 
+@pytest.mark.parametrize("host", ["a" * 70, "..", "a..b", "é" * 70, "\udcff"])
+def test_a_host_that_no_resolver_can_be_asked_for(host):
+    with pytest.raises(UsageError, match=r"expected a host .* got .*: use its name or IP address"):
+        parse_address(f"{host}:7700")
+
+
 @pytest.mark.parametrize("text", ["", "localhost", ":7700", "localhost:", "a:b", "a:65536", "a:-1", "a:²"])
 def test_what_is_no_address(text):
     with pytest.raises(UsageError, match="expected HOST:PORT"):

@@ -213,7 +213,14 @@ def parse_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise UsageError(f"expected HOST:PORT, got {text!r}; for example 127.0.0.1:7700")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        host.encode("idna")  # as the socket functions do, whose UnicodeError nobody would expect
+    except UnicodeError:
+        raise UsageError(
+            f"expected a host with dot-separated parts of 1 to 63 characters, got {host!r}: use its name or IP address"
+        ) from None
+    return host, int(port)
 
 
 def _secured(connection: socket.socket, context: ssl.SSLContext, identity: Identity, timeout: float) -> ssl.SSLSocket:
