@@ -65,6 +65,17 @@ def test_what_is_written_is_read(tmp_path):
         ("[train]\nepochs = 4\n[paillier]\nmax_passes = 3", "max_passes = 3 passes .* got a run that takes 4"),
         ("[paillier]\nnoise = 0.1", "expected delta=outer with noise"),
         ("[paillier]\nnoise = -1.0", "a finite noise >= 0"),
+        ("[paillier]\ndelta = 'outer'\nnoise = inf", "a finite noise >= 0, got inf"),
+        ("[paillier]\nscore_noise = nan", "a finite score_noise >= 0, got nan"),
+        (
+            "[paillier]\nscore_noise = 410.0",
+            "score_noise <= 409.6, a tenth of the 2.12 that scores stay below, got",
+        ),
+        ("[paillier]\nring = 56\nscore_noise = 1e300", "score_noise <= 1.6, a tenth of the 2.4 .* got 1e\\+300: low"),
+        ("[train]\nlr = inf", "a finite train.lr, got inf"),
+        ("[train]\nlr = nan", "train.lr > 0, got nan"),
+        ("[train]\nmomentum = inf", "a finite train.momentum, got inf"),
+        ("[train]\nweight_decay = inf", "a finite train.weight_decay, got inf"),
         ("name =", "expected TOML"),
     ],
 )
