@@ -158,6 +158,15 @@ def test_a_peer_that_never_comes_ends_with_3_and_the_way_to_go_on(companies):
     assert "run the same command again" in found.output
 
 
+def test_each_message_is_one_line_of_a_log(companies, tmp_path):
+    where = f"[{'0000:' * 7}0001]:1"  # a long name of this machine, where nobody listens
+    found = run(*options(companies, "p", "--out", tmp_path, "--patience", "0.3", "--connect", where))
+    assert found.exit_code == 3
+    lines = [line for line in found.stderr.splitlines() if line.startswith("cannot reach")]
+    assert lines
+    assert all(len(line) > 80 and line.endswith("; trying again") for line in lines)
+
+
 def begin(folder, role, *more):
     words = map(str, options(folder, role, *more))
     command = [sys.executable, "-m", "vflsec", "party", *words]

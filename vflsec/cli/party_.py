@@ -126,7 +126,7 @@ def run(**given: Any) -> None:
     console = Console(stderr=True)
 
     def tell(line: str) -> None:
-        console.print(line, markup=False, highlight=False)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)  # a message is one line of a log
 
     snapshots = Snapshots(out)
     try:
