@@ -121,6 +121,13 @@ def test_a_folder_in_the_place_of_a_state_is_one_line(companies, tmp_path, name)
     assert run(*options(companies, "C", "--out", tmp_path / "out", "--patience", "0.1")).exit_code == 3  # not locked
 
 
+def test_a_folder_in_the_place_of_the_result_is_one_line(companies, tmp_path):
+    (tmp_path / "result.json").mkdir()
+    found = run(*options(companies, "C", "--out", tmp_path, "--patience", "0.1"))
+    assert found.exit_code == 2
+    assert "result.json: Is a directory; move it away, or choose another --out" in found.output.splitlines()[-1]
+
+
 def test_a_file_that_only_looks_like_a_state_is_none(companies, tmp_path):
     (tmp_path / "state-0000000003.bin").touch()
     assert run(*options(companies, "C", "--out", tmp_path, "--patience", "0.1")).exit_code == 3

@@ -211,9 +211,13 @@ class Snapshots:
         """
         path = self.folder / name
         try:
-            return path.read_bytes() if path.is_file() else None
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
         except OSError as error:
-            raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
+            raise StoreError(
+                f"cannot read {path}: {error.strerror or error}; move it away, or choose another --out"
+            ) from None
 
     def close(self) -> None:
         """Leave the folder to others."""
