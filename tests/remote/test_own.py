@@ -96,8 +96,29 @@ def test_what_is_wrong_with_a_file_is_said(files):
             own.from_file(files / "bank.csv", BOTH, "p", PartyFile(), **call)
     with pytest.raises(DataError, match="expected a file"):
         own.from_file(files / "none.csv", BOTH, "p", PartyFile(), key="id", label="bad")
+    with pytest.raises(DataError, match="got a folder; name a file in it"):
+        own.from_file(files, BOTH, "p", PartyFile(), key="id", label="bad")
     bank = pd.read_csv(files / "bank.csv")
     bank["bad"] = ["yes", *["no"] * 199]
     bank.to_csv(files / "bank.csv", index=False)
     with pytest.raises(DataError, match="expected every class among"):
         loaded(files, "p")
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "said"),
+    [
+        ("none.csv", {}, r"none\.csv, found none; check the path$"),
+        ("bank.csv", {"columns": ["id"]}, "^--columns: expected features, got the id 'id'; drop it there"),
+        ("bank.csv", {"signed_log": ["agee"]}, "^--signed-log: unknown column 'agee'. Did you mean age?"),
+        ("bureau.csv", {}, "got '[AB]'; correct it, or list the column in --categorical$"),
+        ("same.csv", {}, "got 1.0 only; drop it, or leave it out with --columns$"),
+        ("latin.csv", {}, "expected utf-8 text, got byte 0xe9; save it as UTF-8$"),
+    ],
+)
+def test_errors_of_a_file_from_the_command_line_say_nothing_of_toml(files, file, options, said):
+    (files / "same.csv").write_text("id,a\n1,1\n2,1\n")
+    (files / "latin.csv").write_bytes(b"id,a\n1,\xe9\n")
+    with pytest.raises(DataError, match=said) as error:
+        own.from_file(files / file, BOTH, "C", PartyFile(**options), key="id", label=None)
+    assert not any(word in str(error.value) for word in ("TOML", "parties.", "[...]"))
