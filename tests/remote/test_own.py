@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vflsec.core.errors import DataError
+from vflsec.core.errors import DataError, UsageError
 from vflsec.data.files import PartyFile
 from vflsec.data.partition import DataSpec, partition
 from vflsec.evaluation.world import load_dataset
@@ -80,6 +80,13 @@ def test_other_rows_have_another_digest(files, change):
     before = loaded(files, "C").digest
     bureau.to_csv(files / "bureau.csv", index=False)
     assert loaded(files, "C").digest != before
+
+
+@pytest.mark.parametrize("role", ["C", "p"])
+@pytest.mark.parametrize(("test", "counts"), [(0.999, "0 and 200"), (0.001, "200 and 0")])
+def test_a_split_without_rows_is_refused_on_both_sides(files, role, test, counts):
+    with pytest.raises(UsageError, match=f"^expected training and test rows with test = {test}, got {counts} of 200 "):
+        loaded(files, role, Job(name="loans", test=test))
 
 
 def test_the_seed_decides_the_split(files):
