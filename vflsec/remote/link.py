@@ -138,7 +138,7 @@ class Listener(Link):
         try:
             connection = self._arrived.get(timeout=within)
         except queue.Empty:
-            raise PeerLost(f"nobody has come within {within:.0f} s") from None
+            raise PeerLost(f"nobody connected within {round(within, 1):g} s") from None
         while self.superseded():
             connection.close()
             connection = self._arrived.get()
