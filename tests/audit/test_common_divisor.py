@@ -1,5 +1,7 @@
 """A2: exact fixed-point products have W as their divisors; blurred ones have none."""
 
+import re
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,7 +76,7 @@ def test_a_single_exact_row_tells_its_loss_gradient(tmp_path):
     c, _ = LinearRun().record(tmp_path)
     finding = CommonDivisor()(rewritten(tmp_path, c, first_exact))
     assert finding.figures[0].value == 1.0
-    assert "2 of 2" in finding.found
+    assert finding.found == "2 of 2 columns and rows of delta^C have a common divisor: |W_j|, |delta_i|"
 
 
 def test_numbers_that_a_float_has_rounded_are_not_measured(tmp_path):
@@ -101,5 +103,10 @@ def test_floats_of_a_simulation_are_no_fixed_point(tmp_path):
 
 def test_numbers_rounded_to_a_larger_unit_have_no_divisor(tmp_path):
     c, p = LinearRun(rounding=2.0**-24).record(tmp_path)
-    assert CommonDivisor()(c).verdict == "holds"
+    finding = CommonDivisor()(c)
+    assert finding.verdict == "holds"
+    assert re.fullmatch(
+        r"no column or row of delta\^C \(of \d+\) has a common divisor, which would be \|W_j\| or \|delta_i\|",
+        finding.found,
+    )
     assert CommonDivisor()(c, Truth(c, p)).figures[0].value == 0.0

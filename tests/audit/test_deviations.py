@@ -43,7 +43,18 @@ def test_an_honest_p_reads_nothing(tmp_path):
     c, p = EncryptedRun(run=LinearRun(steps=3, width=4, batch=8, same_batch=True), inference=3).record(tmp_path)
     finding = ChosenWeights()(p, Truth(p, c))
     assert finding.verdict == "unmeasured"
-    assert "p was honest" in finding.found
+    assert (
+        finding.found == "p asked for the same samples again only under the same share; these notes show no deviation"
+    )
+
+
+def test_a_p_that_asks_once_shows_no_deviation(tmp_path):
+    _, p = EncryptedRun(run=LinearRun(steps=2, width=4, batch=8)).record(tmp_path)
+    finding = ChosenWeights()(p)
+    assert finding.verdict == "unmeasured"
+    assert finding.found == (
+        "p never asked for the same samples twice between two updates; these notes show no deviation"
+    )
 
 
 @pytest.mark.parametrize("share0", [0.0, 0.3])
@@ -105,7 +116,7 @@ def test_shifted_scores_give_c_the_labels_of_that_batch(shifted):
     finding = ShiftedScores()(c, Truth(c, p))
     assert finding.figures[0].value == 1.0
     assert finding.figures[0].n == 32
-    assert "labels of 1 batches" in finding.found
+    assert "labels of 1 batch " in finding.found
 
 
 def test_p_notices_them(shifted):
@@ -121,7 +132,9 @@ def test_honest_scores_do_not_jump(tmp_path):
         c, p = LinearRun(steps=60, rate=0.5, seed=seed).record(tmp_path / str(seed))
         assert ScoreDrift()(p).figures[0].value == 0.0
         assert ScoreDrift()(p).verdict == "holds"
-        assert ShiftedScores()(c).verdict == "unmeasured"
+        finding = ShiftedScores()(c)
+        assert finding.verdict == "unmeasured"
+        assert finding.found == "no sign that C shifted scores; noise on delta^C could hide it"
 
 
 def test_what_is_not_recorded_is_not_acquitted(tmp_path):
@@ -129,6 +142,7 @@ def test_what_is_not_recorded_is_not_acquitted(tmp_path):
         recorder.begin(3, rate=0.1)
         recorder.note("rows", np.arange(4))
     assert "expected all steps from 0 on, got 3 after -1" in ForwardPasses()(Recording(tmp_path / "C")).found
+    assert ShiftedScores()(Recording(tmp_path / "C")).found == "expected delta^C of a training step, got none"
     with Recorder(tmp_path / "p", Header(role="p", layout=Layout(width=2))) as recorder:
         recorder.begin(0, rate=0.1)
     for audit in (ScoreDrift(), ChosenWeights()):

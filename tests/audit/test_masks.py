@@ -1,5 +1,6 @@
 """A3 and A4: float masks bare the low-order bits, small masks average out; uniform wide integer masks do neither."""
 
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -74,7 +75,14 @@ def test_integer_masks_at_the_unit_of_the_message_bare_no_bit(tmp_path, bits):
     assert finding.figures[0].value == 0.0
     assert finding.verdict == "holds"
     assert "bare in 0 of 1" in finding.found
-    assert "; 1 bits or more would have shown" in finding.found  # 118 rows more than features
+    assert finding.found.endswith("; one bare bit would have been noticed")  # 118 rows more than features
+
+
+def test_few_rows_notice_only_several_bare_bits(tmp_path):
+    rng = np.random.default_rng(2)
+    mu, masks = rng.normal(size=(20, 10)), rng.integers(0, 1 << 52, size=(20, 1)).astype(object)
+    c, _ = recorded(tmp_path, np.round(mu * 2**20) / 2**20, masks, np.zeros((10, 1)), 48)
+    assert LowBits()(c).found.endswith("; 4 bare bits would have been noticed")  # 10 rows more than features
 
 
 def test_masks_that_skip_their_low_bits_are_caught(tmp_path):
@@ -160,6 +168,9 @@ def test_small_masks_give_the_weights_and_wide_ones_do_not(tmp_path, width, reco
     assert recovered[0] <= finding.figures[0].value <= recovered[1]
     assert SmallMasks()(c).figures[0].metric == "consistency"
     assert (SmallMasks()(c).figures[0].value > 0.99) == (recovered[0] > 0)
+    assert re.search(r"; the scores computed from two halves of the samples differ by \d+\.\d %; ", finding.found)
+    end = r"W shows, p = 0\.001" if recovered[0] else r"no sign that W shows \(p = [\d.]+; a leak needs p <= 0\.001\)"
+    assert re.search(f"; {end}$", finding.found)
 
 
 def leaks(folder, seeds, width, *, rows=180, features=4, scored=True):

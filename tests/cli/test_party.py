@@ -82,6 +82,8 @@ def test_keys_of_one_party_alone(tmp_path):
         ({"--listen": None}, "expected either --listen or --connect"),
         ({"--connect": "127.0.0.1:1"}, "expected either --listen or --connect"),
         ({"--listen": "7700"}, "expected HOST:PORT, got '7700'"),
+        ({"--listen": f"{'a' * 70}:7700"}, "expected a host with dot-separated parts of 1 to 63 characters, got 'aaa"),
+        ({"--listen": None, "--connect": "a..b:7700"}, "expected a host with dot-separated parts of 1 to 63 charact"),
         ({"--label": "score"}, "expected --label from p alone, got score from C"),
         ({"--id": "id"}, "expected the id, got an unknown column 'id'"),
         ({"--columns": "scor"}, "Did you mean score?"),
@@ -96,6 +98,39 @@ def test_a_mistake_is_one_line(companies, change, said):
     assert found.exit_code == 2
     assert said in found.output
     assert found.output.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["keys", "KEYS", "--days", "3000000"], ["--workers", "100000"]],
+)
+def test_a_number_out_of_range_is_refused(tmp_path, words):
+    found = run(*(tmp_path / word if word == "KEYS" else word for word in words))
+    assert found.exit_code == 2
+    assert f"Invalid value for '{words[-2]}': {words[-1]} is not in the range" in found.output
+
+
+@pytest.mark.parametrize("name", ["state-00000003.bin", "key.bin", "journal.bin"])
+def test_a_folder_in_the_place_of_a_state_is_one_line(companies, tmp_path, name):
+    (tmp_path / "out" / name).mkdir(parents=True)
+    found = run(*options(companies, "C", "--out", tmp_path / "out", "--patience", "0.1"))
+    assert found.exit_code == 2
+    assert f"{name}, got a folder: move it away, or choose another --out" in found.output.splitlines()[-1]
+    assert "listening" not in found.output
+    (tmp_path / "out" / name).rmdir()
+    assert run(*options(companies, "C", "--out", tmp_path / "out", "--patience", "0.1")).exit_code == 3  # not locked
+
+
+def test_a_folder_in_the_place_of_the_result_is_one_line(companies, tmp_path):
+    (tmp_path / "result.json").mkdir()
+    found = run(*options(companies, "C", "--out", tmp_path, "--patience", "0.1"))
+    assert found.exit_code == 2
+    assert "result.json: Is a directory; move it away, or choose another --out" in found.output.splitlines()[-1]
+
+
+def test_a_file_that_only_looks_like_a_state_is_none(companies, tmp_path):
+    (tmp_path / "state-0000000003.bin").touch()
+    assert run(*options(companies, "C", "--out", tmp_path, "--patience", "0.1")).exit_code == 3
 
 
 def test_a_file_beside_a_named_dataset_is_refused(companies, tmp_path):
@@ -128,6 +163,15 @@ def test_a_peer_that_never_comes_ends_with_3_and_the_way_to_go_on(companies):
     assert found.exit_code == 3
     assert "0 of 24 batches are done, and kept in" in found.output
     assert "run the same command again" in found.output
+
+
+def test_each_message_is_one_line_of_a_log(companies, tmp_path):
+    where = f"[{'0000:' * 7}0001]:1"  # a long name of this machine, where nobody listens
+    found = run(*options(companies, "p", "--out", tmp_path, "--patience", "0.3", "--connect", where))
+    assert found.exit_code == 3
+    lines = [line for line in found.stderr.splitlines() if line.startswith("cannot reach")]
+    assert lines
+    assert all(len(line) > 80 and line.endswith("; trying again") for line in lines)
 
 
 def begin(folder, role, *more):

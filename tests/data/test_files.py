@@ -211,6 +211,7 @@ def test_quoted_fields_and_outer_blanks(two: Path):
         ("bank.csv", "baker", '"baker', "bank.csv, line 5: unexpected end of data; is the file cut off?"),
         ("bank.csv", BANK, "", "bank.csv: expected a header line with column names, got an empty file"),
         ("bank.csv", BANK, BANK.splitlines()[0], "bank.csv: expected data rows, got none; is the export complete?"),
+        ("mine.toml", '"bank.csv"', '"."', ", got a folder; name a file in it"),
         ("mine.toml", '"bank.csv"', '"bonk.csv"', "bonk.csv, found none; paths are relative to the TOML file"),
         (
             "mine.toml",

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vflsec.core.errors import DataError
+from vflsec.core.errors import DataError, UsageError
 from vflsec.data.files import PartyFile
 from vflsec.data.partition import DataSpec, partition
 from vflsec.evaluation.world import load_dataset
@@ -82,6 +82,13 @@ def test_other_rows_have_another_digest(files, change):
     assert loaded(files, "C").digest != before
 
 
+@pytest.mark.parametrize("role", ["C", "p"])
+@pytest.mark.parametrize(("test", "counts"), [(0.999, "0 and 200"), (0.001, "200 and 0")])
+def test_a_split_without_rows_is_refused_on_both_sides(files, role, test, counts):
+    with pytest.raises(UsageError, match=f"^expected training and test rows with test = {test}, got {counts} of 200 "):
+        loaded(files, role, Job(name="loans", test=test))
+
+
 def test_the_seed_decides_the_split(files):
     other = Job(name="loans", seed=5)
     assert loaded(files, "C").digest != loaded(files, "C", other).digest == loaded(files, "p", other).digest
@@ -96,8 +103,29 @@ def test_what_is_wrong_with_a_file_is_said(files):
             own.from_file(files / "bank.csv", BOTH, "p", PartyFile(), **call)
     with pytest.raises(DataError, match="expected a file"):
         own.from_file(files / "none.csv", BOTH, "p", PartyFile(), key="id", label="bad")
+    with pytest.raises(DataError, match="got a folder; name a file in it"):
+        own.from_file(files, BOTH, "p", PartyFile(), key="id", label="bad")
     bank = pd.read_csv(files / "bank.csv")
     bank["bad"] = ["yes", *["no"] * 199]
     bank.to_csv(files / "bank.csv", index=False)
     with pytest.raises(DataError, match="expected every class among"):
         loaded(files, "p")
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "said"),
+    [
+        ("none.csv", {}, r"none\.csv, found none; check the path$"),
+        ("bank.csv", {"columns": ["id"]}, "^--columns: expected features, got the id 'id'; drop it there"),
+        ("bank.csv", {"signed_log": ["agee"]}, "^--signed-log: unknown column 'agee'. Did you mean age?"),
+        ("bureau.csv", {}, "got '[AB]'; correct it, or list the column in --categorical$"),
+        ("same.csv", {}, "got 1.0 only; drop it, or leave it out with --columns$"),
+        ("latin.csv", {}, "expected utf-8 text, got byte 0xe9; save it as UTF-8$"),
+    ],
+)
+def test_errors_of_a_file_from_the_command_line_say_nothing_of_toml(files, file, options, said):
+    (files / "same.csv").write_text("id,a\n1,1\n2,1\n")
+    (files / "latin.csv").write_bytes(b"id,a\n1,\xe9\n")
+    with pytest.raises(DataError, match=said) as error:
+        own.from_file(files / file, BOTH, "C", PartyFile(**options), key="id", label=None)
+    assert not any(word in str(error.value) for word in ("TOML", "parties.", "[...]"))

@@ -8,6 +8,7 @@ import numpy as np
 
 from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Figure, Recovered, Truth
+from vflsec.core.checks import count
 from vflsec.core.errors import InsufficientView
 from vflsec.paillier.recording import Recording, Step
 
@@ -32,7 +33,9 @@ class ChosenWeights(Audit):
         """Return ``mu`` (B, g), the part of it that the chosen weights span, at the first pass of each batch."""
         steps = {}
         dimensions = []
+        asked_again = False
         for passes in _passes(recording):
+            asked_again = True
             first = passes[0].notes
             shares = [step.notes["share"] - first["share"] for step in passes[1:]]
             differences = np.concatenate([np.ldexp(share.astype(float), -64) for share in shares], axis=1)  # (g, k C)
@@ -42,10 +45,12 @@ class ChosenWeights(Audit):
                 steps[passes[0].number] = {"mu": scores @ np.linalg.pinv(differences)}
                 dimensions.append(dimension)
         if not steps:
-            raise InsufficientView(
-                "expected the same samples under two shares between updates, got none: by these notes p was honest"
-            )
-        found = f"{max(dimensions)} of {recording.header.layout.width} directions of mu in {len(steps)} batches"
+            said = "asked for the same samples again only under the same share"
+            if not asked_again:
+                said = "never asked for the same samples twice between two updates"
+            raise InsufficientView(f"p {said}; these notes show no deviation")
+        batches = count(len(steps), "batch", "batches")
+        found = f"{max(dimensions)} of {recording.header.layout.width} directions of mu in {batches}"
         share = max(dimensions) / recording.header.layout.width
         own = Figure(of="features", metric="share", value=share, chance=0.0, n=recording.header.layout.width)
         return Recovered(found, steps, (own,))

@@ -63,7 +63,12 @@ class CommonDivisor(Audit):
         if not numbers:
             raise InsufficientView("expected a row of delta^C in exact fixed point, got none")
         own = Figure(of="weights and loss gradients", metric="share", value=most, chance=0.0, n=numbers)
-        text = f"{divided} of {numbers} columns and rows of delta^C have a common divisor: |W_j|, |delta_i|"
+        text = (
+            f"{divided} of {numbers} columns and rows of delta^C {'has' if divided == 1 else 'have'} a common divisor"
+        )
+        text += ": |W_j|, |delta_i|"
+        if not divided:
+            text = f"no column or row of delta^C (of {numbers}) has a common divisor, which would be |W_j| or |delta_i|"
         return Recovered(text, steps, (own,))
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from vflsec.audit.audit import Audit, Figure, Recovered, Truth
 from vflsec.audit.masked import Masked, masked_scores
+from vflsec.core.checks import count
 from vflsec.core.errors import InsufficientView
 from vflsec.paillier.recording import Recording
 
@@ -61,11 +62,12 @@ class LowBits(Audit):
                 break
         if not steps:
             raise InsufficientView(f"expected masked scores of more than {header.layout.width} samples, got none")
-        found = f"low-order bits are bare in {len(bare)} of {len(steps)} batches"
+        found = f"low-order bits are bare in {len(bare)} of {count(len(steps), 'batch', 'batches')}"
         if bare:
             found += f", {min(bare)} of them, which give p's share of W"
         else:
-            found += f"; {-(-SURPLUS // (rows - header.layout.width))} bits or more would have shown"
+            needed = -(-SURPLUS // (rows - header.layout.width))
+            found += f"; {'one bare bit' if needed == 1 else f'{needed} bare bits'} would have been noticed"
         size = header.layout.width * header.layout.outputs
         own = Figure(of="weights", metric="share", value=most / header.layout.outputs, chance=0.0, n=size)
         return Recovered(found, steps, (own,))

@@ -11,6 +11,7 @@ from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Figure, Floats, Recovered, Truth
 from vflsec.audit.same_batch import factor, moved, same_batch
 from vflsec.audit.score_fit import SWEEPS, Fitted, ScoreModel, Visit
+from vflsec.core.checks import count
 from vflsec.core.errors import InsufficientView
 from vflsec.paillier.recording import Header, Recording, Step
 
@@ -136,7 +137,10 @@ class _Table:
         rows, counts = np.unique(seen, return_counts=True)
         usual = np.median(counts[np.isin(rows, trained)])
         if usual * header.layout.outputs < 2:
-            raise InsufficientView(f"expected at least two scores of most samples, got one of {(counts == 1).sum()}")
+            single = int((counts == 1).sum())
+            raise InsufficientView(
+                f"needs two scores of most samples; {count(single, 'sample has', 'samples have')} only one"
+            )
         rows = rows[np.isin(rows, trained) | (counts >= usual)]  # others tell little, and are not determined
         visits: list[Visit] = []
         for step in steps:

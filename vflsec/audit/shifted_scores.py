@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from vflsec.audit import figures
 from vflsec.audit.audit import Audit, Figure, Recovered, Truth
+from vflsec.core.checks import count
 from vflsec.core.errors import InsufficientView
 from vflsec.paillier.recording import Recording
 
@@ -46,14 +47,13 @@ class ShiftedScores(Audit):
             none, full = shares < ZERO, shares > 1 - ZERO
             if none.any() and (none | full).all():
                 steps[step.number] = {"labels": none.astype(np.int64)}
+        if not rows:
+            raise InsufficientView("expected delta^C of a training step, got none")
         if not steps:
-            raise InsufficientView(
-                "expected a batch whose gradients vanish or are of one length, got none: C shifted no scores, or noise "
-                "on delta^C hides it"
-            )
+            raise InsufficientView("no sign that C shifted scores; noise on delta^C could hide it")
         read = sum(len(arrays["labels"]) for arrays in steps.values())
         own = figures.share("labels", read, rows)
-        return Recovered(f"labels of {len(steps)} batches whose scores were shifted", steps, (own,))
+        return Recovered(f"labels of {count(len(steps), 'batch', 'batches')} whose scores were shifted", steps, (own,))
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
         """Return the accuracy of the labels."""

@@ -66,8 +66,13 @@ class SmallMasks(Audit):
         p = p_value(mu, scores, halves)
         own = Figure(of="scores", metric="consistency", value=max(0.0, 1 - apart), chance=0.0, n=len(mu))
         width = float(np.ptp(scores - mu @ weights, axis=0).max()) / 2
-        found = f"W from {len(mu)} samples under masks of ±{width:.3g}; scores by either half differ by {apart:.1%}; "
-        found += f"W shows, p = {p:.3g}" if p <= LEVEL else f"that W shows is not sure, p = {p:.3g} > {LEVEL:g}"
+        found = f"W from {len(mu)} samples under masks of ±{width:.3g}; "
+        found += f"the scores computed from two halves of the samples differ by {100 * apart:.1f} %; "
+        found += (
+            f"W shows, p = {p:.3g}"
+            if p <= LEVEL
+            else f"no sign that W shows (p = {p:.3g}; a leak needs p <= {LEVEL:g})"
+        )
         return Recovered(found, {number: {"weights": weights, "mu": mu, "p": np.array([p])}}, (_judged(own, p),))
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:

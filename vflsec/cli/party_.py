@@ -42,7 +42,7 @@ SECONDS = Seconds(min=0.1)
 @click.option("--timeout", type=SECONDS, default=60.0, show_default=True, help="Seconds a message may take.")
 @click.option("--patience", type=SECONDS, default=300.0, show_default=True, help="Seconds for a peer to return.")
 @click.option("--repeats", type=click.IntRange(min=0), help="Times we answer one batch again.  [default: 3]")
-@click.option("--workers", type=click.IntRange(min=0), default=0, help="Processes that prepare encryption ahead.")
+@click.option("--workers", type=click.IntRange(0, 256), default=0, help="Processes that prepare encryption ahead.")
 @click.pass_context
 def command(ctx: click.Context, /, **given: Any) -> None:
     """One of two companies that train together over the network.
@@ -89,7 +89,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 @command.command("keys")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--role", type=click.Choice(["C", "p"]), help="Only ours.  [default: both, to try it out]")
-@click.option("--days", type=click.IntRange(min=1), default=365, show_default=True, help="For which they hold.")
+@click.option("--days", type=click.IntRange(1, 36500), default=365, show_default=True, help="For which they hold.")
 def keys(folder: Path, role: str | None, days: int) -> None:
     """Make a private key and a certificate for a party, or for both."""
     from vflsec.remote import identity
@@ -126,7 +126,7 @@ def run(**given: Any) -> None:
     console = Console(stderr=True)
 
     def tell(line: str) -> None:
-        console.print(line, markup=False, highlight=False)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)  # a message is one line of a log
 
     snapshots = Snapshots(out)
     try:

@@ -8,6 +8,7 @@ vflsec.core.errors.UsageError: expected epochs > 0, got 0
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from difflib import get_close_matches
 
@@ -24,6 +25,13 @@ def positive(**named: float) -> None:
 def positive_or_none(**named: float | None) -> None:
     """Raise UsageError unless every named number that is not None is greater than zero."""
     positive(**{name: value for name, value in named.items() if value is not None})
+
+
+def finite(**named: float) -> None:
+    """Raise UsageError unless every named number is finite."""
+    for name, value in named.items():
+        if not math.isfinite(value):
+            raise UsageError(f"expected a finite {name}, got {value}")
 
 
 def non_negative(**named: float) -> None:

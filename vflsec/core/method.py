@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vflsec.core import hooks
 from vflsec.core.attack import Attack
 from vflsec.core.checkpoint import Checkpoint
-from vflsec.core.checks import fraction, non_negative, positive
+from vflsec.core.checks import finite, fraction, non_negative, positive
 from vflsec.core.defense import Defense, touches
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.hooks import Hook
@@ -93,6 +93,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.target is not None:
             fraction(**{"train.target": self.target})
         non_negative(**{"train.momentum": self.momentum, "train.weight_decay": self.weight_decay})
+        finite(**{f"train.{name}": getattr(self, name) for name in ("lr", "momentum", "weight_decay")})
 
     def n_epochs(self, rows: int) -> int:
         """Return the number of passes over ``rows`` training rows."""

@@ -97,7 +97,7 @@ def load_party(
     Raises:
         DataError: in one line, which column and row is wrong, and the way out.
     """
-    raw = read_table(path, own.encoding or "utf-8", own.separator or ",")
+    raw = read_table(path, own.encoding or "utf-8", own.separator or ",", toml=False)
     ids = _ids(raw, key, name)
     if label is not None:
         _expect_column(raw, label, "the label")
@@ -204,12 +204,12 @@ def _features(party: PartyFile, name: str, table: RawTable, reserved: dict[str, 
     for column in own:
         _expect_column(table, column, f"a column of {name}")
         if column in reserved:
-            where = f"parties.{name}.columns"
+            where = table.setting("columns", name)
             raise DataError(f"{where}: expected features, got the {reserved[column]} {column!r}; drop it there")
     for role in ("categorical", "signed_log"):
         for column in getattr(party, role):
             if column not in own:
-                raise DataError(f"parties.{name}.{role}: {unknown('column', column, own)}")
+                raise DataError(f"{table.setting(role, name)}: {unknown('column', column, own)}")
     return own
 
 
@@ -235,7 +235,7 @@ def _values(table: RawTable, column: str, party: PartyFile) -> pd.Categorical | 
     values = pd.Categorical(table.categories(column)) if column in party.categorical else table.numbers(column)
     # An image cannot do without a pixel, and the margins of many images are blank.
     if party.image is None and pd.Series(values).nunique() == 1:
-        way_out = "drop it, or leave it out with columns = [...]"
+        way_out = f"drop it, or leave it out with {table.setting('columns')}{' = [...]' if table.toml else ''}"
         raise DataError(
             f"{table.file}, column {column!r}: expected values that differ, got {values[0]} only; {way_out}"
         )

@@ -21,11 +21,18 @@ class RawTable(NamedTuple):
     frame: pd.DataFrame
     file: str
     first_line: int  # what the first data row is called: line 2 of a CSV, row 1 of a Parquet file
+    toml: bool = True  # whether a TOML file names it; else it comes from options of the command line
 
     def place(self, column: str, position: int) -> str:
         """Return ``bank.csv, column 'age', line 7`` for the row at ``position``."""
         unit = "line" if self.first_line == 2 else "row"
         return f"{self.file}, column {column!r}, {unit} {position + self.first_line}"
+
+    def setting(self, name: str, party: str = "") -> str:
+        """Return what the user calls a party's setting: a key of the TOML file, or an option."""
+        if not self.toml:
+            return f"--{name.replace('_', '-')}"
+        return f"parties.{party}.{name}" if party else name
 
     def numbers(self, column: str) -> np.ndarray:
         """Return a column as float64.
@@ -35,13 +42,14 @@ class RawTable(NamedTuple):
         """
         raw = self.frame[column]
         if not (pd.api.types.is_numeric_dtype(raw.dtype) or _is_text(raw)):
-            way_out = "convert it, or list it in categorical"
+            way_out = f"convert it, or list it in {self.setting('categorical')}"
             raise DataError(f"{self.file}, column {column!r}: expected numbers, got {raw.dtype}; {way_out}")
         values = pd.to_numeric(raw, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         bad = np.flatnonzero(~np.isfinite(values))
         if len(bad):
             text = self._stripped(column)[bad[0]]
-            got, way_out = (f"'{text}'", "correct it, or list the column in categorical") if text else _GAP
+            mend = f"correct it, or list the column in {self.setting('categorical')}"
+            got, way_out = (f"'{text}'", mend) if text else _GAP
             raise DataError(f"{self.place(column, bad[0])}: expected a finite number, got {got}; {way_out}")
         return values
 
@@ -75,24 +83,33 @@ def _is_text(values: pd.Series) -> bool:
     return bool(pd.api.types.is_string_dtype(values.dtype) or pd.api.types.is_object_dtype(values.dtype))
 
 
-def read_table(path: Path, encoding: str, separator: str) -> RawTable:
+def read_table(path: Path, encoding: str, separator: str, *, toml: bool = True) -> RawTable:
     """Read ``path``: Parquet by its suffix ``.parquet``, else CSV with a header line.
+
+    Args:
+        path: of the file.
+        encoding: of a CSV.
+        separator: of its fields.
+        toml: whether a TOML file names it, for the way out that errors tell.
 
     Raises:
         DataError: no such file, or one that cannot be read as a table.
     """
     if len(separator) != 1:
         raise DataError(f"expected a separator of one character, got {separator!r}; for example ';'")
+    if path.is_dir():
+        raise DataError(f"expected a file {path}, got a folder; name a file in it")
     if not path.is_file():
-        raise DataError(f"expected a file {path}, found none; paths are relative to the TOML file")
+        where = "paths are relative to the TOML file" if toml else "check the path"
+        raise DataError(f"expected a file {path}, found none; {where}")
     if path.suffix == ".parquet":
-        table = RawTable(_read_parquet(path), path.name, 1)
+        table = RawTable(_read_parquet(path), path.name, 1, toml)
     else:
         # Spreadsheet programs put a mark in front of utf-8, which would become part of the first column's name.
         encoding = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding
-        _check_lines(path, encoding, separator)
+        _check_lines(path, encoding, separator, toml=toml)
         frame = pd.read_csv(path, encoding=encoding, sep=separator, dtype=str, keep_default_na=False, index_col=False)
-        table = RawTable(frame, path.name, 2)
+        table = RawTable(frame, path.name, 2, toml)
     if table.frame.empty:
         raise DataError(f"{path.name}: expected data rows, got none; is the export complete?")
     return table
@@ -111,7 +128,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     return frame.reset_index(drop=frame.index.names == [None])  # the id may have been saved as the index
 
 
-def _check_lines(path: Path, encoding: str, separator: str) -> None:
+def _check_lines(path: Path, encoding: str, separator: str, *, toml: bool) -> None:
     """Refuse what pandas would read without a word: ragged lines, double names, an open quote at the end."""
     try:
         with path.open(encoding=encoding, newline="") as stream:
@@ -129,7 +146,7 @@ def _check_lines(path: Path, encoding: str, separator: str) -> None:
                         f"is the file cut off, or is {separator!r} not its separator?"
                     )
     except UnicodeDecodeError as error:
-        way_out = "set encoding in the TOML file, for example encoding = 'latin-1'"
+        way_out = "set encoding in the TOML file, for example encoding = 'latin-1'" if toml else "save it as UTF-8"
         got = f"byte {error.object[error.start]:#x}"
         raise DataError(f"{path.name}: expected {error.encoding} text, got {got}; {way_out}") from None
     except LookupError:

@@ -75,7 +75,8 @@ class CipherSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         noise: standard deviation of the Gaussian noise that the active party adds to every coordinate of delta^C,
             relative to the largest row of delta; needs ``delta=outer``.
         score_noise: standard deviation, in units of the scores, of the Gaussian noise that the passive party adds to
-            every score before the active party sees it, in training and in prediction.
+            every score before the active party sees it, in training and in prediction; at most a tenth of what a score
+            can be.
         max_passes: the passive party answers at most so many passes of each sample; 0 for no limit. A batch that is
             done again after a broken connection counts once.
 
@@ -122,6 +123,11 @@ class CipherSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise UsageError(
                 f"expected ring >= feature_precision + weight_precision + 3 = {self.ring - self.score_bits + 1}, "
                 f"got {self.ring}"
+            )
+        if self.score_noise > (most := 2**self.score_bits / 10):
+            raise UsageError(
+                f"expected score_noise <= {most:g}, a tenth of the 2^{self.score_bits} that scores stay below, got "
+                f"{self.score_noise:g}: lower it, or lower weight_precision or feature_precision"
             )
 
     @property

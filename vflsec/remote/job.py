@@ -32,6 +32,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +44,11 @@ from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.paillier.layout import CipherSpec
 
 LARGEST = 1_000_000
-"""Of rows in a batch, epochs, and the width of any layer."""
+"""Of rows in a batch, and epochs."""
+WIDEST = 65_536
+"""Of any layer."""
+MOST_WEIGHTS = 1 << 28
+"""Between the layers of C's encoder: 1 GiB as float32."""
 LONGEST_SETTING = 1_000
 """Characters that one setting may have when the parties compare theirs."""
 
@@ -142,11 +147,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if self.options and self.dataset is None:
             raise UsageError(f"expected options with a dataset alone, got {', '.join(self.options)}: drop them")
         _ = self.train.spec
-        largest = {"train.batch": self.train.batch, "train.epochs": self.train.epochs}
-        largest |= {"model.hidden": max(self.model.hidden, default=1), "model.width": self.model.width or 1}
-        for name, value in largest.items():
-            if value > LARGEST:
-                raise UsageError(f"expected {name} <= {LARGEST}, got {value}")
+        model, width = self.model, self.model.width or 1
+        for name, value, most in (
+            ("train.batch", self.train.batch, LARGEST),
+            ("train.epochs", self.train.epochs, LARGEST),
+            ("model.hidden", max(model.hidden, default=1), WIDEST),
+            ("model.width", width, WIDEST),
+            ("model.outputs", model.outputs, WIDEST),
+        ):
+            if value > most:
+                raise UsageError(f"expected {name} <= {most}, got {value}")
+        weights = sum(before * after for before, after in pairwise((*model.hidden, width)))
+        if weights > MOST_WEIGHTS:
+            raise UsageError(f"expected model.hidden with at most {MOST_WEIGHTS} weights, got {weights}: choose less")
         for name, text in self.settings.items():
             if len(text) > LONGEST_SETTING:
                 raise UsageError(f"expected {name} of at most {LONGEST_SETTING} characters, got {len(text)}")

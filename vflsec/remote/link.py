@@ -138,7 +138,7 @@ class Listener(Link):
         try:
             connection = self._arrived.get(timeout=within)
         except queue.Empty:
-            raise PeerLost(f"nobody has come within {within:.0f} s") from None
+            raise PeerLost(f"nobody connected within {round(within, 1):g} s") from None
         while self.superseded():
             connection.close()
             connection = self._arrived.get()
@@ -213,7 +213,14 @@ def parse_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise UsageError(f"expected HOST:PORT, got {text!r}; for example 127.0.0.1:7700")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        host.encode("idna")  # as the socket functions do, whose UnicodeError nobody would expect
+    except UnicodeError:
+        raise UsageError(
+            f"expected a host with dot-separated parts of 1 to 63 characters, got {host!r}: use its name or IP address"
+        ) from None
+    return host, int(port)
 
 
 def _secured(connection: socket.socket, context: ssl.SSLContext, identity: Identity, timeout: float) -> ssl.SSLSocket:

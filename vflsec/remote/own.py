@@ -99,6 +99,7 @@ def arrange(
 
     Raises:
         DataError: a class is missing in either split.
+        UsageError: a split has no row.
     """
     ids = split(table.frame.index, job, test_ids)
     encoder = Encoder(table, table.frame.loc[ids["train"]])
@@ -113,11 +114,20 @@ def arrange(
 
 
 def split(ids: pd.Index, job: Job, test_ids: pd.Index | None = None) -> dict[str, pd.Index]:
-    """Return the training and test ids, each sorted: the official test set, or one drawn from the job's seed."""
+    """Return the training and test ids, each sorted: the official test set, or one drawn from the job's seed.
+
+    Raises:
+        UsageError: the job's ``test`` leaves no training or no test row.
+    """
     ordered = ids.sort_values()
     if test_ids is not None:
         official = ordered.isin(test_ids)
         return {"train": ordered[~official], "test": ordered[official]}
     drawn = ordered[np.random.default_rng(derive(job.seed, "split", "test")).permutation(len(ordered))]
     count = round(job.test * len(ordered))
+    if not 0 < count < len(ordered):
+        raise UsageError(
+            f"expected training and test rows with test = {job.test:g}, got {len(ordered) - count} and {count} of "
+            f"{len(ordered)} rows: change test in the job, or bring more rows"
+        )
     return {"train": drawn[count:].sort_values(), "test": drawn[:count].sort_values()}

@@ -24,7 +24,7 @@ EPOCHS_KEPT = 2
 """States at the ends of epochs, kept to go back further where a newer state turns out to be spoiled."""
 KEY, JOURNAL = "key.bin", "journal.bin"
 T = TypeVar("T")
-_STATE = re.compile(r"state-(\d{8,})\.bin")
+_STATE = re.compile(r"state-(\d{8}|[1-9]\d{8,})\.bin")
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ class Snapshots:
         damaged: numbers of the states that ``kept`` found damaged.
 
     Raises:
-        StoreError: another process has it, or it cannot be written.
+        StoreError: another process has it, it cannot be written, or a folder has the name of one of the files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,6 +93,10 @@ class Snapshots:
             raise StoreError(f"another vflsec party works in {folder}: wait for it, or choose another --out") from None
         except OSError as error:
             raise StoreError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
+        for path in (*map(self._path, self._steps()), folder / KEY, folder / JOURNAL):
+            if path.is_dir():
+                self.close()
+                raise StoreError(f"expected a file {path}, got a folder: move it away, or choose another --out")
 
     def save(self, facts: Facts, state: Mapping[str, np.ndarray], epoch: int = 1) -> list[int]:
         """Keep the state after ``facts.step`` batches, and of the others the one before and the last ends of epochs.
@@ -207,9 +211,13 @@ class Snapshots:
         """
         path = self.folder / name
         try:
-            return path.read_bytes() if path.is_file() else None
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
         except OSError as error:
-            raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
+            raise StoreError(
+                f"cannot read {path}: {error.strerror or error}; move it away, or choose another --out"
+            ) from None
 
     def close(self) -> None:
         """Leave the folder to others."""
