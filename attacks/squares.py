@@ -1,0 +1,38 @@
+"""Logistic regression on the adversary's own columns and their squares: classes that differ in spread."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from sklearn.preprocessing import StandardScaler
+
+from vflsec.attacks.logistic import LogisticRegression
+from vflsec.core.view import Guess, View
+
+
+class Squares(LogisticRegression):
+    """Regularized logistic regression from own columns and their squares to labels, on the auxiliary samples alone.
+
+    It reads neither the model nor a message, so its leak is a prior: an adversary who never joined reaches it. It is a
+    candidate for *alone* where classes differ in the spread of columns or in their distance from a center, which a
+    linear rule cannot see and trees need many labels for. Columns are standardized over the training rows.
+
+    Costs 36 small fits. Fails where classes differ in products of columns, or too few labels are known.
+
+    Source: Hastie, Tibshirani, Friedman 2009, "The Elements of Statistical Learning", section 5.1.
+
+    Args:
+        folds: of the search for the penalty; fewer where a class has fewer auxiliary samples, none (C = 1) below two.
+    """
+
+    name = "squares"
+    version = 1
+    reference = "Hastie, Tibshirani, Friedman 2009, The Elements of Statistical Learning, section 5.1"
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return log-probabilities (n, C) for every split."""
+        scaler = StandardScaler().fit(view.features["train"].double().cpu().numpy())
+        scaled = {s: torch.from_numpy(scaler.transform(x.double().cpu().numpy())) for s, x in view.features.items()}
+        wide = {split: torch.cat([x, x.square()], dim=1) for split, x in scaled.items()}
+        return super().run(replace(view, features=wide), rng=rng)
