@@ -31,8 +31,8 @@ class PseudoLabels(Attack):
     class of each training row counts as its label for models that then guess the other rows: rows are divided into
     folds anew, and no row is guessed by a model that was fitted to its own guess. Auxiliary samples keep their labels
     and are in every fit. While a class has no more rows than there are columns, its covariance is singular, and all
-    classes share one (linear discriminant analysis). Where the auxiliary samples are one of each class, there is none to
-    begin with, and a logistic regression makes the first guesses.
+    classes share one (linear discriminant analysis). Where the auxiliary samples are one of each class, there is none
+    to begin with, and a logistic regression makes the first guesses.
 
     It reads neither the model nor a message, so its leak is a prior: an adversary who never joined reaches it. It is a
     candidate for *alone* where rows form clusters and many of them have no known label.
