@@ -15,6 +15,7 @@ CATALOGUE = {
     "averaging": "vflsec.attacks.averaging:Averaging",
     "trees": "vflsec.attacks.trees:Trees",
     "squares": "vflsec.attacks.squares:Squares",
+    "pseudo-labels": "vflsec.attacks.pseudo_labels:PseudoLabels",
     "fusion": "vflsec.attacks.fusion:Fusion",
     "attribute-fusion": "vflsec.attacks.fusion:AttributeFusion",
     "column-fusion": "vflsec.attacks.fusion:ColumnFusion",

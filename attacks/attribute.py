@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression as Classifier
 from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
 
-from vflsec.attacks.logistic import PENALTIES, LogisticRegression
+from vflsec.attacks.logistic import PENALTIES, LogisticRegression, log_probabilities
 from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of, positive, positive_or_none
 from vflsec.core.message import Kind
@@ -121,9 +121,7 @@ class AttributeInference(LogisticRegression):
         for_known = max(averaged or best, key=lambda fit: fit.found.value)
         read = {**best[0].x, view.aux_split: for_known.x[view.aux_split]}
         scores = {
-            split: self._log_probabilities(
-                (for_known if split == view.aux_split else best[0]).found.model, x, view.n_classes
-            )
+            split: log_probabilities((for_known if split == view.aux_split else best[0]).found.model, x, view.n_classes)
             for split, x in read.items()
         }
         unfinished = any(issubclass(warning.category, ConvergenceWarning) for warning in caught)

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from sklearn.base import ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression as Classifier
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
@@ -58,7 +59,7 @@ class LogisticRegression(Attack):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
             model = self._fit(x, y, folds, seed=int(torch.randint(2**31, (), generator=rng)))
-        scores = {split: self._log_probabilities(model, own, view.n_classes) for split, own in view.features.items()}
+        scores = {split: log_probabilities(model, own, view.n_classes) for split, own in view.features.items()}
         unfinished = any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
         return Guess(scores, converged=not unfinished, budget={"fits": folds * len(PENALTIES) + 1})
 
@@ -69,11 +70,15 @@ class LogisticRegression(Attack):
         search = GridSearchCV(Classifier(max_iter=2000), {"C": PENALTIES}, scoring="neg_log_loss", cv=split)
         return search.fit(x, y).best_estimator_
 
-    def _log_probabilities(self, model: Classifier, own: Tensor, n_classes: int) -> Tensor:
-        """Return (n, C); a class without an auxiliary sample is the least likely one everywhere."""
-        decision = torch.from_numpy(model.decision_function(own.cpu().numpy()))  # (n,) if two classes are known
-        logits = decision if decision.dim() > 1 else torch.stack([torch.zeros_like(decision), decision], dim=1)
-        known = logits.log_softmax(dim=1)
-        scores = torch.full((len(own), n_classes), float(known.min()) - 1.0, dtype=known.dtype)
-        scores[:, torch.as_tensor(model.classes_)] = known
-        return scores
+
+def log_probabilities(model: ClassifierMixin, own: Tensor, n_classes: int) -> Tensor:
+    """Return what a fitted linear or quadratic classifier says of rows (n, p), (n, C).
+
+    A class without an auxiliary sample is the least likely one everywhere.
+    """
+    decision = torch.from_numpy(model.decision_function(own.cpu().numpy()))  # (n,) if two classes are known
+    logits = decision if decision.dim() > 1 else torch.stack([torch.zeros_like(decision), decision], dim=1)
+    known = logits.log_softmax(dim=1)
+    scores = torch.full((len(own), n_classes), float(known.min()) - 1.0, dtype=known.dtype)
+    scores[:, torch.as_tensor(model.classes_)] = known
+    return scores

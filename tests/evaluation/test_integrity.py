@@ -54,7 +54,7 @@ def test_every_sabotaged_cell_has_its_honest_one_beside_it():
 def test_there_is_nothing_to_infer_alone():
     assert not list(priors(BROKEN))
     mixed = specs.read({**PLAN, "attacks": ["mc", "backdoor"]})
-    assert {p.label for p in priors(mixed)} == {"mc", "logistic", "trees", "squares"}
+    assert {p.label for p in priors(mixed)} == {"mc", "logistic", "trees", "squares", "pseudo-labels"}
 
 
 def test_a_cell_depends_on_known_labels_only_if_its_attack_uses_them():
