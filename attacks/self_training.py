@@ -73,7 +73,7 @@ class SelfTraining(Attack):
     """Power of the density of what was received, which is less Gaussian than it is taken to be."""
 
     every_reading: ClassVar[bool] = True
-    """Whether z has every reading of the received messages, or means alone."""
+    """Whether z has every reading of the received messages, or of gradients the means of thirds of training alone."""
 
     def __init__(self, *, turns: int = 8) -> None:
         positive(turns=turns)
@@ -117,8 +117,8 @@ class ForestTraining(SelfTraining):
     """Label inference that also learns from rows without a known label, by randomized trees alone.
 
     As ``self-training``, but p(y | x) is of trees and is sharpened as the auxiliary rows say, and of received gradients
-    z has the means alone. It moves away from its start faster, which pays where there are many columns, or where few
-    labels make the start poor.
+    z has the mean of each third of training alone: what a class does to gradients changes as the model learns. It moves
+    away from its start faster, which pays where there are many columns, or where few labels make the start poor.
 
     Costs some seconds. Fails where classes are smooth functions of few columns, which trees follow in steps.
 
@@ -129,6 +129,7 @@ class ForestTraining(SelfTraining):
     """
 
     name = "forest-training"
+    version = 2
     trust = 1.0
     every_reading = False
     differs = (
@@ -136,6 +137,9 @@ class ForestTraining(SelfTraining):
         "what is held of training rows alone.",
         *SelfTraining.differs[1:],
     )
+
+    def __init__(self, *, turns: int = 5) -> None:
+        super().__init__(turns=turns)
 
     def models(self, x: Table, shape: torch.Size, rng: torch.Generator) -> list[_Regressions | _Trees]:
         """Return trees."""

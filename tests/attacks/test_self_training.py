@@ -14,6 +14,7 @@ from vflsec.attacks.self_training import ForestTraining, SelfTraining, _log_dens
 from vflsec.attacks.trees import Trees
 from vflsec.core import metrics
 from vflsec.core.message import Kind, Message
+from vflsec.core.sources import sources
 from vflsec.core.view import View
 
 N, KNOWN = 3000, 20
@@ -71,6 +72,33 @@ def test_where_columns_are_many_forest_training_does_not_lose_what_it_starts_fro
         for attack in (Fusion(), ForestTraining())
     }
     assert reached["forest-training"] > reached["fusion"]
+
+
+def test_forest_training_reads_gradients_whose_meaning_changes_during_training():
+    """What a class adds in the first third of training it takes away in the last: the mean of all says nothing."""
+    own, gradient = 1.5, 1.5
+    view, y = world(own, 0.0)
+    rng = torch.Generator().manual_seed(1)
+    messages = []
+    for step, sign in enumerate((1, 0, -1)):
+        g = torch.randn(N, 2, generator=rng)
+        g[:, 0] += sign * gradient * y
+        messages.append(Message(Kind.GRADIENT, "active", "passive_1", step, "train", {"value": g}, torch.arange(N)))
+    guess = ForestTraining()(replace(view, messages=tuple(messages)), seed=0)
+    assert auc(guess, y, "train") == pytest.approx(norm.cdf((own**2 + 2 * gradient**2) ** 0.5 / 2**0.5), abs=0.01)
+
+
+@pytest.mark.parametrize("releases", [1, 2])
+def test_of_few_releases_the_finest_reading_is_told_from_the_others(releases):
+    view, _ = world(1.0, 1.0)
+    rng = torch.Generator().manual_seed(1)
+    rows = torch.arange(N)
+    messages = [
+        Message(Kind.GRADIENT, "active", "passive_1", step, "train", {"value": torch.randn(N, 2, generator=rng)}, rows)
+        for step in range(releases)
+    ]
+    found = [name for name, source in sources(replace(view, messages=tuple(messages))).items() if not source.derived]
+    assert found == ["columns", f"gradient from active in train: {'mean' if releases == 1 else 'thirds'}"]
 
 
 def test_a_row_is_held_against_means_of_the_other_rows():

@@ -28,8 +28,8 @@ class Source(NamedTuple):
         table: the numbers.
         distances: whether it is also worth reading by the distances between rows, as it is where rows of one class can
             form several clusters, or rows of several classes many.
-        derived: whether it is another reading of what an earlier table reads: a model of all tables' joint density
-            leaves it out.
+        derived: whether another table reads the same messages in more detail, or as much: a model of all tables' joint
+            density leaves it out.
     """
 
     table: Table
@@ -78,9 +78,11 @@ def _sources(view: View) -> dict[str, Source]:
         name = f"{kind} from {sender} in {phase}"
         if kind is Kind.GRADIENT:
             releases = received(view, kind, split=view.aux_split, sender=sender, phase=phase)
+            readings = dict(_readings(releases))
+            finest = "mean" if torch.equal(readings["mean"], readings["thirds"]) else "thirds"
             found |= {
-                f"{name}: {how}": Source({view.aux_split: x}, distances=how == "direction", derived=how != "mean")
-                for how, x in _readings(releases)
+                f"{name}: {how}": Source({view.aux_split: x}, distances=how == "direction", derived=how != finest)
+                for how, x in readings.items()
             }
         else:
             last = phase == [p for k, s, p in routes if (k, s) == (kind, sender)][-1]
