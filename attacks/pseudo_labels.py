@@ -67,7 +67,7 @@ class PseudoLabels(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return log-probabilities (n, C), up to a constant of each row, for every split."""
         split, known, labels = view.aux_split, view.aux_rows.cpu(), view.aux_labels.cpu()
-        if len(labels.unique()) == 1:  # nothing to tell apart
+        if len(torch.unique(labels)) == 1:  # nothing to tell apart
             same = torch.nn.functional.one_hot(labels[:1], view.n_classes).float()
             return Guess({name: same.expand(len(own), -1) for name, own in view.features.items()})
         scaler = StandardScaler().fit(view.features[split].double().cpu().numpy())
@@ -81,7 +81,7 @@ class PseudoLabels(Attack):
             taught[known] = labels
             fold = torch.randperm(len(taught), generator=rng) % FOLDS
             models = []
-            for k in fold.unique():
+            for k in torch.unique(fold):
                 fitted = fold != k
                 fitted[known] = True
                 models.append(_gaussians(x[split][fitted], taught[fitted]))
@@ -94,10 +94,10 @@ class PseudoLabels(Attack):
 
 def _gaussians(x: Tensor, y: Tensor) -> ClassifierMixin:
     """Return Gaussian classes of rows (n, p) with labels (n,); of one row for each class, a logistic regression."""
-    fewest = int(torch.bincount(y)[y.unique()].min())
+    fewest = int(torch.bincount(y)[torch.unique(y)].min())
     if fewest > x.shape[1]:
         model = QuadraticDiscriminantAnalysis(reg_param=RIDGE)
-    elif len(y) > len(y.unique()):
+    elif len(y) > len(torch.unique(y)):
         model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
     else:
         model = LogisticRegression()

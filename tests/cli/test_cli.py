@@ -153,7 +153,7 @@ def test_eval_prints_the_table_and_draws_the_curve(finished):
     out, result = finished
     assert "fedsplitnn, iso" in result.stdout
     assert "CAP over the defended strengths" in result.stdout
-    assert "12 results: 0 cached, 12 to compute" in result.stderr
+    assert "16 results: 0 cached, 16 to compute" in result.stderr
     assert {"curve.svg", "curve.png", "spec.toml", "env.json", "records.jsonl", "cells"} <= {
         p.name for p in out.iterdir()
     }
@@ -163,7 +163,7 @@ def test_a_second_run_computes_nothing_and_says_so(finished):
     out, first = finished
     before = (out / "records.jsonl").read_bytes()
     again = run(*SWEEP, "--out", out)
-    assert "12 results: 12 cached, nothing to compute" in again.stderr
+    assert "16 results: 16 cached, nothing to compute" in again.stderr
     assert again.stdout == first.stdout
     assert (out / "records.jsonl").read_bytes() == before
 
@@ -178,7 +178,7 @@ def test_its_own_settings_run_again_to_nothing(finished):
 def test_one_more_strength_computes_only_that(finished):
     out, _ = finished
     plan = run(*SWEEP, "--lambda", "25", "--out", out, "--dry-run")
-    assert "14 results: 12 cached, 2 to compute" in plan.stderr
+    assert "18 results: 16 cached, 2 to compute" in plan.stderr
 
 
 def test_comma_lists_and_repeated_options_are_the_same():
@@ -192,18 +192,18 @@ def test_comma_lists_and_repeated_options_are_the_same():
 def test_each_defense_may_have_strengths_of_its_own(tmp_path):
     words = ["--defense", "iso:lambda=1,5", "--defense", "compress:lambda=.25,.9,max-norm", "--seeds", "1"]
     plan = run("eval", *TOY, *words, "--dry-run")
-    assert "11 results: 0 cached" in plan.stderr  # no defense, 2 + 2, the usual 3 of max-norm, and three priors
+    assert "13 results: 0 cached" in plan.stderr  # no defense, 2 + 2, the usual 3 of max-norm, and five priors
     config = tmp_path / "c.toml"
     config.write_text(plan.stdout)
     assert run("eval", "--config", config, "--dry-run").stdout == plan.stdout
     others = run("eval", *TOY, *words, "--lambda", "7", "--dry-run")
-    assert "9 results: 0 cached" in others.stderr
+    assert "11 results: 0 cached" in others.stderr
 
 
 def test_strengths_of_the_file_are_for_defenses_without_their_own(tmp_path):
     config = tmp_path / "c.toml"
     config.write_text("dataset = 'toy'\ndefenses = ['iso']\nstrengths = [2.0]\nseeds = 1\n")
-    for words, count in (([], 5), (["iso:lambda=1,5"], 6), (["iso:lambda=1,5,perp"], 7), (["perp"], 5)):
+    for words, count in (([], 7), (["iso:lambda=1,5"], 8), (["iso:lambda=1,5,perp"], 9), (["perp"], 7)):
         chosen = ["--defense", *words] if words else []
         assert f"{count} results" in run("eval", "--config", config, *chosen, "--dry-run").stderr, words
 
@@ -263,9 +263,9 @@ def test_divergence_is_exit_3_and_can_be_retried(tmp_path):
     assert "nothing to compute" in run(*words).stderr
     (cell,) = (tmp_path / "cells").iterdir()
     trained = cell.stat().st_mtime_ns
-    assert "4 results: 3 cached, 1 to compute" in run(*words, "--retry-errors").stderr
+    assert "6 results: 5 cached, 1 to compute" in run(*words, "--retry-errors").stderr
     assert cell.stat().st_mtime_ns > trained, "trained again"
-    assert "4 results: 0 cached, 4 to compute" in run(*words, "--fresh").stderr
+    assert "6 results: 0 cached, 6 to compute" in run(*words, "--fresh").stderr
 
 
 def test_interruption_is_exit_130_and_keeps_what_is_done(tmp_path, monkeypatch):

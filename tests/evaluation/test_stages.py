@@ -157,7 +157,7 @@ def test_alone_includes_a_model_that_the_adversary_pre_trained_by_itself(tmp_pat
     spec = read()
     _, records = run(spec, tmp_path)
     priors = [record for record in records if isinstance(record, Prior)]
-    assert sorted(p.method for p in priors) == [*3 * ["fedhssl-simsiam"], "fedlocal-simsiam"]
+    assert sorted(p.method for p in priors) == [*5 * ["fedhssl-simsiam"], "fedlocal-simsiam"]
     assert all(p.leak for p in priors)
 
 
