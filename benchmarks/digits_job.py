@@ -110,7 +110,7 @@ def run(x: dict[str, Tensor], y: dict[str, Tensor], s: float, seed: int, *, full
     scored = score(guess, secret_of(world), headline="accuracy", exclude=aux, seed=seed)
     return {
         "main": accuracy(trained.predict("test").numpy(), y["test"].numpy()),
-        **{split: block["metrics"]["accuracy"] for split, block in scored.items()},
+        **{split: block.metrics["accuracy"] for split, block in scored.items()},
     }
 
 
@@ -122,7 +122,7 @@ def run_alone(x: dict[str, Tensor], y: dict[str, Tensor], seed: int) -> dict[str
     view = View("passive_1", "passive", 10, features, None, aux, y["train"][aux])
     guess = registry.build("attacks", "logistic")(view, seed=derive(seed, "attack"))
     scored = score(guess, secret_of(world), headline="accuracy", exclude=aux, seed=seed)
-    return {"test": scored["test"]["metrics"]["accuracy"]}
+    return {"test": scored["test"].metrics["accuracy"]}
 
 
 @click.command()

@@ -78,8 +78,8 @@ def test_a_training_without_a_number_is_raised():
 def test_attack_takes_what_train_returns():
     trained = vflsec.train(dataset="toy", train={"epochs": 5})
     leak = vflsec.attack(trained, "logistic", n_aux=20)
-    assert leak["test"].metrics["auc"] > 0.8
-    assert leak["train"].n == trained.world.n_rows("train") - 20
+    assert leak["test"]["metrics"]["auc"] > 0.8
+    assert leak["train"]["n"] == trained.world.n_rows("train") - 20
 
 
 def test_attack_on_what_was_not_kept():

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from vflsec.core.checks import unknown
 from vflsec.core.errors import Diverged, InsufficientView, UsageError
 from vflsec.core.method import Progress, Trained
@@ -188,7 +190,7 @@ def attack(
         found = runner.attacked_once(mounted, trained, adversary, aux)
     if found["status"] != "ok":
         warnings.warn(f"attack {name!r} is {found['status']}: the leak is a lower bound", stacklevel=2)
-    leak: dict[str, dict[str, Any]] = found["leak"]
+    leak: dict[str, dict[str, Any]] = msgspec.to_builtins(found["leak"])
     return leak
 
 
