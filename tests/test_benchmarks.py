@@ -9,6 +9,7 @@ import pytest
 from vflsec.evaluation.statistics import Interval
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
+sys.path.append(str(FOLDER))  # benchmarks import each other; python benchmarks/x.py puts their folder on the path itself
 
 
 def load(name):
