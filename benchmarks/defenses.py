@@ -18,10 +18,10 @@ import click
 import msgspec
 
 import vflsec
+from vflsec.analysis.results import Point
+from vflsec.analysis.summary import summarize
 from vflsec.core import registry
-from vflsec.evaluation.results import Point
-from vflsec.evaluation.store import Store
-from vflsec.evaluation.summary import summarize
+from vflsec.experiment.store import Store
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing_a_defense.md"
 FOLDER = Path("runs/choosing-a-defense")
@@ -81,8 +81,13 @@ def lines(worst: Sequence[Point]) -> tuple[Line, list[Line]]:
 
 def weaker_picks(report: vflsec.Report) -> list[str]:
     """Return where the adversary's pick leaks less with the attacks that join sources than without them."""
-    attacks = tuple(attack for attack in report.spec.attacks if attack.name not in JOINING)
-    without = msgspec.structs.replace(report.spec, attacks=attacks)
+    manifest = report.manifest
+    without = msgspec.structs.replace(
+        manifest,
+        attacks=[attack for attack in manifest.attacks if attack.label not in JOINING],
+        rows=[row for row in manifest.rows if row.attack not in JOINING],
+        priors=[prior for prior in manifest.priors if prior.label not in JOINING],
+    )
     before = summarize(without, Store(PICKS).records(), out="", max_leak={}, min_utility=None).picked
     return [
         f"{now.defense} {now.strength:g}: {now.leak.mean:.3f} ({now.choice}), {then.leak.mean:.3f} ({then.choice})"

@@ -33,12 +33,12 @@ from vflsec.core.method import ModelSpec, TrainSpec, World
 from vflsec.core.metrics import accuracy
 from vflsec.core.party import Party
 from vflsec.core.seeds import derive, generator
+from vflsec.core.statistics import Interval, over_seeds
 from vflsec.core.view import View
-from vflsec.evaluation.adversary import draw_auxiliary, secret_of, view_of
-from vflsec.evaluation.score import score
-from vflsec.evaluation.spec import AuxSpec
-from vflsec.evaluation.statistics import Interval, over_seeds
-from vflsec.evaluation.training import one_thread
+from vflsec.experiment.adversary import draw_auxiliary, secret_of, view_of
+from vflsec.experiment.score import score
+from vflsec.experiment.spec import AuxSpec
+from vflsec.experiment.training import one_thread
 
 SEEDS = 5
 PEER_CPU = 115

@@ -23,7 +23,7 @@ from vflsec.defenses.gaussian_dp import ORDERS, GaussianDP
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.laplace_dp import LaplaceDP
 from vflsec.defenses.ppdl import SparseVector
-from vflsec.evaluation.training import one_thread
+from vflsec.experiment.training import one_thread
 from vflsec.testing.epsilon import (
     CONFIDENCE,
     Game,

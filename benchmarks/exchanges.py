@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 import vflsec
-from vflsec.evaluation.results import Leak
+from vflsec.analysis.results import Leak
 from vflsec.report.table import with_margin
 
 PAGE = Path(__file__).with_name("exchanges.md")

@@ -23,12 +23,12 @@ from vflsec.audit.audit import Truth
 from vflsec.audit.delta_chain import DeltaChain
 from vflsec.core.errors import Diverged
 from vflsec.core.method import Trained
-from vflsec.evaluation import spec as specs
-from vflsec.evaluation.plan import training_cell
-from vflsec.evaluation.score import measure
-from vflsec.evaluation.statistics import over_seeds
-from vflsec.evaluation.training import one_thread
-from vflsec.evaluation.world import build_method, build_world
+from vflsec.core.statistics import over_seeds
+from vflsec.experiment import spec as specs
+from vflsec.experiment.plan import training_cell
+from vflsec.experiment.score import measure
+from vflsec.experiment.training import one_thread
+from vflsec.experiment.world import build_method, build_world
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.recording import Header, Recorder, Recording
 

@@ -25,10 +25,10 @@ from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.marvell import Marvell, moments, solve
 from vflsec.defenses.max_norm import MaxNorm
 from vflsec.defenses.perp import PerpendicularNoise
-from vflsec.evaluation.plan import Cell
-from vflsec.evaluation.spec import DefenseSpec
-from vflsec.evaluation.training import one_thread
-from vflsec.evaluation.world import build_method, build_world
+from vflsec.experiment.plan import Cell
+from vflsec.experiment.spec import DefenseSpec
+from vflsec.experiment.training import one_thread
+from vflsec.experiment.world import build_method, build_world
 
 ROWS, WIDTH = 1024, 128
 EPOCHS = 3

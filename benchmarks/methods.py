@@ -40,11 +40,11 @@ from rich.progress import track
 from scipy import stats
 
 from vflsec.core.metrics import METRICS
-from vflsec.evaluation import spec as specs
-from vflsec.evaluation import training
-from vflsec.evaluation.plan import Cell, training_cell
-from vflsec.evaluation.statistics import Interval, over_seeds
-from vflsec.evaluation.store import Store
+from vflsec.core.statistics import Interval, over_seeds
+from vflsec.experiment import spec as specs
+from vflsec.experiment import training
+from vflsec.experiment.plan import Cell, training_cell
+from vflsec.experiment.store import Store
 
 Measured = dict[str, Any]
 """What is kept of one training."""

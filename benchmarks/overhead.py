@@ -21,10 +21,10 @@ from torch.nn import functional as F
 from vflsec.core.method import ModelSpec, TrainSpec, World
 from vflsec.core.seeds import generator
 from vflsec.data.partition import DataSpec
-from vflsec.evaluation.plan import Cell
-from vflsec.evaluation.spec import DefenseSpec
-from vflsec.evaluation.training import one_thread
-from vflsec.evaluation.world import build_method, build_world
+from vflsec.experiment.plan import Cell
+from vflsec.experiment.spec import DefenseSpec
+from vflsec.experiment.training import one_thread
+from vflsec.experiment.world import build_method, build_world
 
 EPOCHS = 5
 PAIRS = 7

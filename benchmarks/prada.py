@@ -33,13 +33,13 @@ from torch import nn
 from vflsec.core.method import Trained, load_states
 from vflsec.core.metrics import auc, ks
 from vflsec.core.protocol import Step
-from vflsec.evaluation import spec as specs
-from vflsec.evaluation import training
-from vflsec.evaluation.attribution import exact
-from vflsec.evaluation.plan import Cell, training_cell
-from vflsec.evaluation.records import StageFacts
-from vflsec.evaluation.store import Store
-from vflsec.evaluation.world import build_method, build_world, load_dataset, partition_of
+from vflsec.experiment import spec as specs
+from vflsec.experiment import training
+from vflsec.experiment.attribution import exact
+from vflsec.experiment.facts import StageFacts
+from vflsec.experiment.plan import Cell, training_cell
+from vflsec.experiment.store import Store
+from vflsec.experiment.world import build_method, build_world, load_dataset, partition_of
 from vflsec.nn.domain_discriminators import DomainDiscriminators
 from vflsec.nn.feature_groups import DROPOUT
 from vflsec.nn.parallel import ParallelLinear, UnitLength, parallel_layers

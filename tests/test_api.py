@@ -4,7 +4,7 @@ import pytest
 
 import vflsec
 from vflsec.core.errors import Diverged, InsufficientView, UsageError
-from vflsec.evaluation import engine
+from vflsec.experiment import engine
 
 SMALL = {"dataset": "toy", "data": {"options": {"rows": 300}}, "train": {"epochs": 2}}
 ATTACKED = {**SMALL, "attack": "mc:epochs=5", "aux": {"n": 20, "folds": 0}, "seeds": 2, "jobs": 1}
@@ -13,7 +13,9 @@ ATTACKED = {**SMALL, "attack": "mc:epochs=5", "aux": {"n": 20, "folds": 0}, "see
 def test_a_strength_may_stand_with_its_defense(tmp_path):
     report = vflsec.evaluate(**ATTACKED, defense="iso:lambda=5", fixed=["iso:lambda=1@embedding"], out=tmp_path)
     assert [point.strength for point in report.points] == [0.0, 5.0]
-    assert [(d.name, d.strength, d.at) for d in report.spec.fixed] == [("iso", 1.0, ("embedding",))]
+    assert [(d["name"], d["strength"], d["at"]) for d in report.manifest.settings["fixed"]] == [
+        ("iso", 1.0, ["embedding"])
+    ]
     assert (tmp_path / "curve.svg").exists()
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from vflsec.evaluation.statistics import Interval
+from vflsec.core.statistics import Interval
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-sys.path.append(str(FOLDER))  # benchmarks import each other; python benchmarks/x.py puts their folder on the path itself
+sys.path.append(str(FOLDER))  # benchmarks import each other, as when one is run
 
 
 def load(name):

@@ -15,14 +15,16 @@ from vflsec.core.checks import unknown
 from vflsec.core.errors import Diverged, InsufficientView, UsageError
 from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
-from vflsec.evaluation import engine, runner, training, world
-from vflsec.evaluation import spec as specs
-from vflsec.evaluation.grammar import split_list
-from vflsec.evaluation.mounting import KINDS
-from vflsec.evaluation.plan import build_attack, training_cell
-from vflsec.evaluation.records import CellFacts, Record, StageDone
-from vflsec.evaluation.spec import EvalSpec
-from vflsec.evaluation.store import Store, writing
+from vflsec.experiment import engine, runner, training, world
+from vflsec.experiment import spec as specs
+from vflsec.experiment.facts import CellFacts, StageDone
+from vflsec.experiment.grammar import split_list
+from vflsec.experiment.manifest import manifest_of
+from vflsec.experiment.mounting import KINDS
+from vflsec.experiment.plan import build_attack, training_cell
+from vflsec.experiment.spec import EvalSpec
+from vflsec.experiment.store import Store, writing
+from vflsec.records.schema import Record
 from vflsec.report.report import Report
 
 
@@ -87,7 +89,7 @@ def run(spec: EvalSpec, folder: Path, *, jobs: int, device: str) -> Iterable[Rec
     with store.lock():
         store.trim()
         todo = engine.plan(spec, store)
-        store.write_settings(specs.to_toml(spec))
+        store.write_settings(specs.to_toml(spec), manifest_of(spec))
         yield from engine.evaluate(todo, store, jobs=jobs, device=device)
 
 

@@ -9,9 +9,9 @@ from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.metrics import METRICS
 from vflsec.core.protocol import Step
 from vflsec.core.view import View
-from vflsec.evaluation.adversary import view_before
-from vflsec.evaluation.damage import success
-from vflsec.evaluation.spec import AuxSpec
+from vflsec.experiment.adversary import view_before
+from vflsec.experiment.damage import success
+from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.conformance import SabotageConformance
 from vflsec.testing.worlds import toy_world

@@ -14,8 +14,8 @@ from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.releases import received
 from vflsec.core.view import View
-from vflsec.evaluation.adversary import draw_auxiliary, view_of
-from vflsec.evaluation.spec import AuxSpec
+from vflsec.experiment.adversary import draw_auxiliary, view_of
+from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.nn.bottoms import MLPBottom
 from vflsec.nn.side_by_side import SideBySide

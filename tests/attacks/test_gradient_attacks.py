@@ -23,8 +23,8 @@ from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.phe import EncryptedBoundary
-from vflsec.evaluation.adversary import draw_auxiliary, view_of
-from vflsec.evaluation.spec import AuxSpec
+from vflsec.experiment.adversary import draw_auxiliary, view_of
+from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.split_method import SPLIT
 from vflsec.testing.conformance import AttackConformance

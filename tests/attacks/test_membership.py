@@ -12,8 +12,8 @@ from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.view import Need, View
 from vflsec.data.partition import DataSpec
-from vflsec.evaluation.questions import ask
-from vflsec.evaluation.spec import AuxSpec
+from vflsec.experiment.questions import ask
+from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.conformance import AttackConformance
 from vflsec.testing.worlds import toy_world

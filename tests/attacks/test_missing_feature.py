@@ -7,8 +7,8 @@ from vflsec.attacks.missing_feature import MissingFeature
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import ModelSpec, TrainSpec
-from vflsec.evaluation.adversary import view_before
-from vflsec.evaluation.spec import AuxSpec
+from vflsec.experiment.adversary import view_before
+from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.worlds import toy_world
 

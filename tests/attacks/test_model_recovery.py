@@ -10,8 +10,8 @@ from vflsec.core.message import Kind, Transcript
 from vflsec.core.method import ModelSpec, PretrainSpec, Trained, TrainSpec
 from vflsec.core.metrics import METRICS
 from vflsec.data.partition import DataSpec
-from vflsec.evaluation.questions import ask
-from vflsec.evaluation.spec import AuxSpec
+from vflsec.experiment.questions import ask
+from vflsec.experiment.spec import AuxSpec
 from vflsec.testing.worlds import toy_world
 
 AUX = AuxSpec(n=10)

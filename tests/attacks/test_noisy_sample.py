@@ -8,8 +8,8 @@ from vflsec.core.errors import UsageError
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.protocol import Step
 from vflsec.core.view import View
-from vflsec.evaluation.adversary import view_before
-from vflsec.evaluation.spec import AuxSpec
+from vflsec.experiment.adversary import view_before
+from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.worlds import toy_world
 

@@ -14,8 +14,8 @@ from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.view import View
-from vflsec.evaluation.adversary import draw_auxiliary, view_of
-from vflsec.evaluation.spec import AuxSpec
+from vflsec.experiment.adversary import draw_auxiliary, view_of
+from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.conformance import AttackConformance
 from vflsec.testing.worlds import toy_world

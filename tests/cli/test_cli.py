@@ -154,7 +154,7 @@ def test_eval_prints_the_table_and_draws_the_curve(finished):
     assert "fedsplitnn, iso" in result.stdout
     assert "CAP over the defended strengths" in result.stdout
     assert "16 results: 0 cached, 16 to compute" in result.stderr
-    assert {"curve.svg", "curve.png", "spec.toml", "env.json", "records.jsonl", "cells"} <= {
+    assert {"curve.svg", "curve.png", "spec.toml", "env.json", "manifest.json", "records.jsonl", "cells"} <= {
         p.name for p in out.iterdir()
     }
 
@@ -269,7 +269,7 @@ def test_divergence_is_exit_3_and_can_be_retried(tmp_path):
 
 
 def test_interruption_is_exit_130_and_keeps_what_is_done(tmp_path, monkeypatch):
-    from vflsec.evaluation import engine
+    from vflsec.experiment import engine
     from vflsec.testing.records import made_prior
 
     def interrupted(todo, store, **_):
@@ -392,7 +392,7 @@ def test_an_interrupted_training_is_exit_130_and_one_line():
 
 
 def test_an_interruption_before_the_first_cell_is_exit_130(monkeypatch, tmp_path):
-    from vflsec.evaluation import engine
+    from vflsec.experiment import engine
 
     def interrupted(spec):
         raise KeyboardInterrupt
@@ -411,7 +411,7 @@ def test_a_plan_writes_nothing(words, tmp_path):
 
 def test_a_report_makes_no_cells(finished, tmp_path):
     out, _ = finished
-    for name in ("spec.toml", "records.jsonl"):
+    for name in ("manifest.json", "records.jsonl"):
         (tmp_path / name).write_bytes((out / name).read_bytes())
     assert run("report", tmp_path).exit_code == 0
     assert not (tmp_path / "cells").exists()
@@ -428,14 +428,17 @@ def test_a_fresh_start_refuses_a_foreign_folder(tmp_path):
 
 def test_folders_that_cannot_be_written(finished, tmp_path):
     out, _ = finished
-    for name in ("spec.toml", "records.jsonl"):
+    for name in ("manifest.json", "records.jsonl"):
         (tmp_path / name).write_bytes((out / name).read_bytes())
     (tmp_path / "curve.svg").mkdir()
     (tmp_path / "locked" / ".lock").mkdir(parents=True)
-    for words in (["report", tmp_path], ["eval", "--config", out / "spec.toml", "--out", tmp_path / "locked"]):
-        result = run(*words)
-        assert result.exit_code == 2
-        assert f"Error: cannot write to {words[-1]}: Is a directory; choose another --out" in result.stderr
+    result = run("eval", "--config", out / "spec.toml", "--out", tmp_path / "locked")
+    assert result.exit_code == 2
+    assert f"Error: cannot write to {tmp_path / 'locked'}: Is a directory; choose another --out" in result.stderr
+    shown = run("report", tmp_path)
+    assert shown.exit_code == 0
+    assert shown.stdout == run("report", out).stdout
+    assert f"no curve was drawn: cannot write to {tmp_path}: Is a directory" in shown.stderr
 
 
 def test_the_card_of_ones_own_dataset(tmp_path):
@@ -602,7 +605,7 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
         (["eval", "--attack", "backdoor:target=2", *TOY], "expected target < 2, the number of classes, got 2"),
         (["eval", "--dataset", "none.toml"], "none.toml"),
         (["eval", "--attack", "none.py:Mine"], "expected a Python file at none.py, found none"),
-        (["report", "nowhere"], "expected results in nowhere, found no spec.toml"),
+        (["report", "nowhere"], "expected results in nowhere, found no manifest.json"),
         (["show", "attack", "mcc"], "Did you mean mc?"),
         (["eval", "--max-leak", "mc=0.3", "--max-leak", "mc=0.4"], "expected one limit for mc, got two: drop one"),
         (

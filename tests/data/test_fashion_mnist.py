@@ -17,8 +17,8 @@ from vflsec.core.errors import DataError, UsageError, VflsecError
 from vflsec.data import CATALOGUE, bundle, fashion_mnist, idx
 from vflsec.data.dataset import Card
 from vflsec.data.partition import DataSpec, partition
-from vflsec.evaluation import spec as specs
-from vflsec.evaluation.plan import training_cell
+from vflsec.experiment import spec as specs
+from vflsec.experiment.plan import training_cell
 
 N_TRAIN, N_TEST = 60, 20
 TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = fashion_mnist.FILES

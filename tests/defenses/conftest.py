@@ -12,10 +12,10 @@ from vflsec.core.message import Kind, Transcript
 from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.seeds import generator
 from vflsec.data.partition import DataSpec
-from vflsec.evaluation.adversary import draw_auxiliary, view_of
-from vflsec.evaluation.plan import Cell
-from vflsec.evaluation.spec import AuxSpec, DefenseSpec
-from vflsec.evaluation.world import build_world
+from vflsec.experiment.adversary import draw_auxiliary, view_of
+from vflsec.experiment.plan import Cell
+from vflsec.experiment.spec import AuxSpec, DefenseSpec
+from vflsec.experiment.world import build_world
 from vflsec.methods.fedsplitnn import FedSplitNN
 
 

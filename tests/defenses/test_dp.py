@@ -16,7 +16,7 @@ from vflsec.core.seeds import generator
 from vflsec.defenses.gaussian_dp import ORDERS, GaussianDP, epsilon, noise_multiplier
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.laplace_dp import LaplaceDP
-from vflsec.evaluation.spec import parse_defense
+from vflsec.experiment.spec import parse_defense
 from vflsec.testing.epsilon import Game, at_least, either_label, gaussian, labels_by_their_gradients, opposite_rows
 
 DELTA = 1e-5

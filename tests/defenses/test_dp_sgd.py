@@ -16,10 +16,10 @@ from vflsec.core.seeds import generator
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.gaussian_dp import ORDERS
-from vflsec.evaluation.plan import Cell
-from vflsec.evaluation.privacy import spent
-from vflsec.evaluation.spec import AttackSpec, parse_defense
-from vflsec.evaluation.world import build_method, build_world
+from vflsec.experiment.plan import Cell
+from vflsec.experiment.privacy import spent
+from vflsec.experiment.spec import AttackSpec, parse_defense
+from vflsec.experiment.world import build_method, build_world
 from vflsec.testing.epsilon import at_least, gaussian_by_renyi, members_by_their_loss, opposite_updates
 
 DELTA = 1e-5

@@ -13,8 +13,8 @@ from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.seeds import generator
 from vflsec.defenses.marvell import Marvell, moments, solve
-from vflsec.evaluation import engine
-from vflsec.evaluation import spec as specs
+from vflsec.experiment import engine
+from vflsec.experiment import spec as specs
 
 
 def release_to(labels, *, seed=0, receiver="passive_1", phase="train"):

@@ -13,7 +13,7 @@ from vflsec.core.message import Kind
 from vflsec.core.method import ModelSpec, PretrainSpec, Trained, TrainSpec
 from vflsec.core.releases import latest
 from vflsec.data.partition import DataSpec
-from vflsec.evaluation.adversary import adversary, view_of
+from vflsec.experiment.adversary import adversary, view_of
 from vflsec.testing.worlds import toy_world
 
 DATA = DataSpec(n_labeled=40, aligned=0.5, overlap=0.8)

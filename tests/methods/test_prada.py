@@ -19,11 +19,11 @@ from vflsec.core.seeds import drawing, generator
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.phe import EncryptedBoundary
-from vflsec.evaluation import spec as specs
-from vflsec.evaluation import training
-from vflsec.evaluation.plan import training_cell
-from vflsec.evaluation.store import Store
-from vflsec.evaluation.world import build_world
+from vflsec.experiment import spec as specs
+from vflsec.experiment import training
+from vflsec.experiment.plan import training_cell
+from vflsec.experiment.store import Store
+from vflsec.experiment.world import build_world
 from vflsec.methods.adversarial_training import decay, reversal
 from vflsec.methods.prada import PrADA, PrADAWithoutDAFGIR, PrADAWithoutFGIR, PrADAWithoutIR
 from vflsec.methods.vertical_lr import VerticalLogisticRegression

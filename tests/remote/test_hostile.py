@@ -336,7 +336,7 @@ def killed_while_writing(name, times, sizes):
 def test_nothing_secret_survives_a_kill_in_the_middle_of_a_write(keys, tmp_path, monkeypatch, name):
     sizes = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vflsec.remote.files.os.fsync", killed_while_writing(name, 1, sizes))
+        patch.setattr("vflsec.core.files.os.fsync", killed_while_writing(name, 1, sizes))
         patch.setattr("vflsec.remote.session.FAREWELL", 1)
         _, _, errors = run_both(keys, JOB, OWN, tmp_path, timeout=2, patience=2)
     assert any(isinstance(error, Killed) for error in errors.values())

@@ -8,9 +8,10 @@ import math
 import msgspec
 import pytest
 
+from vflsec.analysis.results import Cap, Damage, Gate, Leak, Measure, Place, Point, Rank, Summary
 from vflsec.core.errors import StoreError
-from vflsec.evaluation import spec as specs
-from vflsec.evaluation.results import Cap, Damage, Gate, Leak, Measure, Place, Point, Rank, Summary
+from vflsec.experiment import spec as specs
+from vflsec.experiment.manifest import manifest_of
 from vflsec.report import curve, table
 from vflsec.report.report import Report
 
@@ -192,7 +193,7 @@ fedsplitnn, iso
 
 
 def test_table_is_readable_at_110_columns(summary):
-    lines = [line.rstrip() for line in Report(summary, specs.EvalSpec()).table(width=110).splitlines()]
+    lines = [line.rstrip() for line in Report(summary, manifest_of(specs.EvalSpec())).table(width=110).splitlines()]
     assert max(map(len, lines)) <= 110
     assert not any("…" in line for line in lines)
     expected = [line.rstrip("─") for line in TABLE.splitlines()]
@@ -317,7 +318,7 @@ def test_markdown_rows_are_complete(summary):
 
 
 def test_json_keeps_its_contract(summary):
-    found = json.loads(Report(summary, specs.EvalSpec()).to_json())
+    found = json.loads(Report(summary, manifest_of(specs.EvalSpec())).to_json())
     assert {"schema", "dataset", "adversary", "points", "cap", "gates", "out"} <= set(found)
     one = found["points"][0]
     assert {"method", "defense", "strength", "attack", "status", "utility", "leak", "nbytes", "seconds"} <= set(one)
@@ -425,12 +426,12 @@ def test_the_same_summary_gives_the_same_bytes(summary, tmp_path):
 
 
 def test_a_folder_without_results(tmp_path):
-    with pytest.raises(StoreError, match=r"expected results in .*, found no spec.toml: run vflsec eval --out"):
+    with pytest.raises(StoreError, match=r"expected results in .*, found no manifest.json: run vflsec eval --out"):
         Report.read(tmp_path)
 
 
 def test_report_shows_itself(summary):
-    report = Report(summary, specs.EvalSpec())
+    report = Report(summary, manifest_of(specs.EvalSpec()))
     assert "fedsplitnn, iso" in repr(report)
     assert report._repr_html_().startswith("<pre>")
     assert (report.points, report.worst, report.cap) == (summary.points, summary.worst, summary.cap)

@@ -12,7 +12,7 @@ from sklearn.linear_model import RidgeCV
 
 from vflsec.audit.audit import Figure, Floats
 from vflsec.core import metrics
-from vflsec.evaluation.statistics import over_rows
+from vflsec.core.statistics import over_rows
 
 SEED = 0
 """Of the bootstrap, which draws rows, and of the rows that are known."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
+from vflsec.analysis.results import Gate
 from vflsec.audit.audit import Audit, Finding, Truth
 from vflsec.audit.chosen_weights import ChosenWeights
 from vflsec.audit.common_divisor import CommonDivisor
@@ -21,7 +22,6 @@ from vflsec.audit.small_masks import SmallMasks
 from vflsec.audit.wire import Wire
 from vflsec.core.checks import one_of
 from vflsec.core.errors import UsageError
-from vflsec.evaluation.results import Gate
 from vflsec.paillier.recording import Recording
 
 AUDITS: tuple[type[Audit], ...] = (

@@ -27,10 +27,12 @@ from vflsec.core.checks import count
 from vflsec.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from vflsec.evaluation.engine import Plan
-    from vflsec.evaluation.records import Record, StageDone
-    from vflsec.evaluation.spec import EvalSpec
-    from vflsec.evaluation.store import Store
+    from vflsec.experiment.engine import Plan
+    from vflsec.experiment.facts import StageDone
+    from vflsec.experiment.spec import EvalSpec
+    from vflsec.experiment.store import Store
+    from vflsec.records.manifest import Manifest
+    from vflsec.records.schema import Record
     from vflsec.report.report import Report
 
 
@@ -109,10 +111,11 @@ def command(
     nothing. --lambda 0, the undefended row, is always added.
     """
     from vflsec import api
-    from vflsec.evaluation import engine as engines
-    from vflsec.evaluation import spec as specs
-    from vflsec.evaluation.gates import check_limits
-    from vflsec.evaluation.store import Store
+    from vflsec.analysis.gates import check_limits
+    from vflsec.experiment import engine as engines
+    from vflsec.experiment import spec as specs
+    from vflsec.experiment.manifest import manifest_of
+    from vflsec.experiment.store import Store
     from vflsec.report.report import Report
 
     limit = leak_limits(max_leak)
@@ -121,10 +124,11 @@ def command(
     spec, left_out = engines.every_attack(spec)
     for line in engines.reasons(left_out):
         click.echo(f"left out: {line}", err=True)
-    check_limits(spec, limit)
     engines.check_engine(engine)
     engines.check_device(device, here=engine == "local")
     engines.check(spec)  # before anything is written: bad input leaves nothing behind
+    manifest = manifest_of(spec, ["vflsec", *sys.argv[1:]])
+    check_limits(manifest, limit)
     expose(engines.exposures(spec), max_exposure)
     store = Store(folder)
     if fresh:
@@ -141,9 +145,10 @@ def command(
         store.trim()
         if retry_errors:
             store.forget_failures()
-        compute(spec, store, jobs=jobs or api.cores(), device=device, engine=engine)
+        compute(spec, manifest, store, jobs=jobs or api.cores(), device=device, engine=engine)
     report = Report.read(folder, max_leak=limit, min_utility=min_utility)
-    finish(report, folder, form)
+    draw(report, folder, form)
+    sys.exit(exit_code(report))
 
 
 def sweeps(
@@ -159,7 +164,7 @@ def sweeps(
     **shared: Any,
 ) -> dict[str, Any]:
     """Return the settings: those of the file, then options, then ``--set``."""
-    from vflsec.evaluation import spec as specs
+    from vflsec.experiment import spec as specs
 
     file: dict[str, Any] = specs.read_toml(config) if config else {}
     if at and not defenses:
@@ -191,14 +196,14 @@ def located(defenses: Sequence[str], at: Sequence[str]) -> list[str]:
     return [f"{text}@{points}" if points and "@" not in text else text for text in defenses]
 
 
-def compute(spec: EvalSpec, store: Store, **how: Any) -> None:
+def compute(spec: EvalSpec, manifest: Manifest, store: Store, **how: Any) -> None:
     """Compute what ``store`` lacks; on Ctrl-C say what is kept, and leave."""
-    from vflsec.evaluation import engine as engines
-    from vflsec.evaluation import spec as specs
+    from vflsec.experiment import engine as engines
+    from vflsec.experiment import spec as specs
 
     todo = engines.plan(spec, store)
     announce(spec, todo, store.folder)
-    store.write_settings(specs.to_toml(spec))
+    store.write_settings(specs.to_toml(spec), manifest)
     try:
         watch(engines.evaluate(todo, store, **how), todo)
     except KeyboardInterrupt:
@@ -210,7 +215,7 @@ def compute(spec: EvalSpec, store: Store, **how: Any) -> None:
 def announce(spec: EvalSpec, todo: Plan, folder: Path) -> None:
     """Say what is going to happen."""
     from vflsec.core.view import ThreatModel
-    from vflsec.evaluation.plan import build_attack
+    from vflsec.experiment.plan import build_attack
 
     attacks = ", ".join(attack.name + attack.place for attack in spec.attacks)
     defenses = ", ".join(defense.label for defense in spec.defenses) or "no defense"
@@ -238,7 +243,7 @@ def watch(records: Iterable[Record | StageDone], todo: Plan) -> None:
         TimeRemainingColumn,
     )
 
-    from vflsec.evaluation.records import FAILED
+    from vflsec.records.schema import FAILED
 
     console = Console(stderr=True)
     if not todo.missing:
@@ -264,7 +269,8 @@ def watch(records: Iterable[Record | StageDone], todo: Plan) -> None:
 
 def describe(record: Record | StageDone) -> str:
     """Return one record in a few words, with the cause where it failed."""
-    from vflsec.evaluation.records import FAILED, Result, StageDone
+    from vflsec.experiment.facts import StageDone
+    from vflsec.records.schema import FAILED, Result
 
     if isinstance(record, StageDone):
         return f"{record.method} {record.stage} seed {record.seed}: {record.status}"
@@ -275,19 +281,14 @@ def describe(record: Record | StageDone) -> str:
     return f"{record.method} {what} {attack} seed {record.seed}: {record.status}{cause}"
 
 
-def finish(report: Report, folder: Path, form: str) -> None:
-    """Print the results, draw the curve, leave with the right exit code."""
-    draw(report, folder, form)
-    sys.exit(exit_code(report))
-
-
 def draw(report: Report, folder: Path, form: str) -> None:
-    """Print the results on stdout and draw the curve."""
-    from vflsec.evaluation.store import writing
-
+    """Print the results on stdout and draw the curve; in a folder that cannot be written, say so."""
     show(report, form)
-    with writing(folder):
+    try:
         paths = report.save_curve(folder)
+    except OSError as error:
+        click.echo(f"no curve was drawn: cannot write to {folder}: {error.strerror or error}", err=True)
+        return
     for path in paths:
         click.echo(f"curve: {path}", err=True)
 

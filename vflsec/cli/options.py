@@ -43,7 +43,7 @@ def resolve(
     **plain: Any,
 ) -> dict[str, Any]:
     """Return the settings: those of the file, then options, then ``--set``; further fixed defences are added."""
-    from vflsec.evaluation import spec as specs
+    from vflsec.experiment import spec as specs
 
     found = {**file, **{key: value for key, value in plain.items() if value is not None}}
     if methods:
@@ -60,7 +60,7 @@ def resolve(
 
 def several(texts: Sequence[str]) -> list[str]:
     """Return the references in comma lists."""
-    from vflsec.evaluation import grammar
+    from vflsec.experiment import grammar
 
     return [name for text in texts for name in grammar.split_list(text)]
 

@@ -36,7 +36,7 @@ KINDS = {kind.removesuffix("s"): kind for kind in registry.PACKAGES}
 def command(kind: str, name: str) -> None:
     """Show the card of one attack, defense, method, protocol or dataset."""
     if kind == "dataset" and name.endswith(".toml"):
-        from vflsec.evaluation.world import load_dataset
+        from vflsec.experiment.world import load_dataset
 
         _print(_dataset(load_dataset(name)))
         return

@@ -46,10 +46,10 @@ def command(
     from rich.progress import Progress
 
     from vflsec import api
-    from vflsec.evaluation import engine
-    from vflsec.evaluation import spec as specs
-    from vflsec.evaluation.privacy import spent_at_most
-    from vflsec.evaluation.store import CellFolder
+    from vflsec.experiment import engine
+    from vflsec.experiment import spec as specs
+    from vflsec.experiment.privacy import spent_at_most
+    from vflsec.experiment.store import CellFolder
 
     spec = specs.read_training(resolve(of_training(config) if config else {}, assignments, **chosen))
     engine.check_device(device)
@@ -98,7 +98,7 @@ def budget(found: Mapping[str, Any]) -> str:
 
 def of_training(config: Path) -> dict[str, Any]:
     """Return what concerns training in a file of settings, which must be right as a whole."""
-    from vflsec.evaluation import spec as specs
+    from vflsec.experiment import spec as specs
 
     found = specs.read_toml(config)
     specs.read(found)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from vflsec.core.errors import StoreError
 from vflsec.core.message import Channel, Kind, Route
 
 
@@ -34,7 +35,11 @@ class Checkpoint:
         history: Sequence[float],
         channel: Channel,
     ) -> None:
-        """Replace what is kept by the state after ``len(history)`` iterations."""
+        """Replace what is kept by the state after ``len(history)`` iterations.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
         if self.path is None:
             return
         tensors = {f"{name}/{key}": value for name, module in modules.items() for key, value in _state(module).items()}
@@ -49,13 +54,16 @@ class Checkpoint:
             "heard": [[*route, split] for route, split in channel.heard],
         }
         temporary = self.path.with_name(f"{self.path.name}-{os.getpid()}")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()},
-            temporary,
-            metadata={"facts": msgspec.json.encode(facts).decode()},
-        )
-        temporary.replace(self.path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(
+                {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()},
+                temporary,
+                metadata={"facts": msgspec.json.encode(facts).decode()},
+            )
+            temporary.replace(self.path)
+        except (OSError, SafetensorError) as error:  # of the disk, and no result of the training
+            raise StoreError(f"cannot write {self.path}: {error}; choose another --out") from None
 
     def restore(
         self, modules: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer], channel: Channel

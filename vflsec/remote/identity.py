@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from vflsec.core.errors import UsageError
-from vflsec.remote.files import create
+from vflsec.core.files import create
 
 ROLES = ("C", "p")
 KEY, CERTIFICATE, PEER = "key.pem", "certificate.pem", "peer.pem"

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from safetensors.numpy import load, save
 
 from vflsec.core.errors import StoreError
-from vflsec.remote.files import replace, seal, sweep, sync, unseal
+from vflsec.core.files import replace, seal, sweep, sync, unseal
 
 KEPT = 2
 """Parties that commit one after the other are one batch apart at most, and the one ahead must be able to go back."""

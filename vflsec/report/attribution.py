@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 
-from vflsec.evaluation.attribution import Attribution
+from vflsec.experiment.attribution import Attribution
 from vflsec.report.curve import COLORS, Curve
 
 SCALE = LinearSegmentedColormap.from_list("value", [COLORS[0], "#c8c8c8", COLORS[1]])

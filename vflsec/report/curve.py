@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Annotation
 
-from vflsec.evaluation.results import Leak, Measure, Place, Point, Summary
+from vflsec.analysis.results import Leak, Measure, Place, Point, Summary
+from vflsec.core import files
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 """Okabe and Ito's colours, told apart by colour-blind readers; markers and line styles differ too."""
@@ -213,11 +214,13 @@ def _draw_legend(axes: Axes, *, several: bool) -> None:
 
 def save(summary: Summary, folder: Path) -> list[Path]:
     """Write ``curve.svg`` and ``curve.png``; the same summary gives the same bytes."""
-    paths = [folder / "curve.svg", folder / "curve.png"]
+    paths, pictures = [folder / "curve.svg", folder / "curve.png"], [io.BytesIO(), io.BytesIO()]
     with rc_context({"svg.hashsalt": "vflsec", "svg.fonttype": "none"}):
         figure = draw(summary)
-        figure.savefig(paths[0], metadata={"Date": None})
-        figure.savefig(paths[1], dpi=160, metadata={"Software": None})
+        figure.savefig(pictures[0], format="svg", metadata={"Date": None})
+        figure.savefig(pictures[1], format="png", dpi=160, metadata={"Software": None})
+    for path, picture in zip(paths, pictures, strict=True):
+        files.replace(path, picture.getvalue(), mode=0o666)
     return paths
 
 

@@ -11,12 +11,11 @@ import msgspec
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from vflsec.analysis.results import Cap, Damage, Point, Summary
+from vflsec.analysis.summary import summarize
 from vflsec.core.errors import StoreError
-from vflsec.evaluation import spec as specs
-from vflsec.evaluation.results import Cap, Damage, Point, Summary
-from vflsec.evaluation.spec import EvalSpec
-from vflsec.evaluation.store import Store
-from vflsec.evaluation.summary import summarize
+from vflsec.records.folder import RECORDS, read_manifest, read_records
+from vflsec.records.manifest import Manifest
 from vflsec.report import curve, table
 
 
@@ -25,12 +24,12 @@ class Report:
 
     Args:
         summary: its points, scores and gates.
-        spec: the settings it comes from.
+        manifest: what was evaluated, with all settings and where the numbers come from.
     """
 
-    def __init__(self, summary: Summary, spec: EvalSpec) -> None:
+    def __init__(self, summary: Summary, manifest: Manifest) -> None:
         self.summary = summary
-        self.spec = spec
+        self.manifest = manifest
 
     @classmethod
     def read(
@@ -38,25 +37,28 @@ class Report:
     ) -> Report:
         """Return the report of a results folder.
 
+        The folder may be read-only and come from another machine: reading it needs neither the data nor the plug-ins
+        of the evaluation, and executes nothing.
+
+        Args:
+            folder: of an evaluation.
+            max_leak: limits on the leak, by attack.
+            min_utility: a limit on the utility.
+
         Raises:
-            StoreError: the folder holds no evaluation.
+            StoreError: the folder holds no evaluation, or a damaged one.
+            UsageError: a limit on an attack that was not run.
         """
         folder = Path(folder)
-        if not (folder / "spec.toml").exists():
-            raise StoreError(f"expected results in {folder}, found no spec.toml: run vflsec eval --out {folder} first")
-        settings = specs.read_toml(folder / "spec.toml")
-        if not settings:
-            raise StoreError(f"expected settings in {folder / 'spec.toml'}, found none: run vflsec eval again")
-        spec = specs.read(settings)
-        records = Store(folder).records()
+        manifest, records = read_manifest(folder), read_records(folder)
         try:
-            summary = summarize(spec, records, out=str(folder), max_leak=max_leak or {}, min_utility=min_utility)
+            summary = summarize(manifest, records, out=str(folder), max_leak=max_leak or {}, min_utility=min_utility)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration, OverflowError) as error:
             raise StoreError(
-                f"expected records of vflsec in {folder / 'records.jsonl'}, found one that is damaged "
+                f"expected records of vflsec in {folder / RECORDS}, found one that is damaged "
                 f"({type(error).__name__}: {error}): compute them again with --fresh"
             ) from error
-        return cls(summary, spec)
+        return cls(summary, manifest)
 
     @property
     def points(self) -> list[Point]:

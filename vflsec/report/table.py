@@ -13,8 +13,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from vflsec.analysis.results import Cap, Damage, Gate, Leak, Measure, Point, Rank, Summary
 from vflsec.core.checks import count
-from vflsec.evaluation.results import Cap, Damage, Gate, Leak, Measure, Point, Rank, Summary
 
 CSV_HEADER = (
     "method", "defense", "strength", "attack", "target", "status",

@@ -24,10 +24,10 @@ from vflsec.core.message import Kind, Transcript
 from vflsec.core.method import ModelSpec, Trained, TrainSpec
 from vflsec.core.seeds import generator
 from vflsec.data.partition import DataSpec
-from vflsec.evaluation.plan import Cell
-from vflsec.evaluation.privacy import spent
-from vflsec.evaluation.spec import parse_defense
-from vflsec.evaluation.world import build_method, build_world
+from vflsec.experiment.plan import Cell
+from vflsec.experiment.privacy import spent
+from vflsec.experiment.spec import parse_defense
+from vflsec.experiment.world import build_method, build_world
 
 Scores = NDArray[np.floating]
 
@@ -43,7 +43,7 @@ class Game(NamedTuple):
     Attributes:
         absent: (n,) of trials with the one neighbour.
         present: (m,) of trials with the other, which the attack should score higher.
-        spent: as of ``vflsec.evaluation.privacy.spent``, or of a defence; without a defence empty.
+        spent: as of ``vflsec.experiment.privacy.spent``, or of a defence; without a defence empty.
     """
 
     absent: Scores

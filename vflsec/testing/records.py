@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vflsec.evaluation.records import AttackRun, Prior, Result
+from vflsec.records.schema import AttackRun, Prior, Result
 
 ATTACK = AttackRun(name="mc", options={}, repr="mc()")
 

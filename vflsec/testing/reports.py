@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vflsec.evaluation.results import Leak, Point, Summary
+from vflsec.analysis.results import Leak, Point, Summary
 
 
 def check_report(summary: Summary) -> None:

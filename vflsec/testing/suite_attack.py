@@ -20,9 +20,9 @@ from vflsec.core.method import ModelSpec, PretrainSpec, Trained, TrainSpec, Worl
 from vflsec.core.seeds import generator
 from vflsec.core.view import Guess, Need, Secret, View
 from vflsec.data.partition import DataSpec
-from vflsec.evaluation.questions import ASK, Question, ask, victim_of
-from vflsec.evaluation.score import score
-from vflsec.evaluation.spec import AuxSpec
+from vflsec.experiment.questions import ASK, Question, ask, victim_of
+from vflsec.experiment.score import score
+from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedhssl import FedHSSLSimSiam
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.suite import SIGMAS, Suite, auc_error, changed, generators, refused, same, stated

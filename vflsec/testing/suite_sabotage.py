@@ -12,8 +12,8 @@ from vflsec.core.party import Party
 from vflsec.core.protocol import Step
 from vflsec.core.sabotage import Sabotage
 from vflsec.core.view import Need
-from vflsec.evaluation.adversary import view_before
-from vflsec.evaluation.spec import AuxSpec
+from vflsec.experiment.adversary import view_before
+from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.suite import Suite, changed, generators, same, stated
 from vflsec.testing.worlds import toy_world

@@ -18,8 +18,8 @@ from vflsec.core.party import Party
 from vflsec.core.seeds import derive, generator
 from vflsec.data.dataset import Card, PartyTable, VerticalDataset
 from vflsec.data.partition import DataSpec
-from vflsec.evaluation.plan import Cell
-from vflsec.evaluation.world import build_world
+from vflsec.experiment.plan import Cell
+from vflsec.experiment.world import build_world
 
 SIGNALS = ("planted", "hidden", "none")
 SPLITS = ("train", "unlabeled", "aligned", "local", "val", "test")

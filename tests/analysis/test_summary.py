@@ -1,0 +1,482 @@
+"""From records to points: the arithmetic on records whose numbers are chosen by hand."""
+
+import copy
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from vflsec.analysis.cap import cap
+from vflsec.analysis.summary import summarize
+from vflsec.core.statistics import over_seeds
+from vflsec.experiment import spec as specs
+from vflsec.experiment.manifest import manifest_of
+from vflsec.experiment.plan import priors, rows
+from vflsec.experiment.spec import AttackSpec
+from vflsec.records.schema import Block
+from vflsec.testing.records import made_prior, made_result
+from vflsec.testing.reports import check_report
+
+SPEC = specs.read({"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1, 5], "seeds": 3})
+LEAK = {0.0: 0.80, 1.0: 0.70, 5.0: 0.60}
+UTILITY = {0.0: 0.90, 1.0: 0.85, 5.0: 0.75}
+JITTER = (-0.02, 0.0, 0.02)
+
+
+def block(value, accuracy=0.5, n=100, apart=0.0):
+    """A block whose halves differ by twice ``apart``."""
+    metrics = {"auc": value, "accuracy": accuracy, "f1": 0.1, "ks": 0.2}
+    halves = (value + apart, value - apart)
+    return Block(metrics=metrics, ci95_rows=(value - 0.05, value + 0.05), chance=0.5, n=n, halves=halves)
+
+
+def make_records(spec=SPEC, *, attack_fold=0.7, logistic_fold=0.6, mc_alone_fold=0.5):
+    found = {}
+    for row in rows(spec):
+        value = LEAK[row.strength] + JITTER[row.seed]
+        found[row.key] = made_result(
+            utility=block(UTILITY[row.strength] - JITTER[row.seed]),
+            leak={"test": block(value, accuracy=value - 0.1), "train": block(value + 0.03)},
+            fold=attack_fold,
+            budget={"updates": 600},
+            nbytes=1000,
+            seconds={"train": 1.0, "attack": 0.5},
+        )
+    for prior in priors(spec):
+        alone, fold = (0.55, mc_alone_fold) if prior.attack.name == "mc" else (0.58, logistic_fold)
+        found[prior.key] = made_prior(
+            leak={"test": block(alone + JITTER[prior.seed]), "train": block(alone)}, fold=fold
+        )
+    return found
+
+
+def summary_of(records=None, spec=SPEC, *, contrived=False, **limits):
+    """The summary, checked as any report is, unless its halves differ by more than its intervals allow."""
+    found = summarize(
+        manifest_of(spec),
+        make_records() if records is None else records,
+        out="run",
+        max_leak=limits.get("max_leak", {}),
+        min_utility=limits.get("min_utility"),
+    )
+    if not contrived:
+        check_report(found)
+    return found
+
+
+def keys_of(strength, seed):
+    return [row.key for row in rows(SPEC) if (row.strength, row.seed) == (strength, seed)]
+
+
+def test_points_are_means_over_seeds_with_t_intervals():
+    point = summary_of().points[1]
+    assert (point.method, point.defense, point.strength, point.attack, point.status) == (
+        "fedsplitnn",
+        "iso",
+        1.0,
+        "mc",
+        "ok",
+    )
+    expected = over_seeds([0.68, 0.70, 0.72])
+    assert point.leak.mean == pytest.approx(expected.mean)
+    assert point.leak.ci95 == pytest.approx((expected.low, expected.high))
+    assert point.leak_train.mean == pytest.approx(0.73)
+    assert point.leak.accuracy == pytest.approx(0.60)
+    assert (point.leak.n, point.leak.chance, point.nbytes) == (3, 0.5, 1000)
+    assert point.seconds == pytest.approx(1.5)
+
+
+def test_alone_is_the_strongest_prior_on_the_truth_whatever_folds_say():
+    for fold in (0.4, 0.9):
+        assert summary_of(make_records(mc_alone_fold=fold)).points[0].leak.alone == pytest.approx(0.58)
+
+
+def test_alone_is_chosen_on_one_half_and_scored_on_the_other():
+    """On the first half the logistic regression is ahead and has .50 on the second; on the second mc, with .51."""
+    records = make_records()
+    for prior in priors(SPEC):
+        own = block(0.54, apart=0.03) if prior.attack.name == "mc" else block(0.56, apart=0.06)
+        records[prior.key] = replace(records[prior.key], leak={"test": own})
+    leak = summary_of(records).points[0].leak
+    assert leak.alone == pytest.approx((0.50 + 0.57) / 2)
+    assert leak.alone < 0.56, "the largest of the two has been lucky"
+
+
+def test_alone_is_one_value_for_all_methods_defenses_and_attacks():
+    spec = msgspec.structs.replace(
+        SPEC, methods=("fedsplitnn", "vertical-lr"), attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic"))
+    )
+    records = make_records(spec)
+    summary = summary_of(records, spec)
+    assert [p.leak.alone for p in summary.points] == pytest.approx([0.58] * 12)
+    for prior in priors(spec):
+        if prior.method == "vertical-lr" and prior.attack.name == "mc":
+            records[prior.key] = replace(records[prior.key], leak={"test": block(0.65), "train": block(0.65)})
+    summary = summary_of(records, spec)
+    assert {p.leak.alone for p in summary.points} == {0.65}, "the rows of fedsplitnn as well"
+
+
+def test_an_attack_that_reads_nothing_of_the_federation_gains_nothing_by_it():
+    """Halves may choose another baseline than the best on all rows; its own row has advantage 0 all the same."""
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
+    summary = summary_of(make_records(spec), spec)
+    found = {p.attack: p.leak for p in summary.points if p.strength == 0}
+    assert found["logistic"].mean != found["logistic"].alone
+    assert (found["logistic"].advantage, found["logistic"].advantage_ci95) == (0, (0, 0))
+    assert "logistic" not in {p.choice for p in summary.worst}, "it is part of alone"
+
+
+def test_advantage_is_paired_by_seed():
+    leak = summary_of().points[0].leak
+    assert leak.advantage == pytest.approx(0.22)
+    assert leak.advantage_ci95 == pytest.approx((0.22, 0.22)), "attack and alone share their seed, so nothing is left"
+
+
+def test_worst_takes_the_rows_on_which_an_attack_leaks_most():
+    worst = summary_of().worst
+    assert [p.leak.mean for p in worst] == pytest.approx([0.83, 0.73, 0.63])
+    assert {(p.choice, p.leak.rows) for p in worst} == {("mc", "train")}
+    assert all(p.leak == p.leak_train for p in worst)
+
+
+def test_worst_may_throw_the_model_away_and_not_joining_has_no_advantage():
+    records = make_records(attack_fold=0.9)
+    for row in rows(SPEC):
+        records[row.key] = replace(records[row.key], leak={"test": block(0.51), "train": block(0.51)})
+    for point in summary_of(records).worst:
+        assert (point.choice, point.leak.mean, point.leak.rows) == ("alone", pytest.approx(0.58), "test")
+        assert (point.leak.advantage, point.leak.advantage_ci95) == (0.0, (0.0, 0.0))
+
+
+def test_worst_is_chosen_on_one_half_of_the_rows_and_scored_on_the_other():
+    """On the first half mc leads with .84 and has .76 on the second; there the other leads with .78, .72 on the first.
+
+    mc's .80 on all rows would be the luck of its first half; what is reported is (.76 + .72) / 2.
+    """
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
+    records = make_records(spec)
+    for row in rows(spec):
+        leak = block(0.80, apart=0.04) if row.label == "mc" else block(0.75, apart=-0.03)
+        records[row.key] = replace(records[row.key], leak={"test": leak})
+    point = summary_of(records, spec, contrived=True).worst[0]
+    assert (point.choice, point.leak.rows) == ("mc, spectral-embedding", "test")
+    assert point.leak.mean == pytest.approx(0.74)
+    gap = (0.84 + 0.78) / 2 - 0.74
+    assert point.leak.ci95 == pytest.approx((0.74, 0.74 + gap)), "no seed differs; the choice does"
+    assert point.leak.others["accuracy"] == pytest.approx(0.5)
+    assert point.budget == {}, "two attacks spent it"
+
+
+def test_halves_that_choose_other_rows_are_held_against_alone_on_these():
+    """mc has .84 and .76 on the halves of test rows, .72 and .78 on those of training rows."""
+    records = make_records()
+    for row in rows(SPEC):
+        leak = {"test": block(0.80, apart=0.04), "train": block(0.75, apart=-0.03)}
+        records[row.key] = replace(records[row.key], leak=leak)
+    for prior in priors(SPEC):
+        leak = {"test": block(0.60, apart=0.01), "train": block(0.50, apart=0.02)}
+        records[prior.key] = replace(records[prior.key], leak=leak)
+    leak = summary_of(records, contrived=True).worst[0].leak
+    assert (leak.rows, leak.mean) == ("test+train", pytest.approx((0.76 + 0.72) / 2))
+    assert leak.alone == pytest.approx((0.59 + 0.52) / 2), "on the same halves of the same rows"
+
+
+def test_with_one_seed_the_interval_of_worst_is_over_rows_and_covers_the_choice():
+    spec = msgspec.structs.replace(
+        SPEC, seeds=1, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding"))
+    )
+    records = make_records(spec)
+    for row in rows(spec):
+        leak = block(0.80, apart=0.04) if row.label == "mc" else block(0.75, apart=-0.03)
+        records[row.key] = replace(records[row.key], leak={"test": leak})
+    leak = summary_of(records, spec, contrived=True).worst[0].leak
+    half = 0.05 * 2**0.5  # of half the rows
+    margin = (half**2 + half**2) ** 0.5 / 2
+    assert leak.ci95 == pytest.approx((0.74 - margin, 0.74 + (margin**2 + 0.07**2) ** 0.5))
+    assert leak.interval == "rows"
+
+
+def test_too_few_rows_to_be_split_are_told():
+    records = make_records()
+    for key, record in records.items():
+        records[key] = replace(record, leak={name: replace(own, halves=None) for name, own in record.leak.items()})
+    summary = summary_of(records)
+    assert summary.worst[0].leak.mean == pytest.approx(0.83)
+    assert summary.notes[-1].startswith("too few rows to be split")
+
+
+def test_an_attack_that_fails_in_some_seeds_competes_on_those_that_all_have():
+    """In seed 2, which is easy, one attack has no number. It leaks more in the others, and is not passed over."""
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
+    records = make_records(spec)
+    for row in rows(spec):
+        if row.label == "spectral-embedding":
+            found = {"status": "error", "leak": {}} if row.seed == 2 else {"leak": {"test": block(0.85)}}
+        else:
+            found = {"leak": {"test": block(0.99 if row.seed == 2 else 0.80)}}
+        records[row.key] = replace(records[row.key], **found)
+    point = summary_of(records, spec).worst[0]
+    assert (point.choice, point.leak.mean, point.leak.n) == ("spectral-embedding", pytest.approx(0.85), 2)
+    assert point.statuses == {"ok": 2, "error": 1}
+    assert summary_of(records, spec).cap[0].value is None, "CAP needs every cell"
+
+
+def test_what_the_adversary_would_have_picked_is_a_figure_of_its_own():
+    """Its folds favour the weaker attack; the headline does not listen to them."""
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
+    records = make_records(spec)
+    for row in rows(spec):
+        if row.label == "spectral-embedding":
+            records[row.key] = replace(records[row.key], fold=0.9, leak={"test": block(0.52), "train": block(0.52)})
+    summary = summary_of(records, spec)
+    assert [(p.attack, p.choice) for p in summary.worst] == [("worst", "mc")] * 3
+    assert [(p.attack, p.choice, p.leak.mean) for p in summary.picked] == [("picked", "spectral-embedding", 0.52)] * 3
+    assert not summary_of(make_records(spec, attack_fold=None, logistic_fold=None, mc_alone_fold=None), spec).picked
+
+
+def test_who_picks_not_to_join_has_the_one_value_of_alone():
+    (first, *_) = summary_of(make_records(mc_alone_fold=0.95)).picked  # .55; the regression reaches .58
+    assert (first.choice, first.leak.mean, first.leak.advantage) == ("alone", pytest.approx(0.58), 0.0)
+
+
+def test_picks_are_by_folds_over_all_seeds():
+    """One seed whose folds favour the other candidate does not change the pick, which the mean makes."""
+    records = make_records()
+    for key in keys_of(1.0, 0):
+        records[key] = replace(records[key], fold=0.45)  # the other two have 0.7, the logistic regression 0.6
+    assert summary_of(records).picked[1].choice == "mc"
+
+
+def test_worst_shows_which_attacks_gave_no_number():
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
+    records = make_records(spec)
+    for row in rows(spec):
+        if row.label == "spectral-embedding" and row.strength == 1.0:
+            records[row.key] = replace(records[row.key], status="error", leak={})
+    summary = summary_of(records, spec, max_leak={"worst": 1.0})
+    assert next(p for p in summary.worst if p.strength == 1.0).statuses == {"error": 3}
+    assert summary.gates[0].holds is None
+
+
+def test_worst_is_unconverged_only_where_an_attack_that_it_names_is():
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
+    for unconverged, statuses in (("logistic", {"ok": 3}), ("mc", {"unconverged": 3})):
+        records = make_records(spec)
+        for row in rows(spec):
+            if row.label == unconverged:
+                records[row.key] = replace(records[row.key], status="unconverged")
+        found = next(p for p in summary_of(records, spec).worst if p.strength == 0.0)
+        assert (found.choice, found.statuses) == ("mc", statuses)
+
+
+def test_an_attack_on_training_rows_only_is_judged_on_these():
+    records = make_records()
+    for key, record in records.items():
+        records[key] = replace(record, leak={"train": record.leak["train"]})
+    summary = summary_of(records, max_leak={"mc": 0.1})
+    assert {p.leak.rows for p in summary.points} == {"train"}
+    assert all(p.leak == p.leak_train for p in summary.points)
+    assert summary.cap[0].value is not None
+    assert summary.points[1].leak_train.mean == pytest.approx(0.73)
+    assert summary.gates[0].holds is False
+
+
+def test_the_only_survivor_of_several_seeds_has_no_interval():
+    records = make_records()
+    for seed in (0, 1):
+        for key in keys_of(1.0, seed):
+            records[key] = replace(records[key], status="diverged", utility=None, leak={})
+    leak = summary_of(records).points[1].leak
+    assert (leak.n, leak.ci95, leak.interval) == (1, (None, None), "none")
+
+
+def test_notes_say_what_a_reader_must_know():
+    spec = specs.read({"dataset": "toy", "train": {"select": "paper_best_on_test"}, "aux": {"folds": 0}})
+    (note,) = summary_of({}, spec).notes
+    assert "chosen on TEST rows" in note
+
+
+def test_attacks_that_could_be_mounted_and_were_not_run_are_told():
+    records = make_records()
+    for row in rows(SPEC):
+        records[row.key] = replace(records[row.key], mountable=["mc", "norm"] if row.seed else ["averaging", "mc"])
+    assert summary_of(records).not_run == ["averaging", "norm"]
+
+
+def test_what_trainings_noted_is_told_once():
+    records = make_records()
+    for row in rows(SPEC):
+        records[row.key] = replace(records[row.key], notes=["too narrow"])
+    assert summary_of(records).notes == ["fedsplitnn: too narrow"]
+
+
+def test_cap_is_the_mean_of_each_seeds_cap_over_the_defended_strengths():
+    worst, found = summary_of().cap
+    assert (worst.attack, found.attack) == ("worst", "mc")
+    by_seed = [cap([0.85 - j, 0.75 - j], [0.70 + j, 0.60 + j]) for j in JITTER]
+    assert found.value == pytest.approx(sum(by_seed) / 3)
+    assert found.ci95 == pytest.approx(over_seeds(by_seed)[1:3])
+    calibrated = [cap([0.85 - j, 0.75 - j], [0.12, 0.02]) for j in JITTER]
+    assert found.calibrated == pytest.approx(sum(calibrated) / 3)
+    accuracy = [cap([0.85 - j, 0.75 - j], [0.60 + j, 0.50 + j]) for j in JITTER]
+    assert found.accuracy_value == pytest.approx(sum(accuracy) / 3)
+
+
+def test_the_cap_of_worst_folds_the_headline_of_each_strength():
+    """At 1 mc leaks most on training rows, .73; at 5 alone does on test rows."""
+    records = make_records()
+    for key in [key for seed in range(3) for key in keys_of(5.0, seed)]:
+        records[key] = replace(records[key], leak={"test": block(0.51), "train": block(0.51)})
+    worst = summary_of(records).cap[0]
+    by_seed = [cap([0.85 - j, 0.75 - j], [0.73 + j, 0.58 + j]) for j in JITTER]
+    assert worst.value == pytest.approx(sum(by_seed) / 3)
+    calibrated = [cap([0.85 - j, 0.75 - j], [0.73 + j - 0.58, 0.0]) for j in JITTER]
+    assert worst.calibrated == pytest.approx(sum(calibrated) / 3)
+
+
+def test_a_guess_of_one_class_takes_the_accuracy_out_of_cap_and_nothing_else():
+    records = make_records()
+    (key,) = keys_of(5.0, 1)
+    blocks = {split: replace(block, one_class=True) for split, block in records[key].leak.items()}
+    records[key] = replace(records[key], leak=blocks)
+    (_, before), (worst, found) = summary_of().cap, summary_of(records).cap
+    assert found.accuracy_value is None
+    assert worst.accuracy_value is None
+    assert found.note == "no CAP (accuracy): 1 cell guesses one class"
+    assert (found.value, found.calibrated, found.ci95) == (before.value, before.calibrated, before.ci95)
+    assert [p.leak.one_class for p in summary_of(records).points] == [0, 0, 1]
+
+
+def test_a_diverged_seed_gives_a_status_and_no_cap():
+    records = make_records()
+    for key in keys_of(5.0, 1):
+        records[key] = replace(records[key], status="diverged", utility=None, leak={})
+    summary = summary_of(records)
+    point = summary.points[2]
+    assert (point.status, point.statuses, point.leak.n) == ("diverged", {"ok": 2, "diverged": 1}, 2)
+    assert summary.cap[0].value is None
+    assert summary.cap[1].note == "1 run collapsed or failed, so there is no CAP"
+    assert summary.worst[2].statuses == {"ok": 2, "diverged": 1}
+
+
+def test_alone_is_one_value_for_rows_that_lost_a_seed():
+    records = make_records()
+    for seed in range(3):
+        for key in keys_of(1.0, seed):
+            records[key] = replace(records[key], leak={"test": block((0.9, 0.6, 0.6)[seed])})
+    for prior in priors(SPEC):
+        records[prior.key] = replace(records[prior.key], leak={"test": block((0.7, 0.5, 0.5)[prior.seed])})
+    first = keys_of(1.0, 0)[0]
+    records[first] = replace(records[first], status="error", leak={})
+    leaks = [p.leak for p in summary_of(records).points]
+    assert [leak.alone for leak in leaks] == pytest.approx([1.7 / 3] * 3)
+    assert leaks[1].advantage == pytest.approx(0.1), "over the two seeds that are left"
+
+
+def test_a_point_with_nothing_has_no_number_at_all():
+    records = make_records()
+    for seed in range(3):
+        for key in keys_of(5.0, seed):
+            records[key] = replace(records[key], status="collapsed", utility=None, leak={})
+    point = summary_of(records).points[2]
+    assert (point.status, point.leak.mean, point.utility.mean, point.leak.alone, point.nbytes) == (
+        "collapsed",
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+def test_missing_results_are_said():
+    records = make_records()
+    del records[keys_of(1.0, 0)[0]]
+    assert summary_of(records).points[1].statuses == {"ok": 2, "missing": 1}
+
+
+def test_an_unconverged_attack_keeps_its_number_and_says_so():
+    records = make_records()
+    key = keys_of(1.0, 0)[0]
+    records[key] = replace(records[key], status="unconverged")
+    point = summary_of(records).points[1]
+    assert (point.status, point.leak.n) == ("unconverged", 3)
+
+
+def test_one_seed_falls_back_to_rows():
+    spec = specs.read({"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1], "seeds": 1})
+    point = summary_of(make_records(spec), spec).points[0]
+    assert point.leak.interval == "rows"
+    assert point.leak.ci95 == pytest.approx((0.73, 0.83))
+    assert point.leak.advantage_ci95 == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("limit", "holds"),
+    [(0.80, True), (0.73, False)],  # the train rows' interval reaches 0.73 + t * s / sqrt(3) = 0.7797
+)
+def test_leak_gate_takes_the_far_end_on_the_worse_rows(limit, holds):
+    (gate,) = summary_of(max_leak={"mc": limit}).gates
+    assert gate.holds is holds
+    assert gate.worst == pytest.approx(over_seeds([0.71, 0.73, 0.75]).high)
+    assert gate.at == "fedsplitnn iso:1", "the undefended row is not what the gate is about"
+
+
+def test_a_gate_on_worst_is_one_on_the_headline():
+    """Folds favour not joining; a limit must not hold for that."""
+    records = make_records(logistic_fold=0.9)
+    assert {p.choice for p in summary_of(records).picked} == {"alone"}
+    (gate,) = summary_of(records, max_leak={"worst": 0.7}).gates
+    assert gate.holds is False
+    assert gate.worst == pytest.approx(over_seeds([0.71, 0.73, 0.75]).high)
+
+
+def test_a_gate_on_worst_fails_where_one_on_an_attack_fails():
+    """The headline is scored on halves of the rows, so that an attack may look stronger on all of them."""
+    report = summary_of()
+    far = max(p.leak.ci95[1] for p in report.points if p.strength > 0)
+    for limit in (far - 0.001, far + 0.001):
+        named, worst = summary_of(max_leak={"mc": limit, "worst": limit}).gates
+        assert not (worst.holds and named.holds is False)
+
+
+def test_utility_gate_takes_the_near_end():
+    low = over_seeds([0.77, 0.75, 0.73]).low
+    assert [summary_of(min_utility=limit).gates[0].holds for limit in (low - 0.01, low + 0.01)] == [True, False]
+
+
+def test_a_gate_on_what_gave_no_number_is_undecided():
+    records = make_records()
+    key = keys_of(5.0, 0)[0]
+    records[key] = replace(records[key], status="diverged", utility=None, leak={})
+    assert summary_of(records, max_leak={"mc": 0.99}).gates[0].holds is None
+    assert summary_of(records, max_leak={"mc": 0.1}).gates[0].holds is False
+    assert summary_of({}, max_leak={"mc": 0.99}).gates[0].holds is None
+
+
+def test_records_are_not_changed():
+    records = make_records()
+    before = copy.deepcopy(records)
+    summary_of(records)
+    assert records == before
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({"alone": 0.6}, "alone is"),
+        ({"mean": 0.5}, "below the interval of mc on test rows"),
+        ({"mean": None}, "the headline has no number"),
+    ],
+)
+def test_a_report_that_breaks_a_rule_is_caught(broken, said):
+    found = summary_of()
+    worst = [msgspec.structs.replace(p, leak=msgspec.structs.replace(p.leak, **broken)) for p in found.worst]
+    with pytest.raises(AssertionError, match=said):
+        check_report(msgspec.structs.replace(found, worst=worst))
+
+
+def test_a_report_in_which_not_joining_pays_is_caught():
+    found = summary_of()
+    worst = [msgspec.structs.replace(p, choice="alone") for p in found.worst]
+    with pytest.raises(AssertionError, match="not joining has advantage"):
+        check_report(msgspec.structs.replace(found, worst=worst))

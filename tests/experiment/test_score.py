@@ -1,0 +1,105 @@
+"""The scorer: exclusion of what the adversary knew, and the null of a shuffled truth."""
+
+import pytest
+import torch
+
+from vflsec.core.seeds import derive
+from vflsec.core.view import Guess, Secret
+from vflsec.experiment.score import in_first_half, measure, score
+
+LABELS = torch.arange(200) % 4
+
+
+def perfect(labels):
+    return torch.eye(4)[labels]
+
+
+def test_perfect_guess_scores_one_everywhere():
+    block = measure(perfect(LABELS), LABELS, "accuracy", seed=0)
+    assert block.metrics == {"accuracy": 1.0, "auc": 1.0, "f1": 1.0}
+    assert block.ci95_rows == (1.0, 1.0)
+    assert block.chance == 0.25
+    assert next(iter(block.metrics)) == "accuracy"
+
+
+def test_a_guess_of_one_class_is_flagged():
+    """Scores may order the rows perfectly; values have no class."""
+    y = LABELS % 2
+    scores = torch.stack([torch.zeros(200), 1.0 + y], dim=1)
+    block = measure(scores, y, "auc", seed=0)
+    assert block.one_class is True
+    assert block.metrics["auc"] == 1.0
+    assert not measure(scores - torch.tensor([0.0, 1.5]), y, "auc", seed=0).one_class
+    assert not measure(scores, scores, "r2", seed=0, names=["r2"]).one_class
+
+
+def test_auxiliary_rows_are_left_out_of_training_rows_only():
+    scores = perfect(LABELS)
+    scores[:50] = scores[:50].roll(1, dims=1)  # wrong on the first fifty
+    guess = Guess({"train": scores, "test": scores})
+    found = score(
+        guess, Secret({"train": LABELS, "test": LABELS}), headline="accuracy", exclude=torch.arange(50), seed=0
+    )
+    assert (found["train"].metrics["accuracy"], found["train"].n) == (1.0, 150)
+    assert (found["test"].metrics["accuracy"], found["test"].n) == (0.75, 200)
+
+
+def test_against_a_shuffled_secret_a_perfect_guess_is_at_chance():
+    secret = Secret({"test": LABELS})
+    hits = [
+        score(
+            Guess({"test": perfect(LABELS)}),
+            secret.shuffled(torch.Generator().manual_seed(seed)),
+            headline="accuracy",
+            exclude=torch.tensor([]),
+            seed=0,
+        )["test"].metrics["accuracy"]
+        for seed in range(30)
+    ]
+    assert sum(hits) / 30 == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / 6000) ** 0.5)
+
+
+def scored(scores, labels, seed=0, exclude=(), headline="accuracy"):
+    return score(
+        Guess({"train": scores}),
+        Secret({"train": labels}),
+        headline=headline,
+        exclude=torch.tensor(exclude, dtype=torch.long),
+        seed=seed,
+    )["train"]
+
+
+@pytest.mark.parametrize("labels", [LABELS, LABELS[:187], torch.tensor([0] * 150 + [1] * 50)])
+def test_halves_are_disjoint_and_split_each_class_evenly(labels):
+    first = torch.from_numpy(in_first_half(labels, 3))
+    counts = [torch.bincount(labels[half], minlength=4) for half in (first, ~first)]
+    assert (counts[0] - counts[1]).abs().max() <= 1
+    assert torch.equal(counts[0] + counts[1], torch.bincount(labels, minlength=4))
+    assert not torch.equal(first, torch.from_numpy(in_first_half(labels, 4)))
+
+
+def test_each_half_is_scored_by_itself():
+    """Wrong on the rows of the first half alone: which these are is the same for every guess."""
+    first = torch.from_numpy(in_first_half(LABELS[50:], derive(0, "halves", "train")))
+    scores = perfect(LABELS)
+    scores[50:][first] = scores[50:][first].roll(1, dims=1)
+    found = scored(scores, LABELS, exclude=list(range(50)))
+    assert found.halves == (0.0, 1.0)
+    assert found.metrics["accuracy"] == 0.5
+    assert scored(perfect(LABELS), LABELS, exclude=list(range(50))).halves == (1.0, 1.0)
+
+
+def test_values_are_split_as_well():
+    truth = torch.randn(101, 3, generator=torch.Generator().manual_seed(0))
+    assert sum(in_first_half(truth, 0)) == 51
+    found = score(
+        Guess({"train": truth}), Secret({"train": truth}), headline="r2", exclude=torch.tensor([], dtype=torch.long),
+        seed=0, names=("r2",),
+    )  # fmt: skip
+    assert found["train"].halves == (1.0, 1.0)
+
+
+def test_halves_of_a_single_class_are_none():
+    labels = torch.tensor([0] * 20 + [1])
+    scores = torch.stack([-labels, labels], dim=1).float()
+    assert scored(scores, labels, headline="auc").halves is None

@@ -1,0 +1,1 @@
+"""From records to conclusions: groups, CAP, ranking, gates, summary."""

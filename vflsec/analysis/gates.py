@@ -1,0 +1,88 @@
+"""Limits that turn a result into an exit code: the far end of the interval is what cannot be ruled out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from vflsec.analysis.groups import USABLE
+from vflsec.analysis.results import Damage, Gate, Leak, Measure, Point
+from vflsec.core import registry
+from vflsec.core.checks import one_of
+from vflsec.core.errors import UsageError
+from vflsec.records.manifest import INTEGRITY, Manifest
+
+Limits = Mapping[str, float]
+Shown = TypeVar("Shown", Point, Damage)
+
+
+def check_limits(manifest: Manifest, max_leak: Limits) -> None:
+    """Raise UsageError if a limit is on an attack that was not run, or that has no leak."""
+    targets = {attack.label: attack.target for attack in manifest.attacks}
+    leaking = [label for label, target in targets.items() if target != INTEGRITY]
+    for name in max_leak:
+        if name not in leaking and (name in targets or not leaking):
+            raise UsageError(
+                f"expected an attack that recovers something with --max-leak, got {name}: "
+                f"attacks on integrity leak nothing; bound the utility that they leave with --min-utility"
+            )
+        short = re.split("[:@]", name)[0]
+        if short in registry.entries("attacks") and short not in {attack.name for attack in manifest.attacks}:
+            raise UsageError(f"{name} was not run: add it to --attack")
+        one_of([*leaking, "worst"], attack=name)
+
+
+def gates(
+    points: Sequence[Point], max_leak: Limits, min_utility: float | None, damages: Sequence[Damage] = ()
+) -> list[Gate]:
+    """Compare limits with the far end of the interval: "cannot rule out more than", on test and on training rows.
+
+    A limit on ``worst`` is one on the headline, whose interval covers the choice of the strongest attack, and on every
+    attack that it covers: it never holds where a limit on one of these fails.
+    The limit on utility is also one on what is left of it under attacks on integrity.
+    """
+    defended = _defended(points)
+    checked = []
+    for attack, limit in max_leak.items():
+        found = [p for p in defended if p.attack == attack]
+        covered = defended if attack == "worst" else found
+        ends = [(_upper(leak), p) for p in covered for leak in (p.leak, p.leak_train) if leak.mean is not None]
+        worst = max(ends, key=lambda end: end[0], default=None)
+        checked.append(_gate(f"max-leak {attack}", limit, worst, found, worst is not None and worst[0] <= limit))
+    if min_utility is not None:
+        honest = [p for p in defended if p.attack != "worst"]
+        broken = _defended(damages)
+        left: list[tuple[Measure, Point | Damage]] = [(p.utility, p) for p in honest]
+        left += [(d.under_attack, d) for d in broken]
+        lows = [(_lower(utility), where) for utility, where in left if utility.mean is not None]
+        lowest = min(lows, key=lambda low: low[0], default=None)
+        kept = lowest is not None and lowest[0] >= min_utility
+        checked.append(_gate("min-utility", min_utility, lowest, [*honest, *broken], kept))
+    return checked
+
+
+def _defended(found: Sequence[Shown]) -> list[Shown]:
+    """Those with a defence, or all where there is none."""
+    return [p for p in found if p.strength > 0] or list(found)
+
+
+def _gate(
+    name: str, limit: float, worst: tuple[float, Point | Damage] | None, found: Sequence[Point | Damage], kept: bool
+) -> Gate:
+    """Return the gate; where some cell gave no number it cannot be said to hold."""
+    if worst is None:
+        return Gate(gate=name, limit=limit, worst=None, at="", holds=None)
+    value, point = worst
+    lost = any(set(p.statuses) - set(USABLE) for p in found)
+    at = f"{point.method} {point.defense}:{point.strength:g}"
+    at += f" under {point.attack}" if isinstance(point, Damage) else ""
+    return Gate(gate=name, limit=limit, worst=value, at=at, holds=None if kept and lost else kept)
+
+
+def _upper(leak: Leak) -> float:
+    return leak.ci95[1] if leak.ci95[1] is not None else (leak.mean or 0.0)
+
+
+def _lower(utility: Measure) -> float:
+    return utility.ci95[0] if utility.ci95[0] is not None else (utility.mean or 0.0)

@@ -1,0 +1,177 @@
+"""Which defence is best: on the front of utility and leak, and in the order of each score, which may disagree.
+
+Orders are of means. Two defences are told apart by a score where the 95 % t interval of its difference, paired by seed,
+does not hold 0; each pair is tested by itself, so of twenty that are told apart one may be noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, pairwise, product
+
+import msgspec
+
+from vflsec.analysis.results import Cap, Place, Point, Rank
+from vflsec.core.statistics import over_seeds
+
+SCORES = ("CAP", "calibrated CAP", "strongest leak")
+
+Scored = tuple[float, Mapping[int, float]]
+"""A score in the mean, and by seed."""
+
+
+def exposed(points: Sequence[Point], worst: Sequence[Point]) -> dict[tuple[str, str, str, float], Place]:
+    """Return what each target, method, defence and strength leaves to the strongest adversary, and at what utility.
+
+    The leak is the headline's, in which test rows, training rows and *alone* all compete: a model that learned the
+    labels of training rows by heart must not rank as a private one. The utility is the least: an attack that acts in
+    training has one of its own. A strength at which some attack gave no number is left out.
+
+    Args:
+        points: of every attack.
+        worst: the headlines.
+    """
+    groups: dict[tuple[str, str, str, float], list[Point]] = {}
+    for p in points:
+        groups.setdefault((p.target, p.method, p.defense, p.strength), []).append(p)
+    found = {}
+    for p in worst:
+        key = (p.target, p.method, p.defense, p.strength)
+        utilities = [one.utility.mean for one in groups[key] if one.utility.mean is not None]
+        leaks = [one.leak.mean for one in groups[key] if one.leak.mean is not None]
+        if p.leak.mean is not None and len(leaks) == len(groups[key]) == len(utilities):
+            found[key] = Place(
+                target=p.target, method=p.method, defense=p.defense, strength=p.strength,
+                utility=min(utilities), leak=p.leak.mean, by_seed=p.leak.by_seed,
+            )  # fmt: skip
+    return found
+
+
+def front(places: Sequence[Place]) -> list[Place]:
+    """Return the places of each target that no other is better than: Pareto's front of utility and leak."""
+
+    def beaten(place: Place) -> bool:
+        return any(
+            other.target == place.target
+            and other.utility >= place.utility
+            and other.leak <= place.leak
+            and (other.utility, other.leak) != (place.utility, place.leak)
+            for other in places
+        )
+
+    return [place for place in places if not beaten(place)]
+
+
+def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Place]) -> list[Rank]:
+    """Return one line for each target, method and defence, with its place in the order of each score; 1 is the best.
+
+    A defence is as good as it is against the strongest attack at each strength: CAP and calibrated CAP are those of
+    the headline, and the leak is its mean over the strengths. Without a score it has no place by it.
+    """
+    found = []
+    for cap in caps:
+        if cap.attack != "worst":
+            continue
+        key = (cap.target, cap.method, cap.defense)
+        strengths = [p for name, p in places.items() if name[:3] == key and p.strength > 0]
+        scored = {
+            "CAP": _known(cap.value, cap.by_seed),
+            "calibrated CAP": _known(cap.calibrated, cap.calibrated_by_seed),
+            "strongest leak": _mean([(place.leak, place.by_seed) for place in strengths]),
+        }
+        found.append(
+            Rank(
+                target=cap.target,
+                method=cap.method,
+                defense=cap.defense,
+                values={score: one[0] if one else None for score, one in scored.items()},
+                ranks={},
+                by_seed={score: dict(one[1]) for score, one in scored.items() if one},
+            )
+        )
+    ranked = [_ranked(one, [other for other in found if other.target == one.target]) for one in found]
+    close = [(a, b, score) for a, b, score in _neighbours(ranked) if not told_apart(a, b, score)]
+    return [
+        msgspec.structs.replace(one, close=[s for s in SCORES if any(one in pair and s == by for *pair, by in close)])
+        for one in ranked
+    ]
+
+
+def orders(ranked: Sequence[Rank]) -> list[str]:
+    """Return a line for each target and score: its order, and which neighbours are not told apart."""
+    found = []
+    several_methods = len({rank.method for rank in ranked}) > 1
+    targets = list(dict.fromkeys(rank.target for rank in ranked))
+    for target, score in product(targets, SCORES):
+        order = _order([rank for rank in ranked if rank.target == target], score)
+        if len(order) < 2:
+            continue
+        names = [rank.label if several_methods else rank.defense for rank in order]
+        signs = ["", *(" > " if told_apart(a, b, score) else " ≈ " for a, b in pairwise(order))]
+        line = "".join(sign + name for sign, name in zip(signs, names, strict=True))
+        seeds = min(len(rank.by_seed.get(score, ())) for rank in order)
+        note = f" (≈: not told apart, paired over {seeds} seed{'s'[: seeds != 1]})" if " ≈ " in signs else ""
+        found.append(f"by {score}{f' of {target}' if len(targets) > 1 else ''}: {line}{note}")
+    return found
+
+
+def disagreements(ranked: Sequence[Rank]) -> list[str]:
+    """Return a sentence for each pair of scores that put two defences in opposite orders, and tell them apart."""
+    found = []
+    for one, other in combinations(SCORES, 2):
+        pairs = [
+            f"{a.label} and {b.label}"
+            for a, b in combinations(ranked, 2)
+            if a.target == b.target
+            and {one, other} <= a.ranks.keys() & b.ranks.keys()
+            and (a.ranks[one] - b.ranks[one]) * (a.ranks[other] - b.ranks[other]) < 0
+            and told_apart(a, b, one)
+            and told_apart(a, b, other)
+        ]
+        if pairs:
+            found.append(f"{one} and {other} disagree on {'; '.join(pairs)}")
+    return found
+
+
+def told_apart(a: Rank, b: Rank, score: str) -> bool:
+    """Whether the difference of two defences, paired by seed, is more than noise; by fewer than two seeds it is not."""
+    first, second = a.by_seed.get(score, {}), b.by_seed.get(score, {})
+    differences = [first[seed] - second[seed] for seed in first.keys() & second.keys()]
+    if len(differences) < 2:
+        return False
+    _, low, high, _ = over_seeds(differences)
+    return low > 0 or high < 0
+
+
+def _neighbours(ranked: Sequence[Rank]) -> Iterator[tuple[Rank, Rank, str]]:
+    for target, score in product(dict.fromkeys(rank.target for rank in ranked), SCORES):
+        for a, b in pairwise(_order([rank for rank in ranked if rank.target == target], score)):
+            yield a, b, score
+
+
+def _order(ranked: Sequence[Rank], score: str) -> list[Rank]:
+    """The defences that have the score, the best first."""
+    return sorted((rank for rank in ranked if score in rank.ranks), key=lambda rank: rank.ranks[score])
+
+
+def _ranked(one: Rank, among: Sequence[Rank]) -> Rank:
+    found = {}
+    for score in SCORES:
+        own, sign = one.values[score], -1 if score == "strongest leak" else 1
+        if own is not None:
+            others = [other.values[score] for other in among]
+            found[score] = 1 + sum(sign * value > sign * own for value in others if value is not None)
+    return msgspec.structs.replace(one, ranks=found)
+
+
+def _known(value: float | None, by_seed: Mapping[int, float]) -> Scored | None:
+    return None if value is None else (value, by_seed)
+
+
+def _mean(scored: Sequence[Scored]) -> Scored | None:
+    """The mean of several scores, and of each seed that all of them have."""
+    if not scored:
+        return None
+    seeds = set.intersection(*(set(by_seed) for _, by_seed in scored))
+    by_seed = {seed: sum(one[seed] for _, one in scored) / len(scored) for seed in sorted(seeds)}
+    return sum(value for value, _ in scored) / len(scored), by_seed

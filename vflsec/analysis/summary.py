@@ -1,0 +1,84 @@
+"""From settings and records to the Summary that is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vflsec.analysis.folding import by_defense, c_dcs, caps
+from vflsec.analysis.gates import Limits, check_limits, gates
+from vflsec.analysis.groups import Curve, alone_by_target
+from vflsec.analysis.integrity import damages, on_integrity
+from vflsec.analysis.ranking import disagreements, exposed, front, orders, ranks
+from vflsec.analysis.results import Summary
+from vflsec.records.manifest import Manifest, Row
+from vflsec.records.schema import Record, Result
+
+
+def summarize(
+    manifest: Manifest, records: Mapping[str, Record], *, out: str, max_leak: Limits, min_utility: float | None
+) -> Summary:
+    """Fold ``records`` into the points, scores and gates of an evaluation.
+
+    Raises:
+        UsageError: a limit on an attack that was not run.
+    """
+    check_limits(manifest, max_leak)
+    alone = alone_by_target(manifest, records)
+    groups: dict[tuple[str, str, float], list[Row]] = {}
+    apart = on_integrity(manifest)
+    for row in manifest.rows:
+        if row.attack not in apart:
+            groups.setdefault((row.method, row.defense, row.strength), []).append(row)
+    curves = [Curve(manifest, group, records, alone) for group in groups.values()]
+    points = [point for curve in curves for point in curve.points()]
+    worst = [point for curve in curves if curve.attacked for point in curve.worst()]
+    picked = [point for curve in curves if curve.attacked for point in curve.picked()]
+    broken = damages(manifest, records)
+    utilities = [*(point.utility for point in points), *(found.utility for found in broken)]
+    metrics = [utility.metric for utility in utilities if utility.mean is not None]
+    folded = [cap for curve in by_defense(curves) for cap in caps(curve)]
+    places = exposed(points, worst)
+    ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
+    return Summary(
+        dataset=manifest.dataset,
+        adversary=manifest.adversary,
+        metric=metrics[0] if metrics else "",
+        seeds=manifest.seeds,
+        target=manifest.target,
+        points=points,
+        worst=worst,
+        picked=picked,
+        cap=folded,
+        c_dcs=c_dcs(folded),
+        front=front(list(places.values())),
+        ranks=ranked,
+        orders=orders(ranked),
+        disagreements=disagreements(ranked),
+        gates=gates(points + worst, max_leak, min_utility, broken),
+        notes=_notes(manifest, records),
+        out=out,
+        integrity=broken,
+        not_run=_not_run(manifest, records),
+    )
+
+
+def _not_run(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
+    """Return the attacks that this adversary could mount on some method and that were not run."""
+    own = (records[row.key] for row in manifest.rows if row.key in records)
+    known = {name for record in own if isinstance(record, Result) for name in record.mountable}
+    return sorted(known - {attack.name for attack in manifest.attacks})
+
+
+def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
+    """What a reader must know before believing a number."""
+    notes = []
+    if manifest.selected_on_test:
+        notes.append("epochs were chosen on TEST rows (train.select=paper_best_on_test): utility is flattered")
+    keys = {row.key for row in manifest.rows} | {prior.key for prior in manifest.priors}
+    own = [record for key, record in records.items() if key in keys]
+    if any(block.halves is None for record in own for block in record.leak.values()):
+        notes.append(
+            "too few rows to be split: the strongest attack was chosen on rows that score it, which flatters it"
+        )
+    notes += [f"{one.method}: {note}" for one in own if isinstance(one, Result) for note in one.notes]
+    return list(dict.fromkeys(notes))

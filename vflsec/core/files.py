@@ -1,0 +1,103 @@
+"""Writes files that a kill cannot tear, that a damaged disk cannot change unnoticed, and that follow no link."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+SEAL = b"vflsec sealed 1\n"
+UNFINISHED = ".writing-"
+"""How the name of a file starts while it is being written."""
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # which Windows does not have
+
+
+def create(path: Path, content: bytes) -> None:
+    """Write a new file for its owner alone (0600).
+
+    Raises:
+        FileExistsError: there is one; it stays as it is.
+    """
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+def replace(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Put a new file in the place of ``path``; a kill or a power cut leaves the old or the new one.
+
+    A link in its place is replaced and not followed. A kill can also leave an unfinished file beside it, which
+    ``sweep`` removes. One process at a time may write to a folder.
+
+    Args:
+        path: of the file.
+        content: all of it.
+        mode: who may read it; unless given, its owner alone.
+    """
+    unfinished = path.with_name(f"{UNFINISHED}{path.name}")
+    unfinished.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError:  # a full disk, say
+        unfinished.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what ``replace`` left unfinished in ``folder`` when it was killed."""
+    for unfinished in folder.glob(f"{UNFINISHED}*"):
+        unfinished.unlink()
+
+
+def sync(folder: Path) -> None:
+    """Bring the names in ``folder`` to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def append(path: Path, line: bytes) -> None:
+    """Write ``line`` at the end of a file, on the disk before this returns.
+
+    Raises:
+        OSError: the file is a link, or cannot be written.
+    """
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o666), "ab") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def truncate(path: Path, size: int) -> None:
+    """Cut a file off after ``size`` bytes.
+
+    Raises:
+        OSError: the file is a link, or cannot be written.
+    """
+    with os.fdopen(os.open(path, os.O_WRONLY | _NO_LINK), "r+b") as file:
+        file.truncate(size)
+
+
+def seal(content: bytes) -> bytes:
+    """Return ``content`` behind its SHA-256, so that ``unseal`` notices any damage."""
+    return SEAL + hashlib.sha256(content).digest() + content
+
+
+def unseal(data: bytes) -> bytes:
+    """Return what was sealed.
+
+    Raises:
+        ValueError: the data is damaged, or was never sealed.
+    """
+    start = len(SEAL) + hashlib.sha256().digest_size
+    content = data[start:]
+    if data[:start] != SEAL + hashlib.sha256(content).digest():
+        raise ValueError("a file whose checksum does not match")
+    return content

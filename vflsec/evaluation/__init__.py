@@ -1,1 +1,0 @@
-"""Experiments: settings, plan, runner, store, scores and summary."""

@@ -1,0 +1,1 @@
+"""From settings to records: plan, training, attacks, scores."""

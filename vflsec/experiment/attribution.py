@@ -1,0 +1,148 @@
+"""Which input of a linear head made a prediction what it is: exactly, or by asking the model through its protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vflsec.core.checks import positive
+from vflsec.core.errors import UsageError
+from vflsec.core.method import Trained
+from vflsec.core.party import Party
+from vflsec.core.protocol import Step
+from vflsec.core.seeds import generator
+from vflsec.methods.split_method import SplitMethod
+from vflsec.methods.split_training import SplitTraining
+from vflsec.nn.feature_groups import FeatureGroups
+from vflsec.nn.top import Top
+
+
+class Attribution(NamedTuple):
+    """What each input adds to a prediction of class 1, in log odds.
+
+    Attributes:
+        names: of the J inputs, the active party's first.
+        phi: (n, J); the sum over inputs is a row's log odds less those of the background.
+        values: (n, J), the inputs themselves.
+    """
+
+    names: tuple[str, ...]
+    phi: Tensor
+    values: Tensor
+
+
+def exact(trained: Trained, split: str = "test", *, background: str = "train") -> Attribution:
+    """Return phi_j = w_j (x_j - E x_j), the Shapley values of a linear model of independent inputs.
+
+    Source: Lundberg and Lee 2017, "A unified approach to interpreting model predictions", corollary 1.
+
+    Args:
+        trained: by split learning, with a linear head of two classes whose weights the active party holds.
+        split: rows to explain.
+        background: rows over which the expectation is.
+
+    Raises:
+        UsageError: there is no such head.
+    """
+    training = _training(trained)
+    inputs, mean = (torch.cat(list(_inputs(training, rows).values()), dim=1) for rows in (split, background))
+    top = training.top
+    assert isinstance(top, Top)
+    if not isinstance(top.head, nn.Linear) or top.aggregation != "concat" or top.head.in_features != inputs.shape[1]:
+        raise UsageError(
+            "expected a linear head whose weights the active party holds, got another: sample instead, "
+            "by vflsec.experiment.attribution.sampled"
+        )
+    weight = top.head.weight.detach()
+    weight = weight[0] if len(weight) == 1 else weight[1] - weight[0]
+    return Attribution(_names(training), weight * (inputs - mean.mean(dim=0)), inputs)
+
+
+def sampled(
+    trained: Trained, rows: Tensor, split: str = "test", *, background: str = "train", permutations: int = 10
+) -> Attribution:
+    """Return Shapley values by sampling permutations; nothing but predictions is used, so no party shows its weights.
+
+    Of each permutation, every row to explain starts as some row of the background; its inputs are put in one after the
+    other, and what the prediction changes by is that input's. Each change is a prediction on the wire: passive parties
+    send mixed inputs as they send others, and learn which are mixed. Of a linear head the expectation is ``exact``.
+
+    Source: Strumbelj and Kononenko 2014, "Explaining prediction models and individual predictions with feature
+    contributions", algorithm 1; PrADA (Kang et al. 2022), section 8.4, asks its secure model so.
+
+    Args:
+        trained: by split learning, of two classes.
+        rows: (n,) positions in ``split`` of the rows to explain.
+        split: of these rows.
+        background: rows that stand for "not known", drawn with replacement.
+        permutations: how many; each costs J + 1 predictions of n rows.
+    """
+    positive(permutations=permutations)
+    training, world = _training(trained), trained.world
+    inputs = {name: x[rows] for name, x in _inputs(training, split).items()}
+    others = _inputs(training, background)
+    places = [(name, k) for name, x in inputs.items() for k in range(x.shape[1])]
+    rng = generator(world.seed, "attribution")
+    world.begin("predict", "attribution")
+    phi, number = torch.zeros(len(rows), len(places), device=world.device), 0
+    for _ in range(permutations):
+        drawn = torch.randint(world.n_rows(background), (len(rows),), generator=rng).to(world.device)
+        mixed = {name: x[drawn] for name, x in others.items()}
+        before = _log_odds(training, mixed, Step(number, "predict", rows, split=split))
+        for j in torch.randperm(len(places), generator=rng).tolist():
+            name, k = places[j]
+            mixed[name][:, k] = inputs[name][:, k]
+            number += 1
+            after = _log_odds(training, mixed, Step(number, "predict", rows, split=split))
+            phi[:, j] += (after - before) / permutations
+            before = after
+        number += 1
+    return Attribution(_names(training), phi, torch.cat(list(inputs.values()), dim=1))
+
+
+def _training(trained: Trained) -> SplitTraining:
+    method, world = trained.method, trained.world
+    if not isinstance(method, SplitMethod) or world.n_classes != 2:
+        got = f"{method.name} and {world.n_classes} classes"
+        raise UsageError(f"expected a method of split learning and two classes to attribute predictions, got {got}")
+    training = method.split(world)
+    for module in (*training.bottoms.values(), training.top):
+        module.eval()
+    return training
+
+
+@torch.no_grad()
+def _inputs(training: SplitTraining, split: str) -> dict[str, Tensor]:
+    """Return what each party has of the rows of ``split`` before anything leaves it, the active party first."""
+    parties = training.world.parties.items()
+    return {name: training.bottoms[name](party.features[split]) for name, party in parties}
+
+
+@torch.no_grad()
+def _log_odds(training: SplitTraining, inputs: Mapping[str, Tensor], step: Step) -> Tensor:
+    """Ask the model (n,)."""
+    arrived = [boundary.up(inputs[name], step) for name, boundary in training.boundaries.items()]
+    logits: Tensor = training.top([inputs[training.world.active.name], *arrived])
+    return logits[:, 1] - logits[:, 0]
+
+
+def _names(training: SplitTraining) -> tuple[str, ...]:
+    several = len(training.world.passive) > 1
+    return tuple(name for party in training.world.parties.values() for name in _own_names(training, party, several))
+
+
+def _own_names(training: SplitTraining, party: Party, several: bool) -> Iterator[str]:
+    bottom = training.bottoms[party.name]
+    width = bottom.width
+    assert isinstance(width, int)
+    prefix = f"{party.name} " if several and not party.active else ""
+    columns = [column.name for column in party.layout.columns]
+    if isinstance(bottom, FeatureGroups) and width == len(bottom.names):
+        yield from (prefix + name for name in bottom.names)
+    elif party.active and width == len(columns):
+        yield from columns
+    else:
+        yield from (f"{party.name} {k + 1}" for k in range(width))

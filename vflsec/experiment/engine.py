@@ -1,0 +1,371 @@
+"""Runs what is missing, in this process or in several, and writes each result before it is shown."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain, product
+from pathlib import Path
+from threading import Thread
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import torch
+from joblib import Parallel, delayed
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from vflsec.core import registry
+from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.core.message import SERVER, SOURCE, Kind
+from vflsec.core.method import Method, Trained, World
+from vflsec.core.sabotage import Sabotage
+from vflsec.experiment import runner
+from vflsec.experiment.adversary import side_of
+from vflsec.experiment.facts import StageDone
+from vflsec.experiment.mounting import expect_phase, mount
+from vflsec.experiment.plan import (
+    Prior,
+    Row,
+    acts_in,
+    build_attack,
+    priors,
+    rows,
+    target_of,
+    training_cell,
+    without_federation,
+)
+from vflsec.experiment.questions import about_source, ask
+from vflsec.experiment.runner import Task
+from vflsec.experiment.spec import AttackSpec, DefenseSpec, EvalSpec
+from vflsec.experiment.store import Store
+from vflsec.experiment.world import build_defense, build_method, build_world, recruit
+from vflsec.records.schema import Record
+
+Item = TypeVar("Item", Row, Prior)
+
+ALL = "all"
+"""In the place of an attack: every one that can be mounted."""
+
+
+class Plan(NamedTuple):
+    """What an evaluation consists of, and what of it is still to be computed.
+
+    Attributes:
+        rows: all results wanted.
+        priors: all priors wanted.
+        stages: what several of the missing ones start from and is not there, as work for processes; it comes first.
+        tasks: the missing ones, likewise.
+        cached: how many results are already there.
+        missing: how many are not, stages included.
+    """
+
+    rows: list[Row]
+    priors: list[Prior]
+    stages: list[Task]
+    tasks: list[Task]
+    cached: int
+    missing: int
+
+
+def plan(spec: EvalSpec, store: Store | None) -> Plan:
+    """Return the plan of ``spec``, which has passed ``check``, less what ``store`` holds."""
+    done = store.records() if store else {}
+    wanted_rows, wanted_priors = _unique(rows(spec)), _unique(priors(spec))
+    open_rows = [row for row in wanted_rows if row.key not in done]
+    open_priors = [prior for prior in wanted_priors if prior.key not in done]
+    tasks = [
+        Task(cell=group[0].cell, rows=(), priors=group, adversary=spec.adversary, aux=spec.aux)
+        for group in _groups(open_priors)
+    ]
+    tasks += [
+        Task(cell=group[0].cell, rows=group, priors=(), adversary=spec.adversary, aux=spec.aux)
+        for group in _groups(open_rows)
+    ]
+    tasks.sort(key=lambda task: task.cell.seed)  # stable: the cells of one seed share their split
+    stages = _open_stages(tasks, store)
+    total, missing = len(wanted_rows) + len(wanted_priors), len(open_rows) + len(open_priors)
+    return Plan(wanted_rows, wanted_priors, stages, tasks, total - missing, missing + len(stages))
+
+
+def _open_stages(tasks: list[Task], store: Store | None) -> list[Task]:
+    """Return one task for the last stage of each missing cell, and of each pre-training of an adversary alone."""
+    found = {}
+    for task in tasks:
+        if task.cell.stages and (task.rows or task.priors[0].pretrained):
+            stage = task.cell.stages[-1]
+            key = task.cell.stage_key(stage)
+            if key not in found and not (store and store.cell(key).read()):
+                found[key] = task._replace(rows=(), priors=(), stage=stage)
+    return list(found.values())
+
+
+def check(spec: EvalSpec) -> None:
+    """Raise unless every name, option and need of ``spec`` can be met; trains nothing and writes nothing.
+
+    The data are split, and the models built, as for seed 0; so what too few rows make impossible is found here.
+
+    Raises:
+        UsageError: an unknown name or option, or more asked of the data than there is.
+        DataError: the dataset cannot be read.
+        InsufficientView: an attack that its adversary cannot mount.
+    """
+    attacks = [(build_attack(attack), attack.after) for attack in spec.attacks]
+    for attack, _ in attacks:
+        without_federation(attack)
+    for method, world in _built(spec):
+        if method.shows or spec.adversary not in (SERVER, SOURCE):
+            side_of(method, world, spec.adversary)
+        if not method.shows:
+            continue
+        asked = {about_source(a, after, method, spec.adversary) for a, after in attacks if a.target == "labels"}
+        if len(asked) > 1:
+            raise UsageError(
+                f"expected attacks on one party's labels, got some on the source's and some on the active party's: "
+                f"evaluate those on gradients after a phase of {method.name} apart"
+            )
+        for attack, after in attacks:
+            mount(attack, after, spec.adversary, spec.aux, method, world, spec.method.get(method.name, {}))
+            if not isinstance(attack, Sabotage):
+                ask(attack, Trained(method, world, {}), spec.adversary, spec.aux, after=after)
+        for wanted in (attack for attack in spec.attacks if target_of(attack) == "integrity"):
+            recruit(world, spec.adversary, wanted, spec.aux)
+
+
+def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
+    """Return ``spec`` with ``all`` replaced by every attack that can be mounted, and why each other one cannot.
+
+    Raises:
+        UsageError: something else is wrong with ``spec``, or no attack can be mounted.
+    """
+    if ALL not in {attack.name for attack in spec.attacks}:
+        return spec, {}
+    built = [pair for pair in _built(spec) if pair[0].shows]
+    named = [attack for attack in spec.attacks if attack.name != ALL]
+    baselines = [name for name in registry.entries("attacks") if registry.load("attacks", name).baseline]
+    chosen, left_out = list(named), dict.fromkeys(baselines, "is always run, as part of *alone*")
+    phases = [attack.after for attack in spec.attacks if attack.name == ALL]
+    for (method, _), after in product(built, phases):
+        if after is not None:
+            expect_phase(ALL, after, method)
+    for name, after in product(sorted(registry.entries("attacks")), phases):
+        wanted = AttackSpec(name=name, after=after)
+        if name in baselines or (name, after) in {(attack.name, attack.after) for attack in named}:
+            continue
+        if target_of(wanted) == "integrity":
+            left_out[name] = f"changes the training: run it by name, --attack {name}"
+            continue
+        attack = build_attack(wanted)
+        try:
+            for method, world in built:
+                options = spec.method.get(method.name, {})
+                mount(attack, after, spec.adversary, spec.aux, method, world, options)
+        except InsufficientView as error:
+            left_out[name] = str(error)
+            continue
+        elsewhere = [method for method, _ in built if after in method.elsewhere]
+        if attack.target == "labels" and not all(about_source(attack, after, m, spec.adversary) for m in elsewhere):
+            left_out[name] = "is on the labels of the active party, where others are on those of the source: name it"
+            continue
+        chosen.append(wanted)
+    if not chosen:
+        raise UsageError(
+            f"expected an attack that {spec.adversary} can mount, got none: {'; '.join(reasons(left_out))}"
+        )
+    return msgspec.structs.replace(spec, attacks=tuple(chosen)), left_out
+
+
+def reasons(left_out: Mapping[str, str]) -> list[str]:
+    """Return a line for each reason in what ``every_attack`` left out, after the attacks that it concerns."""
+    found: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        found.setdefault(reason.removeprefix(f"attack {name!r} "), []).append(name)
+    return [f"{', '.join(names)}: {reason}" for reason, names in found.items()]
+
+
+def check_training(spec: EvalSpec) -> None:
+    """Check as ``check`` does, without what concerns attacks.
+
+    Raises:
+        UsageError: an unknown name or option, more asked of the data than there is, or a defence that never acts.
+        DataError: the dataset cannot be read.
+    """
+    for _ in _built(spec):
+        pass
+
+
+def cryptography(spec: EvalSpec) -> dict[str, float]:
+    """Return by method about how many CPU seconds of one training are cryptography's on this machine, measured now."""
+    return {method.name: seconds for method, world in _built(spec) if (seconds := method.cryptography(world))}
+
+
+def exposures(spec: EvalSpec) -> list[tuple[str, float]]:
+    """Return a line on each passive party's features behind an encrypted layer, and how much its scores will tell."""
+    if not any(build_defense(defense).protocol() for defense in (*spec.defenses, *spec.fixed)):
+        return []
+    return list(dict.fromkeys(found for method, world in _built(spec) for found in method.exposures(world)))
+
+
+def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
+    """Yield each checked method with its world for seed 0, built and not trained; one for each swept defence."""
+    for defense in spec.defenses:
+        for strength in (0.0, *spec.strengths_of(defense)):
+            build_defense(msgspec.structs.replace(defense, strength=strength))
+    classes = [registry.load("methods", name) for name in spec.methods]
+    _check_heard(spec, [method for method in classes if method.shows])
+    for name in spec.methods:
+        cell = training_cell(spec, name, seed=0)
+        for swept in spec.defenses or [None]:
+            strengths = [s for s in spec.strengths_of(swept) if s] if swept else []
+            at = [msgspec.structs.replace(swept, strength=s) for s in strengths] if swept else []
+            strongest = at[-1:]  # what cannot be had at all is refused there
+            method = build_method(cell)
+            world = build_world(msgspec.structs.replace(cell, defenses=(*cell.defenses, *strongest)), "cpu")
+            for carried in world.active.defenses:
+                carried.suit(world.n_classes)
+            method.build(world)
+            method.check(world)
+            for defense in (*at, *spec.fixed) if method.shows else ():  # others are trained without defences
+                _check_serves(defense, method, world)
+            if swept and method.shows and not acts_in(swept, type(method), cell.method_options, method.phases):
+                raise UsageError(
+                    f"defense {swept.label} changes nothing that {method.name} says or learns, and its curve would be "
+                    f"flat: choose another --at or by=, or fix the defense with --with"
+                )
+            yield method, world
+
+
+def _check_serves(spec: DefenseSpec, method: Method, world: World) -> None:
+    """Raise UsageError if a defence cannot serve ``method``, or its epsilon is out of reach."""
+    defense = build_defense(spec)
+    defense.expect(method.releases(defense, world))
+    for party in world.parties.values():
+        if spec.carried_by(party.name):
+            with defense.watching(party.modules, party.penalties):
+                pass
+
+
+def _check_heard(spec: EvalSpec, methods: Sequence[type[Method]]) -> None:
+    """Raise UsageError if a defence is to act where it would change nothing.
+
+    Each of its points must be met by one of the methods that are compared.
+    """
+    names = ", ".join(m.name for m in methods) or "no method"
+
+    def said(method: type[Method], phase: str) -> frozenset[Kind]:
+        return method.says(phase, spec.method.get(method.name, {}))
+
+    for defense in (*spec.defenses, *spec.fixed):
+        made = build_defense(msgspec.structs.replace(defense, strength=defense.strength or 1.0))
+        for kind in made.at:
+            met = [m for m in methods for p in (*m.phases, "predict") if made.acts(kind, p) and kind in said(m, p)]
+            if not met:
+                known = sorted({f"{p}.{k}" for m in methods for p in m.phases for k in said(m, p)})
+                raise UsageError(
+                    f"defense {defense.label} acts at {kind}, where {names} says nothing: "
+                    f"choose another --at among {', '.join(known)}"
+                )
+
+
+def evaluate(
+    todo: Plan, store: Store, *, jobs: int = 1, device: str = "cpu", engine: str = "local"
+) -> Iterator[Record | StageDone]:
+    """Compute the missing results, yielding each after it is on the disk, always in the order of the plan.
+
+    The order, and every number but the timings, is the same for any ``jobs`` and ``engine``, and after an interruption.
+
+    Args:
+        todo: the plan.
+        store: where results go.
+        jobs: processes of the local engine.
+        device: ``cpu`` or ``cuda``.
+        engine: ``local``, or ``dask:ADDRESS`` of a running scheduler whose workers have vflsec and the same data.
+
+    Raises:
+        UsageError: no scheduler at that address, or dask is not installed.
+    """
+    for tasks in filter(None, (todo.stages, todo.tasks)):
+        if engine == "local":
+            results = _locally(tasks, store.folder, jobs, device)
+        else:
+            results = _on_dask(tasks, store.folder, engine.removeprefix("dask:"), device)
+        for record in chain.from_iterable(results):
+            if not isinstance(record, StageDone):
+                store.append(record)
+            yield record
+
+
+def check_engine(engine: str) -> None:
+    """Raise UsageError unless ``engine`` is ``local`` or ``dask:ADDRESS``."""
+    if engine != "local" and not (engine.startswith("dask:") and engine != "dask:"):
+        raise UsageError(f"expected --engine local or dask:ADDRESS, got {engine!r}")
+
+
+def check_device(device: str, *, here: bool = True) -> None:
+    """Raise UsageError unless ``device`` is one to compute on; if ``here``, unless this machine has it."""
+    kind, _, index = device.partition(":")
+    gpus = torch.cuda.device_count()
+    if device == "cpu" or (kind == "cuda" and (index or "0").isdigit() and (not here or int(index or 0) < gpus)):
+        return
+    raise UsageError(f"expected --device cpu, or cuda where torch finds a GPU ({gpus} here), got {device!r}")
+
+
+def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iterator[Sequence[Record | StageDone]]:
+    """Run on a scheduler's workers. Records come back here; trained models stay in the workers' own folder."""
+    try:
+        from distributed import Client
+    except ImportError:
+        raise UsageError("--engine dask:ADDRESS needs distributed: pip install 'vflsec[dask]'") from None
+    try:
+        client = Client(address, timeout=10)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"expected a dask scheduler at {address}, found none: {error}") from None
+    with client:
+        futures = [client.submit(runner.run, task, folder.resolve(), device, pure=False) for task in tasks]
+        for future in futures:
+            yield future.result()
+
+
+def _locally(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterable[Sequence[Record | StageDone]]:
+    if jobs == 1 or len(tasks) == 1:
+        return (runner.run(task, folder, device) for task in tasks)
+    return _in_parallel(tasks, folder, jobs, device)
+
+
+def _in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterator[Sequence[Record | StageDone]]:
+    parallel = Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator", batch_size=1)
+    try:
+        yield from parallel(delayed(_in_worker)(os.getpid(), task, folder, device) for task in tasks)
+    except TerminatedWorkerError:
+        raise UsageError(
+            "a worker process has died: it was killed, ran out of memory, or an attack ended it. What had been "
+            "written is kept; start again, with --jobs 1 to see which cell it is"
+        ) from None
+
+
+def _in_worker(parent: int, task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
+    """Run ``task`` in a process that ends with its parent, so that a killed run does not go on writing."""
+    _watch(parent)
+    return runner.run(task, folder, device)
+
+
+@lru_cache(maxsize=1)
+def _watch(parent: int) -> None:
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
+def _unique(wanted: Iterable[Item]) -> list[Item]:
+    return list({item.key: item for item in wanted}.values())
+
+
+def _groups(items: list[Item]) -> list[list[Item]]:
+    found: dict[str, list[Item]] = {}
+    for item in sorted(items, key=lambda item: item.seed):
+        found.setdefault(item.cell.key, []).append(item)
+    return list(found.values())

@@ -1,0 +1,47 @@
+"""The facts of a trained cell, which are kept beside its models in ``cell.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from vflsec.core.message import ReleaseCount
+from vflsec.records.schema import Block, Maybe, Number, Status
+
+
+class StageDone(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage that several cells share was run; nothing of it is kept as a record."""
+
+    method: str
+    seed: int
+    stage: str
+    status: Status
+
+
+class StageFacts(msgspec.Struct, kw_only=True, tag_field="kind", tag="stage", forbid_unknown_fields=True):
+    """What is kept beside the models of a stage."""
+
+    stage: str
+    status: Status = "ok"
+    error: str | None = None
+    history: Sequence[Maybe] = ()
+    spread: Mapping[str, Maybe] = {}
+    traffic: list[tuple[str, str, str, str, int]] = []
+    releases: list[ReleaseCount] = []
+    seconds: float = 0.0
+
+
+class CellFacts(msgspec.Struct, kw_only=True, tag_field="kind", tag="cell", forbid_unknown_fields=True):
+    """What is kept beside the models of a cell; ``history`` has the loss of each epoch by phase."""
+
+    status: Status = "ok"
+    error: str | None = None
+    utility: Block | None = None
+    history: Mapping[str, Sequence[Maybe]] = {}
+    spread: dict[str, Mapping[str, Maybe]] = {}
+    notes: list[str] = []
+    reached: dict[str, Number] = {}
+    traffic: list[tuple[str, str, str, str, int]] = []
+    releases: list[ReleaseCount] = []
+    seconds: float = 0.0

@@ -1,0 +1,100 @@
+"""Writes down what an evaluation consists of, so that its report needs neither plug-ins nor data."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from vflsec.core import registry
+from vflsec.experiment import plan
+from vflsec.experiment.plan import asked_of, dataset_identity, is_baseline, priors, rows, versioned
+from vflsec.experiment.spec import EvalSpec
+from vflsec.experiment.store import environment
+from vflsec.records.manifest import NO_ADVERSARY, Attack, Manifest, Prior, Provenance, Row
+
+
+def manifest_of(spec: EvalSpec, command: Sequence[str] = ()) -> Manifest:
+    """Return the manifest of ``spec``, which has passed its checks.
+
+    Args:
+        spec: the evaluation.
+        command: the words of the command line.
+    """
+    attacks = [
+        Attack(label=label, name=attack.name, target=asked_of(attack), baseline=is_baseline(attack.name))
+        for attack, label in zip(spec.attacks, spec.labels, strict=True)
+    ]
+    return Manifest(
+        dataset=spec.dataset,
+        adversary=spec.adversary,
+        seeds=spec.seeds,
+        target=spec.train.target,
+        selected_on_test=spec.train.select == "paper_best_on_test",
+        attacks=attacks,
+        rows=[_row(row) for row in rows(spec)],
+        priors=[_prior(prior) for prior in priors(spec)],
+        settings=msgspec.to_builtins(spec),
+        provenance=_provenance(spec, command),
+    )
+
+
+def _row(row: plan.Row) -> Row:
+    attack = row.label if row.attack else NO_ADVERSARY
+    return Row(
+        method=row.method,
+        defense=row.defense,
+        strength=row.strength,
+        seed=row.seed,
+        attack=attack,
+        key=row.key,
+        control=row.control,
+    )
+
+
+def _prior(prior: plan.Prior) -> Prior:
+    target = asked_of(prior.attack)
+    return Prior(method=prior.method, label=prior.label, target=target, seed=prior.seed, key=prior.key)
+
+
+def _provenance(spec: EvalSpec, command: Sequence[str]) -> Provenance:
+    named = {
+        "methods": dict.fromkeys(spec.methods),
+        "defenses": dict.fromkeys(defense.name for defense in (*spec.defenses, *spec.fixed)),
+        "attacks": dict.fromkeys(attack.name for attack in spec.attacks),
+    }
+    sources = {kind: {name: versioned(kind, name) for name in names} for kind, names in named.items()}
+    return Provenance(
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=list(command),
+        versions=environment(),
+        commit=_commit(),
+        sources={"dataset": {spec.dataset: dataset_identity(spec.dataset, spec.data)}, **sources},
+        cards={kind: {name: _sentence(kind, name) for name in names} for kind, names in named.items()},
+    )
+
+
+def _sentence(kind: str, name: str) -> str:
+    return (inspect.getdoc(registry.load(kind, name)) or "").split("\n")[0]
+
+
+def _commit() -> str | None:
+    """Return the commit of the source tree that this package lies in, if it is one of vflsec."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(  # noqa: S603  (nothing of it comes from a file)
+            ["git", "-C", str(root), "rev-parse", "HEAD"],  # noqa: S607  (git is looked up on the path)
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

@@ -1,0 +1,97 @@
+"""Which attacks an adversary can mount, by what its method shows it: known before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vflsec.core import registry
+from vflsec.core.attack import Attack
+from vflsec.core.checks import one_of
+from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.core.message import SOURCE, Kind
+from vflsec.core.method import Method, World
+from vflsec.core.sabotage import Sabotage
+from vflsec.core.view import Need
+from vflsec.experiment.adversary import side_of
+from vflsec.experiment.plan import build_attack, target_of
+from vflsec.experiment.questions import about_source
+from vflsec.experiment.spec import AttackSpec, AuxSpec
+
+KINDS = {
+    Need.GRADIENTS: Kind.GRADIENT,
+    Need.EMBEDDINGS: Kind.EMBEDDING,
+    Need.PARAMETERS: Kind.PARAMETERS,
+}
+
+
+def mount(
+    attack: Attack,
+    after: str | None,
+    party: str,
+    aux: AuxSpec,
+    method: Method,
+    world: World,
+    options: Mapping[str, Any],
+) -> None:
+    """Raise InsufficientView if the adversary ``party`` cannot mount ``attack`` on ``method`` with its ``options``."""
+    if after is not None:
+        expect_phase(attack.name, after, method)
+    side = side_of(method, world, party)
+    of_source = about_source(attack, after, method, party)
+    if party == SOURCE and not of_source:
+        phases = ", ".join(f"@{phase}" for phase in method.elsewhere)
+        raise InsufficientView(f"attack {attack.name!r} cannot be mounted by {SOURCE} but at {phases}, on columns")
+    shown = _shown(method, side, after, options, of_source=of_source)
+    shown -= frozenset() if aux.n else {Need.AUX_LABELS}
+    if side == "active":
+        shown |= {Need.PREDICTIONS} if after is None else set()
+        shown |= {Need.VICTIM_MODEL} if aux.victim_model else set()
+    attack.check(side, shown)
+    if side == "passive" and Need.EMBEDDINGS in attack.needs and attack.victim not in (None, world.active.name):
+        raise InsufficientView(
+            f"attack {attack.name!r} needs {Need.EMBEDDINGS} of {attack.victim}; {party} receives those of "
+            f"{world.active.name} alone"
+        )
+    if after and isinstance(attack, Sabotage):
+        raise UsageError(f"expected {attack.name} without a phase, got @{after}: it acts in training itself")
+    attack.suit(world.n_classes if attack.target == "labels" else None, method.model_spec.head)
+
+
+def expect_phase(attack: str, after: str, method: Method) -> None:
+    """Raise UsageError unless ``method`` has the phase ``after``, and others after it."""
+    if len(method.phases) == 1:
+        raise UsageError(
+            f"{method.name} has no pre-training, so {attack}@{after} cannot run: choose a method that pre-trains"
+        )
+    one_of(method.phases[:-1], **{f"phase of {method.name} after which to attack": after})
+
+
+def mountable(party: str, aux: AuxSpec, method: Method, world: World, options: Mapping[str, Any]) -> list[str]:
+    """Return the registered attacks that recover something and that the adversary ``party`` can mount on ``method``."""
+    found = []
+    for name in sorted(registry.entries("attacks")):
+        wanted = AttackSpec(name=name)
+        if registry.load("attacks", name).baseline or target_of(wanted) == "integrity":
+            continue
+        try:
+            mount(build_attack(wanted), None, party, aux, method, world, options)
+        except InsufficientView:
+            continue
+        found.append(name)
+    return found
+
+
+def _shown(
+    method: Method, side: str, after: str | None, options: Mapping[str, Any], *, of_source: bool = False
+) -> frozenset[Need]:
+    """Return what an adversary on ``side`` has met when it strikes: after all phases, or after one.
+
+    Of messages, those about the people whom it asks about: the active party's, or the source's.
+    """
+    until = method.phases
+    if after is not None:
+        until = method.phases[: method.phases.index(after) + 1]
+    heard = [phase for phase in until if (phase in method.elsewhere) == of_source]
+    said = frozenset[Kind]().union(*(method.says(phase, options) for phase in heard))
+    return frozenset(need for need in method.shows[side] if KINDS.get(need) in {None, *said})

@@ -1,0 +1,308 @@
+"""One cell, from settings to records: train or reload, build the View, attack it, score the Guess."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import msgspec
+
+from vflsec.core import registry
+from vflsec.core.attack import Attack
+from vflsec.core.auxiliary import sureness
+from vflsec.core.errors import Diverged, VflsecError
+from vflsec.core.message import Kind, Message, Transcript
+from vflsec.core.method import Trained, World, load_states
+from vflsec.core.sabotage import Sabotage, sabotaging
+from vflsec.core.seeds import derive
+from vflsec.core.view import Guess, Need
+from vflsec.experiment.adversary import alone, tuned
+from vflsec.experiment.damage import damage
+from vflsec.experiment.facts import CellFacts, StageDone, StageFacts
+from vflsec.experiment.mounting import KINDS, mountable
+from vflsec.experiment.plan import Cell, Prior, Row, build_attack, without_federation
+from vflsec.experiment.privacy import spent
+from vflsec.experiment.questions import Question, ask
+from vflsec.experiment.score import score
+from vflsec.experiment.spec import AttackSpec, AuxSpec
+from vflsec.experiment.store import Store
+from vflsec.experiment.training import advance, collapse, one_thread, train
+from vflsec.experiment.world import build_method, build_world, recruit
+from vflsec.records.schema import AttackRun, Record, Result, Status
+from vflsec.records.schema import Prior as PriorRecord
+
+LONGEST_ERROR = 300
+"""Characters of an error that a record keeps: some print whole arrays."""
+
+_ONE_AT_A_TIME = Lock()
+"""Layers draw their first weights from torch's global stream, so two threads of a process must take turns."""
+
+
+class Task(NamedTuple):
+    """Work for one process: a stage, the missing results of one cell, or the missing priors of one seed and method."""
+
+    cell: Cell
+    rows: Sequence[Row]
+    priors: Sequence[Prior]
+    adversary: str
+    aux: AuxSpec
+    stage: str | None = None
+
+
+def run(task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
+    """Return one record for each row and prior of ``task``, in order; for a stage, one that is not kept.
+
+    What went wrong in a cell becomes the status of its records; what is wrong with the settings is raised.
+    """
+    store = Store(folder)
+    with _ONE_AT_A_TIME, one_thread():
+        if task.stage:
+            return [_stage(task, store, device)]
+        if task.priors:
+            return [_prior(prior, task, store, device) for prior in task.priors]
+        return _results(task, store, device)
+
+
+def _stage(task: Task, store: Store, device: str) -> StageDone:
+    """Run the stages up to the wanted one; what goes wrong here, the cells that need it report."""
+    assert task.stage is not None
+    status: Status = "ok"
+    try:
+        world, method = build_world(task.cell, device), build_method(task.cell)
+        method.build(world)
+        for phase in method.phases[: method.phases.index(task.stage) + 1]:
+            advance(task.cell, phase, method, world, store=store)
+    except Diverged:
+        status = "diverged"
+    except VflsecError:
+        raise
+    except Exception:  # noqa: BLE001
+        status = "error"
+    return StageDone(method=task.cell.method, seed=task.cell.seed, stage=task.stage, status=status)
+
+
+def _results(task: Task, store: Store, device: str) -> list[Result]:
+    attacks = [build_attack(row.attack) if row.attack else None for row in task.rows]
+    reading = [attack for attack in attacks if attack and not isinstance(attack, Sabotage)]
+    kinds = frozenset(KINDS[need] for attack in reading for need in attack.needs | attack.wants if need in KINDS)
+    try:
+        trained, facts, messages = _trained(task, kinds, store, device)
+    except VflsecError:
+        raise
+    except Exception as error:  # noqa: BLE001  (whatever happens in one cell must not cost the others)
+        facts, trained, messages = CellFacts(status="error", error=_line(error)), None, ()
+    return [
+        _result(row, attack, task, trained, facts, messages, store, device)
+        for row, attack in zip(task.rows, attacks, strict=True)
+    ]
+
+
+def _trained(
+    task: Task, kinds: frozenset[Kind], store: Store, device: str
+) -> tuple[Trained | None, CellFacts, tuple[Message, ...]]:
+    """Reload the cell; train it if there is none, or if an attack reads messages, of which no copy is kept."""
+    stored = store.cell(task.cell.key)
+    facts = stored.read()
+    if facts and not kinds:
+        assert isinstance(facts, CellFacts)
+        if facts.status == "diverged":
+            return None, facts, ()
+        return _loaded(task.cell, [stored.path], facts.history, device), facts, ()
+    transcript = Transcript(frozenset(task.adversary.split("+")), kinds)
+    struck = {row.attack.after for row in task.rows if row.attack}
+    abroad = bool(struck & registry.load("methods", task.cell.method).elsewhere)
+    trained, facts = train(task.cell, device, store=store, tap=transcript, abroad=abroad)
+    stored.write(facts, lambda folder: trained.save(folder) if trained else folder.mkdir())
+    return trained, facts, tuple(transcript.messages)
+
+
+def _loaded(cell: Cell, folders: Sequence[Path], history: Mapping[str, Sequence[float | None]], device: str) -> Trained:
+    """Return the federation of ``cell`` with the models in ``folders``, and those that it was built with."""
+    world, method = build_world(cell, device), build_method(cell)
+    method.build(world)
+    for folder in folders:
+        load_states(world, folder)
+    return Trained(method, world, history)
+
+
+def _after(cell: Cell, phase: str, store: Store, device: str) -> tuple[Trained, StageFacts]:
+    """Return the federation as it was after a stage, and the facts of that stage."""
+    stages = cell.stages[: cell.stages.index(phase) + 1]
+    folders = [store.cell(cell.stage_key(stage)) for stage in stages]
+    facts = folders[-1].read()
+    assert isinstance(facts, StageFacts), "its cell has been trained, and so have its stages"
+    return _loaded(cell, [folder.path for folder in folders], {phase: facts.history}, device), facts
+
+
+def _result(
+    row: Row,
+    attack: Attack | None,
+    task: Task,
+    trained: Trained | None,
+    facts: CellFacts,
+    messages: tuple[Message, ...],
+    store: Store,
+    device: str,
+) -> Result:
+    after = row.attack.after if row.attack else None
+    record = Result(
+        key=row.key,
+        cell=row.cell.key,
+        method=row.method,
+        defenses=[f"{d.label}:{d.strength:g}" for d in row.cell.defenses],
+        seed=row.seed,
+        adversary=task.adversary,
+        attack=_attack_run(row.attack, attack) if row.attack else None,
+        status=facts.status,
+        error=facts.error,
+        utility=facts.utility if facts.status == "ok" else None,
+        control=row.control,
+        mountable=_mountable(task, trained) if trained else [],
+        device=device,
+        nbytes=sum(nbytes for phase, *_, nbytes in facts.traffic if phase != "predict"),
+        traffic=facts.traffic,
+        reached=facts.reached,
+        spread=facts.spread,
+        notes=facts.notes,
+        spent=spent(trained, facts.releases, task.adversary) if trained else [],
+        seconds={"train": facts.seconds},
+    )
+    changes: dict[str, Any] = {}
+    if trained and isinstance(attack, Sabotage) and facts.status == "ok":
+        changes = _damaged(row, trained, task, record)
+    elif trained and attack and facts.status == "ok":
+        if after:
+            trained, stage = _after(row.cell, after, store, device)
+            fallen = collapse(stage.spread)
+            if fallen:
+                return msgspec.structs.replace(record, status="collapsed", error=fallen)
+            until = trained.method.phases[: trained.method.phases.index(after) + 1]
+            messages = tuple(message for message in messages if message.phase in until)
+        changes = _attacked(attack, trained, task, messages, record, after)
+    return msgspec.structs.replace(record, **changes)
+
+
+def _attack_run(spec: AttackSpec, attack: Attack | None) -> AttackRun:
+    return AttackRun(name=spec.name, options=spec.options, repr=repr(attack), after=spec.after)
+
+
+def _attacked(
+    attack: Attack,
+    trained: Trained,
+    task: Task,
+    messages: tuple[Message, ...],
+    record: Result,
+    after: str | None,
+) -> dict[str, Any]:
+    """Run ``attack`` on the messages of its own kinds, and return what changes in its record."""
+    began = time.perf_counter()
+    wanted = {KINDS[need] for need in attack.needs | attack.wants if need in KINDS}
+    own = tuple(message for message in messages if message.kind in wanted)
+    question = ask(attack, trained, task.adversary, task.aux, own, after)
+    changes = _guarded(attack, question, trained.world, task.aux)
+    return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
+
+
+def _damaged(row: Row, trained: Trained, task: Task, record: Result) -> dict[str, Any]:
+    """Measure what sabotage did to its cell, or what its trigger does to the honest one; return what changes."""
+    began, world = time.perf_counter(), trained.world
+    assert row.attack is not None
+    assert record.utility is not None, "its cell has ended well"
+    try:
+        malicious = recruit(world, task.adversary, row.attack, task.aux) if row.control else world.malicious
+        changes: dict[str, Any] = {"damage": damage(trained, sabotaging(malicious), record.utility)}
+    except VflsecError as error:
+        if not isinstance(error, Diverged):
+            raise
+        changes = {"status": "diverged", "error": str(error), "utility": None}
+    except Exception as error:  # noqa: BLE001  (as of an attack: it must not cost the others)
+        changes = {"status": "error", "error": _line(error)}
+    return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
+
+
+def _guarded(attack: Attack, question: Question, world: World, aux: AuxSpec) -> dict[str, Any]:
+    """Attack and score; what goes wrong in one attack is its status and must not cost the others."""
+    try:
+        return _scored(attack, question, world, aux)
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        return {"status": "error", "error": _line(error)}
+
+
+def _scored(attack: Attack, question: Question, world: World, aux: AuxSpec) -> dict[str, Any]:
+    view, (headline, *_) = question.view, question.metrics
+    seed = derive(world.seed, "attack", attack.name)
+    chosen, fold, trials = tuned(attack, view, headline, aux, seed)
+    guess = chosen(view, seed=seed)
+    return {
+        "status": "unconverged" if guess.converged is False else "ok",
+        "leak": score(
+            guess,
+            question.secret,
+            headline=headline,
+            exclude=view.aux_rows,
+            seed=derive(world.seed, "bootstrap"),
+            known=view.aux_split,
+            names=question.metrics,
+        ),
+        "fold": fold,
+        "budget": {**guess.budget, **({"trials": trials} if trials > 1 else {})},
+        "sureness": sureness(view, guess) if _signed_by_labels(attack, guess) else None,
+        "tuned": repr(chosen) if chosen is not attack else None,
+    }
+
+
+def _signed_by_labels(attack: Attack, guess: Guess) -> bool:
+    """Whether labels serve ``attack`` for its sign alone: it is for two classes, needs no label and fits nothing."""
+    return attack.classes == 2 and Need.AUX_LABELS not in attack.needs and guess.converged is None
+
+
+def _mountable(task: Task, trained: Trained) -> list[str]:
+    """Return the attacks that the adversary of ``task`` could mount, so that a report can tell which were not run."""
+    method = trained.method
+    if not method.shows:
+        return []
+    return mountable(task.adversary, task.aux, method, trained.world, task.cell.method_options)
+
+
+def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> dict[str, Any]:
+    """Return what one attack on a federation trained elsewhere gives, of which no messages were kept."""
+    return _scored(attack, ask(attack, trained, party, aux), trained.world, aux)
+
+
+def _prior(prior: Prior, task: Task, store: Store, device: str) -> PriorRecord:
+    """Run what the adversary could have done alone: on an untrained model, or on one that it pre-trained itself."""
+    began = time.perf_counter()
+    attack = build_attack(prior.attack)
+    own = attack if prior.pretrained or attack.baseline else without_federation(attack)
+    changes = _attacked_alone(own, prior, task, store, device) if own and task.aux.n else {}
+    return PriorRecord(
+        key=prior.key,
+        method=prior.cell.method,
+        seed=prior.seed,
+        adversary=task.adversary,
+        attack=_attack_run(prior.attack, own),
+        seconds={"attack": time.perf_counter() - began},
+        **changes,
+    )
+
+
+def _attacked_alone(own: Attack, prior: Prior, task: Task, store: Store, device: str) -> dict[str, Any]:
+    world, method = build_world(prior.cell, device), build_method(prior.cell)
+    method.build(world)
+    try:
+        for phase in prior.cell.stages if prior.pretrained else ():
+            advance(prior.cell, phase, method, world, store=store)
+    except Diverged as error:
+        return {"status": "diverged", "error": str(error)}
+    asking = prior.asking or prior.attack
+    question = ask(build_attack(asking), Trained(method, world, {}), task.adversary, task.aux, after=asking.after)
+    view = question.view
+    view = view.without_federation(view.model) if prior.pretrained and view.model else alone(view, world.seed)
+    return _guarded(own, question._replace(view=view), world, task.aux)
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_ERROR]}"

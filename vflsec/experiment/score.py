@@ -1,0 +1,94 @@
+"""The scorer: the only place where a guess meets the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vflsec.core import metrics, statistics
+from vflsec.core.seeds import derive
+from vflsec.core.view import Guess, Secret
+from vflsec.records.schema import Block
+
+
+def score(
+    guess: Guess,
+    secret: Secret,
+    *,
+    headline: str,
+    exclude: Tensor,
+    seed: int,
+    known: str = "train",
+    names: Sequence[str] = (),
+) -> dict[str, Block]:
+    """Return, for each split guessed, all metrics, chance, the number of rows, and the row interval of the headline.
+
+    ``halves`` is the headline on each of two random halves of these rows, which are the same for every guess that has
+    the same seed, truth and ``exclude``. It is None where the rows are too few to be split.
+
+    Args:
+        guess: what the attack proposed.
+        secret: the truth; rows whose answer is -1 have none.
+        headline: the metric that the interval is for.
+        exclude: positions of the auxiliary samples in the split ``known``: the adversary knew them.
+        seed: of the bootstrap and of the halves.
+        known: the split of the auxiliary samples.
+        names: of the metrics; those of a task with as many classes unless given.
+    """
+    blocks = {}
+    for split, guessed in guess.scores.items():
+        truth = secret.labels[split].cpu()
+        keep = torch.ones(len(truth), dtype=torch.bool) if truth.dim() > 1 else truth >= 0
+        if split == known:
+            keep[exclude.cpu()] = False
+        if len(torch.unique(truth[keep])) > 1:  # of a single class no metric says anything
+            scored, answers = guessed[keep], truth[keep]
+            halves = _on_halves(scored, answers, headline, derive(seed, "halves", split))
+            block = measure(scored, answers, headline, seed, names)
+            blocks[split] = msgspec.structs.replace(block, halves=halves)
+    return blocks
+
+
+def measure(scores: Tensor, labels: Tensor, headline: str, seed: int, names: Sequence[str] = ()) -> Block:
+    """Return all metrics of (n, C) scores against (n,) labels, or of values, and the headline's row interval.
+
+    ``one_class`` is set where every row is guessed to be of the same class: accuracy then says nothing of the leak.
+    """
+    s, y = scores.detach().cpu().numpy(), labels.cpu().numpy()
+    return Block(
+        metrics={name: metrics.METRICS[name](s, y) for name in names or metrics.applicable(s.shape[1])},
+        ci95_rows=statistics.over_rows(headline, s, y, np.random.default_rng(seed)),
+        chance=metrics.chance(headline, y),
+        n=len(y),
+        one_class=one_class(labels, s),
+    )
+
+
+def in_first_half(truth: Tensor, seed: int) -> NDArray[np.bool_]:
+    """Return which rows (n,) are in the first of two random halves; each class is split evenly, to within one row."""
+    order = np.random.default_rng(seed).permutation(len(truth))
+    if truth.dim() == 1:
+        order = order[np.argsort(truth.numpy()[order], kind="stable")]
+    first = np.zeros(len(truth), dtype=bool)
+    first[order[::2]] = True
+    return first
+
+
+def _on_halves(scores: Tensor, truth: Tensor, headline: str, seed: int) -> tuple[float, float] | None:
+    """Return the headline on each half, or None where a half has a single answer, of which no metric says anything."""
+    s, y = scores.detach().cpu().numpy(), truth.cpu().numpy()
+    first = in_first_half(truth.cpu(), seed)
+    if any(len(np.unique(y[half], axis=0)) < 2 for half in (first, ~first)):
+        return None
+    measured = metrics.METRICS[headline]
+    return measured(s[first], y[first]), measured(s[~first], y[~first])
+
+
+def one_class(labels: Tensor, scores: np.ndarray) -> bool:
+    """Whether the argmax of (n, C) scores is one class for every row; of values there is no class."""
+    return not labels.is_floating_point() and len(np.unique(scores.argmax(axis=1))) == 1

@@ -1,0 +1,396 @@
+"""What is to be evaluated: frozen settings, from tables and from the texts of a command line."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import tomli_w
+
+from vflsec.core import registry
+from vflsec.core.checks import positive, unknown
+from vflsec.core.errors import UsageError
+from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.data.partition import DataSpec
+from vflsec.experiment.grammar import parse_reference, parse_value, split_list
+
+TRAINING = ("dataset", "data", "methods", "method", "train", "model", "fixed")
+"""The fields of an ``EvalSpec`` that concern training; the others say who attacks what, and how often."""
+
+
+class AttackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An attack by name, with its options, and the phase after which it strikes (None: the last)."""
+
+    name: str
+    options: dict[str, Any] = {}
+    after: str | None = None
+
+    @property
+    def short_name(self) -> str:
+        """The name; of ``path/to/file.py:Class``, the class."""
+        return self.name.rpartition(":")[2]
+
+    @property
+    def label(self) -> str:
+        """The short name with its options, as on the command line."""
+        options = ",".join(f"{key}={value}" for key, value in self.options.items())
+        return (f"{self.short_name}:{options}" if options else self.short_name) + self.place
+
+    @property
+    def place(self) -> str:
+        """``@`` and the phase after which it strikes, or nothing."""
+        return f"@{self.after}" if self.after else ""
+
+
+class DefenseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A defence by name, with its strength, where it acts (None: its default) and its options.
+
+    Attributes:
+        by: who carries it: ``active`` (the source as well), ``passive`` (every passive party), a party's name, or None
+            for everybody.
+        strengths: of a defence that is swept, its own; none for those of the evaluation.
+    """
+
+    name: str
+    strength: float = 0.0
+    at: tuple[str, ...] | None = None
+    options: dict[str, Any] = {}
+    by: str | None = None
+    strengths: tuple[float, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The name, with who carries it and where it acts, if not everybody and at its default point."""
+        by = f":by={self.by}" if self.by else ""
+        return self.name + by + (f"@{'+'.join(self.at)}" if self.at else "")
+
+    def carried_by(self, party: str) -> bool:
+        """Whether the party of this name carries it."""
+        role = "passive" if party.startswith("passive") else "active"
+        return self.by in (None, party, role)
+
+
+class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the adversary knows beforehand: the labels of some rows, or whatever else it is to infer of the others.
+
+    Attributes:
+        n: of how many rows.
+        balanced: as many of each class (the papers' setting), else drawn as they come.
+        folds: of these labels, on which the adversary tests its attacks and picks one; 0 for none.
+        adaptive: use all that was said about a row in the course of training, over which noise averages out; else what
+            was said first.
+        budget: how many settings of a learned attack the adversary tries on its folds: ``paper`` the source's own,
+            ``small`` 4, ``large`` 16, the source's own among them.
+        victim_model: whether it knows the bottom model of the party that it attacks (a white box).
+    """
+
+    n: int = 80
+    balanced: bool = True
+    folds: int = 5
+    adaptive: bool = True
+    budget: Literal["paper", "small", "large"] = "paper"
+    victim_model: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every number."""
+        if self.budget != "paper" and not self.folds:
+            raise UsageError(f"expected aux.folds >= 2 with aux.budget={self.budget}, got 0: they choose the settings")
+        if self.n < 0 or self.folds < 0 or self.folds == 1:
+            raise UsageError(f"expected aux.n >= 0 and aux.folds 0 or >= 2, got n={self.n}, folds={self.folds}")
+
+
+class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One evaluation; every setting that can change a result, and none that cannot.
+
+    Attributes:
+        dataset: a registered name, or a TOML file that describes the user's own data.
+        data: how it is split.
+        methods: each gives a curve.
+        method: options of single methods by name.
+        train: how models are fitted.
+        model: the shape of the networks.
+        attacks: each gives a row per strength.
+        defenses: each is swept over its own strengths, or these:
+        strengths: besides 0, which is always there.
+        fixed: further defences that stay as they are (``--with``).
+        adversary: the attacking party.
+        aux: its auxiliary labels.
+        seeds: how many; each drives split, model, noise and the attacker's draw.
+    """
+
+    dataset: str = "credit-default"
+    data: DataSpec = DataSpec()
+    methods: tuple[str, ...] = ("fedsplitnn",)
+    method: dict[str, dict[str, Any]] = {}
+    train: TrainSpec = TrainSpec()
+    model: ModelSpec = ModelSpec()
+    attacks: tuple[AttackSpec, ...] = (AttackSpec(name="mc"),)
+    defenses: tuple[DefenseSpec, ...] = ()
+    strengths: tuple[float, ...] = ()
+    fixed: tuple[DefenseSpec, ...] = ()
+    adversary: str = "passive_1"
+    aux: AuxSpec = AuxSpec()
+    seeds: int = 5
+
+    def __post_init__(self) -> None:
+        """Check what one field alone cannot tell."""
+        positive(seeds=self.seeds)
+        for field in ("methods", "attacks"):
+            if not getattr(self, field):
+                raise UsageError(f"expected at least one of {field}, got none")
+        for field, names in (("methods", self.methods), ("attacks", self.labels)):
+            if len(set(names)) < len(names):
+                raise UsageError(f"expected different {field}, got {', '.join(names)}: name each once")
+        for name in self.method:
+            if name not in self.methods:
+                raise UsageError(f"settings for {unknown('method', name, self.methods)}")
+        self._check_defenses()
+
+    def _check_defenses(self) -> None:
+        """Check that every defence has its strengths, and each strength its defence."""
+        for defense in self.defenses:
+            if defense.strength:
+                got = f"{defense.label} with strength {defense.strength:g}"
+                raise UsageError(f"expected the strengths of swept defenses in strengths, got {got}: move it there")
+        for defense in self.fixed:
+            self._check_fixed(defense)
+        if len({d.label for d in self.defenses}) < len(self.defenses):
+            raise UsageError(
+                f"expected different defenses, got {', '.join(d.label for d in self.defenses)}: "
+                f"give one all its strengths, as in iso:lambda=1,5,25"
+            )
+        if self.strengths and not self.defenses:
+            raise UsageError("expected --defense with --lambda, got no defense: name one, for example --defense iso")
+        if self.strengths and all(d.strengths for d in self.defenses):
+            names = ", ".join(d.label for d in self.defenses)
+            raise UsageError(
+                f"expected the strength once, got strengths of its own for {names} and others for all (--lambda, "
+                f"--epsilon): drop one"
+            )
+        for defense in self.defenses:
+            found = self.strengths_of(defense)
+            if any(not 0 <= s < float("inf") for s in found):
+                raise UsageError(f"expected finite strengths >= 0 for {defense.label}, got {list(found)}")
+            if not any(found):
+                raise UsageError(f"expected a strength above 0 for {defense.label}, got none: add --lambda 1,5,25")
+
+    def _check_fixed(self, defense: DefenseSpec) -> None:
+        """Check that a defence that stays as it is has one strength."""
+        if defense.strengths:
+            got = ", ".join(f"{strength:g}" for strength in defense.strengths)
+            raise UsageError(f"expected one strength for the fixed defense {defense.name}, got {got}: choose one")
+        if not defense.strength:
+            made = registry.load("defenses", defense.name)
+            knob = "epsilon" if made.by_epsilon is not None else made.strength_name
+            example = f"{defense.name}:{knob}={made.strengths[0] if made.strengths == (1.0,) else 5:g}"
+            raise UsageError(f"expected a strength for the fixed defense {defense.name}, got 0: say {example}")
+
+    def strengths_of(self, defense: DefenseSpec) -> tuple[float, ...]:
+        """Return the strengths that ``defense`` is swept over, besides 0."""
+        return defense.strengths or self.strengths
+
+    @property
+    def resolved_model(self) -> ModelSpec:
+        """The model with its encoder named: one for all methods that are compared, whatever their own would be."""
+        if self.model.encoder:
+            return self.model
+        own = {registry.load("methods", name).encoder for name in self.methods}
+        return msgspec.structs.replace(self.model, encoder="auto" if "auto" in own else "mlp")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What tables and gates call each attack: its name, with its options where two share it."""
+        names = [attack.name for attack in self.attacks]
+        return tuple(a.label if names.count(a.name) > 1 else a.short_name + a.place for a in self.attacks)
+
+    @property
+    def name(self) -> str:
+        """A short name for folders and titles, without a folder in it."""
+        names = [self.dataset, *self.methods, *(d.label for d in self.defenses)]
+        names += [attack.name + attack.place for attack in self.attacks]
+        return "-".join(_stem(name) for name in names)
+
+
+def parse_defense(text: str) -> DefenseSpec:
+    """Read a defence; its strength may be called by the defence's own name for it, ``strength`` or ``lambda``.
+
+    Of one with differential privacy ``epsilon`` may be given instead. Several strengths, ``lambda=1,5``, are to sweep.
+    """
+    name, options, at = parse_reference(text, "defense")
+    given = [key for key in _strength_names(name) if key in options]
+    if len(given) > 1:
+        raise UsageError(f"expected the strength once, got {text!r}: drop {' or '.join(given)}")
+    values = [options.pop(key) for key in given]
+    several = values[0] if values and isinstance(values[0], list) else values
+    strengths = tuple(_strength(value, given[0], text) for value in several)
+    options |= _by_epsilon(name) if "epsilon" in given else {}
+    by = options.pop("by", None)
+    if len(strengths) > 1:
+        return DefenseSpec(name=name, strengths=strengths, at=at, options=options, by=by)
+    return DefenseSpec(name=name, strength=sum(strengths), at=at, options=options, by=by)
+
+
+def parse_swept(text: str) -> DefenseSpec:
+    """Read a defence that is swept: a single strength is a list of one."""
+    found = parse_defense(text)
+    said = parse_reference(text, "defense")[1].keys() & set(_strength_names(found.name))
+    single = said and not found.strengths
+    return msgspec.structs.replace(found, strength=0.0, strengths=(found.strength,)) if single else found
+
+
+def _strength_names(defense: str) -> list[str]:
+    return list(dict.fromkeys([registry.load("defenses", defense).strength_name, "strength", "lambda", "epsilon"]))
+
+
+def _strength(value: Any, key: str, text: str) -> float:
+    if key == "epsilon":
+        return _from_epsilon(text, value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise UsageError(f"expected a number for {key} in {text!r}, got {value!r}")
+    return float(value)
+
+
+def parse_attack(text: str) -> AttackSpec:
+    """Read an attack."""
+    name, options, phases = parse_reference(text, "attack")
+    if phases and len(phases) > 1:
+        raise UsageError(f"expected one phase after which {name} strikes, got {text!r}")
+    return AttackSpec(name=name, options=options, after=phases[0] if phases else None)
+
+
+def merge(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """Return ``settings`` with each ``path.to.key=value`` of ``assignments`` put in.
+
+    Raises:
+        UsageError: an assignment without ``=``, or a path through something that is no table.
+    """
+    merged: dict[str, Any] = copy.deepcopy(dict(settings))
+    for assignment in assignments:
+        path, equals, value = assignment.partition("=")
+        *tables, key = path.strip().split(".")
+        if not equals or not key:
+            raise UsageError(f"expected --set path.to.key=value, got {assignment!r}")
+        table = merged
+        for name in tables:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise UsageError(f"expected a table at {name!r} in --set {assignment}, got {table!r}")
+        table[key] = parse_value(value.strip())
+    return merged
+
+
+def read(settings: Mapping[str, Any]) -> EvalSpec:
+    """Return the checked specification.
+
+    Attacks and defences may be texts of the grammar above, alone or in lists: ``fixed = ["iso:lambda=5"]``. A defence
+    that is swept and has no strengths of its own takes ``strengths``, or ``epsilons`` in their place, or usual ones.
+
+    Raises:
+        UsageError: an unknown or ill-typed setting, with its path.
+    """
+    found: dict[str, Any] = {
+        key: split_list(v) if key in _LISTS and isinstance(v, str) else v for key, v in settings.items()
+    }
+    epsilons = found.pop("epsilons", ())
+    if epsilons:
+        if found.get("strengths"):
+            raise UsageError("expected the strength once, got strengths (--lambda) and epsilons (--epsilon): drop one")
+        found["strengths"] = [_from_epsilon("epsilons", value) for value in epsilons]
+    for key, parse in _PARSERS.items():
+        if isinstance(found.get(key), list | tuple):
+            found[key] = [msgspec.to_builtins(parse(v)) if isinstance(v, str) else v for v in found[key]]
+    if isinstance(found.get("defenses"), list):
+        found["defenses"] = [
+            _complete(one, shared=bool(found.get("strengths")), epsilons=bool(epsilons)) for one in found["defenses"]
+        ]
+    try:
+        return msgspec.convert(found, EvalSpec)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"settings: {_teach(str(error))}") from None
+
+
+def read_training(settings: Mapping[str, Any]) -> EvalSpec:
+    """Return the checked specification of one training.
+
+    Raises:
+        UsageError: a setting that training does not have, or several methods.
+    """
+    for key in settings:
+        if key not in TRAINING:
+            raise UsageError(unknown("setting of a training", key, TRAINING))
+    spec = read(settings)
+    if len(spec.methods) > 1:
+        raise UsageError(f"expected one method to train, got {', '.join(spec.methods)}: choose with --method")
+    return spec
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the settings in a TOML file.
+
+    Raises:
+        UsageError: no such file, or not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError):
+        raise UsageError(f"expected a TOML file at {path}, found none") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+
+
+def to_toml(spec: EvalSpec) -> str:
+    """Return ``spec`` as TOML, every default filled in; what is None is left out, for TOML has no null."""
+    return tomli_w.dumps(_without_none(msgspec.to_builtins(spec)))
+
+
+_LISTS = ("methods", "attacks", "defenses", "fixed")
+_PARSERS: dict[str, Callable[[str], Any]] = {"attacks": parse_attack, "defenses": parse_swept, "fixed": parse_defense}
+
+
+def _complete(defense: Any, *, shared: bool, epsilons: bool) -> Any:
+    """Return the table of a swept defence with strengths, unless it has some, or shares those of all."""
+    if not isinstance(defense, dict) or not isinstance(defense.get("name"), str) or defense.get("strengths"):
+        return defense  # which is complete, or none
+    if epsilons:
+        return {**defense, "options": {**defense.get("options", {}), **_by_epsilon(defense["name"])}}
+    return defense if shared else {**defense, "strengths": registry.load("defenses", defense["name"]).strengths}
+
+
+def _by_epsilon(name: str) -> Mapping[str, Any]:
+    """Return the options under which the strength of a defence is 1/epsilon."""
+    options: Mapping[str, Any] | None = registry.load("defenses", name).by_epsilon
+    if options is None:
+        raise UsageError(f"expected a defense whose noise is found for an epsilon, got {name}: use --lambda")
+    return options
+
+
+def _from_epsilon(what: str, epsilon: Any) -> float:
+    if not isinstance(epsilon, int | float) or isinstance(epsilon, bool) or not epsilon > 0:
+        raise UsageError(f"{what}: expected epsilon > 0, got {epsilon!r}")
+    return 1 / epsilon
+
+
+def _stem(name: str) -> str:
+    """A name without its folders: ``own/mine.py:Mine@gradient`` is ``mine@gradient``."""
+    reference, at, points = name.partition("@")
+    return Path(reference).stem + at + points
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(v) for key, v in value.items() if v is not None}
+    return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _teach(message: str) -> str:
+    """Rewrite msgspec's words for a path into those of ``--set``, and list the known keys of that table."""
+    message = message.replace("`", "'").replace("$.", "").replace("Object contains unknown field", "unknown setting")
+    structs = {"data": DataSpec, "train": TrainSpec, "model": ModelSpec, "aux": AuxSpec}
+    table = message.rpartition(" - at ")[2].strip("'") if " - at " in message else ""
+    if message.startswith("unknown setting"):
+        return f"{message}. Known: {', '.join(structs.get(table, EvalSpec).__struct_fields__)}"
+    return message

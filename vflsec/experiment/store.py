@@ -1,0 +1,225 @@
+"""A results folder: settings, environment, one append-only line per result, and each cell's models.
+
+DIR/spec.toml   DIR/env.json   DIR/manifest.json   DIR/records.jsonl   DIR/cells/<key>/{cell.json,<party>.safetensors}
+A stage that several cells share is a cell of its own; while it is being computed, DIR/cells/<key>.partial.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+
+from vflsec.core import files
+from vflsec.core.errors import StoreError
+from vflsec.experiment.facts import CellFacts, StageFacts
+from vflsec.records.folder import MANIFEST, RECORDS, complete_lines, read_records
+from vflsec.records.manifest import Manifest
+from vflsec.records.schema import FAILED, Record, encode, seal
+
+SHARED = 0o666
+"""The mode of files that others may read, as far as the umask lets them."""
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise StoreError, in one line, where the system refuses to write into ``folder``."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise StoreError(f"cannot write to {folder}: {cause}; choose another --out") from None
+
+
+class Store:
+    """Reads and writes one results folder; killed at any moment, it loses at most the line being written.
+
+    Args:
+        folder: made when something is first written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._records = folder / RECORDS
+
+    def lock(self) -> FileLock:
+        """Return the acquired lock of this folder.
+
+        Raises:
+            StoreError: another run holds it, or the folder cannot be written.
+        """
+        lock = FileLock(self.folder / ".lock")
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                raise StoreError(
+                    f"another vflsec is writing to {self.folder}: wait for it, or choose another --out"
+                ) from None
+            self._sweep()
+        return lock
+
+    def _sweep(self) -> None:
+        """Remove what a killed run was writing; its workers have ended with it."""
+        files.sweep(self.folder)
+        for unfinished in self.folder.glob(f"cells/{files.UNFINISHED}*"):
+            shutil.rmtree(unfinished)
+        for unfinished in self.folder.glob("cells/*.partial-*"):
+            unfinished.unlink()
+
+    def records(self, *, skip_damaged: bool = False) -> dict[str, Record]:
+        """Return what ``read_records`` does."""
+        return read_records(self.folder, skip_damaged=skip_damaged)
+
+    def append(self, record: Record) -> None:
+        """Write one result as one line, on the disk before this returns."""
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            files.append(self._records, encode(record))
+
+    def trim(self) -> None:
+        """Cut off a torn last line, so that the next one starts on a line of its own."""
+        if self._records.exists():
+            with writing(self.folder):
+                files.truncate(self._records, sum(map(len, complete_lines(self._records))))
+
+    def forget(self, keep: Callable[[Record], bool], *, skip_damaged: bool = False) -> None:
+        """Drop the results that ``keep`` refuses, in one atomic replacement; damaged ones with ``skip_damaged``."""
+        kept = [encode(record) for record in self.records(skip_damaged=skip_damaged).values() if keep(record)]
+        with writing(self.folder):
+            files.replace(self._records, b"".join(kept), mode=SHARED)
+
+    def forget_failures(self) -> None:
+        """Drop the results that errored, diverged or are damaged, and their cells, so that these are trained again."""
+        for path in self.folder.glob("cells/*/cell.json"):
+            folder = CellFolder(path.parent)
+            try:
+                facts = folder.read()
+            except StoreError:
+                facts = None
+            if facts is None or facts.status in FAILED:
+                folder.remove()
+        self.forget(lambda record: record.status not in FAILED, skip_damaged=True)
+
+    def expect_own(self) -> None:
+        """Raise StoreError if this folder holds cells, or what is called so, that no evaluation wrote."""
+        cells = self.folder / "cells"
+        if cells.exists() and not (self._records.exists() or (self.folder / "spec.toml").exists()):
+            raise StoreError(
+                f"expected an evaluation in {self.folder}, found {cells} without spec.toml or records.jsonl: "
+                f"remove it, or choose another --out"
+            )
+
+    def clear(self) -> None:
+        """Drop all results and all cells; what else lies there stays.
+
+        Raises:
+            StoreError: this folder is not of an evaluation.
+        """
+        self.expect_own()
+        with writing(self.folder):
+            self._records.unlink(missing_ok=True)
+            for facts in self.folder.glob("cells/*/cell.json"):
+                CellFolder(facts.parent).remove()
+            for partial in self.folder.glob("cells/*.partial*"):
+                partial.unlink()
+
+    def write_settings(self, spec_toml: str, manifest: Manifest) -> None:
+        """Write ``spec.toml``, ``env.json`` and ``manifest.json``."""
+        versions = msgspec.json.encode(manifest.provenance.versions)
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            files.replace(self.folder / "spec.toml", spec_toml.encode(), mode=SHARED)
+            files.replace(self.folder / "env.json", msgspec.json.format(versions, indent=2), mode=SHARED)
+            files.replace(self.folder / MANIFEST, seal(manifest), mode=SHARED)
+
+    def cell(self, key: str) -> CellFolder:
+        """Return the folder of one cell."""
+        return CellFolder(self.folder / "cells" / key)
+
+
+class CellFolder:
+    """One cell's models and facts; appears whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def partial(self) -> Path:
+        """The file in which a stage keeps its state while it is being computed."""
+        return self.path.with_name(f"{self.path.name}.partial")
+
+    def read(self) -> CellFacts | StageFacts | None:
+        """Return the cell's facts, or None where it has not been computed.
+
+        Raises:
+            StoreError: they are damaged.
+        """
+        found: CellFacts | StageFacts | None = self._read(CellFacts | StageFacts)
+        return found
+
+    def read_measured(self) -> dict[str, Any] | None:
+        """Return what a benchmark has kept of a cell of its own, or None."""
+        found: dict[str, Any] | None = self._read(dict[str, Any])
+        return found
+
+    def _read(self, kind: Any) -> Any:
+        path = self.path / "cell.json"
+        if not path.exists():
+            return None
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StoreError(f"{path} is damaged ({error}): compute it again with vflsec eval --retry-errors") from None
+
+    def write(self, facts: CellFacts | StageFacts | dict[str, Any], save_models: Callable[[Path], None]) -> None:
+        """Write models and facts to a folder beside, then move it here; what another process put here first stays."""
+        temporary = self.path.with_name(f"{files.UNFINISHED}{self.path.name}-{os.getpid()}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        with writing(self.path):
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            save_models(temporary)
+            (temporary / "cell.json").write_bytes(msgspec.json.encode(facts))
+            try:
+                temporary.rename(self.path)
+            except OSError:  # the same cell, which a killed run's last worker was still computing
+                shutil.rmtree(temporary)
+                if self.read() is None:
+                    raise
+
+    def check(self) -> None:
+        """Raise StoreError unless this folder is new and can be made; it is made and removed again."""
+        with writing(self.path):
+            if self.path.exists():
+                raise StoreError(f"expected a new folder for --out, got {self.path}, which exists: name another")
+            made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+            self.path.mkdir(parents=True)
+            for folder in made:
+                folder.rmdir()
+
+    def remove(self) -> None:
+        """Drop models and facts."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.partial.unlink(missing_ok=True)
+
+
+def environment() -> dict[str, str]:
+    """Return versions, without user names or paths."""
+    packages = ("vflsec", "torch", "numpy", "scipy", "scikit-learn", "pandas")
+    return {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cores": str(os.cpu_count()),
+        **{name: version(name) for name in packages},
+    }

@@ -1,0 +1,125 @@
+"""Puts parties, wire and defences together for one cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from vflsec.core import registry
+from vflsec.core.attack import Attack
+from vflsec.core.checks import unknown
+from vflsec.core.defense import Defense
+from vflsec.core.errors import UsageError
+from vflsec.core.message import Channel
+from vflsec.core.method import Method, World
+from vflsec.core.party import Party
+from vflsec.core.sabotage import Sabotage
+from vflsec.core.seeds import derive, generator
+from vflsec.core.view import Need
+from vflsec.data.dataset import VerticalDataset
+from vflsec.data.files import load_toml
+from vflsec.data.partition import DataSpec, Partition, PartyData, partition
+from vflsec.experiment.adversary import adversary, view_before
+from vflsec.experiment.plan import Cell, build_attack, dataset_identity
+from vflsec.experiment.spec import AttackSpec, AuxSpec, DefenseSpec
+
+
+def load_dataset(name: str, **options: Any) -> VerticalDataset:
+    """Return a registered dataset, or the user's own from a TOML file.
+
+    Raises:
+        UsageError: an unknown name or option.
+        DataError: a file is wrong.
+    """
+    if name.endswith(".toml"):
+        if options:
+            raise UsageError(f"expected no data.options with the user's own {name}, got {', '.join(options)}")
+        return load_toml(Path(name))
+    loaded = registry.call(name, registry.load("datasets", name), **options)
+    assert isinstance(loaded, VerticalDataset)
+    return loaded
+
+
+def partition_of(cell: Cell) -> Partition:
+    """Return the cell's split data; the last one is kept, because neighbouring cells share it."""
+    identity = str(dataset_identity(cell.dataset, cell.data))  # a file that has changed is another dataset
+    return _partition(msgspec.json.encode((cell.dataset, cell.data, cell.seed)), identity)
+
+
+def build_world(cell: Cell, device: str) -> World:
+    """Return the world of ``cell``: every party carries its defences, and a hook acts when it sends."""
+    data, where = partition_of(cell), torch.device(device)
+    for defense in cell.defenses:
+        if defense.by and defense.by not in ("passive", *data.parties):
+            raise UsageError(f"{defense.name}: {unknown('by', defense.by, ('passive', *data.parties))}")
+    channel = Channel()
+    labels = {split: torch.tensor(y, device=where) for split, y in data.labels.items()}
+    of_source = {split: labels.pop(split) for split in ("source",) if split in labels}
+
+    def party(own: PartyData, labels: Mapping[str, Tensor] | None = None) -> Party:
+        return Party(
+            own.name,
+            {split: torch.tensor(x, device=where) for split, x in own.features.items()},
+            channel,
+            noise=partial(generator, cell.seed, "noise", own.name, device=where),
+            layout=own.layout,
+            labels=labels,
+            defenses=[build_defense(defense) for defense in cell.defenses if defense.carried_by(own.name)],
+        )
+
+    active, *passive = data.parties.values()
+    parties = {active.name: party(active, labels), **{own.name: party(own) for own in passive}}
+    world = World(parties, channel, len(data.classes), data.metric, cell.seed, where)
+    world.source = party(data.source, of_source) if data.source else None
+    world.places = {split: torch.tensor(rows, device=where) for split, rows in data.places.items()}
+    if cell.malicious:
+        world.malicious = recruit(world, *cell.malicious, cell.told)
+    return world
+
+
+def build_defense(spec: DefenseSpec) -> Defense:
+    """Return the defence that ``spec`` names."""
+    at = {"at": list(spec.at)} if spec.at else {}
+    defense = registry.build("defenses", spec.name, spec.strength, **at, **spec.options)
+    assert isinstance(defense, Defense)
+    return defense
+
+
+def build_method(cell: Cell) -> Method:
+    """Return the cell's method."""
+    method = registry.build("methods", cell.method, cell.train, cell.model, **cell.method_options)
+    assert isinstance(method, Method)
+    return method
+
+
+def recruit(world: World, name: str, spec: AttackSpec, aux: AuxSpec | None) -> dict[str, Attack]:
+    """Return the attack of each malicious party, one of its own for each; sabotage knows what is known before training.
+
+    Args:
+        world: parties with their columns, trained or not.
+        name: of the adversary, ``passive_1+passive_2`` for colluding parties.
+        spec: the attack.
+        aux: the labels that they know; None for none.
+
+    Raises:
+        UsageError: no such party, or the adversary knows too little.
+    """
+    found: dict[str, Attack] = {}
+    for party in adversary(world, name):
+        found[party.name] = made = build_attack(spec)
+        if isinstance(made, Sabotage):
+            known = aux if aux and Need.AUX_LABELS in made.needs else AuxSpec(n=0)
+            made.join(view_before(world, party, known), seed=derive(world.seed, "sabotage", made.name))
+    return found
+
+
+@lru_cache(maxsize=1)
+def _partition(settings: bytes, identity: str) -> Partition:  # noqa: ARG001  (an argument of the cache)
+    dataset, data, seed = msgspec.json.decode(settings, type=tuple[str, DataSpec, int])
+    return partition(load_dataset(dataset, **data.options), data, seed)

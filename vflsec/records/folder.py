@@ -1,0 +1,82 @@
+"""Reads a results folder. It is not changed, and nothing that it names is opened or executed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vflsec.core.errors import StoreError
+from vflsec.records.manifest import Manifest
+from vflsec.records.schema import SCHEMA, OtherSchema, Record, decode, unseal
+
+RECORDS = "records.jsonl"
+MANIFEST = "manifest.json"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return what the evaluation in ``folder`` consists of.
+
+    Raises:
+        StoreError: there is none, it is damaged, or it is of another schema.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest: Manifest = unseal(path.read_bytes(), Manifest)
+    except FileNotFoundError:
+        raise StoreError(
+            f"expected results in {folder}, found no {MANIFEST}: run vflsec eval --out {folder} first"
+        ) from None
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
+    except OtherSchema as error:
+        raise StoreError(
+            f"{path} has schema {error}, expected {SCHEMA}: another version of vflsec wrote it; run the same "
+            f"vflsec eval again with --fresh"
+        ) from None
+    except ValueError as error:
+        raise StoreError(f"{path} is damaged, {error}: run the same vflsec eval again, which writes it anew") from None
+    return manifest
+
+
+def read_records(folder: Path, *, skip_damaged: bool = False) -> dict[str, Record]:
+    """Return all finished results by key; an incomplete last line counts as unfinished.
+
+    Args:
+        folder: of results.
+        skip_damaged: leave damaged lines out.
+
+    Raises:
+        StoreError: a line is damaged, or is of another schema.
+    """
+    path = folder / RECORDS
+    found: dict[str, Record] = {}
+    for number, line in enumerate(complete_lines(path), start=1):
+        try:
+            record = decode(line)
+        except OtherSchema as error:
+            raise StoreError(
+                f"{path} line {number} has schema {error}, expected {SCHEMA}: another "
+                f"version of vflsec wrote it; compute it again with --fresh, or choose another --out"
+            ) from None
+        except ValueError as error:
+            if skip_damaged:
+                continue
+            raise StoreError(
+                f"{path} line {number} is damaged, {error}: compute it again with vflsec eval "
+                f"--retry-errors, or all with --fresh"
+            ) from None
+        found[record.key] = record
+    return found
+
+
+def complete_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file that end in a line break; none where there is no file.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from None

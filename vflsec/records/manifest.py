@@ -1,0 +1,110 @@
+"""The manifest of a results folder: everything but the records that a report needs to know about an evaluation.
+
+``manifest.json`` names each result that was asked for by its key in ``records.jsonl``. It holds the settings, the
+hashes of data and plug-ins, and the environment as plain data. A report reads these facts from here. It neither imports
+the plug-ins nor opens the data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+NO_ADVERSARY = "no adversary"
+"""The name of the attack on a method that has no adversary."""
+
+INTEGRITY = "integrity"
+"""The target of attacks that change the training instead of recovering something."""
+
+
+class Attack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An attack of the evaluation.
+
+    Attributes:
+        label: its name in the report, unique within an evaluation.
+        name: its registered name, or ``path/to/file.py:Class``.
+        target: what it recovers, of whom, and which column.
+        baseline: whether it is part of *alone*, because it reads nothing of the federation.
+    """
+
+    label: str
+    name: str
+    target: str
+    baseline: bool = False
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A result that was asked for.
+
+    Attributes:
+        attack: the label of an attack, or ``no adversary``.
+        key: of its record.
+        control: whether it is the honest training to which an attack on integrity is compared.
+    """
+
+    method: str
+    defense: str
+    strength: float
+    seed: int
+    attack: str
+    key: str
+    control: bool = False
+
+
+class Prior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A result without the federation that was asked for.
+
+    Attributes:
+        label: of the attack by which the adversary reaches it.
+        target: as of an attack.
+        key: of its record.
+    """
+
+    method: str
+    label: str
+    target: str
+    seed: int
+    key: str
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the records come from.
+
+    Attributes:
+        time: when the evaluation was last started, UTC, ISO 8601.
+        command: the words of the command line; empty from Python.
+        versions: of vflsec, Python and libraries, and the kind of machine.
+        commit: of the source tree of vflsec; None where it is not run from one.
+        sources: what the settings name, by kind and name, with the version and, of files, the hash of the content.
+        cards: the first sentence of the documentation of each method, defense and attack.
+    """
+
+    time: str
+    command: list[str]
+    versions: dict[str, str]
+    commit: str | None
+    sources: dict[str, dict[str, Any]]
+    cards: dict[str, dict[str, str]]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an evaluation consists of.
+
+    Attributes:
+        target: the utility at which ``reached`` is measured, ``train.target``.
+        selected_on_test: whether epochs were chosen on test rows.
+        rows: the results asked for, and ``priors`` those without the federation.
+        settings: all of them, as in ``spec.toml``.
+    """
+
+    dataset: str
+    adversary: str
+    seeds: int
+    target: float | None
+    selected_on_test: bool
+    attacks: list[Attack]
+    rows: list[Row]
+    priors: list[Prior]
+    settings: dict[str, Any]
+    provenance: Provenance

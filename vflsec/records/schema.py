@@ -1,0 +1,256 @@
+"""The records of a results folder: what one attack reached on one trained federation, or without one.
+
+``Result`` and ``Prior`` are the lines of ``records.jsonl``. Each line carries the version of the schema and a checksum,
+so that a damaged line is never believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from vflsec.core.metrics import possible
+
+SCHEMA = 3
+"""Raised whenever a field changes its meaning."""
+
+Status = Literal["ok", "unconverged", "collapsed", "diverged", "error"]
+
+FAILED = ("error", "diverged")
+"""The status of results that give no number and may be computed again."""
+
+Number = int | float
+Maybe = float | None
+"""None stands for NaN, which JSON does not have."""
+
+
+def _ends(ends: tuple[Maybe, Maybe]) -> tuple[float, float]:
+    low, high = (math.nan if end is None else end for end in ends)
+    return low, high
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The metrics of one guess on the rows of one split.
+
+    Attributes:
+        metrics: by name, the headline first.
+        ci95_rows: 95 % interval of the headline over rows.
+        chance: what a guess without any information reaches.
+        n: how many rows.
+        halves: the headline on each of two random halves of the rows; None where they are too few to be split.
+        one_class: whether every row is guessed to be of the same class.
+        overfit: how much more what was chosen on some rows leaks on these than on others; 0 without a choice.
+    """
+
+    metrics: dict[str, float]
+    ci95_rows: tuple[Maybe, Maybe]
+    chance: float
+    n: int
+    halves: tuple[float, float] | None = None
+    one_class: bool = False
+    overfit: float = 0.0
+
+    @property
+    def metric(self) -> str:
+        """The name of the headline."""
+        return next(iter(self.metrics))
+
+    @property
+    def headline(self) -> float:
+        """The first metric, which is the dataset's headline."""
+        return self.metrics[self.metric]
+
+    @property
+    def over_rows(self) -> tuple[float, float]:
+        """``ci95_rows`` with NaN for None."""
+        return _ends(self.ci95_rows)
+
+
+class Triggered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The share of test rows of other classes that a trigger turns into the attack's class."""
+
+    share: float
+    ci95_rows: tuple[Maybe, Maybe]
+    n: int
+
+    @property
+    def over_rows(self) -> tuple[float, float]:
+        """``ci95_rows`` with NaN for None."""
+        return _ends(self.ci95_rows)
+
+
+class Impact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is left of a federation under an attack on integrity, or of the honest one that it is compared with.
+
+    Attributes:
+        utility: on test rows.
+        success: of the trigger; None for an attack that has none.
+    """
+
+    utility: Block
+    success: Triggered | None
+
+
+class AttackRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An attack as it was run: ``repr`` shows all its options, ``after`` the phase after which it struck."""
+
+    name: str
+    options: dict[str, Any]
+    repr: str
+    after: str | None = None
+
+
+class Prior(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="prior", forbid_unknown_fields=True):
+    """What the adversary reaches without the federation, by one attack and for one seed.
+
+    Attributes:
+        leak: by split; empty where it has no such way, or where it failed.
+        fold: the headline on folds of the auxiliary rows.
+        tuned: the options that the adversary chose by folds.
+        sureness: how sure auxiliary labels make the sign of the guess, where they serve for that alone.
+    """
+
+    key: str
+    method: str
+    seed: int
+    adversary: str
+    attack: AttackRun
+    status: Status = "ok"
+    error: str | None = None
+    leak: dict[str, Block] = {}
+    fold: Maybe = None
+    budget: dict[str, Number] = {}
+    sureness: Maybe = None
+    tuned: str | None = None
+    seconds: dict[str, float] = {}
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="result", forbid_unknown_fields=True):
+    """One attack on one trained cell, or the utility of a cell that has no adversary.
+
+    Attributes:
+        cell: the key of the training.
+        defenses: ``name:strength`` of each.
+        utility: on test rows; None where the status gives none.
+        leak: by split.
+        damage: of an attack on integrity; of the honest training where ``control`` is set.
+        mountable: the attacks that this adversary could mount.
+        nbytes: sent in training, validation included.
+        traffic: phase, sender, receiver, kind, bytes.
+        spread: by phase and party, how far embeddings of test rows lie apart.
+        spent: of each defense with differential privacy, see ``vflsec.experiment.privacy``.
+    """
+
+    key: str
+    cell: str
+    method: str
+    defenses: list[str]
+    seed: int
+    adversary: str
+    attack: AttackRun | None
+    status: Status
+    error: str | None = None
+    utility: Block | None = None
+    leak: dict[str, Block] = {}
+    damage: Impact | None = None
+    control: bool = False
+    fold: Maybe = None
+    budget: dict[str, Number] = {}
+    mountable: list[str] = []
+    device: str = "cpu"
+    nbytes: int = 0
+    traffic: list[tuple[str, str, str, str, int]] = []
+    reached: dict[str, Number] = {}
+    spread: Mapping[str, Mapping[str, Maybe]] = {}
+    notes: list[str] = []
+    spent: list[dict[str, Any]] = []
+    sureness: Maybe = None
+    tuned: str | None = None
+    seconds: dict[str, float] = {}
+
+    @property
+    def measured(self) -> Block:
+        """The utility of a result whose status gives one."""
+        assert self.utility is not None
+        return self.utility
+
+
+Record = Result | Prior
+
+
+class _Sealed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    schema: int
+    check: str
+    record: msgspec.Raw
+
+
+class _Version(msgspec.Struct, frozen=True):
+    schema: int
+
+
+class OtherSchema(ValueError):
+    """What another version of vflsec wrote; its argument is the schema that it has."""
+
+
+def encode(record: Record) -> bytes:
+    """Return one line of ``records.jsonl``."""
+    return seal(record)
+
+
+def decode(line: bytes) -> Record:
+    """Return the record of one line.
+
+    Raises:
+        OtherSchema: it has another schema.
+        ValueError: it is damaged; the message says how.
+    """
+    record: Record = unseal(line, Record)
+    for fault in _faults(record):
+        raise ValueError(fault)
+    return record
+
+
+def seal(value: msgspec.Struct) -> bytes:
+    """Return ``value`` as a line of JSON with the version of the schema and a checksum."""
+    body = msgspec.json.encode(value)
+    return msgspec.json.encode({"schema": SCHEMA, "check": _digest(body), "record": msgspec.Raw(body)}) + b"\n"
+
+
+def unseal(line: bytes, kind: Any) -> Any:
+    """Return what ``seal`` has written, as a ``kind``.
+
+    Raises:
+        OtherSchema: it has another schema.
+        ValueError: it is damaged; the message says how.
+    """
+    try:
+        schema = msgspec.json.decode(line, type=_Version).schema
+        if schema != SCHEMA:
+            raise OtherSchema(schema)
+        sealed = msgspec.json.decode(line, type=_Sealed)
+        if sealed.check != _digest(bytes(sealed.record)):
+            raise ValueError("its checksum does not match")
+        return msgspec.json.decode(sealed.record, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"it cannot be read ({error})") from None
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()[:16]
+
+
+def _faults(record: Record) -> Iterator[str]:
+    """Yield what no run can have written."""
+    blocks = dict(record.leak)
+    if isinstance(record, Result):
+        blocks |= {"utility": record.utility} if record.utility else {}
+        blocks |= {"utility under attack": record.damage.utility} if record.damage else {}
+    for name, block in blocks.items():
+        if not block.metrics or block.n < 1:
+            yield f"{name} has no metric, or no rows"
+        values = [*block.metrics.items(), *((block.metric, value) for value in block.halves or ())]
+        yield from (f"{name} has {metric} = {value:g}" for metric, value in values if not possible(metric, value))
