@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vflsec.core.checks import fraction, non_negative, positive
 from vflsec.core.errors import UsageError
-from vflsec.core.protocol import Step
+from vflsec.core.message import Step
 from vflsec.core.sabotage import Sabotage
 from vflsec.core.view import Need, View
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from vflsec.core.checks import share
-from vflsec.core.protocol import Step
+from vflsec.core.message import Step
 from vflsec.core.sabotage import Sabotage, When
 
 

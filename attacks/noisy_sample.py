@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vflsec.core.checks import non_negative, share
-from vflsec.core.protocol import Step
+from vflsec.core.message import Step
 from vflsec.core.sabotage import Sabotage, When
 
 

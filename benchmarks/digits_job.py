@@ -28,11 +28,12 @@ from torch import Tensor
 
 from vflsec.core import registry
 from vflsec.core.defense import Defense, Release
+from vflsec.core.federation import World
 from vflsec.core.message import Channel, Kind
-from vflsec.core.method import ModelSpec, TrainSpec, World
 from vflsec.core.metrics import accuracy
 from vflsec.core.party import Party
 from vflsec.core.seeds import derive, generator
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.statistics import Interval, over_seeds
 from vflsec.core.view import View
 from vflsec.experiment.adversary import draw_auxiliary, secret_of, view_of

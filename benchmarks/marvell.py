@@ -18,8 +18,8 @@ from rich.table import Table
 
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
-from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.seeds import generator
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.marvell import Marvell, moments, solve

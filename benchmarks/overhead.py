@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn import functional as F
 
-from vflsec.core.method import ModelSpec, TrainSpec, World
+from vflsec.core.federation import World
 from vflsec.core.seeds import generator
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.plan import Cell
 from vflsec.experiment.spec import DefenseSpec

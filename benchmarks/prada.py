@@ -30,9 +30,10 @@ from rich.console import Console
 from rich.progress import track
 from torch import nn
 
-from vflsec.core.method import Trained, load_states
+from vflsec.core.federation import load_states
+from vflsec.core.message import Step
+from vflsec.core.method import Trained
 from vflsec.core.metrics import auc, ks
-from vflsec.core.protocol import Step
 from vflsec.experiment import spec as specs
 from vflsec.experiment import training
 from vflsec.experiment.attribution import exact

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.core.errors import UsageError
-from vflsec.core.message import Kind
-from vflsec.core.method import TrainSpec
+from vflsec.core.message import Kind, Step
 from vflsec.core.options import shares_options
 from vflsec.core.party import Party
-from vflsec.core.protocol import LinearBoundary, Step
+from vflsec.core.protocol import LinearBoundary
+from vflsec.core.settings import TrainSpec
 from vflsec.paillier.layout import CipherSpec
 
 Said = TypeVar("Said")

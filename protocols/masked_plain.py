@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vflsec.core.method import TrainSpec
+from vflsec.core.settings import TrainSpec
 from vflsec.paillier.linear_sgd import LinearSgd
 from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
 

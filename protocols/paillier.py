@@ -11,8 +11,8 @@ from torch import Tensor
 
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
-from vflsec.core.method import TrainSpec
 from vflsec.core.party import Party
+from vflsec.core.settings import TrainSpec
 from vflsec.paillier.codec import encode, rounded
 from vflsec.paillier.cost import estimate
 from vflsec.paillier.key_holder import KeyHolder

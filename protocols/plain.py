@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vflsec.core.message import Kind
-from vflsec.core.protocol import Boundary, Step
+from vflsec.core.message import Kind, Step
+from vflsec.core.protocol import Boundary
 
 
 class PlainBoundary(Boundary):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vflsec.core.method import World
+from vflsec.core.federation import World
 from vflsec.report import report
 from vflsec.testing.reports import check_report
 from vflsec.testing.worlds import tiny_world

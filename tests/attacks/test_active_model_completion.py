@@ -6,7 +6,7 @@ import torch
 
 from vflsec.attacks.active_model_completion import ActiveModelCompletion
 from vflsec.core.errors import UsageError
-from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.conformance import AttackConformance
 from vflsec.testing.worlds import toy_world

@@ -5,9 +5,9 @@ import torch
 
 from vflsec.attacks.backdoor import Backdoor
 from vflsec.core.errors import UsageError
-from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.message import Step
 from vflsec.core.metrics import METRICS
-from vflsec.core.protocol import Step
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.experiment.adversary import view_before
 from vflsec.experiment.damage import success

@@ -11,8 +11,8 @@ from vflsec.attacks.batch_label import BatchLabel, last_layers, summed
 from vflsec.attacks.replay import Replay
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind, Message, Transcript
-from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.releases import received
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.experiment.adversary import draw_auxiliary, view_of
 from vflsec.experiment.spec import AuxSpec

@@ -19,7 +19,7 @@ from vflsec.attacks.spectral_embedding import SpectralEmbedding
 from vflsec.core import metrics
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind, Message, Transcript
-from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.phe import EncryptedBoundary

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from vflsec.attacks.membership import MembershipInference, _of_embeddings, _of_predictions
 from vflsec.core import metrics
 from vflsec.core.errors import InsufficientView, UsageError
-from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need, View
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.questions import ask

@@ -6,7 +6,7 @@ import torch
 from vflsec.attacks.missing_feature import MissingFeature
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
-from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.experiment.adversary import view_before
 from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN

@@ -7,8 +7,9 @@ from vflsec.attacks.model_recovery import ModelRecovery
 from vflsec.core import registry
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Transcript
-from vflsec.core.method import ModelSpec, PretrainSpec, Trained, TrainSpec
+from vflsec.core.method import Trained
 from vflsec.core.metrics import METRICS
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.questions import ask
 from vflsec.experiment.spec import AuxSpec

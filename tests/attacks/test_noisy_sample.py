@@ -5,8 +5,8 @@ import torch
 
 from vflsec.attacks.noisy_sample import NoisySample
 from vflsec.core.errors import UsageError
-from vflsec.core.method import ModelSpec, TrainSpec
-from vflsec.core.protocol import Step
+from vflsec.core.message import Step
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.experiment.adversary import view_before
 from vflsec.experiment.spec import AuxSpec

@@ -12,7 +12,7 @@ from vflsec.attacks.replay import Head, Replay, explained
 from vflsec.core import metrics
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind, Message, Transcript
-from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.experiment.adversary import draw_auxiliary, view_of
 from vflsec.experiment.spec import AuxSpec

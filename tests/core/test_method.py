@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from vflsec.core.errors import Diverged, UsageError
-from vflsec.core.method import Method, ModelSpec, Trained, TrainSpec, load_states, save_states
+from vflsec.core.federation import load_states, save_states
+from vflsec.core.method import Method, Trained
+from vflsec.core.settings import ModelSpec, TrainSpec
 
 
 @pytest.mark.parametrize(

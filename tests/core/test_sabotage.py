@@ -5,7 +5,7 @@ import torch
 
 from vflsec.core.attack import describe
 from vflsec.core.errors import UsageError
-from vflsec.core.protocol import Step
+from vflsec.core.message import Step
 from vflsec.core.sabotage import Sabotage, sabotaging
 from vflsec.core.view import View
 

@@ -9,8 +9,8 @@ import torch
 from vflsec.core import metrics, registry
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind, Transcript
-from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.seeds import generator
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.adversary import draw_auxiliary, view_of
 from vflsec.experiment.plan import Cell

@@ -9,10 +9,11 @@ import torch
 from torch.nn import functional as F
 
 from vflsec.core.errors import Diverged
-from vflsec.core.method import ModelSpec, TrainSpec, load_states
+from vflsec.core.federation import load_states
 from vflsec.core.metrics import accuracy
 from vflsec.core.party import Party
 from vflsec.core.seeds import drawing, generator
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.stack import DefenseStack
 from vflsec.defenses.coae import ConfusionalAutoencoder
 from vflsec.defenses.label_dp import LabelDP

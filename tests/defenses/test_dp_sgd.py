@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import vflsec
 from vflsec.core.errors import UsageError
-from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.seeds import generator
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.gaussian_dp import ORDERS

@@ -9,8 +9,8 @@ import torch
 from vflsec.core.attack import Attack
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind, Transcript
-from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.releases import received
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Guess, Need, View
 from vflsec.data.partition import DataSpec
 from vflsec.experiment import engine

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
-from vflsec.core.method import ModelSpec, PretrainSpec, TrainSpec
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.experiment import attribution
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.local import Local

@@ -7,7 +7,8 @@ import pytest
 import vflsec
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind, ReleaseCount
-from vflsec.core.method import ModelSpec, PretrainSpec, Trained, TrainSpec
+from vflsec.core.method import Trained
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.laplace_dp import LaplaceDP
 from vflsec.experiment import training

@@ -5,7 +5,8 @@ import torch
 
 from vflsec.core.attack import Attack
 from vflsec.core.errors import UsageError
-from vflsec.core.method import ModelSpec, Trained, TrainSpec
+from vflsec.core.method import Trained
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Guess, Need
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.questions import ask

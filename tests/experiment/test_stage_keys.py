@@ -10,7 +10,7 @@ from torch import Tensor
 from vflsec.core import registry
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Message
-from vflsec.core.method import ModelSpec, PretrainSpec, TrainSpec
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.plan import Cell
 from vflsec.experiment.spec import parse_defense

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vflsec.core.defense import Defense
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import Kind, Route
-from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.mixup import Mixup

@@ -12,11 +12,12 @@ from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.defense import Defense
 from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.federation import load_states
 from vflsec.core.message import Kind, Route, Transcript
-from vflsec.core.method import ModelSpec, TrainSpec, load_states
 from vflsec.core.party import Party
 from vflsec.core.sabotage import Sabotage
 from vflsec.core.seeds import generator
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.methods.fedsplitnn import FedSplitNN

@@ -10,8 +10,9 @@ from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
-from vflsec.core.method import ModelSpec, PretrainSpec, Trained, TrainSpec
+from vflsec.core.method import Trained
 from vflsec.core.releases import latest
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.adversary import adversary, view_of
 from vflsec.testing.worlds import toy_world

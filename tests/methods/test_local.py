@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from vflsec.core.errors import Diverged, UsageError
-from vflsec.core.method import ModelSpec, TrainSpec
 from vflsec.core.seeds import generator
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.methods.early_stopping import EarlyStopping
 from vflsec.methods.local import Local

@@ -10,8 +10,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_score
 
 from vflsec.core.errors import Diverged, UsageError
-from vflsec.core.method import ModelSpec, TrainSpec, load_states
+from vflsec.core.federation import load_states
 from vflsec.core.seeds import derive
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.methods import pooled_lightgbm
 from vflsec.methods.pooled_lightgbm import PooledLightGBM

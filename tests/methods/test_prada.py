@@ -13,9 +13,9 @@ from vflsec.core.defense import Defense
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.layout import Group, Grouping
 from vflsec.core.message import Kind, Transcript
-from vflsec.core.method import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.protocol import Boundary
 from vflsec.core.seeds import drawing, generator
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.phe import EncryptedBoundary

@@ -11,7 +11,8 @@ from vflsec.audit.score_gram import ScoreGram
 from vflsec.audit.wire import Wire
 from vflsec.cli import cli
 from vflsec.core.errors import UsageError
-from vflsec.core.method import ModelSpec, PretrainSpec, Trained, TrainSpec
+from vflsec.core.method import Trained
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.prada import PrADA

@@ -13,8 +13,8 @@ from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.layout import Layout
 from vflsec.core.message import Kind, Route
-from vflsec.core.method import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.seeds import drawing, generator
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.data.partition import DataSpec
 from vflsec.methods.local_contrastive import LocalCL, LocalMoCo, queue_size, views_of

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
 from vflsec.core.errors import Diverged, UsageError
-from vflsec.core.message import Kind, Route
-from vflsec.core.method import ModelSpec, PretrainSpec, TrainSpec, load_states, save_states
+from vflsec.core.federation import load_states, save_states
+from vflsec.core.message import Kind, Route, Step
 from vflsec.core.metrics import auc
-from vflsec.core.protocol import Step
 from vflsec.core.seeds import generator
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.methods.fedsplitnn import FedSplitNN

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from vflsec.core.errors import UsageError
 from vflsec.core.layout import Column, Layout
-from vflsec.core.method import ModelSpec
 from vflsec.core.seeds import generator
+from vflsec.core.settings import ModelSpec
 from vflsec.nn.bottoms import MLPBottom, untrained
 from vflsec.nn.encoders import build_encoder
 

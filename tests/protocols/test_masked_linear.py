@@ -10,9 +10,9 @@ from scipy.stats import kstest, norm
 
 from vflsec.core import registry
 from vflsec.core.errors import UsageError
-from vflsec.core.message import Kind
-from vflsec.core.method import ModelSpec, TrainSpec, load_states
-from vflsec.core.protocol import Step
+from vflsec.core.federation import load_states
+from vflsec.core.message import Kind, Step
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.label_dp import LabelDP

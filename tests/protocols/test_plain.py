@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from vflsec.core.message import Kind, Route
-from vflsec.core.protocol import Step
+from vflsec.core.message import Kind, Route, Step
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.protocols.plain import PlainBoundary
 

@@ -10,9 +10,9 @@ from torch import nn
 from vflsec.core import registry
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import Channel, Kind
-from vflsec.core.method import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.party import Party
 from vflsec.core.seeds import drawing, generator
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.testing.worlds import toy_world
 

@@ -11,8 +11,8 @@ from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.defense import Defense
 from vflsec.core.message import Kind
-from vflsec.core.method import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.sabotage import Sabotage
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Guess, Need
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.protocols.plain import PlainBoundary

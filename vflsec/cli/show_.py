@@ -125,7 +125,7 @@ def _explained(found: Any) -> dict[str, str]:
 
 def _made(kind: str, found: Any) -> Any:
     """Return an instance with default options, whose attributes are the values that None stands for."""
-    from vflsec.core.method import ModelSpec, TrainSpec
+    from vflsec.core.settings import ModelSpec, TrainSpec
 
     with suppress(VflsecError, TypeError):
         return found(TrainSpec(), ModelSpec()) if kind == "method" else found()

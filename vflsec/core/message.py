@@ -96,6 +96,35 @@ class ReleaseCount(NamedTuple):
     total: int
 
 
+class Step(NamedTuple):
+    """Where in the run an exchange happens.
+
+    Attributes:
+        number: the step, or the batch at prediction.
+        phase: the method's phase, ``validate`` or ``predict``.
+        rows: (B,) sample positions in ``split``.
+        labels: (B,) their labels, known to the active party alone; None at prediction.
+        split: which rows these are.
+        rate: the learning rate of this step; 0 at prediction.
+    """
+
+    number: int
+    phase: str
+    rows: Tensor
+    labels: Tensor | None = None
+    split: str = "train"
+    rate: float = 0.0
+
+    @property
+    def learns(self) -> bool:
+        """Whether the model learns from this exchange; else it predicts, or is validated."""
+        return self.phase not in ("predict", "validate")
+
+    def within(self, when: str) -> bool:
+        """Whether this exchange is of the part of the run called ``when``."""
+        return when == "both" or self.learns == (when == "train")
+
+
 class Channel:
     """Carries messages: cuts the autograd graph, counts bytes and rows by route, shows each message to its taps.
 

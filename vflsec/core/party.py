@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,8 @@ from torch import Tensor, nn
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, Release
 from vflsec.core.layout import Layout
-from vflsec.core.message import Channel, Kind, Message
+from vflsec.core.message import Channel, Kind, Message, Step
 from vflsec.core.stack import DefenseStack
-
-if TYPE_CHECKING:
-    from vflsec.core.protocol import Step
 
 Noise = Callable[..., torch.Generator]
 """A party's own stream of randomness, by the names of the part of the run that it is for."""

@@ -5,44 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from vflsec.core.errors import UsageError
+from vflsec.core.message import Step
 from vflsec.core.party import Party
-
-if TYPE_CHECKING:
-    from vflsec.core.method import TrainSpec
-
-
-class Step(NamedTuple):
-    """Where in the run an exchange happens.
-
-    Attributes:
-        number: the step, or the batch at prediction.
-        phase: the method's phase, ``validate`` or ``predict``.
-        rows: (B,) sample positions in ``split``.
-        labels: (B,) their labels, known to the active party alone; None at prediction.
-        split: which rows these are.
-        rate: the learning rate of this step; 0 at prediction.
-    """
-
-    number: int
-    phase: str
-    rows: Tensor
-    labels: Tensor | None = None
-    split: str = "train"
-    rate: float = 0.0
-
-    @property
-    def learns(self) -> bool:
-        """Whether the model learns from this exchange; else it predicts, or is validated."""
-        return self.phase not in ("predict", "validate")
-
-    def within(self, when: str) -> bool:
-        """Whether this exchange is of the part of the run called ``when``."""
-        return when == "both" or self.learns == (when == "train")
+from vflsec.core.settings import TrainSpec
 
 
 class Protocol(ABC):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vflsec.core.attack import Attack, Target
 from vflsec.core.errors import UsageError
-from vflsec.core.protocol import Step
+from vflsec.core.message import Step
 from vflsec.core.seeds import generator
 from vflsec.core.view import Guess, Need, View
 

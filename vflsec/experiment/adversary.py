@@ -12,8 +12,9 @@ from torch import Tensor
 from vflsec.core.attack import Attack
 from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
+from vflsec.core.federation import World
 from vflsec.core.message import SERVER, SOURCE, Message
-from vflsec.core.method import Method, Trained, World
+from vflsec.core.method import Method, Trained
 from vflsec.core.metrics import METRICS
 from vflsec.core.party import Party
 from vflsec.core.seeds import derive

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from vflsec.core.checks import positive
 from vflsec.core.errors import UsageError
+from vflsec.core.message import Step
 from vflsec.core.method import Trained
 from vflsec.core.party import Party
-from vflsec.core.protocol import Step
 from vflsec.core.seeds import generator
 from vflsec.methods.split_method import SplitMethod
 from vflsec.methods.split_training import SplitTraining

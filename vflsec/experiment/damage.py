@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from vflsec.core.method import Trained, World
+from vflsec.core.federation import World
+from vflsec.core.method import Trained
 from vflsec.core.sabotage import Sabotage
 from vflsec.core.seeds import derive
 from vflsec.core.statistics import over_rows

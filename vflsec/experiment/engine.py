@@ -18,8 +18,9 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from vflsec.core import registry
 from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.core.federation import World
 from vflsec.core.message import SERVER, SOURCE, Kind
-from vflsec.core.method import Method, Trained, World
+from vflsec.core.method import Method, Trained
 from vflsec.core.sabotage import Sabotage
 from vflsec.experiment import runner
 from vflsec.experiment.adversary import side_of

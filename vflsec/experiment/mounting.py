@@ -9,8 +9,9 @@ from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of
 from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.core.federation import World
 from vflsec.core.message import SOURCE, Kind
-from vflsec.core.method import Method, World
+from vflsec.core.method import Method
 from vflsec.core.sabotage import Sabotage
 from vflsec.core.view import Need
 from vflsec.experiment.adversary import side_of

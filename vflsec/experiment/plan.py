@@ -19,7 +19,8 @@ from vflsec.core.attack import Attack, Target
 from vflsec.core.defense import touches
 from vflsec.core.errors import UsageError
 from vflsec.core.hooks import Runs
-from vflsec.core.method import Method, ModelSpec, TrainSpec
+from vflsec.core.method import Method
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.data.files import source_files
 from vflsec.data.partition import DataSpec

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from vflsec.core.attack import Attack, Target
 from vflsec.core.checks import unknown
 from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.core.federation import World
 from vflsec.core.layout import Column
 from vflsec.core.message import SERVER, SOURCE, Message
-from vflsec.core.method import Method, Trained, World
+from vflsec.core.method import Method, Trained
 from vflsec.core.metrics import MEMBERSHIP, VALUES, applicable
 from vflsec.core.party import Party
 from vflsec.core.seeds import generator

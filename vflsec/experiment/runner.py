@@ -14,8 +14,9 @@ from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import sureness
 from vflsec.core.errors import Diverged, VflsecError
+from vflsec.core.federation import World, load_states
 from vflsec.core.message import Kind, Message, Transcript
-from vflsec.core.method import Trained, World, load_states
+from vflsec.core.method import Trained
 from vflsec.core.sabotage import Sabotage, sabotaging
 from vflsec.core.seeds import derive
 from vflsec.core.view import Guess, Need

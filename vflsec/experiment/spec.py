@@ -14,7 +14,7 @@ import tomli_w
 from vflsec.core import registry
 from vflsec.core.checks import positive, unknown
 from vflsec.core.errors import UsageError
-from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.grammar import parse_reference, parse_value, split_list
 

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.errors import Diverged
+from vflsec.core.federation import World, load_states, save_states
 from vflsec.core.message import Kind, Route, Transcript
-from vflsec.core.method import Method, Progress, Trained, World, load_states, save_states
+from vflsec.core.method import Method, Progress, Trained
 from vflsec.core.sabotage import sabotaging
 from vflsec.core.seeds import derive
 from vflsec.experiment.facts import CellFacts, StageFacts

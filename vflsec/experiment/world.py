@@ -16,8 +16,9 @@ from vflsec.core.attack import Attack
 from vflsec.core.checks import unknown
 from vflsec.core.defense import Defense
 from vflsec.core.errors import UsageError
+from vflsec.core.federation import World
 from vflsec.core.message import Channel
-from vflsec.core.method import Method, World
+from vflsec.core.method import Method
 from vflsec.core.party import Party
 from vflsec.core.sabotage import Sabotage
 from vflsec.core.seeds import derive, generator

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.core.errors import Diverged
-from vflsec.core.method import Progress, TrainSpec, World
+from vflsec.core.federation import World
+from vflsec.core.message import Step
+from vflsec.core.method import Progress
 from vflsec.core.party import Party
-from vflsec.core.protocol import Boundary, Step
+from vflsec.core.protocol import Boundary
 from vflsec.core.seeds import drawing, generator
+from vflsec.core.settings import TrainSpec
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.batches import batches
 from vflsec.nn.domain_discriminators import DomainDiscriminators

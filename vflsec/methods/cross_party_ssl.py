@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from vflsec.core.federation import World
 from vflsec.core.message import Kind
-from vflsec.core.method import World
 from vflsec.core.party import Party
 from vflsec.core.seeds import generator
 from vflsec.nn.batches import batches

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from vflsec.core.errors import UsageError
+from vflsec.core.federation import World
 from vflsec.core.layout import Group
-from vflsec.core.method import World
 from vflsec.core.party import Party
 from vflsec.methods.head_training import HeadTraining
 from vflsec.methods.shared_head_training import SharedHeadTraining

@@ -12,10 +12,12 @@ from torch.nn import functional as F
 from vflsec.core import hooks
 from vflsec.core.checks import fraction, non_negative, positive
 from vflsec.core.errors import UsageError
-from vflsec.core.method import ModelSpec, Progress, TrainSpec, World
+from vflsec.core.federation import World
+from vflsec.core.message import Step
+from vflsec.core.method import Progress
 from vflsec.core.party import Party
-from vflsec.core.protocol import Step
 from vflsec.core.seeds import drawing, generator
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.batches import batches

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from vflsec.core.message import SERVER, Kind
-from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.hybrid_ssl import LOCAL_DIFFERS, PLAIN, PRETRAINING_DIFFERS, TARGET_DIFFERS, HybridSSL
 from vflsec.methods.split_method import SHOWS, SPLIT

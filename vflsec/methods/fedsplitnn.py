@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vflsec.core.method import World
+from vflsec.core.federation import World
 from vflsec.core.party import Party
 from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.nn.encoders import build_encoder

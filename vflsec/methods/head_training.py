@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.method import Progress, TrainSpec, World
-from vflsec.core.protocol import Boundary, Step
+from vflsec.core.federation import World
+from vflsec.core.message import Step
+from vflsec.core.method import Progress
+from vflsec.core.protocol import Boundary
 from vflsec.core.seeds import generator
+from vflsec.core.settings import TrainSpec
 from vflsec.methods.split_training import SplitTraining, selection_split
 
 Alter = Callable[[Tensor, torch.Generator], Tensor]

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from vflsec.core import hooks, registry
 from vflsec.core.checks import non_negative, positive, unknown
 from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.federation import World
 from vflsec.core.message import SERVER, Kind, Message
-from vflsec.core.method import ModelSpec, PretrainSpec, Progress, TrainSpec, World
+from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Averaging
 from vflsec.core.releases import flattened, parameters
 from vflsec.core.seeds import drawing, generator
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.cross_party_ssl import CrossPartySSL
 from vflsec.methods.local_ssl import LocalSSL
 from vflsec.methods.split_method import SplitMethod

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vflsec.core.method import Method, Progress, World
+from vflsec.core.federation import World
+from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
 from vflsec.methods.local_training import LocalTraining, labelled_rows, local_model, logits
 from vflsec.methods.split_training import selection_split

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.core.errors import Diverged
-from vflsec.core.method import ModelSpec, TrainSpec, World
+from vflsec.core.federation import World
 from vflsec.core.metrics import METRICS
 from vflsec.core.seeds import drawing, generator
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.stack import DefenseStack
 from vflsec.methods.early_stopping import EarlyStopping
 from vflsec.methods.split_training import PREDICTION_BATCH, selection_split

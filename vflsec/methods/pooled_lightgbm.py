@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from vflsec.core.checks import positive
 from vflsec.core.errors import UsageError
-from vflsec.core.method import ModelSpec, TrainSpec, World
+from vflsec.core.federation import World
 from vflsec.core.seeds import derive
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.pooled_method import PooledMethod
 
 

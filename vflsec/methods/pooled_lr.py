@@ -12,8 +12,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from torch import Tensor, nn
 
-from vflsec.core.method import ModelSpec, TrainSpec, World
+from vflsec.core.federation import World
 from vflsec.core.seeds import derive
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.pooled_method import PooledMethod
 
 PENALTIES = np.logspace(-4, 2, 7)

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.core.errors import Diverged
-from vflsec.core.method import Method, ModelSpec, Progress, TrainSpec, World
+from vflsec.core.federation import World
+from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
+from vflsec.core.settings import ModelSpec, TrainSpec
 
 
 class PooledMethod(Method):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from vflsec.core.message import Step
 from vflsec.core.method import Progress
-from vflsec.core.protocol import LinearBoundary, Step
+from vflsec.core.protocol import LinearBoundary
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.columns import Columns
 from vflsec.nn.frozen import Frozen

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from vflsec.core import hooks, registry
 from vflsec.core.errors import UsageError
+from vflsec.core.federation import World
 from vflsec.core.message import Kind
-from vflsec.core.method import Method, ModelSpec, Progress, TrainSpec, World
+from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary, LinearBoundary
 from vflsec.core.seeds import drawing, generator
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.split_training import SplitTraining, selection_split
 from vflsec.nn.top import SharedTop, Top

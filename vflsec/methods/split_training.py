@@ -10,13 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.core.errors import Diverged, UsageError
-from vflsec.core.message import Kind
-from vflsec.core.method import Progress, TrainSpec, World
+from vflsec.core.federation import World
+from vflsec.core.message import Kind, Step
+from vflsec.core.method import Progress
 from vflsec.core.metrics import METRICS
 from vflsec.core.party import Party
-from vflsec.core.protocol import Boundary, Step
+from vflsec.core.protocol import Boundary
 from vflsec.core.sabotage import sabotaging
 from vflsec.core.seeds import generator
+from vflsec.core.settings import TrainSpec
 from vflsec.nn.batches import batches
 
 PREDICTION_BATCH = 4096

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from vflsec.core import hooks
 from vflsec.core.checks import one_of, positive
 from vflsec.core.errors import Diverged, UsageError
-from vflsec.core.method import ModelSpec, PretrainSpec, Progress, TrainSpec, World
+from vflsec.core.federation import World
+from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.seeds import drawing
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.local_contrastive import LocalCL, LocalMoCo
 from vflsec.methods.split_method import SplitMethod
 from vflsec.nn.bottoms import Encoder

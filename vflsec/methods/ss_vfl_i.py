@@ -9,9 +9,10 @@ from torch import Tensor
 
 from vflsec.core.checks import positive
 from vflsec.core.errors import UsageError
+from vflsec.core.federation import World
 from vflsec.core.layout import Layout
 from vflsec.core.message import Kind
-from vflsec.core.method import ModelSpec, TrainSpec, World
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.head_training import Alter, HeadTraining
 from vflsec.methods.split_method import SHOWS

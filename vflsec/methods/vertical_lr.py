@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from vflsec.core.federation import World
 from vflsec.core.message import Kind
-from vflsec.core.method import World
 from vflsec.core.party import Party
 from vflsec.core.view import Need
 from vflsec.methods.feature_group_method import FeatureGroupMethod

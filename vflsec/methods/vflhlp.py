@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from vflsec.core import hooks
 from vflsec.core.checks import fraction, non_negative, positive
 from vflsec.core.errors import UsageError
-from vflsec.core.method import ModelSpec, PretrainSpec, Progress, TrainSpec, World
+from vflsec.core.federation import World
+from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.seeds import drawing, generator
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.local_training import LocalTraining, labelled_rows, local_model
 from vflsec.methods.scarf_ssl import LEAST_ROWS, ScarfSSL, own_rows
 from vflsec.methods.split_method import SPLIT, SplitMethod

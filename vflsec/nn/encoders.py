@@ -6,7 +6,7 @@ from torch import nn
 
 from vflsec.core.errors import UsageError
 from vflsec.core.layout import Layout
-from vflsec.core.method import ModelSpec
+from vflsec.core.settings import ModelSpec
 from vflsec.nn.bottoms import Encoder, MLPBottom
 from vflsec.nn.cnn import SmallCNN
 from vflsec.nn.resnet import ResNet18

@@ -40,7 +40,7 @@ import msgspec
 
 from vflsec.core.checks import positive
 from vflsec.core.errors import UsageError
-from vflsec.core.method import ModelSpec, TrainSpec
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.paillier.layout import CipherSpec
 
 LARGEST = 1_000_000

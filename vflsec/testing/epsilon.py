@@ -21,8 +21,9 @@ from torch.nn import functional as F
 
 from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind, Transcript
-from vflsec.core.method import ModelSpec, Trained, TrainSpec
+from vflsec.core.method import Trained
 from vflsec.core.seeds import generator
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.plan import Cell
 from vflsec.experiment.privacy import spent

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from vflsec.core.attack import Attack
 from vflsec.core.errors import InsufficientView
+from vflsec.core.federation import World
 from vflsec.core.message import Kind, Message, Transcript
-from vflsec.core.method import ModelSpec, PretrainSpec, Trained, TrainSpec, World
+from vflsec.core.method import Trained
 from vflsec.core.seeds import generator
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Guess, Need, Secret, View
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.questions import ASK, Question, ask, victim_of

@@ -12,9 +12,11 @@ from torch import Tensor
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, Release
 from vflsec.core.errors import Diverged
-from vflsec.core.message import SERVER, Kind, Message
-from vflsec.core.method import Method, TrainSpec, World, load_states, save_states
-from vflsec.core.protocol import Boundary, LinearBoundary, Protocol, Step
+from vflsec.core.federation import World, load_states, save_states
+from vflsec.core.message import SERVER, Kind, Message, Step
+from vflsec.core.method import Method
+from vflsec.core.protocol import Boundary, LinearBoundary, Protocol
+from vflsec.core.settings import TrainSpec
 from vflsec.core.view import Need
 from vflsec.data.partition import DataSpec
 from vflsec.testing.suite import Suite, refused, same, stated

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from vflsec.core.method import ModelSpec, Trained, TrainSpec
+from vflsec.core.message import Step
+from vflsec.core.method import Trained
 from vflsec.core.party import Party
-from vflsec.core.protocol import Step
 from vflsec.core.sabotage import Sabotage
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.experiment.adversary import view_before
 from vflsec.experiment.spec import AuxSpec

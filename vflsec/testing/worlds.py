@@ -12,10 +12,11 @@ import torch
 
 from vflsec.core.checks import one_of, positive
 from vflsec.core.errors import UsageError
+from vflsec.core.federation import World
 from vflsec.core.message import Channel
-from vflsec.core.method import ModelSpec, TrainSpec, World
 from vflsec.core.party import Party
 from vflsec.core.seeds import derive, generator
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.dataset import Card, PartyTable, VerticalDataset
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.plan import Cell

@@ -1,0 +1,118 @@
+"""A federation: the parties, the channel between them and their task; and its models on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vflsec.core.attack import Attack
+from vflsec.core.checkpoint import Checkpoint
+from vflsec.core.message import Channel
+from vflsec.core.party import Party
+
+
+@dataclass
+class World:
+    """Everything a method may touch: parties, the wire, the task.
+
+    Attributes:
+        parties: by name, the active party first.
+        channel: the wire.
+        n_classes: C.
+        metric: the headline metric, for selection on validation rows.
+        seed: of this run.
+        device: where models and features lie.
+        malicious: the attack of each party that acts in training, by party.
+        checkpoint: where a phase keeps what it needs to go on after a kill.
+        reached: the epochs and bytes after which ``train.target`` was met, once it is.
+        source: another active party with people and labels of its own, from which a model is adapted; or None. The
+            adversary is never it, and what is inferred is about the people of the active party.
+        places: by split, the positions (n_train,) of the training rows among its rows, for ``aligned``.
+    """
+
+    parties: Mapping[str, Party]
+    channel: Channel
+    n_classes: int
+    metric: str
+    seed: int
+    device: torch.device
+    malicious: Mapping[str, Attack] = field(default_factory=dict)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    reached: dict[str, float] = field(default_factory=dict)
+    source: Party | None = None
+    places: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def begin(self, *part: object) -> None:
+        """Start every party's noise for one part of the run."""
+        for party in self.everybody:
+            party.begin(*part)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Look at the models without a trace: nothing is said on the wire, and no party's noise moves on."""
+        with ExitStack() as stack:
+            stack.enter_context(self.channel.muted())
+            for party in self.everybody:
+                stack.enter_context(party.aside())
+            yield
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Let defences watch the models of their parties while they are trained; a malicious party has none of that.
+
+        Raises:
+            UsageError: a defence cannot serve its party's models.
+        """
+        with ExitStack() as stack:
+            for name, party in self.parties.items():
+                if name not in self.malicious:
+                    stack.enter_context(party.learning())
+            yield
+
+    @property
+    def active(self) -> Party:
+        """The party with the labels."""
+        return next(iter(self.parties.values()))
+
+    @property
+    def passive(self) -> list[Party]:
+        """All other parties, in order."""
+        return [party for party in self.parties.values() if not party.active]
+
+    @property
+    def everybody(self) -> list[Party]:
+        """All parties, and the source if there is one."""
+        return [*self.parties.values(), *([self.source] if self.source else [])]
+
+    def n_rows(self, split: str) -> int:
+        """Return the number of aligned rows of ``split``."""
+        return len(self.active.features[split])
+
+
+def save_states(world: World, folder: Path, roles: Collection[str] | None = None) -> None:
+    """Write each party's models, or those in the given roles, to ``folder/<party>.safetensors``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for party in world.everybody:
+        kept = {role: module for role, module in party.modules.items() if roles is None or role in roles}
+        state = {
+            f"{role}.{key}": value.detach().cpu().contiguous().clone()
+            for role, module in kept.items()
+            for key, value in module.state_dict().items()
+        }
+        save_file(state, folder / f"{party.name}.safetensors", metadata={"format": "vflsec", "party": party.name})
+
+
+def load_states(world: World, folder: Path) -> None:
+    """Read into each party's models, already built, what ``save_states`` wrote; other roles stay as they are."""
+    for party in world.everybody:
+        stored = load_file(folder / f"{party.name}.safetensors")
+        for role, module in party.modules.items():
+            own = {key.removeprefix(f"{role}."): value for key, value in stored.items() if key.startswith(f"{role}.")}
+            if own:
+                module.load_state_dict(own)

@@ -1,0 +1,142 @@
+"""Settings of training and of the networks, which can be read and checked without a federation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+import torch
+from torch import nn
+
+from vflsec.core.checks import finite, fraction, non_negative, positive
+from vflsec.core.errors import UsageError
+
+
+class PretrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How models are pre-trained; None leaves a number to the method, whose own are those of its paper.
+
+    Attributes:
+        epochs: global iterations.
+        batch: rows per update.
+        lr: learning rate.
+    """
+
+    epochs: int | None = None
+    batch: int | None = None
+    lr: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check every number."""
+        for name in ("epochs", "batch", "lr"):
+            if getattr(self, name) is not None:
+                positive(**{f"train.pretrain.{name}": getattr(self, name)})
+
+
+class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How models are fitted.
+
+    Attributes:
+        epochs: passes over the training rows; None for 20, or as many as 300 updates take if that is more:
+            a model that stopped learning early would look like a private one.
+        batch: rows per update.
+        lr: learning rate.
+        optimizer: ``adam``, ``sgd``, or ``adagrad`` (FedHSSL's for columns of clicks).
+        momentum: of SGD.
+        weight_decay: L2 factor.
+        schedule: of the learning rate over epochs: ``constant``, ``cosine`` or ``inverse-sqrt``.
+        select: which epoch's model is used: ``last``, ``best_on_val``, or ``paper_best_on_test``, which peeks at the
+            test rows as some papers do and is never a default.
+        patience: epochs without a better validation metric after which training stops, or None.
+        clip: largest norm of each party's gradients in a step, or None.
+        local_steps: updates that every party makes on what one exchange brought it (FedBCD, Liu et al. 2019).
+        target: a utility on test rows; what had to be said to reach it is reported. It stops nothing.
+        pretrain: of methods that pre-train.
+    """
+
+    epochs: int | None = None
+    batch: int = 256
+    lr: float = 1e-3
+    optimizer: Literal["adam", "sgd", "adagrad"] = "adam"
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "cosine", "inverse-sqrt"] = "constant"
+    select: Literal["last", "best_on_val", "paper_best_on_test"] = "last"
+    patience: int | None = None
+    clip: float | None = None
+    local_steps: int = 1
+    target: float | None = None
+    pretrain: PretrainSpec = PretrainSpec()
+
+    def __post_init__(self) -> None:
+        """Check every number."""
+        positive(**{"train.batch": self.batch, "train.lr": self.lr, "train.local_steps": self.local_steps})
+        for name in ("epochs", "patience", "clip"):
+            if getattr(self, name) is not None:
+                positive(**{f"train.{name}": getattr(self, name)})
+        if self.target is not None:
+            fraction(**{"train.target": self.target})
+        non_negative(**{"train.momentum": self.momentum, "train.weight_decay": self.weight_decay})
+        finite(**{f"train.{name}": getattr(self, name) for name in ("lr", "momentum", "weight_decay")})
+
+    def n_epochs(self, rows: int) -> int:
+        """Return the number of passes over ``rows`` training rows."""
+        return self.epochs or max(20, math.ceil(300 / math.ceil(rows / self.batch)))
+
+    def n_batches(self, rows: int) -> int:
+        """Return the number of batches in all passes."""
+        return self.n_epochs(rows) * math.ceil(rows / self.batch)
+
+    def optimize(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return a new optimizer of ``parameters``."""
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(parameters, self.lr, self.momentum, weight_decay=self.weight_decay, fused=True)
+        if self.optimizer == "adagrad":
+            return torch.optim.Adagrad(parameters, self.lr, weight_decay=self.weight_decay, fused=True)
+        return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay, fused=True)
+
+    def rate(self, epoch: int, epochs: int) -> float:
+        """Return the learning rate in ``epoch`` (from 0)."""
+        if self.schedule == "cosine":
+            return self.lr * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+        return self.lr / math.sqrt(epoch + 1) if self.schedule == "inverse-sqrt" else self.lr
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shape of the networks.
+
+    Attributes:
+        encoder: what turns a party's columns into its embedding: ``mlp``, ``tabular`` (categories embedded, two layers
+            with BatchNorm), ``cnn``, ``resnet18``, or ``auto``: ``cnn`` for a party with images, else ``tabular``.
+            None for ``mlp`` where every method that is compared learns from labels alone, else ``auto``, so that all of
+            them have the same.
+        bottom: widths of its hidden layers; None for the encoder's own, (64,) for ``mlp``.
+        cut: width of the cut layer; None for the number of classes after an ``mlp``, as Fu et al. 2022 mostly have it,
+            and for the last of ``bottom`` after the others.
+        aggregation: how the active party joins embeddings: ``concat``, ``sum``, ``mean``, ``max``.
+        head: what follows: ``linear``, ``mlp``, or ``none`` (the aggregate is the logits).
+        head_hidden: width of the hidden layer of an ``mlp`` head.
+    """
+
+    encoder: Literal["mlp", "tabular", "cnn", "resnet18", "auto"] | None = None
+    bottom: tuple[int, ...] | None = None
+    cut: int | None = None
+    aggregation: Literal["concat", "sum", "mean", "max"] = "concat"
+    head: Literal["linear", "mlp", "none"] = "linear"
+    head_hidden: int = 32
+
+    def __post_init__(self) -> None:
+        """Check widths, and that a missing head leaves logits."""
+        for width in self.bottom or ():
+            positive(**{"model.bottom": width})
+        if self.cut is not None:
+            positive(**{"model.cut": self.cut})
+        positive(**{"model.head_hidden": self.head_hidden})
+        if self.head == "none" and self.aggregation == "concat":
+            raise UsageError(
+                "expected model.aggregation sum, mean or max with model.head=none, got concat: "
+                "without a head the aggregate itself is the logits"
+            )
+        if self.head == "none" and self.cut is not None:
+            raise UsageError("expected no model.cut with model.head=none: the cut is as wide as the number of classes")
