@@ -7,12 +7,12 @@ from torch import Tensor
 
 from vflsec.core.checks import fraction, non_negative, positive
 from vflsec.core.errors import UsageError
+from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import Step
-from vflsec.core.sabotage import Sabotage
 from vflsec.core.view import Need, View
 
 
-class Backdoor(Sabotage):
+class Backdoor(IntegrityAttack):
     """A trigger on the party's own columns that makes the joint model say ``target``; no label is changed for it.
 
     The party knows some rows of the target class, and poisons some others: these bear the trigger in training. A known

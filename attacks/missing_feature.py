@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from vflsec.core.checks import share
+from vflsec.core.integrity import IntegrityAttack, When
 from vflsec.core.message import Step
-from vflsec.core.sabotage import Sabotage, When
 
 
-class MissingFeature(Sabotage):
-    """Sabotage by silence: of each row, with probability ``rate``, zeros are sent in place of the embedding.
+class MissingFeature(IntegrityAttack):
+    """Send zeros in place of the embedding of each row with probability ``rate``.
 
     Rows are drawn anew in each step, the same ones for all parties that collude. Of a row that it was silent about, a
     party learns nothing.

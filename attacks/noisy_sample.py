@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from vflsec.core.checks import non_negative, share
+from vflsec.core.integrity import IntegrityAttack, When
 from vflsec.core.message import Step
-from vflsec.core.sabotage import Sabotage, When
 
 
-class NoisySample(Sabotage):
-    """Sabotage by noise: to each row, with probability ``rate``, Gaussian noise is added before it is embedded.
+class NoisySample(IntegrityAttack):
+    """Add Gaussian noise to each row with probability ``rate`` before it is embedded.
 
     Rows and noise are drawn anew in each step; parties that collude blur the same rows, each with noise of its own.
     What the party then sends, and learns from the gradient, is honest.

@@ -67,7 +67,7 @@ class SelfTraining(Attack):
         "Guesses of a row come from models that were fitted without it.",
         "Guesses start from fusion, not from a model of the known labels alone.",
     )
-    verified = "the Bayes rule of a Gaussian world"
+    verified = "the Bayes rule of Gaussian data"
 
     trust: ClassVar[float] = 0.75
     """Power of the density of what was received, which is less Gaussian than it is taken to be."""

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from vflsec.core import registry
 from vflsec.core.defense import Defense, Release
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.message import Channel, Kind
 from vflsec.core.metrics import accuracy
 from vflsec.core.party import Party
@@ -36,7 +36,7 @@ from vflsec.core.seeds import derive, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.statistics import Interval, over_seeds
 from vflsec.core.view import View
-from vflsec.experiment.adversary import draw_auxiliary, secret_of, view_of
+from vflsec.experiment.adversary import draw_auxiliary, ground_truth_of, view_of
 from vflsec.experiment.score import score
 from vflsec.experiment.spec import AuxSpec
 from vflsec.experiment.training import one_thread
@@ -80,7 +80,7 @@ def load() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return x, {"train": torch.from_numpy(y_train[:1430]), "test": torch.from_numpy(y_test)}
 
 
-def make_world(x: dict[str, Tensor], y: dict[str, Tensor], s: float, seed: int) -> World:
+def make_federation(x: dict[str, Tensor], y: dict[str, Tensor], s: float, seed: int) -> Federation:
     """Return the two parties: the top half of each picture is passive, the bottom half active."""
     channel = Channel()
     halves = {"active": slice(392, None), "passive_1": slice(392)}
@@ -95,20 +95,20 @@ def make_world(x: dict[str, Tensor], y: dict[str, Tensor], s: float, seed: int) 
         )
         for name, half in halves.items()
     }
-    return World(parties, channel, 10, "accuracy", seed, torch.device("cpu"))
+    return Federation(parties, channel, 10, "accuracy", seed, torch.device("cpu"))
 
 
 def run(x: dict[str, Tensor], y: dict[str, Tensor], s: float, seed: int, *, full: bool) -> dict[str, float]:
     """Train one cell and attack it; return the accuracies of the task and of the attack."""
-    world = make_world(x, y, s, seed)
+    federation = make_federation(x, y, s, seed)
     train = TrainSpec(epochs=20, batch=128, lr=0.005, schedule="inverse-sqrt", local_steps=5)
     model = ModelSpec(bottom=(32,), aggregation="sum", head="none")
-    trained = registry.build("methods", "fedsplitnn", train, model).fit(world)
+    trained = registry.build("methods", "fedsplitnn", train, model).fit(federation)
     budget = {"epochs": 25, "steps": 1024} if full else {"epochs": 6, "steps": 200}
     attack = registry.build("attacks", "mc", mode="mixmatch", batch=10, lr=2e-3, **budget)
     aux = draw_auxiliary(y["train"], 10, AuxSpec(n=100), seed)
-    guess = attack(view_of(trained, world.passive, aux), seed=derive(seed, "attack"))
-    scored = score(guess, secret_of(world), headline="accuracy", exclude=aux, seed=seed)
+    guess = attack(view_of(trained, federation.passive, aux), seed=derive(seed, "attack"))
+    scored = score(guess, ground_truth_of(federation), headline="accuracy", exclude=aux, seed=seed)
     return {
         "main": accuracy(trained.predict("test").numpy(), y["test"].numpy()),
         **{split: block.metrics["accuracy"] for split, block in scored.items()},
@@ -117,12 +117,12 @@ def run(x: dict[str, Tensor], y: dict[str, Tensor], s: float, seed: int, *, full
 
 def run_alone(x: dict[str, Tensor], y: dict[str, Tensor], seed: int) -> dict[str, float]:
     """Return the test accuracy of logistic regression on the passive half and the same auxiliary labels."""
-    world = make_world(x, y, 0.0, seed)
+    federation = make_federation(x, y, 0.0, seed)
     aux = draw_auxiliary(y["train"], 10, AuxSpec(n=100), seed)
     features = {split: x[split][:, :392].contiguous() for split in ("train", "test")}
     view = View("passive_1", "passive", 10, features, None, aux, y["train"][aux])
     guess = registry.build("attacks", "logistic")(view, seed=derive(seed, "attack"))
-    scored = score(guess, secret_of(world), headline="accuracy", exclude=aux, seed=seed)
+    scored = score(guess, ground_truth_of(federation), headline="accuracy", exclude=aux, seed=seed)
     return {"test": scored["test"].metrics["accuracy"]}
 
 

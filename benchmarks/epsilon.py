@@ -3,7 +3,7 @@
     python benchmarks/epsilon.py
 
 Two tables. In the first the neighbours are the worst that the defence allows and the attacker knows both, so that the
-lower bound should come close. In the second a federation is trained on the planted world, where labels are tossed by a
+lower bound should come close. In the second a federation is trained on the planted data, where labels are tossed by a
 coin and no column tells them: what an attack knows of them it has from the federation. No lower bound may lie above the
 epsilon that is stated; the command ends with 1 if one does.
 """
@@ -106,10 +106,10 @@ def worst_neighbours() -> list[Line]:
         for made in (GaussianDP, LaplaceDP):
             options = {"delta": 0.01} if made is GaussianDP else {}  # what happens once in 100,000 nobody counts
             defense = made(0.5, at=["embedding"], unit="1/epsilon", **options)  # type: ignore[arg-type]
-            defense.expect(releases)
+            defense.plan_releases(releases)
             found.append(line(defense, "two opposite rows", opposite_rows(defense, releases=releases), releases))
         update = DPSGD(0.5, unit="1/epsilon", delta=0.01)
-        update.expect(releases)
+        update.plan_releases(releases)
         played = opposite_updates(update, updates=releases)
         found.append(line(update, "two opposite gradients of one row, in an update", played, releases))
         sparse = SparseVector(0.1, gamma=0.5)
@@ -119,14 +119,14 @@ def worst_neighbours() -> list[Line]:
     return [*found, line(answer, "two labels", either_label(answer), 1)]
 
 
-def planted_world() -> list[Line]:
+def planted_data() -> list[Line]:
     """Attack trained federations for labels that were tossed by a coin, and for who was trained on."""
     open_labels, open_members = labels_by_their_gradients(epochs=EPOCHS, rows=ROWS), members_by_their_loss()
     found = []
     for epsilon in (1.0, 8.0):
         for made in (GaussianDP, LaplaceDP):
             defense = made(1 / epsilon, unit="1/epsilon", clip=CLIP)
-            defense.expect(EPOCHS)
+            defense.plan_releases(EPOCHS)
             played = labels_by_their_gradients(
                 f"{defense.name}:epsilon={epsilon},clip={CLIP}", epochs=EPOCHS, rows=ROWS
             )
@@ -138,7 +138,7 @@ def planted_world() -> list[Line]:
         played = labels_by_their_gradients(f"ppdl:strength={sparse.strength}", epochs=EPOCHS, rows=ROWS)
         found.append(line(sparse, SENT, played, EPOCHS, open_labels))
         update = DPSGD(2 / epsilon, unit="1/epsilon")
-        update.expect(40)
+        update.plan_releases(40)
         played = members_by_their_loss(f"dp-sgd:epsilon={epsilon / 2}")
         found.append(line(update, "members, losses; both parties", played, 40, open_members))
     return found
@@ -160,10 +160,10 @@ def show(title: str, found: list[Line]) -> Table:
 def main() -> None:
     """Print both tables, and whether all of it holds."""
     with one_thread():
-        neighbours, world = worst_neighbours(), planted_world()
+        neighbours, planted = worst_neighbours(), planted_data()
     console = Console(width=150)
-    console.print(show("The worst neighbours, both known", neighbours), show("The planted world, trained", world))
-    wrong = [one for one in (*neighbours, *world) if not one.holds]
+    console.print(show("The worst neighbours, both known", neighbours), show("The planted data, trained", planted))
+    wrong = [one for one in (*neighbours, *planted) if not one.holds]
     for one in wrong:
         console.print(f"FAILED {one}")
     if wrong:

@@ -25,10 +25,10 @@ from vflsec.core.errors import Diverged
 from vflsec.core.method import Trained
 from vflsec.core.statistics import over_seeds
 from vflsec.experiment import spec as specs
+from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.plan import training_cell
 from vflsec.experiment.score import measure
 from vflsec.experiment.training import one_thread
-from vflsec.experiment.world import build_method, build_world
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.recording import Header, Recorder, Recording
 
@@ -70,13 +70,13 @@ def run(method: str, noise: float, rate: float, seed: int, **settings: Any) -> F
         {"dataset": DATASET, "methods": [method], "fixed": [phe], "model": {"cut": 10}, "train": train}
     )
     cell = training_cell(spec, method, seed)
-    world, learner = build_world(cell, "cpu"), build_method(cell)
-    learner.build(world)
+    federation, learner = build_federation(cell, "cpu"), build_method(cell)
+    learner.build(federation)
     with tempfile.TemporaryDirectory() as folder, one_thread():
         boundary = learner._boundaries["passive_1"]
         layout = Layout(
-            width=learner.width(world.passive[0]),
-            outputs=1 if learner.logistic else world.n_classes,
+            width=learner.width(federation.passive[0]),
+            outputs=1 if learner.logistic else federation.n_classes,
             batch=boundary.batch,
         )
         files = [Path(folder, role) for role in ("C", "p")]
@@ -84,15 +84,15 @@ def run(method: str, noise: float, rate: float, seed: int, **settings: Any) -> F
             boundary.recorders[name] = Notes(file, Header(role=file.name, layout=layout))
         try:
             for phase in learner.phases:
-                learner.run(phase, world)
+                learner.run(phase, federation)
         except Diverged:
             return None
         finally:
             for recorder in boundary.recorders.values():
                 recorder.close()
             boundary.recorders.clear()
-        scores = Trained(learner, world, {}).predict("test")
-        utility = measure(scores, world.active.labels["test"], world.metric, seed).metrics["auc"]
+        scores = Trained(learner, federation, {}).predict("test")
+        utility = measure(scores, federation.active.labels["test"], federation.metric, seed).metrics["auc"]
         c, p = map(Recording, files)
         figures = DeltaChain()(c, Truth(c, p)).figures
     return Found(utility, next((figure.value for figure in figures if figure.metric == "auc"), None))

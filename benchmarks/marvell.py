@@ -25,10 +25,10 @@ from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.marvell import Marvell, moments, solve
 from vflsec.defenses.max_norm import MaxNorm
 from vflsec.defenses.perp import PerpendicularNoise
+from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.plan import Cell
 from vflsec.experiment.spec import DefenseSpec
 from vflsec.experiment.training import one_thread
-from vflsec.experiment.world import build_method, build_world
 
 ROWS, WIDTH = 1024, 128
 EPOCHS = 3
@@ -50,11 +50,11 @@ def training(name: str | None) -> float:
         defenses=defenses,
         seed=0,
     )
-    world, method = build_world(cell, "cpu"), build_method(cell)
-    method.build(world)
+    federation, method = build_federation(cell, "cpu"), build_method(cell)
+    method.build(federation)
     began = time.process_time()
-    method.train("train", world, lambda *_: None)
-    steps = EPOCHS * -(-world.n_rows("train") // ROWS)
+    method.train("train", federation, lambda *_: None)
+    steps = EPOCHS * -(-federation.n_rows("train") // ROWS)
     return (time.process_time() - began) / steps * 1e3
 
 

@@ -234,11 +234,11 @@ def measured(one: Cell, store: Store) -> Measured:
         found = {"status": facts.status, "test": None, "val": None}
         found["bytes"] = sum(n for phase, *_, n in facts.traffic if phase not in ("predict", "validate"))
         if trained is not None and facts.utility is not None and facts.status == "ok":
-            world = trained.world
-            found["test"] = facts.utility.metrics[world.metric]
-            if world.n_rows("val"):
-                logits, labels = trained.predict("val"), world.active.labels["val"]
-                found["val"] = METRICS[world.metric](logits.numpy(), labels.numpy())
+            federation = trained.federation
+            found["test"] = facts.utility.metrics[federation.metric]
+            if federation.n_rows("val"):
+                logits, labels = trained.predict("val"), federation.active.labels["val"]
+                found["val"] = METRICS[federation.metric](logits.numpy(), labels.numpy())
         folder.write(found, lambda path: path.mkdir(parents=True))
     return found
 

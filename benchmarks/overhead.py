@@ -18,14 +18,14 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn import functional as F
 
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
+from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.plan import Cell
 from vflsec.experiment.spec import DefenseSpec
 from vflsec.experiment.training import one_thread
-from vflsec.experiment.world import build_method, build_world
 
 EPOCHS = 5
 PAIRS = 7
@@ -52,27 +52,27 @@ def cell(defense: DefenseSpec | None = None) -> Cell:
 
 def split(defense: DefenseSpec | None = None) -> float:
     """Return the seconds that split training takes."""
-    world, method = build_world(cell(defense), "cpu"), build_method(cell(defense))
-    method.build(world)
-    return timed(lambda: method.run("train", world))
+    federation, method = build_federation(cell(defense), "cpu"), build_method(cell(defense))
+    method.build(federation)
+    return timed(lambda: method.run("train", federation))
 
 
 def joint() -> float:
     """Return the seconds that the same network takes as one module with one optimizer."""
-    world, method = build_world(cell(), "cpu"), build_method(cell())
-    method.build(world)
-    return timed(lambda: joint_loop(world))
+    federation, method = build_federation(cell(), "cpu"), build_method(cell())
+    method.build(federation)
+    return timed(lambda: joint_loop(federation))
 
 
-def joint_loop(world: World) -> None:
+def joint_loop(federation: Federation) -> None:
     """Train bottoms and top end to end, as anybody would without a federation."""
-    parties = list(world.parties.values())
+    parties = list(federation.parties.values())
     bottoms = [copy.deepcopy(party.modules["bottom"]) for party in parties]
-    top = copy.deepcopy(world.active.modules["top"])
+    top = copy.deepcopy(federation.active.modules["top"])
     parameters = [p for module in (*bottoms, top) for p in module.parameters()]
     optimizer = torch.optim.Adam(parameters, 1e-3, fused=True)
-    features, labels = [party.features["train"] for party in parties], world.active.labels["train"]
-    order = generator(world.seed, "batches", "train")
+    features, labels = [party.features["train"] for party in parties], federation.active.labels["train"]
+    order = generator(federation.seed, "batches", "train")
     for _ in range(EPOCHS):
         total = torch.zeros(())
         for rows in torch.split(torch.randperm(len(labels), generator=order), 256):

@@ -38,9 +38,9 @@ from vflsec.experiment import spec as specs
 from vflsec.experiment import training
 from vflsec.experiment.attribution import exact
 from vflsec.experiment.facts import StageFacts
+from vflsec.experiment.federation import build_federation, build_method, load_dataset, partition_of
 from vflsec.experiment.plan import Cell, training_cell
 from vflsec.experiment.store import Store
-from vflsec.experiment.world import build_method, build_world, load_dataset, partition_of
 from vflsec.nn.domain_discriminators import DomainDiscriminators
 from vflsec.nn.feature_groups import DROPOUT
 from vflsec.nn.parallel import ParallelLinear, UnitLength, parallel_layers
@@ -199,14 +199,14 @@ def _trial(one: Cell, arm: Arm, seed: int, store: Store) -> Measured:
     found = folder.read_measured()
     if found is None:
         began = time.perf_counter()
-        world, method = build_world(one, "cpu"), build_method(one)
-        method.build(world)
+        federation, method = build_federation(one, "cpu"), build_method(one)
+        method.build(federation)
         for phase in one.stages:
-            load_states(world, pretrained(arm, seed, phase, store))
-        method.run(method.phases[-1], world)
-        trained = Trained(method, world, {})
+            load_states(federation, pretrained(arm, seed, phase, store))
+        method.run(method.phases[-1], federation)
+        trained = Trained(method, federation, {})
         scores = {split: trained.predict(split).numpy() for split in ("val", "test")}
-        labels = {split: world.active.labels[split].numpy() for split in scores}
+        labels = {split: federation.active.labels[split].numpy() for split in scores}
         official = _official(one)
         found = {
             "val": auc(scores["val"], labels["val"]),
@@ -223,9 +223,9 @@ def _trial(one: Cell, arm: Arm, seed: int, store: Store) -> Measured:
 def pretrained(arm: Arm, seed: int, phase: str, store: Store) -> Path:
     """Return where the pre-trained models are: rows and encoding are the same whatever the ratio."""
     one = cell(arm, 160, seed)
-    world, method = build_world(one, "cpu"), build_method(one)
-    method.build(world)
-    training.advance(one, phase, method, world, store=store)
+    federation, method = build_federation(one, "cpu"), build_method(one)
+    method.build(federation)
+    training.advance(one, phase, method, federation, store=store)
     return store.cell(one.stage_key(phase)).path
 
 
@@ -418,9 +418,9 @@ def stepper(one_by_one: bool) -> Callable[[], None]:
     """Return a function that takes the next step of PrADA's pre-training on Census-Income."""
     arm = ARMS["prada"]
     one = cell(arm, 160, 0)
-    world, method = build_world(one, "cpu"), build_method(one)
-    method.build(world)
-    passive = world.passive[0]
+    federation, method = build_federation(one, "cpu"), build_method(one)
+    method.build(federation)
+    passive = federation.passive[0]
     bottom, tell = passive.modules["bottom"], passive.modules["discriminators"]
     if one_by_one:
         linears = [layer for layer in bottom.extractors if isinstance(layer, ParallelLinear)]
@@ -428,9 +428,9 @@ def stepper(one_by_one: bool) -> Callable[[], None]:
         alone = [nn.Sequential(*parallel_layers([size], dropout=DROPOUT), UnitLength(size[-1:])) for size in sizes]
         bottom.extractors = OneByOne(linears[0].inputs, alone)
         tell.layers = OneByOne(bottom.widths, [DomainDiscriminators([width]).layers for width in bottom.widths])
-    trainer = method.adversarial(world)
+    trainer = method.adversarial(federation)
     trainer._switch(training=True)
-    optimizers, labels, number = trainer._optimizers(), world.source.labels["source"], count()
+    optimizers, labels, number = trainer._optimizers(), federation.source.labels["source"], count()
     order = torch.Generator().manual_seed(0)
 
     def step() -> None:
@@ -487,14 +487,14 @@ def timed(arm: Arm, positives: int, start: Arm, store: Store) -> Measured:
     folder = store.cell(f"{one.key}-timed-{before.name}")
     found = folder.read_measured()
     if found is None:
-        world, method = build_world(one, "cpu"), build_method(one)
-        method.build(world)
-        load_states(world, before)
+        federation, method = build_federation(one, "cpu"), build_method(one)
+        method.build(federation)
+        load_states(federation, before)
         began = time.perf_counter(), time.process_time()
-        method.run(method.phases[-1], world)
+        method.run(method.phases[-1], federation)
         seconds, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
-        traffic = sum(world.channel.traffic.values())
-        value = auc(Trained(method, world, {}).predict("test").numpy(), world.active.labels["test"].numpy())
+        traffic = sum(federation.channel.traffic.values())
+        value = auc(Trained(method, federation, {}).predict("test").numpy(), federation.active.labels["test"].numpy())
         found = {"auc": value, "seconds": seconds, "cpu": cpu, "traffic": traffic, "status": "ok"}
         folder.write(found, lambda path: path.mkdir(parents=True))
     return found
@@ -567,11 +567,11 @@ def figures(store: Store) -> None:
     """Write what matters to the target's model, and the two domains before and after adaptation, beside the page."""
     with training.one_thread():
         one = cell(ARMS["prada"], 160, 0)
-        world, method = build_world(one, "cpu"), build_method(one)
-        method.build(world)
-        load_states(world, pretrained(ARMS["prada"], 0, "pretrain", store))
-        method.run("finetune", world)
-        found = exact(Trained(method, world, {}))
+        federation, method = build_federation(one, "cpu"), build_method(one)
+        method.build(federation)
+        load_states(federation, pretrained(ARMS["prada"], 0, "pretrain", store))
+        method.run("finetune", federation)
+        found = exact(Trained(method, federation, {}))
         importance(found, "PrADA on Census-Income, 160 positive labels").savefig(_png("importance"), dpi=DPI)
         swarm(found, "PrADA on Census-Income, 160 positive labels").savefig(_png("swarm"), dpi=DPI)
         maps = {what: _representations(arm, store) for what, arm in MAPPED.items()}
@@ -581,10 +581,10 @@ def figures(store: Store) -> None:
 def _representations(arm: Arm, store: Store) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Return f_i of some rows of the source and of the target, by group."""
     one = cell(arm, 160, 0)
-    world, method = build_world(one, "cpu"), build_method(one)
-    method.build(world)
-    load_states(world, pretrained(arm, 0, "pretrain", store))
-    passive = world.passive[0]
+    federation, method = build_federation(one, "cpu"), build_method(one)
+    method.build(federation)
+    load_states(federation, pretrained(arm, 0, "pretrain", store))
+    passive = federation.passive[0]
     bottom = passive.modules["bottom"].eval()
     parts = []
     for split in ("source", "adaptation"):

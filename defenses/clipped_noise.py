@@ -62,7 +62,7 @@ class ClippedNoise(Defense):
         self.unit = unit
         self._multiplier = self.strength if unit == "noise" else None
 
-    def expect(self, releases: int | None) -> None:
+    def plan_releases(self, releases: int | None) -> None:
         """Find the noise for the epsilon that is asked for.
 
         Raises:

@@ -87,7 +87,7 @@ class ConfusionalAutoencoder(Defense):
 
     def on_predictions(self, logits: Tensor) -> Tensor:
         """Return the log probabilities (B, C) of classes, from logits of codes."""
-        return F.log_softmax(self._book.decoded(torch.softmax(logits, dim=1)), dim=1)
+        return F.log_softmax(self._book.decode_logits(torch.softmax(logits, dim=1)), dim=1)
 
     @property
     def _book(self) -> _Codebook:
@@ -120,7 +120,7 @@ class _Codebook(nn.Module):
         self.register_buffer("fitted", torch.tensor(False))
         self.requires_grad_(False)  # nothing of it is trained with the federation
 
-    def decoded(self, codes: Tensor) -> Tensor:
+    def decode_logits(self, codes: Tensor) -> Tensor:
         """Return the logits (B, C) of classes that codes (B, C) stand for."""
         logits: Tensor = self.decide(F.relu(self.read(codes)))
         return logits
@@ -139,13 +139,13 @@ class _Codebook(nn.Module):
             logs = F.log_softmax(self.encoder(one_hot), dim=1)
             codes = logs.exp()
             entropy = -(codes * logs).sum(dim=1).mean()
-            loss = F.cross_entropy(self.decoded(codes), y) - strength * entropy
+            loss = F.cross_entropy(self.decode_logits(codes), y) - strength * entropy
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         self.requires_grad_(False)
         codes = torch.softmax(self.encoder(one_hot), dim=1)
-        if float(torch.softmax(self.decoded(codes), dim=1).diagonal().min()) < SURE:
+        if float(torch.softmax(self.decode_logits(codes), dim=1).diagonal().min()) < SURE:
             raise Diverged(f"coae's codes of {len(y)} classes cannot be told apart with lambda={strength:g}: lower it")
         order = torch.from_numpy(linear_sum_assignment(-codes.cpu().numpy())[1]).to(y.device)  # its entry, by class
         self.codes.copy_(codes[:, order])

@@ -23,7 +23,7 @@ class DistanceCorrelation(Defense):
     ``spectral-embedding``. The active party acts alone, through the gradient that it sends, and holds the labels
     anyway: the passive party is the one kept from learning them. It does not aim at gradients. They carry one more term
     that depends on the label; where the top model comes to ignore the embedding, that term is most of what is left, and
-    ``direction`` still reads it (planted worlds, lambda .1 to 3: .78 to .97). Where one class is rare, ``norm`` gains
+    ``direction`` still reads it (planted toy data, lambda .1 to 3: .78 to .97). Where one class is rare, ``norm`` gains
     (credit-default, lambda 1, one seed: .99, from .94, while ``direction`` and ``averaging`` fall to .55 and .51): the
     term does not know where embeddings lie, its gradients add up to nothing over a batch, and those of a class with a
     share p of the rows are (1 - p) / p times as long as the others', on average. No penalty that pushes two classes

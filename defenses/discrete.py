@@ -27,7 +27,7 @@ class Discretisation(Defense):
     From the passive party it hides differences below s, and rows whose gradient is below s / 2 altogether. Costs one
     rounding. Fails where classes differ by their entries' sign and size, as those of a loss do: with half a dozen bins
     they stay apart, and ``direction`` reaches what it does without. Where the longer rows survive the grid and the
-    shorter do not, ``norm`` gains (planted world, strength 1.5, two seeds: .82 becomes .86), and no other attack: an
+    shorter do not, ``norm`` gains (planted toy data, strength 1.5, two seeds: .82 becomes .86), and no other attack: an
     attacker who rounds clean gradients before it takes their lengths gains as much, because ``norm`` reads them badly,
     not because more has left. At ``embedding`` it hides the same from the active party, at prediction too.
 

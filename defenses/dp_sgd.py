@@ -101,7 +101,7 @@ class DPSGD(GaussianDP):
         super().__init__(strength, at=at, clip=clip, unit=unit, delta=delta, accountant=accountant)
 
     @contextmanager
-    def watching(self, modules: nn.Module, penalties: Sequence[str]) -> Iterator[None]:
+    def training_hooks(self, modules: nn.Module, penalties: Sequence[str]) -> Iterator[None]:
         """Have the gradient of each row kept, by opacus's hooks, while ``modules`` are trained.
 
         Raises:

@@ -76,7 +76,7 @@ class DistilledGroups(Defense):
             raise UsageError(f"expected at least k=2 classes in a group, got {k}: one alone hides nothing")
         self.k = k
 
-    def suit(self, n_classes: int) -> None:
+    def check_task(self, n_classes: int) -> None:
         """Raise UsageError if the true class would be less likely than the others in its group."""
         k = self._size(n_classes)
         if self.strength > (k - 1) / k + 1e-9:  # of a fraction as one writes it
@@ -89,7 +89,7 @@ class DistilledGroups(Defense):
         """Return soft labels (N, C) of (N,) class numbers, or of (N, C) probabilities."""
         if not self.strength:
             return y
-        self.suit(n_classes)
+        self.check_task(n_classes)
         k, classes = self._size(n_classes), torch.arange(n_classes, device=y.device)
         given = F.one_hot(y, n_classes).to(features.dtype) if y.dim() == 1 else y
         teacher = self._taught(features, given, rng) if k < n_classes and len(y) else torch.zeros_like(given)

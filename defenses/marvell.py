@@ -114,7 +114,7 @@ class Marvell(Defense):
         self._powers: dict[tuple[str, str], float] = {}  # the last P by phase and receiver, for batches of one class
         self._labelled = False  # whether it has seen labels, so that its owner has some
 
-    def suit(self, n_classes: int) -> None:
+    def check_task(self, n_classes: int) -> None:
         """Raise UsageError unless there are two classes, or the one to hide is named."""
         if self.positive is None and n_classes != 2:
             raise UsageError(
@@ -150,7 +150,7 @@ class Marvell(Defense):
             )
         self._labelled = True
         if self.positive is None and (most := int(release.labels.max())) > 1:
-            self.suit(most + 1)
+            self.check_task(most + 1)
         return release.labels == (1 if self.positive is None else self.positive)
 
     def _search(self, found: Moments, d: int) -> tuple[Noise, float]:

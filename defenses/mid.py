@@ -26,16 +26,16 @@ class InformationBottleneck(Defense):
     so in what its bottom model learns. Costs two layers of 3·w^2 weights per passive party and a noisier loss. Fails
     where lambda is small: noise alone, which the model trains to overcome, leaves the sign of a loss's gradient to
     ``direction``; and where lambda is large, the top model ignores the passive party, and the federation is worth what
-    the active party knows. What is left of a gradient, however short, still points somewhere (planted world:
+    the active party knows. What is left of a gradient, however short, still points somewhere (planted toy data:
     ``direction`` is at .95 with lambda 10 where the bottom model is of no use, and at chance where, signal hidden,
-    there was something to learn). ``norm`` gains at middling lambda (planted world, lambda .01, two seeds: .82 becomes
-    .95), because the penalty's gradient has a part that all rows share: added to gradients that point to opposite sides
-    it makes one class's longer (the mean of a message is .16 times the other part of a row undefended, .17 with noise
-    alone, .36 at .01). That tells no more than ``direction`` reads without it, and is gone where an attacker
-    takes the mean of each message away; at large lambda the penalty is all that is left, and its length is a function
-    of the embedding, which its owner knows. On credit-default, one seed, lambda .1 takes ``mc`` from .74 to .56 and
-    leaves ``direction`` at 1.00; lambda 1 lets the model collapse. On digits, three seeds, .01 takes ``direction`` from
-    1.00 to .63 at no cost, and leaves ``mc`` where it was, at .79.
+    there was something to learn). ``norm`` gains at middling lambda (planted toy data, lambda .01, two seeds: .82
+    becomes .95), because the penalty's gradient has a part that all rows share: added to gradients that point to
+    opposite sides it makes one class's longer (the mean of a message is .16 times the other part of a row undefended,
+    .17 with noise alone, .36 at .01). That tells no more than ``direction`` reads without it, and is gone where an
+    attacker takes the mean of each message away; at large lambda the penalty is all that is left, and its length is a
+    function of the embedding, which its owner knows. On credit-default, one seed, lambda .1 takes ``mc`` from .74 to
+    .56 and leaves ``direction`` at 1.00; lambda 1 lets the model collapse. On digits, three seeds, .01 takes
+    ``direction`` from 1.00 to .63 at no cost, and leaves ``mc`` where it was, at .79.
 
     Guarantee: none, empirical only; the bound is on information in t, and what leaves is the gradient.
 

@@ -31,7 +31,7 @@ class SparseVector(Defense):
     From the passive party it hides everything, at the usual settings: the noise of one value is c·9 / epsilon,
     thousands of times gamma, and what leaves is coin flips of +-gamma. The passive party's model then hardly learns.
     Costs 3·n draws and one pass over n numbers in Python. Fails with the model,
-    and at an epsilon where signs survive (planted world, batches of 64 x 2: from 1e5 on).
+    and at an epsilon where signs survive (planted toy data, batches of 64 x 2: from 1e5 on).
 
     Guarantee: each release is epsilon-differentially private, epsilon = 1 / strength, for any change of all of its
     entries (Dwork and Roth 2014, section 3.6, NumericSparse; queries of sensitivity 1 >= 2·gamma: epsilon_1 and half of

@@ -144,7 +144,7 @@ class MaskedLinearBoundary(LinearBoundary):
         """Return each party's share of the weights, as it is stored with its models."""
         return self.shares
 
-    def up(self, h: Tensor, step: Step) -> Tensor:
+    def forward(self, h: Tensor, step: Step) -> Tensor:
         """Return z = h W (B, C), all that the active party learns of the embedding (B, g)."""
         holder, labels = self._current()
         self._count(step)
@@ -163,7 +163,7 @@ class MaskedLinearBoundary(LinearBoundary):
         z = torch.as_tensor(np.concatenate(parts), dtype=h.dtype, device=h.device)
         return self.active.open(Kind.EMBEDDING, z, step, sender=self.passive.name)
 
-    def down(self, g: Tensor, step: Step) -> Tensor:
+    def backward(self, g: Tensor, step: Step) -> Tensor:
         """Return delta^C = g W^T (B, g), all that the passive party learns of the gradient (B, C) of the mean loss."""
         holder, labels = self._current()
         released = self.active.defend(Kind.GRADIENT, g, step, to=self.passive.name)

@@ -21,7 +21,7 @@ class PlainBoundary(Boundary):
         "passive": ("the loss gradient with respect to each embedding it sent, after the active party's defences",),
     }
 
-    def up(self, h: Tensor, step: Step) -> Tensor:
+    def forward(self, h: Tensor, step: Step) -> Tensor:
         """Send the embedding (B, d); return what the active party received (B, d)."""
         message = self.passive.send(
             Kind.EMBEDDING,
@@ -35,7 +35,7 @@ class PlainBoundary(Boundary):
         received: Tensor = message.payload["value"]
         return received
 
-    def down(self, g: Tensor, step: Step) -> Tensor:
+    def backward(self, g: Tensor, step: Step) -> Tensor:
         """Send the gradient (B, d); return what the passive party received (B, d)."""
         message = self.active.send(
             Kind.GRADIENT,

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.report import report
+from vflsec.testing.federations import tiny_federation
 from vflsec.testing.reports import check_report
-from vflsec.testing.worlds import tiny_world
 
 
 @pytest.fixture
-def world() -> World:
+def federation() -> Federation:
     """Bare parties, ``active`` and ``passive_1``, of eight rows on a bare wire."""
-    return tiny_world()
+    return tiny_federation()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -45,12 +45,12 @@ def test_train_takes_tables_and_defenses():
     trained = vflsec.train(
         **SMALL, options={"boundary": "plain"}, fixed=["iso:lambda=1@embedding"], defense="iso:lambda=5"
     )
-    assert [d.strength for d in trained.world.active.defenses] == [1.0, 5.0]
+    assert [d.strength for d in trained.federation.active.defenses] == [1.0, 5.0]
     assert trained.predict("test").shape == (90, 2)
 
 
 def test_few_labels_train_although_no_adversary_could_have_them():
-    assert vflsec.train(**{**SMALL, "data": {"n_labeled": 40}}).world.n_rows("train") == 40
+    assert vflsec.train(**{**SMALL, "data": {"n_labeled": 40}}).federation.n_rows("train") == 40
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_attack_takes_what_train_returns():
     trained = vflsec.train(dataset="toy", train={"epochs": 5})
     leak = vflsec.attack(trained, "logistic", n_aux=20)
     assert leak["test"]["metrics"]["auc"] > 0.8
-    assert leak["train"]["n"] == trained.world.n_rows("train") - 20
+    assert leak["train"]["n"] == trained.federation.n_rows("train") - 20
 
 
 def test_attack_on_what_was_not_kept():

@@ -169,7 +169,7 @@ def test_every_training_can_be_named_and_methods_have_as_many_trials(methods):
 def test_a_table_of_methods(methods, monkeypatch, tmp_path):
     tiny = methods.Experiment(
         "toy",
-        "A world for tests.",
+        "A federation for tests.",
         ("train.epochs=2", "train.pretrain.epochs=1"),
         {"10 labels": ("data.n_labeled=40",), "all": ()},
         "10 labels",

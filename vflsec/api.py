@@ -15,7 +15,7 @@ from vflsec.core.checks import unknown
 from vflsec.core.errors import Diverged, InsufficientView, UsageError
 from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
-from vflsec.experiment import engine, runner, training, world
+from vflsec.experiment import engine, federation, runner, training
 from vflsec.experiment import spec as specs
 from vflsec.experiment.facts import CellFacts, StageDone
 from vflsec.experiment.grammar import split_list
@@ -203,7 +203,7 @@ def load_dataset(name: str, **options: Any) -> VerticalDataset:
         UsageError: an unknown name or option.
         DataError: a file is wrong.
     """
-    return world.load_dataset(name, **options)
+    return federation.load_dataset(name, **options)
 
 
 def cores() -> int:

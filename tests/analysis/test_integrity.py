@@ -9,10 +9,10 @@ from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.statistics import over_seeds
 from vflsec.experiment import engine
 from vflsec.experiment import spec as specs
+from vflsec.experiment.federation import build_federation
 from vflsec.experiment.manifest import manifest_of
 from vflsec.experiment.plan import priors, rows
 from vflsec.experiment.store import Store
-from vflsec.experiment.world import build_world
 from vflsec.records.schema import Block, Impact, Triggered
 from vflsec.testing.records import made_result
 
@@ -42,7 +42,7 @@ def summary_of(spec, records, **limits):
     return summarize(manifest_of(spec), records, out="run", **limits)
 
 
-def test_every_sabotaged_cell_has_its_honest_one_beside_it():
+def test_every_cell_under_attack_has_its_honest_one_beside_it():
     found = [r for r in rows(BROKEN) if (r.seed, r.strength) == (0, 1.0)]
     assert [(r.label, r.control) for r in found] == [
         ("backdoor", True), ("backdoor", False), ("missing-feature", True), ("missing-feature", False),
@@ -146,7 +146,7 @@ def test_a_limit_on_utility_holds_under_attack_and_there_is_none_on_a_leak():
             summary_of(BROKEN, records, max_leak={name: 0.5})
 
 
-def test_sabotage_that_does_nothing_costs_exactly_nothing(tmp_path):
+def test_an_attack_that_does_nothing_costs_exactly_nothing(tmp_path):
     spec, store = finish(tmp_path, attacks=["missing-feature:rate=0", "noisy-sample:scale=0"])
     found = summary_of(spec, store.records()).integrity
     assert len(found) == 4
@@ -187,7 +187,7 @@ def test_parties_that_collude_have_an_attack_each(tmp_path):
         spec, store = finish(tmp_path / name, attacks=["missing-feature:rate=1"], data=data, adversary=name, seeds=1)
         lost[name] = summary_of(spec, store.records()).integrity[0].lost.mean
         cell = next(r.cell for r in rows(spec) if not r.control)
-        assert list(build_world(cell, "cpu").malicious) == name.split("+")
+        assert list(build_federation(cell, "cpu").malicious) == name.split("+")
     assert lost["passive_1+passive_2"] != lost["passive_1"]
 
 
@@ -195,8 +195,8 @@ def test_a_party_that_breaks_its_own_model_has_not_collapsed(tmp_path):
     """What is sent says nothing any more, and that is the damage; a status would hide it."""
     file = tmp_path / "mine.py"
     file.write_text(
-        "import torch\nfrom vflsec.core.sabotage import Sabotage\n"
-        "class Flat(Sabotage):\n"
+        "import torch\nfrom vflsec.core.integrity import IntegrityAttack\n"
+        "class Flat(IntegrityAttack):\n"
         "    name = reference = verified = 'flat'\n"
         "    def on_gradient(self, g, step):\n        return g * 0\n"
         "    def optimizer(self, parameters, lr):\n        return torch.optim.SGD(parameters, 1.0, weight_decay=1.0)\n"
@@ -244,7 +244,7 @@ def test_all_leaves_them_out_unless_they_are_named():
     assert "noisy-sample" not in reasons
 
 
-def test_a_trained_federation_cannot_be_sabotaged_any_more():
+def test_a_trained_federation_cannot_be_attacked_in_training_any_more():
     trained = vflsec.train(dataset="toy", data={"options": {"rows": 300}}, train={"epochs": 1})
     with pytest.raises(UsageError, match="attack 'noisy-sample' acts in training, which is over: use vflsec.evaluate"):
         vflsec.attack(trained, "noisy-sample", n_aux=20)

@@ -9,7 +9,7 @@ from vflsec.core.errors import UsageError
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.conformance import AttackConformance
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 GRADIENTS = np.array([[1.0, -2.0, 0.5], [1.5, 1.0, 0.5], [-1.0, 2.0, 0.4], [-3.0, 2.0, 0.0]])
 
@@ -77,13 +77,13 @@ def test_no_update_shrinks_and_none_grows_beyond_the_bound():
 
 def test_only_the_adversarys_own_bottom_is_trained_otherwise():
     """At the first step every ratio is one; afterwards the others hear of it through the embeddings alone."""
-    worlds = []
+    federations = []
     for gamma in (0.0, 1.0):
-        world = toy_world(rows=200)
-        world.malicious = {"passive_1": ActiveModelCompletion(gamma=gamma)}
-        FedSplitNN(TrainSpec(epochs=2, batch=500, lr=1e-2), ModelSpec(bottom=(6,))).fit(world)
-        worlds.append(world)
-    honest, malicious = worlds
+        federation = toy_federation(rows=200)
+        federation.malicious = {"passive_1": ActiveModelCompletion(gamma=gamma)}
+        FedSplitNN(TrainSpec(epochs=2, batch=500, lr=1e-2), ModelSpec(bottom=(6,))).fit(federation)
+        federations.append(federation)
+    honest, malicious = federations
     for name, same in (("active", True), ("passive_1", False)):
         pairs = zip(
             honest.parties[name].modules["bottom"].parameters(),

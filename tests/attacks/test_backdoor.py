@@ -13,14 +13,14 @@ from vflsec.experiment.adversary import view_before
 from vflsec.experiment.damage import success
 from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.testing.conformance import SabotageConformance
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.conformance import IntegrityConformance
+from vflsec.testing.federations import toy_federation
 
 X = torch.arange(60.0).reshape(20, 3)
 KNOWN = [2, 5]  # of class 1; row 9 is known to be of class 0
 
 
-class TestManyRows(SabotageConformance):
+class TestManyRows(IntegrityConformance):
     def make(self):
         return Backdoor(poisoned=0.2, columns=1, value=3.0)
 
@@ -103,13 +103,13 @@ def test_the_backdoor_opens_on_planted_data_and_nothing_else_is_lost(seed):
     """Only the attacker's columns know the class: the trigger outweighs all of them but two."""
     found = []
     for malicious in (False, True):
-        world = toy_world(seed=seed, rows=1000)
-        world.active.features = {split: 0 * x for split, x in world.active.features.items()}
+        federation = toy_federation(seed=seed, rows=1000)
+        federation.active.features = {split: 0 * x for split, x in federation.active.features.items()}
         attack = Backdoor(poisoned=0.05)
-        attack.join(view_before(world, world.parties["passive_1"], AuxSpec(n=40)), seed=1)
-        world.malicious = {"passive_1": attack} if malicious else {}
-        trained = FedSplitNN(TrainSpec(epochs=15, batch=64, lr=5e-3), ModelSpec(bottom=(16,))).fit(world)
-        utility = METRICS["auc"](trained.predict("test").numpy(), world.active.labels["test"].numpy())
+        attack.join(view_before(federation, federation.parties["passive_1"], AuxSpec(n=40)), seed=1)
+        federation.malicious = {"passive_1": attack} if malicious else {}
+        trained = FedSplitNN(TrainSpec(epochs=15, batch=64, lr=5e-3), ModelSpec(bottom=(16,))).fit(federation)
+        utility = METRICS["auc"](trained.predict("test").numpy(), federation.active.labels["test"].numpy())
         found.append((utility, success(trained, {"passive_1": attack}, 1).share))
     (honest, chance), (attacked, opened) = found
     assert opened > 0.9

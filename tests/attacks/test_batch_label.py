@@ -20,7 +20,7 @@ from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.nn.bottoms import MLPBottom
 from vflsec.nn.side_by_side import SideBySide
 from vflsec.testing.conformance import AttackConformance
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 ROWS, COLUMNS, HIDDEN = 1024, 8, 31
 
@@ -145,16 +145,16 @@ def test_of_colluding_parties_each_has_a_layer_of_its_own():
 
 
 def test_colluding_parties_infer_no_less_than_one_of_them():
-    world = toy_world(classes=3, rows=800, parties=3)
+    federation = toy_federation(classes=3, rows=800, parties=3)
     names = ["passive_1", "passive_2"]
     transcript = Transcript(frozenset(names), frozenset(Kind))
-    world.channel.taps.append(transcript)
-    trained = FedSplitNN(TrainSpec(epochs=2, batch=128, lr=5e-3), ModelSpec(bottom=(16,))).fit(world)
-    labels = world.active.labels["train"]
+    federation.channel.taps.append(transcript)
+    trained = FedSplitNN(TrainSpec(epochs=2, batch=128, lr=5e-3), ModelSpec(bottom=(16,))).fit(federation)
+    labels = federation.active.labels["train"]
     rows = draw_auxiliary(labels, 3, AuxSpec(n=30), 0)
     found = {}
     for who in (["passive_1"], ["passive_2"], names, names[::-1]):
-        view = view_of(trained, [world.parties[name] for name in who], rows, tuple(transcript.messages))
+        view = view_of(trained, [federation.parties[name] for name in who], rows, tuple(transcript.messages))
         guess = BatchLabel()(view, seed=0).scores["train"].argmax(dim=1)
         found["+".join(who)] = (guess == labels).double().mean().item()
     assert found["passive_1+passive_2"] > max(found["passive_1"], found["passive_2"]) - 0.02, found
@@ -170,13 +170,13 @@ def test_gradients_of_which_nobody_knows_whose_they_are_are_refused():
 
 @pytest.mark.parametrize(("batch", "least"), [(16, 0.95), (64, 0.7)])
 def test_on_a_federation(batch, least):
-    world = toy_world(classes=3, rows=800)
+    federation = toy_federation(classes=3, rows=800)
     transcript = Transcript(frozenset({"passive_1"}), frozenset(Kind))
-    world.channel.taps.append(transcript)
-    trained = FedSplitNN(TrainSpec(epochs=5, batch=batch, lr=5e-3), ModelSpec(bottom=(32,))).fit(world)
-    labels = world.active.labels["train"]
+    federation.channel.taps.append(transcript)
+    trained = FedSplitNN(TrainSpec(epochs=5, batch=batch, lr=5e-3), ModelSpec(bottom=(32,))).fit(federation)
+    labels = federation.active.labels["train"]
     rows = draw_auxiliary(labels, 3, AuxSpec(n=30), 0)
-    view = view_of(trained, [world.parties["passive_1"]], rows, tuple(transcript.messages))
+    view = view_of(trained, [federation.parties["passive_1"]], rows, tuple(transcript.messages))
     found, most = (
         (attack(view, seed=0).scores["train"].argmax(dim=1) == labels).double().mean()
         for attack in (BatchLabel(), Replay())

@@ -16,7 +16,7 @@ from vflsec.core.view import View
 N, KNOWN = 4000, 400
 
 
-def world(own=0.0, gradient=0.0, *, noise_columns=3, epochs=4, seed=0, n_classes=2):
+def federation(own=0.0, gradient=0.0, *, noise_columns=3, epochs=4, seed=0, n_classes=2):
     """A class that shifts one own column by ``own`` and the mean gradient by ``gradient``, in deviations; the truth."""
     rng = torch.Generator().manual_seed(seed)
     y = torch.randint(n_classes, (N,), generator=rng)
@@ -44,18 +44,18 @@ def phi(*shifts):
 
 @pytest.mark.parametrize(("own", "gradient"), [(1.0, 1.0), (0.7, 1.2), (1.5, 0.0), (0.0, 1.5)])
 def test_it_reaches_the_best_auc_of_independent_gaussian_sources(own, gradient):
-    view, y = world(own, gradient)
+    view, y = federation(own, gradient)
     assert auc(view, y) == pytest.approx(phi(own, gradient), abs=0.02)
 
 
 def test_test_rows_are_guessed_from_what_is_known_of_them():
-    view, y = world(1.0, 2.0)
+    view, y = federation(1.0, 2.0)
     assert auc(view, y, "test") == pytest.approx(phi(1.0), abs=0.02)
     assert auc(view, y, "train") == pytest.approx(phi(1.0, 2.0), abs=0.02)
 
 
 def test_alone_it_reads_own_columns_and_nothing_else():
-    view, y = world(1.0, 2.0)
+    view, y = federation(1.0, 2.0)
     alone = view.without_federation(nn.Identity())
     assert set(sources(alone)) == {"columns"}
     assert auc(alone, y, attack=Fusion().alone()) == pytest.approx(phi(1.0), abs=0.02)
@@ -63,10 +63,10 @@ def test_alone_it_reads_own_columns_and_nothing_else():
 
 @pytest.mark.parametrize(("n_aux", "cost"), [(40, 0.03), (80, 0.01)])
 def test_sources_that_say_nothing_cost_next_to_nothing(n_aux, cost):
-    """A column tells the class; gradients and a model tell nothing. The mean over worlds."""
+    """A column tells the class; gradients and a model tell nothing. The mean over seeds."""
     lost = []
     for seed in range(10):
-        view, y = world(1.5, 0.0, noise_columns=0, seed=seed)
+        view, y = federation(1.5, 0.0, noise_columns=0, seed=seed)
         view = replace(view, aux_rows=view.aux_rows[:n_aux], aux_labels=view.aux_labels[:n_aux])
         rng = torch.Generator().manual_seed(seed)
         with_noise = replace(view, model=_Lookup(view.features["train"], torch.randn(N, 16, generator=rng)))
@@ -87,7 +87,7 @@ class _Lookup(nn.Module):
 
 
 def test_a_class_that_no_linear_score_finds_is_found_in_own_columns():
-    view, _ = world()
+    view, _ = federation()
     ring = view.features["train"][:, :2]
     y = (ring.square().sum(dim=1) > 1.4).long()
     view = replace(view, features={"train": ring}, aux_labels=y[:KNOWN], messages=())
@@ -95,7 +95,7 @@ def test_a_class_that_no_linear_score_finds_is_found_in_own_columns():
 
 
 def test_several_classes_are_told_apart():
-    view, y = world(4.0, 3.0, n_classes=3)
+    view, y = federation(4.0, 3.0, n_classes=3)
     found = Fusion()(view, seed=0).scores["train"].argmax(dim=1)
     assert (found == y)[KNOWN:].float().mean() > 0.95
 
@@ -155,7 +155,7 @@ def test_a_party_with_labels_reads_them():
 
 
 def test_equal_tables_are_read_once_and_constant_ones_not_at_all():
-    view, _ = world()
+    view, _ = federation()
     own = replace(view, model=nn.Identity(), messages=())
     assert set(sources(own)) == {"columns"}
     constant = replace(own, features={"train": torch.ones(N, 2)}, model=None)
@@ -164,14 +164,14 @@ def test_equal_tables_are_read_once_and_constant_ones_not_at_all():
 
 @pytest.mark.parametrize("n_aux", [1, 2, 5])
 def test_few_labels_of_one_class_give_a_finite_guess(n_aux):
-    view, _ = world(1.0, 1.0)
+    view, _ = federation(1.0, 1.0)
     known = view.aux_rows[view.aux_labels == 1][:n_aux]
     view = replace(view, aux_rows=known, aux_labels=torch.ones(n_aux, dtype=torch.long))
     assert Fusion()(view, seed=0).scores["train"].argmax(dim=1).eq(1).all()
 
 
 def test_columns_that_are_the_same_for_everybody_give_the_base_rate():
-    view, y = world()
+    view, y = federation()
     view = replace(view, features={"train": torch.ones(N, 2)}, messages=())
     scores = Fusion()(view, seed=0).scores["train"]
     torch.testing.assert_close(scores, torch.tensor([[1 - r, r] for r in [y[:KNOWN].double().mean()]]).expand(N, 2))

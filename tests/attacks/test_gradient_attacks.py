@@ -28,7 +28,7 @@ from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.split_method import SPLIT
 from vflsec.testing.conformance import AttackConformance
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 ROWS = 6000
 ON_GRADIENTS = (Norm, Direction, Hint, Spectral, Cluster, Averaging)
@@ -191,15 +191,15 @@ def test_repeated_releases_average_the_noise_away(attack):
 
 
 def trained_view(classes, *, defenses=(), **model):
-    world = toy_world(classes=classes, rows=300)
-    world.active.defenses = tuple(defenses)
+    federation = toy_federation(classes=classes, rows=300)
+    federation.active.defenses = tuple(defenses)
     transcript = Transcript(frozenset({"passive_1"}), frozenset(Kind))
-    world.channel.taps.append(transcript)
+    federation.channel.taps.append(transcript)
     spec = ModelSpec(**{"bottom": (16,), **model})
-    trained = FedSplitNN(TrainSpec(epochs=5, batch=64, lr=5e-3), spec).fit(world)
-    labels = world.active.labels["train"]
+    trained = FedSplitNN(TrainSpec(epochs=5, batch=64, lr=5e-3), spec).fit(federation)
+    labels = federation.active.labels["train"]
     rows = draw_auxiliary(labels, classes, AuxSpec(n=20), 0)
-    return view_of(trained, [world.parties["passive_1"]], rows, tuple(transcript.messages)), labels
+    return view_of(trained, [federation.parties["passive_1"]], rows, tuple(transcript.messages)), labels
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -235,9 +235,9 @@ def test_attacks_for_two_classes_refuse_more(attack):
 
 
 def test_direct_refuses_a_trained_head_before_training():
-    Direct().suit(3, "none")
+    Direct().check_task(3, "none")
     with pytest.raises(InsufficientView, match="needs model.head=none, got linear"):
-        Direct().suit(3, "linear")
+        Direct().check_task(3, "linear")
 
 
 @pytest.mark.parametrize(
@@ -261,23 +261,23 @@ ENCRYPTED = EncryptedBoundary(bits=1024)
 @pytest.mark.parametrize(("batch", "defenses"), [(4, ()), (64, ()), (64, (ENCRYPTED,))], ids=["4", "64", "encrypted"])
 def test_rank_one_recovers_every_label_under_a_linear_head(aux, batch, defenses):
     """Class 1 is the rarer, which is all that an adversary without labels has to go by; encryption changes nothing."""
-    world = toy_world(rows=300)
-    keep = torch.cat([torch.arange(0, 210)[world.active.labels["train"] == 0], torch.tensor([], dtype=torch.long)])
-    rare = (world.active.labels["train"] == 1).nonzero().flatten()[:30]
+    federation = toy_federation(rows=300)
+    keep = torch.cat([torch.arange(0, 210)[federation.active.labels["train"] == 0], torch.tensor([], dtype=torch.long)])
+    rare = (federation.active.labels["train"] == 1).nonzero().flatten()[:30]
     rows = torch.cat([keep, rare]).sort().values
-    for party in world.parties.values():
+    for party in federation.parties.values():
         party.features["train"] = party.features["train"][rows]
-    world.active.labels["train"] = world.active.labels["train"][rows]
+    federation.active.labels["train"] = federation.active.labels["train"][rows]
     transcript = Transcript(frozenset({"passive_1"}), frozenset(Kind))
-    world.channel.taps.append(transcript)
-    world.active.defenses = defenses
+    federation.channel.taps.append(transcript)
+    federation.active.defenses = defenses
     optimizer = {"optimizer": "sgd", "lr": 0.05} if defenses else {"lr": 5e-3}
-    trained = FedSplitNN(TrainSpec(epochs=4, batch=batch, **optimizer), ModelSpec(bottom=(16,), cut=5)).fit(world)
-    assert {route.kind for route in world.channel.traffic} == ({Kind.CIPHERTEXT} if defenses else set(SPLIT))
-    known = draw_auxiliary(world.active.labels["train"], 2, AuxSpec(n=aux), 0) if aux else torch.arange(0)
-    view = view_of(trained, [world.parties["passive_1"]], known, tuple(transcript.messages))
+    trained = FedSplitNN(TrainSpec(epochs=4, batch=batch, **optimizer), ModelSpec(bottom=(16,), cut=5)).fit(federation)
+    assert {route.kind for route in federation.channel.traffic} == ({Kind.CIPHERTEXT} if defenses else set(SPLIT))
+    known = draw_auxiliary(federation.active.labels["train"], 2, AuxSpec(n=aux), 0) if aux else torch.arange(0)
+    view = view_of(trained, [federation.parties["passive_1"]], known, tuple(transcript.messages))
     guess = RankOne()(view, seed=0).scores["train"].argmax(dim=1)
-    assert torch.equal(guess, world.active.labels["train"])
+    assert torch.equal(guess, federation.active.labels["train"])
 
 
 @pytest.mark.parametrize(("turns", "adaptive"), [(1, True), (16, True), (16, False)])

@@ -16,7 +16,7 @@ from vflsec.experiment.questions import ask
 from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.conformance import AttackConformance
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 MODES = ("loss", "calibrated")
 
@@ -40,14 +40,14 @@ class TestPassive(AttackConformance):
 
 def asked(side, *, epochs, lr=5e-3, seed=0):
     """What members are asked for, of a federation that has seen 100 random labels ``epochs`` times."""
-    world = toy_world(seed=seed, signal="none", rows=800, data=DataSpec(n_labeled=100))
-    trained = FedSplitNN(TrainSpec(epochs=epochs, batch=64, lr=lr), ModelSpec(bottom=(64,))).fit(world)
+    federation = toy_federation(seed=seed, signal="none", rows=800, data=DataSpec(n_labeled=100))
+    trained = FedSplitNN(TrainSpec(epochs=epochs, batch=64, lr=lr), ModelSpec(bottom=(64,))).fit(federation)
     return ask(MembershipInference(), trained, side, AuxSpec(n=60))
 
 
 def auc(attack, question):
     guess = attack(question.view, seed=0).scores["candidates"].numpy()
-    return metrics.auc(guess, question.secret.labels["candidates"].numpy())
+    return metrics.auc(guess, question.truth.labels["candidates"].numpy())
 
 
 @pytest.fixture(scope="module")

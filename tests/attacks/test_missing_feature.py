@@ -10,21 +10,21 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.experiment.adversary import view_before
 from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 
 def trained(attack=None, *, heard=None):
-    world = toy_world(rows=200, parties=3)
+    federation = toy_federation(rows=200, parties=3)
     if attack:
-        attack.join(view_before(world, world.parties["passive_1"], AuxSpec(n=0)), seed=1)
-        world.malicious = {"passive_1": attack}
+        attack.join(view_before(federation, federation.parties["passive_1"], AuxSpec(n=0)), seed=1)
+        federation.malicious = {"passive_1": attack}
     if heard is not None:
-        world.channel.taps.append(heard.append)
-    return FedSplitNN(TrainSpec(epochs=3, batch=32), ModelSpec(bottom=(6,))).fit(world)
+        federation.channel.taps.append(heard.append)
+    return FedSplitNN(TrainSpec(epochs=3, batch=32), ModelSpec(bottom=(6,))).fit(federation)
 
 
 def weights(found, *names):
-    return torch.cat([p.detach().flatten() for n in names for p in found.world.parties[n].modules.parameters()])
+    return torch.cat([p.detach().flatten() for n in names for p in found.federation.parties[n].modules.parameters()])
 
 
 ALL = ("active", "passive_1", "passive_2")
@@ -40,16 +40,16 @@ def test_a_rate_of_zero_is_the_honest_federation(when):
 def test_a_rate_of_one_at_prediction_is_a_party_that_sends_zeros():
     honest, attacked = trained(), trained(MissingFeature(rate=1.0, when="predict"))
     assert torch.equal(weights(honest, *ALL), weights(attacked, *ALL)), "training was honest"
-    world = honest.world
+    federation = honest.federation
     with torch.no_grad():
-        h = {n: party.modules["bottom"](party.features["test"]) for n, party in world.parties.items()}
-        expected = world.active.modules["top"]([h["active"], torch.zeros_like(h["passive_1"]), h["passive_2"]])
+        h = {n: party.modules["bottom"](party.features["test"]) for n, party in federation.parties.items()}
+        expected = federation.active.modules["top"]([h["active"], torch.zeros_like(h["passive_1"]), h["passive_2"]])
     assert torch.equal(attacked.predict("test"), expected)
 
 
 def test_a_party_that_was_never_there_has_learned_nothing():
     fresh = trained()
-    FedSplitNN(TrainSpec(epochs=3, batch=32), ModelSpec(bottom=(6,))).build(fresh.world)
+    FedSplitNN(TrainSpec(epochs=3, batch=32), ModelSpec(bottom=(6,))).build(fresh.federation)
     attacked = trained(MissingFeature(rate=1.0))
     assert torch.equal(weights(attacked, "passive_1"), weights(fresh, "passive_1"))
     assert not torch.equal(weights(attacked, "passive_2"), weights(fresh, "passive_2"))

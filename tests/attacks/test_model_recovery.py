@@ -13,7 +13,7 @@ from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.questions import ask
 from vflsec.experiment.spec import AuxSpec
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 AUX = AuxSpec(n=10)
 DATA = DataSpec(n_labeled=40, aligned=0.5)
@@ -25,21 +25,21 @@ def pretrained(average, *, method="fedhssl-simsiam", parties=2, adversary="serve
     widths = {"projector": 8, "predictor": 4}
     model = ModelSpec(bottom=(8, 8), encoder="tabular")
     made = registry.build("methods", method, train, model, average=average, **widths, **options)
-    world = toy_world(data=DATA, rows=120, columns=4, parties=parties)
-    world.parties["passive_1"].defenses = tuple(defenses)
-    made.build(world)
+    federation = toy_federation(data=DATA, rows=120, columns=4, parties=parties)
+    federation.parties["passive_1"].defenses = tuple(defenses)
+    made.build(federation)
     tap = Transcript(frozenset(adversary.split("+")), frozenset(Kind))
-    world.channel.taps.append(tap)
-    made.run("pretrain", world)
-    return Trained(made, world, {}), tuple(tap.messages)
+    federation.channel.taps.append(tap)
+    made.run("pretrain", federation)
+    return Trained(made, federation, {}), tuple(tap.messages)
 
 
 def recovered(average, adversary, *, victim=None, **options):
     trained, messages = pretrained(average, adversary=adversary, **options)
     attack = ModelRecovery(victim=victim)
-    view, secret, names = ask(attack, trained, adversary, AUX, messages, after="pretrain")
+    view, truth, names = ask(attack, trained, adversary, AUX, messages, after="pretrain")
     guess = attack(view, seed=0).scores["parameters"]
-    return METRICS[names[0]](guess.numpy(), secret.labels["parameters"].numpy())
+    return METRICS[names[0]](guess.numpy(), truth.labels["parameters"].numpy())
 
 
 @pytest.mark.parametrize("parties", [2, 3])
@@ -99,7 +99,7 @@ def test_the_server_has_messages_and_nothing_else():
 
 def test_the_truth_is_stored_with_the_models_of_the_stage():
     trained, _ = pretrained("model-average")
-    shared = trained.method.shared(trained.world)
+    shared = trained.method.shared(trained.federation)
     assert not torch.equal(shared["active"], shared["passive_1"])
-    assert not any(p.requires_grad for p in trained.world.active.modules["shared"].parameters())
-    assert "shared" in trained.method.keeps
+    assert not any(p.requires_grad for p in trained.federation.active.modules["shared"].parameters())
+    assert "shared" in trained.method.stored_modules

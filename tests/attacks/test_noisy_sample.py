@@ -11,7 +11,7 @@ from vflsec.core.view import View
 from vflsec.experiment.adversary import view_before
 from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 ROWS = 4000
 X = torch.zeros(ROWS, 5)
@@ -53,11 +53,11 @@ def test_it_acts_when_it_is_to(when, acts):
 def test_without_noise_it_is_the_honest_federation(options):
     found = []
     for attack in (None, NoisySample(**options)):
-        world = toy_world(rows=200)
+        federation = toy_federation(rows=200)
         if attack:
-            attack.join(view_before(world, world.parties["passive_1"], AuxSpec(n=0)), seed=1)
-            world.malicious = {"passive_1": attack}
-        found.append(FedSplitNN(TrainSpec(epochs=2, batch=32), ModelSpec(bottom=(6,))).fit(world).predict("test"))
+            attack.join(view_before(federation, federation.parties["passive_1"], AuxSpec(n=0)), seed=1)
+            federation.malicious = {"passive_1": attack}
+        found.append(FedSplitNN(TrainSpec(epochs=2, batch=32), ModelSpec(bottom=(6,))).fit(federation).predict("test"))
     assert torch.equal(*found)
 
 

@@ -18,7 +18,7 @@ from vflsec.experiment.adversary import draw_auxiliary, view_of
 from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.conformance import AttackConformance
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 ROWS = 2000
 
@@ -138,13 +138,13 @@ def test_says_whether_labels_still_move():
 @pytest.mark.parametrize(("classes", "head", "least"), [(2, "linear", 0.999), (4, "linear", 0.95), (4, "mlp", 0.8)])
 def test_on_a_federation(classes, head, least):
     """The head moves while it sends; under an mlp it differs from row to row."""
-    world = toy_world(classes=classes, rows=800)
+    federation = toy_federation(classes=classes, rows=800)
     transcript = Transcript(frozenset({"passive_1"}), frozenset(Kind))
-    world.channel.taps.append(transcript)
-    trained = FedSplitNN(TrainSpec(epochs=5, batch=64, lr=5e-3), ModelSpec(bottom=(16,), head=head)).fit(world)
-    labels = world.active.labels["train"]
+    federation.channel.taps.append(transcript)
+    trained = FedSplitNN(TrainSpec(epochs=5, batch=64, lr=5e-3), ModelSpec(bottom=(16,), head=head)).fit(federation)
+    labels = federation.active.labels["train"]
     rows = draw_auxiliary(labels, classes, AuxSpec(n=20), 0)
-    view = view_of(trained, [world.parties["passive_1"]], rows, tuple(transcript.messages))
+    view = view_of(trained, [federation.parties["passive_1"]], rows, tuple(transcript.messages))
     guess = Replay()(view, seed=0).scores["train"].argmax(dim=1)
     assert (guess == labels).double().mean() > least
 

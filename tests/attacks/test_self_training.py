@@ -1,4 +1,4 @@
-"""Self-training: the Bayes rule of a Gaussian world, from few labels and many rows; trees against the library."""
+"""Self-training: the Bayes rule of Gaussian data, from few labels and many rows; trees against the library."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from vflsec.core.view import View
 N, KNOWN = 3000, 20
 
 
-def world(own, gradient, seed=0):
+def federation(own, gradient, seed=0):
     """A class that shifts one of ten own columns by ``own`` and the gradient by ``gradient``, in deviations."""
     rng = torch.Generator().manual_seed(seed)
     y = torch.randint(2, (N,), generator=rng)
@@ -40,7 +40,7 @@ def auc(guess, y, split):
 
 def test_with_few_labels_it_comes_near_the_bayes_rule_of_both_splits():
     own, gradient = 1.5, 4.0
-    view, y = world(own, gradient)
+    view, y = federation(own, gradient)
     guess = SelfTraining()(view, seed=0)
     assert auc(guess, y, "train") == pytest.approx(norm.cdf((own**2 + gradient**2) ** 0.5 / 2**0.5), abs=0.01)
     assert auc(guess, y, "test") == pytest.approx(norm.cdf(own / 2**0.5), abs=0.02)
@@ -48,12 +48,12 @@ def test_with_few_labels_it_comes_near_the_bayes_rule_of_both_splits():
 
 def test_rows_without_a_label_teach_what_few_labels_cannot():
     """Gradients give training rows away; test rows have nothing but columns, of which fusion sees twenty labels."""
-    view, y = world(1.5, 4.0)
+    view, y = federation(1.5, 4.0)
     assert auc(SelfTraining()(view, seed=0), y, "test") > auc(Fusion()(view, seed=0), y, "test") + 0.05
 
 
 def test_without_messages_it_reads_own_columns():
-    view, y = world(3.0, 4.0)
+    view, y = federation(3.0, 4.0)
     assert auc(SelfTraining()(replace(view, messages=()), seed=0), y, "test") > 0.85
 
 
@@ -77,7 +77,7 @@ def test_where_columns_are_many_forest_training_does_not_lose_what_it_starts_fro
 def test_forest_training_reads_gradients_whose_meaning_changes_during_training():
     """What a class adds in the first third of training it takes away in the last: the mean of all says nothing."""
     own, gradient = 1.5, 1.5
-    view, y = world(own, 0.0)
+    view, y = federation(own, 0.0)
     rng = torch.Generator().manual_seed(1)
     messages = []
     for step, sign in enumerate((1, 0, -1)):
@@ -90,7 +90,7 @@ def test_forest_training_reads_gradients_whose_meaning_changes_during_training()
 
 @pytest.mark.parametrize("releases", [1, 2])
 def test_of_few_releases_the_finest_reading_is_told_from_the_others(releases):
-    view, _ = world(1.0, 1.0)
+    view, _ = federation(1.0, 1.0)
     rng = torch.Generator().manual_seed(1)
     rows = torch.arange(N)
     messages = [
@@ -117,7 +117,7 @@ def test_a_row_is_held_against_means_of_the_other_rows():
 
 
 def test_trees_are_those_of_the_library():
-    view, _ = world(1.0, 0.0)
+    view, _ = federation(1.0, 0.0)
     found = Trees()(view, seed=3).scores["test"].numpy()
     rng = torch.Generator().manual_seed(3)
     model = ExtraTreesClassifier(200, min_samples_leaf=2, random_state=int(torch.randint(2**31, (), generator=rng)))
@@ -126,6 +126,6 @@ def test_trees_are_those_of_the_library():
 
 
 def test_a_class_without_a_known_row_is_never_guessed_by_trees():
-    view, _ = world(1.0, 0.0)
+    view, _ = federation(1.0, 0.0)
     scores = Trees()(replace(view, n_classes=3), seed=0).scores["train"]
     assert (scores[:, 2] == 0).all()

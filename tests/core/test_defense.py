@@ -71,9 +71,9 @@ def test_every_hook_is_the_identity():
     assert defense.penalty(x, x, "passive_1") is None
     assert tuple(defense.modules()) == ()
     assert defense.prepare({"passive_1": 3}, n_classes=2, rng=None) is None
-    assert defense.expect(None) is None
+    assert defense.plan_releases(None) is None
     assert defense.spent(1) is None
-    defense.suit(10)
+    defense.check_task(10)
 
 
 class Turning(AtHome):
@@ -111,7 +111,7 @@ class Mixing(AtHome):
 def test_class_numbers_come_first_and_codes_last_in_whatever_order(order):
     y, x = torch.tensor([0, 1, 2]), torch.eye(3)[[0, 0, 0]]
     three = [Turning(1.0), Softening(0.5), Coding(0.25)]
-    labels, targets = DefenseStack(three[k] for k in order).taught(y, x, n_classes=3, rng=None)
+    labels, targets = DefenseStack(three[k] for k in order).training_targets(y, x, n_classes=3, rng=None)
     assert labels.tolist() == [1, 2, 0]
     softened = 0.5 * torch.eye(3)[labels] + 0.5 * x
     assert torch.allclose(targets, (0.75 * softened + 0.25 * x).roll(1, dims=1))
@@ -119,17 +119,19 @@ def test_class_numbers_come_first_and_codes_last_in_whatever_order(order):
 
 def test_without_softening_both_are_the_same_numbers_and_strength_zero_is_nobody():
     y = torch.tensor([0, 1, 2])
-    labels, targets = DefenseStack([Turning(1.0), Turning(1.0), Softening(0.0)]).taught(y, y, n_classes=3, rng=None)
+    labels, targets = DefenseStack([Turning(1.0), Turning(1.0), Softening(0.0)]).training_targets(
+        y, y, n_classes=3, rng=None
+    )
     assert labels is targets
     assert labels.tolist() == [2, 0, 1]
-    labels, targets = DefenseStack().taught(y, y, n_classes=3, rng=None)
+    labels, targets = DefenseStack().training_targets(y, y, n_classes=3, rng=None)
     assert labels is targets is y
 
 
 def test_what_was_done_last_is_undone_first():
     z = torch.tensor([[1.0, 2.0, 3.0]])
-    assert DefenseStack([Coding(0.5), Coding(0.5)]).decoded(z).tolist() == [[3.0, 1.0, 2.0]]
-    assert DefenseStack([Coding(0.0)]).decoded(z) is z
+    assert DefenseStack([Coding(0.5), Coding(0.5)]).decode_logits(z).tolist() == [[3.0, 1.0, 2.0]]
+    assert DefenseStack([Coding(0.0)]).decode_logits(z) is z
 
 
 def test_a_defence_of_updates_acts_at_labels_and_says_so():
@@ -162,7 +164,7 @@ def test_a_defence_touches_the_hooks_that_it_overrides_and_can_run():
 def test_every_hook_of_a_defence_is_declared_or_changes_nothing():
     """A new hook that is not declared would be missed by stage keys."""
     own = {name for name, value in vars(Defense).items() if callable(value) and not name.startswith("_")}
-    asked = {"acts", "runs", "suit", "modules", "prepare", "expect", "spent"}
+    asked = {"acts", "runs", "check_task", "modules", "prepare", "plan_releases", "spent"}
     assert own - asked == {hook.name for hook in hooks.HOOKS}
 
 

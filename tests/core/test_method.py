@@ -1,4 +1,4 @@
-"""Settings of training and networks, the world, and models on disk."""
+"""Settings of training and networks, the federation, and models on disk."""
 
 import math
 
@@ -76,16 +76,16 @@ class Constant(Method):
     reference = "made for a test"
     phases = ("first", "second")
 
-    def build(self, world):
-        for party in world.parties.values():
+    def build(self, federation):
+        for party in federation.parties.values():
             party.modules["bottom"] = nn.Linear(party.n_features, 2)
 
-    def train(self, phase, world, progress):
+    def train(self, phase, federation, progress):
         progress(phase, 1, 1)
         return [float(len(phase))]
 
-    def predict(self, world, split):
-        return torch.full((world.n_rows(split), 2), self.value)
+    def predict(self, federation, split):
+        return torch.full((federation.n_rows(split), 2), self.value)
 
     def representation(self, party):
         return party.modules["bottom"]
@@ -98,33 +98,33 @@ def method():
     return made
 
 
-def test_fit_runs_every_phase_in_order(method, world):
+def test_fit_runs_every_phase_in_order(method, federation):
     seen = []
-    trained = method.fit(world, lambda *progress: seen.append(progress))
+    trained = method.fit(federation, lambda *progress: seen.append(progress))
     assert trained.history == {"first": [5.0], "second": [6.0]}
     assert seen == [("first", 1, 1), ("second", 1, 1)]
     assert trained.predict("test").shape == (8, 2)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_prediction_that_is_not_finite_is_a_divergence(method, world, value):
+def test_a_prediction_that_is_not_finite_is_a_divergence(method, federation, value):
     method.value = value
     with pytest.raises(Diverged, match="constant predicts values that are not finite on test rows"):
-        Trained(method, world, {}).predict("test")
+        Trained(method, federation, {}).predict("test")
 
 
-def test_models_survive_the_disk(method, world, tmp_path):
-    method.fit(world).save(tmp_path / "new" / "folder")
-    kept = {name: party.modules["bottom"].weight.clone() for name, party in world.parties.items()}
-    method.build(world)
-    load_states(world, tmp_path / "new" / "folder")
-    for name, party in world.parties.items():
+def test_models_survive_the_disk(method, federation, tmp_path):
+    method.fit(federation).save(tmp_path / "new" / "folder")
+    kept = {name: party.modules["bottom"].weight.clone() for name, party in federation.parties.items()}
+    method.build(federation)
+    load_states(federation, tmp_path / "new" / "folder")
+    for name, party in federation.parties.items():
         assert torch.equal(party.modules["bottom"].weight, kept[name])
-    save_states(world, tmp_path)
+    save_states(federation, tmp_path)
     assert sorted(path.name for path in tmp_path.glob("*.*")) == ["active.safetensors", "passive_1.safetensors"]
 
 
-def test_the_world_knows_who_is_who(world):
-    assert world.active.name == "active"
-    assert [party.name for party in world.passive] == ["passive_1"]
-    assert world.n_rows("val") == 8
+def test_the_federation_knows_who_is_who(federation):
+    assert federation.active.name == "active"
+    assert [party.name for party in federation.passive] == ["passive_1"]
+    assert federation.n_rows("val") == 8

@@ -9,7 +9,7 @@ from torch import nn
 from vflsec.core.errors import BadGuess
 from vflsec.core.message import Kind, Message
 from vflsec.core.seeds import generator
-from vflsec.core.view import Guess, Need, Secret, ThreatModel, View
+from vflsec.core.view import GroundTruth, Guess, Need, ThreatModel, View
 
 
 def said(kind, sender, receiver):
@@ -60,12 +60,12 @@ def test_without_the_federation_there_is_neither_training_nor_talk(view):
 
 
 def test_a_secret_does_not_print_itself():
-    assert repr(Secret({"train": torch.tensor([1, 0])})) == "Secret()"
+    assert repr(GroundTruth({"train": torch.tensor([1, 0])})) == "GroundTruth()"
 
 
 def test_a_shuffled_secret_keeps_the_classes():
     labels = {"train": torch.arange(50), "test": torch.arange(9)}
-    shuffled = Secret(labels).shuffled(generator(0, "x"))
+    shuffled = GroundTruth(labels).shuffled(generator(0, "x"))
     for split, y in labels.items():
         assert torch.equal(shuffled.labels[split].sort().values, y)
         assert not torch.equal(shuffled.labels[split], y)

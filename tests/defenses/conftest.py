@@ -13,9 +13,9 @@ from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.adversary import draw_auxiliary, view_of
+from vflsec.experiment.federation import build_federation
 from vflsec.experiment.plan import Cell
 from vflsec.experiment.spec import AuxSpec, DefenseSpec
-from vflsec.experiment.world import build_world
 from vflsec.methods.fedsplitnn import FedSplitNN
 
 
@@ -44,15 +44,15 @@ def trained(defense, signal, seed):
         defenses=(defense,) if defense.strength else (),
         seed=seed,
     )
-    world = build_world(cell, "cpu")
+    federation = build_federation(cell, "cpu")
     transcript = Transcript(frozenset({"passive_1"}), frozenset(Kind))
-    world.channel.taps.append(transcript)
-    return FedSplitNN(train, model).fit(world), tuple(transcript.messages)
+    federation.channel.taps.append(transcript)
+    return FedSplitNN(train, model).fit(federation), tuple(transcript.messages)
 
 
 @pytest.fixture(scope="session")
 def leak():
-    """AUC on training rows, the mean of two seeds, of an attack on a planted world whose defence has that strength.
+    """AUC on training rows, the mean of two seeds, of an attack on planted toy data whose defence has that strength.
 
     ``read`` is what the attacker itself makes of each message of gradients (B, d) before it attacks.
     """
@@ -63,9 +63,9 @@ def leak():
             spec = Plain(name=defense, strength=strength, options=options)
             federation, messages = trained(spec, signal, seed)
             messages = [m if read is None or m.kind is not Kind.GRADIENT else again(m, read) for m in messages]
-            labels = federation.world.active.labels["train"]
+            labels = federation.federation.active.labels["train"]
             known = draw_auxiliary(labels, 2, AuxSpec(n=20), seed)
-            view = view_of(federation, [federation.world.parties["passive_1"]], known, tuple(messages))
+            view = view_of(federation, [federation.federation.parties["passive_1"]], known, tuple(messages))
             scores = registry.build("attacks", attack)(view, seed=seed).scores["train"]
             rest = torch.ones(len(labels), dtype=torch.bool)
             rest[known] = False  # what it knew

@@ -18,7 +18,7 @@ from vflsec.core.stack import DefenseStack
 from vflsec.defenses.coae import ConfusionalAutoencoder
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 
 @lru_cache
@@ -99,7 +99,9 @@ def test_random_answers_come_before_codes_in_whatever_order(turned):
     y, made, private = torch.arange(400) % 2, prepared(), LabelDP(0.5)
     rest = {"n_classes": 2, "rng": generator(0, "labels")}
     answers = private.on_labels(y, features=y.float(), n_classes=2, rng=generator(0, "labels"))
-    labels, targets = DefenseStack([private, made] if turned else [made, private]).taught(y, y.float(), **rest)
+    labels, targets = DefenseStack([private, made] if turned else [made, private]).training_targets(
+        y, y.float(), **rest
+    )
     assert torch.equal(labels, answers)
     assert not torch.equal(labels, y)
     assert torch.equal(targets, coded(made, answers))
@@ -108,16 +110,16 @@ def test_random_answers_come_before_codes_in_whatever_order(turned):
 def test_two_codes_are_undone_in_turn():
     made, again = prepared(classes=3), prepared(classes=3, seed=1)
     both = DefenseStack([made, again])
-    _, targets = both.taught(torch.arange(3), torch.zeros(3, 1), n_classes=3, rng=generator(0, "labels"))
-    assert torch.equal(both.decoded(targets.log()).argmax(dim=1), torch.arange(3))
+    _, targets = both.training_targets(torch.arange(3), torch.zeros(3, 1), n_classes=3, rng=generator(0, "labels"))
+    assert torch.equal(both.decode_logits(targets.log()).argmax(dim=1), torch.arange(3))
 
 
 def federation(*defenses, **data):
-    world = toy_world(classes=3, **data)
-    was = world.active
-    active = Party("active", was.features, world.channel, noise=was._noise, labels=was.labels, defenses=defenses)
-    world.parties = {**world.parties, "active": active}
-    return world
+    federation = toy_federation(classes=3, **data)
+    was = federation.active
+    active = Party("active", was.features, federation.channel, noise=was._noise, labels=was.labels, defenses=defenses)
+    federation.parties = {**federation.parties, "active": active}
+    return federation
 
 
 class Watched(ConfusionalAutoencoder):
@@ -138,7 +140,7 @@ def test_a_federation_learns_codes_and_predicts_classes(tmp_path):
     trained = method.fit(federation(made))
     (after,) = made.modules()
     assert all(torch.equal(value, made._before[name]) for name, value in after.state_dict().items())
-    truth = trained.world.active.labels["test"].numpy()
+    truth = trained.federation.active.labels["test"].numpy()
     predicted = trained.predict("test")
     assert accuracy(predicted.numpy(), truth) > 0.9
     trained.save(tmp_path)

@@ -105,7 +105,7 @@ def test_the_noise_is_the_least_that_keeps_to_the_epsilon(accountant, target, re
     sigma = noise_multiplier(target, releases, DELTA, accountant)
     assert target * (1 - 1e-3) <= epsilon(sigma, releases, DELTA, accountant) <= target
     made = GaussianDP(1 / target, unit="1/epsilon", accountant=accountant)
-    made.expect(releases)
+    made.plan_releases(releases)
     assert made.scale == sigma
     assert made.spent(releases)["epsilon"] == pytest.approx(target, rel=1e-3)
     assert made.spent(2 * releases)["epsilon"] > target  # what was said counts, not what was planned
@@ -114,17 +114,17 @@ def test_the_noise_is_the_least_that_keeps_to_the_epsilon(accountant, target, re
 def test_laplace_adds_up():
     assert LaplaceDP(4.0).spent(20) == {"epsilon": 5.0, "delta": 0.0}
     made = LaplaceDP(0.5, unit="1/epsilon")
-    made.expect(20)
+    made.plan_releases(20)
     assert made.scale == 10.0
     assert made.spent(20) == {"epsilon": 2.0, "delta": 0.0}
 
 
 def test_an_epsilon_needs_a_known_number_of_releases():
     with pytest.raises(UsageError, match="how often it releases"):
-        GaussianDP(1.0, unit="1/epsilon").expect(None)
+        GaussianDP(1.0, unit="1/epsilon").plan_releases(None)
     with pytest.raises(UsageError, match="larger epsilon"):
-        GaussianDP(1e9, unit="1/epsilon", accountant="prv").expect(3)
-    GaussianDP(1.0).expect(None)
+        GaussianDP(1e9, unit="1/epsilon", accountant="prv").plan_releases(3)
+    GaussianDP(1.0).plan_releases(None)
     for wrong in ({"clip": 0.0}, {"delta": 0.0}, {"delta": 1.0}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
             GaussianDP(1.0, **wrong)
@@ -164,7 +164,7 @@ def test_what_can_be_told_apart_at_worst_stays_below_epsilon_and_comes_close(mad
     releases, target = 5, 2.0
     options = {"delta": 0.01} if made is GaussianDP else {}  # what happens once in 100,000 no test sees
     defense = made(1 / target, at=["embedding"], unit="1/epsilon", **options)
-    defense.expect(releases)
+    defense.plan_releases(releases)
     game = opposite_rows(defense, releases=releases)
     (spent,) = game.spent
     assert spent["epsilon"] == pytest.approx(target, rel=1e-3)
@@ -176,7 +176,7 @@ def test_what_can_be_told_apart_at_worst_stays_below_epsilon_and_comes_close(mad
 def test_the_last_bits_of_floats_tell_more_than_epsilon_as_the_card_says():
     """Mironov 2012: beyond C the likelihood ratio is one number; which float it is rounded to depends on the row."""
     made = LaplaceDP(0.5, at=["embedding"], unit="1/epsilon")
-    made.expect(1)
+    made.plan_releases(1)
     present = torch.arange(40_000) % 2
     heard = released(made, 50.0 * (2.0 * present[:, None] - 1), "embedding", generator(3, "trials"))[:, 0]
     ratio = ((heard + made.clip).abs() - (heard - made.clip).abs()).numpy()
@@ -191,7 +191,7 @@ def test_randomised_labels_come_close_to_their_epsilon(eps):
 
 
 @pytest.mark.parametrize("text", ["gaussian-dp:epsilon=1", "laplace-dp:epsilon=1", "label-dp:epsilon=1@labels"])
-def test_on_the_planted_world_no_label_attack_beats_epsilon(text):
+def test_on_the_planted_data_no_label_attack_beats_epsilon(text):
     game, undefended = labels_by_their_gradients(text), labels_by_their_gradients()
     (spent,) = game.spent
     assert spent["epsilon"] == pytest.approx(1.0, rel=1e-3)

@@ -16,10 +16,10 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.gaussian_dp import ORDERS
+from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.plan import Cell
 from vflsec.experiment.privacy import spent
 from vflsec.experiment.spec import AttackSpec, parse_defense
-from vflsec.experiment.world import build_method, build_world
 from vflsec.testing.epsilon import at_least, gaussian_by_renyi, members_by_their_loss, opposite_updates
 
 DELTA = 1e-5
@@ -36,7 +36,7 @@ def models(*widths, seed=0):
 
 def updated(defense, modules, loss, rows, rng=None):
     """The gradients that an optimizer would read after one backward pass of ``loss``."""
-    with defense.watching(modules, ()):
+    with defense.training_hooks(modules, ()):
         modules.zero_grad()
         loss(modules).backward()
         defense.on_update(modules, rows, rng or generator(0, "update"))
@@ -86,7 +86,7 @@ def test_epsilon_is_that_of_a_hand_calculation(sigma, updates):
         "delta": DELTA,
     }
     asked = DPSGD(1 / gaussian_by_renyi(sigma, updates, DELTA, ORDERS), unit="1/epsilon")
-    asked.expect(updates)
+    asked.plan_releases(updates)
     assert asked.scale == pytest.approx(sigma, rel=1e-4)
 
 
@@ -116,22 +116,22 @@ def cell(*texts, method="fedsplitnn", parties=2, rows=300, malicious=None, **tra
 
 
 def trained(made):
-    world, method = build_world(made, "cpu"), build_method(made)
-    return method.fit(world)
+    federation, method = build_federation(made, "cpu"), build_method(made)
+    return method.fit(federation)
 
 
 def parameters(federation):
-    return [p for party in federation.world.parties.values() for p in party.modules.state_dict().values()]
+    return [p for party in federation.federation.parties.values() for p in party.modules.state_dict().values()]
 
 
 def test_strength_zero_is_training_without_it_bit_for_bit():
     """A cell leaves it out; so it is carried by hand."""
     plain, off = trained(cell()), cell()
-    world, method = build_world(off, "cpu"), build_method(off)
-    for party in world.parties.values():
+    federation, method = build_federation(off, "cpu"), build_method(off)
+    for party in federation.parties.values():
         party.defenses = (DPSGD(0.0),)
     assert DPSGD(0.0).spent(5) is None
-    for one, other in zip(parameters(plain), parameters(method.fit(world)), strict=True):
+    for one, other in zip(parameters(plain), parameters(method.fit(federation)), strict=True):
         assert torch.equal(one, other)
 
 
@@ -148,7 +148,10 @@ def test_without_noise_and_clipping_it_is_training_without_it(local_steps):
 def test_only_those_who_carry_it_are_changed_by_their_own_noise():
     """One update of SGD: who does not carry it makes the same step as without."""
     settings = {"optimizer": "sgd", "momentum": 0.0, "epochs": 1, "batch": 300}
-    before, after = trained(cell(**settings)).world, trained(cell("dp-sgd:strength=1,by=passive", **settings)).world
+    before, after = (
+        trained(cell(**settings)).federation,
+        trained(cell("dp-sgd:strength=1,by=passive", **settings)).federation,
+    )
     for name, changed in (("active", False), ("passive_1", True)):
         one, other = (w.parties[name].modules["bottom"].state_dict().values() for w in (before, after))
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)) is not changed
@@ -158,7 +161,7 @@ def test_nothing_stays_on_the_models():
     for problem in (nullcontext(), pytest.raises(ZeroDivisionError)):
         modules = models(4, 6, 3)
         before = [set(vars(layer)) for layer in modules.modules()]
-        with problem as expected, DPSGD(1.0).watching(modules, ()):
+        with problem as expected, DPSGD(1.0).training_hooks(modules, ()):
             mean_loss(torch.zeros(5, 4, dtype=torch.float64), torch.zeros(5, dtype=torch.long))(modules).backward()
             assert modules["top"].weight.grad_sample.shape == (5, 2, 3)
             if expected is not None:
@@ -172,14 +175,14 @@ def test_a_malicious_party_does_not_carry_it():
     attack = ("passive_1", AttackSpec(name="active-mc"))
     federation = trained(cell("dp-sgd:strength=1e9", malicious=attack))
     sizes = {name: max(float(p.grad.abs().max()) for p in party.modules.parameters())
-             for name, party in federation.world.parties.items()}  # fmt: skip
+             for name, party in federation.federation.parties.items()}  # fmt: skip
     assert sizes["active"] > 1e6
     assert sizes["passive_1"] < 1e6
 
 
 def test_what_the_models_carry_is_told_apart_from_what_is_said():
     federation = trained(cell("dp-sgd:strength=3", "gaussian-dp:strength=2", parties=3, local_steps=2))
-    told = spent(federation, federation.world.channel.releases(), "passive_1")
+    told = spent(federation, federation.federation.channel.releases(), "passive_1")
     models_, releases = (next(one for one in told if ("of" in one) is of) for of in (True, False))
     of_models, of_releases = gaussian_by_renyi(3.0, 4, DELTA, ORDERS), gaussian_by_renyi(2.0, 2, DELTA, ORDERS)
     assert models_ == {
@@ -187,8 +190,8 @@ def test_what_the_models_carry_is_told_apart_from_what_is_said():
     }  # fmt: skip
     assert (releases["releases"], releases["epsilon"]) == (2, pytest.approx(of_releases))
     own = trained(cell("dp-sgd:strength=3,by=passive_1"))
-    assert spent(own, own.world.channel.releases(), "passive_1") == []
-    assert len(spent(own, own.world.channel.releases(), "active")) == 1
+    assert spent(own, own.federation.channel.releases(), "passive_1") == []
+    assert len(spent(own, own.federation.channel.releases(), "active")) == 1
 
 
 def evaluated(folder, **settings):
@@ -245,7 +248,10 @@ def test_models_that_opacus_cannot_follow_are_refused():
     modules["own"] = nn.Module()
     modules["own"].scale = nn.Parameter(torch.ones(1))
     modules["own"].register_buffer("mean", torch.zeros(1))
-    with pytest.raises(UsageError, match="expected layers without running statistics"), DPSGD(1).watching(modules, ()):
+    with (
+        pytest.raises(UsageError, match="expected layers without running statistics"),
+        DPSGD(1).training_hooks(modules, ()),
+    ):
         pass
     del modules["own"].mean
     loss = mean_loss(torch.zeros(5, 4, dtype=torch.float64), torch.zeros(5, dtype=torch.long))
@@ -253,7 +259,7 @@ def test_models_that_opacus_cannot_follow_are_refused():
         updated(DPSGD(1.0), modules, lambda m: loss(m) + m["own"].scale.sum(), 5)
 
 
-def test_on_the_planted_world_no_membership_attack_beats_epsilon():
+def test_on_the_planted_data_no_membership_attack_beats_epsilon():
     """All parties carry it: their epsilons add up."""
     game, undefended = members_by_their_loss("dp-sgd:epsilon=0.15"), members_by_their_loss()
     stated = sum(one["epsilon"] for one in game.spent)

@@ -79,10 +79,10 @@ def test_equal_seeds_have_equal_teachers():
 )
 def test_a_label_turned_round_is_refused(strength, k, classes, bound):
     made = DistilledGroups(strength, k=k)
-    for ask in (made.suit, lambda n: softened(torch.arange(n), strength, k=k, classes=n)):
+    for ask in (made.check_task, lambda n: softened(torch.arange(n), strength, k=k, classes=n)):
         with pytest.raises(UsageError, match=rf"expected epsilon <= \(k - 1\) / k = {bound} for kd-k"):
             ask(classes)
-    DistilledGroups(float(bound), k=k).suit(classes)
+    DistilledGroups(float(bound), k=k).check_task(classes)
     with pytest.raises(UsageError, match="expected at least k=2 classes in a group, got 1"):
         DistilledGroups(0.3, k=1)
 

@@ -11,7 +11,7 @@ from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.defenses.mixup import Mixup
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 
 def prepared(alpha, *, classes=2, seed=0):
@@ -94,11 +94,11 @@ def test_a_gradient_is_of_a_rows_own_blend_and_of_its_partners():
 
 
 def fitted(alpha):
-    world = toy_world()
-    was = world.active
+    federation = toy_federation()
+    was = federation.active
     own = {"noise": was._noise, "labels": was.labels, "defenses": [Mixup(alpha)] if alpha else []}
-    world.parties = {**world.parties, "active": Party("active", was.features, world.channel, **own)}
-    return FedSplitNN(TrainSpec(epochs=2, batch=64), ModelSpec(bottom=(8,))).fit(world)
+    federation.parties = {**federation.parties, "active": Party("active", was.features, federation.channel, **own)}
+    return FedSplitNN(TrainSpec(epochs=2, batch=64), ModelSpec(bottom=(8,))).fit(federation)
 
 
 def test_training_without_weight_is_training_without_it():

@@ -19,7 +19,7 @@ from vflsec.experiment.adversary import adversary, draw_auxiliary, fold_score, t
 from vflsec.experiment.spec import AuxSpec
 from vflsec.experiment.store import Store
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 LABELS = torch.tensor([0] * 70 + [1] * 20 + [2] * 10)
 
@@ -144,36 +144,36 @@ def test_without_folds_nothing_is_searched():
 
 
 def colluding(names, **model):
-    world = toy_world(parties=4, rows=300, data=DataSpec(n_labeled=150, aligned=0.9))
+    federation = toy_federation(parties=4, rows=300, data=DataSpec(n_labeled=150, aligned=0.9))
     transcript = Transcript(frozenset(names.split("+")), frozenset(Kind))
-    world.channel.taps.append(transcript)
+    federation.channel.taps.append(transcript)
     spec = ModelSpec(**{"bottom": (8,), "cut": 3, **model})
-    trained = FedSplitNN(TrainSpec(epochs=3, batch=32), spec).fit(world)
-    aux = draw_auxiliary(world.active.labels["train"], 2, AuxSpec(n=20), 0)
-    return view_of(trained, adversary(world, names), aux, tuple(transcript.messages)), world
+    trained = FedSplitNN(TrainSpec(epochs=3, batch=32), spec).fit(federation)
+    aux = draw_auxiliary(federation.active.labels["train"], 2, AuxSpec(n=20), 0)
+    return view_of(trained, adversary(federation, names), aux, tuple(transcript.messages)), federation
 
 
 def test_colluding_parties_have_what_each_of_them_has_side_by_side():
-    view, world = colluding("passive_1+passive_3")
-    one, other = world.parties["passive_1"], world.parties["passive_3"]
+    view, federation = colluding("passive_1+passive_3")
+    one, other = federation.parties["passive_1"], federation.parties["passive_3"]
     assert (view.party, view.side) == ("passive_1+passive_3", "passive")
     for split in ("train", "test"):
         assert torch.equal(view.features[split], torch.cat([one.features[split], other.features[split]], dim=1))
         expected = [party.modules["bottom"](party.features[split]) for party in (one, other)]
         assert torch.allclose(view.model(view.features[split]), torch.cat(expected, dim=1))
-    assert len(view.unlabeled) == world.n_rows("unlabeled"), "their unaligned rows are of different people"
+    assert len(view.unlabeled) == federation.n_rows("unlabeled"), "their unaligned rows are of different people"
     assert {message.receiver for message in view.messages if message.kind is Kind.GRADIENT} == {one.name, other.name}
 
 
 def test_what_colluding_parties_received_stands_side_by_side():
-    view, world = colluding("passive_1+passive_3")
+    view, federation = colluding("passive_1+passive_3")
     both = received(view, Kind.GRADIENT)
     for k, name in enumerate(("passive_1", "passive_3")):
         own = received(replace(view, party=name), Kind.GRADIENT)
         assert torch.equal(both.values[:, 3 * k : 3 * k + 3], own.values)
         assert torch.equal(both.rows, own.rows)
         assert torch.equal(both.turn, own.turn)
-    assert both.values.shape == (3 * world.n_rows("train"), 6)
+    assert both.values.shape == (3 * federation.n_rows("train"), 6)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_what_colluding_parties_received_stands_side_by_side():
 )
 def test_adversaries_that_make_no_sense_are_refused(name, match):
     with pytest.raises(UsageError, match=match):
-        adversary(toy_world(parties=3, rows=100), name)
+        adversary(toy_federation(parties=3, rows=100), name)
 
 
 def test_a_collusion_is_evaluated_like_a_party_and_infers_more(tmp_path):

@@ -14,14 +14,14 @@ from vflsec.methods.prada import PrADA
 from vflsec.methods.vertical_lr import VerticalLogisticRegression
 from vflsec.report import attribution as figures
 from vflsec.report.domains import domain_map
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 TRAIN = TrainSpec(epochs=3, batch=32, lr=0.05, pretrain=PretrainSpec(epochs=1, batch=32))
 
 
 def train(kind=VerticalLogisticRegression, *, model=None, **options):
-    world = toy_world(**{"rows": 120, "columns": 3, "source": 64, **options})
-    return kind(TRAIN, ModelSpec(**(model or {}))).fit(world)
+    federation = toy_federation(**{"rows": 120, "columns": 3, "source": 64, **options})
+    return kind(TRAIN, ModelSpec(**(model or {}))).fit(federation)
 
 
 def log_odds(trained, split):
@@ -42,8 +42,8 @@ def test_exact_contributions_add_up_to_the_log_odds(kind, parties):
 
 def test_exact_contributions_are_the_formula():
     trained = train()
-    found, parties = attribution.exact(trained), trained.world.parties.values()
-    weight = trained.world.active.modules["top"].head.weight[0]
+    found, parties = attribution.exact(trained), trained.federation.parties.values()
+    weight = trained.federation.active.modules["top"].head.weight[0]
     x, background = (torch.cat([p.features[split] for p in parties], dim=1) for split in ("test", "train"))
     for j in range(6):
         assert torch.allclose(found.phi[:, j], weight[j] * (x[:, j] - background[:, j].mean()), atol=1e-6)
@@ -60,7 +60,7 @@ def test_the_inputs_of_prada_are_columns_and_groups():
 def test_sampled_contributions_of_one_background_row_are_exact():
     """Whatever the order in which inputs are put in, each adds w_j (x_j - b_j)."""
     trained = train()
-    for party in trained.world.parties.values():
+    for party in trained.federation.parties.values():
         party.features["aside"] = party.features["train"][:1]
     rows = torch.arange(12)
     found = attribution.sampled(trained, rows, background="aside", permutations=2)
@@ -76,16 +76,16 @@ def test_sampled_contributions_tend_to_the_exact_ones():
     rows, count = torch.arange(20), 300
     exact = attribution.exact(trained)
     found = attribution.sampled(trained, rows, permutations=count)
-    parties = trained.world.parties.values()
+    parties = trained.federation.parties.values()
     spread = torch.cat([p.features["train"] for p in parties], dim=1).std(dim=0)
-    error = trained.world.active.modules["top"].head.weight[0].abs() * spread / count**0.5
+    error = trained.federation.active.modules["top"].head.weight[0].abs() * spread / count**0.5
     assert ((found.phi - exact.phi[rows]).abs() <= 5 * error).all()
     assert ((found.phi - exact.phi[rows]).abs() > 0.01 * error).any(), "it is a sample"
 
 
 def test_sampling_asks_for_predictions_and_nothing_else():
     trained, heard = train(), []
-    trained.world.channel.taps.append(heard.append)
+    trained.federation.channel.taps.append(heard.append)
     attribution.sampled(trained, torch.arange(5), permutations=4)
     assert {(m.kind, m.phase, len(m.rows)) for m in heard} == {(Kind.EMBEDDING, "predict", 5)}
     assert len(heard) == 4 * (6 + 1)

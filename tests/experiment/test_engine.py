@@ -299,12 +299,12 @@ def test_an_edited_table_is_read_anew_in_the_same_process(tmp_path):
 
 
 def test_an_edited_dataset_file_is_another_dataset(tmp_path):
-    file = tmp_path / "world.py"
+    file = tmp_path / "federation.py"
     settings = {"dataset": f"{file}:load", "data": {}, "attacks": [{"name": "logistic"}], "seeds": 1, "strengths": [1]}
     leaks = []
     for kind in ("planted", "none"):
         file.write_text(
-            f"from vflsec.testing.worlds import toy\ndef load():\n    return toy(rows=300, signal='{kind}')\n"
+            f"from vflsec.testing.federations import toy\ndef load():\n    return toy(rows=300, signal='{kind}')\n"
         )
         store = finish(tmp_path / "run", **settings)
         leaks.append(results(store)[-1].leak["test"].metrics["auc"])

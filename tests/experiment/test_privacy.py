@@ -12,11 +12,11 @@ from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.laplace_dp import LaplaceDP
 from vflsec.experiment import training
+from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.plan import Cell
 from vflsec.experiment.privacy import most_of_one_row, spent
 from vflsec.experiment.spec import parse_defense
 from vflsec.experiment.store import Store
-from vflsec.experiment.world import build_method, build_world
 from vflsec.report import table
 
 
@@ -54,9 +54,9 @@ def cell(*texts, method="fedsplitnn", parties=3, **options):
 
 
 def account(made, adversary, heard):
-    world, method = build_world(made, "cpu"), build_method(made)
-    method.build(world)
-    return spent(Trained(method, world, {}), heard, adversary)
+    federation, method = build_federation(made, "cpu"), build_method(made)
+    method.build(federation)
+    return spent(Trained(method, federation, {}), heard, adversary)
 
 
 GRADIENTS = [releases(), releases(receiver="passive_2")]

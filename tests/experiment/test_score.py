@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vflsec.core.seeds import derive
-from vflsec.core.view import Guess, Secret
+from vflsec.core.view import GroundTruth, Guess
 from vflsec.experiment.score import in_first_half, measure, score
 
 LABELS = torch.arange(200) % 4
@@ -38,18 +38,18 @@ def test_auxiliary_rows_are_left_out_of_training_rows_only():
     scores[:50] = scores[:50].roll(1, dims=1)  # wrong on the first fifty
     guess = Guess({"train": scores, "test": scores})
     found = score(
-        guess, Secret({"train": LABELS, "test": LABELS}), headline="accuracy", exclude=torch.arange(50), seed=0
+        guess, GroundTruth({"train": LABELS, "test": LABELS}), headline="accuracy", exclude=torch.arange(50), seed=0
     )
     assert (found["train"].metrics["accuracy"], found["train"].n) == (1.0, 150)
     assert (found["test"].metrics["accuracy"], found["test"].n) == (0.75, 200)
 
 
 def test_against_a_shuffled_secret_a_perfect_guess_is_at_chance():
-    secret = Secret({"test": LABELS})
+    truth = GroundTruth({"test": LABELS})
     hits = [
         score(
             Guess({"test": perfect(LABELS)}),
-            secret.shuffled(torch.Generator().manual_seed(seed)),
+            truth.shuffled(torch.Generator().manual_seed(seed)),
             headline="accuracy",
             exclude=torch.tensor([]),
             seed=0,
@@ -62,7 +62,7 @@ def test_against_a_shuffled_secret_a_perfect_guess_is_at_chance():
 def scored(scores, labels, seed=0, exclude=(), headline="accuracy"):
     return score(
         Guess({"train": scores}),
-        Secret({"train": labels}),
+        GroundTruth({"train": labels}),
         headline=headline,
         exclude=torch.tensor(exclude, dtype=torch.long),
         seed=seed,
@@ -93,8 +93,8 @@ def test_values_are_split_as_well():
     truth = torch.randn(101, 3, generator=torch.Generator().manual_seed(0))
     assert sum(in_first_half(truth, 0)) == 51
     found = score(
-        Guess({"train": truth}), Secret({"train": truth}), headline="r2", exclude=torch.tensor([], dtype=torch.long),
-        seed=0, names=("r2",),
+        Guess({"train": truth}), GroundTruth({"train": truth}), headline="r2", seed=0, names=("r2",),
+        exclude=torch.tensor([], dtype=torch.long),
     )  # fmt: skip
     assert found["train"].halves == (1.0, 1.0)
 

@@ -12,9 +12,9 @@ from vflsec.core.errors import UsageError
 from vflsec.core.message import Message
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
+from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.plan import Cell
 from vflsec.experiment.spec import parse_defense
-from vflsec.experiment.world import build_method, build_world
 
 METHODS = [name for name in sorted(registry.entries("methods")) if len(registry.load("methods", name).phases) > 1]
 DEFENSES = sorted(registry.entries("defenses"))
@@ -64,18 +64,18 @@ def plain(value):
 def outcome(method, *defenses):
     """What the stage leaves behind: the weights of the models that are kept, every message, and losses."""
     where = cell(method, *defenses)
-    world, made = build_world(where, "cpu"), build_method(where)
+    federation, made = build_federation(where, "cpu"), build_method(where)
     heard: list[Message] = []
-    world.channel.taps.append(heard.append)
+    federation.channel.taps.append(heard.append)
     try:
-        made.build(world)
-        history = made.run(where.stages[-1], world)
+        made.build(federation)
+        history = made.run(where.stages[-1], federation)
     finally:
         made.close()
     weights = {
         (party.name, role, name): plain(value)
-        for party in world.everybody
-        for role in sorted(made.keeps & set(party.modules))
+        for party in federation.everybody
+        for role in sorted(made.stored_modules & set(party.modules))
         for name, value in party.modules[role].state_dict().items()
     }
     messages = [
@@ -131,16 +131,16 @@ def test_two_updates_are_two_updates():
     """The undefended stages train, and say what their methods say they do."""
     for method in METHODS:
         weights, messages, _ = undefended(method)
-        begun = build_world(cell(method), "cpu")
+        begun = build_federation(cell(method), "cpu")
         made = build_method(cell(method))
         made.build(begun)
         (stage,) = made.phases[:-1]
-        said = made.says(stage, cell(method).method_options)
+        said = made.messages_in(stage, cell(method).method_options)
         assert {kind for kind, *_ in messages} == said
         before = {
             (party.name, role, name): plain(value)
             for party in begun.everybody
-            for role in sorted(made.keeps & set(party.modules))
+            for role in sorted(made.stored_modules & set(party.modules))
             for name, value in party.modules[role].state_dict().items()
         }
         assert before.keys() == weights.keys()

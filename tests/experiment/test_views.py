@@ -58,12 +58,14 @@ def settings(name, adversary="passive_1", attacks=("mc",), parties=3, **more):
 
 def mountable(spec):
     """Each registered attack that can be mounted, with the phase after which it strikes: the last, or a former one."""
-    ((method, world),) = engine._built(spec)
+    ((method, federation),) = engine._built(spec)
     for name in registry.entries("attacks"):
         for after in (None, *method.phases[:-1]):
             attack = plan.build_attack(specs.parse_attack(name))
             try:
-                mounting.mount(attack, after, spec.adversary, spec.aux, method, world, spec.method.get(method.name, {}))
+                mounting.mount(
+                    attack, after, spec.adversary, spec.aux, method, federation, spec.method.get(method.name, {})
+                )
             except (InsufficientView, UsageError):
                 continue
             if attack.target != "integrity":
@@ -72,7 +74,7 @@ def mountable(spec):
 
 def cases():
     for method in sorted(registry.entries("methods")):
-        if registry.load("methods", method).shows:
+        if registry.load("methods", method).visible_to:
             yield from ((method, options) for options in OPTIONS.get(method.partition("-")[0], [{}]))
 
 
@@ -80,10 +82,10 @@ def cases():
 def test_whatever_a_role_receives_some_attack_reads(method, options):
     parties = 2 if method == "fedcvt" else 3
     spec = settings(method, parties=parties, method={method: options})
-    ((made, world),) = engine._built(spec)
-    taps = {name: Transcript(frozenset({name}), frozenset(Kind)) for name in (*world.parties, *made.observers())}
-    world.channel.taps += taps.values()
-    trained = made.fit(world)
+    ((made, federation),) = engine._built(spec)
+    taps = {name: Transcript(frozenset({name}), frozenset(Kind)) for name in (*federation.parties, *made.observers())}
+    federation.channel.taps += taps.values()
+    trained = made.fit(federation)
     trained.predict("test")
     made.close()
     for name, tap in taps.items():
@@ -147,15 +149,17 @@ def test_labels_of_two_active_parties_are_not_compared():
 
 def test_views_of_the_source_hold_its_rows_and_what_was_said_of_them():
     spec = settings("prada")
-    ((method, world),) = engine._built(spec)
+    ((method, federation),) = engine._built(spec)
     tap = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
-    world.channel.taps.append(tap)
-    method.run("pretrain", world)
+    federation.channel.taps.append(tap)
+    method.run("pretrain", federation)
     attack = plan.build_attack(specs.parse_attack("direction"))
-    view, secret, _ = ask(attack, Trained(method, world, {}), "passive_1", spec.aux, tuple(tap.messages), "pretrain")
-    assert torch.equal(view.features["train"], world.parties["passive_1"].features["source"])
-    assert torch.equal(secret.labels["train"], world.source.labels["source"])
-    assert torch.equal(view.aux_labels, world.source.labels["source"][view.aux_rows])
+    view, truth, _ = ask(
+        attack, Trained(method, federation, {}), "passive_1", spec.aux, tuple(tap.messages), "pretrain"
+    )
+    assert torch.equal(view.features["train"], federation.parties["passive_1"].features["source"])
+    assert torch.equal(truth.labels["train"], federation.source.labels["source"])
+    assert torch.equal(view.aux_labels, federation.source.labels["source"][view.aux_rows])
     assert Need.GRADIENTS in view.has()
     assert not view.labels
 

@@ -29,7 +29,7 @@ from vflsec.nn.bottoms import untrained
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.pooled import Pooled
 from vflsec.testing.conformance import MethodConformance
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 EVERY_SORT = DataSpec(n_labeled=40, aligned=0.8, overlap=0.7, validation=0.1)
 LABELLED_LOCAL = DataSpec(aligned=0.5, overlap=0.7)
@@ -39,19 +39,19 @@ SORTS = ("train", "unlabeled", "local")
 RULES = ("shared", "orthogonal", "estimate")
 
 
-def agreeing(world):
+def agreeing(federation):
     """Let all three classifiers start with the same leaning, so that some pseudo-labels are given."""
     for name in ("top", "top_active", "top_passive_1"):
-        bias = [p for p in world.active.modules[name].parameters() if p.ndim == 1][-1]
+        bias = [p for p in federation.active.modules[name].parameters() if p.ndim == 1][-1]
         torch.nn.init.zeros_(bias)
         bias.data[0] = 1.0
 
 
-def make_world(*, data=EVERY_SORT, rows=200, columns=4, defenses=(), **options):
-    world = toy_world(data=data, rows=rows, columns=columns, **options)
-    for party in world.parties.values():
+def make_federation(*, data=EVERY_SORT, rows=200, columns=4, defenses=(), **options):
+    federation = toy_federation(data=data, rows=rows, columns=columns, **options)
+    for party in federation.parties.values():
         party.defenses = tuple(defenses)
-    return world
+    return federation
 
 
 def method(*, model=None, train=None, **options):
@@ -59,10 +59,10 @@ def method(*, model=None, train=None, **options):
     return FedCVT(spec, ModelSpec(**{"encoder": "mlp", "bottom": (6,), "cut": 3, **(model or {})}), **options)
 
 
-def weights(world):
+def weights(federation):
     return {
         f"{name}.{key}": value.clone()
-        for name, party in world.parties.items()
+        for name, party in federation.parties.items()
         for key, value in party.modules.state_dict().items()
     }
 
@@ -76,11 +76,11 @@ def equal(one, other):
     return all(torch.equal(one[key], other[key]) for key in one)
 
 
-def heard_in(world, made):
+def heard_in(federation, made):
     """Train, and return the messages of training."""
     heard = []
-    world.channel.taps.append(heard.append)
-    made.fit(world)
+    federation.channel.taps.append(heard.append)
+    made.fit(federation)
     return heard
 
 
@@ -96,13 +96,13 @@ class TestConformance(MethodConformance):
     "model", [{}, {"head": "mlp"}, {"aggregation": "mean"}, {"encoder": "tabular", "bottom": (8,)}]
 )
 def test_two_parties_and_any_number_of_classes(classes, model):
-    world = make_world(classes=classes)
-    trained = method(model=model).fit(world)
+    federation = make_federation(classes=classes)
+    trained = method(model=model).fit(federation)
     assert len(trained.history["train"]) == 2
     for split in ("train", "unlabeled", "test"):
-        assert trained.predict(split).shape == (world.n_rows(split), classes)
-    for party in world.parties.values():
-        assert trained.method.representation(party)(party.features["test"]).shape == (world.n_rows("test"), 6)
+        assert trained.predict(split).shape == (federation.n_rows(split), classes)
+    for party in federation.parties.values():
+        assert trained.method.representation(party)(party.features["test"]).shape == (federation.n_rows("test"), 6)
 
 
 # Estimates
@@ -187,9 +187,9 @@ def test_each_row_has_a_pseudo_label_of_its_own_and_the_threshold_must_be_exceed
 # The loss
 
 
-def naive_loss(made, world, a, b, labels, local_labels):
+def naive_loss(made, federation, a, b, labels, local_labels):
     """The docstring's objective less the passive party's own term, row by row; and the number of pseudo-labels."""
-    top, top_a, top_b = (world.active.modules[name] for name in ("top", "top_active", "top_passive_1"))
+    top, top_a, top_b = (federation.active.modules[name] for name in ("top", "top_active", "top_passive_1"))
     rules = made.rules
     al = [torch.cat(side[:2]) for side in (a, b)]
     al_u, al_c = [h[:, :3] for h in al], [h[:, 3:] for h in al]
@@ -244,10 +244,10 @@ def naive_loss(made, world, a, b, labels, local_labels):
 def test_the_loss_is_the_sum_of_its_terms(labelled_local, sizes, model):
     """Labelled, unlabelled, the active party's own, the passive party's own."""
     made = method(model=model, threshold=0.45, temperature=0.7, shared=0.3, orthogonal=0.2, estimate=0.6)
-    world = make_world(classes=3)
-    made.build(world)
-    agreeing(world)
-    for module in world.active.modules.values():
+    federation = make_federation(classes=3)
+    made.build(federation)
+    agreeing(federation)
+    for module in federation.active.modules.values():
         module.double()
     train, unlabeled, own, theirs = sizes
     a = [drawn(n, 6, seed=k) * 2 for k, n in enumerate((train, unlabeled, own))]
@@ -257,29 +257,29 @@ def test_the_loss_is_the_sum_of_its_terms(labelled_local, sizes, model):
     local_known = local_labels if labelled_local else torch.full((own,), UNKNOWN)
     given_ = torch.cat([labels, torch.full((unlabeled,), UNKNOWN), local_known])
     with torch.no_grad():
-        expected, chosen = naive_loss(made, world, a, b, labels, local_labels)
-        found = made.split(world)._objective(torch.cat(a), b, given_)
+        expected, chosen = naive_loss(made, federation, a, b, labels, local_labels)
+        found = made.split(federation)._objective(torch.cat(a), b, given_)
     assert found.item() == pytest.approx(expected, rel=1e-9)
     candidates = unlabeled + theirs + (0 if labelled_local else own)
     assert chosen < candidates or not candidates
     assert chosen or candidates < 15, "the rule was not exercised"
 
 
-def gradients(world):
+def gradients(federation):
     return {
         f"{name}.{key}": p.grad.clone()
-        for name, party in world.parties.items()
+        for name, party in federation.parties.items()
         for key, p in party.modules.named_parameters()
         if p.grad is not None
     }
 
 
-def one_update(made, world):
+def one_update(made, federation):
     """Fit nothing: one batch of every sort, without an optimizer, leaves the gradients where they are."""
-    training = made.split(world)
+    training = made.split(federation)
     made.split = lambda _: training
-    training._optimizers = lambda: [torch.optim.SGD(world.active.modules.parameters(), lr=0.0)]
-    loss = made.train("train", world, lambda *_: None)
+    training._optimizers = lambda: [torch.optim.SGD(federation.active.modules.parameters(), lr=0.0)]
+    loss = made.train("train", federation, lambda *_: None)
     return loss[0]
 
 
@@ -287,9 +287,9 @@ def one_update(made, world):
 def test_an_update_is_that_of_one_network_in_one_piece(data):
     """Without parties and wire: the sum of both parties' terms, one graph."""
     made = method(train={"epochs": 1, "batch": 500}, threshold=0.5, orthogonal=0.5)
-    split, joint = make_world(data=data), make_world(data=data)
-    for world in (joint, split):
-        made.build(world)
+    split, joint = make_federation(data=data), make_federation(data=data)
+    for federation in (joint, split):
+        made.build(federation)
     heard = []
     split.channel.taps.append(heard.append)
     loss = one_update(made, split)
@@ -321,30 +321,30 @@ def test_an_update_is_that_of_one_network_in_one_piece(data):
 
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_traffic_is_exact_and_as_much_comes_down_as_goes_up(local_steps):
-    world = make_world()
-    trained = method(train={"epochs": 2, "batch": 500, "local_steps": local_steps}).fit(world)
-    n, sizes = world.n_rows("train"), [len(world.passive[0].features[split]) for split in SORTS]
+    federation = make_federation()
+    trained = method(train={"epochs": 2, "batch": 500, "local_steps": local_steps}).fit(federation)
+    n, sizes = federation.n_rows("train"), [len(federation.passive[0].features[split]) for split in SORTS]
     assert all(n <= size < 2 * n for size in sizes), "two updates: a batch of n rows, then what is left over"
     nbytes = sum(min(size, n) + (size - n if size > n else n) for size in sizes) * 6 * 4
     expected = {
         Route("train", "passive_1", "active", Kind.EMBEDDING): nbytes,
         Route("train", "active", "passive_1", Kind.GRADIENT): nbytes,
     }
-    assert dict(world.channel.traffic) == expected
+    assert dict(federation.channel.traffic) == expected
     trained.predict("test")
     up = Route("predict", "passive_1", "active", Kind.EMBEDDING)
-    assert dict(world.channel.traffic) == {**expected, up: world.n_rows("test") * 6 * 4}
+    assert dict(federation.channel.traffic) == {**expected, up: federation.n_rows("test") * 6 * 4}
 
 
 def test_what_goes_up_are_the_representations_of_the_rows_it_names():
-    world = make_world()
-    passive, made = world.passive[0], method()
-    made.build(world)
+    federation = make_federation()
+    passive, made = federation.passive[0], method()
+    made.build(federation)
     bottom = made.representation(passive)
     expected = {split: bottom(passive.features[split]).detach() for split in SORTS}
     heard = []
-    world.channel.taps.append(heard.append)
-    made.run("train", world)
+    federation.channel.taps.append(heard.append)
+    made.run("train", federation)
     first = {message.split: message for message in heard if message.kind is Kind.EMBEDDING and message.step == 0}
     assert list(first) == list(SORTS)
     for split, message in first.items():
@@ -357,14 +357,14 @@ def test_what_goes_up_are_the_representations_of_the_rows_it_names():
 
 def test_a_pass_shows_each_labelled_row_once_and_the_others_in_turn():
     """8 updates of 5 rows a pass; other rows come back only when all have been seen."""
-    world = make_world(data=DataSpec(n_labeled=40, aligned=0.8, overlap=0.7))
-    heard = heard_in(world, method(train={"epochs": 3, "batch": 5}))
+    federation = make_federation(data=DataSpec(n_labeled=40, aligned=0.8, overlap=0.7))
+    heard = heard_in(federation, method(train={"epochs": 3, "batch": 5}))
     rows = {split: [m.rows for m in heard if m.split == split and m.kind is Kind.EMBEDDING] for split in SORTS}
     assert len(rows["train"]) == len(rows["unlabeled"]) == len(rows["local"]) == 24
     for k in range(3):
         assert sorted(torch.cat(rows["train"][8 * k : 8 * k + 8]).tolist()) == list(range(40))
     for split in ("unlabeled", "local"):
-        count = len(world.passive[0].features[split])
+        count = len(federation.passive[0].features[split])
         assert sorted(torch.cat(rows[split])[:count].tolist()) == list(range(count))
 
 
@@ -383,33 +383,34 @@ class Changed(Defense):
 def test_a_passive_party_learns_from_what_comes_down_and_from_nothing_else():
     """With gradients of nothing it stays as it was drawn; its orthogonality alone it can improve by itself."""
     silence = Changed(at=["gradient"], on_gradient=lambda g, release: torch.zeros_like(g))
-    fresh, still, alone = (make_world(defenses=[silence]) for _ in range(3))
+    fresh, still, alone = (make_federation(defenses=[silence]) for _ in range(3))
     method().build(fresh)
     method(orthogonal=0.0).fit(still)
     assert equal(of("passive", weights(fresh)), of("passive", weights(still)))
     assert not equal(of("active", weights(fresh)), of("active", weights(still)))
     method(orthogonal=1.0, train={"epochs": 20}).fit(alone)
     before, after = (
-        likeness(world.passive[0].modules["bottom"](world.passive[0].features["aligned"])) for world in (fresh, alone)
+        likeness(federation.passive[0].modules["bottom"](federation.passive[0].features["aligned"]))
+        for federation in (fresh, alone)
     )
     assert after < 0.8 * before
 
 
 def test_an_active_party_learns_from_what_goes_up_and_from_nothing_else():
     silence = Changed(at=["embedding"], on_embedding=lambda h, release: torch.ones_like(h))
-    one, other = make_world(defenses=[silence]), make_world(defenses=[silence])
+    one, other = make_federation(defenses=[silence]), make_federation(defenses=[silence])
     for features in other.passive[0].features.values():
         features.mul_(-3)
-    for world in (one, other):
-        method().fit(world)
+    for federation in (one, other):
+        method().fit(federation)
     assert equal(of("active", weights(one)), of("active", weights(other)))
     assert not equal(of("passive", weights(one)), of("passive", weights(other)))
 
 
 def test_strength_zero_changes_no_bit_and_noise_does():
-    plain, off, noised = (make_world(defenses=d) for d in ((), [IsotropicNoise(0.0)], [IsotropicNoise(1.0)]))
-    for world in (plain, off, noised):
-        method().fit(world)
+    plain, off, noised = (make_federation(defenses=d) for d in ((), [IsotropicNoise(0.0)], [IsotropicNoise(1.0)]))
+    for federation in (plain, off, noised):
+        method().fit(federation)
     assert equal(weights(plain), weights(off))
     assert not equal(of("passive", weights(plain)), of("passive", weights(noised)))
 
@@ -430,15 +431,17 @@ def test_the_active_partys_own_defences_act_on_all_it_receives_and_uses():
         return y
 
     guard = Changed(at=["embedding"], on_received=on_received, penalty=penalty, on_labels=on_labels)
-    world = make_world(data=LABELLED_LOCAL)
-    world.active.defenses = (guard,)
-    trained = method(train={"epochs": 1, "batch": 500}).fit(world)
-    sizes = [len(world.passive[0].features[split]) for split in SORTS]
-    assert seen == [min(size, world.n_rows("train")) for size in sizes if size], "as many of each sort as have labels"
-    assert penalised == [(world.n_rows("train"), world.n_rows("train"), 0)]
-    assert sorted(changed) == sorted([world.n_rows("train"), world.n_rows("local")])
+    federation = make_federation(data=LABELLED_LOCAL)
+    federation.active.defenses = (guard,)
+    trained = method(train={"epochs": 1, "batch": 500}).fit(federation)
+    sizes = [len(federation.passive[0].features[split]) for split in SORTS]
+    assert seen == [min(size, federation.n_rows("train")) for size in sizes if size], (
+        "as many of each sort as have labels"
+    )
+    assert penalised == [(federation.n_rows("train"), federation.n_rows("train"), 0)]
+    assert sorted(changed) == sorted([federation.n_rows("train"), federation.n_rows("local")])
     before = trained.predict("test")
-    world.passive[0].features["test"].add_(5)
+    federation.passive[0].features["test"].add_(5)
     assert torch.equal(trained.predict("test"), before)
 
 
@@ -457,10 +460,10 @@ class Softened(Defense):
 @pytest.mark.parametrize("data", [EVERY_SORT, LABELLED_LOCAL])
 def test_soft_labels_that_are_almost_certain_teach_what_class_numbers_do(data):
     """With rows that have none beside them, and pseudo-labels."""
-    plain, soft, softer = (make_world(data=data) for _ in range(3))
+    plain, soft, softer = (make_federation(data=data) for _ in range(3))
     soft.active.defenses, softer.active.defenses = (Softened(1e-7),), (Softened(0.5),)
-    for world in (plain, soft, softer):
-        method(threshold=0.5).fit(world)
+    for federation in (plain, soft, softer):
+        method(threshold=0.5).fit(federation)
     assert all(torch.allclose(w, weights(plain)[name], atol=1e-4) for name, w in weights(soft).items())
     assert not all(torch.allclose(w, weights(plain)[name], atol=1e-4) for name, w in weights(softer).items())
 
@@ -476,25 +479,25 @@ def test_the_mean_over_soft_labels_leaves_out_rows_without_one():
 
 
 def test_rows_are_not_mixed_where_some_have_no_label():
-    world = make_world()
-    world.active.defenses = (Mixup(1.0),)
+    federation = make_federation()
+    federation.active.defenses = (Mixup(1.0),)
     with pytest.raises(UsageError, match="fedcvt expects no defense that mixes rows, got mixup"):
-        method().fit(world)
+        method().fit(federation)
 
 
 # Which rows and labels teach
 
 
-def without(world, *emptied):
+def without(federation, *emptied):
     """Take a split away: ``unlabeled`` from both parties; a party's name stands for its local rows."""
-    for name, party in world.parties.items():
+    for name, party in federation.parties.items():
         if "unlabeled" in emptied:
             party.features["unlabeled"] = party.features["unlabeled"][:0]
         if name in emptied:
             party.features["local"] = party.features["local"][:0]
             if party.active:
                 party.labels["local"] = party.labels["local"][:0]
-    return world
+    return federation
 
 
 @pytest.mark.parametrize("data", [EVERY_SORT, LABELLED_LOCAL])
@@ -503,36 +506,36 @@ def without(world, *emptied):
 )
 @pytest.mark.parametrize("encoder", ["mlp", "tabular"])
 def test_rows_of_any_sort_may_be_lacking(data, emptied, encoder):
-    world = without(make_world(data=data), *emptied)
-    heard = heard_in(world, method(model={"encoder": encoder, "bottom": (6,)}))
-    kept = [split for split in SORTS if len(world.passive[0].features[split])]
+    federation = without(make_federation(data=data), *emptied)
+    heard = heard_in(federation, method(model={"encoder": encoder, "bottom": (6,)}))
+    kept = [split for split in SORTS if len(federation.passive[0].features[split])]
     assert {message.split for message in heard} == set(kept)
     assert all(len(message.rows) for message in heard)
 
 
 def test_without_other_rows_and_penalties_it_is_three_supervised_classifiers():
-    world = without(make_world(), "unlabeled", "active", "passive_1")
+    federation = without(make_federation(), "unlabeled", "active", "passive_1")
     made = method(train={"epochs": 1, "batch": 500}, shared=0.0, orthogonal=0.0, estimate=0.0)
-    made.build(world)
-    labels, active = world.active.labels["train"], world.active
-    a, b = (party.modules["bottom"](party.features["train"]) for party in world.parties.values())
+    made.build(federation)
+    labels, active = federation.active.labels["train"], federation.active
+    a, b = (party.modules["bottom"](party.features["train"]) for party in federation.parties.values())
     inputs = (
         (active.modules["top"], [a, b]),
         (active.modules["top_active"], [a]),
         (active.modules["top_passive_1"], [b]),
     )
     expected = sum(torch.nn.functional.cross_entropy(model(views), labels).item() for model, views in inputs)
-    assert one_update(made, world) == pytest.approx(expected, rel=1e-5)
+    assert one_update(made, federation) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(("split", "reads"), [("train", True), ("local", True), ("val", False), ("test", False)])
 def test_labels_that_the_active_party_has_are_read_and_no_others(split, reads):
     data = DataSpec(aligned=0.5, overlap=0.7, validation=0.2)
-    one, other = make_world(data=data), make_world(data=data)
+    one, other = make_federation(data=data), make_federation(data=data)
     assert len(other.active.labels[split]) > 5
     other.active.labels[split].copy_(1 - other.active.labels[split])
-    for world in (one, other):
-        method().fit(world)
+    for federation in (one, other):
+        method().fit(federation)
     assert equal(weights(one), weights(other)) is not reads
 
 
@@ -541,11 +544,11 @@ def test_pseudo_labels_teach_the_joint_classifier_and_no_other():
     options = {"shared": 0.0, "orthogonal": 0.0, "estimate": 0.0}
     found = {}
     for threshold in (0.5, 1.0):  # with two classes all that agree are surer than 0.5
-        world, made = make_world(), method(train={"epochs": 1, "batch": 500}, threshold=threshold, **options)
-        made.build(world)
-        agreeing(world)
-        one_update(made, world)
-        found[threshold] = gradients(world)
+        federation, made = make_federation(), method(train={"epochs": 1, "batch": 500}, threshold=threshold, **options)
+        made.build(federation)
+        agreeing(federation)
+        one_update(made, federation)
+        found[threshold] = gradients(federation)
     one, other = found[0.5], found[1.0]
     for top in ("active.top_active", "active.top_passive_1"):
         assert equal(of(top, one), of(top, other))
@@ -555,27 +558,27 @@ def test_pseudo_labels_teach_the_joint_classifier_and_no_other():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_each_weight_matters(rule):
-    one, other = make_world(), make_world()
+    one, other = make_federation(), make_federation()
     method(**{rule: 0.0}).fit(one)
     method(**{rule: 2.0}).fit(other)
     assert not equal(weights(one), weights(other))
 
 
 def test_local_steps_reuse_an_exchange():
-    one, other = make_world(), make_world()
-    for world, steps in ((one, 1), (other, 2)):
-        method(train={"local_steps": steps}).fit(world)
+    one, other = make_federation(), make_federation()
+    for federation, steps in ((one, 1), (other, 2)):
+        method(train={"local_steps": steps}).fit(federation)
     assert one.channel.traffic == other.channel.traffic
     for party in ("active", "passive_1"):
         assert not equal(of(party, weights(one)), of(party, weights(other)))
 
 
 def test_gradients_are_clipped():
-    world = make_world()
+    federation = make_federation()
     made = method(train={"epochs": 1, "batch": 500, "clip": 0.01})
-    made.build(world)
-    one_update(made, world)
-    found = gradients(world)
+    made.build(federation)
+    one_update(made, federation)
+    found = gradients(federation)
     for party in ("active", "passive_1"):
         assert torch.cat([g.flatten() for g in of(party, found).values()]).norm() == pytest.approx(0.01, rel=1e-3)
 
@@ -585,16 +588,18 @@ def test_gradients_are_clipped():
 
 def hard_world(seed):
     """Many columns, most of them noise, and few labels: rows without a label show which columns go together."""
-    world = make_world(data=DataSpec(n_labeled=16, aligned=0.7), rows=700, columns=12, classes=4, seed=seed)
-    for party in world.parties.values():
+    federation = make_federation(data=DataSpec(n_labeled=16, aligned=0.7), rows=700, columns=12, classes=4, seed=seed)
+    for party in federation.parties.values():
         for split, x in sorted(party.features.items()):
             noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed + len(x)))
             party.features[split] = x + 1.5 * noise
-    return world
+    return federation
 
 
-def accuracy(made, world):
-    return (made.fit(world).predict("test").argmax(dim=1) == world.active.labels["test"]).double().mean().item()
+def accuracy(made, federation):
+    return (
+        (made.fit(federation).predict("test").argmax(dim=1) == federation.active.labels["test"]).double().mean().item()
+    )
 
 
 def test_pseudo_labels_add_to_what_few_labels_teach():
@@ -612,7 +617,7 @@ def test_pseudo_labels_add_to_what_few_labels_teach():
 
 def test_three_parties_are_refused():
     with pytest.raises(UsageError, match="fedcvt expects 2 parties, got 3: it has no estimate of a third one"):
-        method().fit(make_world(parties=3))
+        method().fit(make_federation(parties=3))
 
 
 def test_a_missing_head_is_refused():
@@ -621,12 +626,12 @@ def test_a_missing_head_is_refused():
 
 
 def test_encoders_of_two_widths_are_refused():
-    world, made = make_world(), method()
-    made.build(world)
-    wide = [build_encoder(world.active.layout, ModelSpec(cut=5), 2) for _ in range(2)]
-    world.active.modules["bottom"] = Pooled(wide, "concat")
+    federation, made = make_federation(), method()
+    made.build(federation)
+    wide = [build_encoder(federation.active.layout, ModelSpec(cut=5), 2) for _ in range(2)]
+    federation.active.modules["bottom"] = Pooled(wide, "concat")
     with pytest.raises(UsageError, match=r"encoders of one width, got 5 and 3: set model\.cut"):
-        made.check(world)
+        made.check(federation)
 
 
 @pytest.mark.parametrize(
@@ -640,26 +645,26 @@ def test_numbers_out_of_range_are_refused(option, value):
 
 def test_selection_needs_validation_rows():
     with pytest.raises(UsageError, match="need validation rows"):
-        method(train={"select": "best_on_val"}).fit(make_world(data=LABELLED_LOCAL))
+        method(train={"select": "best_on_val"}).fit(make_federation(data=LABELLED_LOCAL))
 
 
 def test_selection_takes_an_epoch_and_its_traffic_is_that_of_validation():
-    world = make_world()
-    method(train={"select": "best_on_val"}).fit(world)
+    federation = make_federation()
+    method(train={"select": "best_on_val"}).fit(federation)
     up = Route("validate", "passive_1", "active", Kind.EMBEDDING)
-    assert world.channel.traffic[up] == 2 * world.n_rows("val") * 6 * 4
+    assert federation.channel.traffic[up] == 2 * federation.n_rows("val") * 6 * 4
 
 
 def test_divergence_is_a_status():
     with pytest.raises(Diverged, match=r"lower train\.lr"):
-        method(train={"optimizer": "sgd", "lr": 1e12, "epochs": 20}).fit(make_world())
+        method(train={"optimizer": "sgd", "lr": 1e12, "epochs": 20}).fit(make_federation())
 
 
 def test_an_untrained_copy_of_the_representation_has_other_weights_and_the_same_shape():
-    world, made = make_world(), method()
-    made.build(world)
-    bottom = made.representation(world.passive[0])
+    federation, made = make_federation(), method()
+    made.build(federation)
+    bottom = made.representation(federation.passive[0])
     fresh = untrained(bottom, seed=5)
-    x = world.passive[0].features["test"]
+    x = federation.passive[0].features["test"]
     assert fresh(x).shape == bottom(x).shape == (len(x), 6)
     assert not torch.allclose(fresh(x), bottom(x))

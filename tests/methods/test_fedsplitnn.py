@@ -13,9 +13,9 @@ from vflsec.core.attack import Attack
 from vflsec.core.defense import Defense
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.federation import load_states
+from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import Kind, Route, Transcript
 from vflsec.core.party import Party
-from vflsec.core.sabotage import Sabotage
 from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
@@ -23,48 +23,48 @@ from vflsec.defenses.iso import IsotropicNoise
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.split_training import SplitTraining
 from vflsec.protocols.plain import PlainBoundary
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 VALIDATION = DataSpec(validation=0.25)
 QUICK = {"epochs": 3, "batch": 32}
 
 
-def make_world(*, parties=2, classes=2, data=None, rows=150, defenses=(), **options):
-    world = toy_world(parties=parties, classes=classes, data=data, rows=rows, columns=4, **options)
-    for party in world.parties.values():
+def make_federation(*, parties=2, classes=2, data=None, rows=150, defenses=(), **options):
+    federation = toy_federation(parties=parties, classes=classes, data=data, rows=rows, columns=4, **options)
+    for party in federation.parties.values():
         party.defenses = tuple(defenses)
-    return world
+    return federation
 
 
 def method(*, model=None, **train):
     return FedSplitNN(TrainSpec(**{**QUICK, **train}), ModelSpec(**{"bottom": (6,), **(model or {})}))
 
 
-def weights(world, *names):
+def weights(federation, *names):
     """Every parameter of the parties ``names`` (of all, unless given), in one vector each."""
     return {
         name: torch.cat([p.detach().flatten() for p in party.modules.parameters()])
-        for name, party in world.parties.items()
+        for name, party in federation.parties.items()
         if not names or name in names
     }
 
 
-def joint_training(world, spec, phase="train"):
+def joint_training(federation, spec, phase="train"):
     """Train the same network in one piece: no parties, no wire, one optimizer, one graph."""
-    modules = nn.ModuleList([party.modules for party in world.parties.values()])
+    modules = nn.ModuleList([party.modules for party in federation.parties.values()])
     rates = {
         "adam": lambda p: torch.optim.Adam(p, spec.lr),
         "sgd": lambda p: torch.optim.SGD(p, spec.lr, spec.momentum),
         "adagrad": lambda p: torch.optim.Adagrad(p, spec.lr),
     }
     optimizer = rates[spec.optimizer](modules.parameters())
-    order, labels = generator(world.seed, "batches", phase), world.active.labels["train"]
+    order, labels = generator(federation.seed, "batches", phase), federation.active.labels["train"]
     for epoch in range(spec.epochs):
         for group in optimizer.param_groups:
             group["lr"] = spec.rate(epoch, spec.epochs)
         for rows in torch.randperm(len(labels), generator=order).split(spec.batch):
-            embeddings = [p.modules["bottom"](p.features["train"][rows]) for p in world.parties.values()]
-            loss = F.cross_entropy(world.active.modules["top"](embeddings), labels[rows])
+            embeddings = [p.modules["bottom"](p.features["train"][rows]) for p in federation.parties.values()]
+            loss = F.cross_entropy(federation.active.modules["top"](embeddings), labels[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -77,7 +77,7 @@ def joint_training(world, spec, phase="train"):
 )
 def test_split_training_equals_joint_training(parties, optimizer, aggregation, head):
     made = method(model={"aggregation": aggregation, "head": head}, optimizer=optimizer, schedule="cosine", lr=0.01)
-    split, joint = (make_world(parties=parties) for _ in range(2))
+    split, joint = (make_federation(parties=parties) for _ in range(2))
     made.build(joint)
     before = weights(joint)
     joint_training(joint, made.train_spec)
@@ -89,46 +89,46 @@ def test_split_training_equals_joint_training(parties, optimizer, aggregation, h
 
 
 def test_strength_zero_changes_no_bit():
-    plain, defended = make_world(), make_world(defenses=[IsotropicNoise(0.0, at=["gradient", "embedding"])])
-    for world in (plain, defended):
-        method().fit(world)
+    plain, defended = make_federation(), make_federation(defenses=[IsotropicNoise(0.0, at=["gradient", "embedding"])])
+    for federation in (plain, defended):
+        method().fit(federation)
     for name, found in weights(defended).items():
         assert torch.equal(found, weights(plain)[name])
 
 
 @pytest.mark.parametrize("parties", [2, 3])
 def test_traffic_is_exact_and_as_much_comes_down_as_goes_up(parties):
-    world = make_world(parties=parties)
-    trained = method(model={"cut": 5}).fit(world)
+    federation = make_federation(parties=parties)
+    trained = method(model={"cut": 5}).fit(federation)
     trained.predict("test")
     expected = {}
-    for party in world.passive:
-        nbytes = QUICK["epochs"] * world.n_rows("train") * 5 * 4
+    for party in federation.passive:
+        nbytes = QUICK["epochs"] * federation.n_rows("train") * 5 * 4
         expected[Route("train", party.name, "active", Kind.EMBEDDING)] = nbytes
         expected[Route("train", "active", party.name, Kind.GRADIENT)] = nbytes
-        expected[Route("predict", party.name, "active", Kind.EMBEDDING)] = world.n_rows("test") * 5 * 4
-    assert dict(world.channel.traffic) == expected
+        expected[Route("predict", party.name, "active", Kind.EMBEDDING)] = federation.n_rows("test") * 5 * 4
+    assert dict(federation.channel.traffic) == expected
 
 
 def test_no_gradient_rides_on_a_message_that_a_tap_keeps():
     """A transcript may keep an embedding; the clean gradient with respect to it must not come along."""
-    world = make_world(defenses=[IsotropicNoise(5.0)])
+    federation = make_federation(defenses=[IsotropicNoise(5.0)])
     transcript = Transcript(frozenset({"passive_1"}), frozenset(Kind))
-    world.channel.taps.append(transcript)
-    method().fit(world)
+    federation.channel.taps.append(transcript)
+    method().fit(federation)
     assert all(message.payload["value"].grad is None for message in transcript.messages)
     assert not any(message.payload["value"].requires_grad for message in transcript.messages)
 
 
 def received_gradients(classes, defenses=()):
     """What passive_1 hears, row by row, and the true labels of these rows."""
-    world = make_world(classes=classes, rows=60 * classes, defenses=defenses)
+    federation = make_federation(classes=classes, rows=60 * classes, defenses=defenses)
     transcript = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
-    world.channel.taps.append(transcript)
-    method(model={"aggregation": "sum", "head": "none"}, epochs=2, lr=1e-4).fit(world)
+    federation.channel.taps.append(transcript)
+    method(model={"aggregation": "sum", "head": "none"}, epochs=2, lr=1e-4).fit(federation)
     gradients = torch.cat([message.payload["value"] for message in transcript.messages])
     rows = torch.cat([message.rows for message in transcript.messages])
-    return gradients, world.active.labels["train"][rows]
+    return gradients, federation.active.labels["train"][rows]
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -149,7 +149,7 @@ def test_strong_noise_takes_the_label_back(classes):
 @pytest.mark.parametrize("settings", [{"patience": 1}, {"select": "best_on_val"}])
 def test_selection_needs_validation_rows(settings):
     with pytest.raises(UsageError, match="need validation rows, got none: add --set data.validation=0.1"):
-        method(**settings).fit(make_world())
+        method(**settings).fit(make_federation())
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def scripted(monkeypatch):
         seen, values = [], iter(values)
 
         def _score(self, split):
-            seen.append((split, weights(self.world)))
+            seen.append((split, weights(self.federation)))
             return next(values)
 
         monkeypatch.setattr(SplitTraining, "_score", _score)
@@ -175,11 +175,11 @@ def scripted(monkeypatch):
 )
 def test_the_best_epoch_is_the_one_used(scripted, select, data, split, taken):
     seen = scripted([0.5, 0.9, 0.7, 0.9, 0.8])
-    world = make_world(data=data)
-    trained = method(epochs=5, select=select, patience=5).fit(world)
+    federation = make_federation(data=data)
+    trained = method(epochs=5, select=select, patience=5).fit(federation)
     assert [where for where, _ in seen] == [split] * 5
     assert len(trained.history["train"]) == 5
-    for name, found in weights(world).items():
+    for name, found in weights(federation).items():
         assert torch.equal(found, seen[taken][1][name])
 
 
@@ -187,17 +187,17 @@ def test_the_best_epoch_is_the_one_used(scripted, select, data, split, taken):
 def test_patience_ends_training(scripted, patience, epochs):
     scripted([0.5, 0.5, 0.6, 0.6, 0.5, 0.4])
     made = method(epochs=6, patience=patience, select="best_on_val")
-    assert len(made.fit(make_world(data=VALIDATION)).history["train"]) == epochs
+    assert len(made.fit(make_federation(data=VALIDATION)).history["train"]) == epochs
 
 
 def test_the_default_looks_at_no_held_out_row(scripted):
     seen = scripted([])
-    method().fit(make_world(data=VALIDATION))
+    method().fit(make_federation(data=VALIDATION))
     assert not seen
 
 
 def test_scoring_on_validation_rows_is_counted_and_seen_as_what_it_is():
-    plain, selecting = make_world(data=VALIDATION), make_world(data=VALIDATION)
+    plain, selecting = make_federation(data=VALIDATION), make_federation(data=VALIDATION)
     heard = []
     selecting.channel.taps.append(heard.append)
     epochs = len(method().fit(plain).history["train"])
@@ -211,14 +211,14 @@ def test_scoring_on_validation_rows_is_counted_and_seen_as_what_it_is():
 def test_divergence_is_a_status(select):
     made = method(optimizer="sgd", lr=1e12, epochs=30, select=select)
     with pytest.raises(Diverged, match=r"lower train\.lr"):
-        made.fit(make_world(data=VALIDATION))
+        made.fit(make_federation(data=VALIDATION))
 
 
 def test_predictions_that_blow_up_in_the_last_update_are_a_divergence():
     """One epoch of one update: its loss, taken before the update, is still finite."""
     made = method(optimizer="sgd", lr=1e38, epochs=1, batch=1000, select="best_on_val")
     with pytest.raises(Diverged, match="not finite on val rows"):
-        made.fit(make_world(data=VALIDATION))
+        made.fit(make_federation(data=VALIDATION))
 
 
 class Declining(Attack):
@@ -232,7 +232,7 @@ class Declining(Attack):
 
 
 def test_a_malicious_party_replaces_its_own_optimizer_only():
-    honest, attacked = make_world(parties=3), make_world(parties=3)
+    honest, attacked = make_federation(parties=3), make_federation(parties=3)
     asked = []
 
     class Climbing(Declining):
@@ -256,15 +256,15 @@ def test_a_malicious_party_replaces_its_own_optimizer_only():
 
 
 def test_a_party_that_declines_plays_by_the_rules():
-    honest, declined = make_world(), make_world()
+    honest, declined = make_federation(), make_federation()
     declined.malicious = {"passive_1": Declining()}
-    for world in (honest, declined):
-        method().fit(world)
+    for federation in (honest, declined):
+        method().fit(federation)
     assert all(torch.equal(w, weights(honest)[name]) for name, w in weights(declined).items())
 
 
-class Hooks(Sabotage):
-    """Sabotage whose hooks are given; each keeps the steps that it was called in."""
+class Hooks(IntegrityAttack):
+    """An attack on integrity whose hooks are given; each keeps the steps that it was called in."""
 
     name = reference = verified = "made for a test"
 
@@ -287,19 +287,19 @@ class Hooks(Sabotage):
 
 
 @pytest.mark.parametrize("train", [{}, {"local_steps": 2}, {"select": "best_on_val"}], ids=str)
-def test_sabotage_without_malice_is_the_honest_training(train):
-    honest, attacked = (make_world(parties=3, data=VALIDATION) for _ in range(2))
+def test_a_malicious_party_without_malice_is_the_honest_training(train):
+    honest, attacked = (make_federation(parties=3, data=VALIDATION) for _ in range(2))
     attacked.malicious = {"passive_1": Hooks()}
-    trained = [method(**train).fit(world) for world in (honest, attacked)]
+    trained = [method(**train).fit(federation) for federation in (honest, attacked)]
     assert all(torch.equal(w, weights(honest)[name]) for name, w in weights(attacked).items())
     assert torch.equal(*(one.predict("test") for one in trained))
 
 
-def test_a_saboteur_acts_wherever_it_speaks_and_is_told_no_label():
-    world = make_world(data=VALIDATION)
+def test_a_malicious_party_acts_wherever_it_speaks_and_is_told_no_label():
+    federation = make_federation(data=VALIDATION)
     hooks = Hooks()
-    world.malicious = {"passive_1": hooks}
-    method(select="best_on_val").fit(world).predict("test")
+    federation.malicious = {"passive_1": hooks}
+    method(select="best_on_val").fit(federation).predict("test")
     assert {step[:3] for step in hooks.steps} == {
         ("features", "train", "train"), ("embedding", "train", "train"), ("gradient", "train", "train"),
         ("features", "validate", "val"), ("embedding", "validate", "val"),
@@ -308,16 +308,16 @@ def test_a_saboteur_acts_wherever_it_speaks_and_is_told_no_label():
     assert {step[3] for step in hooks.steps} == {None}
 
 
-def test_a_saboteur_feeds_sends_and_learns_from_what_it_likes():
-    world, heard = make_world(), []
-    fresh = make_world()
+def test_a_malicious_party_feeds_sends_and_learns_from_what_it_likes():
+    federation, heard = make_federation(), []
+    fresh = make_federation()
     method().build(fresh)
     hooks = Hooks(features=lambda x, step: x + 1, embedding=lambda h, step: 2 * h, gradient=lambda g, step: 0 * g)
-    world.malicious = {"passive_1": hooks}
-    world.channel.taps.append(heard.append)
-    trained = method(epochs=1, batch=1000).fit(world)
-    party = world.parties["passive_1"]
-    assert torch.equal(weights(world)["passive_1"], weights(fresh)["passive_1"]), "it learned from nothing"
+    federation.malicious = {"passive_1": hooks}
+    federation.channel.taps.append(heard.append)
+    trained = method(epochs=1, batch=1000).fit(federation)
+    party = federation.parties["passive_1"]
+    assert torch.equal(weights(federation)["passive_1"], weights(fresh)["passive_1"]), "it learned from nothing"
     up = next(m for m in heard if m.kind is Kind.EMBEDDING)
     with torch.no_grad():
         expected = 2 * party.modules["bottom"](party.features["train"][up.rows] + 1)
@@ -328,12 +328,12 @@ def test_a_saboteur_feeds_sends_and_learns_from_what_it_likes():
         assert torch.equal(heard[0].payload["value"], 2 * party.modules["bottom"](party.features["test"] + 1))
 
 
-def test_a_saboteurs_own_defences_still_act_on_what_it_sends():
+def test_a_malicious_partys_own_defences_still_act_on_what_it_sends():
     heard = []
-    world = make_world(defenses=[IsotropicNoise(5.0, at=["embedding"])])
-    world.malicious = {"passive_1": Hooks(embedding=lambda h, step: torch.zeros_like(h) + 1)}
-    world.channel.taps.append(heard.append)
-    method(epochs=1).fit(world)
+    federation = make_federation(defenses=[IsotropicNoise(5.0, at=["embedding"])])
+    federation.malicious = {"passive_1": Hooks(embedding=lambda h, step: torch.zeros_like(h) + 1)}
+    federation.channel.taps.append(heard.append)
+    method(epochs=1).fit(federation)
     up = next(m for m in heard if m.kind is Kind.EMBEDDING).payload["value"]
     assert up.std() > 0.1, "noise on what would be all ones"
 
@@ -363,11 +363,11 @@ class Learned(Hooked):
 
 
 def fitted(*defenses):
-    world = make_world(defenses=())
-    was = world.active
-    active = Party("active", was.features, world.channel, noise=was._noise, labels=was.labels, defenses=defenses)
-    world.parties = {**world.parties, "active": active}
-    return world, method().fit(world)
+    federation = make_federation(defenses=())
+    was = federation.active
+    active = Party("active", was.features, federation.channel, noise=was._noise, labels=was.labels, defenses=defenses)
+    federation.parties = {**federation.parties, "active": active}
+    return federation, method().fit(federation)
 
 
 def test_labels_are_changed_once_before_training():
@@ -379,7 +379,7 @@ def test_labels_are_changed_once_before_training():
 
     flipped, trained = fitted(Hooked(on_labels=flip))
     assert calls == [2]
-    by_hand = make_world()
+    by_hand = make_federation()
     by_hand.active.labels["train"] = 1 - by_hand.active.labels["train"]
     method().fit(by_hand)
     assert all(torch.equal(w, weights(by_hand)[name]) for name, w in weights(flipped).items())
@@ -417,11 +417,11 @@ def test_soft_labels_that_are_certain_teach_what_class_numbers_do():
 
 def test_no_step_that_a_malicious_party_sees_holds_soft_labels():
     steps = []
-    world, _ = fitted()
-    active = world.active
+    federation, _ = fitted()
+    active = federation.active
     active.defenses = (Certain(),)
-    world.malicious = {"passive_1": Hooks(embedding=lambda h, step: steps.append(step) or h)}
-    method().fit(world)
+    federation.malicious = {"passive_1": Hooks(embedding=lambda h, step: steps.append(step) or h)}
+    method().fit(federation)
     assert steps
     assert all(value is None or getattr(value, "dim", lambda: 1)() == 1 for step in steps for value in step)
     assert all(step.labels is None for step in steps)
@@ -434,9 +434,9 @@ def test_an_update_learns_from_what_a_defence_makes_of_its_batch():
         sizes.append((len(embeddings), len(targets)))
         return [h[:4] for h in embeddings], targets[:4]
 
-    world, trained = fitted(Hooked(on_batch=on_batch))
+    federation, trained = fitted(Hooked(on_batch=on_batch))
     assert {size for size, _ in sizes} == {2}
-    assert sum(rows for _, rows in sizes) == 3 * world.n_rows("train")
+    assert sum(rows for _, rows in sizes) == 3 * federation.n_rows("train")
     before = len(sizes)
     trained.predict("test")
     assert len(sizes) == before, "predictions are of every row as it is"
@@ -449,10 +449,10 @@ def test_what_was_received_passes_the_active_partys_defence_in_training_and_at_p
         senders.append(sender)
         return h * 0
 
-    world, trained = fitted(Hooked(on_received=drop))
+    federation, trained = fitted(Hooked(on_received=drop))
     assert set(senders) == {"passive_1"}
     before = trained.predict("test")
-    world.passive[0].features["test"].add_(5)
+    federation.passive[0].features["test"].add_(5)
     assert torch.equal(trained.predict("test"), before)
 
 
@@ -469,11 +469,11 @@ def test_a_penalty_joins_the_loss_and_its_learned_part_learns():
 def test_what_a_defence_learned_is_stored_with_its_party(tmp_path):
     made = Learned()
     made.penalty = lambda h, labels, sender: made._scale(torch.ones(len(h), 1)).square().mean()
-    world, trained = fitted(made)
+    federation, trained = fitted(made)
     trained.save(tmp_path)
     learned = made._scale.weight.item()
     torch.nn.init.zeros_(made._scale.weight)
-    load_states(world, tmp_path)
+    load_states(federation, tmp_path)
     assert made._scale.weight.item() == learned
 
 
@@ -491,13 +491,13 @@ def test_a_defence_learns_in_time_what_it_will_receive():
         modes.append(part[sender].training)
         return part[sender](h)
 
-    world, trained = fitted(Hooked(modules=lambda: [part], prepare=prepare, on_received=on_received))
+    federation, trained = fitted(Hooked(modules=lambda: [part], prepare=prepare, on_received=on_received))
     assert all(modes)
     modes.clear()
     trained.predict("test")
     assert modes == [False]
     assert not torch.equal(part["passive_1"].weight, first[0])
-    assert any("defenses" in name for name in world.active.modules.state_dict())
+    assert any("defenses" in name for name in federation.active.modules.state_dict())
     part.clear()
     fitted(Hooked(modules=lambda: [part], prepare=prepare, on_received=on_received))
     assert torch.equal(*first)
@@ -513,7 +513,7 @@ class ScaledBoundary(PlainBoundary):
 
     def up(self, h, step):
         self.ups += 1
-        return super().up(h, step)
+        return super().forward(h, step)
 
     def modules(self):
         holder = nn.Module()
@@ -529,7 +529,7 @@ def test_a_boundary_keeps_its_state_and_is_stored_with_its_owner(monkeypatch, tm
         return made[-1]
 
     monkeypatch.setattr(registry, "build", build)
-    trained = method(epochs=1, batch=1000).fit(make_world())
+    trained = method(epochs=1, batch=1000).fit(make_federation())
     trained.predict("test")
     assert [boundary.ups for boundary in made] == [2], "one boundary, in training and at prediction"
     trained.save(tmp_path)
@@ -538,9 +538,9 @@ def test_a_boundary_keeps_its_state_and_is_stored_with_its_owner(monkeypatch, tm
 
 def test_a_penalty_reaches_the_passive_party():
     """Its gradient is part of the one that comes down."""
-    world, _ = fitted(Hooked(penalty=lambda h, labels, sender: 100 * h.square().mean()))
+    federation, _ = fitted(Hooked(penalty=lambda h, labels, sender: 100 * h.square().mean()))
     plain, _ = fitted()
-    h, usual = (w.passive[0].modules["bottom"](w.passive[0].features["train"]) for w in (world, plain))
+    h, usual = (w.passive[0].modules["bottom"](w.passive[0].features["train"]) for w in (federation, plain))
     assert h.square().mean() < usual.square().mean()
 
 
@@ -554,28 +554,28 @@ def test_hooks_at_strength_zero_are_not_called():
 
 
 def test_an_empty_split_gives_no_logits():
-    world, trained = fitted()
+    federation, trained = fitted()
     assert trained.predict("val").shape == (0, 2)
-    assert sum(nbytes for route, nbytes in world.channel.traffic.items() if route.phase == "predict") == 0
+    assert sum(nbytes for route, nbytes in federation.channel.traffic.items() if route.phase == "predict") == 0
 
 
 def test_progress_counts_epochs():
     seen = []
-    method().fit(make_world(), lambda *progress: seen.append(progress))
+    method().fit(make_federation(), lambda *progress: seen.append(progress))
     assert seen == [("train", n, 3) for n in (1, 2, 3)]
 
 
 def test_a_target_is_met_once_and_changes_nothing():
     """It is measured beside the run: noise, weights and traffic are those of a run without one, bit for bit."""
-    worlds = []
+    federations = []
     for target in (None, 0.01):
-        world = make_world(defenses=[IsotropicNoise(1.0, at=["embedding", "gradient"])])
-        method(target=target).fit(world)
-        worlds.append(world)
-    plain, aimed = worlds
+        federation = make_federation(defenses=[IsotropicNoise(1.0, at=["embedding", "gradient"])])
+        method(target=target).fit(federation)
+        federations.append(federation)
+    plain, aimed = federations
     assert all(torch.equal(found, weights(plain)[name]) for name, found in weights(aimed).items())
     assert aimed.channel.traffic == plain.channel.traffic
     assert (plain.reached, aimed.reached["epochs"]) == ({}, 1)
-    missed = make_world()
+    missed = make_federation()
     method(target=1.0).fit(missed)
     assert missed.reached == {}

@@ -15,7 +15,7 @@ from vflsec.core.releases import latest
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.adversary import adversary, view_of
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 DATA = DataSpec(n_labeled=40, aligned=0.5, overlap=0.8)
 HEADS = {"projector": 16, "predictor": 8}
@@ -27,8 +27,8 @@ def make(name, *, epochs=3, widths=(8, 8), encoder="tabular", **options):
     return registry.build("methods", name, train, ModelSpec(bottom=widths, encoder=encoder), **HEADS, **options)
 
 
-def world(*, parties=2, seed=0, **options):
-    return toy_world(seed=seed, data=DATA, rows=200, columns=5, parties=parties, **options)
+def federation(*, parties=2, seed=0, **options):
+    return toy_federation(seed=seed, data=DATA, rows=200, columns=5, parties=parties, **options)
 
 
 def pretrained(method, where):
@@ -54,37 +54,37 @@ def equal(a, b):
 
 @pytest.mark.parametrize("ssl", SSL)
 def test_guidance_of_weight_zero_is_fed_local_ssl_bit_for_bit(ssl):
-    alone = pretrained(make(f"fedlocal-{ssl}"), world())
-    guided = pretrained(make(f"fedgssl-{ssl}", gamma=0.0), world())
+    alone = pretrained(make(f"fedlocal-{ssl}"), federation())
+    guided = pretrained(make(f"fedgssl-{ssl}", gamma=0.0), federation())
     assert equal(states(alone), states(guided))
 
 
 @pytest.mark.parametrize("ssl", SSL)
 def test_guidance_of_weight_zero_is_fed_local_ssl_with_averaged_models(ssl):
-    averaged, alone = (pretrained(make(f"fedlocal-{ssl}", pma=pma), world()) for pma in (True, False))
-    guided = pretrained(make(f"fedhssl-{ssl}", gamma=0.0), world())
+    averaged, alone = (pretrained(make(f"fedlocal-{ssl}", pma=pma), federation()) for pma in (True, False))
+    guided = pretrained(make(f"fedhssl-{ssl}", gamma=0.0), federation())
     assert equal(states(averaged), states(guided))
     assert not equal(states(alone), states(guided))
 
 
 @pytest.mark.parametrize("ssl", SSL)
 def test_guidance_changes_the_local_encoders(ssl):
-    plain, guided = (pretrained(make(f"fedgssl-{ssl}", gamma=g), world()) for g in (0.0, 0.5))
+    plain, guided = (pretrained(make(f"fedgssl-{ssl}", gamma=g), federation()) for g in (0.0, 0.5))
     assert not equal(states(plain), states(guided))
 
 
 @pytest.mark.parametrize("ssl", SSL)
 def test_step_one_is_the_same_with_and_without_the_other_steps(ssl):
-    cross, hybrid = (pretrained(make(f"{name}-{ssl}"), world()) for name in ("fedcssl", "fedhssl"))
+    cross, hybrid = (pretrained(make(f"{name}-{ssl}"), federation()) for name in ("fedcssl", "fedhssl"))
     assert equal(states(cross, "cross"), states(hybrid, "cross"))
 
 
 @pytest.mark.parametrize("ssl", SSL)
 @pytest.mark.parametrize("parties", [2, 3])
 def test_partial_model_aggregation_makes_top_encoders_equal_and_touches_nothing_else(ssl, parties):
-    method, where = make(f"fedhssl-{ssl}", epochs=1), world(parties=parties)
+    method, where = make(f"fedhssl-{ssl}", epochs=1), federation(parties=parties)
     pretrained(method, where)
-    without = pretrained(make(f"fedgssl-{ssl}", epochs=1), world(parties=parties))
+    without = pretrained(make(f"fedgssl-{ssl}", epochs=1), federation(parties=parties))
     found, own = states(where), states(without)
     names = list(where.parties)
     for key in [key.removeprefix("active.") for key in found if key.startswith("active.")]:
@@ -99,7 +99,7 @@ def test_partial_model_aggregation_makes_top_encoders_equal_and_touches_nothing_
 
 @pytest.mark.parametrize("ssl", SSL)
 def test_what_is_sent_for_the_average_is_top_projector_and_predictor_alone(ssl):
-    where = pretrained(make(f"fedhssl-{ssl}", epochs=1), world())
+    where = pretrained(make(f"fedhssl-{ssl}", epochs=1), federation())
     keys = {key.split(".")[0] for m in where.heard if m.kind is Kind.PARAMETERS for key in m.payload}
     assert keys == {"top", "projector"} | ({"predictor"} if ssl != "moco" else set())
     directions = {(m.sender, m.receiver) for m in where.heard if m.kind is Kind.PARAMETERS}
@@ -107,7 +107,7 @@ def test_what_is_sent_for_the_average_is_top_projector_and_predictor_alone(ssl):
 
 
 def test_passive_parties_hear_from_the_active_one_alone_and_no_gradient_crosses():
-    where = pretrained(make("fedcssl-simsiam", epochs=1), world(parties=3))
+    where = pretrained(make("fedcssl-simsiam", epochs=1), federation(parties=3))
     assert {m.kind for m in where.heard} == {Kind.EMBEDDING}
     assert all("active" in (m.sender, m.receiver) for m in where.heard)
     assert {m.split for m in where.heard} == {"aligned"}
@@ -118,8 +118,8 @@ def test_passive_parties_hear_from_the_active_one_alone_and_no_gradient_crosses(
 
 @pytest.mark.parametrize("updates", [1, 4, 8])
 def test_further_local_updates_say_nothing_more(updates):
-    where = pretrained(make("fedcssl-simsiam", epochs=1, local_updates=updates), world())
-    once = pretrained(make("fedcssl-simsiam", epochs=1), world())
+    where = pretrained(make("fedcssl-simsiam", epochs=1, local_updates=updates), federation())
+    once = pretrained(make("fedcssl-simsiam", epochs=1), federation())
     assert where.channel.traffic == once.channel.traffic
     assert equal(states(where, "cross"), states(once, "cross")) == (updates == 1)
 
@@ -134,13 +134,13 @@ def test_a_killed_pre_training_goes_on_after_the_last_finished_iteration(name, t
             raise Killed
 
     options = {"pma": True} if name.startswith("fedlocal") else {}
-    whole = pretrained(make(name, epochs=4, **options), world())
-    first, method = world(), make(name, epochs=4, **options)
+    whole = pretrained(make(name, epochs=4, **options), federation())
+    first, method = federation(), make(name, epochs=4, **options)
     first.checkpoint = Checkpoint(tmp_path / "partial")
     method.build(first)
     with pytest.raises(Killed):
         method.run("pretrain", first, kill)
-    second, method = world(), make(name, epochs=4, **options)
+    second, method = federation(), make(name, epochs=4, **options)
     second.checkpoint = Checkpoint(tmp_path / "partial")
     method.build(second)
     seen = []
@@ -166,12 +166,12 @@ class Seen(Defense):
 
 
 def test_a_defence_changes_the_released_copy_of_parameters_and_never_statistics():
-    where = toy_world(data=DATA, rows=200, columns=5)
+    where = toy_federation(data=DATA, rows=200, columns=5)
     where.active.defenses = (Seen(1.0, at=["pretrain.parameters"]),)
     method = make("fedgssl-simsiam", epochs=1)
     pretrained(method, where)
     own = states(where)
-    defended = toy_world(data=DATA, rows=200, columns=5)
+    defended = toy_federation(data=DATA, rows=200, columns=5)
     defended.active.defenses = (Seen(1.0, at=["pretrain.parameters"]),)
     pretrained(make("fedhssl-simsiam", epochs=1), defended)
     after = states(defended)
@@ -184,7 +184,7 @@ def test_a_defence_changes_the_released_copy_of_parameters_and_never_statistics(
 
 
 def test_a_defence_limited_to_a_phase_acts_there_alone():
-    where = toy_world(data=DATA, rows=200, columns=5)
+    where = toy_federation(data=DATA, rows=200, columns=5)
     where.passive[0].defenses = (Seen(1.0, at=["pretrain.embedding"]),)
     method = make("fedcssl-simsiam", epochs=1)
     pretrained(method, where)
@@ -197,7 +197,7 @@ def test_a_defence_limited_to_a_phase_acts_there_alone():
 def test_interleaving_takes_the_same_batches_in_turn():
     orders = []
     for interleave in (False, True):
-        where = pretrained(make("fedgssl-simsiam", epochs=2, interleave=interleave), world())
+        where = pretrained(make("fedgssl-simsiam", epochs=2, interleave=interleave), federation())
         orders.append(states(where))
     assert not equal(*orders)  # guidance comes from a cross encoder that is younger
 
@@ -206,7 +206,7 @@ def test_interleaving_takes_the_same_batches_in_turn():
     ("encoders", "pool", "width"), [("both", "mean", 8), ("both", "concat", 16), ("local", "mean", 8)]
 )
 def test_the_representation_is_what_was_asked_for(encoders, pool, width):
-    method, where = make("fedgssl-simsiam", encoders=encoders, pool=pool), world()
+    method, where = make("fedgssl-simsiam", encoders=encoders, pool=pool), federation()
     method.build(where)
     party = where.active
     x, own = party.features["test"], party.modules["encoders"].eval()
@@ -221,7 +221,7 @@ def test_the_representation_is_what_was_asked_for(encoders, pool, width):
 
 
 def test_tops_of_other_shapes_cannot_be_averaged():
-    where = world()
+    where = federation()
     method = make("fedhssl-simsiam", encoder="mlp", widths=())
     where.passive[0].layout = where.passive[0].layout._replace(columns=where.passive[0].layout.columns[:3])
     method.build(where)
@@ -250,7 +250,7 @@ def test_wrong_options_of_the_self_supervised_method_are_refused(name, options, 
 def test_batches_of_one_row_are_refused():
     with pytest.raises(UsageError, match="expected train.pretrain.batch >= 2, got 1"):
         registry.build("methods", "fedlocal-simsiam", TrainSpec(pretrain=PretrainSpec(batch=1)), ModelSpec())
-    where = world()
+    where = federation()
     method = registry.build("methods", "fedsplitnn", TrainSpec(batch=1), ModelSpec(encoder="tabular"))
     method.build(where)
     with pytest.raises(UsageError, match="expected train.batch >= 2, got 1"):
@@ -273,7 +273,7 @@ def viewed(method, where, name):
 
 @pytest.mark.parametrize(("name", "other"), [("passive_1", "active"), ("active", "passive_1")])
 def test_of_two_parties_each_assembles_the_others_top_encoder(name, other):
-    method, where = make("fedhssl-simsiam"), world()
+    method, where = make("fedhssl-simsiam"), federation()
     (title, model), *more = viewed(method, pretrained(method, where), name).models.items()
     assert other in title
     assert not more
@@ -289,12 +289,12 @@ def test_of_two_parties_each_assembles_the_others_top_encoder(name, other):
 
 @pytest.mark.parametrize(("method", "parties"), [("fedhssl-simsiam", 3), ("fedgssl-simsiam", 2)])
 def test_nobody_assembles_a_model_of_several_others_or_without_an_average(method, parties):
-    method, where = make(method, epochs=1), world(parties=parties)
+    method, where = make(method, epochs=1), federation(parties=parties)
     assert not viewed(method, pretrained(method, where), "passive_1").models
 
 
 def test_a_passive_party_reads_the_active_partys_projections_of_its_training_rows():
-    method, where = make("fedcssl-simsiam"), world()
+    method, where = make("fedcssl-simsiam"), federation()
     view = viewed(method, pretrained(method, where), "passive_1")
     found = latest(view, Kind.EMBEDDING, sender="active")["train"]
     assert found.shape == (where.n_rows("train"), HEADS["projector"])

@@ -14,29 +14,29 @@ from vflsec.methods.early_stopping import EarlyStopping
 from vflsec.methods.local import Local
 from vflsec.methods.local_training import LocalTraining, labelled_rows
 from vflsec.methods.split_training import SplitTraining
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 VALIDATION = DataSpec(validation=0.25)
 QUICK = {"epochs": 3, "batch": 32}
 
 
-def make_world(data=None, *, parties=2, rows=150, **options):
-    return toy_world(data=data, parties=parties, rows=rows, columns=4, **options)
+def make_federation(data=None, *, parties=2, rows=150, **options):
+    return toy_federation(data=data, parties=parties, rows=rows, columns=4, **options)
 
 
 def method(*, model=None, **train):
     return Local(TrainSpec(**{**QUICK, **train}), ModelSpec(**{"bottom": (6,), **(model or {})}))
 
 
-def weights(world):
-    return torch.cat([p.detach().flatten() for p in world.active.modules.parameters()])
+def weights(federation):
+    return torch.cat([p.detach().flatten() for p in federation.active.modules.parameters()])
 
 
 def test_it_learns_from_every_labelled_row_aligned_or_not():
     """The same aligned rows, and the unaligned ones of a smaller overlap on top."""
-    world = make_world(DataSpec(overlap=0.4))
-    own = world.active
-    rows, labels = labelled_rows(world)
+    federation = make_federation(DataSpec(overlap=0.4))
+    own = federation.active
+    rows, labels = labelled_rows(federation)
     assert len(own.labels["local"]) == len(own.features["local"]) > 0
     assert torch.equal(rows, torch.cat([own.features["train"], own.features["local"]]))
     assert torch.equal(labels, torch.cat([own.labels["train"], own.labels["local"]]))
@@ -44,39 +44,39 @@ def test_it_learns_from_every_labelled_row_aligned_or_not():
 
 @pytest.mark.parametrize("split", ["train", "local"])
 def test_every_label_it_knows_changes_the_result(split):
-    worlds = [make_world(DataSpec(overlap=0.4)) for _ in range(2)]
-    worlds[1].active.labels[split][0] = 1 - worlds[1].active.labels[split][0]
-    for world in worlds:
-        method().fit(world)
-    assert not torch.equal(*map(weights, worlds))
+    federations = [make_federation(DataSpec(overlap=0.4)) for _ in range(2)]
+    federations[1].active.labels[split][0] = 1 - federations[1].active.labels[split][0]
+    for federation in federations:
+        method().fit(federation)
+    assert not torch.equal(*map(weights, federations))
 
 
 def test_where_labels_are_scarce_it_learns_from_the_aligned_ones_alone():
     """As if it had no unaligned rows at all."""
-    worlds = [make_world(DataSpec(overlap=0.5, n_labeled=40)) for _ in range(2)]
-    assert len(worlds[0].active.features["local"]) > 0
+    federations = [make_federation(DataSpec(overlap=0.5, n_labeled=40)) for _ in range(2)]
+    assert len(federations[0].active.features["local"]) > 0
     for split in ("local", "unlabeled", "val"):
-        worlds[1].active.features[split].fill_(float("nan"))
-    for world in worlds:
-        assert len(labelled_rows(world)[0]) == 40
-        method().fit(world)
-    assert torch.equal(*map(weights, worlds))
+        federations[1].active.features[split].fill_(float("nan"))
+    for federation in federations:
+        assert len(labelled_rows(federation)[0]) == 40
+        method().fit(federation)
+    assert torch.equal(*map(weights, federations))
 
 
 @pytest.mark.parametrize("select", ["last", "best_on_val"])
 def test_it_reads_no_other_party_and_says_nothing(select):
     data = DataSpec(overlap=0.5, validation=0.2)
-    worlds = [make_world(data, parties=3) for _ in range(2)]
-    for party in worlds[1].passive:
+    federations = [make_federation(data, parties=3) for _ in range(2)]
+    for party in federations[1].passive:
         for features in party.features.values():
             features.fill_(float("nan"))
     heard, trained = [], []
-    for world in worlds:
-        world.channel.taps.append(heard.append)
-        trained.append(method(select=select).fit(world))
+    for federation in federations:
+        federation.channel.taps.append(heard.append)
+        trained.append(method(select=select).fit(federation))
     assert torch.equal(*(one.predict("test") for one in trained))
     assert not heard
-    assert not any(world.channel.traffic for world in worlds)
+    assert not any(federation.channel.traffic for federation in federations)
 
 
 @pytest.mark.parametrize("head", ["linear", "mlp"])
@@ -85,9 +85,9 @@ def test_it_reads_no_other_party_and_says_nothing(select):
     "options", [{"schedule": "cosine"}, {"select": "best_on_val", "weight_decay": 0.01}, {"patience": 1, "clip": 0.1}]
 )
 def test_it_is_split_learning_of_one_party(head, optimizer, options, monkeypatch):
-    """The federation's own loop, given a world with the active party alone, makes the same model bit for bit."""
+    """The federation's own loop, given a federation with the active party alone, makes the same model bit for bit."""
     made = method(model={"head": head}, optimizer=optimizer, epochs=6, lr=0.05, **options)
-    local, single = make_world(VALIDATION), make_world(VALIDATION)
+    local, single = make_federation(VALIDATION), make_federation(VALIDATION)
     history = made.fit(local).history["train"]
     made.build(single)
     single.parties = {"active": single.active}
@@ -117,33 +117,33 @@ class _First(torch.nn.Module):
 
 
 def test_without_a_head_the_embedding_is_the_logits():
-    world = make_world(classes=3)
+    federation = make_federation(classes=3)
     made = method(model={"head": "none", "aggregation": "sum"})
-    logits = made.fit(world).predict("test")
-    embedding = made.representation(world.active)(world.active.features["test"])
+    logits = made.fit(federation).predict("test")
+    embedding = made.representation(federation.active)(federation.active.features["test"])
     assert torch.equal(logits, embedding)
-    assert logits.shape == (world.n_rows("test"), 3)
+    assert logits.shape == (federation.n_rows("test"), 3)
 
 
 def test_a_passive_party_has_its_columns_and_no_model():
-    world, made = make_world(), method()
-    made.fit(world)
-    own = world.passive[0].features["test"]
-    assert torch.equal(made.representation(world.passive[0])(own), own)
-    assert not list(world.passive[0].modules.parameters())
+    federation, made = make_federation(), method()
+    made.fit(federation)
+    own = federation.passive[0].features["test"]
+    assert torch.equal(made.representation(federation.passive[0])(own), own)
+    assert not list(federation.passive[0].modules.parameters())
 
 
 def test_the_loss_falls_to_that_of_a_planted_signal():
-    history = method(epochs=40, lr=0.02).fit(make_world()).history["train"]
+    history = method(epochs=40, lr=0.02).fit(make_federation()).history["train"]
     assert history[-1] < 0.1 < math.log(2) * 0.8 < history[0] * 1.5
 
 
 @pytest.mark.parametrize("settings", [{"patience": 1}, {"select": "best_on_val"}])
 def test_selection_needs_validation_rows(settings):
-    world, made = make_world(), method(**settings)
-    made.build(world)
+    federation, made = make_federation(), method(**settings)
+    made.build(federation)
     with pytest.raises(UsageError, match="need validation rows"):
-        made.check(world)
+        made.check(federation)
 
 
 @pytest.mark.parametrize(
@@ -155,36 +155,36 @@ def test_selection_needs_validation_rows(settings):
 )
 def test_divergence_is_a_status(train, match):
     with pytest.raises(Diverged, match=match + r".*lower train\.lr"):
-        method(optimizer="sgd", **train).fit(make_world(VALIDATION))
+        method(optimizer="sgd", **train).fit(make_federation(VALIDATION))
 
 
 def test_a_nan_of_its_own_is_a_divergence():
-    world = make_world()
-    world.active.features["train"][0, 0] = float("nan")
+    federation = make_federation()
+    federation.active.features["train"][0, 0] = float("nan")
     with pytest.raises(Diverged, match="nan"):
-        method().fit(world)
+        method().fit(federation)
 
 
 @pytest.mark.parametrize("select", ["last", "best_on_val"])
 def test_a_prediction_depends_on_its_own_row_alone_and_leaves_no_trace(select):
     """With BatchNorm, whose statistics are those of the rows that were learned from."""
-    world = make_world(VALIDATION)
+    federation = make_federation(VALIDATION)
     made = method(model={"encoder": "tabular"}, select=select)
-    before = made.fit(world).predict("test")
-    statistics = {key: value.clone() for key, value in world.active.modules.state_dict().items()}
-    made.predict(world, "val")
-    world.active.features["test"][1:] += 5
-    assert torch.allclose(made.predict(world, "test")[0], before[0], atol=1e-6)
-    assert all(torch.equal(value, statistics[key]) for key, value in world.active.modules.state_dict().items())
-    kept = world.active.modules["local"].state_dict()
+    before = made.fit(federation).predict("test")
+    statistics = {key: value.clone() for key, value in federation.active.modules.state_dict().items()}
+    made.predict(federation, "val")
+    federation.active.features["test"][1:] += 5
+    assert torch.allclose(made.predict(federation, "test")[0], before[0], atol=1e-6)
+    assert all(torch.equal(value, statistics[key]) for key, value in federation.active.modules.state_dict().items())
+    kept = federation.active.modules["local"].state_dict()
     steps = [value for key, value in kept.items() if key.endswith("num_batches_tracked")]
-    per_epoch = math.ceil(world.n_rows("train") / QUICK["batch"])
+    per_epoch = math.ceil(federation.n_rows("train") / QUICK["batch"])
     assert all(value % per_epoch == 0 and 0 < value <= QUICK["epochs"] * per_epoch for value in steps)
 
 
 def test_progress_counts_epochs():
     seen = []
-    method().fit(make_world(), lambda *progress: seen.append(progress))
+    method().fit(make_federation(), lambda *progress: seen.append(progress))
     assert seen == [("train", n, 3) for n in (1, 2, 3)]
 
 
@@ -192,12 +192,12 @@ def test_training_goes_on_from_a_state_that_was_kept():
     """State and optimizer after two epochs are all that the third one needs."""
     spec = TrainSpec(**{**QUICK, "epochs": 4, "select": "best_on_val", "patience": 2, "schedule": "cosine"})
 
-    def training(world):
+    def training(federation):
         made = Local(spec, ModelSpec(bottom=(6,)))
-        made.build(world)
-        return LocalTraining(world, world.active.modules["local"], *labelled_rows(world), spec)
+        made.build(federation)
+        return LocalTraining(federation, federation.active.modules["local"], *labelled_rows(federation), spec)
 
-    whole, first, second = (training(make_world(VALIDATION)) for _ in range(3))
+    whole, first, second = (training(make_federation(VALIDATION)) for _ in range(3))
     losses = [whole.epoch() for _ in range(4)]
     assert [first.epoch(), first.epoch()] == losses[:2]
     second.state.load_state_dict(first.state.state_dict())
@@ -238,8 +238,8 @@ def test_scores_that_differ_beyond_single_precision_are_told_apart():
 
 
 def test_predictions_are_those_of_encoder_and_head():
-    world = make_world(classes=3)
-    trained = method().fit(world)
-    model, x = world.active.modules["local"], world.active.features["test"]
+    federation = make_federation(classes=3)
+    trained = method().fit(federation)
+    model, x = federation.active.modules["local"], federation.active.features["test"]
     assert torch.equal(trained.predict("test"), model.head(model.encoder(x)))
-    assert F.cross_entropy(trained.predict("test"), world.active.labels["test"]) > 0
+    assert F.cross_entropy(trained.predict("test"), federation.active.labels["test"]) > 0

@@ -17,7 +17,7 @@ from vflsec.data.partition import DataSpec
 from vflsec.methods import pooled_lightgbm
 from vflsec.methods.pooled_lightgbm import PooledLightGBM
 from vflsec.methods.pooled_lr import PooledLogisticRegression
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 SPECS = TrainSpec(), ModelSpec()
 LABELS = DataSpec(n_labeled=90, overlap=0.8, validation=0.2)
@@ -28,14 +28,14 @@ def lightgbm():
     return pytest.importorskip("lightgbm", reason="an extra")
 
 
-def make_world(data=LABELS, *, parties=3, classes=2, signal="none", rows=200, **options):
-    return toy_world(data=data, parties=parties, classes=classes, columns=3, rows=rows, signal=signal, **options)
+def make_federation(data=LABELS, *, parties=3, classes=2, signal="none", rows=200, **options):
+    return toy_federation(data=data, parties=parties, classes=classes, columns=3, rows=rows, signal=signal, **options)
 
 
-def arrays(world, split):
+def arrays(federation, split):
     """The columns of all parties, put together by hand, and the labels."""
-    columns = [party.features[split].numpy() for party in world.parties.values()]
-    return np.hstack(columns), world.active.labels[split].numpy()
+    columns = [party.features[split].numpy() for party in federation.parties.values()]
+    return np.hstack(columns), federation.active.labels[split].numpy()
 
 
 @pytest.fixture(params=["lr", "lightgbm"])
@@ -49,10 +49,10 @@ def made(request):
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("signal", ["none", "planted"])
 def test_lr_is_scikit_learns_with_the_penalty_of_least_log_loss_on_folds(classes, signal):
-    world = make_world(classes=classes, signal=signal)
-    trained = PooledLogisticRegression(*SPECS).fit(world)
-    x, y = arrays(world, "train")
-    folds = StratifiedKFold(5, shuffle=True, random_state=derive(world.seed, "folds") % 2**32)
+    federation = make_federation(classes=classes, signal=signal)
+    trained = PooledLogisticRegression(*SPECS).fit(federation)
+    x, y = arrays(federation, "train")
+    folds = StratifiedKFold(5, shuffle=True, random_state=derive(federation.seed, "folds") % 2**32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         losses = {
@@ -63,106 +63,106 @@ def test_lr_is_scikit_learns_with_the_penalty_of_least_log_loss_on_folds(classes
         }
     direct = LogisticRegression(C=min(losses, key=losses.get), max_iter=2000).fit(x.astype(np.float64), y)
     for split in ("train", "val", "test"):
-        expected = torch.from_numpy(direct.predict_log_proba(arrays(world, split)[0].astype(np.float64)))
+        expected = torch.from_numpy(direct.predict_log_proba(arrays(federation, split)[0].astype(np.float64)))
         assert torch.allclose(trained.predict(split).double(), expected, atol=1e-6)
 
 
 def test_lr_without_rows_for_folds_takes_a_penalty_of_one():
-    world = make_world(DataSpec(n_labeled=4, stratify=True), classes=4, signal="planted")
-    trained = PooledLogisticRegression(*SPECS).fit(world)
-    x, y = arrays(world, "train")
+    federation = make_federation(DataSpec(n_labeled=4, stratify=True), classes=4, signal="planted")
+    trained = PooledLogisticRegression(*SPECS).fit(federation)
+    x, y = arrays(federation, "train")
     assert sorted(y) == [0, 1, 2, 3]
     direct = LogisticRegression(max_iter=2000).fit(x.astype(np.float64), y)
-    expected = torch.from_numpy(direct.predict_log_proba(arrays(world, "test")[0].astype(np.float64)))
+    expected = torch.from_numpy(direct.predict_log_proba(arrays(federation, "test")[0].astype(np.float64)))
     assert torch.allclose(trained.predict("test").double(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("validation", [0.0, 0.3])
 def test_lightgbm_is_lightgbm(lightgbm, classes, validation):
-    world = make_world(DataSpec(validation=validation), classes=classes, rows=400)
-    trained = PooledLightGBM(*SPECS, rounds=30, learning_rate=0.3, leaves=7, leaf_rows=5, patience=3).fit(world)
-    x, y = arrays(world, "train")
+    federation = make_federation(DataSpec(validation=validation), classes=classes, rows=400)
+    trained = PooledLightGBM(*SPECS, rounds=30, learning_rate=0.3, leaves=7, leaf_rows=5, patience=3).fit(federation)
+    x, y = arrays(federation, "train")
     task = {"objective": "binary"} if classes == 2 else {"objective": "multiclass", "num_class": classes}
     settings = {"learning_rate": 0.3, "num_leaves": 7, "min_data_in_leaf": 5, "verbosity": -1, "num_threads": 1}
     train = lightgbm.Dataset(x, y)
     held_out = {}
     if validation:
-        held_out["valid_sets"] = [lightgbm.Dataset(*arrays(world, "val"), reference=train)]
+        held_out["valid_sets"] = [lightgbm.Dataset(*arrays(federation, "val"), reference=train)]
         held_out["callbacks"] = [lightgbm.early_stopping(3, verbose=False)]
     direct = lightgbm.train({**task, **settings}, train, 30, **held_out)
     assert bool(validation) == (0 < direct.best_iteration < 30), "the case is none of early stopping"
-    probabilities = direct.predict(arrays(world, "test")[0])
+    probabilities = direct.predict(arrays(federation, "test")[0])
     if classes == 2:
         probabilities = np.stack([1 - probabilities, probabilities], axis=1)
     assert torch.allclose(trained.predict("test").double().exp(), torch.from_numpy(probabilities), atol=1e-6)
 
 
 def test_stored_models_predict_the_same_bit_for_bit(made, tmp_path):
-    trained = made.fit(make_world())
+    trained = made.fit(make_federation())
     trained.save(tmp_path)
-    world, again = make_world(), type(made)(*SPECS)
-    again.build(world)
-    load_states(world, tmp_path)
-    assert torch.equal(again.predict(world, "test"), trained.predict("test"))
+    federation, again = make_federation(), type(made)(*SPECS)
+    again.build(federation)
+    load_states(federation, tmp_path)
+    assert torch.equal(again.predict(federation, "test"), trained.predict("test"))
 
 
 @pytest.mark.parametrize("split", ["unlabeled", "local", "aligned", "test"])
 def test_other_rows_are_not_looked_at(made, split):
-    worlds = [make_world(DataSpec(n_labeled=90, overlap=0.8, aligned=0.9)) for _ in range(2)]
+    federations = [make_federation(DataSpec(n_labeled=90, overlap=0.8, aligned=0.9)) for _ in range(2)]
     expected = None
-    for world in worlds:
-        test = {name: party.features["test"].clone() for name, party in world.parties.items()}
-        if world is worlds[1]:
-            for party in world.parties.values():
+    for federation in federations:
+        test = {name: party.features["test"].clone() for name, party in federation.parties.items()}
+        if federation is federations[1]:
+            for party in federation.parties.values():
                 party.features[split].fill_(float("nan"))
-        made.fit(world)
-        for name, party in world.parties.items():
+        made.fit(federation)
+        for name, party in federation.parties.items():
             party.features["test"].copy_(test[name])
-        logits = made.predict(world, "test")
+        logits = made.predict(federation, "test")
         expected = logits if expected is None else expected
     assert torch.equal(logits, expected)
 
 
 def test_every_party_counts(made):
     """Class and columns are tied in one party alone; without it nothing is to be learned."""
-    world = make_world(signal="none")
-    world.passive[-1].features["train"][:, 0] = world.active.labels["train"] * 2.0 - 1
-    world.passive[-1].features["test"][:, 0] = world.active.labels["test"] * 2.0 - 1
-    right = made.fit(world).predict("test").argmax(dim=1) == world.active.labels["test"]
+    federation = make_federation(signal="none")
+    federation.passive[-1].features["train"][:, 0] = federation.active.labels["train"] * 2.0 - 1
+    federation.passive[-1].features["test"][:, 0] = federation.active.labels["test"] * 2.0 - 1
+    right = made.fit(federation).predict("test").argmax(dim=1) == federation.active.labels["test"]
     assert right.double().mean() > 0.95
 
 
 def test_predictions_are_log_probabilities(made):
-    trained = made.fit(make_world(classes=3, signal="planted"))
+    trained = made.fit(make_federation(classes=3, signal="planted"))
     assert torch.allclose(trained.predict("test").exp().sum(dim=1), torch.ones(60), atol=1e-5)
     (loss,) = trained.history["train"]
-    y = trained.world.active.labels["train"]
+    y = trained.federation.active.labels["train"]
     assert loss == pytest.approx(-float(trained.predict("train")[torch.arange(len(y)), y].mean()))
 
 
 def test_nothing_is_said_and_nobody_has_a_model(made):
-    world = make_world()
-    trained = made.fit(world)
+    federation = make_federation()
+    trained = made.fit(federation)
     trained.predict("test")
-    assert not world.channel.traffic
-    for party in world.parties.values():
+    assert not federation.channel.traffic
+    for party in federation.parties.values():
         own = party.features["test"]
         assert torch.equal(made.representation(party)(own), own)
 
 
 def test_an_empty_split_gives_no_logits(made):
-    trained = made.fit(make_world(DataSpec(n_labeled=60)))
+    trained = made.fit(make_federation(DataSpec(n_labeled=60)))
     assert trained.predict("val").shape == (0, 2)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_number_that_is_none_is_a_divergence(made, value):
     """LightGBM would take nan for a missing value, and go on."""
-    world = make_world()
-    world.passive[0].features["train"][3, 1] = value
+    federation = make_federation()
+    federation.passive[0].features["train"][3, 1] = value
     with pytest.raises(Diverged, match="finite columns, got nan or infinity at passive_1"):
-        made.fit(world)
+        made.fit(federation)
 
 
 def test_lightgbm_is_an_extra(monkeypatch):
@@ -170,10 +170,10 @@ def test_lightgbm_is_an_extra(monkeypatch):
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(pooled_lightgbm, "import_module", absent)
-    world, made = make_world(), PooledLightGBM(*SPECS)
-    made.build(world)
+    federation, made = make_federation(), PooledLightGBM(*SPECS)
+    made.build(federation)
     with pytest.raises(UsageError, match=r"pip install 'vflsec\[bench\]'"):
-        made.check(world)
+        made.check(federation)
 
 
 @pytest.mark.parametrize(
@@ -192,12 +192,12 @@ def test_the_active_partys_columns_alone(kind):
         pytest.importorskip("lightgbm", reason="an extra")
     found = []
     for spoil in (False, True):
-        world = make_world(signal="planted")
+        federation = make_federation(signal="planted")
         if spoil:
-            for passive in world.passive:
+            for passive in federation.passive:
                 for rows in passive.features.values():
                     rows.fill_(float("nan"))
         options = {"columns": "active"}
         made = PooledLightGBM(*SPECS, **options) if kind == "lightgbm" else PooledLogisticRegression(*SPECS, **options)
-        found.append(made.fit(world).predict("test"))
+        found.append(made.fit(federation).predict("test"))
     assert torch.equal(*found)

@@ -21,26 +21,26 @@ from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.experiment import spec as specs
 from vflsec.experiment import training
+from vflsec.experiment.federation import build_federation
 from vflsec.experiment.plan import training_cell
 from vflsec.experiment.store import Store
-from vflsec.experiment.world import build_world
 from vflsec.methods.adversarial_training import decay, reversal
 from vflsec.methods.prada import PrADA, PrADAWithoutDAFGIR, PrADAWithoutFGIR, PrADAWithoutIR
 from vflsec.methods.vertical_lr import VerticalLogisticRegression
 from vflsec.nn.batches import batches
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 COLUMNS = [f"passive_1_x{j}" for j in range(4)]
 SINGLE = tuple(Group(f"g{k}", tuple(COLUMNS[2 * k : 2 * k + 2]), (4, 3, 2)) for k in range(2))
 GROUPS = Grouping(SINGLE, (Group("g0-g1", tuple(COLUMNS), (6, 5, 3)),), Group("all", tuple(COLUMNS), (7, 4, 2)), {})
 
 
-def make_world(*, parties=2, defenses=(), source=96, **options):
-    world = toy_world(parties=parties, **{"rows": 160, "columns": 4, "source": source, **options})
-    world.passive[0].layout = world.passive[0].layout._replace(grouping=GROUPS)
-    for party in world.everybody:
+def make_federation(*, parties=2, defenses=(), source=96, **options):
+    federation = toy_federation(parties=parties, **{"rows": 160, "columns": 4, "source": source, **options})
+    federation.passive[0].layout = federation.passive[0].layout._replace(grouping=GROUPS)
+    for party in federation.everybody:
         party.defenses = tuple(defenses)
-    return world
+    return federation
 
 
 def make(kind=PrADA, *, pretrain=None, model=None, train=None, **options):
@@ -51,10 +51,10 @@ def make(kind=PrADA, *, pretrain=None, model=None, train=None, **options):
     return kind(spec, ModelSpec(**(model or {})), **options)
 
 
-def pretrained(made, world):
-    made.build(world)
-    made.run("pretrain", world)
-    return world
+def pretrained(made, federation):
+    made.build(federation)
+    made.run("pretrain", federation)
+    return federation
 
 
 def state(module):
@@ -77,11 +77,11 @@ def test_schedules_are_those_of_the_authors_code():
 def test_the_groups_that_each_variant_sends():
     found = {}
     for kind in (PrADA, PrADAWithoutIR, PrADAWithoutFGIR, PrADAWithoutDAFGIR):
-        world, made = make_world(), make(kind)
-        made.build(world)
-        bottom = world.passive[0].modules["bottom"]
-        found[kind] = (bottom.names, bottom.widths, bottom.width, world.active.modules["top"].head.weight.shape)
-        tell = world.passive[0].modules["discriminators"] if kind is not PrADAWithoutDAFGIR else None
+        federation, made = make_federation(), make(kind)
+        made.build(federation)
+        bottom = federation.passive[0].modules["bottom"]
+        found[kind] = (bottom.names, bottom.widths, bottom.width, federation.active.modules["top"].head.weight.shape)
+        tell = federation.passive[0].modules["discriminators"] if kind is not PrADAWithoutDAFGIR else None
         first = tell and [m.weight.shape for m in tell.layers[0].maps]
         assert first == {
             PrADA: [(24, 2), (24, 2), (24, 3)], PrADAWithoutIR: [(24, 2)] * 2, PrADAWithoutFGIR: [(36, 2)],
@@ -96,9 +96,9 @@ def test_the_groups_that_each_variant_sends():
 
 
 def test_the_head_is_a_logistic_regression():
-    world, made = make_world(), make()
-    made.build(world)
-    top = world.active.modules["top"]
+    federation, made = make_federation(), make()
+    made.build(federation)
+    top = federation.active.modules["top"]
     own, mu = torch.randn(9, 4), torch.randn(9, 3)
     logits, y = top([own, mu]), torch.arange(9) % 2
     z = torch.cat([own, mu], dim=1) @ top.head.weight[0] + top.head.bias[0]
@@ -108,9 +108,9 @@ def test_the_head_is_a_logistic_regression():
     )
 
 
-def one_piece(world, made, *, alternating):
+def one_piece(federation, made, *, alternating):
     """Pre-train the same networks in one piece: no wire, one graph, autograd for everything but the reversal."""
-    passive, source = world.passive[0], world.source
+    passive, source = federation.passive[0], federation.source
     bottom, tell, top = passive.modules["bottom"], passive.modules["discriminators"], source.modules["top"]
     spec = made.pretrain_spec
 
@@ -121,8 +121,8 @@ def one_piece(world, made, *, alternating):
     joint, alone = sgd(top, bottom, tell), sgd(bottom, tell)
     losses = []
     for epoch in range(spec.epochs):
-        y, seed = source.labels["source"], world.seed
-        parts = batches(len(y), spec.batch, generator(seed, "batches", "pretrain", epoch), world.device)
+        y, seed = source.labels["source"], federation.seed
+        parts = batches(len(y), spec.batch, generator(seed, "batches", "pretrain", epoch), federation.device)
         with drawing(seed, "dropout", "pretrain", epoch):
             total = 0.0
             for number, rows in enumerate(parts, epoch * len(parts)):
@@ -131,7 +131,7 @@ def one_piece(world, made, *, alternating):
                 for optimizer in (joint, alone):
                     optimizer.param_groups[0]["lr"] = spec.lr / (1 + 10 * q) ** 0.75
                 x, x_p = passive.features["source"][rows], source.features["source"][rows]
-                others = target_rows(world, made, number)
+                others = target_rows(federation, made, number)
 
                 def domain(f_source, others=others, alpha=alpha, rows=rows):
                     f = torch.cat([f_source, bottom.extract(passive.features["adaptation"][others])])
@@ -155,12 +155,12 @@ def one_piece(world, made, *, alternating):
     return losses
 
 
-def target_rows(world, made, number):
+def target_rows(federation, made, number):
     """The passive party goes through its rows to adapt to again and again, in a new order each time."""
-    count = len(world.passive[0].features["adaptation"])
-    several = len(batches(count, made.pretrain_spec.batch, generator(0), world.device))
-    order = generator(world.seed, "batches", "adaptation", "passive_1", number // several)
-    return batches(count, made.pretrain_spec.batch, order, world.device)[number % several]
+    count = len(federation.passive[0].features["adaptation"])
+    several = len(batches(count, made.pretrain_spec.batch, generator(0), federation.device))
+    order = generator(federation.seed, "batches", "adaptation", "passive_1", number // several)
+    return batches(count, made.pretrain_spec.batch, order, federation.device)[number % several]
 
 
 @pytest.mark.parametrize("ramp", [None, 2])
@@ -168,15 +168,15 @@ def target_rows(world, made, number):
 def test_pre_training_is_the_joint_loss_with_a_reversed_gradient(alternating, ramp):
     pretrain = {"epochs": 4, "lr": 1e-3}
     options = {"alternating": alternating, "ramp_epochs": ramp, "decay_epochs": 3, "pretrain": pretrain}
-    world, made = make_world(), make(**options)
-    made.build(world)
-    twin, same = make_world(), make(**options)
+    federation, made = make_federation(), make(**options)
+    made.build(federation)
+    twin, same = make_federation(), make(**options)
     same.build(twin)
     for party in twin.everybody:
         party.modules.train()
-    history = made.run("pretrain", world)
+    history = made.run("pretrain", federation)
     assert history == pytest.approx(one_piece(twin, same, alternating=alternating), rel=1e-4)
-    for one, other in zip(world.everybody, twin.everybody, strict=True):
+    for one, other in zip(federation.everybody, twin.everybody, strict=True):
         for key, value in one.modules.state_dict().items():
             assert torch.allclose(value.float(), other.modules.state_dict()[key].float(), atol=2e-5), key
 
@@ -185,9 +185,9 @@ def test_pre_training_is_the_joint_loss_with_a_reversed_gradient(alternating, ra
     ("ramp", "alphas"), [(None, [0.5] * 4), (3, [0.0, 0.5 * reversal(0.5), 0.5 * reversal(1), 0.5 * reversal(1.5)])]
 )
 def test_the_adaptation_weight_and_the_learning_rate_have_schedules_of_their_own(ramp, alphas):
-    made, world = make(adaptation=0.5, ramp_epochs=ramp, decay_epochs=6), make_world()
-    made.build(world)
-    training = made.adversarial(world)
+    made, federation = make(adaptation=0.5, ramp_epochs=ramp, decay_epochs=6), make_federation()
+    made.build(federation)
+    training = made.adversarial(federation)
     found = [(training._schedule(epochs, ()), training._alpha) for epochs in (0.0, 1.5, 3.0, 4.5)]
     assert [rate for rate, _ in found] == pytest.approx([5e-4 * decay(q) for q in (0, 0.25, 0.5, 0.75)])
     assert [alpha for _, alpha in found] == pytest.approx(alphas)
@@ -198,9 +198,9 @@ def test_without_adaptation_the_target_changes_no_weight():
     found = {}
     for adaptation in (0.0, 1.0):
         for shift in (0.0, 3.0):
-            world, made = make_world(), make(adaptation=adaptation)
-            world.passive[0].features["adaptation"] = world.passive[0].features["adaptation"] + shift
-            bottom = pretrained(made, world).passive[0].modules["bottom"]
+            federation, made = make_federation(), make(adaptation=adaptation)
+            federation.passive[0].features["adaptation"] = federation.passive[0].features["adaptation"] + shift
+            bottom = pretrained(made, federation).passive[0].modules["bottom"]
             found[adaptation, shift] = {k: p.detach().clone() for k, p in bottom.named_parameters()}
     assert equal(found[0.0, 0.0], found[0.0, 3.0])
     assert not equal(found[1.0, 0.0], found[1.0, 3.0])
@@ -210,28 +210,28 @@ def test_without_adaptation_the_target_changes_no_weight():
 
 
 def test_extractors_that_stay_are_the_same_bit_for_bit_and_hear_nothing():
-    world, made, heard = make_world(), make(finetune_extractors=False), []
-    bottom = pretrained(made, world).passive[0].modules["bottom"]
-    before, head = state(bottom), state(world.active.modules["top"])
-    world.channel.taps.append(heard.append)
-    made.run("finetune", world)
+    federation, made, heard = make_federation(), make(finetune_extractors=False), []
+    bottom = pretrained(made, federation).passive[0].modules["bottom"]
+    before, head = state(bottom), state(federation.active.modules["top"])
+    federation.channel.taps.append(heard.append)
+    made.run("finetune", federation)
     assert equal(before, state(bottom)), "running statistics as well"
-    assert not equal(head, state(world.active.modules["top"]))
+    assert not equal(head, state(federation.active.modules["top"]))
     assert {m.kind for m in heard} == {Kind.EMBEDDING}
     rows = torch.cat([m.rows for m in heard])
-    assert sorted(rows.tolist()) == list(range(world.n_rows("train"))), "each row crosses once"
+    assert sorted(rows.tolist()) == list(range(federation.n_rows("train"))), "each row crosses once"
 
 
 def test_extractors_learn_on_by_default_and_the_head_starts_anew():
-    world, made = make_world(), make()
-    made.build(world)
-    head = state(world.active.modules["top"])
-    made.run("pretrain", world)
-    assert equal(head, state(world.active.modules["top"])), "the active party has no part in it"
-    before, of_source = state(world.passive[0].modules["bottom"]), state(world.source.modules["top"])
-    made.run("finetune", world)
-    assert not equal(before, state(world.passive[0].modules["bottom"]))
-    assert equal(of_source, state(world.source.modules["top"])), "nor has the source in this"
+    federation, made = make_federation(), make()
+    made.build(federation)
+    head = state(federation.active.modules["top"])
+    made.run("pretrain", federation)
+    assert equal(head, state(federation.active.modules["top"])), "the active party has no part in it"
+    before, of_source = state(federation.passive[0].modules["bottom"]), state(federation.source.modules["top"])
+    made.run("finetune", federation)
+    assert not equal(before, state(federation.passive[0].modules["bottom"]))
+    assert equal(of_source, state(federation.source.modules["top"])), "nor has the source in this"
 
 
 class Holding(Boundary):
@@ -264,14 +264,14 @@ def test_extractors_stay_where_the_boundary_learns(monkeypatch):
 
     monkeypatch.setattr(registry, "build", lambda kind, name, *rest: Holding(*rest))
     monkeypatch.setattr(PrADA, "width", lambda self, party: 4 if party.modules["bottom"].width == 4 else 1)
-    world, made = make_world(), make(finetune_extractors=False)
-    bottom = pretrained(made, world).passive[0].modules["bottom"]
+    federation, made = make_federation(), make(finetune_extractors=False)
+    bottom = pretrained(made, federation).passive[0].modules["bottom"]
     before = state(bottom)
     boundary = made._boundaries["passive_1"]
     weight = boundary.weight.weight.detach().clone()
-    made.run("finetune", world)
+    made.run("finetune", federation)
     assert equal(before, state(bottom))
-    assert sum(boundary.came_back) == 3 * world.n_rows("train")
+    assert sum(boundary.came_back) == 3 * federation.n_rows("train")
     assert not torch.equal(boundary.weight.weight, weight)
 
 
@@ -279,19 +279,19 @@ def test_extractors_stay_where_the_boundary_learns(monkeypatch):
 
 
 def test_the_source_sends_as_an_active_party_does_and_its_rows_are_its_own():
-    world, made, heard = make_world(), make(), []
-    made.build(world)
-    world.channel.taps.append(heard.append)
-    made.run("pretrain", world)
+    federation, made, heard = make_federation(), make(), []
+    made.build(federation)
+    federation.channel.taps.append(heard.append)
+    made.run("pretrain", federation)
     assert {(m.sender, m.receiver, m.kind, m.split) for m in heard} == {
         ("passive_1", "source", Kind.EMBEDDING, "source"),
         ("source", "passive_1", Kind.GRADIENT, "source"),
     }
     rows = torch.cat([m.rows for m in heard if m.kind is Kind.GRADIENT])
     assert torch.equal(torch.bincount(rows), torch.full((96,), 2)), "each row twice: two epochs"
-    made.prepare(world)
-    assert made.releases(IsotropicNoise(1.0), world) == 2 + 3
-    assert made.releases(IsotropicNoise(1.0, at=["finetune.gradient"]), world) == 3
+    made.prepare(federation)
+    assert made.releases(IsotropicNoise(1.0), federation) == 2 + 3
+    assert made.releases(IsotropicNoise(1.0, at=["finetune.gradient"]), federation) == 3
 
 
 class Recorder(Defense):
@@ -312,16 +312,16 @@ class Recorder(Defense):
 
 def test_the_sources_defences_act_in_pre_training():
     recorder = Recorder()
-    world, made = make_world(), make()
-    world.source.defenses = (recorder,)
-    pretrained(made, world)
+    federation, made = make_federation(), make()
+    federation.source.defenses = (recorder,)
+    pretrained(made, federation)
     assert recorder._labels == [96]
     assert set(recorder._received) == {"passive_1"}
-    twin = make_world()
+    twin = make_federation()
     for labels in twin.source.labels.values():
         labels.copy_(1 - labels)
     pretrained(make(), twin)
-    bottoms = [state(w.passive[0].modules["bottom"]) for w in (world, twin)]
+    bottoms = [state(w.passive[0].modules["bottom"]) for w in (federation, twin)]
     assert equal(*bottoms), "labels that a defence changes are changed"
 
 
@@ -330,8 +330,8 @@ def test_an_active_partys_defence_is_the_sources_as_well():
         spec = specs.read_training(
             {"dataset": "toy", "data": {"options": {"source": 60}}, "methods": ["prada"], "fixed": [text]}
         )
-        world = build_world(training_cell(spec, "prada", 0), "cpu")
-        return [party.name for party in world.everybody if party.defenses]
+        federation = build_federation(training_cell(spec, "prada", 0), "cpu")
+        return [party.name for party in federation.everybody if party.defenses]
 
     assert carriers("iso:lambda=1,by=active") == ["active", "source"]
     assert carriers("iso:lambda=1,by=passive@embedding") == ["passive_1"]
@@ -381,19 +381,19 @@ def test_an_attack_hears_of_the_active_partys_rows_alone_and_needs_no_second_pre
 
 
 def test_a_killed_pre_training_goes_on_where_it_stopped(tmp_path):
-    whole = pretrained(make(alternating=True, pretrain={"epochs": 3}), make_world())
-    world, made = make_world(), make(alternating=True, pretrain={"epochs": 3})
-    world.checkpoint = Checkpoint(tmp_path / "partial")
-    made.build(world)
+    whole = pretrained(make(alternating=True, pretrain={"epochs": 3}), make_federation())
+    federation, made = make_federation(), make(alternating=True, pretrain={"epochs": 3})
+    federation.checkpoint = Checkpoint(tmp_path / "partial")
+    made.build(federation)
 
     def kill(phase, done, total):
         if done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        made.run("pretrain", world, kill)
-    again, later = make_world(), make(alternating=True, pretrain={"epochs": 3})
-    again.checkpoint = world.checkpoint
+        made.run("pretrain", federation, kill)
+    again, later = make_federation(), make(alternating=True, pretrain={"epochs": 3})
+    again.checkpoint = federation.checkpoint
     assert pretrained(later, again).channel.traffic == whole.channel.traffic
     for one, other in zip(whole.everybody, again.everybody, strict=True):
         assert equal(state(one.modules), state(other.modules))
@@ -403,19 +403,19 @@ def test_a_killed_pre_training_goes_on_where_it_stopped(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "world", "message"),
+    ("settings", "federation", "message"),
     [
         ({}, {"source": 0}, "prada expects a source to learn from, got none: add --dataset census-domains"),
         ({"model": {"head": "mlp"}}, {}, "expects model.head=linear and model.aggregation=concat.*got mlp and concat"),
         ({"train": {"batch": 1}}, {}, "expected train.batch >= 2, got 1: one row tells BatchNorm nothing"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(settings, world, message):
-    world, made = make_world(**world), make(**settings)
+def test_what_cannot_be_trained_is_refused(settings, federation, message):
+    federation, made = make_federation(**federation), make(**settings)
 
     def start():
-        made.build(world)
-        made.check(world)
+        made.build(federation)
+        made.check(federation)
 
     with pytest.raises(UsageError, match=message):
         start()
@@ -436,40 +436,40 @@ def test_numbers_out_of_range_are_refused(options, message):
 
 
 def test_a_loss_that_is_no_number_is_a_divergence():
-    world = make_world()
-    world.source.features["source"][0, 0] = float("nan")
+    federation = make_federation()
+    federation.source.features["source"][0, 0] = float("nan")
     with pytest.raises(Diverged, match="the loss is nan after epoch"):
-        pretrained(make(), world)
+        pretrained(make(), federation)
 
 
 # Vertical logistic regression
 
 
 def test_vertical_lr_is_logistic_regression_on_all_columns():
-    world = make_world(parties=3)
+    federation = make_federation(parties=3)
     made = make(VerticalLogisticRegression, train={"optimizer": "sgd", "momentum": 0.9, "lr": 0.1})
-    made.build(world)
-    head = copy.deepcopy(world.active.modules["top"].head)
-    made.run("train", world)
-    x = torch.cat([party.features["train"] for party in world.parties.values()], dim=1)
-    y, optimizer = world.active.labels["train"], torch.optim.SGD(head.parameters(), 0.1, 0.9)
-    order = generator(world.seed, "batches", "train")
+    made.build(federation)
+    head = copy.deepcopy(federation.active.modules["top"].head)
+    made.run("train", federation)
+    x = torch.cat([party.features["train"] for party in federation.parties.values()], dim=1)
+    y, optimizer = federation.active.labels["train"], torch.optim.SGD(head.parameters(), 0.1, 0.9)
+    order = generator(federation.seed, "batches", "train")
     for _ in range(3):
-        for rows in batches(len(y), 32, order, world.device):
+        for rows in batches(len(y), 32, order, federation.device):
             optimizer.zero_grad()
             F.binary_cross_entropy_with_logits(head(x[rows])[:, 0], y[rows].float()).backward()
             optimizer.step()
-    trained = world.active.modules["top"].head
+    trained = federation.active.modules["top"].head
     assert torch.allclose(trained.weight, head.weight, atol=1e-5)
     assert trained.weight.shape == (1, 12)
-    logits = made.predict(world, "test")
-    columns = torch.cat([party.features["test"] for party in world.parties.values()], dim=1)
+    logits = made.predict(federation, "test")
+    columns = torch.cat([party.features["test"] for party in federation.parties.values()], dim=1)
     assert torch.allclose(logits[:, 1] - logits[:, 0], (columns @ head.weight.T + head.bias)[:, 0], atol=1e-4)
 
 
 def test_label_dp_serves_it_too():
-    world = make_world(defenses=[LabelDP(1.0)])
-    assert torch.isfinite(make(VerticalLogisticRegression).fit(world).predict("test")).all()
+    federation = make_federation(defenses=[LabelDP(1.0)])
+    assert torch.isfinite(make(VerticalLogisticRegression).fit(federation).predict("test")).all()
 
 
 # The encrypted boundary
@@ -498,15 +498,15 @@ def test_under_encryption_every_phase_learns_what_it_learns_in_clear(kind, optio
     """The source's weights as well, at the rates and with the momentum of pre-training."""
     found = []
     for defenses in ((), (EncryptedBoundary(backend=backend, bits=1024),)):
-        world = make_world(defenses=defenses)
-        found.append(make(kind, train=LINEAR, pretrain={"lr": 0.005}, **options).fit(world))
+        federation = make_federation(defenses=defenses)
+        found.append(make(kind, train=LINEAR, pretrain={"lr": 0.005}, **options).fit(federation))
     clear, sealed = found
     for phase, losses in clear.history.items():
         assert sealed.history[phase] == pytest.approx(losses, rel=1e-4), phase
         assert losses[-1] < losses[0]
     within = {"plain": {"rtol": 1e-3, "atol": 1e-4}, "paillier": {"rtol": 1e-2, "atol": 2e-2}}[backend]
     torch.testing.assert_close(sealed.predict("test"), clear.predict("test"), **within)  # networks amplify rounding
-    bottoms = [state(one.world.passive[0].modules["bottom"]) for one in found]
+    bottoms = [state(one.federation.passive[0].modules["bottom"]) for one in found]
     for key, value in bottoms[0].items():
         torch.testing.assert_close(bottoms[1][key], value, **within)
 
@@ -521,26 +521,26 @@ def test_under_encryption_every_phase_learns_what_it_learns_in_clear(kind, optio
 )
 def test_models_that_stay_get_no_gradient_under_encryption(kind, options, backend):
     """Delta of a party that has nothing to move would tell it the labels, and serve no other purpose."""
-    world = make_world(defenses=[EncryptedBoundary(backend=backend, bits=1024)])
+    federation = make_federation(defenses=[EncryptedBoundary(backend=backend, bits=1024)])
     made = make(kind, train={**LINEAR, "epochs": 1}, **options)
-    made.build(world)
+    made.build(federation)
     heard = []
-    world.channel.taps.append(heard.append)
-    made.run(made.phases[-1], world)
+    federation.channel.taps.append(heard.append)
+    made.run(made.phases[-1], federation)
     assert {message.kind for message in heard} == {Kind.EMBEDDING, Kind.CIPHERTEXT}
     told = [type(message.payload["value"]).__name__ for message in heard if message.kind is Kind.CIPHERTEXT]
     if backend == "paillier":
         assert set(told) == {"Features", "MaskedScores", "Scores", "MaskedGradient", "NoisedGradient"}
-    assert made.says(made.phases[-1], options) == {Kind.EMBEDDING}
+    assert made.messages_in(made.phases[-1], options) == {Kind.EMBEDDING}
 
 
 def test_the_price_of_encryption_is_that_of_both_phases(monkeypatch):
-    world = make_world(defenses=[EncryptedBoundary(bits=1024)])
+    federation = make_federation(defenses=[EncryptedBoundary(bits=1024)])
     made = make(train=LINEAR)
-    made.build(world)
+    made.build(federation)
     asked = []
     monkeypatch.setattr("vflsec.protocols.paillier.estimate", lambda layout, batches: asked.append(batches) or 1)
-    rows = {"source": len(world.source.labels["source"]), "train": world.n_rows("train")}
+    rows = {"source": len(federation.source.labels["source"]), "train": federation.n_rows("train")}
     expected = [2 * math.ceil(rows["source"] / 32), 3 * math.ceil(rows["train"] / 32)]
-    assert made.cryptography(world) == sum(expected)
+    assert made.cryptography(federation) == sum(expected)
     assert asked == expected

@@ -18,24 +18,24 @@ from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.prada import PrADA
 from vflsec.methods.vertical_lr import VerticalLogisticRegression
 from vflsec.paillier.recording import Recording
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 SGD = {"optimizer": "sgd", "momentum": 0.5, "lr": 0.1, "batch": 32, "epochs": 2}
 
 
 def record(folder, kind, *, train=None, model=None, source=0, parties=2):
-    world = toy_world(rows=160, columns=4, source=source, parties=parties)
-    for party in world.everybody:
+    federation = toy_federation(rows=160, columns=4, source=source, parties=parties)
+    for party in federation.everybody:
         party.defenses = (EncryptedBoundary(bits=1024),)
     spec = TrainSpec(**{**SGD, **(train or {})}, pretrain=PretrainSpec(epochs=1, batch=32))
     method = kind(spec, ModelSpec(**(model or {})))
-    method.build(world)
+    method.build(federation)
     method.record(folder)
     for phase in method.phases:
-        method.run(phase, world)
-    Trained(method, world, {}).predict("test")
+        method.run(phase, federation)
+    Trained(method, federation, {}).predict("test")
     method.close()
-    return world, method
+    return federation, method
 
 
 def both(folder):
@@ -43,11 +43,11 @@ def both(folder):
 
 
 def test_the_notes_of_both_roles_are_one_regression(tmp_path):
-    world, method = record(tmp_path, VerticalLogisticRegression)
+    federation, method = record(tmp_path, VerticalLogisticRegression)
     c, p = both(tmp_path / "passive_1")
     truth = Truth(c, p)
     numbers = [step.number for step in c.steps()]
-    passes = 2 * -(-world.n_rows("train") // 32)
+    passes = 2 * -(-federation.n_rows("train") // 32)
     assert numbers == [step.number for step in p.steps()] == list(range(len(numbers)))
     assert [step.rate for step in c.steps()] == [0.1] * passes + [None] * (len(numbers) - passes)
     notes = truth.at(numbers)
@@ -56,14 +56,14 @@ def test_the_notes_of_both_roles_are_one_regression(tmp_path):
         unit = c.header.layout.feature_precision
         assert np.allclose(found["mu"] @ found["weights"], found["scores"], rtol=0, atol=2.0 ** (2 - unit))
         assert "embedding_gradient" not in found  # columns stay: nothing comes back
-    x = world.passive[0].features
+    x = federation.passive[0].features
     rows = notes[0]["rows"].copy()
     assert np.allclose(notes[0]["mu"], x["train"][torch.from_numpy(rows)].numpy(), rtol=0, atol=2.0**-20)
     tested = np.concatenate([notes[number]["rows"] for number in numbers[passes:]])
     before = sum(len(x[split]) for split in list(x)[: list(x).index("test")])
-    assert (tested == before + np.arange(world.n_rows("test"))).all()
-    assert (notes[0]["labels"] == world.active.labels["train"][torch.from_numpy(rows)].numpy()).all()
-    method.predict(world, "test")  # no longer recorded
+    assert (tested == before + np.arange(federation.n_rows("test"))).all()
+    assert (notes[0]["labels"] == federation.active.labels["train"][torch.from_numpy(rows)].numpy()).all()
+    method.predict(federation, "test")  # no longer recorded
     assert len(list(c.steps())) == len(numbers)
 
 

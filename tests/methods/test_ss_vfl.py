@@ -24,7 +24,7 @@ from vflsec.methods.ss_vfl_c import SSVFLCoupled
 from vflsec.methods.ss_vfl_i import SSVFLIndependent
 from vflsec.nn.bottoms import Encoder
 from vflsec.testing.conformance import MethodConformance
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 BOTH = pytest.mark.parametrize("kind", [SSVFLIndependent, SSVFLCoupled])
 DATA = DataSpec(n_labeled=60, overlap=0.8, validation=0.2)
@@ -39,21 +39,21 @@ def make(kind, *, model=None, pretrain=None, options=None, **train):
     return kind(spec, shape, **(options or {}))
 
 
-def make_world(*, data=DATA, **options):
-    return toy_world(data=data, **{"rows": 160, "columns": 4, **options})
+def make_federation(*, data=DATA, **options):
+    return toy_federation(data=data, **{"rows": 160, "columns": 4, **options})
 
 
-def pretrained(kind, world, **settings):
+def pretrained(kind, federation, **settings):
     method = make(kind, **settings)
-    method.build(world)
-    method.run("pretrain", world)
+    method.build(federation)
+    method.run("pretrain", federation)
     return method
 
 
-def states(world, role="bottom"):
+def states(federation, role="bottom"):
     return {
         f"{party.name}.{key}": value.clone()
-        for party in world.parties.values()
+        for party in federation.parties.values()
         if role in party.modules
         for key, value in party.modules[role].state_dict().items()
     }
@@ -220,19 +220,19 @@ def test_rates_fall_at_60_and_80_percent(kind):
 
 @BOTH
 def test_pre_training_says_nothing_and_trains_nothing_but_the_bottoms(kind):
-    world, fresh = make_world(), make_world()
+    federation, fresh = make_federation(), make_federation()
     make(kind).build(fresh)
-    pretrained(kind, world)
-    assert not world.channel.traffic
-    unchanged = equal(states(world), states(fresh))
+    pretrained(kind, federation)
+    assert not federation.channel.traffic
+    unchanged = equal(states(federation), states(fresh))
     assert not {key for key in unchanged if "num_batches" not in key}
-    assert len(equal(states(world, "top"), states(fresh, "top"))) == 2
-    assert all(p.grad is None for party in world.parties.values() for p in party.modules.parameters())
+    assert len(equal(states(federation, "top"), states(fresh, "top"))) == 2
+    assert all(p.grad is None for party in federation.parties.values() for p in party.modules.parameters())
 
 
 def test_pre_training_is_that_of_each_party_alone_on_all_its_rows():
-    world, by_hand = make_world(), make_world()
-    pretrained(SSVFLCoupled, world, pretrain={"epochs": 1}, options={"localcl": "inbatch"})
+    federation, by_hand = make_federation(), make_federation()
+    pretrained(SSVFLCoupled, federation, pretrain={"epochs": 1}, options={"localcl": "inbatch"})
     make(SSVFLCoupled).build(by_hand)
     for party in by_hand.parties.values():
         rows = own_rows(party)
@@ -240,14 +240,14 @@ def test_pre_training_is_that_of_each_party_alone_on_all_its_rows():
         assert len(party.features["local"])
         alone = LocalCL(party.modules["bottom"], rows, party.layout, batch=32, lr=0.03)
         list(alone.steps(by_hand.seed, "pretrain", party.name, 0))
-    assert equal(states(world), states(by_hand)) == states(world).keys()
+    assert equal(states(federation), states(by_hand)) == states(federation).keys()
 
 
 def test_both_methods_pre_train_alike():
-    worlds = make_world(), make_world()
-    for kind, world in zip((SSVFLIndependent, SSVFLCoupled), worlds, strict=True):
-        pretrained(kind, world)
-    assert equal(*map(states, worlds)) == states(worlds[0]).keys()
+    federations = make_federation(), make_federation()
+    for kind, federation in zip((SSVFLIndependent, SSVFLCoupled), federations, strict=True):
+        pretrained(kind, federation)
+    assert equal(*map(states, federations)) == states(federations[0]).keys()
 
 
 class Killed(Exception):
@@ -258,7 +258,7 @@ class Killed(Exception):
 @pytest.mark.parametrize("done", [1, 3])
 def test_a_killed_pre_training_goes_on_to_the_same_bits(localcl, done, tmp_path):
     settings = {"pretrain": {"epochs": 5, "batch": 16}, "options": {"localcl": localcl}}
-    whole = make_world()
+    whole = make_federation()
     expected = make(SSVFLCoupled, **settings)
     expected.build(whole)
     history = expected.run("pretrain", whole)
@@ -267,25 +267,25 @@ def test_a_killed_pre_training_goes_on_to_the_same_bits(localcl, done, tmp_path)
         if iteration == done:
             raise Killed
 
-    world, seen = make_world(), []
-    world.checkpoint = Checkpoint(tmp_path / "kept")
+    federation, seen = make_federation(), []
+    federation.checkpoint = Checkpoint(tmp_path / "kept")
     method = make(SSVFLCoupled, **settings)
-    method.build(world)
+    method.build(federation)
     with pytest.raises(Killed):
-        method.run("pretrain", world, kill)
+        method.run("pretrain", federation, kill)
 
-    world = make_world()
-    world.checkpoint = Checkpoint(tmp_path / "kept")
+    federation = make_federation()
+    federation.checkpoint = Checkpoint(tmp_path / "kept")
     method = make(SSVFLCoupled, **settings)
-    method.build(world)
-    assert method.run("pretrain", world, lambda *progress: seen.append(progress)) == history
+    method.build(federation)
+    assert method.run("pretrain", federation, lambda *progress: seen.append(progress)) == history
     assert seen == [("pretrain", iteration, 5) for iteration in range(done + 1, 6)]
-    assert equal(states(world), states(whole)) == states(whole).keys()
+    assert equal(states(federation), states(whole)) == states(whole).keys()
 
 
 def test_a_loss_that_is_not_finite_is_a_divergence():
     with pytest.raises(Diverged, match=r"lower train\.pretrain\.lr"):
-        pretrained(SSVFLCoupled, make_world(), pretrain={"lr": 1e38}, model={"encoder": "mlp"})
+        pretrained(SSVFLCoupled, make_federation(), pretrain={"lr": 1e38}, model={"encoder": "mlp"})
 
 
 # The projection
@@ -302,31 +302,31 @@ def test_a_loss_that_is_not_finite_is_a_divergence():
 )
 @pytest.mark.parametrize("encoder", ["mlp", "tabular"])
 def test_a_linear_projection_ends_the_model(model, options, width, encoder):
-    world = make_world()
+    federation = make_federation()
     method = make(SSVFLCoupled, model={**model, "encoder": encoder}, options=options)
-    method.build(world)
-    bottom = world.active.modules["bottom"]
+    method.build(federation)
+    bottom = federation.active.modules["bottom"]
     assert bottom.width == width
     *_, last = bottom.modules()
     assert (last.in_features, last.out_features) == (6, width)
-    assert bottom(world.active.features["train"]).shape == (world.n_rows("train"), width)
+    assert bottom(federation.active.features["train"]).shape == (federation.n_rows("train"), width)
 
 
 @pytest.mark.parametrize("encoder", ["mlp", "tabular"])
 def test_the_projection_starts_again_unless_it_is_kept(encoder):
     """All that SS-VFL-I changes of a party's model when it learns from labels, to the bit."""
     for keep in (True, False):
-        world = make_world()
-        method = pretrained(SSVFLIndependent, world, options={"keep_projection": keep}, model={"encoder": encoder})
-        before = states(world)
-        method.run("finetune", world)
-        after = states(world)
+        federation = make_federation()
+        method = pretrained(SSVFLIndependent, federation, options={"keep_projection": keep}, model={"encoder": encoder})
+        before = states(federation)
+        method.run("finetune", federation)
+        after = states(federation)
         changed = before.keys() - equal(before, after)
-        *_, (last, _) = world.active.modules["bottom"].named_modules()
-        drawn = {f"{name}.{last}.{part}" for name in world.parties for part in ("weight", "bias")}
+        *_, (last, _) = federation.active.modules["bottom"].named_modules()
+        drawn = {f"{name}.{last}.{part}" for name in federation.parties for part in ("weight", "bias")}
         assert changed == (set() if keep else drawn)
-    for name, party in world.parties.items():
-        with drawing(world.seed, "projection", name):
+    for name, party in federation.parties.items():
+        with drawing(federation.seed, "projection", name):
             fresh = nn.Linear(6, 5)
         projection = party.modules["bottom"].get_submodule(last)
         assert torch.equal(projection.weight, fresh.weight)
@@ -334,11 +334,11 @@ def test_the_projection_starts_again_unless_it_is_kept(encoder):
 
 
 def test_what_the_last_phase_alone_reads_changes_no_pre_training():
-    plain = make_world()
+    plain = make_federation()
     pretrained(SSVFLIndependent, plain)
     options = {"keep_projection": True, "server_lr": 3.0, "recompute_augmented": True, "boundary": "plain"}
-    assert options.keys() == SSVFLIndependent.late
-    other = make_world(data=DataSpec(n_labeled=40, overlap=0.8))
+    assert options.keys() == SSVFLIndependent.last_phase_options
+    other = make_federation(data=DataSpec(n_labeled=40, overlap=0.8))
     pretrained(SSVFLIndependent, other, options=options, lr=0.5, epochs=7)
     assert equal(states(plain), states(other)) == states(plain).keys()
 
@@ -346,14 +346,16 @@ def test_what_the_last_phase_alone_reads_changes_no_pre_training():
 # SS-VFL-I
 
 
-def head_by_hand(world, method, *, lr, local_steps=1):
+def head_by_hand(federation, method, *, lr, local_steps=1):
     """Logistic regression on frozen representations, without parties or a wire."""
-    bottoms = [method.representation(party).eval() for party in world.parties.values()]
+    bottoms = [method.representation(party).eval() for party in federation.parties.values()]
     with torch.no_grad():
-        h = torch.cat([b(p.features["train"]) for b, p in zip(bottoms, world.parties.values(), strict=True)], dim=1)
-    head, labels = world.active.modules["top"].head, world.active.labels["train"]
+        h = torch.cat(
+            [b(p.features["train"]) for b, p in zip(bottoms, federation.parties.values(), strict=True)], dim=1
+        )
+    head, labels = federation.active.modules["top"].head, federation.active.labels["train"]
     optimizer = torch.optim.SGD(head.parameters(), lr, method.train_spec.momentum)
-    order = generator(world.seed, "batches", "finetune")
+    order = generator(federation.seed, "batches", "finetune")
     for _ in range(method.train_spec.epochs):
         for rows in torch.randperm(len(labels), generator=order).split(method.train_spec.batch):
             for _ in range(local_steps):
@@ -367,15 +369,15 @@ def head_by_hand(world, method, *, lr, local_steps=1):
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_the_head_is_a_regression_on_frozen_representations(server_lr, lr, local_steps):
     settings = {"options": {"server_lr": server_lr, "keep_projection": True}, "optimizer": "sgd", "lr": 0.1}
-    found, by_hand = make_world(parties=3), make_world(parties=3)
-    for world in (found, by_hand):
-        method = pretrained(SSVFLIndependent, world, local_steps=local_steps, **settings)
-        before = states(world, "top")
-        if world is found:
-            method.run("finetune", world)
+    found, by_hand = make_federation(parties=3), make_federation(parties=3)
+    for federation in (found, by_hand):
+        method = pretrained(SSVFLIndependent, federation, local_steps=local_steps, **settings)
+        before = states(federation, "top")
+        if federation is found:
+            method.run("finetune", federation)
         else:
-            head_by_hand(world, method, lr=lr, local_steps=local_steps)
-        assert not equal(before, states(world, "top"))
+            head_by_hand(federation, method, lr=lr, local_steps=local_steps)
+        assert not equal(before, states(federation, "top"))
     for key, value in states(by_hand, "top").items():
         assert torch.allclose(states(found, "top")[key], value, rtol=1e-4, atol=1e-5)
 
@@ -383,14 +385,14 @@ def test_the_head_is_a_regression_on_frozen_representations(server_lr, lr, local
 @pytest.mark.parametrize(("parties", "labeled", "printed"), [(12, 40, 0.23), (2, 1268, 1.24)])
 def test_table_1(parties, labeled, printed):
     """SS-VFL-I on 1 % of ModelNet10 and of ImageNet100: 12 and 2 parties, embeddings of width 128."""
-    world = make_world(parties=parties, rows=math.ceil(labeled / 0.7) + 20, data=DataSpec(n_labeled=labeled))
+    federation = make_federation(parties=parties, rows=math.ceil(labeled / 0.7) + 20, data=DataSpec(n_labeled=labeled))
     method = make(
         SSVFLIndependent, model={"cut": None, "encoder": "mlp"}, pretrain={"epochs": 1, "batch": 128}, target=0.01
     )
-    method.fit(world)
-    assert round(world.reached["paper_bytes"] / MB, 2) == printed
-    assert world.reached["paper_bytes"] == parties * 128 * labeled * 4
-    assert world.reached["true_bytes"] == (parties - 1) * 128 * labeled * 4
+    method.fit(federation)
+    assert round(federation.reached["paper_bytes"] / MB, 2) == printed
+    assert federation.reached["paper_bytes"] == parties * 128 * labeled * 4
+    assert federation.reached["true_bytes"] == (parties - 1) * 128 * labeled * 4
 
 
 @pytest.mark.parametrize(
@@ -399,24 +401,24 @@ def test_table_1(parties, labeled, printed):
 )
 def test_table_1_by_its_formula(parties, rows, printed):
     """All of its column SS-VFL-I, from the counter; the paper's rows need not be whole."""
-    world = make_world(parties=parties)
+    federation = make_federation(parties=parties)
     for fraction, expected in zip((0.01, 0.05, 0.1, 0.25), printed, strict=True):
         nbytes = 128 * rows * fraction * 4
-        sent = {Route("finetune", p.name, "active", Kind.EMBEDDING): nbytes for p in world.passive}
-        world.channel.traffic = Counter(sent)
-        assert round(traffic_so_far(world, 1)["paper_bytes"] / MB, 2) == expected
+        sent = {Route("finetune", p.name, "active", Kind.EMBEDDING): nbytes for p in federation.passive}
+        federation.channel.traffic = Counter(sent)
+        assert round(traffic_so_far(federation, 1)["paper_bytes"] / MB, 2) == expected
 
 
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_embeddings_go_up_once_and_no_gradient_comes_down(epochs):
-    world, heard = make_world(parties=3), []
-    world.channel.taps.append(heard.append)
-    make(SSVFLIndependent, epochs=epochs).fit(world)
-    rows = world.n_rows("train")
-    assert world.channel.traffic == {
-        Route("finetune", party.name, "active", Kind.EMBEDDING): rows * 5 * 4 for party in world.passive
+    federation, heard = make_federation(parties=3), []
+    federation.channel.taps.append(heard.append)
+    make(SSVFLIndependent, epochs=epochs).fit(federation)
+    rows = federation.n_rows("train")
+    assert federation.channel.traffic == {
+        Route("finetune", party.name, "active", Kind.EMBEDDING): rows * 5 * 4 for party in federation.passive
     }
-    for party in world.passive:
+    for party in federation.passive:
         sent = torch.cat([message.rows for message in heard if message.sender == party.name])
         assert torch.equal(sent, torch.arange(rows))
         h = torch.cat([message.payload["value"] for message in heard if message.sender == party.name])
@@ -425,19 +427,19 @@ def test_embeddings_go_up_once_and_no_gradient_comes_down(epochs):
 
 
 def test_altered_rows_are_sent_and_counted_in_every_epoch():
-    world, heard = make_world(), []
+    federation, heard = make_federation(), []
     method = pretrained(
-        SSVFLIndependent, world, options={"recompute_augmented": True, "keep_projection": True}, epochs=4
+        SSVFLIndependent, federation, options={"recompute_augmented": True, "keep_projection": True}, epochs=4
     )
-    before, rows = states(world), world.n_rows("train")
-    world.channel.taps.append(heard.append)
-    method.run("finetune", world)
-    assert world.channel.traffic == {Route("finetune", "passive_1", "active", Kind.EMBEDDING): 4 * rows * 5 * 4}
-    assert equal(before, states(world)) == before.keys(), "the bottom models stay as they are, statistics included"
+    before, rows = states(federation), federation.n_rows("train")
+    federation.channel.taps.append(heard.append)
+    method.run("finetune", federation)
+    assert federation.channel.traffic == {Route("finetune", "passive_1", "active", Kind.EMBEDDING): 4 * rows * 5 * 4}
+    assert equal(before, states(federation)) == before.keys(), "the bottom models stay as they are, statistics included"
     h = torch.cat([m.payload["value"] for m in heard]).split(rows)
     order = torch.cat([m.rows for m in heard]).split(rows)
     epochs = [part[where.argsort()] for part, where in zip(h, order, strict=True)]  # each by row
-    plain = method.representation(world.passive[0]).eval()(world.passive[0].features["train"])
+    plain = method.representation(federation.passive[0]).eval()(federation.passive[0].features["train"])
     for k, epoch in enumerate(epochs):
         for other in (plain, *epochs[:k]):
             changed = ~torch.isclose(epoch, other, atol=1e-4).all(dim=1)
@@ -446,33 +448,34 @@ def test_altered_rows_are_sent_and_counted_in_every_epoch():
 
 @pytest.mark.parametrize("select", ["best_on_val", "paper_best_on_test"])
 def test_rows_that_choose_an_epoch_are_sent_once(select):
-    world = make_world()
+    federation = make_federation()
     method = make(SSVFLIndependent, select=select, epochs=4)
-    method.fit(world)
+    method.fit(federation)
     split = "val" if select == "best_on_val" else "test"
     assert (
-        world.channel.traffic[Route("validate", "passive_1", "active", Kind.EMBEDDING)] == world.n_rows(split) * 5 * 4
+        federation.channel.traffic[Route("validate", "passive_1", "active", Kind.EMBEDDING)]
+        == federation.n_rows(split) * 5 * 4
     )
-    assert traffic_so_far(world, 1)["true_bytes"] == world.n_rows("train") * 5 * 4
+    assert traffic_so_far(federation, 1)["true_bytes"] == federation.n_rows("train") * 5 * 4
 
 
 def test_what_was_sent_for_validation_predicts_what_the_wire_does():
-    world = make_world()
-    method = pretrained(SSVFLIndependent, world, select="best_on_val")
-    training = method.split(world)
+    federation = make_federation()
+    method = pretrained(SSVFLIndependent, federation, select="best_on_val")
+    training = method.split(federation)
     training.fit("finetune", lambda *_: None)
-    traffic = world.channel.traffic.total()
+    traffic = federation.channel.traffic.total()
     stored = training.predict("val", phase="validate")
-    assert world.channel.traffic.total() == traffic
+    assert federation.channel.traffic.total() == traffic
     assert torch.allclose(stored, training.predict("val"), atol=1e-6)
-    assert world.channel.traffic.total() > traffic
+    assert federation.channel.traffic.total() > traffic
 
 
 def test_a_passive_adversary_is_shown_no_gradient():
-    assert Need.GRADIENTS not in SSVFLIndependent.shows["passive"]
-    assert Need.GRADIENTS in SSVFLCoupled.shows["passive"]
-    assert Need.EMBEDDINGS in SSVFLIndependent.shows["active"]
-    assert SSVFLIndependent.sends["finetune"] == {Kind.EMBEDDING}
+    assert Need.GRADIENTS not in SSVFLIndependent.visible_to["passive"]
+    assert Need.GRADIENTS in SSVFLCoupled.visible_to["passive"]
+    assert Need.EMBEDDINGS in SSVFLIndependent.visible_to["active"]
+    assert SSVFLIndependent.messages["finetune"] == {Kind.EMBEDDING}
 
 
 # SS-VFL-C
@@ -480,12 +483,12 @@ def test_a_passive_adversary_is_shown_no_gradient():
 
 def test_coupled_is_split_learning_from_the_pre_trained_bottoms():
     options = {"keep_projection": True}
-    found, before = make_world(parties=3), make_world(parties=3)
+    found, before = make_federation(parties=3), make_federation(parties=3)
     method = make(SSVFLCoupled, options=options)
     method.fit(found)
     pretrained(SSVFLCoupled, before, options=options)
 
-    by_hand = make_world(parties=3)
+    by_hand = make_federation(parties=3)
     method.build(by_hand)
     for name, party in by_hand.parties.items():
         party.modules["bottom"].load_state_dict(before.parties[name].modules["bottom"].state_dict())
@@ -498,13 +501,13 @@ def test_coupled_is_split_learning_from_the_pre_trained_bottoms():
 
 
 def test_coupled_says_as_much_in_an_epoch_as_split_learning():
-    world = make_world(parties=3)
-    make(SSVFLCoupled, epochs=4, target=0.01).fit(world)
-    epoch = world.n_rows("train") * 5 * 4
-    assert world.reached == {"epochs": 1, "paper_bytes": 3 * epoch, "true_bytes": 2 * 2 * epoch}
-    for party in world.passive:
+    federation = make_federation(parties=3)
+    make(SSVFLCoupled, epochs=4, target=0.01).fit(federation)
+    epoch = federation.n_rows("train") * 5 * 4
+    assert federation.reached == {"epochs": 1, "paper_bytes": 3 * epoch, "true_bytes": 2 * 2 * epoch}
+    for party in federation.passive:
         for route in ((party.name, "active", Kind.EMBEDDING), ("active", party.name, Kind.GRADIENT)):
-            assert world.channel.traffic[Route("finetune", *route)] == 4 * epoch
+            assert federation.channel.traffic[Route("finetune", *route)] == 4 * epoch
 
 
 # What is refused
@@ -531,11 +534,11 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 
 @BOTH
 def test_a_party_needs_two_rows_to_tell_apart(kind):
-    world = make_world()
+    federation = make_federation()
     method = make(kind)
-    method.build(world)
-    method.check(world)
-    party = world.passive[0]
+    method.build(federation)
+    method.check(federation)
+    party = federation.passive[0]
     party.features = {**party.features, "aligned": party.features["aligned"][:1], "local": party.features["local"][:0]}
     with pytest.raises(UsageError, match="expects two training rows at each party, got 1 at passive_1"):
-        method.check(world)
+        method.check(federation)

@@ -22,18 +22,18 @@ from vflsec.methods.local import Local
 from vflsec.methods.scarf_ssl import ScarfSSL, own_rows
 from vflsec.methods.split_training import SplitTraining
 from vflsec.methods.vflhlp import VFLHLP, VFLHLPActive, VFLHLPPassive
-from vflsec.testing.worlds import tiny_world, toy_world
+from vflsec.testing.federations import tiny_federation, toy_federation
 
 DATA = DataSpec(overlap=0.6, aligned=0.8, validation=0.2)
 FAMILY = [VFLHLP, VFLHLPActive, VFLHLPPassive]
 QUICK = {"epochs": 3, "batch": 32}
 
 
-def make_world(*, parties=3, data=DATA, rows=240, defenses=(), **options):
-    world = toy_world(parties=parties, data=data, rows=rows, columns=5, **options)
-    for party in world.parties.values():
+def make_federation(*, parties=3, data=DATA, rows=240, defenses=(), **options):
+    federation = toy_federation(parties=parties, data=data, rows=rows, columns=5, **options)
+    for party in federation.parties.values():
         party.defenses = tuple(defenses)
-    return world
+    return federation
 
 
 def method(kind=VFLHLP, *, model=None, pretrain=None, train=None, **options):
@@ -41,10 +41,10 @@ def method(kind=VFLHLP, *, model=None, pretrain=None, train=None, **options):
     return kind(spec, ModelSpec(**{"encoder": "mlp", "bottom": (8,), "cut": 4, **(model or {})}), **options)
 
 
-def pretrained(made, world):
-    made.build(world)
-    made.run("pretrain", world)
-    return world
+def pretrained(made, federation):
+    made.build(federation)
+    made.run("pretrain", federation)
+    return federation
 
 
 def state(module):
@@ -56,8 +56,8 @@ def equal(one, other):
     return all(torch.equal(one[key], other[key]) for key in one)
 
 
-def states(world):
-    return {name: state(party.modules) for name, party in world.parties.items()}
+def states(federation):
+    return {name: state(party.modules) for name, party in federation.parties.items()}
 
 
 # The constraint
@@ -66,8 +66,8 @@ def states(world):
 def test_the_distance_is_half_the_sum_of_all_squares():
     """One number after the other: the encoder, the head's first columns, its bias; nothing else."""
     made = method(model={"encoder": "tabular"})  # with running statistics, which do not count
-    world = pretrained(made, make_world(classes=3))
-    own = world.active.modules
+    federation = pretrained(made, make_federation(classes=3))
+    own = federation.active.modules
     total = 0.0
     then = dict(own["pretrained"].encoder.named_parameters())
     for name, now in own["bottom"].named_parameters():
@@ -79,46 +79,46 @@ def test_the_distance_is_half_the_sum_of_all_squares():
         total += (own["top"].head.bias[c].item() - bias[c].item()) ** 2
         for j in range(4):
             total += (own["top"].head.weight[c, j].item() - weight[c, j].item()) ** 2
-    assert made.distance(world).item() == pytest.approx(total / 2, rel=1e-5)
+    assert made.distance(federation).item() == pytest.approx(total / 2, rel=1e-5)
 
 
 def test_the_distance_is_zero_at_the_model_itself():
     made = method()
-    world = pretrained(made, make_world())
-    own = world.active.modules
+    federation = pretrained(made, make_federation())
+    own = federation.active.modules
     own["bottom"].load_state_dict(own["pretrained"].encoder.state_dict())
     with torch.no_grad():
         own["top"].head.weight[:, :4] = own["pretrained"].head.weight
         own["top"].head.bias.copy_(own["pretrained"].head.bias)
-    assert made.distance(world).item() == 0
+    assert made.distance(federation).item() == 0
     with torch.no_grad():
         own["top"].head.weight[0, 3] += 2
         own["top"].head.weight[0, 4] += 5  # a passive party's
-    assert made.distance(world).item() == pytest.approx(2)
+    assert made.distance(federation).item() == pytest.approx(2)
 
 
 def gradients(beta):
     """Every party's gradients of the loss on one batch, before any step; and the messages that came down."""
     made = method(beta=beta)
-    world = pretrained(made, make_world())
+    federation = pretrained(made, make_federation())
     heard = []
-    world.channel.taps.append(lambda message: heard.append(message.payload["value"]))
-    labels = world.active.labels["train"]
-    training = made.split(world)
+    federation.channel.taps.append(lambda message: heard.append(message.payload["value"]))
+    labels = federation.active.labels["train"]
+    training = made.split(federation)
     training._update(Step(0, "finetune", torch.arange(20), labels[:20]), [])
     found = {
         f"{name}.{key}": p.grad
-        for name, party in world.parties.items()
+        for name, party in federation.parties.items()
         for key, p in party.modules.named_parameters()
         if not key.startswith("pretrained")
     }
-    return world, found, heard
+    return federation, found, heard
 
 
 def test_the_constraint_touches_the_active_partys_part_and_no_other():
-    world, plain, said = gradients(beta=0.0)
+    federation, plain, said = gradients(beta=0.0)
     _, held, said_held = gradients(beta=0.5)
-    own = world.active.modules
+    own = federation.active.modules
     for key, found in held.items():
         if key.startswith("active.bottom."):
             name = key.removeprefix("active.bottom.")
@@ -141,18 +141,18 @@ def test_the_constraint_touches_the_active_partys_part_and_no_other():
 def test_a_large_beta_pins_the_active_part_to_the_pretrained_one():
     """SGD with rate times beta one: a step leads to Theta, less the rate times the gradient of the plain loss there."""
     made = method(beta=1e3, train={"optimizer": "sgd", "momentum": 0.0, "lr": 1e-3})
-    world = make_world()
-    made.fit(world)
-    gaps = [float((now - then).detach().abs().max()) for now, then in made._pairs(world)]
+    federation = make_federation()
+    made.fit(federation)
+    gaps = [float((now - then).detach().abs().max()) for now, then in made._pairs(federation)]
     assert 0 < max(gaps) < 0.01
     free = method(beta=0.0, train={"optimizer": "sgd", "momentum": 0.0, "lr": 1e-3})
-    world = make_world()
-    free.fit(world)
-    assert free.distance(world) > 0.5
+    federation = make_federation()
+    free.fit(federation)
+    assert free.distance(federation) > 0.5
 
 
 def test_beta_zero_is_split_learning_from_the_same_start_bit_for_bit():
-    held, plain = make_world(), make_world()
+    held, plain = make_federation(), make_federation()
     method(beta=0.0).fit(held)
     made = method(beta=7.0)
     pretrained(made, plain)
@@ -166,18 +166,18 @@ def test_beta_zero_is_split_learning_from_the_same_start_bit_for_bit():
 
 
 def test_a_beta_that_is_not_zero_changes_the_result():
-    worlds = [make_world(), make_world()]
-    for world, beta in zip(worlds, (0.0, 1e-2), strict=True):
-        method(beta=beta).fit(world)
-    assert not equal(states(worlds[0])["active"], states(worlds[1])["active"])
+    federations = [make_federation(), make_federation()]
+    for federation, beta in zip(federations, (0.0, 1e-2), strict=True):
+        method(beta=beta).fit(federation)
+    assert not equal(states(federations[0])["active"], states(federations[1])["active"])
 
 
 def test_fine_tuning_leaves_the_pretrained_model_as_it_is():
     made = method(beta=1.0, train={"weight_decay": 0.1})
-    world = pretrained(made, make_world())
-    before = state(world.active.modules["pretrained"])
-    made.run("finetune", world)
-    assert equal(before, state(world.active.modules["pretrained"]))
+    federation = pretrained(made, make_federation())
+    before = state(federation.active.modules["pretrained"])
+    made.run("finetune", federation)
+    assert equal(before, state(federation.active.modules["pretrained"]))
 
 
 # Pre-training
@@ -185,22 +185,22 @@ def test_fine_tuning_leaves_the_pretrained_model_as_it_is():
 
 @pytest.mark.parametrize("train", [{}, {"select": "best_on_val", "patience": 2, "optimizer": "sgd", "lr": 0.1}])
 def test_the_active_partys_model_is_that_of_the_method_local(train):
-    made, alone = method(train=train), make_world()
-    world = pretrained(made, make_world())
+    made, alone = method(train=train), make_federation()
+    federation = pretrained(made, make_federation())
     Local(made.train_spec, made.model_spec).fit(alone)
-    assert equal(state(world.active.modules["pretrained"]), state(alone.active.modules["local"]))
+    assert equal(state(federation.active.modules["pretrained"]), state(alone.active.modules["local"]))
 
 
 def test_numbers_of_pretraining_go_before_those_of_training():
     given = {"epochs": 5, "batch": 16, "lr": 0.02}
-    made, alone = method(VFLHLPActive, pretrain=given), make_world()
-    world = pretrained(made, make_world())
+    made, alone = method(VFLHLPActive, pretrain=given), make_federation()
+    federation = pretrained(made, make_federation())
     Local(TrainSpec(**given), made.model_spec).fit(alone)
-    assert equal(state(world.active.modules["pretrained"]), state(alone.active.modules["local"]))
+    assert equal(state(federation.active.modules["pretrained"]), state(alone.active.modules["local"]))
 
 
 def scarf(party=None, *, model=None, epochs=30, lr=1e-2, **options):
-    party = party or make_world(signal="planted").passive[0]
+    party = party or make_federation(signal="planted").passive[0]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = model or nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8))
@@ -221,7 +221,7 @@ def test_scarf_learns_to_tell_rows_apart():
 
 
 def test_scarf_learns_from_nine_tenths_of_the_partys_own_rows():
-    party = make_world().passive[1]
+    party = make_federation().passive[1]
     learner = scarf(party)
     own = torch.cat([party.features["aligned"], party.features["local"]])
     count = round(len(own) / 10)
@@ -276,21 +276,21 @@ def test_scarf_stops_at_the_latest_when_it_is_told():
 
 
 def pretraining_history(kind, **options):
-    made, world = method(kind, **options), make_world()
-    made.build(world)
-    return made.run("pretrain", world)
+    made, federation = method(kind, **options), make_federation()
+    made.build(federation)
+    return made.run("pretrain", federation)
 
 
 def test_a_passive_party_reads_its_own_rows_alone():
-    worlds = [make_world(), make_world()]
-    for name, party in worlds[1].parties.items():
+    federations = [make_federation(), make_federation()]
+    for name, party in federations[1].parties.items():
         if name != "passive_2":
             for features in party.features.values():
                 features.neg_()
-    worlds[1].active.labels["train"].neg_().add_(1)
-    for world in worlds:
-        pretrained(method(), world)
-    first, second = (states(world) for world in worlds)
+    federations[1].active.labels["train"].neg_().add_(1)
+    for federation in federations:
+        pretrained(method(), federation)
+    first, second = (states(federation) for federation in federations)
     assert equal(first["passive_2"], second["passive_2"])
     assert not equal(first["passive_1"], second["passive_1"])
     assert not equal(first["active"], second["active"])
@@ -298,11 +298,11 @@ def test_a_passive_party_reads_its_own_rows_alone():
 
 @pytest.mark.parametrize("split", ["aligned", "local"])
 def test_a_passive_party_reads_all_its_rows(split):
-    worlds = [make_world(), make_world()]
-    worlds[1].passive[0].features[split][0] += 1
-    for world in worlds:
-        pretrained(method(), world)
-    first, second = (states(world) for world in worlds)
+    federations = [make_federation(), make_federation()]
+    federations[1].passive[0].features[split][0] += 1
+    for federation in federations:
+        pretrained(method(), federation)
+    first, second = (states(federation) for federation in federations)
     assert not equal(first["passive_1"], second["passive_1"])
     assert equal(first["passive_2"], second["passive_2"])
     assert equal(first["active"], second["active"])
@@ -310,23 +310,23 @@ def test_a_passive_party_reads_all_its_rows(split):
 
 @pytest.mark.parametrize("kind", FAMILY)
 def test_nothing_is_said_in_pretraining_and_the_usual_in_fine_tuning(kind):
-    world = make_world()
-    method(kind).fit(world)
-    nbytes = QUICK["epochs"] * world.n_rows("train") * 4 * 4
+    federation = make_federation()
+    method(kind).fit(federation)
+    nbytes = QUICK["epochs"] * federation.n_rows("train") * 4 * 4
     expected = {}
-    for party in world.passive:
+    for party in federation.passive:
         expected[Route("finetune", party.name, "active", Kind.EMBEDDING)] = nbytes
         expected[Route("finetune", "active", party.name, Kind.GRADIENT)] = nbytes
-    assert dict(world.channel.traffic) == expected
+    assert dict(federation.channel.traffic) == expected
 
 
 def test_fine_tuning_starts_from_scarf_at_passive_parties_and_at_random_at_the_active_one():
-    made, fresh = method(), make_world()
+    made, fresh = method(), make_federation()
     FedSplitNN(made.train_spec, made.model_spec).build(fresh)
-    world = pretrained(made, make_world())
-    assert equal(state(world.active.modules["bottom"]), state(fresh.active.modules["bottom"]))
-    assert equal(state(world.active.modules["top"]), state(fresh.active.modules["top"]))
-    for party, other in zip(world.passive, fresh.passive, strict=True):
+    federation = pretrained(made, make_federation())
+    assert equal(state(federation.active.modules["bottom"]), state(fresh.active.modules["bottom"]))
+    assert equal(state(federation.active.modules["top"]), state(fresh.active.modules["top"]))
+    for party, other in zip(federation.passive, fresh.passive, strict=True):
         assert not equal(state(party.modules["bottom"]), state(other.modules["bottom"]))
 
 
@@ -335,26 +335,26 @@ def test_fine_tuning_starts_from_scarf_at_passive_parties_and_at_random_at_the_a
 
 def test_vflhlp_a_pretrains_the_active_party_alone():
     made, whole = method(VFLHLPActive), method()
-    world, fresh = pretrained(made, make_world()), make_world()
+    federation, fresh = pretrained(made, make_federation()), make_federation()
     FedSplitNN(made.train_spec, made.model_spec).build(fresh)
-    for party, other in zip(world.passive, fresh.passive, strict=True):
+    for party, other in zip(federation.passive, fresh.passive, strict=True):
         assert equal(state(party.modules), state(other.modules))
-    assert equal(state(world.active.modules), state(pretrained(whole, make_world()).active.modules))
-    assert made.split(world).constraint is not None
+    assert equal(state(federation.active.modules), state(pretrained(whole, make_federation()).active.modules))
+    assert made.split(federation).constraint is not None
 
 
 def test_vflhlp_p_pretrains_the_passive_parties_alone():
     made, whole = method(VFLHLPPassive), method()
-    world, other = pretrained(made, make_world()), pretrained(whole, make_world())
-    assert set(world.active.modules) == {"bottom", "top"}
-    assert made.split(world).constraint is None
-    for mine, its in zip(world.passive, other.passive, strict=True):
+    federation, other = pretrained(made, make_federation()), pretrained(whole, make_federation())
+    assert set(federation.active.modules) == {"bottom", "top"}
+    assert made.split(federation).constraint is None
+    for mine, its in zip(federation.passive, other.passive, strict=True):
         assert equal(state(mine.modules), state(its.modules))
 
 
 def test_without_both_parts_it_is_fedsplitnn(monkeypatch):
     """vflhlp-a with beta = 0, but for the name of the phase, which names the order of batches."""
-    held, plain = make_world(), make_world()
+    held, plain = make_federation(), make_federation()
     made = method(VFLHLPActive, beta=0.0)
     made.fit(held)
     monkeypatch.setattr(FedSplitNN, "phases", ("finetune",))
@@ -365,17 +365,17 @@ def test_without_both_parts_it_is_fedsplitnn(monkeypatch):
 
 @pytest.mark.parametrize("kind", FAMILY)
 def test_what_pretraining_leaves_is_all_that_is_kept_of_it(kind, tmp_path):
-    """Models in the roles of ``keeps``, read into a federation that was only built."""
+    """Models in the roles of ``stored_modules``, read into a federation that was only built."""
     made, later = method(kind), method(kind)
-    world = pretrained(made, make_world())
-    save_states(world, tmp_path, kind.keeps)
-    resumed = make_world()
+    federation = pretrained(made, make_federation())
+    save_states(federation, tmp_path, kind.stored_modules)
+    resumed = make_federation()
     later.build(resumed)
     load_states(resumed, tmp_path)
-    assert all(equal(mine, states(resumed)[name]) for name, mine in states(world).items())
-    for one, where in ((made, world), (later, resumed)):
+    assert all(equal(mine, states(resumed)[name]) for name, mine in states(federation).items())
+    for one, where in ((made, federation), (later, resumed)):
         one.run("finetune", where)
-    assert all(equal(mine, states(resumed)[name]) for name, mine in states(world).items())
+    assert all(equal(mine, states(resumed)[name]) for name, mine in states(federation).items())
 
 
 # A killed run
@@ -389,7 +389,7 @@ class Killed(Exception):
 @pytest.mark.parametrize("when", [1, 2, 4])
 def test_a_killed_pretraining_goes_on_after_its_last_iteration(kind, when, tmp_path):
     settings = {"train": {"epochs": 4, "select": "best_on_val"}, "pretrain": {"batch": 32, "lr": 0.02, "epochs": 6}}
-    whole, (lost, resumed) = make_world(), (make_world() for _ in range(2))
+    whole, (lost, resumed) = make_federation(), (make_federation() for _ in range(2))
     made = method(kind, **settings)
     made.build(whole)
     history = made.run("pretrain", whole)
@@ -440,16 +440,18 @@ class Flipping(Defense):
 
 def test_a_label_is_noised_once_for_both_phases(monkeypatch):
     defense, fitted = Flipping(1.0), []
-    world = make_world(defenses=[defense])
+    federation = make_federation(defenses=[defense])
     made = method(VFLHLPActive)
     learners = made._learners
-    monkeypatch.setattr(made, "_learners", lambda world: fitted.extend(found := list(learners(world))) or iter(found))
-    made.fit(world)
+    monkeypatch.setattr(
+        made, "_learners", lambda federation: fitted.extend(found := list(learners(federation))) or iter(found)
+    )
+    made.fit(federation)
     aligned, local, again = defense.drawn
     assert torch.equal(aligned, again), "a second draw of the same label"
-    assert not torch.equal(aligned, world.active.labels["train"])
+    assert not torch.equal(aligned, federation.active.labels["train"])
     assert torch.equal(fitted[0][1].labels, torch.cat([aligned, local]))
-    assert len(local) == len(world.active.labels["local"])
+    assert len(local) == len(federation.active.labels["local"])
 
 
 class Turned(Defense):
@@ -471,13 +473,13 @@ class Turned(Defense):
 def test_a_coded_label_is_learned_by_both_phases_and_read_back_where_an_epoch_is_chosen(monkeypatch):
     scores, fitted = [], []
     for defenses in ((), (Turned(1.0),)):
-        world = make_world(defenses=list(defenses))
+        federation = make_federation(defenses=list(defenses))
         train = {"epochs": 8, "lr": 0.02, "select": "best_on_val"}
         made = method(VFLHLPActive, train=train)
         learners = made._learners
         monkeypatch.setattr(made, "_learners", lambda w, ask=learners: fitted.extend(f := list(ask(w))) or iter(f))
-        trained = made.fit(world)
-        scores.append(auc(trained.predict("test").numpy(), world.active.labels["test"].numpy()))
+        trained = made.fit(federation)
+        scores.append(auc(trained.predict("test").numpy(), federation.active.labels["test"].numpy()))
     plain, turned = (learner for _, learner in fitted)
     assert torch.equal(turned.labels.argmax(dim=1), 1 - plain.labels)
     assert min(plain._score("val"), turned._score("val")) > 0.9
@@ -485,9 +487,9 @@ def test_a_coded_label_is_learned_by_both_phases_and_read_back_where_an_epoch_is
 
 
 def test_a_defence_of_releases_changes_nothing_in_pretraining():
-    plain, noisy = make_world(), make_world(defenses=[IsotropicNoise(5.0)])
-    for world in (plain, noisy):
-        pretrained(method(), world)
+    plain, noisy = make_federation(), make_federation(defenses=[IsotropicNoise(5.0)])
+    for federation in (plain, noisy):
+        pretrained(method(), federation)
     assert all(equal(mine, states(noisy)[name]) for name, mine in states(plain).items())
 
 
@@ -499,36 +501,36 @@ def test_a_defence_of_releases_changes_nothing_in_pretraining():
     "model", [{"head": "mlp"}, {"aggregation": "sum"}, {"aggregation": "mean", "head": "none", "cut": None}]
 )
 def test_the_constraint_needs_a_slice_of_the_head(kind, model):
-    made, world = method(kind, model=model), make_world()
-    made.build(world)
+    made, federation = method(kind, model=model), make_federation()
+    made.build(federation)
     with pytest.raises(UsageError, match=r"expects model\.head=linear and model\.aggregation=concat, got"):
-        made.check(world)
+        made.check(federation)
 
 
 def test_initialisation_alone_takes_any_head():
-    made, world = method(VFLHLPPassive, model={"head": "mlp", "aggregation": "sum"}), make_world()
-    made.build(world)
-    made.check(world)
-    assert torch.isfinite(made.fit(world).predict("test")).all()
+    made, federation = method(VFLHLPPassive, model={"head": "mlp", "aggregation": "sum"}), make_federation()
+    made.build(federation)
+    made.check(federation)
+    assert torch.isfinite(made.fit(federation).predict("test")).all()
 
 
 def test_scarf_needs_a_few_rows():
-    world, made = tiny_world(rows=3), method(VFLHLPPassive)
-    for party in world.parties.values():
+    federation, made = tiny_federation(rows=3), method(VFLHLPPassive)
+    for party in federation.parties.values():
         party.features["local"] = party.features["local"][:0]
-    made.build(world)
-    assert len(own_rows(world.passive[0])) == 3
+    made.build(federation)
+    assert len(own_rows(federation.passive[0])) == 3
     with pytest.raises(UsageError, match="expects 4 rows at each passive party, got 3 at passive_1"):
-        made.check(world)
+        made.check(federation)
 
 
 def test_four_rows_will_do():
-    world, made = tiny_world(rows=4), method(VFLHLPPassive)
-    for party in world.parties.values():
+    federation, made = tiny_federation(rows=4), method(VFLHLPPassive)
+    for party in federation.parties.values():
         party.features["local"] = party.features["local"][:0]
-    made.build(world)
-    made.check(world)
-    assert all(map(math.isfinite, made.run("pretrain", world)))
+    made.build(federation)
+    made.check(federation)
+    assert all(map(math.isfinite, made.run("pretrain", federation)))
 
 
 @pytest.mark.parametrize(

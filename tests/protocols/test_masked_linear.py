@@ -25,7 +25,7 @@ from vflsec.nn.top import SharedTop, Top
 from vflsec.paillier.layout import CipherSpec
 from vflsec.protocols.masked_plain import PlainMaskedBoundary, Sealed
 from vflsec.protocols.paillier import PaillierBoundary
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 MODEL = ModelSpec(bottom=(6,), cut=3)
 SGD = TrainSpec(epochs=4, batch=32, lr=0.1, optimizer="sgd", momentum=0.9, weight_decay=1e-3)
@@ -33,8 +33,8 @@ SEALED = EncryptedBoundary(backend="plain")
 PAILLIER = EncryptedBoundary(bits=1024)
 
 
-def train(defenses=(), *, spec=SGD, model=MODEL, taps=(), method=FedSplitNN, **world):
-    made = toy_world(rows=150, columns=4, **world)
+def train(defenses=(), *, spec=SGD, model=MODEL, taps=(), method=FedSplitNN, **federation):
+    made = toy_federation(rows=150, columns=4, **federation)
     made.active.defenses = tuple(defenses)
     made.channel.taps.extend(taps)
     trained = method(spec, model).fit(made)
@@ -42,15 +42,19 @@ def train(defenses=(), *, spec=SGD, model=MODEL, taps=(), method=FedSplitNN, **w
 
 
 @pytest.mark.parametrize("defense", [SEALED, PAILLIER], ids=["sealed", "paillier"])
-@pytest.mark.parametrize("world", [{}, {"parties": 3}, {"classes": 3}], ids=["two", "three parties", "three classes"])
-def test_training_equals_training_in_clear(defense, world):
-    clear, logits = train(**world)
-    sealed, again = train([defense], **world)
+@pytest.mark.parametrize(
+    "federation", [{}, {"parties": 3}, {"classes": 3}], ids=["two", "three parties", "three classes"]
+)
+def test_training_equals_training_in_clear(defense, federation):
+    clear, logits = train(**federation)
+    sealed, again = train([defense], **federation)
     torch.testing.assert_close(again, logits, rtol=1e-4, atol=1e-5)
     assert sealed.history["train"] == pytest.approx(clear.history["train"], rel=1e-4)
-    for name, party in clear.world.parties.items():
+    for name, party in clear.federation.parties.items():
         for mine, theirs in zip(
-            party.modules["bottom"].parameters(), sealed.world.parties[name].modules["bottom"].parameters(), strict=True
+            party.modules["bottom"].parameters(),
+            sealed.federation.parties[name].modules["bottom"].parameters(),
+            strict=True,
         ):
             torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5)
 
@@ -60,18 +64,18 @@ def test_scores_that_give_an_embedding_away_are_noted(cut, classes, told):
     """As many scores as the embedding is wide are the embedding, up to one linear map."""
     model = ModelSpec(bottom=(6,), cut=cut)
     sealed, _ = train([SEALED], model=model, classes=classes)
-    notes = sealed.method.notes(sealed.world)
+    notes = sealed.method.notes(sealed.federation)
     assert len(notes) == told
     assert all(f"set model.cut above {classes}" in note for note in notes)
     clear, _ = train(model=model, classes=classes)
-    assert clear.method.notes(clear.world) == []
+    assert clear.method.notes(clear.federation) == []
 
 
 def test_the_shares_add_up_to_the_weights_that_training_in_clear_finds():
     clear, _ = train()
     sealed, _ = train([SEALED])
-    shares = [party.modules["boundary_passive_1"].weight for party in sealed.world.parties.values()]
-    whole = clear.world.active.modules["top"].head.weight
+    shares = [party.modules["boundary_passive_1"].weight for party in sealed.federation.parties.values()]
+    whole = clear.federation.active.modules["top"].head.weight
     torch.testing.assert_close(sum(shares).T.float(), whole[:, 3:], rtol=1e-4, atol=1e-5)
     assert all((share - whole[:, 3:].T).abs().max() > 0.01 for share in shares)
 
@@ -90,13 +94,16 @@ def test_the_active_party_gets_scores_and_the_passive_party_the_gradient_of_its_
             torch.testing.assert_close(here.payload["value"], there.payload["value"], rtol=1e-3, atol=1e-6)
         else:
             assert here.payload["value"].shape == (len(here.rows), 2)
-    assert {route.kind for route in trained.world.channel.traffic} == {Kind.CIPHERTEXT}
-    assert {count.kind for count in trained.world.channel.releases()} == set(Kind) - {Kind.PARAMETERS, Kind.CONTROL}
+    assert {route.kind for route in trained.federation.channel.traffic} == {Kind.CIPHERTEXT}
+    assert {count.kind for count in trained.federation.channel.releases()} == set(Kind) - {
+        Kind.PARAMETERS,
+        Kind.CONTROL,
+    }
 
 
 def boundary_of(backend, weight, **options):
-    world = toy_world(rows=150, columns=4)
-    boundary = backend(world.passive[0], world.active, **options)
+    federation = toy_federation(rows=150, columns=4)
+    boundary = backend(federation.passive[0], federation.active, **options)
     boundary.join(weight, SGD)
     return boundary
 
@@ -130,9 +137,9 @@ def test_the_printed_order_runs_at_the_boundary():
         boundary = boundary_of(PaillierBoundary, weight, bits=1024, order=order)
         step = Step(0, "train", torch.arange(5), torch.tensor([0, 1, 0, 1, 1]), rate=0.1)
         h = torch.linspace(0, 1, 15).reshape(5, 3)
-        boundary.up(h, step)
+        boundary.forward(h, step)
         g = torch.tensor([[0.1, -0.2]]).repeat(5, 1)
-        found[order] = boundary.down(g, step)
+        found[order] = boundary.backward(g, step)
     decayed = weight - 0.1 * (h.T @ g + SGD.weight_decay * weight)
     torch.testing.assert_close(found["current"], g @ weight.T, rtol=0, atol=1e-6)
     torch.testing.assert_close(found["paper"], g @ decayed.T, rtol=0, atol=1e-6)
@@ -142,27 +149,27 @@ def test_the_printed_order_runs_at_the_boundary():
 def test_stored_shares_are_taken_up_again(defense, tmp_path):
     trained, logits = train([defense])
     trained.save(tmp_path)
-    world = toy_world(rows=150, columns=4)
-    world.active.defenses = (defense,)
+    federation = toy_federation(rows=150, columns=4)
+    federation.active.defenses = (defense,)
     method = FedSplitNN(SGD, MODEL)
-    method.build(world)
-    load_states(world, tmp_path)
-    torch.testing.assert_close(method.predict(world, "test"), logits, rtol=0, atol=1e-6)
+    method.build(federation)
+    load_states(federation, tmp_path)
+    torch.testing.assert_close(method.predict(federation, "test"), logits, rtol=0, atol=1e-6)
 
 
 def test_a_defence_on_gradients_noises_what_the_passive_party_learns_and_not_the_weights():
-    world = toy_world(rows=150, columns=4)
+    federation = toy_federation(rows=150, columns=4)
     heard = []
     boundaries = []
     for defenses in ([], [IsotropicNoise(1.0)]):
-        world.active.defenses = tuple(defenses)
-        boundary = PlainMaskedBoundary(world.passive[0], world.active)
+        federation.active.defenses = tuple(defenses)
+        boundary = PlainMaskedBoundary(federation.passive[0], federation.active)
         boundary.join(torch.ones(3, 2), TrainSpec(optimizer="sgd"))
         step = Step(0, "train", torch.arange(5), torch.tensor([0, 1, 0, 1, 1]), rate=0.1)
         h = torch.linspace(0, 1, 15).reshape(5, 3)
-        boundary.up(h, step)
+        boundary.forward(h, step)
         g = torch.tensor([[0.2, -0.2]]).repeat(5, 1)
-        heard.append(boundary.down(g, step))
+        heard.append(boundary.backward(g, step))
         boundaries.append(sum(share.weight for share in boundary.shares.values()))
     torch.testing.assert_close(heard[0], g @ torch.ones(2, 3))
     assert not torch.allclose(heard[1], heard[0])
@@ -174,16 +181,16 @@ def test_a_defence_on_gradients_noises_what_the_passive_party_learns_and_not_the
 def test_noise_on_every_coordinate_stops_rank_one_and_the_weights_stay_clean(backend):
     found = []
     for noise in (0.0, 1.0):
-        world = toy_world(rows=150, columns=4)
+        federation = toy_federation(rows=150, columns=4)
         name, options = EncryptedBoundary(noise=noise, **backend).protocol()
-        boundary = registry.build("protocols", name, world.passive[0], world.active, **options)
+        boundary = registry.build("protocols", name, federation.passive[0], federation.active, **options)
         boundary.join(torch.ones(3, 1), TrainSpec(optimizer="sgd"))
         step = Step(0, "train", torch.arange(64), torch.arange(64) % 2, rate=0.1)
         h = torch.linspace(0, 1, 192).reshape(64, 3)
-        boundary.up(h, step)
+        boundary.forward(h, step)
         g = torch.where(torch.arange(64) % 2 == 0, 0.5, -0.5)[:, None] / 64
-        found.append(boundary.down(g, step))
-        after = boundary.up(torch.eye(3), Step(1, "predict", torch.arange(3)))
+        found.append(boundary.backward(g, step))
+        after = boundary.forward(torch.eye(3), Step(1, "predict", torch.arange(3)))
         torch.testing.assert_close(after, 1 - 0.1 * (h.T @ g), rtol=0, atol=1e-6)
     exact, noised = found
     torch.testing.assert_close(exact, g @ torch.ones(1, 3), rtol=1e-4, atol=1e-7)
@@ -202,7 +209,9 @@ def test_the_passive_party_noises_every_score(backend, options):
         boundary = boundary_of(backend, torch.ones(3, 2), score_noise=score_noise, **options)
         h = torch.linspace(0, 1, 450).reshape(150, 3)
         for phase in ("train", "predict"):
-            z = torch.cat([boundary.up(h[i : i + 30], Step(0, phase, torch.arange(30))) for i in range(0, 150, 30)])
+            z = torch.cat(
+                [boundary.forward(h[i : i + 30], Step(0, phase, torch.arange(30))) for i in range(0, 150, 30)]
+            )
             found[score_noise, phase] = (z - h @ torch.ones(3, 2)).ravel().numpy()
     for phase in ("train", "predict"):
         assert np.abs(found[0.0, phase]).max() < 1e-5
@@ -225,11 +234,11 @@ def test_the_passive_party_answers_no_pass_too_many():
     boundary = boundary_of(PlainMaskedBoundary, torch.ones(3, 2), max_passes=2)
     seen = torch.ones(5, 3)
     for _ in range(2):
-        boundary.up(seen, Step(0, "train", torch.arange(5)))
-    boundary.up(seen, Step(0, "predict", torch.arange(5), split="test"))  # other samples
-    boundary.up(seen, Step(0, "train", torch.arange(5, 10)))
+        boundary.forward(seen, Step(0, "train", torch.arange(5)))
+    boundary.forward(seen, Step(0, "predict", torch.arange(5), split="test"))  # other samples
+    boundary.forward(seen, Step(0, "train", torch.arange(5, 10)))
     with pytest.raises(UsageError, match="max_passes = 2 passes of each sample, got one more of train samples"):
-        boundary.up(seen, Step(0, "train", torch.arange(4, 9)))
+        boundary.forward(seen, Step(0, "train", torch.arange(4, 9)))
 
 
 def test_every_setting_of_the_cipher_is_an_option_of_defense_and_protocols():
@@ -238,8 +247,8 @@ def test_every_setting_of_the_cipher_is_an_option_of_defense_and_protocols():
         found = inspect.signature(registry.load(kind, name).__init__).parameters
         assert {key: found[key].default for key in fields} == fields
     name, options = registry.build("defenses", "phe", feature_bits=6, delta_bits=2).protocol()
-    world = toy_world(rows=150, columns=4)
-    boundary = registry.build("protocols", name, world.passive[0], world.active, **options)
+    federation = toy_federation(rows=150, columns=4)
+    boundary = registry.build("protocols", name, federation.passive[0], federation.active, **options)
     boundary.join(torch.ones(3, 2), SGD)
     assert (boundary.layout.feature_bits, boundary.layout.delta_bits) == (6, 2)
     for wrong, said in (({"mode": "short"}, "mode='short'"), ({"feature_bit": 6}, "Did you mean feature_bits")):
@@ -253,21 +262,21 @@ def test_every_setting_of_the_cipher_is_an_option_of_defense_and_protocols():
 def test_every_row_at_rest_is_checked_before_anything_is_sent(split):
     """The error names the column and the value to set, and with that value training runs."""
     for feature_bits in (4, 7):
-        world, sent = toy_world(rows=150, columns=4), []
-        world.passive[0].features[split][3, 1] = -99.0
-        world.active.defenses = (EncryptedBoundary(bits=1024, feature_bits=feature_bits),)
-        world.channel.taps.append(sent.append)
+        federation, sent = toy_federation(rows=150, columns=4), []
+        federation.passive[0].features[split][3, 1] = -99.0
+        federation.active.defenses = (EncryptedBoundary(bits=1024, feature_bits=feature_bits),)
+        federation.channel.taps.append(sent.append)
         method = VerticalLogisticRegression(TrainSpec(epochs=1, batch=50, optimizer="sgd", lr=0.01), ModelSpec())
         if feature_bits == 4:
             with pytest.raises(UsageError, match=r"got 99 in column passive_1_x1; .*: set feature_bits = 7$"):
-                method.fit(world)
+                method.fit(federation)
             assert sent == []
         else:
-            assert method.fit(world).predict("test").isfinite().all()
+            assert method.fit(federation).predict("test").isfinite().all()
 
 
 def test_a_row_left_over_that_joins_the_last_batch_has_room():
-    rows = len(toy_world(rows=150, columns=4).active.labels["train"])
+    rows = len(toy_federation(rows=150, columns=4).active.labels["train"])
     trained, _ = train([PAILLIER], spec=TrainSpec(epochs=1, batch=rows - 1, lr=0.1, optimizer="sgd"))
     assert trained.history["train"]
 
@@ -283,19 +292,21 @@ def test_noise_on_gradients_has_room_under_encryption():
 
 
 def test_a_defence_on_embeddings_noises_what_enters_the_encryption():
-    world = toy_world(rows=150, columns=4)
-    world.passive[0].defenses = (IsotropicNoise(1.0, at=["embedding"]),)
-    boundary = PlainMaskedBoundary(world.passive[0], world.active)
+    federation = toy_federation(rows=150, columns=4)
+    federation.passive[0].defenses = (IsotropicNoise(1.0, at=["embedding"]),)
+    boundary = PlainMaskedBoundary(federation.passive[0], federation.active)
     boundary.join(torch.ones(3, 2), SGD)
-    assert not torch.allclose(boundary.up(torch.ones(4, 3), Step(0, "train", torch.arange(4))), torch.full((4, 2), 3.0))
+    assert not torch.allclose(
+        boundary.forward(torch.ones(4, 3), Step(0, "train", torch.arange(4))), torch.full((4, 2), 3.0)
+    )
 
 
 def test_more_rows_than_a_batch_take_several_exchanges():
-    world, heard = toy_world(rows=150, columns=4), []
-    world.channel.taps.append(heard.append)
-    boundary = PlainMaskedBoundary(world.passive[0], world.active)
+    federation, heard = toy_federation(rows=150, columns=4), []
+    federation.channel.taps.append(heard.append)
+    boundary = PlainMaskedBoundary(federation.passive[0], federation.active)
     boundary.join(torch.ones(3, 2), SGD)
-    z = boundary.up(torch.ones(70, 3), Step(0, "predict", torch.arange(70)))
+    z = boundary.forward(torch.ones(70, 3), Step(0, "predict", torch.arange(70)))
     torch.testing.assert_close(z, torch.full((70, 2), 3.0))
     assert [len(message.rows) for message in heard] == [*[33] * 6, *[4] * 3, 70]
 
@@ -345,9 +356,9 @@ def test_encryption_has_no_strength(strength):
 
 def test_defences_that_add_to_the_loss_get_the_room_they_need():
     """A penalty can make the gradient of a sample larger than cross-entropy does, noise much larger."""
-    world = toy_world(rows=150, columns=4)
+    federation = toy_federation(rows=150, columns=4)
     room = []
     for defenses in ([PAILLIER], [PAILLIER, LabelDP(1.0)], [PAILLIER, IsotropicNoise(1.0)]):
-        world.active.defenses = tuple(defenses)
-        room.append(PaillierBoundary(world.passive[0], world.active).delta_bits)
+        federation.active.defenses = tuple(defenses)
+        room.append(PaillierBoundary(federation.passive[0], federation.active).delta_bits)
     assert room == [0, 4, 10]

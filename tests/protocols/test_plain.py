@@ -11,21 +11,21 @@ ROWS = torch.tensor([4, 2, 7])
 
 
 @pytest.fixture
-def heard(world):
+def heard(federation):
     messages = []
-    world.channel.taps.append(messages.append)
+    federation.channel.taps.append(messages.append)
     return messages
 
 
 @pytest.fixture
-def boundary(world, heard):
-    return PlainBoundary(world.passive[0], world.active)
+def boundary(federation, heard):
+    return PlainBoundary(federation.passive[0], federation.active)
 
 
-def test_undefended_it_carries_the_values_as_they_are(boundary, world, heard):
+def test_undefended_it_carries_the_values_as_they_are(boundary, federation, heard):
     h, g = torch.rand(3, 2, requires_grad=True), torch.rand(3, 2)
     step = Step(5, "train", ROWS, torch.tensor([0, 1, 0]))
-    arrived, returned = boundary.up(h, step), boundary.down(g, step)
+    arrived, returned = boundary.forward(h, step), boundary.backward(g, step)
     assert torch.equal(arrived, h)
     assert torch.equal(returned, g)
     assert not arrived.requires_grad
@@ -34,21 +34,21 @@ def test_undefended_it_carries_the_values_as_they_are(boundary, world, heard):
         (Kind.GRADIENT, "active", "passive_1", 5, "train"),
     ]
     assert all(torch.equal(message.rows, ROWS) for message in heard)
-    assert world.channel.traffic == {
+    assert federation.channel.traffic == {
         Route("train", "passive_1", "active", Kind.EMBEDDING): 24,
         Route("train", "active", "passive_1", Kind.GRADIENT): 24,
     }
 
 
 @pytest.mark.parametrize("point", ["embedding", "gradient"])
-def test_the_sender_defends_what_it_sends(boundary, world, point):
-    for party in world.parties.values():
+def test_the_sender_defends_what_it_sends(boundary, federation, point):
+    for party in federation.parties.values():
         party.defenses = [IsotropicNoise(1.0, at=[point])]
     h, g = torch.rand(3, 2), torch.rand(3, 2)
     step = Step(0, "train", ROWS, torch.tensor([0, 1, 0]))
-    assert torch.equal(boundary.up(h, step), h) == (point != "embedding")
-    assert torch.equal(boundary.down(g, step), g) == (point != "gradient")
+    assert torch.equal(boundary.forward(h, step), h) == (point != "embedding")
+    assert torch.equal(boundary.backward(g, step), g) == (point != "gradient")
 
 
 def test_at_prediction_nobody_has_labels(boundary):
-    assert boundary.up(torch.ones(3, 2), Step(0, "predict", ROWS)).shape == (3, 2)
+    assert boundary.forward(torch.ones(3, 2), Step(0, "predict", ROWS)).shape == (3, 2)

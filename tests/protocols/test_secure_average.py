@@ -14,7 +14,7 @@ from vflsec.core.party import Party
 from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.testing.worlds import toy_world
+from vflsec.testing.federations import toy_federation
 
 UNIT = 2.0**-36
 
@@ -92,12 +92,12 @@ def test_a_method_selects_it_and_trains_as_with_the_plain_one():
     found = []
     for average in ("model-average", "secure-average", "secure-average"):
         method = make(average=average)
-        world = toy_world(data=DataSpec(n_labeled=40, aligned=0.5), rows=120, columns=4)
+        federation = toy_federation(data=DataSpec(n_labeled=40, aligned=0.5), rows=120, columns=4)
         heard = []
-        world.channel.taps.append(heard.append)
-        found.append(method.fit(world).predict("test"))
+        federation.channel.taps.append(heard.append)
+        found.append(method.fit(federation).predict("test"))
         said = {m.kind for m in heard if m.phase == "pretrain"}
-        assert said == method.says("pretrain", {"average": average})
+        assert said == method.messages_in("pretrain", {"average": average})
     plain, secure, again = found
     assert torch.allclose(plain, secure, atol=1e-3)
     assert torch.equal(secure, again)

@@ -7,7 +7,7 @@ import pytest
 from vflsec.core.errors import DataError, UsageError
 from vflsec.data.files import PartyFile
 from vflsec.data.partition import DataSpec, partition
-from vflsec.experiment.world import load_dataset
+from vflsec.experiment.federation import load_dataset
 from vflsec.remote import own
 from vflsec.remote.job import Job
 

@@ -10,8 +10,8 @@ import torch
 from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.defense import Defense
+from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import Kind
-from vflsec.core.sabotage import Sabotage
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Guess, Need
 from vflsec.methods.fedsplitnn import FedSplitNN
@@ -19,9 +19,9 @@ from vflsec.protocols.plain import PlainBoundary
 from vflsec.testing.conformance import (
     AttackConformance,
     DefenseConformance,
+    IntegrityConformance,
     MethodConformance,
     ProtocolConformance,
-    SabotageConformance,
 )
 
 QUICK = {  # options that keep a plug-in cheap
@@ -77,15 +77,15 @@ _over_the_registry(
     DefenseConformance,
     lambda name: lambda self, strength, **o: registry.build("defenses", name, strength, **o),
 )
-SABOTAGE = [n for n in sorted(registry.entries("attacks")) if registry.load("attacks", n).target == "integrity"]
+ON_INTEGRITY = [n for n in sorted(registry.entries("attacks")) if registry.load("attacks", n).target == "integrity"]
 
 
 def attack(name):
     return lambda self: registry.build("attacks", name, **QUICK.get(name, {}))
 
 
-_over_the_registry("attacks", SabotageConformance, attack, SABOTAGE)
-_over_the_registry("attacks", AttackConformance, attack, sorted(registry.entries("attacks").keys() - {*SABOTAGE}))
+_over_the_registry("attacks", IntegrityConformance, attack, ON_INTEGRITY)
+_over_the_registry("attacks", AttackConformance, attack, sorted(registry.entries("attacks").keys() - {*ON_INTEGRITY}))
 _over_the_registry(
     "methods",
     MethodConformance,
@@ -268,10 +268,10 @@ class Unsourced(Guesser):
     reference = ""
 
 
-class Saboteur(Sabotage):
+class Malicious(IntegrityAttack):
     """Sound: sends the half of each embedding, and has no trigger."""
 
-    name = "saboteur"
+    name = "malicious"
     reference = "made for a test"
     verified = "by this test"
 
@@ -279,31 +279,31 @@ class Saboteur(Sabotage):
         return h / 2
 
 
-class Harmless(Saboteur):
+class Harmless(Malicious):
     def on_embedding(self, h, step):
         return h
 
 
-class Hidden(Saboteur):
+class Hidden(Malicious):
     aim = 1
 
 
-class Shortening(Saboteur):
+class Shortening(Malicious):
     def on_gradient(self, g, step):
         return g[:, :-1]
 
 
-class Scribbling(Saboteur):
+class Scribbling(Malicious):
     def on_features(self, x, step):
         return x.mul_(2)
 
 
-class Careless(Saboteur):
+class Careless(Malicious):
     def on_features(self, x, step):
         return x + torch.rand(())
 
 
-class Unsteady(Saboteur):
+class Unsteady(Malicious):
     calls = 0
 
     def on_embedding(self, h, step):
@@ -311,35 +311,35 @@ class Unsteady(Saboteur):
         return h * self.calls
 
 
-class Everywhere(Saboteur):
+class Everywhere(Malicious):
     side = "either"
 
 
 class Overheard(FedSplitNN):
     """Leaves each gradient on the embedding that a transcript keeps."""
 
-    def train(self, phase, world, progress):
+    def train(self, phase, federation, progress):
         def taint(message):
             message.payload["value"].requires_grad_()
 
-        world.channel.taps.append(taint)
-        return super().train(phase, world, progress)
+        federation.channel.taps.append(taint)
+        return super().train(phase, federation, progress)
 
 
 class Forgetful(FedSplitNN):
-    def train(self, phase, world, progress):
-        history = super().train(phase, world, progress)
+    def train(self, phase, federation, progress):
+        history = super().train(phase, federation, progress)
         with torch.no_grad():
-            next(world.active.modules.parameters()).add_(torch.rand(()))
+            next(federation.active.modules.parameters()).add_(torch.rand(()))
         return history
 
 
 class Deaf(FedSplitNN):
-    def train(self, phase, world, progress):
-        for party in world.parties.values():
+    def train(self, phase, federation, progress):
+        for party in federation.parties.values():
             for features in party.features.values():
                 features.nan_to_num_()
-        return super().train(phase, world, progress)
+        return super().train(phase, federation, progress)
 
 
 class Discreet(PlainBoundary):
@@ -348,7 +348,7 @@ class Discreet(PlainBoundary):
 
 class Swallowing(PlainBoundary):
     def down(self, g, step):
-        return super().down(g, step)[:-1]
+        return super().backward(g, step)[:-1]
 
 
 def _suite(plugin):
@@ -357,8 +357,8 @@ def _suite(plugin):
     if issubclass(plugin, FedSplitNN):
         spec = TrainSpec(epochs=1, batch=32), ModelSpec(bottom=(8,))
         return type("Suite", (MethodConformance,), {"make": lambda self: plugin(*spec)})()
-    if issubclass(plugin, Sabotage):
-        return type("Suite", (SabotageConformance,), {"make": lambda self: plugin()})()
+    if issubclass(plugin, IntegrityAttack):
+        return type("Suite", (IntegrityConformance,), {"make": lambda self: plugin()})()
     if issubclass(plugin, Attack):
         return type("Suite", (AttackConformance,), {"make": lambda self: plugin()})()
     return type("Suite", (ProtocolConformance,), {"make": lambda self: plugin})()
@@ -368,7 +368,7 @@ def _checks(suite):
     return [getattr(suite, name) for name in dir(suite) if name.startswith("test_")]
 
 
-@pytest.mark.parametrize("plugin", [Noise, NoisyUpdates, Guesser, Saboteur])
+@pytest.mark.parametrize("plugin", [Noise, NoisyUpdates, Guesser, Malicious])
 def test_a_sound_plugin_passes_every_check(plugin):
     for check in _checks(_suite(plugin)):
         check()
@@ -421,7 +421,7 @@ def test_a_broken_plugin_is_caught(plugin, check):
 
 def test_a_guess_that_follows_the_truth_is_caught():
     suite = _suite(Guesser)
-    labels = suite._scene("planted", 0).trained.world.active.labels  # what no attack could hold
+    labels = suite._scene("planted", 0).trained.federation.active.labels  # what no attack could hold
 
     class Spy(Guesser):
         def run(self, view, *, rng):

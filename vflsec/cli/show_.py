@@ -36,7 +36,7 @@ KINDS = {kind.removesuffix("s"): kind for kind in registry.PACKAGES}
 def command(kind: str, name: str) -> None:
     """Show the card of one attack, defense, method, protocol or dataset."""
     if kind == "dataset" and name.endswith(".toml"):
-        from vflsec.experiment.world import load_dataset
+        from vflsec.experiment.federation import load_dataset
 
         _print(_dataset(load_dataset(name)))
         return
@@ -159,8 +159,8 @@ def _facts(kind: str, found: Any) -> dict[str, Any]:
         return describe_defense(found)
     facts = {"name": found.name, "reference": found.reference}
     if kind == "method":
-        sends = {phase: ", ".join(sorted(kinds)) or "nothing" for phase, kinds in found.sends.items()}
-        shows = {side: ", ".join(sorted(needs)) for side, needs in found.shows.items()}
+        sends = {phase: ", ".join(sorted(kinds)) or "nothing" for phase, kinds in found.messages.items()}
+        shows = {side: ", ".join(sorted(needs)) for side, needs in found.visible_to.items()}
         return {
             **facts,
             "version": found.version,

@@ -27,7 +27,7 @@ class Attack(ABC):
         side: who can mount it, ``passive``, ``active`` or ``either`` of them; ``any`` includes those who hear messages
             and are no party, a server that averages.
         target: what it recovers, ``labels`` | ``features`` | ``attribute`` | ``membership`` | ``parameters``; or
-            ``integrity``, where it recovers nothing and spoils the joint model (``vflsec.core.sabotage``).
+            ``integrity``, where it recovers nothing and spoils the joint model (``vflsec.core.integrity``).
         needs: what the view must hold.
         wants: what the attack also reads where the view holds it.
         baseline: whether it reads nothing but own columns, so that it is part of *alone* and always run.
@@ -93,7 +93,7 @@ class Attack(ABC):
             BadGuess: the guess does not fit the view.
         """
         self.check(view.side, view.has())
-        self.suit(view.n_classes)
+        self.check_task(view.n_classes)
         devices = {x.device for x in view.features.values() if x.is_cuda}
         with torch.random.fork_rng(sorted(devices, key=str)), torch.enable_grad():
             torch.manual_seed(seed)
@@ -119,7 +119,7 @@ class Attack(ABC):
             )
 
     @final
-    def suit(self, n_classes: int | None, head: str | None = None) -> None:
+    def check_task(self, n_classes: int | None, head: str | None = None) -> None:
         """Raise InsufficientView if this attack cannot be mounted on a task of C classes, or below a ``model.head``."""
         name = f"attack {self.name!r}"
         if n_classes is not None and self.classes not in (None, n_classes):

@@ -112,7 +112,7 @@ class Defense(ABC):
         """Whether a phase that runs ``hook`` runs it of this defense, as it is set."""
         return self.strength > 0 and hook in touches(self) and (hook.kind is None or self.acts(hook.kind, phase))
 
-    def suit(self, n_classes: int) -> None:
+    def check_task(self, n_classes: int) -> None:
         """Raise UsageError if this defence cannot serve a task of C classes; asked before training."""
         return
 
@@ -173,7 +173,7 @@ class Defense(ABC):
         """Return name and options of the protocol that this defence puts at the cut layer, or None."""
         return None
 
-    def watching(self, modules: nn.Module, penalties: Sequence[str]) -> AbstractContextManager[Any]:
+    def training_hooks(self, modules: nn.Module, penalties: Sequence[str]) -> AbstractContextManager[Any]:
         """Return a context in which the party that carries this defence trains its own ``modules``.
 
         Args:
@@ -212,7 +212,7 @@ class Defense(ABC):
             rng: a stream of this defence's own, on the models' device; first weights come from torch's, seeded here.
         """
 
-    def expect(self, releases: int | None) -> None:  # noqa: B027  (a hook)
+    def plan_releases(self, releases: int | None) -> None:  # noqa: B027  (a hook)
         """Hear, before anything leaves, how often one row will be released to one party; None where nobody knows.
 
         A defence of updates hears in how many updates a row will take part.
@@ -238,7 +238,7 @@ class Defense(ABC):
 def touches(defense: Defense | type[Defense]) -> frozenset[Hook]:
     """Return the hooks that a defense uses: those that it overrides, of messages only where it has a point."""
     found = set()
-    for hook in (*hooks.HOOKS, hooks.EXPECT):
+    for hook in (*hooks.HOOKS, hooks.PLAN_RELEASES):
         method = getattr(defense, hook.name)
         overridden = getattr(method, "__func__", method) is not getattr(Defense, hook.name)
         if overridden and (hook.kind is None or hook.kind in defense.points):

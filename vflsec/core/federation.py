@@ -18,7 +18,7 @@ from vflsec.core.party import Party
 
 
 @dataclass
-class World:
+class Federation:
     """Everything a method may touch: parties, the wire, the task.
 
     Attributes:
@@ -54,12 +54,12 @@ class World:
             party.begin(*part)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def without_recording(self) -> Iterator[None]:
         """Look at the models without a trace: nothing is said on the wire, and no party's noise moves on."""
         with ExitStack() as stack:
             stack.enter_context(self.channel.muted())
             for party in self.everybody:
-                stack.enter_context(party.aside())
+                stack.enter_context(party.without_recording())
             yield
 
     @contextmanager
@@ -95,10 +95,10 @@ class World:
         return len(self.active.features[split])
 
 
-def save_states(world: World, folder: Path, roles: Collection[str] | None = None) -> None:
+def save_states(federation: Federation, folder: Path, roles: Collection[str] | None = None) -> None:
     """Write each party's models, or those in the given roles, to ``folder/<party>.safetensors``."""
     folder.mkdir(parents=True, exist_ok=True)
-    for party in world.everybody:
+    for party in federation.everybody:
         kept = {role: module for role, module in party.modules.items() if roles is None or role in roles}
         state = {
             f"{role}.{key}": value.detach().cpu().contiguous().clone()
@@ -108,9 +108,9 @@ def save_states(world: World, folder: Path, roles: Collection[str] | None = None
         save_file(state, folder / f"{party.name}.safetensors", metadata={"format": "vflsec", "party": party.name})
 
 
-def load_states(world: World, folder: Path) -> None:
+def load_states(federation: Federation, folder: Path) -> None:
     """Read into each party's models, already built, what ``save_states`` wrote; other roles stay as they are."""
-    for party in world.everybody:
+    for party in federation.everybody:
         stored = load_file(folder / f"{party.name}.safetensors")
         for role, module in party.modules.items():
             own = {key.removeprefix(f"{role}."): value for key, value in stored.items() if key.startswith(f"{role}.")}

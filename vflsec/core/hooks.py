@@ -76,7 +76,7 @@ PROTOCOL = _of_active(
     "prediction",
     changes=Changes.MESSAGES,
 )
-WATCHING = Hook("watching", "", Runs.CARRIER, ("every phase",), Changes.TRAINING)
+TRAINING = Hook("training_hooks", "", Runs.CARRIER, ("every phase",), Changes.TRAINING)
 UPDATE = Hook(
     "on_update",
     "the updates of its party's own models",
@@ -84,10 +84,10 @@ UPDATE = Hook(
     ("every update of split learning",),
     Changes.TRAINING,
 )
-EXPECT = Hook("expect", "", Runs.CARRIER, ("every phase",), Changes.MESSAGES)
+PLAN_RELEASES = Hook("plan_releases", "", Runs.CARRIER, ("every phase",), Changes.MESSAGES)
 
-HOOKS = (EMBEDDING, GRADIENT, PARAMETERS, LABELS, PREDICTIONS, BATCH, RECEIVED, PENALTY, PROTOCOL, WATCHING, UPDATE)
-"""All hooks that change something. ``EXPECT`` changes nothing by itself: it tells a defense what all phases release."""
+HOOKS = (EMBEDDING, GRADIENT, PARAMETERS, LABELS, PREDICTIONS, BATCH, RECEIVED, PENALTY, PROTOCOL, TRAINING, UPDATE)
+"""All hooks that change something. ``PLAN_RELEASES`` changes nothing by itself: it says how often rows are sent."""
 
 OF_KIND = {hook.kind: hook for hook in HOOKS if hook.kind}
 """The hook that each kind of message runs; ciphertexts and control messages run none."""

@@ -97,7 +97,7 @@ class Party:
         self._rng = self._noise(*part)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def without_recording(self) -> Iterator[None]:
         """Draw noise from a stream of its own for a while, and then go on as if nothing had been."""
         before, self._rng = self._rng, self._noise("aside")
         try:
@@ -111,7 +111,7 @@ class Party:
         Raises:
             UsageError: a defence cannot serve them.
         """
-        return self.defenses.watching(self.modules, self.penalties)
+        return self.defenses.training_hooks(self.modules, self.penalties)
 
     def defend_update(self, rows: int) -> None:
         """Let its defences change the gradients of its own models, those of a mean over ``rows`` rows."""

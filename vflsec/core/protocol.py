@@ -45,12 +45,12 @@ class Boundary(Protocol):
         self.active = active
 
     @abstractmethod
-    def up(self, h: Tensor, step: Step) -> Tensor:
+    def forward(self, h: Tensor, step: Step) -> Tensor:
         """Carry the passive party's embedding (B, d) up; return what the active party computes with (B, d')."""
 
     @abstractmethod
-    def down(self, g: Tensor, step: Step) -> Tensor:
-        """Carry the loss gradient w.r.t. what ``up`` returned (B, d') down; return the one w.r.t. h (B, d)."""
+    def backward(self, g: Tensor, step: Step) -> Tensor:
+        """Carry the loss gradient w.r.t. what ``forward`` returned (B, d') down; return the one w.r.t. h (B, d)."""
 
     def seconds(self, batches: int) -> float:
         """Return about how many CPU seconds cryptography takes for ``batches`` batches, as measured now; 0 for none."""
@@ -102,7 +102,7 @@ class Averaging(Protocol):
 
 
 class LinearBoundary(Boundary):
-    """A boundary that computes the passive party's part of a linear head: ``up`` returns z = h W, (B, C).
+    """A boundary that computes the passive party's part of a linear head: ``forward`` returns z = h W, (B, C).
 
     W is learned inside the protocol, so that the top model is left with the active party's part alone.
     """
@@ -131,4 +131,4 @@ class LinearBoundary(Boundary):
 
     @abstractmethod
     def learn(self, g: Tensor, step: Step) -> None:
-        """Have W learn as ``down`` does, and tell the passive party nothing: its embedding is not to change."""
+        """Have W learn as ``backward`` does, and tell the passive party nothing: its embedding is not to change."""

@@ -55,7 +55,9 @@ class DefenseStack(tuple[Defense, ...]):
             )
         return value
 
-    def taught(self, y: Tensor, features: Tensor, *, n_classes: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def training_targets(
+        self, y: Tensor, features: Tensor, *, n_classes: int, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         """Return the class numbers (N,) that the active party goes by, and what it trains on: these, or probabilities.
 
         Class numbers are changed first, then softened, then coded (where ``on_predictions`` undoes what was done), in
@@ -75,7 +77,7 @@ class DefenseStack(tuple[Defense, ...]):
             labels = labels if defense.softens else targets
         return labels, targets
 
-    def decoded(self, logits: Tensor) -> Tensor:
+    def decode_logits(self, logits: Tensor) -> Tensor:
         """Return the logits (B, C) that the active party uses: what was done to labels last is undone first."""
         for defense in reversed(self.using(hooks.PREDICTIONS)):
             logits = defense.on_predictions(logits)
@@ -106,15 +108,15 @@ class DefenseStack(tuple[Defense, ...]):
         return [found for defense in self.using(hooks.PROTOCOL) if (found := defense.protocol())]
 
     @contextmanager
-    def watching(self, modules: nn.Module, penalties: Sequence[str]) -> Iterator[None]:
+    def training_hooks(self, modules: nn.Module, penalties: Sequence[str]) -> Iterator[None]:
         """Let the defenses watch their party's ``modules`` while they are trained.
 
         Raises:
             UsageError: a defense cannot serve them.
         """
         with ExitStack() as contexts:
-            for defense in self.using(hooks.WATCHING):
-                contexts.enter_context(defense.watching(modules, penalties))
+            for defense in self.using(hooks.TRAINING):
+                contexts.enter_context(defense.training_hooks(modules, penalties))
             yield
 
     def update(self, modules: nn.Module, rows: int, rng: torch.Generator) -> None:

@@ -1,4 +1,4 @@
-"""Truth and knowledge travel apart: the adversary's View, the scorer's Secret, the attack's Guess."""
+"""Truth and knowledge travel apart: the adversary's View, the scorer's GroundTruth, the attack's Guess."""
 
 from __future__ import annotations
 
@@ -150,14 +150,14 @@ class View:
 
 
 @dataclass(frozen=True)
-class Secret:
+class GroundTruth:
     """The true answers by split, as in ``View.aux_labels``; made by the runner, read by the scorer, shown to nobody."""
 
     labels: Mapping[str, Tensor] = field(repr=False)
 
-    def shuffled(self, rng: torch.Generator) -> Secret:
-        """Return a secret with the labels of each split permuted: every attack must be at chance against it."""
-        return Secret({s: y[torch.randperm(len(y), generator=rng)] for s, y in self.labels.items()})
+    def shuffled(self, rng: torch.Generator) -> GroundTruth:
+        """Return a ground truth with the labels of each split permuted: every attack must be at chance against it."""
+        return GroundTruth({s: y[torch.randperm(len(y), generator=rng)] for s, y in self.labels.items()})
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ CATALOGUE: dict[str, str] = {
     "multiple-features": "vflsec.data.multiple_features:load",
     "digits": "vflsec.data.digits:load",
     "fashion-mnist": "vflsec.data.fashion_mnist:load",
-    "toy": "vflsec.testing.worlds:toy",
+    "toy": "vflsec.testing.federations:toy",
 }
 
 __all__ = ["CATALOGUE"]

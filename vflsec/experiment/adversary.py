@@ -12,13 +12,13 @@ from torch import Tensor
 from vflsec.core.attack import Attack
 from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, SOURCE, Message
 from vflsec.core.method import Method, Trained
 from vflsec.core.metrics import METRICS
 from vflsec.core.party import Party
 from vflsec.core.seeds import derive
-from vflsec.core.view import Secret, View
+from vflsec.core.view import GroundTruth, View
 from vflsec.experiment.spec import AuxSpec
 from vflsec.nn.bottoms import untrained
 from vflsec.nn.side_by_side import SideBySide
@@ -26,7 +26,7 @@ from vflsec.nn.side_by_side import SideBySide
 SPLITS = ("train", "test")
 
 
-def adversary(world: World, name: str) -> tuple[Party, ...]:
+def adversary(federation: Federation, name: str) -> tuple[Party, ...]:
     """Return the attacking party, or the colluding parties of ``passive_1+passive_2``.
 
     Raises:
@@ -34,9 +34,9 @@ def adversary(world: World, name: str) -> tuple[Party, ...]:
     """
     names = name.split("+")
     for one in names:
-        if one not in world.parties:
-            raise UsageError(unknown("adversary", one, world.parties))
-    parties = tuple(world.parties[one] for one in names)
+        if one not in federation.parties:
+            raise UsageError(unknown("adversary", one, federation.parties))
+    parties = tuple(federation.parties[one] for one in names)
     if len(set(names)) < len(names):
         raise UsageError(f"expected different colluding parties, got {name}: name each once")
     if len(parties) > 1 and any(party.active for party in parties):
@@ -44,7 +44,7 @@ def adversary(world: World, name: str) -> tuple[Party, ...]:
     return parties
 
 
-def side_of(method: Method, world: World, name: str) -> str:
+def side_of(method: Method, federation: Federation, name: str) -> str:
     """Return on which side an adversary is: ``active``, as a source is too, ``passive``, or ``server``.
 
     Raises:
@@ -53,16 +53,16 @@ def side_of(method: Method, world: World, name: str) -> str:
     if name in method.observers():
         return "active" if name == SOURCE else name
     if name == SERVER:
-        way = f"set method.{method.name}.pma=true" if SERVER in method.shows else "fedlocal-* with pma=true"
+        way = f"set method.{method.name}.pma=true" if SERVER in method.visible_to else "fedlocal-* with pma=true"
         raise UsageError(f"{method.name} has no server: use fedhssl-*, or {way}")
     if name == SOURCE:
         raise UsageError(f"expected an adversary that takes part in {method.name}, got {name}: it has none")
-    return "active" if adversary(world, name)[0].active else "passive"
+    return "active" if adversary(federation, name)[0].active else "passive"
 
 
-def secret_of(world: World) -> Secret:
+def ground_truth_of(federation: Federation) -> GroundTruth:
     """Return the truth, for the scorer."""
-    return Secret({split: world.active.labels[split].cpu() for split in SPLITS})
+    return GroundTruth({split: federation.active.labels[split].cpu() for split in SPLITS})
 
 
 def view_of(
@@ -76,25 +76,25 @@ def view_of(
 
     Colluding parties put their columns and their bottom models side by side, and have in common the aligned rows alone.
     """
-    world, first = trained.world, parties[0]
+    federation, first = trained.federation, parties[0]
     models = [trained.method.representation(party).eval() for party in parties]
     together = SideBySide(models, [party.n_features for party in parties]) if len(parties) > 1 else models[0]
     rows = ["unlabeled"] if len(parties) > 1 else ["unlabeled", "local"]
     return View(
         party="+".join(party.name for party in parties),
         side="active" if first.active else "passive",
-        n_classes=world.n_classes,
+        n_classes=federation.n_classes,
         features={split: _columns(parties, split) for split in splits},
         model=together.eval(),
-        aux_rows=aux_rows.to(world.device),
-        aux_labels=world.active.labels["train"][aux_rows.to(world.device)],
+        aux_rows=aux_rows.to(federation.device),
+        aux_labels=federation.active.labels["train"][aux_rows.to(federation.device)],
         messages=messages,
         labels={"train": first.labels["train"]} if first.active else {},
-        top=world.active.modules["top"].eval() if first.active and "top" in world.active.modules else None,
+        top=federation.active.modules["top"].eval() if first.active and "top" in federation.active.modules else None,
         unlabeled=torch.cat([_columns(parties, split) for split in rows]),
-        places=world.places,
-        models=trained.method.assembled(world, [party.name for party in parties], messages),
-        parties=tuple(world.parties),
+        places=federation.places,
+        models=trained.method.assembled(federation, [party.name for party in parties], messages),
+        parties=tuple(federation.parties),
     )
 
 
@@ -103,37 +103,39 @@ def view_of_source(trained: Trained, parties: Sequence[Party], aux_rows: Tensor,
 
     They are the view's ``train`` rows, and there are no others. The source itself may be the adversary.
     """
-    world = trained.world
-    assert world.source is not None
-    labels = world.source.labels["source"]
+    federation = trained.federation
+    assert federation.source is not None
+    labels = federation.source.labels["source"]
     models = [trained.method.representation(party).eval() for party in parties]
     several = len(parties) > 1
     return View(
         party="+".join(party.name for party in parties),
         side="active" if parties[0].active else "passive",
-        n_classes=world.n_classes,
+        n_classes=federation.n_classes,
         features={"train": _columns(parties, "source")},
         model=SideBySide(models, [party.n_features for party in parties]).eval() if several else models[0],
-        aux_rows=aux_rows.to(world.device),
-        aux_labels=labels[aux_rows.to(world.device)],
+        aux_rows=aux_rows.to(federation.device),
+        aux_labels=labels[aux_rows.to(federation.device)],
         messages=messages,
         labels={"train": labels} if parties[0].active else {},
-        places={"source": torch.arange(len(labels), device=world.device)},
-        parties=(SOURCE, *(party.name for party in world.passive)),
+        places={"source": torch.arange(len(labels), device=federation.device)},
+        parties=(SOURCE, *(party.name for party in federation.passive)),
     )
 
 
-def view_before(world: World, party: Party, aux: AuxSpec) -> View:
+def view_before(federation: Federation, party: Party, aux: AuxSpec) -> View:
     """Return what a passive party has before training: its columns, and the labels of its auxiliary samples."""
-    rows = draw_auxiliary(world.active.labels["train"], world.n_classes, aux, world.seed).to(world.device)
+    rows = draw_auxiliary(federation.active.labels["train"], federation.n_classes, aux, federation.seed).to(
+        federation.device
+    )
     return View(
         party=party.name,
         side="active" if party.active else "passive",
-        n_classes=world.n_classes,
+        n_classes=federation.n_classes,
         features={split: party.features[split] for split in SPLITS},
         model=None,
         aux_rows=rows,
-        aux_labels=world.active.labels["train"][rows],
+        aux_labels=federation.active.labels["train"][rows],
     )
 
 

@@ -81,15 +81,15 @@ def sampled(
         permutations: how many; each costs J + 1 predictions of n rows.
     """
     positive(permutations=permutations)
-    training, world = _training(trained), trained.world
+    training, federation = _training(trained), trained.federation
     inputs = {name: x[rows] for name, x in _inputs(training, split).items()}
     others = _inputs(training, background)
     places = [(name, k) for name, x in inputs.items() for k in range(x.shape[1])]
-    rng = generator(world.seed, "attribution")
-    world.begin("predict", "attribution")
-    phi, number = torch.zeros(len(rows), len(places), device=world.device), 0
+    rng = generator(federation.seed, "attribution")
+    federation.begin("predict", "attribution")
+    phi, number = torch.zeros(len(rows), len(places), device=federation.device), 0
     for _ in range(permutations):
-        drawn = torch.randint(world.n_rows(background), (len(rows),), generator=rng).to(world.device)
+        drawn = torch.randint(federation.n_rows(background), (len(rows),), generator=rng).to(federation.device)
         mixed = {name: x[drawn] for name, x in others.items()}
         before = _log_odds(training, mixed, Step(number, "predict", rows, split=split))
         for j in torch.randperm(len(places), generator=rng).tolist():
@@ -104,11 +104,11 @@ def sampled(
 
 
 def _training(trained: Trained) -> SplitTraining:
-    method, world = trained.method, trained.world
-    if not isinstance(method, SplitMethod) or world.n_classes != 2:
-        got = f"{method.name} and {world.n_classes} classes"
+    method, federation = trained.method, trained.federation
+    if not isinstance(method, SplitMethod) or federation.n_classes != 2:
+        got = f"{method.name} and {federation.n_classes} classes"
         raise UsageError(f"expected a method of split learning and two classes to attribute predictions, got {got}")
-    training = method.split(world)
+    training = method.split(federation)
     for module in (*training.bottoms.values(), training.top):
         module.eval()
     return training
@@ -117,21 +117,23 @@ def _training(trained: Trained) -> SplitTraining:
 @torch.no_grad()
 def _inputs(training: SplitTraining, split: str) -> dict[str, Tensor]:
     """Return what each party has of the rows of ``split`` before anything leaves it, the active party first."""
-    parties = training.world.parties.items()
+    parties = training.federation.parties.items()
     return {name: training.bottoms[name](party.features[split]) for name, party in parties}
 
 
 @torch.no_grad()
 def _log_odds(training: SplitTraining, inputs: Mapping[str, Tensor], step: Step) -> Tensor:
     """Ask the model (n,)."""
-    arrived = [boundary.up(inputs[name], step) for name, boundary in training.boundaries.items()]
-    logits: Tensor = training.top([inputs[training.world.active.name], *arrived])
+    arrived = [boundary.forward(inputs[name], step) for name, boundary in training.boundaries.items()]
+    logits: Tensor = training.top([inputs[training.federation.active.name], *arrived])
     return logits[:, 1] - logits[:, 0]
 
 
 def _names(training: SplitTraining) -> tuple[str, ...]:
-    several = len(training.world.passive) > 1
-    return tuple(name for party in training.world.parties.values() for name in _own_names(training, party, several))
+    several = len(training.federation.passive) > 1
+    return tuple(
+        name for party in training.federation.parties.values() for name in _own_names(training, party, several)
+    )
 
 
 def _own_names(training: SplitTraining, party: Party, several: bool) -> Iterator[str]:

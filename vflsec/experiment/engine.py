@@ -18,13 +18,14 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from vflsec.core import registry
 from vflsec.core.errors import InsufficientView, UsageError
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
+from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import SERVER, SOURCE, Kind
 from vflsec.core.method import Method, Trained
-from vflsec.core.sabotage import Sabotage
 from vflsec.experiment import runner
 from vflsec.experiment.adversary import side_of
 from vflsec.experiment.facts import StageDone
+from vflsec.experiment.federation import build_defense, build_federation, build_method, malicious_attacks
 from vflsec.experiment.mounting import expect_phase, mount
 from vflsec.experiment.plan import (
     Prior,
@@ -41,7 +42,6 @@ from vflsec.experiment.questions import about_source, ask
 from vflsec.experiment.runner import Task
 from vflsec.experiment.spec import AttackSpec, DefenseSpec, EvalSpec
 from vflsec.experiment.store import Store
-from vflsec.experiment.world import build_defense, build_method, build_world, recruit
 from vflsec.records.schema import Record
 
 Item = TypeVar("Item", Row, Prior)
@@ -115,10 +115,10 @@ def check(spec: EvalSpec) -> None:
     attacks = [(build_attack(attack), attack.after) for attack in spec.attacks]
     for attack, _ in attacks:
         without_federation(attack)
-    for method, world in _built(spec):
-        if method.shows or spec.adversary not in (SERVER, SOURCE):
-            side_of(method, world, spec.adversary)
-        if not method.shows:
+    for method, federation in _built(spec):
+        if method.visible_to or spec.adversary not in (SERVER, SOURCE):
+            side_of(method, federation, spec.adversary)
+        if not method.visible_to:
             continue
         asked = {about_source(a, after, method, spec.adversary) for a, after in attacks if a.target == "labels"}
         if len(asked) > 1:
@@ -127,11 +127,11 @@ def check(spec: EvalSpec) -> None:
                 f"evaluate those on gradients after a phase of {method.name} apart"
             )
         for attack, after in attacks:
-            mount(attack, after, spec.adversary, spec.aux, method, world, spec.method.get(method.name, {}))
-            if not isinstance(attack, Sabotage):
-                ask(attack, Trained(method, world, {}), spec.adversary, spec.aux, after=after)
+            mount(attack, after, spec.adversary, spec.aux, method, federation, spec.method.get(method.name, {}))
+            if not isinstance(attack, IntegrityAttack):
+                ask(attack, Trained(method, federation, {}), spec.adversary, spec.aux, after=after)
         for wanted in (attack for attack in spec.attacks if target_of(attack) == "integrity"):
-            recruit(world, spec.adversary, wanted, spec.aux)
+            malicious_attacks(federation, spec.adversary, wanted, spec.aux)
 
 
 def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
@@ -142,7 +142,7 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     """
     if ALL not in {attack.name for attack in spec.attacks}:
         return spec, {}
-    built = [pair for pair in _built(spec) if pair[0].shows]
+    built = [pair for pair in _built(spec) if pair[0].visible_to]
     named = [attack for attack in spec.attacks if attack.name != ALL]
     baselines = [name for name in registry.entries("attacks") if registry.load("attacks", name).baseline]
     chosen, left_out = list(named), dict.fromkeys(baselines, "is always run, as part of *alone*")
@@ -159,13 +159,13 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
             continue
         attack = build_attack(wanted)
         try:
-            for method, world in built:
+            for method, federation in built:
                 options = spec.method.get(method.name, {})
-                mount(attack, after, spec.adversary, spec.aux, method, world, options)
+                mount(attack, after, spec.adversary, spec.aux, method, federation, options)
         except InsufficientView as error:
             left_out[name] = str(error)
             continue
-        elsewhere = [method for method, _ in built if after in method.elsewhere]
+        elsewhere = [method for method, _ in built if after in method.source_phases]
         if attack.target == "labels" and not all(about_source(attack, after, m, spec.adversary) for m in elsewhere):
             left_out[name] = "is on the labels of the active party, where others are on those of the source: name it"
             continue
@@ -198,23 +198,23 @@ def check_training(spec: EvalSpec) -> None:
 
 def cryptography(spec: EvalSpec) -> dict[str, float]:
     """Return by method about how many CPU seconds of one training are cryptography's on this machine, measured now."""
-    return {method.name: seconds for method, world in _built(spec) if (seconds := method.cryptography(world))}
+    return {method.name: seconds for method, federation in _built(spec) if (seconds := method.cryptography(federation))}
 
 
 def exposures(spec: EvalSpec) -> list[tuple[str, float]]:
     """Return a line on each passive party's features behind an encrypted layer, and how much its scores will tell."""
     if not any(build_defense(defense).protocol() for defense in (*spec.defenses, *spec.fixed)):
         return []
-    return list(dict.fromkeys(found for method, world in _built(spec) for found in method.exposures(world)))
+    return list(dict.fromkeys(found for method, federation in _built(spec) for found in method.exposures(federation)))
 
 
-def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
-    """Yield each checked method with its world for seed 0, built and not trained; one for each swept defence."""
+def _built(spec: EvalSpec) -> Iterator[tuple[Method, Federation]]:
+    """Yield each checked method with its federation for seed 0, built and not trained; one for each swept defence."""
     for defense in spec.defenses:
         for strength in (0.0, *spec.strengths_of(defense)):
             build_defense(msgspec.structs.replace(defense, strength=strength))
     classes = [registry.load("methods", name) for name in spec.methods]
-    _check_heard(spec, [method for method in classes if method.shows])
+    _check_heard(spec, [method for method in classes if method.visible_to])
     for name in spec.methods:
         cell = training_cell(spec, name, seed=0)
         for swept in spec.defenses or [None]:
@@ -222,28 +222,28 @@ def _built(spec: EvalSpec) -> Iterator[tuple[Method, World]]:
             at = [msgspec.structs.replace(swept, strength=s) for s in strengths] if swept else []
             strongest = at[-1:]  # what cannot be had at all is refused there
             method = build_method(cell)
-            world = build_world(msgspec.structs.replace(cell, defenses=(*cell.defenses, *strongest)), "cpu")
-            for carried in world.active.defenses:
-                carried.suit(world.n_classes)
-            method.build(world)
-            method.check(world)
-            for defense in (*at, *spec.fixed) if method.shows else ():  # others are trained without defences
-                _check_serves(defense, method, world)
-            if swept and method.shows and not acts_in(swept, type(method), cell.method_options, method.phases):
+            federation = build_federation(msgspec.structs.replace(cell, defenses=(*cell.defenses, *strongest)), "cpu")
+            for carried in federation.active.defenses:
+                carried.check_task(federation.n_classes)
+            method.build(federation)
+            method.check(federation)
+            for defense in (*at, *spec.fixed) if method.visible_to else ():  # others are trained without defences
+                _check_serves(defense, method, federation)
+            if swept and method.visible_to and not acts_in(swept, type(method), cell.method_options, method.phases):
                 raise UsageError(
                     f"defense {swept.label} changes nothing that {method.name} says or learns, and its curve would be "
                     f"flat: choose another --at or by=, or fix the defense with --with"
                 )
-            yield method, world
+            yield method, federation
 
 
-def _check_serves(spec: DefenseSpec, method: Method, world: World) -> None:
+def _check_serves(spec: DefenseSpec, method: Method, federation: Federation) -> None:
     """Raise UsageError if a defence cannot serve ``method``, or its epsilon is out of reach."""
     defense = build_defense(spec)
-    defense.expect(method.releases(defense, world))
-    for party in world.parties.values():
+    defense.plan_releases(method.releases(defense, federation))
+    for party in federation.parties.values():
         if spec.carried_by(party.name):
-            with defense.watching(party.modules, party.penalties):
+            with defense.training_hooks(party.modules, party.penalties):
                 pass
 
 
@@ -255,7 +255,7 @@ def _check_heard(spec: EvalSpec, methods: Sequence[type[Method]]) -> None:
     names = ", ".join(m.name for m in methods) or "no method"
 
     def said(method: type[Method], phase: str) -> frozenset[Kind]:
-        return method.says(phase, spec.method.get(method.name, {}))
+        return method.messages_in(phase, spec.method.get(method.name, {}))
 
     for defense in (*spec.defenses, *spec.fixed):
         made = build_defense(msgspec.structs.replace(defense, strength=defense.strength or 1.0))

@@ -9,10 +9,10 @@ from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of
 from vflsec.core.errors import InsufficientView, UsageError
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
+from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import SOURCE, Kind
 from vflsec.core.method import Method
-from vflsec.core.sabotage import Sabotage
 from vflsec.core.view import Need
 from vflsec.experiment.adversary import side_of
 from vflsec.experiment.plan import build_attack, target_of
@@ -32,16 +32,16 @@ def mount(
     party: str,
     aux: AuxSpec,
     method: Method,
-    world: World,
+    federation: Federation,
     options: Mapping[str, Any],
 ) -> None:
     """Raise InsufficientView if the adversary ``party`` cannot mount ``attack`` on ``method`` with its ``options``."""
     if after is not None:
         expect_phase(attack.name, after, method)
-    side = side_of(method, world, party)
+    side = side_of(method, federation, party)
     of_source = about_source(attack, after, method, party)
     if party == SOURCE and not of_source:
-        phases = ", ".join(f"@{phase}" for phase in method.elsewhere)
+        phases = ", ".join(f"@{phase}" for phase in method.source_phases)
         raise InsufficientView(f"attack {attack.name!r} cannot be mounted by {SOURCE} but at {phases}, on columns")
     shown = _shown(method, side, after, options, of_source=of_source)
     shown -= frozenset() if aux.n else {Need.AUX_LABELS}
@@ -49,14 +49,14 @@ def mount(
         shown |= {Need.PREDICTIONS} if after is None else set()
         shown |= {Need.VICTIM_MODEL} if aux.victim_model else set()
     attack.check(side, shown)
-    if side == "passive" and Need.EMBEDDINGS in attack.needs and attack.victim not in (None, world.active.name):
+    if side == "passive" and Need.EMBEDDINGS in attack.needs and attack.victim not in (None, federation.active.name):
         raise InsufficientView(
             f"attack {attack.name!r} needs {Need.EMBEDDINGS} of {attack.victim}; {party} receives those of "
-            f"{world.active.name} alone"
+            f"{federation.active.name} alone"
         )
-    if after and isinstance(attack, Sabotage):
+    if after and isinstance(attack, IntegrityAttack):
         raise UsageError(f"expected {attack.name} without a phase, got @{after}: it acts in training itself")
-    attack.suit(world.n_classes if attack.target == "labels" else None, method.model_spec.head)
+    attack.check_task(federation.n_classes if attack.target == "labels" else None, method.model_spec.head)
 
 
 def expect_phase(attack: str, after: str, method: Method) -> None:
@@ -68,7 +68,9 @@ def expect_phase(attack: str, after: str, method: Method) -> None:
     one_of(method.phases[:-1], **{f"phase of {method.name} after which to attack": after})
 
 
-def mountable(party: str, aux: AuxSpec, method: Method, world: World, options: Mapping[str, Any]) -> list[str]:
+def mountable(
+    party: str, aux: AuxSpec, method: Method, federation: Federation, options: Mapping[str, Any]
+) -> list[str]:
     """Return the registered attacks that recover something and that the adversary ``party`` can mount on ``method``."""
     found = []
     for name in sorted(registry.entries("attacks")):
@@ -76,7 +78,7 @@ def mountable(party: str, aux: AuxSpec, method: Method, world: World, options: M
         if registry.load("attacks", name).baseline or target_of(wanted) == "integrity":
             continue
         try:
-            mount(build_attack(wanted), None, party, aux, method, world, options)
+            mount(build_attack(wanted), None, party, aux, method, federation, options)
         except InsufficientView:
             continue
         found.append(name)
@@ -93,6 +95,6 @@ def _shown(
     until = method.phases
     if after is not None:
         until = method.phases[: method.phases.index(after) + 1]
-    heard = [phase for phase in until if (phase in method.elsewhere) == of_source]
-    said = frozenset[Kind]().union(*(method.says(phase, options) for phase in heard))
-    return frozenset(need for need in method.shows[side] if KINDS.get(need) in {None, *said})
+    heard = [phase for phase in until if (phase in method.source_phases) == of_source]
+    said = frozenset[Kind]().union(*(method.messages_in(phase, options) for phase in heard))
+    return frozenset(need for need in method.visible_to[side] if KINDS.get(need) in {None, *said})

@@ -75,8 +75,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         until = method.phases[: method.phases.index(phase) + 1]
         acting = [d for d in self.defenses if acts_in(d, method, self.method_options, until)]
         unlabeled = not any(hooks.LABELS in method.runs(p, self.method_options) for p in until)
-        apart = unlabeled or set(until) <= method.elsewhere  # no setting of the last phase tells how these phases learn
-        options = {key: value for key, value in self.method_options.items() if key not in method.late}
+        apart = (
+            unlabeled or set(until) <= method.source_phases
+        )  # no setting of the last phase tells how these phases learn
+        options = {key: value for key, value in self.method_options.items() if key not in method.last_phase_options}
         settings = msgspec.structs.replace(self, defenses=tuple(acting), method_options=options)._settings()
         del settings["train"]["target"]
         for name in ("aggregation", "head_hidden"):
@@ -85,7 +87,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         if unlabeled:  # what labels there are, and how they are learned from, is of later phases
             del settings["data"]["n_labeled"], settings["data"]["validation"], settings["malicious"]
             settings.pop("told", None)
-        if apart and not any(hooks.EXPECT in touches(registry.load("defenses", d.name)) for d in acting):
+        if apart and not any(hooks.PLAN_RELEASES in touches(registry.load("defenses", d.name)) for d in acting):
             settings["train"] = settings["train"]["pretrain"]  # else noise may depend on releases of the last phase
         return digest(["stage", phase, settings])
 
@@ -222,7 +224,7 @@ def is_baseline(attack: str) -> bool:
 
 def attacked(method: str) -> bool:
     """Whether a method has an adversary at all: one party alone, or pooled columns, have none."""
-    return bool(registry.load("methods", method).shows)
+    return bool(registry.load("methods", method).visible_to)
 
 
 def build_attack(spec: AttackSpec) -> Attack:
@@ -281,7 +283,11 @@ def _pretrained_alone(spec: EvalSpec, method: str, seed: int) -> Cell | None:
         return None
     prior = registry.load("methods", name)
     known = inspect.signature(prior).parameters
-    options = {k: v for k, v in spec.method.get(method, {}).items() if k in known and k not in prior.joint | prior.late}
+    options = {
+        k: v
+        for k, v in spec.method.get(method, {}).items()
+        if k in known and k not in prior.joint | prior.last_phase_options
+    }
     return msgspec.structs.replace(
         training_cell(spec, method, seed), method=name, method_options=options, defenses=(), malicious=None
     )

@@ -31,13 +31,13 @@ def spent(trained: Trained, releases: Sequence[ReleaseCount], adversary: str) ->
         its epsilon.
     """
     method = trained.method
-    method.prepare(trained.world)
+    method.prepare(trained.federation)
     adversaries = adversary.split("+")
     most: dict[str, dict[str, Any]] = {}
-    for party in trained.world.everybody:
+    for party in trained.federation.everybody:
         for defense in party.defenses if party.name not in adversaries else ():
             if hooks.UPDATE in touches(defense):
-                found = _spent_on_models(defense, method.updates(trained.world))
+                found = _spent_on_models(defense, method.updates(trained.federation))
             else:
                 found = _spent(defense, party, [r for r in releases if r.receiver in adversaries])
             if found and found["epsilon"] >= most.get(repr(defense), found)["epsilon"]:
@@ -48,7 +48,7 @@ def spent(trained: Trained, releases: Sequence[ReleaseCount], adversary: str) ->
 def spent_at_most(trained: Trained, releases: Sequence[ReleaseCount]) -> list[dict[str, Any]]:
     """Return what ``spent`` does of the party that each defence has told most, which stands in ``adversary``."""
     most: dict[str, dict[str, Any]] = {}
-    for name in trained.world.parties:
+    for name in trained.federation.parties:
         for found in spent(trained, releases, name):
             if found["epsilon"] > most.get(found["defense"], {"epsilon": -1.0})["epsilon"]:
                 most[found["defense"]] = {**found, "adversary": name}

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from vflsec.core.attack import Attack, Target
 from vflsec.core.checks import unknown
 from vflsec.core.errors import InsufficientView, UsageError
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.layout import Column
 from vflsec.core.message import SERVER, SOURCE, Message
 from vflsec.core.method import Method, Trained
 from vflsec.core.metrics import MEMBERSHIP, VALUES, applicable
 from vflsec.core.party import Party
 from vflsec.core.seeds import generator
-from vflsec.core.view import Need, Secret, View
-from vflsec.experiment.adversary import SPLITS, adversary, draw_auxiliary, secret_of, view_of, view_of_source
+from vflsec.core.view import GroundTruth, Need, View
+from vflsec.experiment.adversary import SPLITS, adversary, draw_auxiliary, ground_truth_of, view_of, view_of_source
 from vflsec.experiment.spec import AuxSpec
 
 
@@ -29,12 +29,12 @@ class Question(NamedTuple):
 
     Attributes:
         view: what it has.
-        secret: the answer, for the scorer.
+        truth: the answer, for the scorer.
         metrics: of its guess; the first is the headline.
     """
 
     view: View
-    secret: Secret
+    truth: GroundTruth
     metrics: Sequence[str]
 
 
@@ -61,13 +61,15 @@ def ask(
     """
     if attack.target not in ASK:
         raise UsageError(f"attack {attack.name!r} is on {attack.target}, in training: measure it with vflsec eval")
-    world, of_source = trained.world, about_source(attack, after, trained.method, name)
+    federation, of_source = trained.federation, about_source(attack, after, trained.method, name)
     if name == SOURCE and not of_source:
         raise InsufficientView(f"attack {attack.name!r} cannot be mounted by {name} but in pre-training")
     if name == SERVER and SERVER in trained.method.observers():
         parties: tuple[Party, ...] = ()
     else:
-        parties = (world.source,) if of_source and name == SOURCE and world.source else adversary(world, name)
+        parties = (
+            (federation.source,) if of_source and name == SOURCE and federation.source else adversary(federation, name)
+        )
     if not parties and attack.target != "parameters":
         raise InsufficientView(f"attack {attack.name!r} is on {attack.target}, for parties; {name} has no columns")
     question = (OF_SOURCE if of_source else ASK)[attack.target](attack, trained, parties, aux, messages)
@@ -84,27 +86,27 @@ def _labels(
     aux: AuxSpec,
     messages: tuple[Message, ...],
 ) -> Question:
-    world = trained.world
-    rows = draw_auxiliary(world.active.labels["train"], world.n_classes, aux, world.seed)
-    return Question(view_of(trained, parties, rows, messages), secret_of(world), _class_metrics(world))
+    federation = trained.federation
+    rows = draw_auxiliary(federation.active.labels["train"], federation.n_classes, aux, federation.seed)
+    return Question(view_of(trained, parties, rows, messages), ground_truth_of(federation), _class_metrics(federation))
 
 
 def _features(
     attack: Attack, trained: Trained, parties: Sequence[Party], aux: AuxSpec, messages: tuple[Message, ...]
 ) -> Question:
-    world, victim = trained.world, victim_of(attack, trained.world, parties)
+    federation, victim = trained.federation, victim_of(attack, trained.federation, parties)
     truth = {split: victim.features[split] for split in _splits(parties, messages)}
-    rows = _some(len(truth["train"]), aux, world.seed)
+    rows = _some(len(truth["train"]), aux, federation.seed)
     return _columns_asked(truth, victim, view_of(trained, parties, rows, messages, tuple(truth)), trained, aux)
 
 
 def _attribute(
     attack: Attack, trained: Trained, parties: Sequence[Party], aux: AuxSpec, messages: tuple[Message, ...]
 ) -> Question:
-    world, victim = trained.world, victim_of(attack, trained.world, parties)
+    federation, victim = trained.federation, victim_of(attack, trained.federation, parties)
     column = column_of(attack, victim)
     truth = _categories({split: victim.features[split] for split in _splits(parties, messages)}, column)
-    rows = _some(len(truth["train"]), aux, world.seed)
+    rows = _some(len(truth["train"]), aux, federation.seed)
     return _attribute_asked(truth, victim, view_of(trained, parties, rows, messages, tuple(truth)), trained, aux)
 
 
@@ -121,40 +123,40 @@ def _labels_of_source(
     aux: AuxSpec,
     messages: tuple[Message, ...],
 ) -> Question:
-    world = trained.world
-    assert world.source is not None
-    labels = world.source.labels["source"]
-    rows = draw_auxiliary(labels, world.n_classes, aux, world.seed)
+    federation = trained.federation
+    assert federation.source is not None
+    labels = federation.source.labels["source"]
+    rows = draw_auxiliary(labels, federation.n_classes, aux, federation.seed)
     view = view_of_source(trained, parties, rows, messages)
-    return Question(view, _secret({"train": labels}), _class_metrics(world))
+    return Question(view, _ground_truth({"train": labels}), _class_metrics(federation))
 
 
 def _features_of_source(
     attack: Attack, trained: Trained, parties: Sequence[Party], aux: AuxSpec, messages: tuple[Message, ...]
 ) -> Question:
-    victim = victim_of(attack, trained.world, [trained.world.active, *parties])
+    victim = victim_of(attack, trained.federation, [trained.federation.active, *parties])
     truth = {"train": victim.features["source"]}
-    rows = _some(len(truth["train"]), aux, trained.world.seed)
+    rows = _some(len(truth["train"]), aux, trained.federation.seed)
     return _columns_asked(truth, victim, view_of_source(trained, parties, rows, messages), trained, aux)
 
 
 def _attribute_of_source(
     attack: Attack, trained: Trained, parties: Sequence[Party], aux: AuxSpec, messages: tuple[Message, ...]
 ) -> Question:
-    victim = victim_of(attack, trained.world, [trained.world.active, *parties])
+    victim = victim_of(attack, trained.federation, [trained.federation.active, *parties])
     truth = _categories({"train": victim.features["source"]}, column_of(attack, victim, "source"))
-    rows = _some(len(truth["train"]), aux, trained.world.seed)
+    rows = _some(len(truth["train"]), aux, trained.federation.seed)
     return _attribute_asked(truth, victim, view_of_source(trained, parties, rows, messages), trained, aux)
 
 
-def _class_metrics(world: World) -> tuple[str, ...]:
+def _class_metrics(federation: Federation) -> tuple[str, ...]:
     """Return the metrics of guessed classes, that of the task first."""
-    return (world.metric, *(name for name in applicable(world.n_classes) if name != world.metric))
+    return (federation.metric, *(name for name in applicable(federation.n_classes) if name != federation.metric))
 
 
 def _columns_asked(truth: Mapping[str, Tensor], victim: Party, view: View, trained: Trained, aux: AuxSpec) -> Question:
     view = replace(_against(victim, view, trained, aux), n_classes=victim.n_features)
-    return Question(replace(view, aux_labels=truth["train"][view.aux_rows]), _secret(truth), VALUES)
+    return Question(replace(view, aux_labels=truth["train"][view.aux_rows]), _ground_truth(truth), VALUES)
 
 
 def _attribute_asked(
@@ -162,7 +164,9 @@ def _attribute_asked(
 ) -> Question:
     n_categories = int(truth["train"].max()) + 1
     view = replace(_against(victim, view, trained, aux), n_classes=n_categories)
-    return Question(replace(view, aux_labels=truth["train"][view.aux_rows]), _secret(truth), applicable(n_categories))
+    return Question(
+        replace(view, aux_labels=truth["train"][view.aux_rows]), _ground_truth(truth), applicable(n_categories)
+    )
 
 
 def _membership(
@@ -173,33 +177,35 @@ def _membership(
     messages: tuple[Message, ...],  # noqa: ARG001  (they name the rows that were trained on)
 ) -> Question:
     """Training rows and as many test rows, shuffled; an active adversary may ask the joint model about them."""
-    world = trained.world
-    rng = generator(world.seed, "candidates")
-    n = min(world.n_rows("train"), world.n_rows("test"))
-    chosen = {split: torch.randperm(world.n_rows(split), generator=rng)[:n].to(world.device) for split in _MEMBER}
-    order = torch.randperm(2 * n, generator=rng).to(world.device)
+    federation = trained.federation
+    rng = generator(federation.seed, "candidates")
+    n = min(federation.n_rows("train"), federation.n_rows("test"))
+    chosen = {
+        split: torch.randperm(federation.n_rows(split), generator=rng)[:n].to(federation.device) for split in _MEMBER
+    }
+    order = torch.randperm(2 * n, generator=rng).to(federation.device)
 
     def mixed(by_split: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"candidates": torch.cat([by_split[split][chosen[split]] for split in _MEMBER])[order]}
 
-    is_member = mixed({s: torch.full((world.n_rows(s),), m, device=world.device) for s, m in _MEMBER.items()})
-    rows = draw_auxiliary(is_member["candidates"], 2, aux, world.seed)
+    is_member = mixed({s: torch.full((federation.n_rows(s),), m, device=federation.device) for s, m in _MEMBER.items()})
+    rows = draw_auxiliary(is_member["candidates"], 2, aux, federation.seed)
     view = view_of(trained, parties, rows[:0])  # these are positions among candidates, not among training rows
     asked = {}
     if parties[0].active:
-        with world.aside(), torch.no_grad():
-            asked = mixed({split: trained.method.predict(world, split) for split in _MEMBER})
+        with federation.without_recording(), torch.no_grad():
+            asked = mixed({split: trained.method.predict(federation, split) for split in _MEMBER})
     view = replace(
         view,
         n_classes=2,
         features=mixed(view.features),
         places={},
-        labels=mixed(world.active.labels) if parties[0].active else {},
+        labels=mixed(federation.active.labels) if parties[0].active else {},
         predictions=asked,
-        aux_rows=rows.to(world.device),
+        aux_rows=rows.to(federation.device),
         aux_labels=is_member["candidates"][rows],
     )
-    return Question(view, _secret(is_member), MEMBERSHIP)
+    return Question(view, _ground_truth(is_member), MEMBERSHIP)
 
 
 def _parameters(
@@ -210,18 +216,18 @@ def _parameters(
     messages: tuple[Message, ...],
 ) -> Question:
     """How the shared parameters of one party differ from the mean of all parties; a server has messages alone."""
-    world = trained.world
-    victim, shared = victim_of(attack, world, parties), trained.method.shared(world)
+    federation = trained.federation
+    victim, shared = victim_of(attack, federation, parties), trained.method.shared(federation)
     if victim.name not in shared:
         raise InsufficientView(f"attack {attack.name!r} is on averaged models, and {trained.method.name} averages none")
-    none = torch.zeros(0, dtype=torch.long, device=world.device)
+    none = torch.zeros(0, dtype=torch.long, device=federation.device)
     if parties:
         view = replace(view_of(trained, parties, none, messages), labels={}, unlabeled=None, places={})
     else:
-        view = View(SERVER, SERVER, 1, {}, None, none, none, messages, parties=tuple(world.parties))
+        view = View(SERVER, SERVER, 1, {}, None, none, none, messages, parties=tuple(federation.parties))
     truth = {"parameters": (shared[victim.name] - torch.stack(list(shared.values())).mean(dim=0))[:, None]}  # (P, 1)
     asked = {split: values[:, :0] for split, values in truth.items()}
-    return Question(replace(view, n_classes=1, features=asked, victim=victim.name), _secret(truth), VALUES)
+    return Question(replace(view, n_classes=1, features=asked, victim=victim.name), _ground_truth(truth), VALUES)
 
 
 ASK: Mapping[Target, Callable[[Attack, Trained, Sequence[Party], AuxSpec, tuple[Message, ...]], Question]] = {
@@ -245,7 +251,7 @@ def about_source(attack: Attack, after: str | None, method: Method | type[Method
 
     That is every attack of the source itself, and one on labels that reads gradients: there are none about others yet.
     """
-    if after is None or after not in method.elsewhere or attack.target not in OF_SOURCE:
+    if after is None or after not in method.source_phases or attack.target not in OF_SOURCE:
         return False
     reads_gradients = Need.GRADIENTS in attack.needs | attack.wants
     return name == SOURCE or (name != "active" and attack.target == "labels" and reads_gradients)
@@ -254,7 +260,7 @@ def about_source(attack: Attack, after: str | None, method: Method | type[Method
 _MEMBER = {"train": 1, "test": 0}
 
 
-def victim_of(attack: Attack, world: World, parties: Sequence[Party]) -> Party:
+def victim_of(attack: Attack, federation: Federation, parties: Sequence[Party]) -> Party:
     """Return the party that ``attack`` is on: the one that it names, or the first that is not of the adversary.
 
     Of a passive adversary that is the active party, the only one whose messages it receives.
@@ -262,7 +268,7 @@ def victim_of(attack: Attack, world: World, parties: Sequence[Party]) -> Party:
     Raises:
         UsageError: no such party, or the adversary itself.
     """
-    others = {party.name: party for party in world.parties.values() if party not in parties}
+    others = {party.name: party for party in federation.parties.values() if party not in parties}
     name = attack.victim or next(iter(others), "")
     if name not in others:
         raise UsageError(unknown("victim", name, others))
@@ -326,5 +332,5 @@ def _against(victim: Party, view: View, trained: Trained, aux: AuxSpec) -> View:
     )
 
 
-def _secret(truth: Mapping[str, Tensor]) -> Secret:
-    return Secret({split: y.cpu() for split, y in truth.items()})
+def _ground_truth(truth: Mapping[str, Tensor]) -> GroundTruth:
+    return GroundTruth({split: y.cpu() for split, y in truth.items()})

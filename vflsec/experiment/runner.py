@@ -14,15 +14,16 @@ from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import sureness
 from vflsec.core.errors import Diverged, VflsecError
-from vflsec.core.federation import World, load_states
+from vflsec.core.federation import Federation, load_states
+from vflsec.core.integrity import IntegrityAttack, integrity_attacks
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained
-from vflsec.core.sabotage import Sabotage, sabotaging
 from vflsec.core.seeds import derive
 from vflsec.core.view import Guess, Need
 from vflsec.experiment.adversary import alone, tuned
-from vflsec.experiment.damage import damage
 from vflsec.experiment.facts import CellFacts, StageDone, StageFacts
+from vflsec.experiment.federation import build_federation, build_method, malicious_attacks
+from vflsec.experiment.impact import impact
 from vflsec.experiment.mounting import KINDS, mountable
 from vflsec.experiment.plan import Cell, Prior, Row, build_attack, without_federation
 from vflsec.experiment.privacy import spent
@@ -31,7 +32,6 @@ from vflsec.experiment.score import score
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
 from vflsec.experiment.training import advance, collapse, one_thread, train
-from vflsec.experiment.world import build_method, build_world, recruit
 from vflsec.records.schema import AttackRun, Record, Result, Status
 from vflsec.records.schema import Prior as PriorRecord
 
@@ -72,10 +72,10 @@ def _stage(task: Task, store: Store, device: str) -> StageDone:
     assert task.stage is not None
     status: Status = "ok"
     try:
-        world, method = build_world(task.cell, device), build_method(task.cell)
-        method.build(world)
+        federation, method = build_federation(task.cell, device), build_method(task.cell)
+        method.build(federation)
         for phase in method.phases[: method.phases.index(task.stage) + 1]:
-            advance(task.cell, phase, method, world, store=store)
+            advance(task.cell, phase, method, federation, store=store)
     except Diverged:
         status = "diverged"
     except VflsecError:
@@ -87,7 +87,7 @@ def _stage(task: Task, store: Store, device: str) -> StageDone:
 
 def _results(task: Task, store: Store, device: str) -> list[Result]:
     attacks = [build_attack(row.attack) if row.attack else None for row in task.rows]
-    reading = [attack for attack in attacks if attack and not isinstance(attack, Sabotage)]
+    reading = [attack for attack in attacks if attack and not isinstance(attack, IntegrityAttack)]
     kinds = frozenset(KINDS[need] for attack in reading for need in attack.needs | attack.wants if need in KINDS)
     try:
         trained, facts, messages = _trained(task, kinds, store, device)
@@ -114,7 +114,7 @@ def _trained(
         return _loaded(task.cell, [stored.path], facts.history, device), facts, ()
     transcript = Transcript(frozenset(task.adversary.split("+")), kinds)
     struck = {row.attack.after for row in task.rows if row.attack}
-    abroad = bool(struck & registry.load("methods", task.cell.method).elsewhere)
+    abroad = bool(struck & registry.load("methods", task.cell.method).source_phases)
     trained, facts = train(task.cell, device, store=store, tap=transcript, abroad=abroad)
     stored.write(facts, lambda folder: trained.save(folder) if trained else folder.mkdir())
     return trained, facts, tuple(transcript.messages)
@@ -122,11 +122,11 @@ def _trained(
 
 def _loaded(cell: Cell, folders: Sequence[Path], history: Mapping[str, Sequence[float | None]], device: str) -> Trained:
     """Return the federation of ``cell`` with the models in ``folders``, and those that it was built with."""
-    world, method = build_world(cell, device), build_method(cell)
-    method.build(world)
+    federation, method = build_federation(cell, device), build_method(cell)
+    method.build(federation)
     for folder in folders:
-        load_states(world, folder)
-    return Trained(method, world, history)
+        load_states(federation, folder)
+    return Trained(method, federation, history)
 
 
 def _after(cell: Cell, phase: str, store: Store, device: str) -> tuple[Trained, StageFacts]:
@@ -172,8 +172,8 @@ def _result(
         seconds={"train": facts.seconds},
     )
     changes: dict[str, Any] = {}
-    if trained and isinstance(attack, Sabotage) and facts.status == "ok":
-        changes = _damaged(row, trained, task, record)
+    if trained and isinstance(attack, IntegrityAttack) and facts.status == "ok":
+        changes = _impact(row, trained, task, record)
     elif trained and attack and facts.status == "ok":
         if after:
             trained, stage = _after(row.cell, after, store, device)
@@ -203,18 +203,20 @@ def _attacked(
     wanted = {KINDS[need] for need in attack.needs | attack.wants if need in KINDS}
     own = tuple(message for message in messages if message.kind in wanted)
     question = ask(attack, trained, task.adversary, task.aux, own, after)
-    changes = _guarded(attack, question, trained.world, task.aux)
+    changes = _guarded(attack, question, trained.federation, task.aux)
     return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
 
 
-def _damaged(row: Row, trained: Trained, task: Task, record: Result) -> dict[str, Any]:
-    """Measure what sabotage did to its cell, or what its trigger does to the honest one; return what changes."""
-    began, world = time.perf_counter(), trained.world
+def _impact(row: Row, trained: Trained, task: Task, record: Result) -> dict[str, Any]:
+    """Measure what an attack on integrity does to its cell, or its trigger to the honest one; return what changes."""
+    began, federation = time.perf_counter(), trained.federation
     assert row.attack is not None
     assert record.utility is not None, "its cell has ended well"
     try:
-        malicious = recruit(world, task.adversary, row.attack, task.aux) if row.control else world.malicious
-        changes: dict[str, Any] = {"damage": damage(trained, sabotaging(malicious), record.utility)}
+        malicious = (
+            malicious_attacks(federation, task.adversary, row.attack, task.aux) if row.control else federation.malicious
+        )
+        changes: dict[str, Any] = {"damage": impact(trained, integrity_attacks(malicious), record.utility)}
     except VflsecError as error:
         if not isinstance(error, Diverged):
             raise
@@ -224,27 +226,27 @@ def _damaged(row: Row, trained: Trained, task: Task, record: Result) -> dict[str
     return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
 
 
-def _guarded(attack: Attack, question: Question, world: World, aux: AuxSpec) -> dict[str, Any]:
+def _guarded(attack: Attack, question: Question, federation: Federation, aux: AuxSpec) -> dict[str, Any]:
     """Attack and score; what goes wrong in one attack is its status and must not cost the others."""
     try:
-        return _scored(attack, question, world, aux)
+        return _scored(attack, question, federation, aux)
     except (Exception, SystemExit) as error:  # noqa: BLE001
         return {"status": "error", "error": _line(error)}
 
 
-def _scored(attack: Attack, question: Question, world: World, aux: AuxSpec) -> dict[str, Any]:
+def _scored(attack: Attack, question: Question, federation: Federation, aux: AuxSpec) -> dict[str, Any]:
     view, (headline, *_) = question.view, question.metrics
-    seed = derive(world.seed, "attack", attack.name)
+    seed = derive(federation.seed, "attack", attack.name)
     chosen, fold, trials = tuned(attack, view, headline, aux, seed)
     guess = chosen(view, seed=seed)
     return {
         "status": "unconverged" if guess.converged is False else "ok",
         "leak": score(
             guess,
-            question.secret,
+            question.truth,
             headline=headline,
             exclude=view.aux_rows,
-            seed=derive(world.seed, "bootstrap"),
+            seed=derive(federation.seed, "bootstrap"),
             known=view.aux_split,
             names=question.metrics,
         ),
@@ -263,14 +265,14 @@ def _signed_by_labels(attack: Attack, guess: Guess) -> bool:
 def _mountable(task: Task, trained: Trained) -> list[str]:
     """Return the attacks that the adversary of ``task`` could mount, so that a report can tell which were not run."""
     method = trained.method
-    if not method.shows:
+    if not method.visible_to:
         return []
-    return mountable(task.adversary, task.aux, method, trained.world, task.cell.method_options)
+    return mountable(task.adversary, task.aux, method, trained.federation, task.cell.method_options)
 
 
 def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> dict[str, Any]:
     """Return what one attack on a federation trained elsewhere gives, of which no messages were kept."""
-    return _scored(attack, ask(attack, trained, party, aux), trained.world, aux)
+    return _scored(attack, ask(attack, trained, party, aux), trained.federation, aux)
 
 
 def _prior(prior: Prior, task: Task, store: Store, device: str) -> PriorRecord:
@@ -291,18 +293,18 @@ def _prior(prior: Prior, task: Task, store: Store, device: str) -> PriorRecord:
 
 
 def _attacked_alone(own: Attack, prior: Prior, task: Task, store: Store, device: str) -> dict[str, Any]:
-    world, method = build_world(prior.cell, device), build_method(prior.cell)
-    method.build(world)
+    federation, method = build_federation(prior.cell, device), build_method(prior.cell)
+    method.build(federation)
     try:
         for phase in prior.cell.stages if prior.pretrained else ():
-            advance(prior.cell, phase, method, world, store=store)
+            advance(prior.cell, phase, method, federation, store=store)
     except Diverged as error:
         return {"status": "diverged", "error": str(error)}
     asking = prior.asking or prior.attack
-    question = ask(build_attack(asking), Trained(method, world, {}), task.adversary, task.aux, after=asking.after)
+    question = ask(build_attack(asking), Trained(method, federation, {}), task.adversary, task.aux, after=asking.after)
     view = question.view
-    view = view.without_federation(view.model) if prior.pretrained and view.model else alone(view, world.seed)
-    return _guarded(own, question._replace(view=view), world, task.aux)
+    view = view.without_federation(view.model) if prior.pretrained and view.model else alone(view, federation.seed)
+    return _guarded(own, question._replace(view=view), federation, task.aux)
 
 
 def _line(error: BaseException) -> str:

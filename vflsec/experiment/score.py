@@ -12,13 +12,13 @@ from torch import Tensor
 
 from vflsec.core import metrics, statistics
 from vflsec.core.seeds import derive
-from vflsec.core.view import Guess, Secret
+from vflsec.core.view import GroundTruth, Guess
 from vflsec.records.schema import Block
 
 
 def score(
     guess: Guess,
-    secret: Secret,
+    ground_truth: GroundTruth,
     *,
     headline: str,
     exclude: Tensor,
@@ -33,7 +33,7 @@ def score(
 
     Args:
         guess: what the attack proposed.
-        secret: the truth; rows whose answer is -1 have none.
+        ground_truth: the truth; rows whose answer is -1 have none.
         headline: the metric that the interval is for.
         exclude: positions of the auxiliary samples in the split ``known``: the adversary knew them.
         seed: of the bootstrap and of the halves.
@@ -42,7 +42,7 @@ def score(
     """
     blocks = {}
     for split, guessed in guess.scores.items():
-        truth = secret.labels[split].cpu()
+        truth = ground_truth.labels[split].cpu()
         keep = torch.ones(len(truth), dtype=torch.bool) if truth.dim() > 1 else truth >= 0
         if split == known:
             keep[exclude.cpu()] = False

@@ -14,16 +14,16 @@ from torch.nn import functional as F
 
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.errors import Diverged
-from vflsec.core.federation import World, load_states, save_states
+from vflsec.core.federation import Federation, load_states, save_states
+from vflsec.core.integrity import integrity_attacks
 from vflsec.core.message import Kind, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained
-from vflsec.core.sabotage import sabotaging
 from vflsec.core.seeds import derive
 from vflsec.experiment.facts import CellFacts, StageFacts
+from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.plan import Cell
 from vflsec.experiment.score import measure
 from vflsec.experiment.store import Store
-from vflsec.experiment.world import build_method, build_world
 
 COLLAPSED = 1e-6
 """A model whose log-probabilities vary by less than this over the test rows says the same of everybody."""
@@ -68,42 +68,46 @@ def train(
         record: a folder in which to record what both roles of each encrypted boundary see, for ``vflsec audit``.
     """
     began = time.perf_counter()
-    world, method = build_world(cell, device), build_method(cell)
+    federation, method = build_federation(cell, device), build_method(cell)
     if tap:
-        deaf = frozenset() if abroad else method.elsewhere
-        world.channel.taps.append(lambda message: None if message.phase in deaf else tap(message))
+        deaf = frozenset() if abroad else method.source_phases
+        federation.channel.taps.append(lambda message: None if message.phase in deaf else tap(message))
     facts = CellFacts()
     trained = None
     try:
-        method.build(world)
-        facts.notes = method.notes(world)
+        method.build(federation)
+        facts.notes = method.notes(federation)
         if record:
             method.record(record)
         history: dict[str, Sequence[float | None]] = {}
         for phase in cell.stages:
-            heard = bool(tap and tap.kinds & method.sends[phase] and (abroad or phase not in method.elsewhere))
-            stage = advance(cell, phase, method, world, store=store, afresh=heard, progress=progress)
+            heard = bool(tap and tap.kinds & method.messages[phase] and (abroad or phase not in method.source_phases))
+            stage = advance(cell, phase, method, federation, store=store, afresh=heard, progress=progress)
             history[phase], facts.spread[phase] = stage.history, stage.spread
         last = method.phases[-1]
-        history[last] = method.run(last, world, progress)
-        trained = Trained(method, world, history)
-        facts.history, facts.reached = history, world.reached
+        history[last] = method.run(last, federation, progress)
+        trained = Trained(method, federation, history)
+        facts.history, facts.reached = history, federation.reached
         logits = trained.predict("test")
-        facts.spread[last] = spreads(method, world)
-        honest = {name: x for name, x in facts.spread[last].items() if name not in sabotaging(world.malicious)}
+        facts.spread[last] = spreads(method, federation)
+        honest = {
+            name: x for name, x in facts.spread[last].items() if name not in integrity_attacks(federation.malicious)
+        }
         fallen = collapse(honest)
         if float(F.log_softmax(logits, dim=1).std(dim=0).max()) < COLLAPSED:
             fallen = "the model predicts the same for every test row"
         if fallen:
             facts.status, facts.error = "collapsed", fallen
-        facts.utility = measure(logits, world.active.labels["test"], world.metric, derive(cell.seed, "bootstrap"))
+        facts.utility = measure(
+            logits, federation.active.labels["test"], federation.metric, derive(cell.seed, "bootstrap")
+        )
     except Diverged as error:
         trained = None
         facts.status, facts.error = "diverged", str(error)
     finally:
         method.close()
-    facts.traffic = [(*route, nbytes) for route, nbytes in world.channel.traffic.items()]
-    facts.releases = list(world.channel.releases())
+    facts.traffic = [(*route, nbytes) for route, nbytes in federation.channel.traffic.items()]
+    facts.releases = list(federation.channel.releases())
     facts.seconds = time.perf_counter() - began
     return trained, facts
 
@@ -112,13 +116,13 @@ def advance(
     cell: Cell,
     phase: str,
     method: Method,
-    world: World,
+    federation: Federation,
     *,
     store: Store | None,
     afresh: bool = False,
     progress: Progress = lambda *_: None,
 ) -> StageFacts:
-    """Bring ``world`` to the end of a stage, from the store where it is there; return the stage's facts.
+    """Bring ``federation`` to the end of a stage, from the store where it is there; return the stage's facts.
 
     A killed stage goes on after its last finished global iteration.
 
@@ -131,37 +135,37 @@ def advance(
         assert isinstance(stored, StageFacts)
         if stored.status == "diverged":
             raise Diverged(stored.error or "")
-        load_states(world, folder.path)
-        world.channel.traffic.update({Route(a, b, c, Kind(kind)): n for a, b, c, kind, n in stored.traffic})
-        world.channel.earlier += stored.releases
+        load_states(federation, folder.path)
+        federation.channel.traffic.update({Route(a, b, c, Kind(kind)): n for a, b, c, kind, n in stored.traffic})
+        federation.channel.earlier += stored.releases
         return stored
-    world.checkpoint = Checkpoint(folder.partial if folder and not afresh else None)
-    began, before = time.perf_counter(), Counter(world.channel.traffic)
+    federation.checkpoint = Checkpoint(folder.partial if folder and not afresh else None)
+    began, before = time.perf_counter(), Counter(federation.channel.traffic)
     facts = StageFacts(stage=phase)
     try:
-        facts.history = method.run(phase, world, progress)
-        facts.spread = spreads(method, world)
+        facts.history = method.run(phase, federation, progress)
+        facts.spread = spreads(method, federation)
     except Diverged as error:
         facts.status, facts.error = "diverged", str(error)
         raise
     finally:
         if folder and not stored and (facts.history or facts.error):
-            facts.traffic = [(*route, n) for route, n in (world.channel.traffic - before).items()]
-            facts.releases = [found for found in world.channel.releases() if found.phase == phase]
+            facts.traffic = [(*route, n) for route, n in (federation.channel.traffic - before).items()]
+            facts.releases = [found for found in federation.channel.releases() if found.phase == phase]
             facts.seconds = time.perf_counter() - began
-            folder.write(facts, lambda path: save_states(world, path, method.keeps))
-            world.checkpoint.remove()
+            folder.write(facts, lambda path: save_states(federation, path, method.stored_modules))
+            federation.checkpoint.remove()
     return facts
 
 
-def spreads(method: Method, world: World) -> dict[str, float]:
+def spreads(method: Method, federation: Federation) -> dict[str, float]:
     """Return, by party, how far its embeddings of test rows lie apart: 0 where it says the same of everybody.
 
     Rows are scaled to length one; the root mean square distance to their mean is 1 at most. SimSiam (section 4.1)
     watches the same quantity for collapse.
     """
     found = {}
-    for party in world.parties.values() if method.shows else ():
+    for party in federation.parties.values() if method.visible_to else ():
         with torch.no_grad():
             h = F.normalize(method.representation(party).eval()(party.features["test"]), dim=1)
         found[party.name] = float((h - h.mean(dim=0)).square().sum(dim=1).mean().sqrt())

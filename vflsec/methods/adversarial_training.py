@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.core.errors import Diverged
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
@@ -48,7 +48,7 @@ class AdversarialTraining(SplitTraining):
     Source: PrADA (Kang et al. 2022), section 6.1 and algorithm 1; Ganin and Lempitsky 2015 for the schedules.
 
     Args:
-        world: of the source, the passive parties and the wire.
+        federation: of the source, the passive parties and the wire.
         bottoms: each party's bottom model by name.
         top: the source's top model.
         boundaries: the protocol to each passive party by name.
@@ -62,7 +62,7 @@ class AdversarialTraining(SplitTraining):
 
     def __init__(
         self,
-        world: World,
+        federation: Federation,
         bottoms: Mapping[str, nn.Module],
         top: nn.Module,
         boundaries: Mapping[str, Boundary],
@@ -74,8 +74,8 @@ class AdversarialTraining(SplitTraining):
         decay_epochs: int,
         alternating: bool,
     ) -> None:
-        super().__init__(world, bottoms, top, boundaries, spec)
-        self.targets = world.active.labels["source"]
+        super().__init__(federation, bottoms, top, boundaries, spec)
+        self.targets = federation.active.labels["source"]
         self.discriminators = discriminators
         self.adaptation = adaptation
         self.ramp_epochs = ramp_epochs
@@ -90,24 +90,27 @@ class AdversarialTraining(SplitTraining):
         Raises:
             Diverged: a loss is not finite.
         """
-        world, spec = self.world, self.spec
-        own = world.active
-        labels, self.targets = own.defenses.taught(
+        federation, spec = self.federation, self.spec
+        own = federation.active
+        labels, self.targets = own.defenses.training_targets(
             own.labels["source"],
             own.features["source"],
-            n_classes=world.n_classes,
-            rng=generator(world.seed, "labels", phase, device=world.device),
+            n_classes=federation.n_classes,
+            rng=generator(federation.seed, "labels", phase, device=federation.device),
         )
         optimizers = self._optimizers()
-        modules = {party.name: party.modules for party in world.parties.values()}
-        history = world.checkpoint.restore(modules, optimizers, world.channel)
+        modules = {party.name: party.modules for party in federation.parties.values()}
+        history = federation.checkpoint.restore(modules, optimizers, federation.channel)
         assert spec.epochs is not None
         self._switch(training=True)
         for epoch in range(len(history), spec.epochs):
-            world.begin(phase, epoch)
-            order = generator(world.seed, "batches", phase, epoch)
-            total, parts = torch.zeros((), device=world.device), batches(len(labels), spec.batch, order, world.device)
-            with drawing(world.seed, "dropout", phase, epoch):
+            federation.begin(phase, epoch)
+            order = generator(federation.seed, "batches", phase, epoch)
+            total, parts = (
+                torch.zeros((), device=federation.device),
+                batches(len(labels), spec.batch, order, federation.device),
+            )
+            with drawing(federation.seed, "dropout", phase, epoch):
                 for number, rows in enumerate(parts, epoch * len(parts)):
                     rate = self._schedule(number / len(parts), optimizers)
                     step = Step(number, phase, rows, labels[rows], split="source", rate=rate)
@@ -115,7 +118,7 @@ class AdversarialTraining(SplitTraining):
             history.append(float(total) / len(labels))
             if not history[-1] < float("inf"):
                 raise Diverged(f"the loss is {history[-1]} after epoch {epoch + 1}: lower train.pretrain.lr")
-            world.checkpoint.save(modules, optimizers, history, world.channel)
+            federation.checkpoint.save(modules, optimizers, history, federation.channel)
             progress(phase, epoch + 1, spec.epochs)
         return history
 
@@ -134,7 +137,7 @@ class AdversarialTraining(SplitTraining):
             return super()._update(step, optimizers)
         first, own, *malicious = optimizers
         own.zero_grad()
-        for party in self.world.passive:
+        for party in self.federation.passive:
             bottom = self._bottom(party)
             bottom.extracted = bottom.extract(self._fed(party, step))
             self._domain_loss(party, step).backward()  # type: ignore[no-untyped-call]
@@ -161,9 +164,9 @@ class AdversarialTraining(SplitTraining):
         several = max(1, math.ceil(count / self.spec.batch) - (count % self.spec.batch == 1))
         turn, place = divmod(number, several)
         if (party.name, turn) not in self._targets:
-            order = generator(self.world.seed, "batches", "adaptation", party.name, turn)
+            order = generator(self.federation.seed, "batches", "adaptation", party.name, turn)
             self._targets = {key: rows for key, rows in self._targets.items() if key[0] != party.name}
-            self._targets[party.name, turn] = batches(count, self.spec.batch, order, self.world.device)
+            self._targets[party.name, turn] = batches(count, self.spec.batch, order, self.federation.device)
         return self._targets[party.name, turn][place]
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
@@ -174,5 +177,5 @@ class AdversarialTraining(SplitTraining):
         honest, *malicious = super()._optimizers()
         if not self.alternating:
             return [honest, *malicious]
-        alone = (p for party in self.world.passive for p in party.modules.parameters())
+        alone = (p for party in self.federation.passive for p in party.modules.parameters())
         return [honest, self.spec.optimize(alone), *malicious]

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
 from vflsec.core.seeds import generator
@@ -24,7 +24,7 @@ class CrossPartySSL:
     in the mean, a passive one towards the active party's. No gradient crosses.
 
     Args:
-        world: parties and wire.
+        federation: parties and wire.
         towers: each party's cross-party tower by name.
         optimizers: theirs, by name.
         batch: rows per exchange.
@@ -33,14 +33,14 @@ class CrossPartySSL:
 
     def __init__(
         self,
-        world: World,
+        federation: Federation,
         towers: Mapping[str, Siamese],
         optimizers: Mapping[str, torch.optim.Optimizer],
         *,
         batch: int,
         updates: int,
     ) -> None:
-        self.world = world
+        self.federation = federation
         self.towers = towers
         self.optimizers = optimizers
         self.batch = batch
@@ -48,17 +48,19 @@ class CrossPartySSL:
 
     def steps(self, phase: str, iteration: int) -> Iterator[Tensor]:
         """Yield the active party's loss on each batch of one pass over the aligned rows."""
-        world, active = self.world, self.world.active
-        order = generator(world.seed, "batches", phase, "cross", iteration)
+        federation, active = self.federation, self.federation.active
+        order = generator(federation.seed, "batches", phase, "cross", iteration)
         for tower in self.towers.values():
             tower.train()
-        per_pass = batches(world.n_rows("aligned"), self.batch, order, world.device)
+        per_pass = batches(federation.n_rows("aligned"), self.batch, order, federation.device)
         for number, rows in enumerate(per_pass, start=iteration * len(per_pass)):
-            z = {name: self._project(party, rows) for name, party in world.parties.items()}
+            z = {name: self._project(party, rows) for name, party in federation.parties.items()}
             say = partial(self._say, number=number, phase=phase, rows=rows)
-            heard = {party.name: [say(active, party, z[active.name])] for party in world.passive}
-            heard[active.name] = [say(party, active, z[party.name]) for party in world.passive]
-            losses = {name: self._learn(party, z[name], heard[name], rows) for name, party in world.parties.items()}
+            heard = {party.name: [say(active, party, z[active.name])] for party in federation.passive}
+            heard[active.name] = [say(party, active, z[party.name]) for party in federation.passive]
+            losses = {
+                name: self._learn(party, z[name], heard[name], rows) for name, party in federation.parties.items()
+            }
             yield losses[active.name]
 
     def _project(self, party: Party, rows: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from vflsec.core.errors import UsageError
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.layout import Group
 from vflsec.core.party import Party
 from vflsec.methods.head_training import HeadTraining
@@ -43,7 +43,7 @@ class FeatureGroupMethod(SplitMethod):
     grouped: ClassVar[bool] = True
     interacting: ClassVar[bool] = True
 
-    def build_party(self, party: Party, world: World) -> None:
+    def build_party(self, party: Party, federation: Federation) -> None:
         """Give a passive party its extractors and aggregators; the active party's columns stay as they are."""
         party.modules["bottom"] = Columns(party.n_features) if party.active else self.extractors(party)
 
@@ -56,9 +56,9 @@ class FeatureGroupMethod(SplitMethod):
         aggregated = 1 if self.grouped else UNGROUPED_WIDTH
         return FeatureGroups(party.layout, groups, grouping.embeddings, aggregated=aggregated)
 
-    def check(self, world: World) -> None:
+    def check(self, federation: Federation) -> None:
         """Raise UsageError if the head would be no logistic regression, or rows are lacking."""
-        super().check(world)
+        super().check(federation)
         spec = self.model_spec
         if (spec.head, spec.aggregation) != ("linear", "concat"):
             raise UsageError(
@@ -66,14 +66,14 @@ class FeatureGroupMethod(SplitMethod):
                 f"{spec.head} and {spec.aggregation}"
             )
 
-    def head_alone(self, world: World) -> SplitTraining:
+    def head_alone(self, federation: Federation) -> SplitTraining:
         """Return the training of the head on bottom models that stay: no gradient comes back.
 
         Rows are sent once; in every epoch, where a boundary itself learns.
         """
-        bottoms = {party.name: self.representation(party) for party in world.parties.values()}
-        top = world.active.modules["top"]
+        bottoms = {party.name: self.representation(party) for party in federation.parties.values()}
+        top = federation.active.modules["top"]
         if any(boundary.modules() for boundary in self._boundaries.values()):
             stay = {name: Frozen(bottom) for name, bottom in bottoms.items()}
-            return SharedHeadTraining(world, stay, top, self._boundaries, self.train_spec)
-        return HeadTraining(world, bottoms, top, self._boundaries, self.train_spec, {})
+            return SharedHeadTraining(federation, stay, top, self._boundaries, self.train_spec)
+        return HeadTraining(federation, bottoms, top, self._boundaries, self.train_spec, {})

@@ -41,8 +41,8 @@ class FedCSSL(HybridSSL):
         "The learning rate is that of FedHSSL's step 1 at gamma 0.5.",
         "Fine-tuning reads the cross-party encoder alone, which is all that was trained.",
     )
-    sends = {"pretrain": frozenset({Kind.EMBEDDING}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
-    shows = {**SHOWS, "passive": SHOWS["passive"] | {Need.EMBEDDINGS}}  # noqa: RUF012
+    messages = {"pretrain": frozenset({Kind.EMBEDDING}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
+    visible_to = {**SHOWS, "passive": SHOWS["passive"] | {Need.EMBEDDINGS}}  # noqa: RUF012
     cross, local = True, False
 
     def __init__(

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from vflsec.core import hooks
 from vflsec.core.checks import fraction, non_negative, positive
 from vflsec.core.errors import UsageError
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
@@ -110,7 +110,7 @@ class FedCVT(SplitMethod):
         "temperature, root mean square of products as the orthogonality term, weights and threshold.",
         "Networks and training follow model and train.",
     )
-    sends = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    messages = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     learns = {"train": hooks.SPLIT_LEARNING - {hooks.BATCH, hooks.UPDATE}}  # noqa: RUF012
     encoder = "auto"
     shares_head = False
@@ -136,52 +136,54 @@ class FedCVT(SplitMethod):
             )
         self.rules = _Rules(threshold, temperature, shared, orthogonal, estimate)
 
-    def build(self, world: World) -> None:
+    def build(self, federation: Federation) -> None:
         """Draw what split learning has, and the active party's two classifiers of a single view."""
-        super().build(world)
+        super().build(federation)
         spec = self.model_spec
-        for party in world.parties.values():
-            with drawing(world.seed, "model", "top", party.name):
+        for party in federation.parties.values():
+            with drawing(federation.seed, "model", "top", party.name):
                 classifier = Top(
                     [self.width(party)],
-                    world.n_classes,
+                    federation.n_classes,
                     aggregation=spec.aggregation,
                     head=spec.head,
                     hidden=spec.head_hidden,
                 )
-            world.active.modules[f"top_{party.name}"] = classifier.to(world.device)
+            federation.active.modules[f"top_{party.name}"] = classifier.to(federation.device)
 
-    def build_party(self, party: Party, world: World) -> None:
+    def build_party(self, party: Party, federation: Federation) -> None:
         """Draw the two encoders, unique and common."""
-        encoders = [build_encoder(party.layout, self.model_spec, world.n_classes) for _ in range(2)]
+        encoders = [build_encoder(party.layout, self.model_spec, federation.n_classes) for _ in range(2)]
         party.modules["bottom"] = Pooled(encoders, "concat")
 
-    def check(self, world: World) -> None:
+    def check(self, federation: Federation) -> None:
         """Raise UsageError unless there are two parties, with encoders of one width, whose rows no defence mixes."""
-        super().check(world)
-        for defense in world.active.defenses.using(hooks.BATCH):
+        super().check(federation)
+        for defense in federation.active.defenses.using(hooks.BATCH):
             raise UsageError(
                 f"fedcvt expects no defense that mixes rows, got {defense.name}: of two rows mixed, one may have no "
                 f"label; choose another defense, or another method"
             )
-        if len(world.parties) != 2:
-            raise UsageError(f"fedcvt expects 2 parties, got {len(world.parties)}: it has no estimate of a third one")
-        one, other = (self.width(party) // 2 for party in world.parties.values())
+        if len(federation.parties) != 2:
+            raise UsageError(
+                f"fedcvt expects 2 parties, got {len(federation.parties)}: it has no estimate of a third one"
+            )
+        one, other = (self.width(party) // 2 for party in federation.parties.values())
         if one != other:
             raise UsageError(f"fedcvt expects encoders of one width, got {one} and {other}: set model.cut")
 
-    def planned(self, phase: str, world: World) -> int | None:
+    def planned(self, phase: str, federation: Federation) -> int | None:
         """Return None: rows without a label cross as often as those with labels make room for."""
         return None
 
-    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Run the one phase, ``train``."""
-        self.check(world)
-        return super().train(phase, world, progress)
+        self.check(federation)
+        return super().train(phase, federation, progress)
 
-    def split(self, world: World) -> SplitTraining:
+    def split(self, federation: Federation) -> SplitTraining:
         """Return the training across the cut layer, from the models as they are."""
-        return _CrossViewTraining(super().split(world), self.rules)
+        return _CrossViewTraining(super().split(federation), self.rules)
 
 
 class _CrossViewTraining(SplitTraining):
@@ -196,7 +198,7 @@ class _CrossViewTraining(SplitTraining):
     """
 
     def __init__(self, split: SplitTraining, rules: _Rules) -> None:
-        super().__init__(split.world, split.bottoms, split.top, split.boundaries, split.spec)
+        super().__init__(split.federation, split.bottoms, split.top, split.boundaries, split.spec)
         self.rules = rules
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
@@ -206,31 +208,33 @@ class _CrossViewTraining(SplitTraining):
             Diverged: a loss is not finite.
             UsageError: early stopping or selection without validation rows.
         """
-        world = self.world
-        self._unlabeled = self._endless(world.n_rows("unlabeled"), phase, "unlabeled")
+        federation = self.federation
+        self._unlabeled = self._endless(federation.n_rows("unlabeled"), phase, "unlabeled")
         self._local = {
             name: self._endless(len(party.features["local"]), phase, "local", name)
-            for name, party in world.parties.items()
+            for name, party in federation.parties.items()
         }
-        own, rng = world.active, generator(world.seed, "labels", phase, "local", device=world.device)
+        own, rng = federation.active, generator(federation.seed, "labels", phase, "local", device=federation.device)
         labels = own.labels["local"]
         features = own.features["local"][: len(labels)]
-        _, known = own.defenses.taught(labels, features, n_classes=world.n_classes, rng=rng)
-        self._local_targets = known if len(labels) else _unknown(world.n_rows("local"), known)
+        _, known = own.defenses.training_targets(labels, features, n_classes=federation.n_classes, rng=rng)
+        self._local_targets = known if len(labels) else _unknown(federation.n_rows("local"), known)
         return super().fit(phase, progress)
 
     def _endless(self, count: int, *stream: str) -> Iterator[Tensor]:
         """Yield batches of ``count`` rows, pass after pass; nothing if there are none."""
-        order = generator(self.world.seed, "batches", *stream)
+        order = generator(self.federation.seed, "batches", *stream)
         while count:
-            yield from batches(count, min(self.spec.batch, self.world.n_rows("train")), order, self.world.device)
+            yield from batches(
+                count, min(self.spec.batch, self.federation.n_rows("train")), order, self.federation.device
+            )
 
     def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
         """One exchange: representations of three batches up, loss, gradients down; every party updates its own models.
 
         Further local steps (FedBCD) repeat the update on what the same exchange brought.
         """
-        active, (passive,) = self.world.active, self.world.passive
+        active, (passive,) = self.federation.active, self.federation.passive
         bottom = self.bottoms[passive.name]
         own_rows, given, steps = self._draw(step)
         x = torch.cat([self._fed(passive, where) for where in steps])
@@ -260,7 +264,7 @@ class _CrossViewTraining(SplitTraining):
 
     def _draw(self, step: Step) -> tuple[Tensor, Tensor, list[Step]]:
         """Return the active party's columns and targets of its three batches, and where the passive party's are."""
-        active, (passive,) = self.world.active, self.world.passive
+        active, (passive,) = self.federation.active, self.federation.passive
         nobody = step.rows[:0]
         unlabeled = next(self._unlabeled, nobody)
         own, theirs = (next(self._local[party.name], nobody) for party in (active, passive))
@@ -278,9 +282,9 @@ class _CrossViewTraining(SplitTraining):
             arrived: three times (m, 2d), the passive party's.
             given: targets of the active party's rows, (n,) class numbers or UNKNOWN, or (n, C) probabilities or zeros.
         """
-        world, rules = self.world, self.rules
-        passive = world.passive[0].name
-        b = torch.cat([world.active.defenses.received(h, passive) for h in arrived if len(h)])
+        federation, rules = self.federation, self.rules
+        passive = federation.passive[0].name
+        b = torch.cat([federation.active.defenses.received(h, passive) for h in arrived if len(h)])
         labelled, aligned = len(arrived[0]), len(arrived[0]) + len(arrived[1])
         a_by_b = estimate(b, b[:aligned], a[:aligned], a, rules.temperature)
         b_by_a = estimate(a, a[:aligned], b[:aligned], b, rules.temperature)
@@ -289,8 +293,8 @@ class _CrossViewTraining(SplitTraining):
         given = torch.cat([given, _unknown(len(view_a) - len(a), given)])
 
         logits_a, logits_b = (
-            world.active.modules[f"top_{name}"]([view])
-            for name, view in ((world.active.name, view_a), (passive, view_b))
+            federation.active.modules[f"top_{name}"]([view])
+            for name, view in ((federation.active.name, view_a), (passive, view_b))
         )
         logits = self.top([view_a, view_b])
         pseudo = agreed([logits, logits_a, logits_b], rules.threshold)

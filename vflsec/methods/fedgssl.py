@@ -37,8 +37,8 @@ class FedGSSL(HybridSSL):
         *BOTH_DIFFERS,
         *PRETRAINING_DIFFERS,
     )
-    sends = {"pretrain": frozenset({Kind.EMBEDDING}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
-    shows = {**SHOWS, "passive": SHOWS["passive"] | {Need.EMBEDDINGS}}  # noqa: RUF012
+    messages = {"pretrain": frozenset({Kind.EMBEDDING}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
+    visible_to = {**SHOWS, "passive": SHOWS["passive"] | {Need.EMBEDDINGS}}  # noqa: RUF012
     cross, local = True, True
 
 

@@ -39,8 +39,8 @@ class FedHSSL(HybridSSL):
         *BOTH_DIFFERS,
         *PRETRAINING_DIFFERS,
     )
-    sends = {"pretrain": frozenset({Kind.EMBEDDING, Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
-    shows = {  # noqa: RUF012
+    messages = {"pretrain": frozenset({Kind.EMBEDDING, Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
+    visible_to = {  # noqa: RUF012
         **{side: own | {Need.EMBEDDINGS, Need.PARAMETERS} for side, own in SHOWS.items()},
         SERVER: frozenset({Need.PARAMETERS}),
     }

@@ -42,8 +42,8 @@ class FedLocal(HybridSSL):
         "With pma=true a server averages top encoders, projectors and predictors (MoCo has none), with BatchNorm's "
         "running statistics, and each party has the same weight; table V of the paper does not name projectors.",
     )
-    sends = {"pretrain": frozenset({Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
-    shows = {  # noqa: RUF012
+    messages = {"pretrain": frozenset({Kind.PARAMETERS}), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar above)
+    visible_to = {  # noqa: RUF012
         **{side: own | {Need.PARAMETERS} for side, own in SHOWS.items()},
         SERVER: frozenset({Need.PARAMETERS}),
     }
@@ -51,9 +51,9 @@ class FedLocal(HybridSSL):
     cross, local = False, True
 
     @classmethod
-    def says(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
+    def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
         """Return the kinds of messages; pre-training is silent without ``pma``."""
-        return super().says(phase, options) if phase != "pretrain" or options.get("pma") else frozenset()
+        return super().messages_in(phase, options) if phase != "pretrain" or options.get("pma") else frozenset()
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.party import Party
 from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.nn.encoders import build_encoder
@@ -30,12 +30,12 @@ class FedSplitNN(SplitMethod):
         "settings are those of its fine-tuning.",
         "With train.local_steps above 1 it is FedBCD.",
     )
-    sends = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    messages = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
 
-    def build_party(self, party: Party, world: World) -> None:
+    def build_party(self, party: Party, federation: Federation) -> None:
         """Draw the bottom model."""
-        party.modules["bottom"] = build_encoder(party.layout, self.model_spec, world.n_classes)
+        party.modules["bottom"] = build_encoder(party.layout, self.model_spec, federation.n_classes)
 
-    def updates(self, world: World) -> int:
+    def updates(self, federation: Federation) -> int:
         """Return the number of epochs, times the local steps: a row is in one batch of each epoch."""
-        return self.train_spec.n_epochs(world.n_rows("train")) * self.train_spec.local_steps
+        return self.train_spec.n_epochs(federation.n_rows("train")) * self.train_spec.local_steps

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
 from vflsec.core.protocol import Boundary
@@ -29,14 +29,14 @@ class HeadTraining(SplitTraining):
 
     def __init__(
         self,
-        world: World,
+        federation: Federation,
         bottoms: Mapping[str, nn.Module],
         top: nn.Module,
         boundaries: Mapping[str, Boundary],
         spec: TrainSpec,
         alter: Mapping[str, Alter],
     ) -> None:
-        super().__init__(world, bottoms, top, boundaries, spec)
+        super().__init__(federation, bottoms, top, boundaries, spec)
         self.alter = alter
         self._noise: dict[str, torch.Generator] = {}
         self._sent: dict[str, Embedded] = {}  # by split
@@ -47,8 +47,8 @@ class HeadTraining(SplitTraining):
         if not self.alter:
             self._sent["train"] = self._all("train", phase)
         for name in self.alter:
-            self._noise[name] = generator(self.world.seed, "views", phase, name, device=self.world.device)
-        selection = selection_split(self.spec, self.world)
+            self._noise[name] = generator(self.federation.seed, "views", phase, name, device=self.federation.device)
+        selection = selection_split(self.spec, self.federation)
         if selection:
             self._sent[selection] = self._all(selection, "validate")
         return super().fit(phase, progress)
@@ -60,7 +60,7 @@ class HeadTraining(SplitTraining):
             return super().predict(split, phase)
         self._switch(training=False)
         own, arrived = self._sent[split]
-        return self.world.active.defenses.decoded(self.top([own, *self._received(arrived)]))
+        return self.federation.active.defenses.decode_logits(self.top([own, *self._received(arrived)]))
 
     def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
         """Take as many steps of the head on one batch as there are local steps."""
@@ -83,7 +83,7 @@ class HeadTraining(SplitTraining):
 
     def _all(self, split: str, phase: str) -> Embedded:
         """Have every row of ``split`` sent, in batches and in order."""
-        everybody = torch.arange(self.world.n_rows(split), device=self.world.device)
+        everybody = torch.arange(self.federation.n_rows(split), device=self.federation.device)
         steps = [Step(k, phase, rows, split=split) for k, rows in enumerate(torch.split(everybody, self.spec.batch))]
         own, arrived = zip(*map(self._exchange, steps), strict=True)
         return torch.cat(own), {name: torch.cat([h[name] for h in arrived]) for name in arrived[0]}
@@ -92,17 +92,17 @@ class HeadTraining(SplitTraining):
     def _exchange(self, step: Step) -> Embedded:
         """Every party embeds the rows of ``step``, those that train the head altered if need be; they go up."""
         embedded = {}
-        for party in self.world.parties.values():
+        for party in self.federation.parties.values():
             x = self._fed(party, step)
             if party.name in self.alter and step.split == "train":
                 x = self.alter[party.name](x, self._noise[party.name])
             embedded[party.name] = self.bottoms[party.name](x)  # (B, d)
-        own = embedded.pop(self.world.active.name)
+        own = embedded.pop(self.federation.active.name)
         return own, {name: self._up(name, h, step) for name, h in embedded.items()}
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizer of what the active party holds besides its bottom model; there is no other."""
-        held = self.world.active.modules
+        held = self.federation.active.modules
         return [self.spec.optimize(p for role, module in held.items() if role != "bottom" for p in module.parameters())]
 
     def _switch(self, *, training: bool) -> None:

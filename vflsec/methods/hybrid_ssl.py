@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vflsec.core import hooks, registry
 from vflsec.core.checks import non_negative, positive, unknown
 from vflsec.core.errors import Diverged, UsageError
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, Kind, Message
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
@@ -120,9 +120,9 @@ class HybridSSL(SplitMethod):
     """
 
     phases = ("pretrain", "finetune")
-    keeps = frozenset({"encoders", "shared"})
+    stored_modules = frozenset({"encoders", "shared"})
     learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012  (declared ClassVar in the base)
-    late = frozenset({"boundary", "encoders", "pool"})
+    last_phase_options = frozenset({"boundary", "encoders", "pool"})
     joint = frozenset({"pma", "average"})
     encoder = "auto"
     ssl: ClassVar[type[Siamese]]
@@ -178,43 +178,47 @@ class HybridSSL(SplitMethod):
         """Global iterations, batch and learning rate."""
         return PretrainSpec(epochs=self.iterations, batch=self.batch, lr=self.lr)
 
-    def build_party(self, party: Party, world: World) -> None:
+    def build_party(self, party: Party, federation: Federation) -> None:
         """Draw encoders, each from a stream of its own: a step left out changes nothing in the other."""
         encoders = {}
         for role in ("local", "cross"):
             if not getattr(self, role):
                 continue
-            with drawing(world.seed, "model", party.name, role):
-                encoder = build_encoder(party.layout, self.model_spec, world.n_classes)
+            with drawing(federation.seed, "model", party.name, role):
+                encoder = build_encoder(party.layout, self.model_spec, federation.n_classes)
                 tower = self.ssl(encoder, encoder.width, **self.tower_options)
             encoders[role] = tower.encoder
-            self._towers[role][party.name] = tower.to(world.device)
+            self._towers[role][party.name] = tower.to(federation.device)
         party.modules["encoders"] = nn.ModuleDict(encoders)
         if self.pma:
             party.modules["shared"] = Snapshot(self._towers["local"][party.name].shared())
 
     @classmethod
-    def says(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
+    def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
         """Return the kinds of messages; a protocol that masks models also sends keys and masked words."""
-        masked = Kind.PARAMETERS in cls.sends[cls.phases[0]] and options.get("average", PLAIN) != PLAIN
+        masked = Kind.PARAMETERS in cls.messages[cls.phases[0]] and options.get("average", PLAIN) != PLAIN
         more = {Kind.CIPHERTEXT, Kind.CONTROL} if masked and phase == "pretrain" else set()
-        return super().says(phase, options) | more
+        return super().messages_in(phase, options) | more
 
     def observers(self) -> tuple[str, ...]:
         """Return the server, if models are averaged."""
         return (SERVER,) if self.pma else ()
 
-    def shared(self, world: World) -> Mapping[str, Tensor]:
+    def shared(self, federation: Federation) -> Mapping[str, Tensor]:
         """Return the learned parameters (P,) that each party brought to the last average, before its defenses."""
-        return {name: party.modules["shared"].get_buffer("values") for name, party in world.parties.items() if self.pma}
+        return {
+            name: party.modules["shared"].get_buffer("values") for name, party in federation.parties.items() if self.pma
+        }
 
-    def check(self, world: World) -> None:
+    def check(self, federation: Federation) -> None:
         """Raise UsageError if the parties' top encoders cannot be averaged, or rows for a step are lacking."""
-        super().check(world)
+        super().check(federation)
         if self.pma:
-            self._average(world)
-        if self.cross and world.n_rows("aligned") < 2:
-            raise UsageError(f"{self.name} expects two aligned rows, got {world.n_rows('aligned')}: raise data.aligned")
+            self._average(federation)
+        if self.cross and federation.n_rows("aligned") < 2:
+            raise UsageError(
+                f"{self.name} expects two aligned rows, got {federation.n_rows('aligned')}: raise data.aligned"
+            )
 
     def representation(self, party: Party) -> nn.Module:
         """Return the pooled outputs of the party's encoders."""
@@ -223,21 +227,23 @@ class HybridSSL(SplitMethod):
         chosen = [found["local"]] if self.encoders == "local" and "local" in found else list(found.values())
         return Pooled(chosen, self.pool)
 
-    def assembled(self, world: World, names: Collection[str], messages: Iterable[Message]) -> Mapping[str, nn.Module]:
+    def assembled(
+        self, federation: Federation, names: Collection[str], messages: Iterable[Message]
+    ) -> Mapping[str, nn.Module]:
         """Return, of two parties with averaged models, the other's top encoder behind the own bottom encoder.
 
         The mean of two models is known to both parties: twice the mean less what the party sent is what the other one
         sent, in the last global iteration.
         """
-        if not self.pma or len(world.parties) != 2 or len(names) != 1:
+        if not self.pma or len(federation.parties) != 2 or len(names) != 1:
             return {}
         (own,) = names
-        (other,) = set(world.parties) - {own}
+        (other,) = set(federation.parties) - {own}
         messages = list(messages)
         mean, sent = parameters(messages, sender=SERVER, receiver=own), parameters(messages, sender=own)
         if not mean:
             return {}
-        encoders = world.parties[own].modules["encoders"]
+        encoders = federation.parties[own].modules["encoders"]
         assert isinstance(encoders, nn.ModuleDict)
         encoder = copy.deepcopy(encoders["local"])
         state = encoder.state_dict()
@@ -248,36 +254,42 @@ class HybridSSL(SplitMethod):
         encoder.load_state_dict({**state, **found})
         return {f"own bottom, {other}'s top encoder": encoder.eval()}
 
-    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Pre-train, or fine-tune."""
-        return self._pretrain(phase, world, progress) if phase == "pretrain" else super().train(phase, world, progress)
+        return (
+            self._pretrain(phase, federation, progress)
+            if phase == "pretrain"
+            else super().train(phase, federation, progress)
+        )
 
-    def _pretrain(self, phase: str, world: World, progress: Progress) -> list[float]:
+    def _pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Algorithm 1; a killed run goes on after the last finished global iteration."""
-        cross, local, optimizers = self._steps(world)
-        average = self._average(world) if self.pma else None
+        cross, local, optimizers = self._steps(federation)
+        average = self._average(federation) if self.pma else None
         modules = {f"{role}/{name}": tower for role, own in self._towers.items() for name, tower in own.items()}
-        kept = {f"shared/{name}": party.modules["shared"] for name, party in world.parties.items() if average}
-        history = world.checkpoint.restore({**modules, **kept}, optimizers, world.channel)
+        kept = {f"shared/{name}": party.modules["shared"] for name, party in federation.parties.items() if average}
+        history = federation.checkpoint.restore({**modules, **kept}, optimizers, federation.channel)
         for iteration in range(len(history), self.iterations):
-            world.begin(phase, iteration)
+            federation.begin(phase, iteration)
             for optimizer in optimizers:
                 optimizer.param_groups[0]["lr"] = self.lr * 0.5 * (1 + math.cos(math.pi * iteration / self.iterations))
             passes = [step.steps(phase, iteration) for step in cross]
-            passes += [step.steps(world.seed, phase, name, iteration) for name, step in local.items()]
+            passes += [step.steps(federation.seed, phase, name, iteration) for name, step in local.items()]
             losses = [float(loss) for loss in (_in_turn(passes) if self.interleave else chain(*passes))]
             if average:
                 for name, shared in self._shared().items():
-                    world.parties[name].modules["shared"].get_buffer("values").copy_(learned(shared))
+                    federation.parties[name].modules["shared"].get_buffer("values").copy_(learned(shared))
                 average.run(self._shared(), step=iteration, phase=phase)
             history.append(sum(losses) / len(losses))
             if not history[-1] < float("inf"):
                 raise Diverged(f"the loss is {history[-1]} after iteration {iteration + 1}: lower train.pretrain.lr")
-            world.checkpoint.save({**modules, **kept}, optimizers, history, world.channel)
+            federation.checkpoint.save({**modules, **kept}, optimizers, history, federation.channel)
             progress(phase, iteration + 1, self.iterations)
         return history
 
-    def _steps(self, world: World) -> tuple[list[CrossPartySSL], dict[str, LocalSSL], list[torch.optim.Optimizer]]:
+    def _steps(
+        self, federation: Federation
+    ) -> tuple[list[CrossPartySSL], dict[str, LocalSSL], list[torch.optim.Optimizer]]:
         """Steps 1 and 2, and the optimizers of all towers."""
         optimizers = {
             role: {name: self._optimizer(tower) for name, tower in own.items()} for role, own in self._towers.items()
@@ -285,10 +297,10 @@ class HybridSSL(SplitMethod):
         cross = []
         if self.cross:
             steps = partial(CrossPartySSL, batch=self.batch, updates=self.local_updates)
-            cross.append(steps(world, self._towers["cross"], optimizers["cross"]))
+            cross.append(steps(federation, self._towers["cross"], optimizers["cross"]))
         local = {}
         for name, tower in self._towers["local"].items():
-            party = world.parties[name]
+            party = federation.parties[name]
             rows = torch.cat([party.features["aligned"], party.features["local"]])
             local[name] = LocalSSL(
                 rows,
@@ -310,10 +322,10 @@ class HybridSSL(SplitMethod):
         """What step 3 averages: local top encoder, projector and predictor of each party."""
         return {name: tower.shared() for name, tower in self._towers["local"].items()}
 
-    def _average(self, world: World) -> Any:
-        noise = partial(generator, world.seed, "noise", SERVER, device=world.device)
-        server = Party(SERVER, {}, world.channel, noise=noise)
-        average = registry.build("protocols", self.average, list(world.parties.values()), server)
+    def _average(self, federation: Federation) -> Any:
+        noise = partial(generator, federation.seed, "noise", SERVER, device=federation.device)
+        server = Party(SERVER, {}, federation.channel, noise=noise)
+        average = registry.build("protocols", self.average, list(federation.parties.values()), server)
         average.check(self._shared())
         return average
 

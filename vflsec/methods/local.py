@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
 from vflsec.methods.local_training import LocalTraining, labelled_rows, local_model, logits
@@ -27,21 +27,21 @@ class Local(Method):
     name = "local"
     reference = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 5, baseline Local-A"
     differs = ("Encoder and training follow model and train; the paper names no settings for Local-A.",)
-    sends = {"train": frozenset()}  # noqa: RUF012  (declared ClassVar in the base class)
-    shows = {}  # noqa: RUF012
+    messages = {"train": frozenset()}  # noqa: RUF012  (declared ClassVar in the base class)
+    visible_to = {}  # noqa: RUF012
 
-    def build(self, world: World) -> None:
+    def build(self, federation: Federation) -> None:
         """Draw the active party's encoder and head."""
-        world.active.modules["local"] = local_model(world, self.model_spec)
+        federation.active.modules["local"] = local_model(federation, self.model_spec)
 
-    def check(self, world: World) -> None:
+    def check(self, federation: Federation) -> None:
         """Raise UsageError if validation rows are needed, and there are none."""
-        selection_split(self.train_spec, world)
+        selection_split(self.train_spec, federation)
 
-    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Fit the model and return its mean loss by epoch."""
-        rows, labels = labelled_rows(world)
-        training = LocalTraining(world, world.active.modules["local"], rows, labels, self.train_spec)
+        rows, labels = labelled_rows(federation)
+        training = LocalTraining(federation, federation.active.modules["local"], rows, labels, self.train_spec)
         history: list[float] = []
         while not training.state.done:
             history.append(training.epoch())
@@ -49,9 +49,9 @@ class Local(Method):
         training.finish()
         return history
 
-    def predict(self, world: World, split: str) -> Tensor:
+    def predict(self, federation: Federation, split: str) -> Tensor:
         """Return logits (n, C) from the active party's columns alone."""
-        return logits(world.active.modules["local"], world.active.features[split])
+        return logits(federation.active.modules["local"], federation.active.features[split])
 
     def representation(self, party: Party) -> nn.Module:
         """Return the active party's encoder; any other party has its columns and no model."""

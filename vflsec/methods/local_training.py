@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.core.errors import Diverged
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.metrics import METRICS
 from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
@@ -28,7 +28,7 @@ class LocalTraining:
     all that it takes to go on after a kill.
 
     Args:
-        world: for its seed, device and metric, and the active party's held-out rows where an epoch is to be chosen.
+        federation: for its seed, device and metric, and the active party's held-out rows to choose an epoch on.
         model: maps rows (B, d) to logits (B, C).
         rows: (n, d).
         labels: (n,) class numbers, or (n, C) probabilities.
@@ -45,7 +45,7 @@ class LocalTraining:
 
     def __init__(
         self,
-        world: World,
+        federation: Federation,
         model: nn.Module,
         rows: Tensor,
         labels: Tensor,
@@ -53,14 +53,16 @@ class LocalTraining:
         *,
         defenses: DefenseStack | None = None,
     ) -> None:
-        self.world = world
+        self.federation = federation
         self.defenses = defenses or DefenseStack()
         self.model = model
         self.rows = rows
         self.labels = labels
         self.spec = spec
-        self.selection = selection_split(spec, world)
-        self.state = EarlyStopping(model, epochs=spec.n_epochs(len(labels)), patience=spec.patience).to(world.device)
+        self.selection = selection_split(spec, federation)
+        self.state = EarlyStopping(model, epochs=spec.n_epochs(len(labels)), patience=spec.patience).to(
+            federation.device
+        )
         self.optimizer = spec.optimize(model.parameters())
 
     def epoch(self) -> float:
@@ -72,10 +74,10 @@ class LocalTraining:
         number, spec = int(self.state.epoch), self.spec
         for group in self.optimizer.param_groups:
             group["lr"] = spec.rate(number, self.state.epochs)
-        order = generator(self.world.seed, "batches", "local", number)
+        order = generator(self.federation.seed, "batches", "local", number)
         self.model.train()
-        total = torch.zeros((), device=self.world.device)
-        for batch in batches(len(self.labels), spec.batch, order, self.world.device):
+        total = torch.zeros((), device=self.federation.device)
+        for batch in batches(len(self.labels), spec.batch, order, self.federation.device):
             loss = F.cross_entropy(self.model(self.rows[batch]), self.labels[batch])
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -96,37 +98,37 @@ class LocalTraining:
 
     def _score(self, split: str) -> float:
         """The headline metric on the active party's own columns of ``split``."""
-        own = self.world.active
+        own = self.federation.active
         z = logits(self.model, own.features[split])
         if not torch.isfinite(z).all():
             raise Diverged(f"the local model predicts values that are not finite on {split} rows: lower train.lr")
-        read = self.defenses.decoded(z)
-        return METRICS[self.world.metric](read.cpu().numpy(), own.labels[split].cpu().numpy())
+        read = self.defenses.decode_logits(z)
+        return METRICS[self.federation.metric](read.cpu().numpy(), own.labels[split].cpu().numpy())
 
 
-def local_model(world: World, spec: ModelSpec) -> nn.Sequential:
+def local_model(federation: Federation, spec: ModelSpec) -> nn.Sequential:
     """Draw the active party's model of its own: ``encoder``, and a ``head`` as it would follow if there were no others.
 
     Its stream is not that of the federation's models, so that two models of the active party are independent draws.
     """
-    with drawing(world.seed, "model", world.active.name, "alone"):
-        encoder = build_encoder(world.active.layout, spec, world.n_classes)
+    with drawing(federation.seed, "model", federation.active.name, "alone"):
+        encoder = build_encoder(federation.active.layout, spec, federation.n_classes)
         top = Top(
             [encoder.width],
-            world.n_classes,
+            federation.n_classes,
             aggregation=spec.aggregation,
             head=spec.head,
             hidden=spec.head_hidden,
         )
-    return nn.Sequential(OrderedDict(encoder=encoder, head=top.head)).to(world.device)
+    return nn.Sequential(OrderedDict(encoder=encoder, head=top.head)).to(federation.device)
 
 
-def labelled_rows(world: World) -> tuple[Tensor, Tensor]:
+def labelled_rows(federation: Federation) -> tuple[Tensor, Tensor]:
     """Return the active party's columns (n, d) and labels (n,) of all rows that it may learn from, aligned or not.
 
     Of its unaligned rows, where it knows their labels; of no row that is kept for validation.
     """
-    own = world.active
+    own = federation.active
     known = len(own.labels["local"])  # none where labels are scarce
     rows = torch.cat([own.features["train"], own.features["local"][:known]])
     return rows, torch.cat([own.labels["train"], own.labels["local"]])

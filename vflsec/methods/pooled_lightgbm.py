@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vflsec.core.checks import positive
 from vflsec.core.errors import UsageError
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.seeds import derive
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.pooled_method import PooledMethod
@@ -72,30 +72,30 @@ class PooledLightGBM(PooledMethod):
         """Return the module that holds the trees, none as yet."""
         return _Trees(n_classes)
 
-    def check(self, world: World) -> None:
+    def check(self, federation: Federation) -> None:
         """Raise UsageError if LightGBM is not installed."""
         _lightgbm()
 
-    def fit_model(self, model: nn.Module, world: World) -> None:
+    def fit_model(self, model: nn.Module, federation: Federation) -> None:
         """Grow the trees on one thread, so that the sums in them do not depend on how many there are."""
-        lightgbm, labels = _lightgbm(), world.active.labels
-        several = world.n_classes > 2
+        lightgbm, labels = _lightgbm(), federation.active.labels
+        several = federation.n_classes > 2
         parameters = {
             "objective": "multiclass" if several else "binary",
-            "num_class": world.n_classes if several else 1,
+            "num_class": federation.n_classes if several else 1,
             "learning_rate": self.learning_rate,
             "num_leaves": self.leaves,
             "min_data_in_leaf": self.leaf_rows,
-            "seed": derive(world.seed, "lightgbm") % 2**31,
+            "seed": derive(federation.seed, "lightgbm") % 2**31,
             "deterministic": True,
             "force_row_wise": True,
             "num_threads": 1,
             "verbosity": -1,
         }
         sets = {
-            split: lightgbm.Dataset(self.pooled(world, split).cpu().numpy(), labels[split].cpu().numpy())
+            split: lightgbm.Dataset(self.pooled(federation, split).cpu().numpy(), labels[split].cpu().numpy())
             for split in ("train", "val")
-            if world.n_rows(split)
+            if federation.n_rows(split)
         }
         held_out = [sets["val"]] if "val" in sets else []
         stop = [lightgbm.early_stopping(self.patience, verbose=False)] if held_out else []

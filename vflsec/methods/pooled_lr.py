@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from torch import Tensor, nn
 
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.seeds import derive
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.pooled_method import PooledMethod
@@ -54,11 +54,11 @@ class PooledLogisticRegression(PooledMethod):
         """Return the linear map; in double precision, as it is fitted."""
         return _Linear(columns, n_classes)
 
-    def fit_model(self, model: nn.Module, world: World) -> None:
+    def fit_model(self, model: nn.Module, federation: Federation) -> None:
         """Choose C on folds, then fit on all training rows."""
-        x, y = self.pooled(world, "train").cpu().double().numpy(), world.active.labels["train"].cpu().numpy()
+        x, y = self.pooled(federation, "train").cpu().double().numpy(), federation.active.labels["train"].cpu().numpy()
         folds = min(self.folds, int(np.bincount(y).min()))
-        penalty = self._penalty(x, y, folds, derive(world.seed, "folds") % 2**32) if folds > 1 else 1.0
+        penalty = self._penalty(x, y, folds, derive(federation.seed, "folds") % 2**32) if folds > 1 else 1.0
         found = LogisticRegression(C=penalty, max_iter=ITERATIONS).fit(x, y)
         assert isinstance(model, _Linear)
         model.take(found.coef_, found.intercept_)

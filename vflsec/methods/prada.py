@@ -11,7 +11,7 @@ from torch import nn
 from vflsec.core import hooks
 from vflsec.core.checks import non_negative, positive, positive_or_none
 from vflsec.core.errors import UsageError
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.message import SOURCE, Kind
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
@@ -43,7 +43,7 @@ class PrADA(FeatureGroupMethod):
 
     Attacks are on A's people. In pre-training C and B exchange messages about B's people: an attack on labels that
     needs gradients and strikes at ``@pretrain`` is on B's labels, and ``--adversary source`` attacks C's columns of B's
-    people there. Sabotage begins in pre-training.
+    people there. Attacks on integrity begin in pre-training.
 
     Source: PrADA (Kang et al. 2022, "Privacy-preserving Federated Adversarial Domain Adaptation over Feature Groups for
     Interpretability"), sections 5 and 6, algorithms 1 and 2; its authors' code.
@@ -88,11 +88,11 @@ class PrADA(FeatureGroupMethod):
         "and momentum.",
     )
     phases = ("pretrain", "finetune")
-    sends = {"pretrain": SPLIT, "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    messages = {"pretrain": SPLIT, "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     learns = {"pretrain": hooks.SPLIT_LEARNING, "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012
-    keeps = frozenset({"bottom"})
-    late = frozenset({"finetune_extractors"})
-    elsewhere = frozenset({"pretrain"})
+    stored_modules = frozenset({"bottom"})
+    last_phase_options = frozenset({"finetune_extractors"})
+    source_phases = frozenset({"pretrain"})
 
     def __init__(
         self,
@@ -135,53 +135,53 @@ class PrADA(FeatureGroupMethod):
         return PretrainSpec(epochs=spec.epochs, batch=spec.batch, lr=spec.lr)
 
     @classmethod
-    def says(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
+    def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
         """Return the kinds of messages: with extractors that stay, no gradient comes back in fine-tuning."""
         stay = phase != "pretrain" and not options.get("finetune_extractors", True)
-        return frozenset({Kind.EMBEDDING}) if stay else super().says(phase, options)
+        return frozenset({Kind.EMBEDDING}) if stay else super().messages_in(phase, options)
 
-    def build(self, world: World) -> None:
+    def build(self, federation: Federation) -> None:
         """Draw A's and C's models, C's discriminators, and B's logistic regression."""
-        super().build(world)
-        if world.source is None:
+        super().build(federation)
+        if federation.source is None:
             raise UsageError(f"{self.name} expects a source to learn from, got none: add --dataset census-domains")
-        source = self.source_world(world)
+        source = self.source_federation(federation)
         source.active.modules["bottom"] = Columns(source.active.n_features)
         self._source_boundaries = self.connect(source, self.pretrain_spec, _rows(source), "top", "source")
-        for party in world.passive:
-            with drawing(world.seed, "model", party.name, "discriminators"):
+        for party in federation.passive:
+            with drawing(federation.seed, "model", party.name, "discriminators"):
                 found = self.discriminators(party.modules["bottom"])
             party.modules["discriminators"] = found
-        for party in world.everybody:
-            party.modules.to(world.device)
+        for party in federation.everybody:
+            party.modules.to(federation.device)
 
     def discriminators(self, bottom: nn.Module) -> DomainDiscriminators:
         """Draw what tells the domains apart by the outputs of a passive party's extractors."""
         assert isinstance(bottom, FeatureGroups)
         return DomainDiscriminators(bottom.widths)
 
-    def source_world(self, world: World) -> World:
-        """Return the world of pre-training: the source is its active party."""
-        assert world.source is not None
-        parties = {party.name: party for party in (world.source, *world.passive)}
-        return World(
+    def source_federation(self, federation: Federation) -> Federation:
+        """Return the federation of pre-training: the source is its active party."""
+        assert federation.source is not None
+        parties = {party.name: party for party in (federation.source, *federation.passive)}
+        return Federation(
             parties,
-            world.channel,
-            world.n_classes,
-            world.metric,
-            world.seed,
-            world.device,
-            malicious=world.malicious,
-            checkpoint=world.checkpoint,
+            federation.channel,
+            federation.n_classes,
+            federation.metric,
+            federation.seed,
+            federation.device,
+            malicious=federation.malicious,
+            checkpoint=federation.checkpoint,
         )
 
     def observers(self) -> tuple[str, ...]:
         """Return the source."""
         return (SOURCE,)
 
-    def planned(self, phase: str, world: World) -> int | None:
+    def planned(self, phase: str, federation: Federation) -> int | None:
         """Return the number of epochs: in each, every row of that phase crosses once."""
-        return self.pretrain_spec.epochs if phase == "pretrain" else super().planned(phase, world)
+        return self.pretrain_spec.epochs if phase == "pretrain" else super().planned(phase, federation)
 
     def record(self, folder: Path) -> None:
         """Record every boundary; those of the source in a folder ``source``."""
@@ -199,23 +199,23 @@ class PrADA(FeatureGroupMethod):
         """Return whether fine-tuning leaves the extractors."""
         return not self.finetune_extractors
 
-    def cryptography(self, world: World) -> float:
+    def cryptography(self, federation: Federation) -> float:
         """Return about how many CPU seconds the protocols at the cut layer take for the batches of both phases."""
-        batches = self.pretrain_spec.n_batches(_rows(self.source_world(world)))
-        return sum(one.seconds(batches) for one in self._source_boundaries.values()) + super().cryptography(world)
+        batches = self.pretrain_spec.n_batches(_rows(self.source_federation(federation)))
+        return sum(one.seconds(batches) for one in self._source_boundaries.values()) + super().cryptography(federation)
 
-    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Pre-train, or fine-tune."""
         if phase == "pretrain":
-            return self.adversarial(world).fit(phase, progress)
-        with drawing(world.seed, "dropout", phase):
-            return super().train(phase, world, progress)
+            return self.adversarial(federation).fit(phase, progress)
+        with drawing(federation.seed, "dropout", phase):
+            return super().train(phase, federation, progress)
 
-    def adversarial(self, world: World) -> AdversarialTraining:
+    def adversarial(self, federation: Federation) -> AdversarialTraining:
         """Return the pre-training."""
-        source = self.source_world(world)
+        source = self.source_federation(federation)
         discriminators = {}
-        for party in world.passive:
+        for party in federation.passive:
             found = party.modules["discriminators"]
             assert isinstance(found, DomainDiscriminators)
             discriminators[party.name] = found
@@ -232,9 +232,9 @@ class PrADA(FeatureGroupMethod):
             alternating=self.alternating,
         )
 
-    def split(self, world: World) -> SplitTraining:
+    def split(self, federation: Federation) -> SplitTraining:
         """Return the fine-tuning."""
-        return super().split(world) if self.finetune_extractors else self.head_alone(world)
+        return super().split(federation) if self.finetune_extractors else self.head_alone(federation)
 
 
 class PrADAWithoutIR(PrADA):
@@ -291,15 +291,15 @@ class PrADAWithoutDAFGIR(FeatureGroupMethod):
         *FeatureGroupMethod.differs,
         "The extractor sends four numbers, as in the authors' code; the paper does not say how many.",
     )
-    sends = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    messages = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     grouped = False
 
-    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Run split learning, with a stream of its own for what Dropout draws."""
-        with drawing(world.seed, "dropout", phase):
-            return super().train(phase, world, progress)
+        with drawing(federation.seed, "dropout", phase):
+            return super().train(phase, federation, progress)
 
 
-def _rows(source: World) -> int:
+def _rows(source: Federation) -> int:
     """How many the source learns from."""
     return len(source.active.labels["source"])

@@ -25,12 +25,12 @@ class SharedHeadTraining(SplitTraining):
             UsageError: a boundary cannot carry one of them.
         """
         self._switch(training=False)  # a look at rows is no training: running statistics stay
-        for party in self.world.passive:
+        for party in self.federation.passive:
             bottom, boundary = self.bottoms[party.name], self.boundaries[party.name]
             assert isinstance(bottom, Frozen)
             if isinstance(boundary, LinearBoundary):
                 columns = party.layout.names if isinstance(bottom.model, Columns) else None
-                for split in self.world.active.labels:
+                for split in self.federation.active.labels:
                     boundary.check(bottom(party.features[split]), columns)
         return super().fit(phase, progress)
 

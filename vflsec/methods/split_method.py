@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vflsec.core import hooks, registry
 from vflsec.core.errors import UsageError
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
 from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
@@ -49,7 +49,7 @@ class SplitMethod(Method):
         logistic: whether the head of two classes has one output.
     """
 
-    shows = SHOWS
+    visible_to = SHOWS
     shares_head: ClassVar[bool] = True
     logistic: ClassVar[bool] = False
 
@@ -59,67 +59,67 @@ class SplitMethod(Method):
         self._boundaries: dict[str, Boundary] = {}
 
     @abstractmethod
-    def build_party(self, party: Party, world: World) -> None:
+    def build_party(self, party: Party, federation: Federation) -> None:
         """Give ``party`` what it has below the cut layer; layers draw from a stream of the party's own."""
 
-    def build(self, world: World) -> None:
+    def build(self, federation: Federation) -> None:
         """Draw each party's models, and the active party's top model, from streams of their own."""
-        for party in world.parties.values():
-            with drawing(world.seed, "model", party.name):
-                self.build_party(party, world)
-        self._boundaries = self.connect(world, self.train_spec, world.n_rows("train"), "top")
-        for party in world.parties.values():
-            party.modules.to(world.device)
+        for party in federation.parties.values():
+            with drawing(federation.seed, "model", party.name):
+                self.build_party(party, federation)
+        self._boundaries = self.connect(federation, self.train_spec, federation.n_rows("train"), "top")
+        for party in federation.parties.values():
+            party.modules.to(federation.device)
 
-    def connect(self, world: World, train: TrainSpec, rows: int, *stream: str) -> dict[str, Boundary]:
+    def connect(self, federation: Federation, train: TrainSpec, rows: int, *stream: str) -> dict[str, Boundary]:
         """Draw the active party's top model from ``stream``, and return its boundary to each passive party by name.
 
         What a boundary itself learns follows ``train``, over so many ``rows``.
         """
         spec = self.model_spec
         boundaries: dict[str, Boundary] = {}
-        with drawing(world.seed, "model", *stream):
-            world.active.modules["top"] = Top(
-                [self.width(party) for party in world.parties.values()],
-                world.n_classes,
+        with drawing(federation.seed, "model", *stream):
+            federation.active.modules["top"] = Top(
+                [self.width(party) for party in federation.parties.values()],
+                federation.n_classes,
                 aggregation=spec.aggregation,
                 head=spec.head,
                 hidden=spec.head_hidden,
                 logistic=self.logistic,
             )
-        name, options = self._protocol(world)
-        for party in world.passive:
-            boundaries[party.name] = registry.build("protocols", name, party, world.active, **options)
+        name, options = self._protocol(federation)
+        for party in federation.passive:
+            boundaries[party.name] = registry.build("protocols", name, party, federation.active, **options)
         if any(isinstance(boundary, LinearBoundary) for boundary in boundaries.values()):
-            self._share_head(world, boundaries, train, rows, *stream[1:])
-        for party in world.passive:
+            self._share_head(federation, boundaries, train, rows, *stream[1:])
+        for party in federation.passive:
             role = "_".join(["boundary", *stream[1:], party.name])
             for owner, module in boundaries[party.name].modules().items():  # stored with its owner's own models
-                world.parties[owner].modules[role] = module
-        self._prepare(world)
+                federation.parties[owner].modules[role] = module
+        self._prepare(federation)
         return boundaries
 
-    def _protocol(self, world: World) -> tuple[str, dict[str, Any]]:
+    def _protocol(self, federation: Federation) -> tuple[str, dict[str, Any]]:
         """Name and options of the protocol at the cut layer: a defence's own goes before the method's."""
-        own = world.active.defenses.protocols()
+        own = federation.active.defenses.protocols()
         if len(own) > 1 or (own and self.boundary != "plain"):
             raise UsageError("expected one protocol at the cut layer, got several: leave all but one out")
         return own[0] if own else (self.boundary, {})
 
     def _share_head(
-        self, world: World, boundaries: Mapping[str, Boundary], train: TrainSpec, rows: int, *stream: str
+        self, federation: Federation, boundaries: Mapping[str, Boundary], train: TrainSpec, rows: int, *stream: str
     ) -> None:
         """Give each linear boundary the part of the head that reads its party's embedding.
 
         The whole head was drawn first, so that training starts where it does at a plain boundary.
         """
-        spec, top = self.model_spec, world.active.modules["top"]
+        spec, top = self.model_spec, federation.active.modules["top"]
         if not self.shares_head or (spec.head, spec.aggregation) != ("linear", "concat"):
             way_out = "set model.head=linear and model.aggregation=concat" if self.shares_head else "take fedsplitnn"
             raise UsageError(
                 f"expected a linear head over concatenated embeddings, got another in {self.name}: {way_out}"
             )
-        changing = [d.name for party in world.parties.values() for d in party.defenses.using(hooks.UPDATE)]
+        changing = [d.name for party in federation.parties.values() for d in party.defenses.using(hooks.UPDATE)]
         if changing:
             raise UsageError(
                 f"expected no defense of updates beside an encrypted head, got {changing[0]}: the head's weights learn "
@@ -132,25 +132,25 @@ class SplitMethod(Method):
             )
         assert isinstance(top, Top)
         assert isinstance(top.head, nn.Linear)
-        widths = [self.width(party) for party in world.parties.values()]
+        widths = [self.width(party) for party in federation.parties.values()]
         own, *parts = torch.split(top.head.weight.detach(), widths, dim=1)
-        for party, part in zip(world.passive, parts, strict=True):
+        for party, part in zip(federation.passive, parts, strict=True):
             boundary = boundaries[party.name]
             assert isinstance(boundary, LinearBoundary), "all boundaries of a run are of one kind"
-            with drawing(world.seed, "model", party.name, "head", *stream):
+            with drawing(federation.seed, "model", party.name, "head", *stream):
                 boundary.join(part.T.clone(), train, batches=train.n_batches(rows), epochs=train.n_epochs(rows))
-        world.active.modules["top"] = SharedTop(top, own.shape[1])
+        federation.active.modules["top"] = SharedTop(top, own.shape[1])
 
-    def _prepare(self, world: World) -> None:
+    def _prepare(self, federation: Federation) -> None:
         """Tell the active party's defences what they will receive; each draws its first weights from its own stream."""
-        shared = isinstance(world.active.modules["top"], SharedTop)
-        outputs = 1 if self.logistic and world.n_classes == 2 else world.n_classes
-        widths = {party.name: outputs if shared else self.width(party) for party in world.passive}
-        for number, defense in enumerate(world.active.defenses):
-            own = () if world.active.name == "active" else (world.active.name,)
-            with drawing(world.seed, "model", "defense", number, *own):
-                rng = generator(world.seed, "defense", number, *own, device=world.device)
-                defense.prepare(widths, n_classes=world.n_classes, rng=rng)
+        shared = isinstance(federation.active.modules["top"], SharedTop)
+        outputs = 1 if self.logistic and federation.n_classes == 2 else federation.n_classes
+        widths = {party.name: outputs if shared else self.width(party) for party in federation.passive}
+        for number, defense in enumerate(federation.active.defenses):
+            own = () if federation.active.name == "active" else (federation.active.name,)
+            with drawing(federation.seed, "model", "defense", number, *own):
+                rng = generator(federation.seed, "defense", number, *own, device=federation.device)
+                defense.prepare(widths, n_classes=federation.n_classes, rng=rng)
 
     def width(self, party: Party) -> int:
         """Return the width of the embedding that ``party`` sends."""
@@ -158,10 +158,10 @@ class SplitMethod(Method):
         assert isinstance(found, int)
         return found
 
-    def check(self, world: World) -> None:
+    def check(self, federation: Federation) -> None:
         """Raise UsageError if validation rows are needed, and there are none, or batches are too small."""
-        selection_split(self.train_spec, world)
-        layers = (layer for party in world.parties.values() for layer in party.modules.modules())
+        selection_split(self.train_spec, federation)
+        layers = (layer for party in federation.parties.values() for layer in party.modules.modules())
         if self.train_spec.batch < 2 and any(isinstance(layer, BATCH_NORM) for layer in layers):
             raise UsageError(f"expected train.batch >= 2, got {self.train_spec.batch}: one row tells BatchNorm nothing")
 
@@ -175,25 +175,25 @@ class SplitMethod(Method):
         for boundary in self._boundaries.values():
             boundary.close()
 
-    def notes(self, world: World) -> list[str]:
+    def notes(self, federation: Federation) -> list[str]:
         """Return whose embeddings the scores of an encrypted layer give away."""
-        top = world.active.modules["top"]
+        top = federation.active.modules["top"]
         scores = top.head.out_features if isinstance(top, SharedTop) else 0
         return [
             f"scores, {scores} a row and in clear at the active party, give the embedding of {party.name}, {width} "
             f"wide, up to a linear map: encryption does not hide it; set model.cut above {scores}"
-            for party in world.passive
+            for party in federation.passive
             if (width := self.width(party)) <= scores
         ]
 
-    def exposures(self, world: World) -> list[tuple[str, float]]:
+    def exposures(self, federation: Federation) -> list[tuple[str, float]]:
         """Return how much the scores of a masked linear layer will tell of each passive party's features."""
-        top = world.active.modules["top"]
+        top = federation.active.modules["top"]
         if not isinstance(top, SharedTop):
             return []
-        rows = world.n_rows("train")
+        rows = federation.n_rows("train")
         found = []
-        for party in world.passive:
+        for party in federation.passive:
             exposure = Exposure(
                 passes=self.train_spec.n_epochs(rows),
                 outputs=top.head.out_features,
@@ -208,28 +208,28 @@ class SplitMethod(Method):
         """Return whether the embedding of ``party`` stays the same in the last phase."""
         return not any(parameter.requires_grad for parameter in self.representation(party).parameters())
 
-    def cryptography(self, world: World) -> float:
+    def cryptography(self, federation: Federation) -> float:
         """Return about how many CPU seconds the protocols at the cut layer take for the batches of the last phase."""
-        batches = self.train_spec.n_batches(world.n_rows("train"))
+        batches = self.train_spec.n_batches(federation.n_rows("train"))
         return sum(boundary.seconds(batches) for boundary in self._boundaries.values())
 
-    def planned(self, phase: str, world: World) -> int | None:
+    def planned(self, phase: str, federation: Federation) -> int | None:
         """Return the number of epochs of the last phase: in each, every row crosses once; of others nothing is said."""
-        return self.train_spec.n_epochs(world.n_rows("train")) if phase == self.phases[-1] else None
+        return self.train_spec.n_epochs(federation.n_rows("train")) if phase == self.phases[-1] else None
 
-    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Run the last phase, split learning."""
-        return self.split(world).fit(phase, progress)
+        return self.split(federation).fit(phase, progress)
 
-    def predict(self, world: World, split: str) -> Tensor:
+    def predict(self, federation: Federation, split: str) -> Tensor:
         """Return logits (n, C)."""
-        return self.split(world).predict(split)
+        return self.split(federation).predict(split)
 
     def representation(self, party: Party) -> nn.Module:
         """Return the bottom model."""
         return party.modules["bottom"]
 
-    def split(self, world: World) -> SplitTraining:
+    def split(self, federation: Federation) -> SplitTraining:
         """Return the training across the cut layer, from the models as they are."""
-        bottoms = {party.name: self.representation(party) for party in world.parties.values()}
-        return SplitTraining(world, bottoms, world.active.modules["top"], self._boundaries, self.train_spec)
+        bottoms = {party.name: self.representation(party) for party in federation.parties.values()}
+        return SplitTraining(federation, bottoms, federation.active.modules["top"], self._boundaries, self.train_spec)

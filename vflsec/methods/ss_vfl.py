@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vflsec.core import hooks
 from vflsec.core.checks import one_of, positive
 from vflsec.core.errors import Diverged, UsageError
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.seeds import drawing
@@ -64,9 +64,9 @@ class SSVFL(SplitMethod):
         "The paper has ResNet-18 and ResNet-50 and 500 epochs, its code SGD with rates for each dataset.",
     )
     phases = ("pretrain", "finetune")
-    keeps = frozenset({"bottom"})
+    stored_modules = frozenset({"bottom"})
     learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012  (declared ClassVar in the base)
-    late = frozenset({"boundary", "keep_projection"})
+    last_phase_options = frozenset({"boundary", "keep_projection"})
     encoder = "auto"
 
     def __init__(
@@ -102,50 +102,50 @@ class SSVFL(SplitMethod):
         """Global iterations, batch and learning rate."""
         return PretrainSpec(epochs=self.iterations, batch=self.batch, lr=self.lr)
 
-    def build_party(self, party: Party, world: World) -> None:
+    def build_party(self, party: Party, federation: Federation) -> None:
         """Draw the encoder and, at its end, the projection."""
         spec = self.model_spec
         if spec.head != "none":  # without one, embeddings are logits
             spec = msgspec.structs.replace(spec, cut=self.projection)
-        party.modules["bottom"] = build_encoder(party.layout, spec, world.n_classes)
+        party.modules["bottom"] = build_encoder(party.layout, spec, federation.n_classes)
 
-    def check(self, world: World) -> None:
+    def check(self, federation: Federation) -> None:
         """Raise UsageError if a party has fewer than two rows to learn from."""
-        super().check(world)
-        for party in world.parties.values():
+        super().check(federation)
+        for party in federation.parties.values():
             if len(own_rows(party)) < 2:
                 raise UsageError(
                     f"{self.name} expects two training rows at each party, got {len(own_rows(party))} at {party.name}: "
                     "raise data.aligned or lower data.overlap"
                 )
 
-    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Pre-train, or learn from labels."""
         if phase == "pretrain":
-            return self._pretrain(phase, world, progress)
+            return self._pretrain(phase, federation, progress)
         if not self.keep_projection:
-            for party in world.parties.values():
-                self._draw_projection(party, world.seed)
-        return super().train(phase, world, progress)
+            for party in federation.parties.values():
+                self._draw_projection(party, federation.seed)
+        return super().train(phase, federation, progress)
 
     def rate(self, iteration: int) -> float:
         """Return the learning rate of pre-training in ``iteration`` (from 0)."""
         return self.lr * 0.1 ** sum(10 * iteration >= tenths * self.iterations for tenths in (6, 8))
 
-    def _pretrain(self, phase: str, world: World, progress: Progress) -> list[float]:
+    def _pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """LocalCL at every party; a killed run goes on after the last finished global iteration."""
-        learners = {party.name: self._learner(party, world.seed) for party in world.parties.values()}
+        learners = {party.name: self._learner(party, federation.seed) for party in federation.parties.values()}
         optimizers = [learner.optimizer for learner in learners.values()]
-        history = world.checkpoint.restore(learners, optimizers, world.channel)
+        history = federation.checkpoint.restore(learners, optimizers, federation.channel)
         for iteration in range(len(history), self.iterations):
             for optimizer in optimizers:
                 optimizer.param_groups[0]["lr"] = self.rate(iteration)
-            passes = [learner.steps(world.seed, phase, name, iteration) for name, learner in learners.items()]
+            passes = [learner.steps(federation.seed, phase, name, iteration) for name, learner in learners.items()]
             losses = [float(loss) for steps in passes for loss in steps]
             history.append(sum(losses) / len(losses))
             if not history[-1] < float("inf"):
                 raise Diverged(f"the loss is {history[-1]} after iteration {iteration + 1}: lower train.pretrain.lr")
-            world.checkpoint.save(learners, optimizers, history, world.channel)
+            federation.checkpoint.save(learners, optimizers, history, federation.channel)
             progress(phase, iteration + 1, self.iterations)
         return history
 

@@ -24,5 +24,5 @@ class SSVFLCoupled(SSVFL):
         "Algorithm 2's chain rule is read as the transposed Jacobian times the gradient; it prints the "
         "representation itself.",
     )
-    sends = {"pretrain": frozenset[Kind](), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    messages = {"pretrain": frozenset[Kind](), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     prior = "ss-vfl-c"

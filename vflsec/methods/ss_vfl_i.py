@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vflsec.core.checks import positive
 from vflsec.core.errors import UsageError
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.layout import Layout
 from vflsec.core.message import Kind
 from vflsec.core.settings import ModelSpec, TrainSpec
@@ -48,9 +48,9 @@ class SSVFLIndependent(SSVFL):
         "The server learns at train.lr; the released code has 100 (server_lr).",
         "Validation rows, where an epoch is chosen by them, are sent too.",
     )
-    sends = {"pretrain": frozenset[Kind](), "finetune": frozenset({Kind.EMBEDDING})}  # noqa: RUF012
-    shows = {**SHOWS, "passive": SHOWS["passive"] - {Need.GRADIENTS}}  # noqa: RUF012
-    late = SSVFL.late | {"server_lr", "recompute_augmented"}
+    messages = {"pretrain": frozenset[Kind](), "finetune": frozenset({Kind.EMBEDDING})}  # noqa: RUF012
+    visible_to = {**SHOWS, "passive": SHOWS["passive"] - {Need.GRADIENTS}}  # noqa: RUF012
+    last_phase_options = SSVFL.last_phase_options | {"server_lr", "recompute_augmented"}
     prior = "ss-vfl-i"
     shares_head = False
 
@@ -76,14 +76,14 @@ class SSVFLIndependent(SSVFL):
         self.server_lr = server_lr
         self.recompute_augmented = recompute_augmented
 
-    def split(self, world: World) -> SplitTraining:
+    def split(self, federation: Federation) -> SplitTraining:
         """Return the training of the head, on bottom models as they are."""
-        bottoms = {party.name: self.representation(party) for party in world.parties.values()}
+        bottoms = {party.name: self.representation(party) for party in federation.parties.values()}
         spec = msgspec.structs.replace(self.train_spec, lr=self.server_lr or self.train_spec.lr)
         alter = {}
         if self.recompute_augmented:
-            alter = {party.name: _alteration(party.layout, own_rows(party)) for party in world.parties.values()}
-        return HeadTraining(world, bottoms, world.active.modules["top"], self._boundaries, spec, alter)
+            alter = {party.name: _alteration(party.layout, own_rows(party)) for party in federation.parties.values()}
+        return HeadTraining(federation, bottoms, federation.active.modules["top"], self._boundaries, spec, alter)
 
 
 def _alteration(layout: Layout, rows: Tensor) -> Alter:

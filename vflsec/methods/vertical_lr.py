@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
 from vflsec.core.view import Need
@@ -35,13 +35,13 @@ class VerticalLogisticRegression(FeatureGroupMethod):
         "Unencrypted, the active party receives the columns themselves; with more than two classes it is a softmax "
         "regression.",
     )
-    sends = {"train": frozenset({Kind.EMBEDDING})}  # noqa: RUF012  (declared ClassVar in the base class)
-    shows = {**SHOWS, "passive": SHOWS["passive"] - {Need.GRADIENTS}}  # noqa: RUF012
+    messages = {"train": frozenset({Kind.EMBEDDING})}  # noqa: RUF012  (declared ClassVar in the base class)
+    visible_to = {**SHOWS, "passive": SHOWS["passive"] - {Need.GRADIENTS}}  # noqa: RUF012
 
-    def build_party(self, party: Party, world: World) -> None:
+    def build_party(self, party: Party, federation: Federation) -> None:
         """Leave the columns as they are."""
         party.modules["bottom"] = Columns(party.n_features)
 
-    def split(self, world: World) -> SplitTraining:
+    def split(self, federation: Federation) -> SplitTraining:
         """Return the training of the regression alone."""
-        return self.head_alone(world)
+        return self.head_alone(federation)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vflsec.core import hooks
 from vflsec.core.checks import fraction, non_negative, positive
 from vflsec.core.errors import UsageError
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.seeds import drawing, generator
@@ -76,7 +76,7 @@ class HybridLocalPretraining(SplitMethod):
     """
 
     phases = ("pretrain", "finetune")
-    sends = {"pretrain": frozenset(), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    messages = {"pretrain": frozenset(), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     learns = {"pretrain": hooks.ON_LABELS, "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012
     encoder = "auto"
     constrains: ClassVar[bool]
@@ -109,31 +109,31 @@ class HybridLocalPretraining(SplitMethod):
             return given
         return PretrainSpec(epochs=given.epochs or 100, batch=given.batch or 128, lr=given.lr or 1e-3)
 
-    def build(self, world: World) -> None:
+    def build(self, federation: Federation) -> None:
         """Draw what split learning has, the active party's model of its own, and Scarf's projection heads."""
-        super().build(world)
+        super().build(federation)
         if self.constrains:
-            world.active.modules["pretrained"] = local_model(world, self.model_spec)
-        for party in world.passive if self.initialises else ():
+            federation.active.modules["pretrained"] = local_model(federation, self.model_spec)
+        for party in federation.passive if self.initialises else ():
             width = self.width(party)
-            with drawing(world.seed, "model", party.name, "projection"):
+            with drawing(federation.seed, "model", party.name, "projection"):
                 head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
-            self._projections[party.name] = head.to(world.device)
+            self._projections[party.name] = head.to(federation.device)
 
-    def build_party(self, party: Party, world: World) -> None:
+    def build_party(self, party: Party, federation: Federation) -> None:
         """Draw the bottom model."""
-        party.modules["bottom"] = build_encoder(party.layout, self.model_spec, world.n_classes)
+        party.modules["bottom"] = build_encoder(party.layout, self.model_spec, federation.n_classes)
 
-    def check(self, world: World) -> None:
+    def check(self, federation: Federation) -> None:
         """Raise UsageError if the head has no slice for the active party, or rows are lacking."""
-        super().check(world)
+        super().check(federation)
         spec = self.model_spec
         if self.constrains and (spec.head, spec.aggregation) != ("linear", "concat"):
             raise UsageError(
                 f"{self.name} expects model.head=linear and model.aggregation=concat, got {spec.head} and "
                 f"{spec.aggregation}: only there is a part of the head the active party's own"
             )
-        for party in world.passive if self.initialises else ():
+        for party in federation.passive if self.initialises else ():
             count = len(own_rows(party))
             if count < LEAST_ROWS:
                 raise UsageError(
@@ -141,24 +141,28 @@ class HybridLocalPretraining(SplitMethod):
                     "raise data.aligned or data.overlap"
                 )
 
-    def train(self, phase: str, world: World, progress: Progress) -> list[float]:
+    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Pre-train, or fine-tune."""
-        return self._pretrain(phase, world, progress) if phase == "pretrain" else super().train(phase, world, progress)
+        return (
+            self._pretrain(phase, federation, progress)
+            if phase == "pretrain"
+            else super().train(phase, federation, progress)
+        )
 
-    def split(self, world: World) -> SplitTraining:
+    def split(self, federation: Federation) -> SplitTraining:
         """Return the training across the cut layer, with the active party's constraint."""
-        training = super().split(world)
+        training = super().split(federation)
         if self.constrains and self.beta:
-            training.constraint = lambda: self.beta * self.distance(world)
+            training.constraint = lambda: self.beta * self.distance(federation)
         return training
 
-    def distance(self, world: World) -> Tensor:
+    def distance(self, federation: Federation) -> Tensor:
         """Return L_cons of eq. 8; the pre-trained model is held fixed."""
-        return 0.5 * torch.stack([(now - then.detach()).square().sum() for now, then in self._pairs(world)]).sum()
+        return 0.5 * torch.stack([(now - then.detach()).square().sum() for now, then in self._pairs(federation)]).sum()
 
-    def _pairs(self, world: World) -> Iterator[tuple[Tensor, Tensor]]:
+    def _pairs(self, federation: Federation) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each parameter that is constrained, and what it was in the active party's own model."""
-        own = world.active.modules
+        own = federation.active.modules
         encoder, local_head = own["pretrained"].get_submodule("encoder"), own["pretrained"].get_submodule("head")
         yield from zip(own["bottom"].parameters(), encoder.parameters(), strict=True)
         head = own["top"].get_submodule("head")
@@ -167,33 +171,37 @@ class HybridLocalPretraining(SplitMethod):
         yield head.weight[:, : local_head.in_features], local_head.weight  # the active party's embedding comes first
         yield head.bias, local_head.bias
 
-    def _pretrain(self, phase: str, world: World, progress: Progress) -> list[float]:
+    def _pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Steps 1 and 2; the mean loss of the parties that still learn, by global iteration.
 
         A killed run goes on after the last finished one.
         """
-        learners = dict(self._learners(world))
+        learners = dict(self._learners(federation))
         states = {name: learner.state for name, learner in learners.items()}
         optimizers = [learner.optimizer for learner in learners.values()]
-        history = world.checkpoint.restore(states, optimizers, world.channel)
+        history = federation.checkpoint.restore(states, optimizers, federation.channel)
         while learning := [learner for learner in learners.values() if not learner.state.done]:
             losses = [learner.epoch() for learner in learning]
             history.append(sum(losses) / len(losses))
-            world.checkpoint.save(states, optimizers, history, world.channel)
+            federation.checkpoint.save(states, optimizers, history, federation.channel)
             progress(phase, len(history), max(state.epochs for state in states.values()))
         for learner in learners.values():
             learner.finish()
         return history
 
-    def _learners(self, world: World) -> Iterator[tuple[str, LocalTraining | ScarfSSL]]:
+    def _learners(self, federation: Federation) -> Iterator[tuple[str, LocalTraining | ScarfSSL]]:
         given = self.train_spec.pretrain
         if self.constrains:
             numbers = {key: value for key, value in msgspec.structs.asdict(given).items() if value is not None}
             spec = msgspec.structs.replace(self.train_spec, **numbers)
-            labels = torch.cat([self._labels(world, "train"), self._labels(world, "local")])
-            model, rows, told = world.active.modules["pretrained"], labelled_rows(world)[0], world.active.defenses
-            yield world.active.name, LocalTraining(world, model, rows, labels, spec, defenses=told)
-        for party in world.passive if self.initialises else ():
+            labels = torch.cat([self._labels(federation, "train"), self._labels(federation, "local")])
+            model, rows, told = (
+                federation.active.modules["pretrained"],
+                labelled_rows(federation)[0],
+                federation.active.defenses,
+            )
+            yield federation.active.name, LocalTraining(federation, model, rows, labels, spec, defenses=told)
+        for party in federation.passive if self.initialises else ():
             scarf = self.pretraining
             assert scarf.epochs is not None
             assert scarf.batch is not None
@@ -203,7 +211,7 @@ class HybridLocalPretraining(SplitMethod):
                 ScarfSSL(
                     party,
                     nn.Sequential(party.modules["bottom"], self._projections[party.name]),
-                    seed=world.seed,
+                    seed=federation.seed,
                     epochs=scarf.epochs,
                     batch=scarf.batch,
                     lr=scarf.lr,
@@ -212,18 +220,18 @@ class HybridLocalPretraining(SplitMethod):
                 ),
             )
 
-    def _labels(self, world: World, split: str) -> Tensor:
+    def _labels(self, federation: Federation, split: str) -> Tensor:
         """The active party's labels as fine-tuning sees them, (n,) class scarf or (n, C) probabilities.
 
         A defence that changes labels changes each one once: two draws could be averaged, and true labels would reach
         the gradients by way of the constraint.
         """
-        own = world.active
+        own = federation.active
         labels = own.labels[split]
         stream = [self.phases[-1], *([] if split == "train" else [split])]
-        rng = generator(world.seed, "labels", *stream, device=world.device)
+        rng = generator(federation.seed, "labels", *stream, device=federation.device)
         features = own.features[split][: len(labels)]
-        return own.defenses.taught(labels, features, n_classes=world.n_classes, rng=rng)[1]
+        return own.defenses.training_targets(labels, features, n_classes=federation.n_classes, rng=rng)[1]
 
 
 class VFLHLP(HybridLocalPretraining):
@@ -241,8 +249,8 @@ class VFLHLP(HybridLocalPretraining):
         *CONSTRAINT_DIFFERS,
         *SCARF_DIFFERS,
     )
-    keeps = frozenset({"bottom", "pretrained"})
-    late = frozenset({"boundary", "beta"})
+    stored_modules = frozenset({"bottom", "pretrained"})
+    last_phase_options = frozenset({"boundary", "beta"})
     prior = "vflhlp"
     constrains = initialises = True
 
@@ -271,8 +279,8 @@ class VFLHLPActive(HybridLocalPretraining):
         *SHARED_DIFFERS,
         *CONSTRAINT_DIFFERS,
     )
-    keeps = frozenset({"pretrained"})
-    late = frozenset({"boundary", "beta"})
+    stored_modules = frozenset({"pretrained"})
+    last_phase_options = frozenset({"boundary", "beta"})
     constrains, initialises = True, False
 
     def __init__(self, train: TrainSpec, model: ModelSpec, *, boundary: str = "plain", beta: float = 1e-2) -> None:
@@ -291,9 +299,9 @@ class VFLHLPPassive(HybridLocalPretraining):
         *SHARED_DIFFERS,
         *SCARF_DIFFERS,
     )
-    keeps = frozenset({"bottom"})
+    stored_modules = frozenset({"bottom"})
     learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012
-    late = frozenset({"boundary"})
+    last_phase_options = frozenset({"boundary"})
     prior = "vflhlp-p"
     constrains, initialises = False, True
 

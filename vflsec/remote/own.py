@@ -15,7 +15,7 @@ from vflsec.core.seeds import derive
 from vflsec.data.dataset import PartyTable
 from vflsec.data.encode import Encoder
 from vflsec.data.files import PartyFile, load_party
-from vflsec.experiment.world import load_dataset
+from vflsec.experiment.federation import load_dataset
 from vflsec.remote.job import Job
 
 PARTY = {"C": "passive_1", "p": "active"}

@@ -1,1 +1,1 @@
-"""Conformance suites and toy worlds, shipped for authors of plug-ins."""
+"""Conformance suites and toy federations, shipped for authors of plug-ins."""

@@ -12,7 +12,7 @@ Subclass a suite in a test file, name the subclass ``Test...``, and pytest runs 
         def make(self):
             return MyAttack(epochs=20)
 
-An attack on integrity has a suite of its own, ``SabotageConformance``.
+An attack on integrity has a suite of its own, ``IntegrityConformance``.
 
 A check that cannot apply is named in ``exempt`` with the reason, which pytest then shows as that of a skip:
 
@@ -26,13 +26,13 @@ from __future__ import annotations
 
 from vflsec.testing.suite_attack import AttackConformance
 from vflsec.testing.suite_defense import DefenseConformance
+from vflsec.testing.suite_integrity import IntegrityConformance
 from vflsec.testing.suite_method import MethodConformance, ProtocolConformance
-from vflsec.testing.suite_sabotage import SabotageConformance
 
 __all__ = [
     "AttackConformance",
     "DefenseConformance",
+    "IntegrityConformance",
     "MethodConformance",
     "ProtocolConformance",
-    "SabotageConformance",
 ]

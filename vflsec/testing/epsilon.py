@@ -25,10 +25,10 @@ from vflsec.core.method import Trained
 from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
+from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.plan import Cell
 from vflsec.experiment.privacy import spent
 from vflsec.experiment.spec import parse_defense
-from vflsec.experiment.world import build_method, build_world
 
 Scores = NDArray[np.floating]
 
@@ -154,7 +154,7 @@ def opposite_updates(defense: Defense, *, updates: int = 1, trials: int = 10_000
     weight, rng = modules["bottom"].weight, generator(seed, "trials")
     heard = np.zeros((2, trials // 2))
     for own, extreme in enumerate((-100.0, 100.0)):
-        with defense.watching(modules, ()):
+        with defense.training_hooks(modules, ()):
             modules["bottom"](torch.tensor([[extreme], [0.0]], dtype=torch.float64)).mean().backward()
             kept = weight.grad_sample  # type: ignore[union-attr]
             for trial in range(trials // 2):
@@ -166,20 +166,20 @@ def opposite_updates(defense: Defense, *, updates: int = 1, trials: int = 10_000
 
 
 def labels_by_their_gradients(*defenses: str, epochs: int = 4, rows: int = 8000) -> Game:
-    """Attack the gradients of a trained federation, on the planted world, for labels that columns say nothing of.
+    """Attack the gradients of a trained federation, on the planted data, for labels that columns say nothing of.
 
     Labels of half of the training rows are tossed anew: of the others an attacker may guess the label from the columns,
     which no epsilon forbids. The attacker adds up all releases of a row, along the direction that the true labels of
     other rows give. Adding up is the best that can be done with independent noise of one scale.
     """
     cell = _cell(defenses, rows=rows, signal="planted", train=TrainSpec(epochs=epochs, batch=64, lr=0.01))
-    world, method = build_world(cell, "cpu"), build_method(cell)
-    labels = world.active.labels["train"]
+    federation, method = build_federation(cell, "cpu"), build_method(cell)
+    labels = federation.active.labels["train"]
     tossed = torch.arange(len(labels)) % 2 == 0
     labels[tossed] = torch.randint(0, 2, (int(tossed.sum()),), generator=generator(5, "coins"))
     tap = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
-    world.channel.taps.append(tap)
-    trained = method.fit(world)
+    federation.channel.taps.append(tap)
+    trained = method.fit(federation)
     total = torch.zeros(len(labels), tap.messages[0].payload["value"].shape[1], dtype=torch.float64)
     for message in tap.messages:
         assert message.rows is not None
@@ -198,21 +198,21 @@ def members_by_their_loss(*defenses: str) -> Game:
     """
     train = TrainSpec(epochs=40, batch=128, lr=0.01)
     cell = _cell(defenses, rows=1500, columns=20, signal="none", train=train, model=ModelSpec(bottom=(64,)))
-    world, method = build_world(cell, "cpu"), build_method(cell)
-    for split, y in world.active.labels.items():
+    federation, method = build_federation(cell, "cpu"), build_method(cell)
+    for split, y in federation.active.labels.items():
         y.copy_(torch.randint(0, 2, y.shape, generator=generator(5, "coins", split)))
-    trained = method.fit(world)
+    trained = method.fit(federation)
     losses = {
-        split: F.cross_entropy(trained.predict(split), world.active.labels[split], reduction="none").numpy()
+        split: F.cross_entropy(trained.predict(split), federation.active.labels[split], reduction="none").numpy()
         for split in ("train", "test")
     }
-    return Game(-losses["test"], -losses["train"], _spent(trained, "nobody") * len(world.parties))
+    return Game(-losses["test"], -losses["train"], _spent(trained, "nobody") * len(federation.parties))
 
 
-def _cell(defenses: Sequence[str], *, train: TrainSpec, model: ModelSpec | None = None, **world: float | str) -> Cell:
+def _cell(defenses: Sequence[str], *, train: TrainSpec, model: ModelSpec | None = None, **options: float | str) -> Cell:
     return Cell(
         dataset="toy",
-        data=DataSpec(options=world),
+        data=DataSpec(options=options),
         method="fedsplitnn",
         method_options={},
         train=train,
@@ -223,7 +223,7 @@ def _cell(defenses: Sequence[str], *, train: TrainSpec, model: ModelSpec | None 
 
 
 def _spent(trained: Trained, adversary: str) -> list[dict[str, float]]:
-    return spent(trained, trained.world.channel.releases(), adversary)
+    return spent(trained, trained.federation.channel.releases(), adversary)
 
 
 def _game(score: torch.Tensor, present: torch.Tensor, spent: Sequence[dict[str, float] | None]) -> Game:

@@ -15,20 +15,20 @@ from torch import Tensor
 
 from vflsec.core.attack import Attack
 from vflsec.core.errors import InsufficientView
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
-from vflsec.core.view import Guess, Need, Secret, View
+from vflsec.core.view import Guess, Need, View
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.questions import ASK, Question, ask, victim_of
 from vflsec.experiment.score import score
 from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedhssl import FedHSSLSimSiam
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.testing.federations import toy_federation
 from vflsec.testing.suite import SIGMAS, Suite, auc_error, changed, generators, refused, same, stated
-from vflsec.testing.worlds import toy_world
 
 SEEDS = (0, 1, 2)
 ADVERSARY = {"passive": "passive_1", "active": "active"}
@@ -37,7 +37,7 @@ WITHOUT_MESSAGES = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS
 
 
 class AttackConformance(Suite):
-    """Checks of one attack, against a small split network in toy worlds of two parties and two classes.
+    """Checks of one attack, against a small split network in toy federations of two parties and two classes.
 
     Class attributes:
         method_options: of FedSplitNN's ``ModelSpec``, for an attack that works at some boundaries only.
@@ -100,13 +100,13 @@ class AttackConformance(Suite):
         attack, scene = self.make(), self._scene("planted", 0)
         honest = attack(scene.question.view, seed=0)
         try:
-            for y in scene.truth:
+            for y in scene.answers:
                 y.neg_().add_(1)
             assert equal(honest, attack(scene.question.view, seed=0)), (
                 "the guess follows labels that the adversary cannot see"
             )
         finally:
-            for y in scene.truth:
+            for y in scene.answers:
                 y.neg_().add_(1)
 
     def test_beats_chance_on_a_planted_leak(self) -> None:
@@ -143,9 +143,9 @@ class AttackConformance(Suite):
         settings = (side, _task(attack, signal), seed, tuple(sorted(self.method_options.items())))
         trained = _trained(*settings, attack) if attack.acts_in_training else _federation(*settings)
         aux = AuxSpec(n=self.aux, victim_model=Need.VICTIM_MODEL in attack.needs)
-        world = trained.trained.world
+        federation = trained.trained.federation
         question = ask(attack, trained.trained, ADVERSARY[side], aux, tuple(trained.transcript.messages))
-        return Scene(trained.trained, question, _truth(attack, question, world, side))
+        return Scene(trained.trained, question, _truth(attack, question, federation, side))
 
     def _leak(
         self,
@@ -157,15 +157,15 @@ class AttackConformance(Suite):
         """Return the headline, mean over seeds, on the first of ``splits`` that the attack guesses."""
         values, errors, chances = [], [], []
         for seed in SEEDS:
-            view, secret, names = self._scene(signal, seed).question
+            view, truth, names = self._scene(signal, seed).question
             guess = self.make()(view, seed=seed)
             split = next((split for split in splits if split in guess.scores), None)
             if split is None:
                 raise SkipTest(f"guesses nothing of {splits[0]} rows")
-            secret = secret.shuffled(generator(seed, "shuffle")) if shuffled else secret
+            truth = truth.shuffled(generator(seed, "shuffle")) if shuffled else truth
             found = score(
                 guess,
-                secret,
+                truth,
                 headline=names[0],
                 exclude=view.aux_rows,
                 seed=0,
@@ -174,7 +174,7 @@ class AttackConformance(Suite):
             )[split]
             values.append(found.headline)
             chances.append(found.chance)
-            errors.append(_error(names[0], secret.labels[split]))
+            errors.append(_error(names[0], truth.labels[split]))
         return Leak(float(np.mean(values)), max(errors), float(np.mean(chances)), names[0])
 
 
@@ -196,26 +196,21 @@ class Scene(NamedTuple):
 
     trained: Trained
     question: Question
-    truth: list[Tensor]
+    answers: list[Tensor]
 
     @property
     def view(self) -> View:
         """What the adversary has."""
         return self.question.view
 
-    @property
-    def secret(self) -> Secret:
-        """The answer."""
-        return self.question.secret
 
-
-def _truth(attack: Attack, question: Question, world: World, side: str) -> list[Tensor]:
+def _truth(attack: Attack, question: Question, federation: Federation, side: str) -> list[Tensor]:
     """Return the tensors from which the answers were made."""
     if attack.target in ("membership", "parameters"):
-        return list(question.secret.labels.values())
+        return list(question.truth.labels.values())
     if attack.target == "labels":
-        return list(world.active.labels.values())
-    return list(victim_of(attack, world, [world.parties[ADVERSARY[side]]]).features.values())
+        return list(federation.active.labels.values())
+    return list(victim_of(attack, federation, [federation.parties[ADVERSARY[side]]]).features.values())
 
 
 class Heard(NamedTuple):
@@ -260,18 +255,18 @@ def _federation(side: str, task: Task, seed: int, model: tuple[tuple[str, Any], 
 
 def _trained(side: str, task: Task, seed: int, model: tuple[tuple[str, Any], ...], attack: Attack | None) -> Heard:
     data = DataSpec() if task.n_labeled is None else DataSpec(n_labeled=task.n_labeled)
-    world, name = toy_world(seed=seed, signal=task.signal, data=data), ADVERSARY[side]
+    federation, name = toy_federation(seed=seed, signal=task.signal, data=data), ADVERSARY[side]
     if attack:
-        world.malicious = {name: attack}
+        federation.malicious = {name: attack}
     transcript = Transcript(frozenset({name}), frozenset(Kind))
-    world.channel.taps.append(transcript)
+    federation.channel.taps.append(transcript)
     spec = ModelSpec(**{"bottom": (16,), **dict(model)})
     train = TrainSpec(epochs=task.epochs, batch=64, lr=task.lr, pretrain=PretrainSpec(epochs=1, batch=64))
     if task.averaged:
         averaging = msgspec.structs.replace(spec, bottom=(16, 16), encoder="tabular")
-        trained = FedHSSLSimSiam(train, averaging, projector=16, predictor=8).fit(world)
+        trained = FedHSSLSimSiam(train, averaging, projector=16, predictor=8).fit(federation)
     else:
-        trained = FedSplitNN(train, spec).fit(world)
+        trained = FedSplitNN(train, spec).fit(federation)
     trained.predict("test")
     return Heard(trained, transcript)
 

@@ -16,8 +16,8 @@ from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
 from vflsec.core.seeds import drawing, generator
+from vflsec.testing.federations import tiny_federation
 from vflsec.testing.suite import Suite, refused, same, stated
-from vflsec.testing.worlds import tiny_world
 
 ROWS, WIDTH, CLASSES, RELEASES = 32, 4, 3, 20
 
@@ -215,7 +215,7 @@ def _updates(defense: Defense | None, number: int) -> list[Tensor]:
     nn.init.zeros_(model.bias)
     modules = nn.ModuleDict({"bottom": model})
     x, before = torch.randn(ROWS, WIDTH, generator=generator(0, "columns")), set(vars(model))
-    with defense.watching(modules, ()) if defense else nullcontext():
+    with defense.training_hooks(modules, ()) if defense else nullcontext():
         for _ in range(number):
             modules.zero_grad()
             F.cross_entropy(model(x), _labels(ROWS)).backward()  # type: ignore[no-untyped-call]
@@ -243,8 +243,8 @@ def _labels(rows: int) -> Tensor:
 
 def _sender(kind: Kind) -> Party:
     """Return the party that sends messages of ``kind``, with a noise stream at its start."""
-    world = tiny_world(rows=ROWS)
-    return world.passive[0] if kind == Kind.EMBEDDING else world.active
+    federation = tiny_federation(rows=ROWS)
+    return federation.passive[0] if kind == Kind.EMBEDDING else federation.active
 
 
 def _send(

@@ -12,65 +12,65 @@ from torch import Tensor
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, Release
 from vflsec.core.errors import Diverged
-from vflsec.core.federation import World, load_states, save_states
+from vflsec.core.federation import Federation, load_states, save_states
 from vflsec.core.message import SERVER, Kind, Message, Step
 from vflsec.core.method import Method
 from vflsec.core.protocol import Boundary, LinearBoundary, Protocol
 from vflsec.core.settings import TrainSpec
 from vflsec.core.view import Need
 from vflsec.data.partition import DataSpec
+from vflsec.testing.federations import tiny_federation, toy_federation
 from vflsec.testing.suite import Suite, refused, same, stated
-from vflsec.testing.worlds import tiny_world, toy_world
 
 DATA = DataSpec(n_labeled=60, aligned=0.8, overlap=0.8, validation=0.2)
 """Rows in every role: labelled, aligned without label, local, validation, test."""
 
 
 class MethodConformance(Suite):
-    """Checks of one method in small toy worlds."""
+    """Checks of one method in small toy federations."""
 
     def make(self) -> Method:
         """Return the method, with few epochs and narrow networks."""
         raise NotImplementedError
 
-    def world(self, seed: int = 0, *, parties: int = 2, **options: Any) -> World:
-        """Return the world a check trains in, with a source; override it where a method asks for another."""
+    def federation(self, seed: int = 0, *, parties: int = 2, **options: Any) -> Federation:
+        """Return the federation a check trains in, with a source; override it where a method asks for another."""
         settings = {"rows": 160, "columns": 4, "source": 96, **options}
-        return toy_world(seed=seed, data=DATA, parties=parties, **settings)
+        return toy_federation(seed=seed, data=DATA, parties=parties, **settings)
 
     def test_states_what_it_is(self) -> None:
         """Name, reference, phases and version, what is sent in each phase, and what each side sees, if anybody does."""
         method = self.make()
         stated(method, ("name", "reference", "phases", "version", "sends"))
-        assert set(method.sends) == set(method.phases)
-        assert set(method.shows) - {SERVER, "source"} in ({"passive", "active"}, set())
+        assert set(method.messages) == set(method.phases)
+        assert set(method.visible_to) - {SERVER, "source"} in ({"passive", "active"}, set())
         assert set(method.learns) <= set(method.phases)
-        assert all(needs <= frozenset(Need) for needs in method.shows.values())
+        assert all(needs <= frozenset(Need) for needs in method.visible_to.values())
 
     def test_any_number_of_parties_and_classes(self) -> None:
         """Finite logits (n, C), a loss by epoch for every phase, and a representation for every party."""
         for parties, classes in ((2, 2), (3, 3), (4, 2)):
-            world, method = self.world(parties=parties, classes=classes), self.make()
-            trained = method.fit(world)
+            federation, method = self.federation(parties=parties, classes=classes), self.make()
+            trained = method.fit(federation)
             assert list(trained.history) == list(method.phases)
             for split in ("train", "test"):
                 logits = trained.predict(split)
-                assert tuple(logits.shape) == (world.n_rows(split), classes)
+                assert tuple(logits.shape) == (federation.n_rows(split), classes)
                 assert not logits.requires_grad
-            for party in world.parties.values():
+            for party in federation.parties.values():
                 h = method.representation(party)(party.features["test"])
                 assert h.dim() == 2
-                assert len(h) == world.n_rows("test")
+                assert len(h) == federation.n_rows("test")
 
     def test_messages_carry_no_graph(self) -> None:
         """During training and after it: a gradient left on a kept tensor would be one that no defence has seen."""
-        world, heard = self.world(), list[Message]()
-        world.channel.taps.append(heard.append)
+        federation, heard = self.federation(), list[Message]()
+        federation.channel.taps.append(heard.append)
         method = self.make()
-        method.fit(world)
+        method.fit(federation)
         assert heard, "nothing crossed the wire"
         for message in heard:
-            assert message.kind in method.sends[message.phase], f"{message.kind} in {message.phase} is not declared"
+            assert message.kind in method.messages[message.phase], f"{message.kind} in {message.phase} is not declared"
             for key, value in message.payload.items():
                 if isinstance(value, Tensor):
                     assert not value.requires_grad, f"{message.kind} {key!r} carries its graph"
@@ -82,74 +82,74 @@ class MethodConformance(Suite):
         for global_seed, seed in ((1, 0), (2, 0), (1, 1)):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(global_seed)
-                trained.append(_parameters(self.make().fit(self.world(seed)).world))
+                trained.append(_parameters(self.make().fit(self.federation(seed)).federation))
         first, again, other = trained
         assert all(same(first[key], again[key]) for key in first), "not reproducible"
         assert any(not same(first[key], other[key]) for key in first), "the seed changes nothing"
 
     def test_stored_models_predict_the_same(self) -> None:
-        """Models saved, and loaded into a fresh world that was only built, give equal logits."""
+        """Models saved, and loaded into a fresh federation that was only built, give equal logits."""
         with TemporaryDirectory() as folder:
-            trained = self.make().fit(self.world())
+            trained = self.make().fit(self.federation())
             trained.save(Path(folder))
-            world, method = self.world(), self.make()
-            method.build(world)
-            load_states(world, Path(folder))
-            assert same(trained.predict("test"), method.predict(world, "test"))
+            federation, method = self.federation(), self.make()
+            method.build(federation)
+            load_states(federation, Path(folder))
+            assert same(trained.predict("test"), method.predict(federation, "test"))
 
     def test_phases_can_be_cached_apart(self) -> None:
         """A phase that starts from stored models equals one that follows in the same process."""
-        whole = _parameters(self.make().fit(self.world()).world)
+        whole = _parameters(self.make().fit(self.federation()).federation)
         with TemporaryDirectory() as name:
             folder = Path(name)
             for phase in self.make().phases:
-                world, method = self.world(), self.make()
-                method.build(world)
+                federation, method = self.federation(), self.make()
+                method.build(federation)
                 if list(folder.iterdir()):
-                    load_states(world, folder)
-                method.run(phase, world)
-                save_states(world, folder)
-        parts = _parameters(world)
+                    load_states(federation, folder)
+                method.run(phase, federation)
+                save_states(federation, folder)
+        parts = _parameters(federation)
         assert all(same(whole[key], parts[key]) for key in whole), "a phase depends on more than models, seed and name"
 
     def test_a_phase_without_labels_reads_none(self) -> None:
         """One that runs no hook of labels ends in the same models whatever the labels are."""
         found = []
         for flip in (False, True):
-            world, method = self.world(), self.make()
+            federation, method = self.federation(), self.make()
             if flip:
-                for labels in world.active.labels.values():
+                for labels in federation.active.labels.values():
                     labels.copy_(1 - labels)
-            method.build(world)
+            method.build(federation)
             for phase in method.phases[:-1]:
                 if hooks.LABELS not in method.runs(phase, {}):
-                    method.run(phase, world)
-            found.append(_parameters(world))
+                    method.run(phase, federation)
+            found.append(_parameters(federation))
         assert all(same(found[0][key], found[1][key]) for key in found[0]), "a label was read"
 
     def test_runs_only_the_hooks_that_it_declares(self) -> None:
         """In each phase, a defense at every party is asked for no more than the method says."""
-        world, method = self.world(), self.make()
-        probes = [_Probe(1.0) for _ in world.everybody]
-        for party, probe in zip(world.everybody, probes, strict=True):
+        federation, method = self.federation(), self.make()
+        probes = [_Probe(1.0) for _ in federation.everybody]
+        for party, probe in zip(federation.everybody, probes, strict=True):
             party.defenses = [probe]
-        method.build(world)
+        method.build(federation)
         for phase in method.phases:
             for probe in probes:
                 probe.called.clear()
-            method.run(phase, world)
+            method.run(phase, federation)
             declared = {hook.name for hook in method.runs(phase, {})}
-            declared |= {hooks.OF_KIND[kind].name for kind in method.sends[phase] if kind in hooks.OF_KIND}
+            declared |= {hooks.OF_KIND[kind].name for kind in method.messages[phase] if kind in hooks.OF_KIND}
             extra = set[str]().union(*(probe.called for probe in probes)) - declared
             assert not extra, f"{phase} runs {', '.join(sorted(extra))} undeclared"
 
     def test_a_nan_is_a_divergence(self) -> None:
         """One bad number among the inputs ends in Diverged, never in a number."""
-        world = self.world()
-        for features in world.passive[0].features.values():
+        federation = self.federation()
+        for features in federation.passive[0].features.values():
             features[0, 0] = float("nan")
         with refused(Diverged, naming="nan"):
-            self.make().fit(world)
+            self.make().fit(federation)
 
 
 class _Probe(Defense):
@@ -207,25 +207,27 @@ class ProtocolConformance(Suite):
         protocol = self.make()
         if not issubclass(protocol, Boundary):
             return
-        world, heard = tiny_world(), list[Message]()
-        world.channel.taps.append(heard.append)
-        passive, active = world.passive[0], world.active
+        federation, heard = tiny_federation(), list[Message]()
+        federation.channel.taps.append(heard.append)
+        passive, active = federation.passive[0], federation.active
         boundary = protocol(passive, active)
         if isinstance(boundary, LinearBoundary):
             boundary.join(torch.ones(3, 2), TrainSpec(optimizer="sgd"))
         h = torch.ones(4, 3, requires_grad=True)
         step = Step(0, "train", torch.arange(4), torch.arange(4) % 2)
-        arrived = boundary.up(h, step)
-        returned = boundary.down(torch.full_like(arrived, 0.1), step)
+        arrived = boundary.forward(h, step)
+        returned = boundary.backward(torch.full_like(arrived, 0.1), step)
         assert len(arrived) == len(h)
         assert returned.shape == h.shape
-        senders = {route.sender for route, nbytes in world.channel.traffic.items() if nbytes > 0}
+        senders = {route.sender for route, nbytes in federation.channel.traffic.items() if nbytes > 0}
         assert senders == {passive.name, active.name}
         tensors = [value for message in heard for value in message.payload.values() if isinstance(value, Tensor)]
         assert not any(value.requires_grad for value in tensors)
 
 
-def _parameters(world: World) -> dict[str, Tensor]:
+def _parameters(federation: Federation) -> dict[str, Tensor]:
     return {
-        f"{party.name}.{key}": value for party in world.everybody for key, value in party.modules.state_dict().items()
+        f"{party.name}.{key}": value
+        for party in federation.everybody
+        for key, value in party.modules.state_dict().items()
     }

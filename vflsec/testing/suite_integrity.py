@@ -7,23 +7,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import Step
 from vflsec.core.method import Trained
 from vflsec.core.party import Party
-from vflsec.core.sabotage import Sabotage
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.experiment.adversary import view_before
 from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.testing.federations import toy_federation
 from vflsec.testing.suite import Suite, changed, generators, same, stated
-from vflsec.testing.worlds import toy_world
 
 NAME = "passive_1"
 
 
-class SabotageConformance(Suite):
-    """Checks of one attack on integrity, in a toy world of two parties and two classes.
+class IntegrityConformance(Suite):
+    """Checks of one attack on integrity, in a toy federation of two parties and two classes.
 
     Class attributes:
         aux: how many labels the adversary knows.
@@ -31,7 +31,7 @@ class SabotageConformance(Suite):
 
     aux: ClassVar[int] = 40
 
-    def make(self) -> Sabotage:
+    def make(self) -> IntegrityAttack:
         """Return the attack."""
         raise NotImplementedError
 
@@ -91,18 +91,18 @@ class SabotageConformance(Suite):
         changed = (attack.trigger(x.clone()) != x).any(dim=1)
         assert bool(changed.float().mean() > 0.5) is (attack.aim is not None)
 
-    def _joined(self) -> tuple[Sabotage, Party]:
-        world, attack = toy_world(seed=0), self.make()
-        party = world.parties[NAME]
-        attack.join(view_before(world, party, AuxSpec(n=self.aux)), seed=7)
+    def _joined(self) -> tuple[IntegrityAttack, Party]:
+        federation, attack = toy_federation(seed=0), self.make()
+        party = federation.parties[NAME]
+        attack.join(view_before(federation, party, AuxSpec(n=self.aux)), seed=7)
         return attack, party
 
-    def _trained(self, attack: Sabotage | None) -> Trained:
-        world = toy_world(seed=0)
+    def _trained(self, attack: IntegrityAttack | None) -> Trained:
+        federation = toy_federation(seed=0)
         if attack:
-            attack.join(view_before(world, world.parties[NAME], AuxSpec(n=self.aux)), seed=7)
-            world.malicious = {NAME: attack}
-        return FedSplitNN(TrainSpec(epochs=2, batch=64, lr=5e-3), ModelSpec(bottom=(8,))).fit(world)
+            attack.join(view_before(federation, federation.parties[NAME], AuxSpec(n=self.aux)), seed=7)
+            federation.malicious = {NAME: attack}
+        return FedSplitNN(TrainSpec(epochs=2, batch=64, lr=5e-3), ModelSpec(bottom=(8,))).fit(federation)
 
 
 def _steps() -> list[Step]:
@@ -111,7 +111,7 @@ def _steps() -> list[Step]:
     return [Step(0, "train", rows), Step(1, "train", rows), Step(0, "predict", rows, split="test")]
 
 
-def _hooks(attack: Sabotage, party: Party, step: Step) -> list[tuple[Any, Tensor]]:
+def _hooks(attack: IntegrityAttack, party: Party, step: Step) -> list[tuple[Any, Tensor]]:
     """Return each hook with what it would be given in ``step``."""
     h = torch.randn(len(step.rows), 3, generator=torch.Generator().manual_seed(step.number))
     found = [(attack.on_features, party.features[step.split][step.rows]), (attack.on_embedding, h)]
@@ -119,7 +119,7 @@ def _hooks(attack: Sabotage, party: Party, step: Step) -> list[tuple[Any, Tensor
 
 
 def _weights(trained: Trained) -> list[Tensor]:
-    return [p.detach() for party in trained.world.parties.values() for p in party.modules.parameters()]
+    return [p.detach() for party in trained.federation.parties.values() for p in party.modules.parameters()]
 
 
 def _footprint(party: Party) -> dict[str, Any]:

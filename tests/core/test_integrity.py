@@ -5,14 +5,14 @@ import torch
 
 from vflsec.core.attack import describe
 from vflsec.core.errors import UsageError
+from vflsec.core.integrity import IntegrityAttack, integrity_attacks
 from vflsec.core.message import Step
-from vflsec.core.sabotage import Sabotage, sabotaging
 from vflsec.core.view import View
 
 CPU = torch.device("cpu")
 
 
-class Idle(Sabotage):
+class Idle(IntegrityAttack):
     name = reference = verified = "idle"
 
 
@@ -60,7 +60,7 @@ def test_parts_of_a_run():
 def test_it_guesses_nothing_and_its_card_says_what_it_breaks():
     attack = joined()
     assert attack.acts_in_training
-    assert sabotaging({"passive_1": attack}) == {"passive_1": attack}
+    assert integrity_attacks({"passive_1": attack}) == {"passive_1": attack}
     view = View("passive_1", "passive", 2, {"train": torch.ones(4, 2)}, None, torch.tensor([1]), torch.tensor([0]))
     with pytest.raises(UsageError, match="'idle' is on integrity and guesses nothing: measure it with vflsec eval"):
         attack(view, seed=0)

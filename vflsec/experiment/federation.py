@@ -16,11 +16,11 @@ from vflsec.core.attack import Attack
 from vflsec.core.checks import unknown
 from vflsec.core.defense import Defense
 from vflsec.core.errors import UsageError
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
+from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import Channel
 from vflsec.core.method import Method
 from vflsec.core.party import Party
-from vflsec.core.sabotage import Sabotage
 from vflsec.core.seeds import derive, generator
 from vflsec.core.view import Need
 from vflsec.data.dataset import VerticalDataset
@@ -53,8 +53,8 @@ def partition_of(cell: Cell) -> Partition:
     return _partition(msgspec.json.encode((cell.dataset, cell.data, cell.seed)), identity)
 
 
-def build_world(cell: Cell, device: str) -> World:
-    """Return the world of ``cell``: every party carries its defences, and a hook acts when it sends."""
+def build_federation(cell: Cell, device: str) -> Federation:
+    """Return the federation of ``cell``: every party carries its defences, and a hook acts when it sends."""
     data, where = partition_of(cell), torch.device(device)
     for defense in cell.defenses:
         if defense.by and defense.by not in ("passive", *data.parties):
@@ -76,12 +76,12 @@ def build_world(cell: Cell, device: str) -> World:
 
     active, *passive = data.parties.values()
     parties = {active.name: party(active, labels), **{own.name: party(own) for own in passive}}
-    world = World(parties, channel, len(data.classes), data.metric, cell.seed, where)
-    world.source = party(data.source, of_source) if data.source else None
-    world.places = {split: torch.tensor(rows, device=where) for split, rows in data.places.items()}
+    federation = Federation(parties, channel, len(data.classes), data.metric, cell.seed, where)
+    federation.source = party(data.source, of_source) if data.source else None
+    federation.places = {split: torch.tensor(rows, device=where) for split, rows in data.places.items()}
     if cell.malicious:
-        world.malicious = recruit(world, *cell.malicious, cell.told)
-    return world
+        federation.malicious = malicious_attacks(federation, *cell.malicious, cell.told)
+    return federation
 
 
 def build_defense(spec: DefenseSpec) -> Defense:
@@ -99,11 +99,11 @@ def build_method(cell: Cell) -> Method:
     return method
 
 
-def recruit(world: World, name: str, spec: AttackSpec, aux: AuxSpec | None) -> dict[str, Attack]:
-    """Return the attack of each malicious party, one of its own for each; sabotage knows what is known before training.
+def malicious_attacks(federation: Federation, name: str, spec: AttackSpec, aux: AuxSpec | None) -> dict[str, Attack]:
+    """Return the attack of each malicious party, one of its own for each; one on integrity knows what its party knows.
 
     Args:
-        world: parties with their columns, trained or not.
+        federation: parties with their columns, trained or not.
         name: of the adversary, ``passive_1+passive_2`` for colluding parties.
         spec: the attack.
         aux: the labels that they know; None for none.
@@ -112,11 +112,11 @@ def recruit(world: World, name: str, spec: AttackSpec, aux: AuxSpec | None) -> d
         UsageError: no such party, or the adversary knows too little.
     """
     found: dict[str, Attack] = {}
-    for party in adversary(world, name):
+    for party in adversary(federation, name):
         found[party.name] = made = build_attack(spec)
-        if isinstance(made, Sabotage):
+        if isinstance(made, IntegrityAttack):
             known = aux if aux and Need.AUX_LABELS in made.needs else AuxSpec(n=0)
-            made.join(view_before(world, party, known), seed=derive(world.seed, "sabotage", made.name))
+            made.join(view_before(federation, party, known), seed=derive(federation.seed, "sabotage", made.name))
     return found
 
 

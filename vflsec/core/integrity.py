@@ -18,12 +18,12 @@ When = Literal["train", "predict", "both"]
 """The part of a run in which an attack acts."""
 
 
-def sabotaging(malicious: Mapping[str, Attack]) -> dict[str, Sabotage]:
-    """Return those of the attacks that parties mount in training, by party, that are sabotage."""
-    return {name: attack for name, attack in malicious.items() if isinstance(attack, Sabotage)}
+def integrity_attacks(malicious: Mapping[str, Attack]) -> dict[str, IntegrityAttack]:
+    """Return those of the attacks that parties mount in training, by party, that are on integrity."""
+    return {name: attack for name, attack in malicious.items() if isinstance(attack, IntegrityAttack)}
 
 
-class Sabotage(Attack):
+class IntegrityAttack(Attack):
     """A malicious passive party. It infers nothing: it spoils the joint model, or plants a backdoor in it.
 
     It acts wherever embeddings cross the cut layer for a supervised loss or for a prediction, and in no pre-training.
@@ -97,5 +97,5 @@ class Sabotage(Attack):
 
     @property
     def acts_in_training(self) -> bool:
-        """True: each sabotaged cell is a training of its own."""
+        """True: each cell under attack is a training of its own."""
         return True

@@ -1,4 +1,4 @@
-"""Toy worlds whose leak is known: planted, absent, and with a chosen number of parties."""
+"""Toy federations whose leak is known: planted, absent, and with a chosen number of parties."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 
 from vflsec.core.checks import one_of, positive
 from vflsec.core.errors import UsageError
-from vflsec.core.federation import World
+from vflsec.core.federation import Federation
 from vflsec.core.message import Channel
 from vflsec.core.party import Party
 from vflsec.core.seeds import derive, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.dataset import Card, PartyTable, VerticalDataset
 from vflsec.data.partition import DataSpec
+from vflsec.experiment.federation import build_federation
 from vflsec.experiment.plan import Cell
-from vflsec.experiment.world import build_world
 
 SIGNALS = ("planted", "hidden", "none")
 SPLITS = ("train", "unlabeled", "aligned", "local", "val", "test")
@@ -36,7 +36,7 @@ def toy(
     seed: int = 0,
     source: int = 0,
 ) -> VerticalDataset:
-    """Make a world in which what can be recovered is known.
+    """Make data of which it is known what can be recovered.
 
     Args:
         rows: number of samples, the same ids at every party, each party in its own order.
@@ -89,7 +89,7 @@ def toy(
         labels=pd.Series(np.concatenate([labels, others_labels]), index=ids.append(others_ids)),
         classes=tuple(f"class_{c}" for c in range(classes)),
         card=Card(
-            title=f"Toy world, signal {signal}",
+            title=f"Toy federation, signal {signal}",
             source="drawn from a seed",
             licence="none needed",
             rows=rows,
@@ -100,7 +100,7 @@ def toy(
     )
 
 
-def toy_world(*, seed: int = 0, data: DataSpec | None = None, **options: Any) -> World:
+def toy_federation(*, seed: int = 0, data: DataSpec | None = None, **options: Any) -> Federation:
     """Split ``toy(**options)`` and put its parties on a wire, without models; ``seed`` draws both data and split."""
     cell = Cell(
         dataset="toy",
@@ -112,10 +112,12 @@ def toy_world(*, seed: int = 0, data: DataSpec | None = None, **options: Any) ->
         defenses=(),
         seed=seed,
     )
-    return build_world(cell, "cpu")
+    return build_federation(cell, "cpu")
 
 
-def tiny_world(*, parties: int = 2, rows: int = 8, columns: int = 3, classes: int = 2, seed: int = 0) -> World:
+def tiny_federation(
+    *, parties: int = 2, rows: int = 8, columns: int = 3, classes: int = 2, seed: int = 0
+) -> Federation:
     """Make bare parties on a bare wire, with random features and no models: enough to send messages."""
     rng = generator(seed, "tiny world")
     channel = Channel()
@@ -127,4 +129,4 @@ def tiny_world(*, parties: int = 2, rows: int = 8, columns: int = 3, classes: in
         labels = {split: y for split in ("train", "local", "val", "test")} if k == 0 else None
         made[name] = Party(name, features, channel, noise=partial(generator, seed, "noise", name), labels=labels)
     metric = "auc" if classes == 2 else "accuracy"
-    return World(made, channel, classes, metric, seed, torch.device("cpu"))
+    return Federation(made, channel, classes, metric, seed, torch.device("cpu"))

@@ -1,0 +1,58 @@
+"""What an attack on integrity does to a trained federation: the utility that is left, and where a trigger leads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from vflsec.core.federation import Federation
+from vflsec.core.integrity import IntegrityAttack
+from vflsec.core.method import Trained
+from vflsec.core.seeds import derive
+from vflsec.core.statistics import over_rows
+from vflsec.records.schema import Block, Impact, Triggered
+
+
+def impact(trained: Trained, malicious: Mapping[str, IntegrityAttack], utility: Block) -> Impact:
+    """Return what is left under an attack on integrity, or of the honest federation that it is compared with.
+
+    Args:
+        trained: the federation; whoever acts against its rules at prediction does so in ``utility`` already.
+        malicious: those whose trigger is tried, by party.
+        utility: of ``trained`` on test rows, none of which has a trigger.
+
+    Raises:
+        Diverged: a prediction is not finite.
+    """
+    aim = next((attack.aim for attack in malicious.values()), None)  # those who collude have one
+    return Impact(utility=utility, success=None if aim is None else success(trained, malicious, aim))
+
+
+def success(trained: Trained, malicious: Mapping[str, IntegrityAttack], aim: int) -> Triggered:
+    """Return the share of test rows of other classes that are taken for class ``aim`` once they bear the trigger."""
+    federation = trained.federation
+    with federation.without_recording(), triggered(federation, malicious, "test"):
+        logits = trained.predict("test")
+    others = (federation.active.labels["test"] != aim).cpu()
+    z = logits.cpu()[others].numpy()
+    wanted = np.full(len(z), aim)
+    rng = np.random.default_rng(derive(federation.seed, "bootstrap"))
+    share = float((z.argmax(axis=1) == wanted).mean())
+    return Triggered(share=share, ci95_rows=over_rows("accuracy", z, wanted, rng), n=len(z))
+
+
+@contextmanager
+def triggered(federation: Federation, malicious: Mapping[str, IntegrityAttack], split: str) -> Iterator[None]:
+    """Let the columns of malicious parties of ``split`` bear their trigger for a while."""
+    before = {name: federation.parties[name].features for name in malicious}
+    for name, attack in malicious.items():
+        with torch.no_grad():
+            federation.parties[name].features = {**before[name], split: attack.trigger(before[name][split].clone())}
+    try:
+        yield
+    finally:
+        for name, features in before.items():
+            federation.parties[name].features = features
