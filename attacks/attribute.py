@@ -30,7 +30,7 @@ SMALL = 200
 class AttributeInference(LogisticRegression):
     """Classification of one column of the victim, which the task never asked for, from what it sends.
 
-    Logistic regression on received embeddings (n, d), with or without own columns (n, p) beside them, all standardised
+    Logistic regression on received embeddings (n, d), with or without own columns (n, p) beside them, all standardized
     by training rows; which of the two, and the penalty, is chosen by log loss on folds of the auxiliary rows. A
     category with under three auxiliary rows counts as the least likely everywhere. A number is inferred as above or
     below its median.
@@ -128,7 +128,7 @@ class AttributeInference(LogisticRegression):
         return Guess(scores, converged=not unfinished)
 
     def _tables(self, view: View) -> list[list[Table]]:
-        """Return what may be classified, standardised by the rows among which the auxiliary ones are.
+        """Return what may be classified, standardized by the rows among which the auxiliary ones are.
 
         First what is known of every split, one release of each row; then, of the auxiliary rows' split alone, each mean
         of several. Of either, received embeddings and the same beside own columns.

@@ -19,7 +19,7 @@ class Direct(Attack):
     class. The score of a class is minus its entry, averaged over the releases of the row: the class of the smallest
     entry is guessed even where noise has left no entry negative.
 
-    Costs one pass over the messages, and needs not one auxiliary label. Recovers every label without a defence.
+    Costs one pass over the messages, and needs not one auxiliary label. Recovers every label without a defense.
     Fails under noise that is longer than the gradients. Cannot be mounted where there is a trained head
     (``model.head``), nor on an embedding that is not C wide.
 
@@ -33,7 +33,7 @@ class Direct(Attack):
     needs = frozenset({Need.GRADIENTS})
     head = "none"
     reference = "Fu et al., USENIX Security 2022, section 4.3"
-    verified = "exact: all labels are recovered without a defence"
+    verified = "exact: all labels are recovered without a defense"
     differs = (
         "A row whose gradient has no negative entry gets the class of its smallest entry; the released code counts "
         "it as wrong.",

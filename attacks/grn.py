@@ -41,7 +41,7 @@ class GenerativeRegressionNetwork(Attack):
 
     Source: Luo et al., ICDE 2021, "Feature inference attack on model predictions in vertical federated learning"
     (arXiv 2010.10152), section V. Written from memory: the sizes of G and the penalty are ours, and the source
-    minimises over many epochs.
+    minimizes over many epochs.
 
     Args:
         victim: whose columns; None for the first passive party.

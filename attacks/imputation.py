@@ -40,7 +40,7 @@ class Imputation(Attack):
     ridge up to 300 auxiliary rows; beyond, as *better*: for each column the one that is better on a third of them.
     One-hot columns are then projected onto the simplex, which can only bring them nearer to the truth.
 
-    x (n, p) is standardised by all training rows, y is (n, d) encoded. Costs 0.02 s, a network a few seconds. Fails
+    x (n, p) is standardized by all training rows, y is (n, d) encoded. Costs 0.02 s, a network a few seconds. Fails
     where the parties' columns are independent, and where auxiliary rows are fewer than what it takes to see a
     dependence.
 

@@ -25,7 +25,7 @@ CLOSER = 0.5
 """A map that leaves less than this share of the error is taken for one that a protocol has applied."""
 
 SETTLED = 0.01
-"""A step that lowers what is minimised by a smaller share is a row's last; so many rows may not have come to it."""
+"""A step that lowers what is minimized by a smaller share is a row's last; so many rows may not have come to it."""
 
 SHORTEST = 1 / 32
 """A row whose step had to be halved to this stays where it is."""
@@ -34,10 +34,10 @@ SHORTEST = 1 / 32
 class WhiteBoxInversion(Attack):
     """Recovery of the victim's columns through its bottom model f, which the adversary knows.
 
-    For each row the x (d,) that minimises ||(f(x) - h) / s||^2 + (x - m)^T C^-1 (x - m), h being what was received: the
+    For each row the x (d,) that minimizes ||(f(x) - h) / s||^2 + (x - m)^T C^-1 (x - m), h being what was received: the
     likeliest one under Gaussian noise and a Gaussian prior. Auxiliary rows tell all three: m is what ``imputation``
     makes of own columns, C the covariance of what that misses (shrunk, Ledoit and Wolf), s^2 the error of f on rows
-    whose columns are known, and so of any defence. Without them m = 0, C = 1 and s is next to nothing: of all x that
+    whose columns are known, and so of any defense. Without them m = 0, C = 1 and s is next to nothing: of all x that
     explain h, one near the mean.
 
     Of training rows h is the mean of the last 1, 3 or 10 releases, whichever f is nearest to on auxiliary rows: over
@@ -48,7 +48,7 @@ class WhiteBoxInversion(Attack):
     neither party knows. Where an affine map fitted to auxiliary rows, which ridge regression judges on each row left
     out, comes much closer to what was received than f itself, f is followed by it.
 
-    Minimised by Gauss and Newton for all rows at once, in the coordinates where C is the identity:
+    Minimized by Gauss and Newton for all rows at once, in the coordinates where C is the identity:
 
         A = f'(x) L / s,   r = (h - f(x)) / s + A u,   x = m + L u,   u <- A^T (A A^T + 1)^-1 r
 
@@ -194,7 +194,7 @@ class Expected(NamedTuple):
 
 
 def _objective(f: nn.Module, h: Tensor, prior: Expected, u: Tensor) -> Tensor:
-    """Return what is minimised, (n,)."""
+    """Return what is minimized, (n,)."""
     with torch.no_grad():
         misfit = (f(prior.mean + u @ prior.root.T) - h) / prior.noise
         total: Tensor = misfit.square().sum(dim=1) + u.square().sum(dim=1)
@@ -202,7 +202,7 @@ def _objective(f: nn.Module, h: Tensor, prior: Expected, u: Tensor) -> Tensor:
 
 
 def _gauss_newton(f: nn.Module, h: Tensor, prior: Expected, u: Tensor) -> Tensor:
-    """Return the minimum (n, d) of what is minimised if f were linear around ``u``."""
+    """Return the minimum (n, d) of what is minimized if f were linear around ``u``."""
     u = u.clone().requires_grad_()
     scaled = f(prior.mean + u @ prior.root.T) / prior.noise  # (n, k)
     rows = [torch.autograd.grad(scaled[:, j].sum(), u, retain_graph=True)[0] for j in range(scaled.shape[1])]

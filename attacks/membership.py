@@ -31,7 +31,7 @@ class MembershipInference(Attack):
     A passive one has its own bottom model alone, so it is always ``calibrated``: on its embeddings h (n, d), their
     length, and how much nearer the closest auxiliary members lie than the closest others.
 
-    Costs nothing (``loss``) or 0.1 s. Fails where the model generalises, which is most of the time: then training rows
+    Costs nothing (``loss``) or 0.1 s. Fails where the model generalizes, which is most of the time: then training rows
     look like any other. A passive party sees of overfitting only what its own bottom model shows of it without a label,
     which is next to nothing even where an active party finds most members; it is told for completeness.
 
@@ -110,9 +110,7 @@ def _of_embeddings(view: View, split: str) -> Tensor:
     with torch.no_grad():
         h = view.model.eval()(view.features[split]).double()
     distance = torch.cdist(h, h[view.aux_rows])  # (n, auxiliary)
-    distance[view.aux_rows, torch.arange(len(view.aux_rows), device=h.device)] = (
-        torch.inf
-    )  # nobody is his own neighbour
+    distance[view.aux_rows, torch.arange(len(view.aux_rows), device=h.device)] = torch.inf  # nobody is his own neighbor
     nearest = []
     for member in (0, 1):
         among = distance[:, view.aux_labels == member]

@@ -35,18 +35,18 @@ BUDGETS = {"supervised": Budget(300, 5e-3, 64), "mixmatch": Budget(25, 2e-3, 16)
 
 
 class ModelCompletion(Attack):
-    """Label inference from one's own bottom model and a handful of labelled samples.
+    """Label inference from one's own bottom model and a handful of labeled samples.
 
-    *supervised*: embeddings are standardised by the adversary's own training rows, then one linear layer is fitted by
+    *supervised*: embeddings are standardized by the adversary's own training rows, then one linear layer is fitted by
     cross-entropy. Source: FedHSSL (arXiv 2208.08934), section VI-B: "trains an inference head"; its team's public
-    pipeline has Adam, lr 0.005, weight decay 1e-6, 300 epochs, batch 64. Standardising is ours: it makes one learning
+    pipeline has Adam, lr 0.005, weight decay 1e-6, 300 epochs, batch 64. Standardizing is ours: it makes one learning
     rate fit embeddings of any scale.
 
-    *mixmatch*: semi-supervised, with all other rows of the party unlabelled. Source: Fu et al., USENIX Security 2022,
+    *mixmatch*: semi-supervised, with all other rows of the party unlabeled. Source: Fu et al., USENIX Security 2022,
     section 4.1 and released code: T = 0.8, alpha = 0.75, lambda_u = 50, Adam 2e-3, EMA 0.999, 25 x 1024 steps.
-    Labelled and unlabelled rows go through the network in one batch, which is what the source's interleaving is for;
-    here also when labels are guessed. The source guesses on unlabelled rows alone. Labelled rows are balanced and
-    unlabelled ones are not, so that BatchNorm then centers the two passes differently, guesses drift to the rare class,
+    Labeled and unlabeled rows go through the network in one batch, which is what the source's interleaving is for;
+    here also when labels are guessed. The source guesses on unlabeled rows alone. Labeled rows are balanced and
+    unlabeled ones are not, so that BatchNorm then centers the two passes differently, guesses drift to the rare class,
     and training on them ends in a guess of that class for every row.
     As in the source, the average that is scored has its own BatchNorm statistics, averaged like the weights. For the
     first thousand updates it is a plain mean, where the source's begins at its random start: the same after the full
@@ -64,7 +64,7 @@ class ModelCompletion(Attack):
         epochs: passes (supervised) or rounds of ``steps`` updates (mixmatch); None for the source's number.
         steps: updates in one mixmatch epoch.
         lr: learning rate; None for the source's.
-        batch: labelled rows in a batch (as many unlabelled ones in mixmatch); None for the source's.
+        batch: labeled rows in a batch (as many unlabeled ones in mixmatch); None for the source's.
     """
 
     name = "mc"
@@ -77,8 +77,8 @@ class ModelCompletion(Attack):
         "sources do not.",
         "Supervised mode: the last epoch is scored; the public pipeline picks the epoch on validation rows.",
         "The bottom model is frozen by default, as in the released code of Fu et al.; their text fine-tunes it.",
-        "Mixmatch: labels of unlabelled rows are guessed in one batch with labelled rows; the source guesses on "
-        "unlabelled rows alone, which collapses on uneven classes.",
+        "Mixmatch: labels of unlabeled rows are guessed in one batch with labeled rows; the source guesses on "
+        "unlabeled rows alone, which collapses on uneven classes.",
         "Mixmatch: the first thousand updates enter the weight average equally; the source's average starts at its "
         "random weights.",
         "Mixmatch: only parameters are decayed; the released code decays BatchNorm's running statistics too.",
@@ -297,7 +297,7 @@ class Standardize(nn.Module):
         self.deviation = embeddings.std(dim=0, correction=0).clamp_min(1e-12)
 
     def forward(self, h: Tensor) -> Tensor:
-        """Return the standardised embeddings (B, d)."""
+        """Return the standardized embeddings (B, d)."""
         return (h - self.mean) / self.deviation
 
 

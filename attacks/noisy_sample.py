@@ -20,7 +20,7 @@ class NoisySample(IntegrityAttack):
     (``when=both``) than where it comes unexpected (``when=predict``).
 
     Source: Zou et al. 2024 (VFLAIR, arXiv 2310.09827) and released code, noisy sample: a tenth of the rows in training,
-    all at prediction, and columns cut off at 0 and 1; ours are standardised and not cut off.
+    all at prediction, and columns cut off at 0 and 1; ours are standardized and not cut off.
 
     Args:
         scale: standard deviation of the noise, in that of a column of numbers.

@@ -17,7 +17,7 @@ class Norm(Attack):
 
     A model that has learned that one class is rare is surer of the other, and its loss has a longer gradient where it
     errs. Lengths are ranked within each turn, an epoch, because they shrink as training goes on, and a row's ranks are
-    averaged over its turns, which also averages what noise a defence adds to each release.
+    averaged over its turns, which also averages what noise a defense adds to each release.
 
     The longer is guessed to be class 1, the rare one; with auxiliary labels, whichever they speak for.
 

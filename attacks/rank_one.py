@@ -26,7 +26,7 @@ class RankOne(Attack):
     This is what PrADA's passive party decrypts (delta^C): encryption hides embeddings from the active party, and
     labels from nobody.
 
-    Costs one eigenvalue decomposition for each batch, and needs not one label. Recovers all labels without a defence.
+    Costs one eigenvalue decomposition for each batch, and needs not one label. Recovers all labels without a defense.
     Fails under noise that is longer than the gradients in all directions, and above two classes or a deeper head.
 
     Source: derived from PrADA (arXiv 2111.10120), algorithm 5; its section 7.3 admits a leak of this class.
@@ -37,7 +37,7 @@ class RankOne(Attack):
     classes = 2
     head = "linear"
     reference = "derived from PrADA, algorithm 5, and Li et al. 2022 (Marvell), section 3.2"
-    verified = "exact: all labels are recovered without a defence"
+    verified = "exact: all labels are recovered without a defense"
     differs = (
         "PrADA describes no attack: this one is derived from its algorithm 5.",
         "The axis comes from what was received, noise included; Li et al. use a clean reference gradient.",

@@ -19,7 +19,7 @@ INNER = 15
 """Projected-gradient steps on the errors in each round; they start where the round before ended."""
 
 CHUNK = 8192
-"""Rows labelled at once, which bounds memory at chunk · C² numbers."""
+"""Rows labeled at once, which bounds memory at chunk · C² numbers."""
 
 
 SETTLED = 0.002
@@ -38,7 +38,7 @@ class Replay(Attack):
     short its gradient is. A class's score is minus the squared distance to its cone.
 
     A row's gradient is its mean direction over its releases, so neither 1/B nor the shrinking of gradients in training
-    matters, and noise averages out. W is fitted on at most ``rows`` rows; then all are labelled.
+    matters, and noise averages out. W is fitted on at most ``rows`` rows; then all are labeled.
 
     Departs from the source, which fits both by gradient descent, reads p off the embedding that was sent and needs the
     class prior and an entropy term to name classes and to make labels hard: here known labels do the first and the
@@ -170,7 +170,7 @@ def edges(weights: Tensor) -> Tensor:
 
 
 def explained(head: Head, gradients: Tensor, *, steps: int, start: Tensor | None = None) -> Explained:
-    """Return the errors a >= 0 that minimise ||g − Σ_j a_j (W_j − W_c)||² + ridge · ||a − 1/C||², for each class c.
+    """Return the errors a >= 0 that minimize ||g − Σ_j a_j (W_j − W_c)||² + ridge · ||a − 1/C||², for each class c.
 
     Args:
         head: the surrogate.

@@ -16,7 +16,7 @@ from vflsec.core.view import Guess, Need, View
 class Spectral(Attack):
     """Label inference from the first principal component of the gradients that came back. Two classes.
 
-    In each turn, an epoch, gradients are centred and projected on their first right singular vector; the sign of each
+    In each turn, an epoch, gradients are centered and projected on their first right singular vector; the sign of each
     turn is that which agrees with the turns before. A row's ranks are averaged over its turns. Which end is class 1 say
     the auxiliary labels; without any, it is the end with the longer tail, as of a rare class.
 
@@ -60,7 +60,7 @@ class Spectral(Attack):
 
 def principal(values: Tensor) -> Tensor:
     """Return each row's (n,) first principal component of ``values`` (n, d), the longer tail positive."""
-    centred = values - values.mean(dim=0)
-    axis = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -1]
-    found: Tensor = centred @ axis
+    centered = values - values.mean(dim=0)
+    axis = torch.linalg.eigh(centered.T @ centered).eigenvectors[:, -1]
+    found: Tensor = centered @ axis
     return found if found.pow(3).sum() >= 0 else -found

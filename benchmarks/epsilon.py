@@ -1,8 +1,8 @@
-"""What each defence with differential privacy states, what a hand calculation gives, and what attacks show it to be.
+"""What each defense with differential privacy states, what a hand calculation gives, and what attacks show it to be.
 
     python benchmarks/epsilon.py
 
-Two tables. In the first the neighbours are the worst that the defence allows and the attacker knows both, so that the
+Two tables. In the first the neighbors are the worst that the defense allows and the attacker knows both, so that the
 lower bound should come close. In the second a federation is trained on the planted data, where labels are tossed by a
 coin and no column tells them: what an attack knows of them it has from the federation. No lower bound may lie above the
 epsilon that is stated; the command ends with 1 if one does.
@@ -50,12 +50,12 @@ class Line(NamedTuple):
     Attributes:
         game: in words.
         releases: that add up.
-        stated: epsilon, by the defence.
+        stated: epsilon, by the defense.
         delta: at which.
-        by_hand: by a formula without a library, on the same way as the defence.
+        by_hand: by a formula without a library, on the same way as the defense.
         exact: of the mechanism itself, where it is known.
         found: a lower bound.
-        undefended: the same of the same game without the defence, or None.
+        undefended: the same of the same game without the defense, or None.
     """
 
     defense: str
@@ -87,7 +87,7 @@ def line(defense: Defense, game: str, played: Game, releases: int, undefended: G
 
 
 def by_hand(defense: Any, releases: int, delta: float) -> tuple[float, float | None]:
-    """Return epsilon by the formula that the defence is accounted with, and that of the mechanism where it is known."""
+    """Return epsilon by the formula that the defense is accounted with, and that of the mechanism where it is known."""
     if isinstance(defense, GaussianDP):  # and DP-SGD
         return gaussian_by_renyi(defense.scale, releases, delta, ORDERS), gaussian(defense.scale, releases, delta)
     if isinstance(defense, LaplaceDP):
@@ -99,8 +99,8 @@ def by_hand(defense: Any, releases: int, delta: float) -> tuple[float, float | N
     return releases * (8 / 9 + 2 / 9 / 2) / defense.strength, None
 
 
-def worst_neighbours() -> list[Line]:
-    """Play the worst neighbours of each defence, released once and more often."""
+def worst_neighbors() -> list[Line]:
+    """Play the worst neighbors of each defense, released once and more often."""
     found = []
     for releases in (1, 5):
         for made in (GaussianDP, LaplaceDP):
@@ -160,10 +160,10 @@ def show(title: str, found: list[Line]) -> Table:
 def main() -> None:
     """Print both tables, and whether all of it holds."""
     with one_thread():
-        neighbours, planted = worst_neighbours(), planted_data()
+        neighbors, planted = worst_neighbors(), planted_data()
     console = Console(width=150)
-    console.print(show("The worst neighbours, both known", neighbours), show("The planted data, trained", planted))
-    wrong = [one for one in (*neighbours, *planted) if not one.holds]
+    console.print(show("The worst neighbors, both known", neighbors), show("The planted data, trained", planted))
+    wrong = [one for one in (*neighbors, *planted) if not one.holds]
     for one in wrong:
         console.print(f"FAILED {one}")
     if wrong:

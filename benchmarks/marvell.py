@@ -38,7 +38,7 @@ DEFENSES = {"iso": 1.0, "max-norm": 1.0, "perp": 1.0, "marvell": 4.0}
 
 
 def training(name: str | None) -> float:
-    """Return the milliseconds of one training step, with the defence of this name or without any."""
+    """Return the milliseconds of one training step, with the defense of this name or without any."""
     defenses = (DefenseSpec(name=name, strength=DEFENSES[name]),) if name else ()
     cell = Cell(
         dataset="credit-default",

@@ -395,7 +395,7 @@ def claims(name: str, rows: Mapping[str, Mapping[str, list[Measured]]]) -> Itera
         rivals = [arm for arm in experiment.arms if not arm.startswith("vflhlp")]
         yield claim("VFLHLP leads where few rows are aligned", *(over("vflhlp", rival) for rival in rivals))
         halves = (over("vflhlp", "vflhlp-p"), over("vflhlp", "vflhlp-a"))
-        yield claim("both halves of VFLHLP contribute (without the constraint, without initialisation)", *halves)
+        yield claim("both halves of VFLHLP contribute (without the constraint, without initialization)", *halves)
     if name.startswith("few-labels"):
         for point in experiment.points:
             part = compare(rows, "ss-vfl-i", "fedsplitnn", (point, point))

@@ -1,4 +1,4 @@
-"""Split training through party, defences and channel against a plain joint torch loop of the same network.
+"""Split training through party, defenses and channel against a plain joint torch loop of the same network.
 
     python benchmarks/overhead.py
 

@@ -7,7 +7,7 @@ Every engine does the same: C encrypts its features, p returns masked scores and
 decrypts them, p returns delta W^T, C decrypts it. phe is version 1.5 with gmpy2, one EncryptedNumber for each number,
 obfuscated before it leaves, as its users write it; HEU is its matrix API, masks added as ciphertexts, if sf-heu is
 installed. For the ratios both run on fewer rows, scaled by their counts, before and after each of ours. Times are CPU
-seconds of the process, tables apart; of ours the median of several rounds, randomisers included. The limit is the
+seconds of the process, tables apart; of ours the median of several rounds, randomizers included. The limit is the
 multiplications that our layout needs, counted, times the price of one in gmpy2 beside each round.
 The last table is the wall time of an epoch of 80,000 samples on two cores, its result held against float64.
 """
@@ -115,7 +115,7 @@ class Measured(NamedTuple):
     """What one batch takes.
 
     Attributes:
-        seconds: randomisers included, the median of the rounds.
+        seconds: randomizers included, the median of the rounds.
         setup: seconds of keys and tables.
         limit: seconds of the counted multiplications over those of the batch, each round's units measured right before
             and after it: the machine is seldom quiet for long.
@@ -204,7 +204,7 @@ def heu(schema: str, bits: int, rows: int) -> float | None:
     mu, y = task.batch(rows)
 
     def leave(matrix: Any, masks: np.ndarray) -> np.ndarray:
-        """Add encrypted masks, which re-randomises, and decrypt."""
+        """Add encrypted masks, which re-randomizes, and decrypt."""
         masked = evaluator.add(matrix, encryptor.encrypt(heu_numpy.array(masks, two)))
         return decryptor.decrypt(masked).to_numpy(two) - masks
 
@@ -267,7 +267,7 @@ def growth() -> Table:
 
 
 def epoch(bits: int, mode: Mode, batches: int) -> list[str]:
-    """Return the row of one epoch on two cores: two processes prepare randomisers, this one does the rest."""
+    """Return the row of one epoch on two cores: two processes prepare randomizers, this one does the rest."""
     layout, task = Layout(width=WIDTH, batch=ROWS, bits=bits, mode=mode), Task()
     data = [task.batch(ROWS) for _ in range(batches)]
     plain = task.weights.copy()

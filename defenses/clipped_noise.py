@@ -28,7 +28,7 @@ class ClippedNoise(Defense):
     """Base of ``gaussian-dp`` and ``laplace-dp``: rows (B, d) are clipped to norm C and get independent noise.
 
     A gradient is clipped as that of its row's own loss: the loss is the mean over the batch, so the row that is sent,
-    times B, is clipped to C, and what is sent is that over B. B is known to both sides. Neighbours differ by the
+    times B, is clipped to C, and what is sent is that over B. B is known to both sides. Neighbors differ by the
     replacement of one row, whose release can move by 2 C. (Under addition or removal it would be C; but the receiver
     knows which rows there are.)
 

@@ -13,7 +13,7 @@ STABILISER = 1e-16
 class DistanceCorrelation(Defense):
     """Adds lambda · log dCor(h, Y) to the active party's loss, for each embedding h (B, d) that it receives.
 
-    With Y the one-hot labels (B, C), A and B the doubly centred matrices (B, B) of Euclidean distances between rows of
+    With Y the one-hot labels (B, C), A and B the doubly centered matrices (B, B) of Euclidean distances between rows of
     h and of Y (row means and column means taken away, the grand mean added), and means over all entries:
     dCor = sqrt(mean(A·B)) / sqrt(sqrt(mean(A·A)) · sqrt(mean(B·B))), in [0, 1]; 1e-16 is added to each mean.
 
@@ -63,12 +63,12 @@ class DistanceCorrelation(Defense):
 
 def log_distance_correlation(h: Tensor, labels: Tensor) -> Tensor:
     """Return log dCor of embeddings (B, d) and one-hot labels, given as class numbers (B,)."""
-    a = _centred(torch.cdist(h, h, compute_mode="donot_use_mm_for_euclid_dist"))
-    b = _centred((labels[:, None] != labels).to(h.dtype) * 2**0.5)  # the distance of two one-hot rows
+    a = _centered(torch.cdist(h, h, compute_mode="donot_use_mm_for_euclid_dist"))
+    b = _centered((labels[:, None] != labels).to(h.dtype) * 2**0.5)  # the distance of two one-hot rows
     logs = [torch.log((x * y).mean().clamp(min=0) + STABILISER) for x, y in ((a, b), (a, a), (b, b))]
     return logs[0] / 2 - (logs[1] + logs[2]) / 4
 
 
-def _centred(distances: Tensor) -> Tensor:
+def _centered(distances: Tensor) -> Tensor:
     rows, columns = distances.mean(dim=1, keepdim=True), distances.mean(dim=0, keepdim=True)
     return distances - rows - columns + distances.mean()

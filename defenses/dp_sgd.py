@@ -29,7 +29,7 @@ class DPSGD(GaussianDP):
 
     Accounting: an epoch visits every row once, in shuffled batches, not in batches drawn by coins (Poisson). So no
     amplification by sampling is claimed, whose accounts are wrong for shuffled batches (Chua et al. 2024, arXiv
-    2403.17673), and which the other parties, who know what rows a batch has, would undo. Neighbours differ by the
+    2403.17673), and which the other parties, who know what rows a batch has, would undo. Neighbors differ by the
     replacement of one row, whose clipped gradient moves the sum by 2 C. A row takes part in E updates, the number of
     epochs times ``train.local_steps``: E Gaussian mechanisms of noise multiplier sigma, composed at sampling rate 1.
     Early stopping makes fewer; epsilon is told for all that were planned.
@@ -46,7 +46,7 @@ class DPSGD(GaussianDP):
     Both ends meet in two cases. Where every party carries it, all trained models together spend the sum of their
     epsilons on a row, all columns and the label, against whoever has the models and no message. And with
     ``gaussian-dp`` on what the same party sends, the sum of the two epsilons (and of the deltas) bounds all that it
-    says of anything in all of training: it takes the place of ``epsilon_transcript``. Neither holds beside a defence
+    says of anything in all of training: it takes the place of ``epsilon_transcript``. Neither holds beside a defense
     that mixes the rows of a batch (``iso`` scales noise by the largest row). Validation rows are not protected. A party
     that is to carry it and does not want to hurt its own model can leave it out and nobody sees: for such an adversary
     let only the others carry it, ``by=active``. Noise comes from a seeded generator of floats: it measures a mechanism,

@@ -19,9 +19,9 @@ class Passports(Defense):
         tanh(gamma) · W h + tanh(beta),  gamma = D(E(W s)),  beta = D(E(W t)),
 
     entry by entry. Passports s and t (w,) go through the layer that they belong to: obfuscation adapts as W learns. E
-    and D are linear, w -> max(1, w // 4) -> w, with a leaky ReLU between them. Each passport has a centre, N(-1, 1)
+    and D are linear, w -> max(1, w // 4) -> w, with a leaky ReLU between them. Each passport has a center, N(-1, 1)
     entry by entry, drawn once; for each update the active party draws it afresh, even on an interval of width range
-    around the centre. Predictions use the centres.
+    around the center. Predictions use the centers.
 
     Source: Gu et al. 2023 (FedPass, arXiv 2301.12623), unverified: its text was not read. The layer is that of FATE's
     and SecretFlow's code, with one linear map for their two; there passports are drawn once, and what is varied is
@@ -63,7 +63,7 @@ class Passports(Defense):
         self._rng = torch.Generator()
 
     def prepare(self, widths: Mapping[str, int], *, n_classes: int, rng: torch.Generator) -> None:
-        """Draw the layers of each sender, and the centres of its passports."""
+        """Draw the layers of each sender, and the centers of its passports."""
         self._rng = rng
         for sender, width in widths.items():
             self._layers[sender] = _PassportLayer(width)
@@ -72,7 +72,7 @@ class Passports(Defense):
         """Return what the top model is fed (B, w) in place of the embedding (B, w)."""
         layer = self._layers[sender]
         assert isinstance(layer, _PassportLayer)
-        passports = layer.centres
+        passports = layer.centers
         if layer.training:
             drawn = torch.rand(passports.shape, generator=self._rng, device=passports.device)
             passports = passports + self.strength * (drawn - 0.5)
@@ -87,17 +87,17 @@ class _PassportLayer(nn.Module):
         width: w.
 
     Attributes:
-        centres: (2, w) of the passports for scale and shift.
+        centers: (2, w) of the passports for scale and shift.
     """
 
-    centres: Tensor
+    centers: Tensor
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear = nn.Linear(width, width)
         narrow = max(1, width // 4)
         self.encode, self.decode = nn.Linear(width, narrow, bias=False), nn.Linear(narrow, width, bias=False)
-        self.register_buffer("centres", torch.randn(2, width) - 1)
+        self.register_buffer("centers", torch.randn(2, width) - 1)
 
     def forward(self, h: Tensor, passports: Tensor) -> Tensor:
         """Return (B, w) of h (B, w) under passports (2, w)."""

@@ -1,4 +1,4 @@
-"""Label differential privacy by randomised response."""
+"""Label differential privacy by randomized response."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vflsec.core.defense import Defense
 
 
 class LabelDP(Defense):
-    """Randomised response: training sees each label with probability p, else one of the others, all alike.
+    """Randomized response: training sees each label with probability p, else one of the others, all alike.
 
     p = e^eps / (e^eps + C - 1) for C classes; labels are (N,), drawn once, before training, and every epoch sees the
     same draw. The strength is 1/eps, so that 0 is off and more is more; say ``label-dp:epsilon=2``, or ``--epsilon``.

@@ -47,7 +47,7 @@ class Moments(NamedTuple):
 
 
 class Marvell(Defense):
-    """Zero-mean Gaussian noise, different for each class, that minimises their divergence for a given noise power.
+    """Zero-mean Gaussian noise, different for each class, that minimizes their divergence for a given noise power.
 
     For rows g_i in R^d with binary labels: p the fraction of positives, Delta the mean of positives less that of
     negatives, g = ||Delta||^2, u and v the variance of negatives and positives, averaged over coordinates, P = s · g.
@@ -112,7 +112,7 @@ class Marvell(Defense):
         self.error = error
         self.positive = positive
         self._powers: dict[tuple[str, str], float] = {}  # the last P by phase and receiver, for batches of one class
-        self._labelled = False  # whether it has seen labels, so that its owner has some
+        self._labeled = False  # whether it has seen labels, so that its owner has some
 
     def check_task(self, n_classes: int) -> None:
         """Raise UsageError unless there are two classes, or the one to hide is named."""
@@ -142,13 +142,13 @@ class Marvell(Defense):
     def _positives(self, release: Release) -> Tensor | None:
         """Return which rows (B,) are of the class to hide; None for further rows, without labels, of who has some."""
         if release.labels is None:
-            if self._labelled:
+            if self._labeled:
                 return None
             raise UsageError(
                 f"marvell needs the labels of the rows whose gradients it hides, and {release.sender} has none in "
                 f"{release.phase}: use iso or max-norm there"
             )
-        self._labelled = True
+        self._labeled = True
         if self.positive is None and (most := int(release.labels.max())) > 1:
             self.check_task(most + 1)
         return release.labels == (1 if self.positive is None else self.positive)
@@ -193,7 +193,7 @@ def moments(rows: Tensor, positives: Tensor) -> Moments | None:
 def solve(u: float, v: float, g: float, d: int, p: float, P: float) -> Noise:
     """Return the noise of power ``P`` under which two isotropic Gaussian classes diverge least.
 
-    Minimises sumKL = 1/2 [(d-1) (c2/e2 + e2/c2) + (c1 + g)/e1 + (e1 + g)/c1] - d, with c1 = l10 + u, c2 = l20 + u,
+    Minimizes sumKL = 1/2 [(d-1) (c2/e2 + e2/c2) + (c1 + g)/e1 + (e1 + g)/c1] - d, with c1 = l10 + u, c2 = l20 + u,
     e1 = l11 + v and e2 = l21 + v, subject to l10 >= l20 >= 0, l11 >= l21 >= 0 and p (l11 + (d-1) l21) +
     (1-p) (l10 + (d-1) l20) = P. Only the tighter class needs noise orthogonal to Delta: l21 = 0 if u <= v.
 

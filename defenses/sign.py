@@ -20,7 +20,7 @@ class SignOnly(Defense):
     mixture (1 - s)·g + s·c·sign(g) would be the smoother knob, and no protection: whoever knows s undoes it.
 
     Source: Bernstein et al. 2018 (arXiv 1802.04434, signSGD), section 1, with the mean magnitude as its scale as in
-    their later work on error feedback (Karimireddy et al. 2019, arXiv 1901.09847, section 4). Neither is a defence:
+    their later work on error feedback (Karimireddy et al. 2019, arXiv 1901.09847, section 4). Neither is a defense:
     they save traffic. As one it was made here.
 
     From the passive party it hides how long a row's gradient is: with ``scale="batch"`` and strength 1 all rows of a
@@ -51,7 +51,7 @@ class SignOnly(Defense):
     name = "sign"
     strengths = (0.25, 0.5, 1.0)
     points = (Kind.GRADIENT, Kind.EMBEDDING)
-    reference = "after Bernstein et al. 2018 (signSGD), arXiv 1802.04434; as a defence made here"
+    reference = "after Bernstein et al. 2018 (signSGD), arXiv 1802.04434; as a defense made here"
     guarantee = "none, empirical only; it does not hide direction"
 
     def __init__(

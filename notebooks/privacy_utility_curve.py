@@ -37,7 +37,7 @@ report = vflsec.evaluate(
 report
 
 # %% [markdown]
-# Utility is on x, leak on y: a good defence moves the points down without moving them left. The dashed line is what the
+# Utility is on x, leak on y: a good defense moves the points down without moving them left. The dashed line is what the
 # bureau infers alone, from its own columns and the same 80 labels, and its band is the 95 % interval of that.
 
 # %%

@@ -65,12 +65,12 @@ class MaskedLinearBoundary(LinearBoundary):
         C -> p  [[mu]]                    p -> C  [[mu W~ + r1]]             C -> p  mu W + r1
         p -> C  [[mu^T delta + r2]]       C -> p  mu^T delta + r2 + n, [[e]]     p -> C  [[delta W^T]]
 
-    Defences act on what a party is left with: those on embeddings change mu before it is encrypted, those on gradients
+    Defenses act on what a party is left with: those on embeddings change mu before it is encrypted, those on gradients
     change the delta from which delta^C is made (the weights learn from the true one, which the mask r2 hides).
 
     The passive party holds a random part of W_0, so that the active party never knows it. With ``noise`` the active
     party adds Gaussian noise to every coordinate of delta^C, of this deviation relative to the largest row of delta:
-    noise on delta itself, as defences on gradients make it, leaves all rows multiples of one vector. With
+    noise on delta itself, as defenses on gradients make it, leaves all rows multiples of one vector. With
     ``score_noise`` the passive party adds Gaussian noise to every score before the active party sees it.
 
     Source: PrADA (Kang et al. 2022), Algorithms 4 and 5, corrected: delta at time t from the weights at time t, masks

@@ -16,7 +16,7 @@ class ModelAverage(Averaging):
     """Each party sends the same named modules to a server, which returns their mean, weighing parties equally.
 
     Learned parameters and running statistics (BatchNorm's mean and variance) are averaged; counters are not, for
-    nothing depends on them. What a party sends passes its defences; what it keeps until the mean arrives does not.
+    nothing depends on them. What a party sends passes its defenses; what it keeps until the mean arrives does not.
 
     Source: FedHSSL (He et al. 2022, arXiv 2208.08934), algorithm 1, step 3, and section IV-B-3.
 
@@ -28,7 +28,7 @@ class ModelAverage(Averaging):
     name = "model-average"
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, algorithm 1, step 3"
     reveals = {  # noqa: RUF012  (declared ClassVar in the base class)
-        "server": ("the shared modules of every party after its defences, in every global iteration",),
+        "server": ("the shared modules of every party after its defenses, in every global iteration",),
         "party": (
             "the mean over all parties of their shared modules",
             "with two parties, therefore, those of the other party exactly: twice the mean less its own",

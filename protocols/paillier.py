@@ -22,14 +22,14 @@ from vflsec.paillier.linear_sgd import LinearSgd
 from vflsec.paillier.recording import Header, Recorder
 from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
 
-NOISE_BITS = 10  # that defences may add to a loss gradient by noise
-PENALTY_BITS = 4  # that any other defence of the active party may add, by a penalty or by what it does to labels
+NOISE_BITS = 10  # that defenses may add to a loss gradient by noise
+PENALTY_BITS = 4  # that any other defense of the active party may add, by a penalty or by what it does to labels
 
 
 class PaillierBoundary(MaskedLinearBoundary):
     """The masked linear layer between two real ends: every message is what two companies would send.
 
-    The key is made for this run, and masks, keys and randomisers come from the operating system's generator.
+    The key is made for this run, and masks, keys and randomizers come from the operating system's generator.
 
     Source: PrADA (Kang et al. 2022), Algorithms 4 and 5, corrected; Paillier 1999.
 
@@ -37,7 +37,7 @@ class PaillierBoundary(MaskedLinearBoundary):
         passive: holds the key and the features.
         active: holds the labels.
         cipher: the fields of ``CipherSpec``. ``delta_bits=None`` stands for 0, which is what cross-entropy needs,
-            NOISE_BITS where a defence of the active party changes gradients, or PENALTY_BITS where it has one of
+            NOISE_BITS where a defense of the active party changes gradients, or PENALTY_BITS where it has one of
             another kind.
     """
 
@@ -45,7 +45,7 @@ class PaillierBoundary(MaskedLinearBoundary):
 
     @property
     def delta_bits(self) -> int:
-        """The bits of a loss gradient that ``delta_bits=None`` stands for, by what the active party's defences do."""
+        """The bits of a loss gradient that ``delta_bits=None`` stands for, by what the active party's defenses do."""
         others = [defense for defense in self.active.defenses if defense.protocol() is None]
         if any(Kind.GRADIENT in defense.at for defense in others):
             return NOISE_BITS

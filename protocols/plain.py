@@ -9,7 +9,7 @@ from vflsec.core.protocol import Boundary
 
 
 class PlainBoundary(Boundary):
-    """The boundary of ordinary split learning; nothing is hidden but what the parties' own defences hide.
+    """The boundary of ordinary split learning; nothing is hidden but what the parties' own defenses hide.
 
     Source: Vepakomma et al. 2018 (arXiv 1812.00564), the vertically partitioned configuration.
     """
@@ -17,8 +17,8 @@ class PlainBoundary(Boundary):
     name = "plain"
     reference = "Vepakomma et al. 2018, arXiv 1812.00564, vertically partitioned configuration"
     reveals = {  # noqa: RUF012  (declared ClassVar in the base class)
-        "active": ("the embedding of every row that it asks for, after the passive party's defences",),
-        "passive": ("the loss gradient with respect to each embedding it sent, after the active party's defences",),
+        "active": ("the embedding of every row that it asks for, after the passive party's defenses",),
+        "passive": ("the loss gradient with respect to each embedding it sent, after the active party's defenses",),
     }
 
     def forward(self, h: Tensor, step: Step) -> Tensor:

@@ -38,7 +38,7 @@ def test_one_pair_of_the_overhead(monkeypatch):
 
 
 @pytest.mark.slow
-def test_one_pair_and_one_call_of_each_defence_of_marvells_paper(monkeypatch):
+def test_one_pair_and_one_call_of_each_defense_of_marvells_paper(monkeypatch):
     marvell = load("marvell")
     monkeypatch.setattr(marvell, "EPOCHS", 1)
     monkeypatch.setattr(marvell, "REPEATS", 1)
@@ -334,9 +334,9 @@ def test_a_line_of_epsilon_holds_or_not():
 
 
 @pytest.mark.slow
-def test_epsilon_by_hand_is_what_defences_state():
+def test_epsilon_by_hand_is_what_defenses_state():
     epsilon = load("epsilon")
-    lines = epsilon.worst_neighbours()
+    lines = epsilon.worst_neighbors()
     assert {one.defense for one in lines} == {"gaussian-dp", "laplace-dp", "label-dp", "dp-sgd", "ppdl"}
     assert all(one.holds for one in lines)
 

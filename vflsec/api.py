@@ -46,12 +46,12 @@ def evaluate(
     Args:
         attack: one or several, as on the command line (``mc:mode=mixmatch``).
         defense: none, one or several, as on the command line, with strengths of their own, ``iso:lambda=1,5``, or not.
-        strengths: of those without; 0 is always there. Where none are given, a defence is swept over its usual ones.
+        strengths: of those without; 0 is always there. Where none are given, a defense is swept over its usual ones.
         out: results folder; ``runs/<name>`` unless given.
         jobs: processes; as many as there are cores unless given.
         device: ``cpu`` or ``cuda``.
         settings: any field of ``EvalSpec``: ``dataset``, ``seeds``, ``data={"n_labeled": 200}``,
-            ``fixed=["iso:lambda=5"]``, or ``epsilons=[1, 2, 8]`` in place of the strengths of private defences...
+            ``fixed=["iso:lambda=5"]``, or ``epsilons=[1, 2, 8]`` in place of the strengths of private defenses...
 
     Raises:
         UsageError: a setting or a name is wrong.

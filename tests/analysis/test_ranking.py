@@ -1,4 +1,4 @@
-"""Fronts and orders of defences against worked examples."""
+"""Fronts and orders of defenses against worked examples."""
 
 import msgspec
 import pytest
@@ -96,7 +96,7 @@ def test_ranks_are_by_the_headline():
 
 
 def ranked(*by_seed):
-    """Defences a, b, c... with these leaks by seed, and no other score."""
+    """Defenses a, b, c... with these leaks by seed, and no other score."""
     caps = [folded(name, None, None) for name in "abcd"[: len(by_seed)]]
     places = {
         ("labels", "m", cap.defense, 1.0): Place(
@@ -108,7 +108,7 @@ def ranked(*by_seed):
     return ranks(caps, places)
 
 
-def test_neighbours_are_told_apart_by_paired_differences():
+def test_neighbors_are_told_apart_by_paired_differences():
     """b and c vary together, so that c's small lead is certain; a's larger one over b is not, for a varies alone."""
     found = ranked([0.60, 0.80, 0.55], [0.70, 0.80, 0.90], [0.71, 0.81, 0.91])
     assert orders(found) == ["by strongest leak: a ≈ b > c (≈: not told apart, paired over 3 seeds)"]
@@ -122,7 +122,7 @@ def test_by_one_seed_nothing_is_told_apart():
     assert not told_apart(*found, "strongest leak")
 
 
-def test_equal_defences_are_not_told_apart():
+def test_equal_defenses_are_not_told_apart():
     assert not told_apart(*ranked([0.6, 0.7], [0.6, 0.7]), "strongest leak")
 
 
@@ -143,7 +143,7 @@ def test_seeds_that_one_lacks_are_left_out():
 
 @pytest.mark.parametrize(("by", "said"), [(SURE, 2), (SHAKY, 0)])
 def test_a_disagreement_within_noise_is_none(by, said):
-    """The same means in the same order; where the seeds of one defence scatter, nothing is known of it."""
+    """The same means in the same order; where the seeds of one defense scatter, nothing is known of it."""
     caps = [folded("a", 0.2, 0.8, by=by), folded("b", 0.3, 0.7)]
     found = ranks(caps, exposed_by(point("a", 1.0, 0.8, 0.9, by=by), point("b", 1.0, 0.7, 0.7)))
     assert [rank.ranks for rank in found] == [

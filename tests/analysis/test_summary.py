@@ -222,7 +222,7 @@ def test_an_attack_that_fails_in_some_seeds_competes_on_those_that_all_have():
 
 
 def test_what_the_adversary_would_have_picked_is_a_figure_of_its_own():
-    """Its folds favour the weaker attack; the headline does not listen to them."""
+    """Its folds favor the weaker attack; the headline does not listen to them."""
     spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
     records = make_records(spec)
     for row in rows(spec):
@@ -240,7 +240,7 @@ def test_who_picks_not_to_join_has_the_one_value_of_alone():
 
 
 def test_picks_are_by_folds_over_all_seeds():
-    """One seed whose folds favour the other candidate does not change the pick, which the mean makes."""
+    """One seed whose folds favor the other candidate does not change the pick, which the mean makes."""
     records = make_records()
     for key in keys_of(1.0, 0):
         records[key] = replace(records[key], fold=0.45)  # the other two have 0.7, the logistic regression 0.6
@@ -422,7 +422,7 @@ def test_leak_gate_takes_the_far_end_on_the_worse_rows(limit, holds):
 
 
 def test_a_gate_on_worst_is_one_on_the_headline():
-    """Folds favour not joining; a limit must not hold for that."""
+    """Folds favor not joining; a limit must not hold for that."""
     records = make_records(logistic_fold=0.9)
     assert {p.choice for p in summary_of(records).picked} == {"alone"}
     (gate,) = summary_of(records, max_leak={"worst": 0.7}).gates

@@ -100,7 +100,7 @@ def test_features_of_predictions_are_their_formulas():
     assert torch.allclose(found[:, 3], -(p * p.log()).sum(dim=1))
 
 
-def test_nobody_is_his_own_neighbour():
+def test_nobody_is_his_own_neighbor():
     """Four auxiliary candidates at 0, 1, 10, 11 of which the first two are members."""
     x = torch.tensor([[0.0], [1.0], [10.0], [11.0], [2.0]])
     rows, member = torch.arange(4), torch.tensor([1, 1, 0, 0])

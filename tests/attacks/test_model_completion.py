@@ -139,7 +139,7 @@ def test_the_fast_path_equals_a_naive_full_pass():
         assert torch.allclose(found.scores[split], completed(x).detach(), atol=1e-4)
 
 
-def test_standardising_uses_the_adversarys_own_rows():
+def test_standardizing_uses_the_adversarys_own_rows():
     h = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
     assert Standardize(h)(h).tolist() == [[-1.0, 0.0], [1.0, 0.0]]  # a constant column becomes zero, not NaN
 
@@ -213,8 +213,8 @@ def test_the_slope_is_that_of_the_loss(weight):
     rng = generator(0, "slope")
     logits = (3 * torch.randn(12, 5, generator=rng)).double().requires_grad_()
     targets = torch.randn(12, 5, generator=rng).double().softmax(dim=1)
-    labelled = F.cross_entropy(logits[:6], targets[:6])
-    (labelled + weight * F.mse_loss(logits[6:].softmax(dim=1), targets[6:])).backward()
+    labeled = F.cross_entropy(logits[:6], targets[:6])
+    (labeled + weight * F.mse_loss(logits[6:].softmax(dim=1), targets[6:])).backward()
     assert torch.allclose(slope(logits.detach(), targets, weight), logits.grad, atol=1e-12)
 
 
@@ -241,7 +241,7 @@ def test_one_vector_is_all_parameters_and_another_all_gradients():
     assert layer.bias.tolist() == [5.0, 5.0]
 
 
-def test_mixmatch_weighs_unlabelled_rows_more_and_more(monkeypatch):
+def test_mixmatch_weighs_unlabeled_rows_more_and_more(monkeypatch):
     """lambda_u = 50 times the share of the budget spent; nothing at the first step."""
     weights = []
 
@@ -255,7 +255,7 @@ def test_mixmatch_weighs_unlabelled_rows_more_and_more(monkeypatch):
     assert weights == pytest.approx([50 * t / 10 for t in range(10)])
 
 
-def test_mixmatch_takes_unlabelled_rows_from_the_rows_it_does_not_know():
+def test_mixmatch_takes_unlabeled_rows_from_the_rows_it_does_not_know():
     """No row that gets a guessed label is one whose label is known."""
     view, _ = make_view(n_aux=20)
     own, aux = view.features["train"], torch.arange(7, 27)
@@ -284,7 +284,7 @@ def double():
 
 
 def naive_mixmatch(view, *, freeze_bottom, layers, epochs, steps, seed):
-    """Fu et al., step by step, guesses in one batch with labelled rows: every pass runs the whole completed network."""
+    """Fu et al., step by step, guesses in one batch with labeled rows: every pass runs the whole completed network."""
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
     bottom, known = copy.deepcopy(view.model).train(not freeze_bottom), view.aux_rows
@@ -307,10 +307,10 @@ def naive_mixmatch(view, *, freeze_bottom, layers, epochs, steps, seed):
             mixed = share * rows + (1 - share) * rows[partner]
             mixed_targets = share * targets + (1 - share) * targets[partner]
             z = model(mixed)
-            labelled = -(mixed_targets[:16] * z[:16].log_softmax(dim=1)).sum(dim=1).mean()
-            unlabelled = ((z[16:].softmax(dim=1) - mixed_targets[16:]) ** 2).mean()
+            labeled = -(mixed_targets[:16] * z[:16].log_softmax(dim=1)).sum(dim=1).mean()
+            unlabeled = ((z[16:].softmax(dim=1) - mixed_targets[16:]) ** 2).mean()
             optimizer.zero_grad()
-            (labelled + 50 * t / (epochs * steps) * unlabelled).backward()
+            (labeled + 50 * t / (epochs * steps) * unlabeled).backward()
             optimizer.step()
             kept.append([value.detach().clone() for value in [*fitted, *statistics]])
             for parameter in fitted:

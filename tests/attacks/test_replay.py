@@ -72,7 +72,7 @@ def test_a_cut_narrower_than_the_logits_has_cones_that_overlap():
     assert plane > 0.2
 
 
-def test_rows_beyond_the_fitted_ones_are_labelled_too(monkeypatch):
+def test_rows_beyond_the_fitted_ones_are_labeled_too(monkeypatch):
     monkeypatch.setattr(replay, "CHUNK", 300)
     view, y = replayed(3, 4)
     attack = Replay(rows=500)

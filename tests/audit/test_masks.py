@@ -150,9 +150,9 @@ def test_masks_of_1024_average_out_over_80000_samples(tmp_path):
     rng = np.random.default_rng(0)
     mu, w = rng.normal(size=(80_000, 10)), 0.3 * rng.normal(size=(10, 1))
     scores = mu @ w + rng.uniform(-1024, 1024, size=(80_000, 1))
-    centre = np.sqrt(((narrowest(mu, scores) - w) ** 2).mean())
+    center = np.sqrt(((narrowest(mu, scores) - w) ** 2).mean())
     squares = np.sqrt(((np.linalg.lstsq(mu, scores, rcond=None)[0] - w) ** 2).mean())
-    assert 0.05 < centre < 0.13
+    assert 0.05 < center < 0.13
     assert 1.6 < squares < 2.6
 
 

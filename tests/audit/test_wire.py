@@ -95,14 +95,14 @@ def test_what_a_common_library_sends_is_found(tmp_path, keys):
     assert finding.verdict == "leaks"
     assert finding.figures[0].value == 1.0  # every message has some fault
     assert "exponents in clear in EncryptedDelta: 6 messages" in finding.found
-    assert "EncryptedDelta not re-randomised: 6 messages" in finding.found
+    assert "EncryptedDelta not re-randomized: 6 messages" in finding.found
     assert Wire()(p, Truth(p, c)).verdict == "leaks"
 
 
 def test_obfuscation_leaves_the_exponents(tmp_path, keys):
     c, p = naive(tmp_path, keys, secure=True, steps=2)
     finding = Wire()(c, Truth(c, p))
-    assert "not re-randomised" not in finding.found
+    assert "not re-randomized" not in finding.found
     assert "exponents in clear in EncryptedDelta: 2 messages" in finding.found
     assert finding.figures[1].metric == "auc"
 
@@ -135,7 +135,7 @@ def test_ours_has_no_fault(tmp_path, delta, mode):
 
 
 class Bare(LabelHolder):
-    """Adds masks and forgets to re-randomise."""
+    """Adds masks and forgets to re-randomize."""
 
     def _release(self, ciphertexts, masks):
         n, square = self.ciphertexts.n, self.ciphertexts.square
@@ -147,13 +147,13 @@ def test_answers_that_are_not_fresh_are_found_without_a_key(tmp_path):
     run = EncryptedRun(run=LinearRun(steps=30, width=2, batch=80), delta="outer", label_holder=Bare)
     c, _ = run.record(tmp_path)
     finding = Wire()(c)
-    assert "MaskedScores not re-randomised" in finding.found
-    assert "EncryptedDelta not re-randomised" in finding.found
+    assert "MaskedScores not re-randomized" in finding.found
+    assert "EncryptedDelta not re-randomized" in finding.found
     assert finding.verdict == "leaks"
 
 
 class BareGradient(LabelHolder):
-    """Forgets to re-randomise the masked gradient alone."""
+    """Forgets to re-randomize the masked gradient alone."""
 
     def masked_gradient(self, delta):
         self._release = partial(Bare._release, self)
@@ -169,11 +169,11 @@ def test_a_masked_gradient_that_is_not_fresh_is_found_in_ps_recording(tmp_path, 
     """Its exponents are the loss gradients. C's recording does not have them, and says so."""
     run = LinearRun(steps=3, width=2, batch=12, outputs=outputs)
     c, p = EncryptedRun(run=run, mode=mode, delta=delta, label_holder=BareGradient).record(tmp_path)
-    assert "MaskedGradient not re-randomised: 3 messages" in Wire()(p).found
-    assert any(line.startswith("re-randomisation of MaskedGradient: ") for line in Wire()(c).unmeasured)
+    assert "MaskedGradient not re-randomized: 3 messages" in Wire()(p).found
+    assert any(line.startswith("re-randomization of MaskedGradient: ") for line in Wire()(c).unmeasured)
     (tmp_path / "fresh").mkdir()
     _, p = EncryptedRun(run=run, mode=mode, delta=delta).record(tmp_path / "fresh")
-    assert "re-randomisation of MaskedGradient tested by 3 products" in Wire()(p).found
+    assert "re-randomization of MaskedGradient tested by 3 products" in Wire()(p).found
     assert Wire()(p).found.startswith("no fault")
 
 
@@ -181,19 +181,19 @@ def test_a_masked_gradient_that_is_not_fresh_is_found_in_ps_recording(tmp_path, 
 def test_powers_of_known_or_small_exponents_are_found_under_any_key(tmp_path, mode):
     run = EncryptedRun(run=LinearRun(steps=1, width=2, batch=8), label_holder=Bare, mode=mode)
     c, p = run.record(tmp_path)
-    assert "EncryptedDelta not re-randomised: 1 message" in Wire()(c).found  # a power of 24 bits
-    assert "MaskedScores not re-randomised" not in Wire()(c).found  # C does not know the weights
-    assert "EncryptedDelta not re-randomised: 1 message" in Wire()(p).found
-    assert "MaskedScores not re-randomised: 1 message" in Wire()(p).found  # p does
+    assert "EncryptedDelta not re-randomized: 1 message" in Wire()(c).found  # a power of 24 bits
+    assert "MaskedScores not re-randomized" not in Wire()(c).found  # C does not know the weights
+    assert "EncryptedDelta not re-randomized: 1 message" in Wire()(p).found
+    assert "MaskedScores not re-randomized: 1 message" in Wire()(p).found  # p does
     assert Wire()(c).verdict == Wire()(p).verdict == "leaks"
 
 
 def test_a_recording_of_subgroup_keys_says_what_is_not_measured(tmp_path):
     run = LinearRun(steps=30, width=2, batch=80)  # enough bits under a standard key, see above
     c, p = EncryptedRun(run=run, mode="subgroup", label_holder=Bare, delta="outer").record(tmp_path)
-    why = "re-randomisation of MaskedScores: all Jacobi symbols are 1, as under subgroup keys"
+    why = "re-randomization of MaskedScores: all Jacobi symbols are 1, as under subgroup keys"
     assert why in Wire()(c).unmeasured
-    assert "re-randomisation of MaskedScores tested by 4 products" in Wire()(p).found
+    assert "re-randomization of MaskedScores tested by 4 products" in Wire()(p).found
     (tmp_path / "few").mkdir()
     c, _ = EncryptedRun(run=LinearRun(steps=1, width=2, batch=8)).record(tmp_path / "few")
     assert re.search("MaskedScores: . bits? could be compared, and 40 are needed", "; ".join(Wire()(c).unmeasured))
@@ -210,7 +210,7 @@ def test_small_powers_are_found_and_no_others(bits):
 
 
 class Stale(KeyHolder):
-    """Takes the same randomisers twice."""
+    """Takes the same randomizers twice."""
 
     def _encrypt(self, plaintexts):
         fresh = self.pool.take(len(plaintexts))
@@ -221,13 +221,13 @@ class Stale(KeyHolder):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_randomisers_used_twice_are_found(tmp_path, mode):
+def test_randomizers_used_twice_are_found(tmp_path, mode):
     c, _ = EncryptedRun(run=LinearRun(steps=2, width=2, batch=8), key_holder=Stale, mode=mode).record(tmp_path)
-    assert "a randomiser used before in Features" in Wire()(c).found
+    assert "a randomizer used before in Features" in Wire()(c).found
 
 
 class Unmasked(KeyHolder):
-    """Encrypts without a randomiser."""
+    """Encrypts without a randomizer."""
 
     def _encrypt(self, plaintexts):
         n, square = self.ciphertexts.n, self.ciphertexts.square
@@ -235,10 +235,10 @@ class Unmasked(KeyHolder):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_ciphertexts_without_a_randomiser_are_found(tmp_path, mode):
+def test_ciphertexts_without_a_randomizer_are_found(tmp_path, mode):
     c, _ = EncryptedRun(run=LinearRun(steps=1, width=2, batch=8), key_holder=Unmasked, mode=mode).record(tmp_path)
     finding = Wire()(c)
-    assert "no randomiser in Features: 1 message" in finding.found
+    assert "no randomizer in Features: 1 message" in finding.found
     assert finding.verdict == "leaks"
 
 

@@ -85,7 +85,7 @@ def test_wire_holds_under_subgroup_keys_and_names_what_it_could_not_test(tmp_pat
     for recording in (c, p):
         result = run(recording.path, "--audit", "wire", "--max-leak", "wire=0.2")
         assert "wire: no fault" in result.stdout
-        untested = "re-randomisation of MaskedScores: all Jacobi" in result.stdout
+        untested = "re-randomization of MaskedScores: all Jacobi" in result.stdout
         assert untested == (recording is c)  # p knows its exponents
         assert result.exit_code == (3 if "wire: not measured" in result.stdout else 0), result.output
 

@@ -134,7 +134,7 @@ def test_what_was_done_last_is_undone_first():
     assert DefenseStack([Coding(0.0)]).decode_logits(z) is z
 
 
-def test_a_defence_of_updates_acts_at_labels_and_says_so():
+def test_a_defense_of_updates_acts_at_labels_and_says_so():
     assert DefenseStack([Mixing(1.0)]).using(hooks.BATCH)
     assert not DefenseStack([Mixing(0.0), Coding(1.0)]).using(hooks.BATCH)
     assert Mixing(1.0, at=["labels"]).at == frozenset()
@@ -152,7 +152,7 @@ class Inherited(AtHome):
         pass
 
 
-def test_a_defence_touches_the_hooks_that_it_overrides_and_can_run():
+def test_a_defense_touches_the_hooks_that_it_overrides_and_can_run():
     assert touches(Plain) == touches(Plain(1.0)) == frozenset()
     assert touches(Coding) == touches(Coding(0.0)) == {hooks.LABELS, hooks.PREDICTIONS}
     assert touches(Inherited) == {hooks.UPDATE}
@@ -161,7 +161,7 @@ def test_a_defence_touches_the_hooks_that_it_overrides_and_can_run():
     assert not Coding(1.0).runs(hooks.BATCH, "train")
 
 
-def test_every_hook_of_a_defence_is_declared_or_changes_nothing():
+def test_every_hook_of_a_defense_is_declared_or_changes_nothing():
     """A new hook that is not declared would be missed by stage keys."""
     own = {name for name, value in vars(Defense).items() if callable(value) and not name.startswith("_")}
     asked = {"acts", "runs", "check_task", "modules", "prepare", "plan_releases", "spent"}

@@ -34,13 +34,13 @@ def test_auc_closed_forms(score, labels, expected):
     assert metrics.auc(binary(score), np.array(labels)) == pytest.approx(expected)
 
 
-labelled = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_size=30).filter(
+labeled = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_size=30).filter(
     lambda rows: len({label for _, label in rows}) == 2
 )
 
 
 @settings(max_examples=50, deadline=None)
-@given(labelled)
+@given(labeled)
 def test_auc_and_ks_equal_naive_loops(rows):
     score, labels = np.array([s for s, _ in rows], dtype=float), np.array([int(y) for _, y in rows])
     assert metrics.auc(binary(score), labels) == pytest.approx(naive_auc(score, labels == 1))

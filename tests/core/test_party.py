@@ -1,4 +1,4 @@
-"""The one road out: defences in the order given, at their kinds only, knowing what the sender knows."""
+"""The one road out: defenses in the order given, at their kinds only, knowing what the sender knows."""
 
 import pytest
 import torch
@@ -36,14 +36,14 @@ def send(party, kind=Kind.EMBEDDING, payload=None, **options):
 
 
 @pytest.mark.parametrize("letters", ["ab", "ba", "cab"])
-def test_defences_run_in_the_order_given(federation, trail, letters):
+def test_defenses_run_in_the_order_given(federation, trail, letters):
     party = federation.active
     party.defenses = [Footprint(letter, trail) for letter in letters]
     send(party)
     assert "".join(letter for letter, _ in trail) == letters
 
 
-def test_the_second_defence_gets_what_the_first_returns(federation):
+def test_the_second_defense_gets_what_the_first_returns(federation):
     class Double(Footprint):
         def on_embedding(self, h, release):
             return h * 2
@@ -68,7 +68,7 @@ def test_a_defense_that_works_in_place_leaves_what_its_sender_keeps(federation):
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_a_defence_acts_at_its_own_kinds_only(federation, trail, kind):
+def test_a_defense_acts_at_its_own_kinds_only(federation, trail, kind):
     federation.active.defenses = [Footprint("g", trail, at=["gradient"]), Footprint("e", trail, at=["embedding"])]
     send(federation.active, kind)
     assert [letter for letter, _ in trail] == {Kind.GRADIENT: ["g"], Kind.EMBEDDING: ["e"]}.get(kind, [])
@@ -104,7 +104,7 @@ def test_each_tensor_of_the_payload_is_a_release_of_its_own(federation, trail):
     assert [release.key for _, release in trail] == ["weight", "bias"]
 
 
-def test_a_defence_sees_no_graph(federation):
+def test_a_defense_sees_no_graph(federation):
     class Curious(Footprint):
         def on_embedding(self, h, release):
             assert not h.requires_grad

@@ -1,4 +1,4 @@
-"""What the tests of defences share: one release, and what an attack makes of a small federation that is defended."""
+"""What the tests of defenses share: one release, and what an attack makes of a small federation that is defended."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -52,7 +52,7 @@ def trained(defense, signal, seed):
 
 @pytest.fixture(scope="session")
 def leak():
-    """AUC on training rows, the mean of two seeds, of an attack on planted toy data whose defence has that strength.
+    """AUC on training rows, the mean of two seeds, of an attack on planted toy data whose defense has that strength.
 
     ``read`` is what the attacker itself makes of each message of gradients (B, d) before it attacks.
     """

@@ -23,7 +23,7 @@ from vflsec.testing.federations import toy_federation
 
 @lru_cache
 def prepared(strength=1.0, *, classes=2, seed=0):
-    """A defence with its layers drawn; fitted at most once in this file."""
+    """A defense with its layers drawn; fitted at most once in this file."""
     made = ConfusionalAutoencoder(strength)
     with drawing(seed, "weights"):
         made.prepare({"passive_1": 2}, n_classes=classes, rng=generator(seed, "coae"))
@@ -95,7 +95,7 @@ def test_codes_that_cannot_be_told_apart_are_refused():
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_random_answers_come_before_codes_in_whatever_order(turned):
-    """Randomised response draws from class numbers: the codes are those of its answers, and nothing knows the truth."""
+    """Randomized response draws from class numbers: the codes are those of its answers, and nothing knows the truth."""
     y, made, private = torch.arange(400) % 2, prepared(), LabelDP(0.5)
     rest = {"n_classes": 2, "rng": generator(0, "labels")}
     answers = private.on_labels(y, features=y.float(), n_classes=2, rng=generator(0, "labels"))

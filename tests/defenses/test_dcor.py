@@ -13,11 +13,11 @@ from vflsec.defenses.dcor import DistanceCorrelation, log_distance_correlation
 
 def naive(x, y):
     """Distance correlation of two samples (n, p) and (n, q), from the definition."""
-    centred = []
+    centered = []
     for sample in (x, y):
         d = squareform(pdist(sample))
-        centred.append(d - d.mean(axis=0) - d.mean(axis=1)[:, None] + d.mean())
-    a, b = centred
+        centered.append(d - d.mean(axis=0) - d.mean(axis=1)[:, None] + d.mean())
+    a, b = centered
     return np.sqrt((a * b).mean()) / np.sqrt(np.sqrt((a * a).mean()) * np.sqrt((b * b).mean()))
 
 

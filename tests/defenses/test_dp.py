@@ -132,7 +132,7 @@ def test_an_epsilon_needs_a_known_number_of_releases():
 
 @pytest.mark.parametrize("classes", [2, 5])
 @pytest.mark.parametrize("eps", [0.5, 2.0])
-def test_randomised_response_flips_with_its_probability(classes, eps):
+def test_randomized_response_flips_with_its_probability(classes, eps):
     y = torch.arange(200_000) % classes
     made = LabelDP(1 / eps)
     told = made.on_labels(y, features=y[:, None], n_classes=classes, rng=generator(0, "labels"))
@@ -147,7 +147,7 @@ def test_randomised_response_flips_with_its_probability(classes, eps):
     assert classes == 2 or stats.chisquare(shifts.numpy()).pvalue > 0.01  # all other classes alike
 
 
-def test_randomised_response_has_an_exact_epsilon():
+def test_randomized_response_has_an_exact_epsilon():
     for eps in (0.5, 1.0, 2.0, 3.0, 8.0):
         made = LabelDP(1 / eps)
         kept, flipped = made.kept(5), (1 - made.kept(5)) / 4
@@ -160,7 +160,7 @@ def test_randomised_response_has_an_exact_epsilon():
 
 @pytest.mark.parametrize("made", NOISES)
 def test_what_can_be_told_apart_at_worst_stays_below_epsilon_and_comes_close(made):
-    """Two neighbours at opposite ends of what clipping leaves, released as often as is accounted for."""
+    """Two neighbors at opposite ends of what clipping leaves, released as often as is accounted for."""
     releases, target = 5, 2.0
     options = {"delta": 0.01} if made is GaussianDP else {}  # what happens once in 100,000 no test sees
     defense = made(1 / target, at=["embedding"], unit="1/epsilon", **options)
@@ -184,7 +184,7 @@ def test_the_last_bits_of_floats_tell_more_than_epsilon_as_the_card_says():
 
 
 @pytest.mark.parametrize("eps", [0.5, 2.0])
-def test_randomised_labels_come_close_to_their_epsilon(eps):
+def test_randomized_labels_come_close_to_their_epsilon(eps):
     game = either_label(LabelDP(1 / eps))
     assert 0.85 * eps < at_least(game, 0.0) < game.spent[0]["epsilon"] == pytest.approx(eps)
     assert at_least(either_label(LabelDP(1 / (1.25 * eps))), 0.0) > eps  # the same audit convicts a quarter more

@@ -90,7 +90,7 @@ def test_epsilon_is_that_of_a_hand_calculation(sigma, updates):
     assert asked.scale == pytest.approx(sigma, rel=1e-4)
 
 
-def test_two_neighbours_cannot_be_told_apart_better_than_epsilon_says():
+def test_two_neighbors_cannot_be_told_apart_better_than_epsilon_says():
     """Rows at opposite ends of what clipping leaves, one update, many times: the bound on epsilon comes close."""
     strength = 1.2
     game = opposite_updates(DPSGD(strength, clip=0.5, delta=0.01))

@@ -1,4 +1,4 @@
-"""The passport layer is the formula, its passports are drawn as it says, and predictions use their centres."""
+"""The passport layer is the formula, its passports are drawn as it says, and predictions use their centers."""
 
 import pytest
 import torch
@@ -37,12 +37,12 @@ def naive(made, h, passports):
 
 
 @pytest.mark.parametrize("width", [2, 9])
-def test_predictions_are_the_formula_with_the_centres(width):
+def test_predictions_are_the_formula_with_the_centers(width):
     made = prepared(width=width)
     layer(made).eval()
     h = torch.randn(6, width, generator=torch.Generator().manual_seed(0))
     found = made.on_received(h, "passive_1")
-    assert torch.allclose(found, naive(made, h, layer(made).centres), atol=1e-6)
+    assert torch.allclose(found, naive(made, h, layer(made).centers), atol=1e-6)
     assert torch.equal(made.on_received(h, "passive_1"), found)
 
 
@@ -54,12 +54,12 @@ def test_training_draws_a_passport_for_each_update(monkeypatch):
     outputs = [made.on_received(h, "passive_1") for _ in range(60)]
     assert not torch.equal(outputs[0], outputs[1])
     assert torch.allclose(outputs[0], naive(made, h, drawn[0]), atol=1e-5)
-    off = (torch.stack(drawn) - layer(made).centres).flatten().numpy()
+    off = (torch.stack(drawn) - layer(made).centers).flatten().numpy()
     assert stats.kstest(off, stats.uniform(-1.5, 3).cdf).pvalue > 0.01
     for wrong in (2.7, 3.3):
         assert stats.kstest(off, stats.uniform(-wrong / 2, wrong).cdf).pvalue < 0.01
-    centres = layer(prepared(1.0, width=5000)).centres.flatten().detach().numpy()
-    assert stats.kstest(centres, stats.norm(-1, 1).cdf).pvalue > 0.01
+    centers = layer(prepared(1.0, width=5000)).centers.flatten().detach().numpy()
+    assert stats.kstest(centers, stats.norm(-1, 1).cdf).pvalue > 0.01
 
 
 def test_without_a_range_passports_stay():

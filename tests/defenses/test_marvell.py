@@ -180,9 +180,9 @@ def auc(score, y):
 
 def log_density(x, mean, line, along, across):
     """Of a Gaussian with variance ``along`` a unit vector and ``across`` everywhere else."""
-    centred = x - mean
-    on_line = centred @ line
-    rest = centred.square().sum(dim=1) - on_line.square()
+    centered = x - mean
+    on_line = centered @ line
+    rest = centered.square().sum(dim=1) - on_line.square()
     return -(on_line.square() / along + rest / across + math.log(along) + (x.shape[1] - 1) * math.log(across)) / 2
 
 
@@ -277,7 +277,7 @@ def test_without_labels_it_is_refused():
 
 
 def test_further_rows_without_labels_get_the_power_of_those_that_have_some():
-    """As FedCVT sends them, after the labelled ones of each step."""
+    """As FedCVT sends them, after the labeled ones of each step."""
     x, y = gaussians(rows=4000)
     defense = Marvell(2.0)
     defense.on_gradient(x, release_to(y))

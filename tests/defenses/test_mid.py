@@ -99,11 +99,11 @@ def test_what_norm_gains_is_an_offset_that_all_rows_of_a_message_share(leak):
     """
     plain, found = (leak("norm", "mid", strength, signal="none") for strength in (0.0, 0.1))
     assert found > plain + 0.05
-    assert leak("norm", "mid", 0.1, signal="none", read=centred) < plain + 0.02
+    assert leak("norm", "mid", 0.1, signal="none", read=centered) < plain + 0.02
     assert leak("direction", "mid", 0.1, signal="none") > found
 
 
-def centred(g):
+def centered(g):
     return g - g.mean(dim=0)
 
 

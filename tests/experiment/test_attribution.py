@@ -130,7 +130,7 @@ def test_the_swarm_has_every_row_where_it_belongs():
         assert float(shade.min()) == 0
         assert float(shade.max()) == 1
         middle = shade.argsort()
-        assert (values[middle, j].diff() >= 0)[5:-5].all(), "colour follows the value"
+        assert (values[middle, j].diff() >= 0)[5:-5].all(), "color follows the value"
     constant = attribution.Attribution(("x",), torch.zeros(9, 1), torch.ones(9, 1))
     figures.swarm(constant).savefig(__import__("io").BytesIO())
 

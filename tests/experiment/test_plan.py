@@ -133,7 +133,7 @@ def test_what_an_adversary_infers_after_pre_training_alone_depends_on_who_is_gue
     assert [p.cell.stage_key("pretrain") for p in few] == [p.cell.stage_key("pretrain") for p in many]
 
 
-def test_a_defence_acts_where_an_option_has_something_said():
+def test_a_defense_acts_where_an_option_has_something_said():
     settings = {"dataset": "toy", "methods": ["fedlocal-simsiam"], "defenses": ["iso@parameters"], "strengths": [1]}
     with pytest.raises(UsageError, match="acts at parameters, where fedlocal-simsiam says nothing"):
         engine.check(specs.read(settings))

@@ -84,7 +84,7 @@ def test_of_several_senders_the_one_that_spent_most_is_told():
     assert one["releases"] == 2
 
 
-def test_several_defences_are_told_apart():
+def test_several_defenses_are_told_apart():
     both = account(cell("label-dp:epsilon=2@labels", "laplace-dp:strength=1"), "passive_1", GRADIENTS)
     assert [one["epsilon"] for one in both] == [2.0, 3.0]
     assert "releases" not in both[0]  # however often
@@ -131,7 +131,7 @@ def test_there_is_no_column_where_nothing_is_private(tmp_path):
     assert "ε" not in table.points(report.summary)[0].header
 
 
-def test_a_fixed_defence_of_labels_has_its_epsilon_at_every_strength(tmp_path):
+def test_a_fixed_defense_of_labels_has_its_epsilon_at_every_strength(tmp_path):
     report = quick(tmp_path, defense="iso", strengths=[1], fixed=["label-dp:epsilon=2@labels"])
     assert [point.spent[0]["epsilon"] for point in report.points] == [2.0, 2.0]
 

@@ -276,7 +276,7 @@ def test_wrong_epsilons_teach(settings, message):
         specs.read(settings)
 
 
-def test_strengths_are_a_defences_own_or_those_of_all_or_its_usual_ones():
+def test_strengths_are_a_defenses_own_or_those_of_all_or_its_usual_ones():
     own = specs.read({"defenses": ["iso:lambda=2", "compress"], "strengths": [0.5]})
     assert [own.strengths_of(d) for d in own.defenses] == [(2.0,), (0.5,)]
     usual = specs.read({"defenses": ["iso:lambda=2", "compress", {"name": "sign"}]})

@@ -168,7 +168,7 @@ def test_an_unknown_phase_is_refused():
         engine.check(read(attacks=["mc@pretrian"]))
 
 
-def test_a_swept_defence_that_never_acts_on_a_method_is_refused():
+def test_a_swept_defense_that_never_acts_on_a_method_is_refused():
     spec = read(methods=["fedsplitnn", "fedhssl-simsiam"], defenses=["iso@pretrain.embedding"], strengths=[1.0])
     with pytest.raises(UsageError, match="changes nothing that fedsplitnn says"):
         engine.check(spec)
@@ -180,7 +180,7 @@ def test_a_swept_defence_that_never_acts_on_a_method_is_refused():
 
 
 @pytest.mark.parametrize("defense", ["mixup:alpha=1,by=passive", "label-dp:strength=1,by=passive"])
-def test_a_swept_defence_whose_carrier_runs_none_of_its_hooks_is_refused(defense):
+def test_a_swept_defense_whose_carrier_runs_none_of_its_hooks_is_refused(defense):
     with pytest.raises(UsageError, match="changes nothing that fedsplitnn says or learns"):
         engine.check(read(methods=["fedsplitnn"], method={}, defenses=[defense]))
 
@@ -192,7 +192,7 @@ def test_noise_that_depends_on_all_releases_keeps_the_settings_of_the_last_phase
         assert (stage(fixed=[defense]) == stage(fixed=[defense], train=longer)) == same
 
 
-def test_who_carries_a_defence_is_checked():
+def test_who_carries_a_defense_is_checked():
     with pytest.raises(UsageError, match="unknown by 'pasive'. Did you mean passive"):
         engine.check(read(fixed=["iso:lambda=1,by=pasive@embedding"]))
 

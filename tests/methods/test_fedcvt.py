@@ -32,7 +32,7 @@ from vflsec.testing.conformance import MethodConformance
 from vflsec.testing.federations import toy_federation
 
 EVERY_SORT = DataSpec(n_labeled=40, aligned=0.8, overlap=0.7, validation=0.1)
-LABELLED_LOCAL = DataSpec(aligned=0.5, overlap=0.7)
+LABELED_LOCAL = DataSpec(aligned=0.5, overlap=0.7)
 MANY_LABELS = DataSpec(n_labeled=65, aligned=0.8, overlap=0.7)
 """More rows with a label than of any other sort."""
 SORTS = ("train", "unlabeled", "local")
@@ -109,7 +109,7 @@ def test_two_parties_and_any_number_of_classes(classes, model):
 
 
 def naive_attention(queries, keys, values, temperature):
-    """One number after the other, and sharpened as a distribution is: p^(1/T), normalised."""
+    """One number after the other, and sharpened as a distribution is: p^(1/T), normalized."""
     found = []
     for q in queries.tolist():
         scores = [math.exp(sum(a * b for a, b in zip(q, k, strict=True)) / math.sqrt(len(k))) for k in keys.tolist()]
@@ -238,11 +238,11 @@ def naive_loss(made, federation, a, b, labels, local_labels):
     return total + rules.estimate * (distance(guess(0, al[1]), al[0]) + distance(guess(1, al[0]), al[1])), chosen
 
 
-@pytest.mark.parametrize("labelled_local", [False, True])
+@pytest.mark.parametrize("labeled_local", [False, True])
 @pytest.mark.parametrize("sizes", [(4, 5, 6, 7), (4, 0, 6, 7), (4, 5, 0, 7), (4, 5, 6, 0), (4, 0, 0, 0)])
 @pytest.mark.parametrize("model", [{}, {"aggregation": "sum", "head": "mlp"}])
-def test_the_loss_is_the_sum_of_its_terms(labelled_local, sizes, model):
-    """Labelled, unlabelled, the active party's own, the passive party's own."""
+def test_the_loss_is_the_sum_of_its_terms(labeled_local, sizes, model):
+    """Labeled, unlabeled, the active party's own, the passive party's own."""
     made = method(model=model, threshold=0.45, temperature=0.7, shared=0.3, orthogonal=0.2, estimate=0.6)
     federation = make_federation(classes=3)
     made.build(federation)
@@ -253,14 +253,14 @@ def test_the_loss_is_the_sum_of_its_terms(labelled_local, sizes, model):
     a = [drawn(n, 6, seed=k) * 2 for k, n in enumerate((train, unlabeled, own))]
     b = [drawn(n, 6, seed=k + 10) * 2 for k, n in enumerate((train, unlabeled, theirs))]
     labels = torch.arange(train) % 3
-    local_labels = (torch.arange(own) + 1) % 3 if labelled_local else torch.zeros(0, dtype=torch.long)
-    local_known = local_labels if labelled_local else torch.full((own,), UNKNOWN)
+    local_labels = (torch.arange(own) + 1) % 3 if labeled_local else torch.zeros(0, dtype=torch.long)
+    local_known = local_labels if labeled_local else torch.full((own,), UNKNOWN)
     given_ = torch.cat([labels, torch.full((unlabeled,), UNKNOWN), local_known])
     with torch.no_grad():
         expected, chosen = naive_loss(made, federation, a, b, labels, local_labels)
         found = made.split(federation)._objective(torch.cat(a), b, given_)
     assert found.item() == pytest.approx(expected, rel=1e-9)
-    candidates = unlabeled + theirs + (0 if labelled_local else own)
+    candidates = unlabeled + theirs + (0 if labeled_local else own)
     assert chosen < candidates or not candidates
     assert chosen or candidates < 15, "the rule was not exercised"
 
@@ -355,7 +355,7 @@ def test_what_goes_up_are_the_representations_of_the_rows_it_names():
         assert not message.payload["value"].requires_grad
 
 
-def test_a_pass_shows_each_labelled_row_once_and_the_others_in_turn():
+def test_a_pass_shows_each_labeled_row_once_and_the_others_in_turn():
     """8 updates of 5 rows a pass; other rows come back only when all have been seen."""
     federation = make_federation(data=DataSpec(n_labeled=40, aligned=0.8, overlap=0.7))
     heard = heard_in(federation, method(train={"epochs": 3, "batch": 5}))
@@ -415,15 +415,15 @@ def test_strength_zero_changes_no_bit_and_noise_does():
     assert not equal(of("passive", weights(plain)), of("passive", weights(noised)))
 
 
-def test_the_active_partys_own_defences_act_on_all_it_receives_and_uses():
-    seen, penalised, changed = [], [], []
+def test_the_active_partys_own_defenses_act_on_all_it_receives_and_uses():
+    seen, penalized, changed = [], [], []
 
     def on_received(h, sender):
         seen.append(len(h))
         return h * 0
 
     def penalty(h, labels, sender):
-        penalised.append((len(h), len(labels), int(labels.min())))
+        penalized.append((len(h), len(labels), int(labels.min())))
         return 100 * h.square().mean()
 
     def on_labels(y, *, features, n_classes, rng):
@@ -431,14 +431,14 @@ def test_the_active_partys_own_defences_act_on_all_it_receives_and_uses():
         return y
 
     guard = Changed(at=["embedding"], on_received=on_received, penalty=penalty, on_labels=on_labels)
-    federation = make_federation(data=LABELLED_LOCAL)
+    federation = make_federation(data=LABELED_LOCAL)
     federation.active.defenses = (guard,)
     trained = method(train={"epochs": 1, "batch": 500}).fit(federation)
     sizes = [len(federation.passive[0].features[split]) for split in SORTS]
     assert seen == [min(size, federation.n_rows("train")) for size in sizes if size], (
         "as many of each sort as have labels"
     )
-    assert penalised == [(federation.n_rows("train"), federation.n_rows("train"), 0)]
+    assert penalized == [(federation.n_rows("train"), federation.n_rows("train"), 0)]
     assert sorted(changed) == sorted([federation.n_rows("train"), federation.n_rows("local")])
     before = trained.predict("test")
     federation.passive[0].features["test"].add_(5)
@@ -457,7 +457,7 @@ class Softened(Defense):
         return F.one_hot(y, n_classes).float() * (1 - self.strength) + self.strength / n_classes
 
 
-@pytest.mark.parametrize("data", [EVERY_SORT, LABELLED_LOCAL])
+@pytest.mark.parametrize("data", [EVERY_SORT, LABELED_LOCAL])
 def test_soft_labels_that_are_almost_certain_teach_what_class_numbers_do(data):
     """With rows that have none beside them, and pseudo-labels."""
     plain, soft, softer = (make_federation(data=data) for _ in range(3))
@@ -500,7 +500,7 @@ def without(federation, *emptied):
     return federation
 
 
-@pytest.mark.parametrize("data", [EVERY_SORT, LABELLED_LOCAL])
+@pytest.mark.parametrize("data", [EVERY_SORT, LABELED_LOCAL])
 @pytest.mark.parametrize(
     "emptied", [("unlabeled",), ("active",), ("passive_1",), ("unlabeled", "active", "passive_1")], ids="+".join
 )
@@ -645,7 +645,7 @@ def test_numbers_out_of_range_are_refused(option, value):
 
 def test_selection_needs_validation_rows():
     with pytest.raises(UsageError, match="need validation rows"):
-        method(train={"select": "best_on_val"}).fit(make_federation(data=LABELLED_LOCAL))
+        method(train={"select": "best_on_val"}).fit(make_federation(data=LABELED_LOCAL))
 
 
 def test_selection_takes_an_epoch_and_its_traffic_is_that_of_validation():

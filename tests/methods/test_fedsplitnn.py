@@ -1,4 +1,4 @@
-"""Split training is joint training, its traffic is exact, and the wire's defences and hooks are honoured."""
+"""Split training is joint training, its traffic is exact, and the wire's defenses and hooks are honored."""
 
 import math
 
@@ -328,7 +328,7 @@ def test_a_malicious_party_feeds_sends_and_learns_from_what_it_likes():
         assert torch.equal(heard[0].payload["value"], 2 * party.modules["bottom"](party.features["test"] + 1))
 
 
-def test_a_malicious_partys_own_defences_still_act_on_what_it_sends():
+def test_a_malicious_partys_own_defenses_still_act_on_what_it_sends():
     heard = []
     federation = make_federation(defenses=[IsotropicNoise(5.0, at=["embedding"])])
     federation.malicious = {"passive_1": Hooks(embedding=lambda h, step: torch.zeros_like(h) + 1)}
@@ -339,7 +339,7 @@ def test_a_malicious_partys_own_defences_still_act_on_what_it_sends():
 
 
 class Hooked(Defense):
-    """A defence of the active party at home: each hook can be set."""
+    """A defense of the active party at home: each hook can be set."""
 
     name = "hooked"
     reference = guarantee = "made for a test"
@@ -402,7 +402,7 @@ class Certain(Hooked):
 
 
 def test_soft_labels_that_are_certain_teach_what_class_numbers_do():
-    """And what leaves, and what is penalised, goes by class numbers."""
+    """And what leaves, and what is penalized, goes by class numbers."""
     seen = []
 
     def penalty(h, labels, sender):
@@ -427,7 +427,7 @@ def test_no_step_that_a_malicious_party_sees_holds_soft_labels():
     assert all(step.labels is None for step in steps)
 
 
-def test_an_update_learns_from_what_a_defence_makes_of_its_batch():
+def test_an_update_learns_from_what_a_defense_makes_of_its_batch():
     sizes = []
 
     def on_batch(embeddings, targets):
@@ -442,7 +442,7 @@ def test_an_update_learns_from_what_a_defence_makes_of_its_batch():
     assert len(sizes) == before, "predictions are of every row as it is"
 
 
-def test_what_was_received_passes_the_active_partys_defence_in_training_and_at_prediction():
+def test_what_was_received_passes_the_active_partys_defense_in_training_and_at_prediction():
     senders = []
 
     def drop(h, sender):
@@ -466,7 +466,7 @@ def test_a_penalty_joins_the_loss_and_its_learned_part_learns():
     assert 0.2 < extra < 0.25
 
 
-def test_what_a_defence_learned_is_stored_with_its_party(tmp_path):
+def test_what_a_defense_learned_is_stored_with_its_party(tmp_path):
     made = Learned()
     made.penalty = lambda h, labels, sender: made._scale(torch.ones(len(h), 1)).square().mean()
     federation, trained = fitted(made)
@@ -477,7 +477,7 @@ def test_what_a_defence_learned_is_stored_with_its_party(tmp_path):
     assert made._scale.weight.item() == learned
 
 
-def test_a_defence_learns_in_time_what_it_will_receive():
+def test_a_defense_learns_in_time_what_it_will_receive():
     """Its parts are sized before the optimizer is made, draw from a stream of their own, and know when they learn."""
     first, modes = [], []
     part = nn.ModuleDict()

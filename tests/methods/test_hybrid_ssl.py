@@ -165,7 +165,7 @@ class Seen(Defense):
         return h + 100
 
 
-def test_a_defence_changes_the_released_copy_of_parameters_and_never_statistics():
+def test_a_defense_changes_the_released_copy_of_parameters_and_never_statistics():
     where = toy_federation(data=DATA, rows=200, columns=5)
     where.active.defenses = (Seen(1.0, at=["pretrain.parameters"]),)
     method = make("fedgssl-simsiam", epochs=1)
@@ -183,7 +183,7 @@ def test_a_defence_changes_the_released_copy_of_parameters_and_never_statistics(
             torch.testing.assert_close(after[key], (own[key] + own[key.replace("active", "passive_1")]) / 2)
 
 
-def test_a_defence_limited_to_a_phase_acts_there_alone():
+def test_a_defense_limited_to_a_phase_acts_there_alone():
     where = toy_federation(data=DATA, rows=200, columns=5)
     where.passive[0].defenses = (Seen(1.0, at=["pretrain.embedding"]),)
     method = make("fedcssl-simsiam", epochs=1)

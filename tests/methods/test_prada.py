@@ -310,7 +310,7 @@ class Recorder(Defense):
         return h
 
 
-def test_the_sources_defences_act_in_pre_training():
+def test_the_sources_defenses_act_in_pre_training():
     recorder = Recorder()
     federation, made = make_federation(), make()
     federation.source.defenses = (recorder,)
@@ -322,10 +322,10 @@ def test_the_sources_defences_act_in_pre_training():
         labels.copy_(1 - labels)
     pretrained(make(), twin)
     bottoms = [state(w.passive[0].modules["bottom"]) for w in (federation, twin)]
-    assert equal(*bottoms), "labels that a defence changes are changed"
+    assert equal(*bottoms), "labels that a defense changes are changed"
 
 
-def test_an_active_partys_defence_is_the_sources_as_well():
+def test_an_active_partys_defense_is_the_sources_as_well():
     def carriers(text):
         spec = specs.read_training(
             {"dataset": "toy", "data": {"options": {"source": 60}}, "methods": ["prada"], "fixed": [text]}

@@ -1,4 +1,4 @@
-"""VFLHLP: what is constrained, what is initialised, what each party reads, and that a killed pre-training goes on."""
+"""VFLHLP: what is constrained, what is initialized, what each party reads, and that a killed pre-training goes on."""
 
 import math
 
@@ -421,11 +421,11 @@ def test_parties_that_are_done_learn_no_more():
         assert mixed == pytest.approx((active + 2 * passive) / 3)
 
 
-# Defences
+# Defenses
 
 
 class Flipping(Defense):
-    """Randomised response: each label flips with probability a half, and every draw is remembered."""
+    """Randomized response: each label flips with probability a half, and every draw is remembered."""
 
     name = "flipping"
     reference = guarantee = "made for a test"
@@ -486,7 +486,7 @@ def test_a_coded_label_is_learned_by_both_phases_and_read_back_where_an_epoch_is
     assert min(scores) > 0.9
 
 
-def test_a_defence_of_releases_changes_nothing_in_pretraining():
+def test_a_defense_of_releases_changes_nothing_in_pretraining():
     plain, noisy = make_federation(), make_federation(defenses=[IsotropicNoise(5.0)])
     for federation in (plain, noisy):
         pretrained(method(), federation)
@@ -507,7 +507,7 @@ def test_the_constraint_needs_a_slice_of_the_head(kind, model):
         made.check(federation)
 
 
-def test_initialisation_alone_takes_any_head():
+def test_initialization_alone_takes_any_head():
     made, federation = method(VFLHLPPassive, model={"head": "mlp", "aggregation": "sum"}), make_federation()
     made.build(federation)
     made.check(federation)

@@ -20,13 +20,13 @@ from vflsec.nn.encoders import build_encoder
 # A category, a number, a category, a number: nothing lies beside its own kind.
 MIXED = Layout(
     (
-        Column("colour", "categorical", 0, 3),
+        Column("color", "categorical", 0, 3),
         Column("age", "numeric", 3, 1),
         Column("town", "categorical", 4, 4),
         Column("income", "numeric", 8, 1),
     )
 )
-CATEGORIES = Layout((Column("colour", "categorical", 0, 3), Column("town", "categorical", 3, 2)))
+CATEGORIES = Layout((Column("color", "categorical", 0, 3), Column("town", "categorical", 3, 2)))
 NUMBERS = Layout.numeric(5)
 
 
@@ -35,8 +35,8 @@ def image(channels, height, width):
     return Layout.numeric(channels * height * width)._replace(image=(channels, height, width))
 
 
-HALVES, THIN, COLOURS = image(1, 8, 4), image(1, 28, 14), image(3, 9, 11)
-TABLES, IMAGES = [MIXED, CATEGORIES, NUMBERS], [HALVES, image(1, 4, 4), COLOURS]
+HALVES, THIN, COLORS = image(1, 8, 4), image(1, 28, 14), image(3, 9, 11)
+TABLES, IMAGES = [MIXED, CATEGORIES, NUMBERS], [HALVES, image(1, 4, 4), COLORS]
 KINDS = [("mlp", TABLES + IMAGES), ("tabular", TABLES + IMAGES), ("cnn", IMAGES), ("resnet18", IMAGES)]
 CASES = [(encoder, layout) for encoder, layouts in KINDS for layout in layouts]
 DEFAULT_WIDTH = {"mlp": 7, "tabular": 128, "cnn": 128, "resnet18": 512}
@@ -136,8 +136,8 @@ class TestTabular:
         embedding = build(MIXED, "tabular").bottom[0]
         nn.init.normal_(embedding.weight, generator=generator(1))
         x = rows(MIXED)
-        colour, town = x[:, 0:3].argmax(dim=1), x[:, 4:8].argmax(dim=1)
-        expected = [embedding.weight[colour], embedding.weight[3 + town], x[:, [3]], x[:, [8]]]
+        color, town = x[:, 0:3].argmax(dim=1), x[:, 4:8].argmax(dim=1)
+        expected = [embedding.weight[color], embedding.weight[3 + town], x[:, [3]], x[:, [8]]]
         torch.testing.assert_close(embedding(x), torch.cat(expected, dim=1))
 
     def test_a_mixture_of_categories_is_embedded_as_the_mixture(self):
@@ -181,8 +181,8 @@ class TestCNN:
         assert accuracy > 0.8
 
     def test_pixels_are_read_channel_by_channel_row_by_row(self):
-        model = build(COLOURS, "cnn").eval()
-        x = rows(COLOURS)
+        model = build(COLORS, "cnn").eval()
+        x = rows(COLORS)
         first = model.bottom[1]
         assert isinstance(first, nn.Conv2d)
         torch.testing.assert_close(model.bottom[:2](x), first(x.view(-1, 3, 9, 11)))
@@ -200,10 +200,10 @@ class TestCNN:
 class TestResNet18:
     def test_the_number_of_parameters_is_the_known_one(self):
         """ResNet-18 has 11,689,512 parameters, 513,000 of them in the layer to the 1,000 classes of ImageNet."""
-        colours = sum(p.numel() for p in build(image(3, 32, 32), "resnet18").parameters())
+        colors = sum(p.numel() for p in build(image(3, 32, 32), "resnet18").parameters())
         grey = sum(p.numel() for p in build(image(1, 32, 32), "resnet18").parameters())
-        assert colours == 11_176_512 == 11_689_512 - 513_000
-        assert grey == colours - 2 * 64 * 7 * 7
+        assert colors == 11_176_512 == 11_689_512 - 513_000
+        assert grey == colors - 2 * 64 * 7 * 7
 
     def test_the_bottom_is_the_stem_and_the_first_stage(self):
         model, x = build(image(3, 32, 32), "resnet18"), rows(image(3, 32, 32))

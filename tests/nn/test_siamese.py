@@ -247,7 +247,7 @@ def test_the_target_follows_in_closed_form(kind):
 
 @each_averaged
 def test_the_targets_batch_statistics_are_its_own(kind):
-    """In training mode it normalises by the batch, and ``after_step`` leaves its running statistics alone."""
+    """In training mode it normalizes by the batch, and ``after_step`` leaves its running statistics alone."""
     model = make(kind)
     norm = model.target[0].bottom[1]
     with torch.no_grad():
@@ -373,8 +373,8 @@ def test_training_brings_two_views_of_a_row_together(kind):
     """On two far groups of rows, 60 steps lower the loss clearly, and the groups keep apart."""
     model = make(kind, queue=16) if kind is MoCo else make(kind)
     torch.manual_seed(0)
-    centre = torch.cat([torch.full((16, FEATURES), 2.0), torch.full((16, FEATURES), -2.0)]).double()
-    rows = centre + torch.randn(32, FEATURES).double()
+    center = torch.cat([torch.full((16, FEATURES), 2.0), torch.full((16, FEATURES), -2.0)]).double()
+    rows = center + torch.randn(32, FEATURES).double()
     optimizer, losses = optimizer_of(model, lr=0.05), []
     for _ in range(60):
         optimizer.zero_grad()

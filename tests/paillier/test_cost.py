@@ -45,7 +45,7 @@ class Counted:
 
 
 @pytest.mark.parametrize(("mode", "bits"), [("standard", 1024), ("subgroup", 256)])
-def test_a_randomiser_takes_two_multiplications_for_two_digits_and_one_for_its_slope(mode, bits):
+def test_a_randomizer_takes_two_multiplications_for_two_digits_and_one_for_its_slope(mode, bits):
     layout, batches = Layout(width=10, mode=mode), 3
     draws = sum(layout.traffic)  # modulo each of two primes
     table = FixedBase(7, gmpy2.mpz(2) ** 1024 - 1, bits, uses=batches * draws)
@@ -90,7 +90,7 @@ def test_work_grows_linearly_with_rows_and_features():
 
     *most, digits = total(batch=480) / total()
     assert np.allclose(most, 4, rtol=0.25)
-    assert 2 < digits < 4  # of p's randomisers: a wider window for more of them
+    assert 2 < digits < 4  # of p's randomizers: a wider window for more of them
     assert np.allclose(total(width=20)[0] / total()[0], 2, rtol=0.15)
 
 

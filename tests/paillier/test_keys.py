@@ -10,7 +10,7 @@ from phe import PaillierPrivateKey, PaillierPublicKey
 
 from vflsec.core.errors import ProtocolError, UsageError
 from vflsec.paillier.keys import MODES, ORDER_BITS, Keys, PublicKey, residue_generator
-from vflsec.paillier.randomisers import FactorSource, label_holder_source
+from vflsec.paillier.randomizers import FactorSource, label_holder_source
 
 
 @pytest.fixture(scope="module", params=MODES)
@@ -21,8 +21,8 @@ def pair(request):
 def test_decryption_is_phes(pair):
     n = int(pair.n)
     fresh = FactorSource(pair, 4).draw(2) + label_holder_source(pair.public, 2).draw(2)
-    for plaintext, randomiser in zip([0, 1, n - 1, secrets.randbelow(n)], fresh, strict=True):
-        ciphertext = (1 + n * plaintext) * randomiser % (n * n)
+    for plaintext, randomizer in zip([0, 1, n - 1, secrets.randbelow(n)], fresh, strict=True):
+        ciphertext = (1 + n * plaintext) * randomizer % (n * n)
         assert pair.decrypt([mpz(ciphertext)]) == [pair.private.raw_decrypt(int(ciphertext))] == [plaintext]
 
 
@@ -112,7 +112,7 @@ def test_a_key_of_another_mode_is_refused(keys):
         Keys.generate(1024, "subgroup").public.check(1024)
 
 
-def test_in_subgroup_mode_a_randomiser_of_another_group_is_refused():
+def test_in_subgroup_mode_a_randomizer_of_another_group_is_refused():
     """Decryption by the short order would give a number that depends on the key."""
     pair = Keys.generate(1024, "subgroup")
     for _ in range(3):

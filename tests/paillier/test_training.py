@@ -131,7 +131,7 @@ def test_rank_one_and_outer_tell_the_same(make_pair, problem, outputs):
     assert np.allclose(found["rank1"], found["outer"], rtol=0, atol=3e-7)
 
 
-def test_a_defence_changes_what_is_released_and_not_what_is_learned(make_pair, problem):
+def test_a_defense_changes_what_is_released_and_not_what_is_learned(make_pair, problem):
     task = problem(10, 1)
     pair = make_pair(task.weights, batch=8, delta_bits=2)
     mu, y = task.batch(8)
@@ -212,7 +212,7 @@ def test_a_gradient_that_could_not_be_answered_can_be_sent_again(make_pair, prob
     assert pair.c.updates == pair.p.updates == 1
 
 
-def test_equal_masks_give_equal_results_whatever_the_randomisers(make_pair, problem):
+def test_equal_masks_give_equal_results_whatever_the_randomizers(make_pair, problem):
     """So that a run in two processes can be held against one in process, bit for bit."""
     runs = []
     for _ in range(2):

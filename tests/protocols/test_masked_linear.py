@@ -157,7 +157,7 @@ def test_stored_shares_are_taken_up_again(defense, tmp_path):
     torch.testing.assert_close(method.predict(federation, "test"), logits, rtol=0, atol=1e-6)
 
 
-def test_a_defence_on_gradients_noises_what_the_passive_party_learns_and_not_the_weights():
+def test_a_defense_on_gradients_noises_what_the_passive_party_learns_and_not_the_weights():
     federation = toy_federation(rows=150, columns=4)
     heard = []
     boundaries = []
@@ -291,7 +291,7 @@ def test_noise_on_gradients_has_room_under_encryption():
     assert trained.history["train"]
 
 
-def test_a_defence_on_embeddings_noises_what_enters_the_encryption():
+def test_a_defense_on_embeddings_noises_what_enters_the_encryption():
     federation = toy_federation(rows=150, columns=4)
     federation.passive[0].defenses = (IsotropicNoise(1.0, at=["embedding"]),)
     boundary = PlainMaskedBoundary(federation.passive[0], federation.active)
@@ -336,7 +336,7 @@ def test_what_shares_cannot_follow_is_refused_before_training(settings, words):
         train([SEALED], **settings)
 
 
-def test_a_defence_of_updates_would_not_reach_the_shares():
+def test_a_defense_of_updates_would_not_reach_the_shares():
     with pytest.raises(UsageError, match="dp-sgd"):
         train([SEALED, DPSGD(1.0)])
 
@@ -354,7 +354,7 @@ def test_encryption_has_no_strength(strength):
         EncryptedBoundary(strength)
 
 
-def test_defences_that_add_to_the_loss_get_the_room_they_need():
+def test_defenses_that_add_to_the_loss_get_the_room_they_need():
     """A penalty can make the gradient of a sample larger than cross-entropy does, noise much larger."""
     federation = toy_federation(rows=150, columns=4)
     room = []

@@ -1,4 +1,4 @@
-"""Plain split learning carries both ways what the parties' defences let through."""
+"""Plain split learning carries both ways what the parties' defenses let through."""
 
 import pytest
 import torch

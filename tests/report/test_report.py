@@ -377,7 +377,7 @@ def test_of_more_curves_than_have_room_for_numbers_the_front_alone_is_named(summ
     assert sorted(text.get_text() for text in axes.texts) == ["d3 1", "no defense"]
 
 
-def test_curves_of_one_method_are_named_by_their_defences(summary):
+def test_curves_of_one_method_are_named_by_their_defenses(summary):
     others = [msgspec.structs.replace(p, defense="max-norm") for p in summary.points]
     assert [line.label for line in curve.lines([*summary.points, *others])] == ["iso", "max-norm"]
     attacks = [msgspec.structs.replace(p, attack="norm") for p in others]
@@ -408,7 +408,7 @@ def test_the_front_is_told_in_words(summary):
     told = msgspec.structs.replace(summary, front=front, ranks=both)
     line = "PARETO FRONT (utility, strongest leak): no defense (.776, 1.000), marvell 16 (.763, .708)"
     assert line in table.remarks(told)
-    assert not any("PARETO" in one for one in table.remarks(summary))  # of a single defence there is none
+    assert not any("PARETO" in one for one in table.remarks(summary))  # of a single defense there is none
 
 
 def test_a_curve_of_nothing_can_be_drawn(summary):

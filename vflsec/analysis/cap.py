@@ -29,7 +29,7 @@ def calibrated_cap(utility: Sequence[float], leak: Sequence[float], alone: Seque
 
 
 def dcs(leak: float, utility: float, *, ideal_utility: float, ideal_leak: float = 0.0, beta: float = 0.5) -> float:
-    """Return the defence capability score, 1 / (1 + distance to the ideal point).
+    """Return the defense capability score, 1 / (1 + distance to the ideal point).
 
     Source: Zou et al. 2024 (VFLAIR), section 3.5: sqrt((1-b)(A-A*)^2 + b(U-U*)^2). One-sided as in its released code:
     only a leak above A* and a utility below U* count. It lies in [0.5, 1] for A* = 0, and, unlike CAP, takes the

@@ -13,7 +13,7 @@ from vflsec.core.checks import count
 
 
 def by_defense(curves: Sequence[Curve]) -> list[list[Curve]]:
-    """Group by method and defence: each group is one line of the plot."""
+    """Group by method and defense: each group is one line of the plot."""
     found: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
         found.setdefault((curve.method, curve.defense), []).append(curve)
@@ -21,7 +21,7 @@ def by_defense(curves: Sequence[Curve]) -> list[list[Curve]]:
 
 
 def caps(curves: Sequence[Curve]) -> list[Cap]:
-    """Fold one method and defence over its positive strengths, seed by seed: each headline, then each attack."""
+    """Fold one method and defense over its positive strengths, seed by seed: each headline, then each attack."""
     defended = [curve for curve in curves if curve.strength > 0 and curve.attacked]
     if not defended:
         return []
@@ -92,7 +92,7 @@ def _usable(cell: Scored) -> int:
 
 
 def c_dcs(caps: Sequence[Cap]) -> list[dict[str, Any]]:
-    """Mean DCS of each method and defence over the attacks on each target, and over targets."""
+    """Mean DCS of each method and defense over the attacks on each target, and over targets."""
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
     for cap in caps:
         if cap.dcs is not None and cap.attack != "worst":

@@ -63,7 +63,7 @@ def gates(
 
 
 def _defended(found: Sequence[Shown]) -> list[Shown]:
-    """Those with a defence, or all where there is none."""
+    """Those with a defense, or all where there is none."""
     return [p for p in found if p.strength > 0] or list(found)
 
 

@@ -63,7 +63,7 @@ class Alone:
 
 
 class Scored(NamedTuple):
-    """An attack, or the headline, at one method, defence and strength.
+    """An attack, or the headline, at one method, defense and strength.
 
     Attributes:
         name: of the attack, or ``worst`` or ``picked``.
@@ -98,7 +98,7 @@ def alone_by_target(manifest: Manifest, records: Mapping[str, Record]) -> dict[s
 
 
 class Curve:
-    """All records at one method, defence and strength: by attack, by seed."""
+    """All records at one method, defense and strength: by attack, by seed."""
 
     def __init__(
         self, manifest: Manifest, group: Sequence[Row], records: Mapping[str, Record], alone: Mapping[str, Alone]
@@ -383,7 +383,7 @@ def _reached(found: Sequence[Result], seeds: int) -> dict[str, float] | None:
 
 
 def _spent(found: Sequence[Result]) -> list[dict[str, Any]]:
-    """The privacy spent by each defence, of the seed that spent most."""
+    """The privacy spent by each defense, of the seed that spent most."""
     most: dict[str, dict[str, Any]] = {}
     for one in (one for record in found for one in record.spent):
         if one["defense"] not in most or one["epsilon"] > most[one["defense"]]["epsilon"]:

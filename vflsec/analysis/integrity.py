@@ -20,7 +20,7 @@ def on_integrity(manifest: Manifest) -> list[str]:
 
 
 def damages(manifest: Manifest, records: Mapping[str, Record]) -> list[Damage]:
-    """Return one damage for each method, defence, strength and attack on integrity."""
+    """Return one damage for each method, defense, strength and attack on integrity."""
     groups: dict[tuple[str, str, float, str], list[Row]] = {}
     labels = on_integrity(manifest)
     for row in manifest.rows:

@@ -1,6 +1,6 @@
-"""Which defence is best: on the front of utility and leak, and in the order of each score, which may disagree.
+"""Which defense is best: on the front of utility and leak, and in the order of each score, which may disagree.
 
-Orders are of means. Two defences are told apart by a score where the 95 % t interval of its difference, paired by seed,
+Orders are of means. Two defenses are told apart by a score where the 95 % t interval of its difference, paired by seed,
 does not hold 0; each pair is tested by itself, so of twenty that are told apart one may be noise.
 """
 
@@ -21,7 +21,7 @@ Scored = tuple[float, Mapping[int, float]]
 
 
 def exposed(points: Sequence[Point], worst: Sequence[Point]) -> dict[tuple[str, str, str, float], Place]:
-    """Return what each target, method, defence and strength leaves to the strongest adversary, and at what utility.
+    """Return what each target, method, defense and strength leaves to the strongest adversary, and at what utility.
 
     The leak is the headline's, in which test rows, training rows and *alone* all compete: a model that learned the
     labels of training rows by heart must not rank as a private one. The utility is the least: an attack that acts in
@@ -63,9 +63,9 @@ def front(places: Sequence[Place]) -> list[Place]:
 
 
 def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Place]) -> list[Rank]:
-    """Return one line for each target, method and defence, with its place in the order of each score; 1 is the best.
+    """Return one line for each target, method and defense, with its place in the order of each score; 1 is the best.
 
-    A defence is as good as it is against the strongest attack at each strength: CAP and calibrated CAP are those of
+    A defense is as good as it is against the strongest attack at each strength: CAP and calibrated CAP are those of
     the headline, and the leak is its mean over the strengths. Without a score it has no place by it.
     """
     found = []
@@ -90,7 +90,7 @@ def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Plac
             )
         )
     ranked = [_ranked(one, [other for other in found if other.target == one.target]) for one in found]
-    close = [(a, b, score) for a, b, score in _neighbours(ranked) if not told_apart(a, b, score)]
+    close = [(a, b, score) for a, b, score in _neighbors(ranked) if not told_apart(a, b, score)]
     return [
         msgspec.structs.replace(one, close=[s for s in SCORES if any(one in pair and s == by for *pair, by in close)])
         for one in ranked
@@ -98,7 +98,7 @@ def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Plac
 
 
 def orders(ranked: Sequence[Rank]) -> list[str]:
-    """Return a line for each target and score: its order, and which neighbours are not told apart."""
+    """Return a line for each target and score: its order, and which neighbors are not told apart."""
     found = []
     several_methods = len({rank.method for rank in ranked}) > 1
     targets = list(dict.fromkeys(rank.target for rank in ranked))
@@ -116,7 +116,7 @@ def orders(ranked: Sequence[Rank]) -> list[str]:
 
 
 def disagreements(ranked: Sequence[Rank]) -> list[str]:
-    """Return a sentence for each pair of scores that put two defences in opposite orders, and tell them apart."""
+    """Return a sentence for each pair of scores that put two defenses in opposite orders, and tell them apart."""
     found = []
     for one, other in combinations(SCORES, 2):
         pairs = [
@@ -134,7 +134,7 @@ def disagreements(ranked: Sequence[Rank]) -> list[str]:
 
 
 def told_apart(a: Rank, b: Rank, score: str) -> bool:
-    """Whether the difference of two defences, paired by seed, is more than noise; by fewer than two seeds it is not."""
+    """Whether the difference of two defenses, paired by seed, is more than noise; by fewer than two seeds it is not."""
     first, second = a.by_seed.get(score, {}), b.by_seed.get(score, {})
     differences = [first[seed] - second[seed] for seed in first.keys() & second.keys()]
     if len(differences) < 2:
@@ -143,14 +143,14 @@ def told_apart(a: Rank, b: Rank, score: str) -> bool:
     return low > 0 or high < 0
 
 
-def _neighbours(ranked: Sequence[Rank]) -> Iterator[tuple[Rank, Rank, str]]:
+def _neighbors(ranked: Sequence[Rank]) -> Iterator[tuple[Rank, Rank, str]]:
     for target, score in product(dict.fromkeys(rank.target for rank in ranked), SCORES):
         for a, b in pairwise(_order([rank for rank in ranked if rank.target == target], score)):
             yield a, b, score
 
 
 def _order(ranked: Sequence[Rank], score: str) -> list[Rank]:
-    """The defences that have the score, the best first."""
+    """The defenses that have the score, the best first."""
     return sorted((rank for rank in ranked if score in rank.ranks), key=lambda rank: rank.ranks[score])
 
 

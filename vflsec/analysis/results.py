@@ -51,7 +51,7 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One method, defence, strength and attack, over all seeds.
+    """One method, defense, strength and attack, over all seeds.
 
     Attributes:
         target: what the attack recovers.
@@ -61,7 +61,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         choice: the attack that ``worst`` or ``picked`` stands for, or ``alone``; two where halves of the rows chose
             differently.
         sureness: how sure auxiliary labels make it that an attack whose sign they fix has the right one; else None.
-        spent: of each defence with differential privacy, what the adversary may have learned of one row: its epsilon
+        spent: of each defense with differential privacy, what the adversary may have learned of one row: its epsilon
             and delta in ``releases`` releases about the row, and ``epsilon_transcript`` of all that was said; or, where
             ``of`` is ``models``, in the ``updates`` of a party's own models, whatever is said about the row itself.
     """
@@ -86,7 +86,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
-    """What one attack on integrity does to one method, under one defence and strength, over all seeds.
+    """What one attack on integrity does to one method, under one defense and strength, over all seeds.
 
     Attributes:
         statuses: of each seed the worse of two trainings, the honest one and the one under attack.
@@ -136,7 +136,7 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """What one strength of a defence leaves to the strongest adversary, and at what utility.
+    """What one strength of a defense leaves to the strongest adversary, and at what utility.
 
     Attributes:
         leak: of the headline, by seed in ``by_seed``.
@@ -152,13 +152,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
-    """A defence in the order of each score.
+    """A defense in the order of each score.
 
     Attributes:
         values: each score; None where a cell gave no number.
         ranks: its place by each score that it has, 1 the best.
         by_seed: each score by seed.
-        close: the scores by which it is not told apart from a neighbour in their order.
+        close: the scores by which it is not told apart from a neighbor in their order.
     """
 
     target: str
@@ -171,7 +171,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Method and defence."""
+        """Method and defense."""
         return f"{self.method}, {self.defense}"
 
 
@@ -189,8 +189,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is reported; ``msgspec.json.encode`` of it is the JSON output.
 
     Attributes:
-        points: one for each method, defence, strength and attack.
-        worst: the headline of each method, defence, strength and target: the strongest attack or *alone*, chosen on the
+        points: one for each method, defense, strength and attack.
+        worst: the headline of each method, defense, strength and target: the strongest attack or *alone*, chosen on the
             truth and scored on other rows.
         picked: what the adversary would have taken for the strongest, by folds of its own labels; empty without folds.
         not_run: the attacks that this adversary could mount and that were not run.

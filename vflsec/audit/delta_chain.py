@@ -102,7 +102,7 @@ class DeltaChain(Audit):
         if known:
             weights = np.stack([_named(recovered.steps[number]["weights"], names) for number in known])
             found.append(
-                figures.vectors("weights", weights, np.stack([_centred(true[n + after]["weights"]) for n in known]))
+                figures.vectors("weights", weights, np.stack([_centered(true[n + after]["weights"]) for n in known]))
             )
         return tuple(found)
 
@@ -284,6 +284,6 @@ def _named(weights: Floats, names: NDArray[np.int64]) -> Floats:
     return named
 
 
-def _centred(weights: Floats) -> Floats:
+def _centered(weights: Floats) -> Floats:
     """Return W without what all outputs have in common."""
     return weights if weights.shape[1] == 1 else weights - weights.mean(axis=1, keepdims=True)

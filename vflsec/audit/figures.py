@@ -65,8 +65,8 @@ def geometry(of: str, guess: Floats, truth: Floats) -> Figure:
     above = np.triu_indices(len(truth), 1)
     value = float(np.corrcoef((guess @ guess.T)[above], (truth @ truth.T)[above])[0, 1])
     half = 1.96 / np.sqrt(max(len(truth) - 3, 1))
-    centre = np.arctanh(np.clip(value, -1 + 1e-15, 1 - 1e-15))
-    ends = (float(np.tanh(centre - half)), float(np.tanh(centre + half)))
+    center = np.arctanh(np.clip(value, -1 + 1e-15, 1 - 1e-15))
+    ends = (float(np.tanh(center - half)), float(np.tanh(center + half)))
     return Figure(of=of, metric="correlation", value=max(0.0, value), chance=0.0, n=len(truth), ci95=ends)
 
 

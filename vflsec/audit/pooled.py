@@ -19,7 +19,7 @@ LARGEST = 1 << 26
 """Most numbers in the second moments (T, g, g) of all batches; where there are more, the last batches are taken."""
 
 DECAYS = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0)
-"""How much less each neighbouring batch counts; the data choose."""
+"""How much less each neighboring batch counts; the data choose."""
 
 ROUNDS = 4
 """Of estimating W from the labels of other visits, then the labels from W."""
@@ -66,8 +66,8 @@ class Pooled(NamedTuple):
 def pool(batches: Sequence[Batch], outputs: int, rng: np.random.Generator) -> Pooled:
     """Return what delta^C of all ``batches`` tells of each sample, whatever noise is on every coordinate.
 
-    delta^C = delta W^T + noise has rank r = max(1, C - 1) but for the noise. The second moments of neighbouring batches
-    are added, and their first r eigenvectors are the axes of W; how many neighbours is chosen by how well they predict
+    delta^C = delta W^T + noise has rank r = max(1, C - 1) but for the noise. The second moments of neighboring batches
+    are added, and their first r eigenvectors are the axes of W; how many neighbors is chosen by how well they predict
     the batch left out. Projections on the axes, summed over all visits of a sample, average the noise out: W moves, the
     label does not. Then W is estimated anew by regression on what the other visits of the same samples say, and so on.
 

@@ -34,7 +34,7 @@ class SmallMasks(Audit):
 
     While W stays as it is, at inference or between slow updates, n masked scores v = mu W + r with r uniform in a
     band are linear constraints on W. The W that leaves the narrowest band for v - mu W, a linear programme, is the
-    centre of all that are feasible. Masks of ±1024 on scores of size 1 are so overcome by 80,000 samples, where least
+    center of all that are feasible. Masks of ±1024 on scores of size 1 are so overcome by 80,000 samples, where least
     squares would still be useless. Masks 2^40 times as wide as the scores need as many more samples.
 
     Some W leaves the narrowest band even where there is nothing to find. Whether it shows W, a permutation test says:
@@ -145,7 +145,7 @@ def _judged(figure: Figure, p: float) -> Figure:
 
 
 def narrowest(mu: Floats, scores: Floats) -> Floats:
-    """Return W (g, C) with the narrowest band of ``scores`` - ``mu`` W, the band's centre left free."""
+    """Return W (g, C) with the narrowest band of ``scores`` - ``mu`` W, the band's center left free."""
     columns = np.column_stack([mu, np.ones(len(mu))])
     return np.column_stack([_minimax(columns, column)[:-1] for column in scores.T])
 

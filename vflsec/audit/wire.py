@@ -26,13 +26,13 @@ SURPLUS = 40
 """Bits that must agree before products count as bare: by accident they do once in 2^40 times."""
 
 COMPUTED = 4
-"""Answers of each kind that are computed anew: what is not re-randomised is so in every step."""
+"""Answers of each kind that are computed anew: what is not re-randomized is so in every step."""
 
 WIDEST = 34
 """Bits of the largest exponent that is searched, in 2^(bits / 2) multiplications."""
 
 ANSWERS = ("MaskedScores", "MaskedGradient", "EncryptedDelta")
-"""Kinds of messages whose re-randomisation is tested."""
+"""Kinds of messages whose re-randomization is tested."""
 
 
 class Wire(Audit):
@@ -40,11 +40,11 @@ class Wire(Audit):
 
     * Exponents: floats that carry their exponent in clear tell the magnitude of what is encrypted; that of delta_i
       alone ranks the labels.
-    * Bare ciphertexts: modulo n a ciphertext is its randomiser. One that is 1 has none; two that are equal share one,
+    * Bare ciphertexts: modulo n a ciphertext is its randomizer. One that is 1 has none; two that are equal share one,
       and their quotient gives the difference of their plaintexts; a ciphertext sent twice tells that nothing changed.
     * Bare products: the Jacobi symbol of a product of powers follows from those of the factors and the parities of the
       exponents. If all symbols of answers are so explained by those of what was asked, the answers were not
-      re-randomised, and C, who chose the randomisers, can read the exponents off them. Under subgroup keys all symbols
+      re-randomized, and C, who chose the randomizers, can read the exponents off them. Under subgroup keys all symbols
       are 1, and so is every other character of small order, as the group's order has no small factor: the symbols then
       say nothing.
     * Known or small exponents, under any key: p's own recording has the weights that made its masked scores, and the
@@ -61,7 +61,7 @@ class Wire(Audit):
     name = "wire"
     role = "either"
     reads = "the form of all messages"
-    mitigation = "one public exponent for each kind of message; one exit for each party that masks and re-randomises"
+    mitigation = "one public exponent for each kind of message; one exit for each party that masks and re-randomizes"
     reference = "defaults of common Paillier libraries"
 
     def run(self, recording: Recording) -> Recovered:
@@ -90,16 +90,16 @@ class Wire(Audit):
         if not messages:
             raise InsufficientView("expected messages, got a recording of notes only")
         for kind in sorted({*parity.bare, *powers.bare}):
-            faults[f"{kind} not re-randomised"] = parity.answers[kind]
+            faults[f"{kind} not re-randomized"] = parity.answers[kind]
             bad = min(messages, bad + parity.answers[kind])
         text = "; ".join(f"{fault}: {count(n_bad, 'message')}" for fault, n_bad in sorted(faults.items()))
         text = f"{text}; of {messages} in all" if faults else f"no fault in {count(messages, 'message')}"
         unmeasured = []
         for kind in (kind for kind in ANSWERS if parity.answers[kind]):
             if ways := _ways(kind, parity, powers):
-                text += f"; re-randomisation of {kind} tested by {ways}"
+                text += f"; re-randomization of {kind} tested by {ways}"
             else:
-                unmeasured.append(f"re-randomisation of {kind}: {_why_not(kind, parity)}")
+                unmeasured.append(f"re-randomization of {kind}: {_why_not(kind, parity)}")
         own = Figure(of="messages", metric="share", value=bad / messages, chance=0.0, n=messages)  # a full count
         return Recovered(text, steps, (own,), tuple(unmeasured))
 
@@ -150,17 +150,17 @@ def _content(message: Message, n: int) -> _Content:
 
 
 def _faults(content: _Content, n: int, seen: dict[int, int]) -> Iterator[str]:
-    """Yield what the form of one message gives away; ``seen`` has hashes of all randomisers and their ciphertexts."""
+    """Yield what the form of one message gives away; ``seen`` has hashes of all randomizers and their ciphertexts."""
     if len(np.unique(content.exponents)) > 1:
         yield f"exponents in clear in {content.kind}"
     for cipher in (cipher for ciphers in content.ciphers.values() for cipher in ciphers):
-        randomiser = cipher % n
-        before = seen.get(hash(randomiser))
-        seen[hash(randomiser)] = hash(cipher)
-        if randomiser == 1:
-            yield f"no randomiser in {content.kind}"
+        randomizer = cipher % n
+        before = seen.get(hash(randomizer))
+        seen[hash(randomizer)] = hash(cipher)
+        if randomizer == 1:
+            yield f"no randomizer in {content.kind}"
         elif before is not None:
-            what = "ciphertext" if before == hash(cipher) else "randomiser"
+            what = "ciphertext" if before == hash(cipher) else "randomizer"
             yield f"a {what} used before in {content.kind}"
 
 
@@ -184,7 +184,7 @@ class _Parity:
 
     @property
     def bare(self) -> list[str]:
-        """The kinds that were not re-randomised."""
+        """The kinds that were not re-randomized."""
         found = {test[0] for test, bits in self._agreed.items() if bits >= SURPLUS and not self._refuted[test]}
         return sorted(found) if self.varies else []
 
@@ -238,7 +238,7 @@ class _Powers:
 
     Attributes:
         tested: how many answers of each kind were computed.
-        bare: the kinds that were not re-randomised.
+        bare: the kinds that were not re-randomized.
     """
 
     def __init__(self, layout: Layout, n: int) -> None:
@@ -305,7 +305,7 @@ def _ciphers(by_kind: Mapping[str, _Content], kind: str, name: str) -> Sequence[
 
 
 def _ways(kind: str, parity: _Parity, powers: _Powers) -> str:
-    """Return how the re-randomisation of one kind of message was tested; empty where it was not."""
+    """Return how the re-randomization of one kind of message was tested; empty where it was not."""
     ways = [f"{bits} bits"] if (bits := parity.bits(kind)) >= SURPLUS else []
     ways += [count(tested, "product")] if (tested := powers.tested[kind]) else []
     return " and ".join(ways)

@@ -189,7 +189,7 @@ def sweeps(
 
 
 def located(defenses: Sequence[str], at: Sequence[str]) -> list[str]:
-    """Return the defences, those without a point acting at the points of ``--at``."""
+    """Return the defenses, those without a point acting at the points of ``--at``."""
     points = "+".join(point for text in at for point in text.split(","))
     if points and all("@" in text for text in defenses):
         raise UsageError(f"expected the point once, got {', '.join(defenses)} and --at {points}: drop one of them")

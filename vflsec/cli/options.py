@@ -42,7 +42,7 @@ def resolve(
     data_dir: str | None = None,
     **plain: Any,
 ) -> dict[str, Any]:
-    """Return the settings: those of the file, then options, then ``--set``; further fixed defences are added."""
+    """Return the settings: those of the file, then options, then ``--set``; further fixed defenses are added."""
     from vflsec.experiment import spec as specs
 
     found = {**file, **{key: value for key, value in plain.items() if value is not None}}

@@ -84,7 +84,7 @@ def command(
 
 
 def budget(found: Mapping[str, Any]) -> str:
-    """Return what one defence has spent in a line: epsilon, delta, of what, and against whom."""
+    """Return what one defense has spent in a line: epsilon, delta, of what, and against whom."""
     name = found["defense"].partition(":")[0]
     if "releases" in found:
         of = f"one row in {found['releases']} releases to {found['adversary']}"

@@ -35,7 +35,7 @@ def divided(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor
 
     That is the threshold with the most auxiliary labels on their side, each class weighing the same, for they may have
     been drawn evenly from uneven classes; the median of the training rows where no label is known. A guess without a
-    threshold would be of one class, and its recovery accuracy would flatter a defence.
+    threshold would be of one class, and its recovery accuracy would flatter a defense.
 
     Args:
         view: of the adversary.
@@ -97,7 +97,7 @@ def thresholded(view: View, guess: Guess) -> Guess:
 
 
 def _best_split(known: Tensor, ones: Tensor) -> Tensor:
-    """Return the midpoint between two neighbouring scores with the most labels on their side."""
+    """Return the midpoint between two neighboring scores with the most labels on their side."""
     order = torch.argsort(known)
     right = (~ones[order]).cumsum(0) - ones[order].cumsum(0)  # up to a constant, with everything up to here as class 0
     best = int(right[:-1].argmax())
@@ -111,7 +111,7 @@ def _known(view: View, train: Tensor) -> tuple[Tensor | None, Tensor]:
 
 
 def _threshold(known: Tensor, labels: Tensor) -> Tensor:
-    """Return the midpoint between two neighbouring scores with the best balanced accuracy."""
+    """Return the midpoint between two neighboring scores with the best balanced accuracy."""
     order = torch.argsort(known)
     ones, zeros = labels[order] == 1, labels[order] == 0
     right = zeros.cumsum(0) / zeros.sum() + 1 - ones.cumsum(0) / ones.sum()  # with everything up to here as class 0

@@ -1,4 +1,4 @@
-"""Base class of defences: named points at which a sender may change what leaves it."""
+"""Base class of defenses: named points at which a sender may change what leaves it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vflsec.core.hooks import Changes, Hook
 from vflsec.core.message import Kind
 
 LABELS = "labels"
-"""The point of defences that change the labels before training; nothing is sent there."""
+"""The point of defenses that change the labels before training; nothing is sent there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Release:
         phase: the method's phase, or ``predict``.
         key: name of the tensor in the payload; for parameters, the parameter's name.
         rows: (B,) sample positions, or None.
-        labels: (B,) class numbers of these rows if the sender owns them, else None; before any defence softens them.
+        labels: (B,) class numbers of these rows if the sender owns them, else None; before any defense softens them.
         rng: the sender's own noise stream, on the tensor's device.
         buffer: whether this is a running statistic of a model (BatchNorm's), not what it has learned by gradients.
     """
@@ -55,27 +55,27 @@ class Defense(ABC):
 
     ``vflsec.core.hooks`` says of each hook who runs it, when, and what it changes.
 
-    Strength 0 is the exact identity, bit for bit, for every defence: it is the common baseline of every curve.
+    Strength 0 is the exact identity, bit for bit, for every defense: it is the common baseline of every curve.
 
     Args:
         strength: how strong; 0 is off, larger never protects less on average.
         at: the kinds of release to act on, each in every phase (``embedding``) or in one (``pretrain.embedding``);
             default the first of ``points``, which is empty where no release is changed. ``labels`` is a point of a
-            defence that changes the labels that the active party trains on.
+            defense that changes the labels that the active party trains on.
 
     Class attributes:
         by_epsilon: options under which the strength is 1/epsilon, or None where there is no differential privacy.
         softens: whether ``on_labels`` gives probabilities of the classes in place of their numbers.
         strengths: the usual ones, over which it is swept where nobody says any: of the source where these spread over
             the curve, else such that on credit-default the first costs two points of AUC at most, and the last no more
-            than joining is worth to the active party, five points, if the defence is of use at so little.
+            than joining is worth to the active party, five points, if the defense is of use at so little.
 
     Attributes:
         at: those kinds.
         phases: for a kind limited to phases, these.
 
     Raises:
-        UsageError: a negative strength, or a point at which this defence cannot act.
+        UsageError: a negative strength, or a point at which this defense cannot act.
     """
 
     name: ClassVar[str]
@@ -113,7 +113,7 @@ class Defense(ABC):
         return self.strength > 0 and hook in touches(self) and (hook.kind is None or self.acts(hook.kind, phase))
 
     def check_task(self, n_classes: int) -> None:
-        """Raise UsageError if this defence cannot serve a task of C classes; asked before training."""
+        """Raise UsageError if this defense cannot serve a task of C classes; asked before training."""
         return
 
     def on_embedding(self, h: Tensor, release: Release) -> Tensor:
@@ -132,13 +132,13 @@ class Defense(ABC):
         """Return the labels that the active party trains on; called once before training for each set of its rows.
 
         Args:
-            y: (N,) class numbers, N >= 0; for a defence that softens it may be probabilities (N, C), from another one.
+            y: (N,) class numbers, N >= 0; for a defense that softens it may be probabilities (N, C), from another one.
             features: (N, d) the active party's own columns of these rows.
             n_classes: C.
             rng: a stream of the labels' own, on their device.
 
         Returns:
-            Class numbers (N,); probabilities (N, C) of a defence that softens.
+            Class numbers (N,); probabilities (N, C) of a defense that softens.
         """
         return y
 
@@ -170,18 +170,18 @@ class Defense(ABC):
         return None
 
     def protocol(self) -> tuple[str, dict[str, Any]] | None:
-        """Return name and options of the protocol that this defence puts at the cut layer, or None."""
+        """Return name and options of the protocol that this defense puts at the cut layer, or None."""
         return None
 
     def training_hooks(self, modules: nn.Module, penalties: Sequence[str]) -> AbstractContextManager[Any]:
-        """Return a context in which the party that carries this defence trains its own ``modules``.
+        """Return a context in which the party that carries this defense trains its own ``modules``.
 
         Args:
             modules: all of the party's models.
-            penalties: names of the defences that add a term to the party's loss.
+            penalties: names of the defenses that add a term to the party's loss.
 
         Raises:
-            UsageError: this defence cannot serve such models.
+            UsageError: this defense cannot serve such models.
         """
         return nullcontext()
 
@@ -209,13 +209,13 @@ class Defense(ABC):
         Args:
             widths: of the embedding that each party will send, by the sender's name.
             n_classes: C.
-            rng: a stream of this defence's own, on the models' device; first weights come from torch's, seeded here.
+            rng: a stream of this defense's own, on the models' device; first weights come from torch's, seeded here.
         """
 
     def plan_releases(self, releases: int | None) -> None:  # noqa: B027  (a hook)
         """Hear, before anything leaves, how often one row will be released to one party; None where nobody knows.
 
-        A defence of updates hears in how many updates a row will take part.
+        A defense of updates hears in how many updates a row will take part.
         """
 
     def spent(self, releases: int) -> dict[str, float] | None:
@@ -247,7 +247,7 @@ def touches(defense: Defense | type[Defense]) -> frozenset[Hook]:
 
 
 def describe(defense: type[Defense]) -> dict[str, Any]:
-    """Return the card of a defence as data."""
+    """Return the card of a defense as data."""
     used = [hook for hook in hooks.HOOKS if hook in touches(defense)]
     places = [point.value for point in defense.points]
     places += [hook.acts_at for hook in used if hook.acts_at and not hook.kind]

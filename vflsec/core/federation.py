@@ -64,10 +64,10 @@ class Federation:
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """Let defences watch the models of their parties while they are trained; a malicious party has none of that.
+        """Let defenses watch the models of their parties while they are trained; a malicious party has none of that.
 
         Raises:
-            UsageError: a defence cannot serve its party's models.
+            UsageError: a defense cannot serve its party's models.
         """
         with ExitStack() as stack:
             for name, party in self.parties.items():

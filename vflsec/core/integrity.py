@@ -27,7 +27,7 @@ class IntegrityAttack(Attack):
     """A malicious passive party. It infers nothing: it spoils the joint model, or plants a backdoor in it.
 
     It acts wherever embeddings cross the cut layer for a supervised loss or for a prediction, and in no pre-training.
-    Each hook is the honest behaviour unless overridden. Its own defences still act on whatever it sends. The ``step``
+    Each hook is the honest behavior unless overridden. Its own defenses still act on whatever it sends. The ``step``
     that a hook is given has no labels. A party that colludes has an instance of its own.
 
     Attributes:

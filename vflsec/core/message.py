@@ -1,6 +1,6 @@
 """What parties say to each other, and the wire that carries it.
 
-The wire detaches, counts and shows; it changes nothing. Defences act before it, at the sender (``core.party``).
+The wire detaches, counts and shows; it changes nothing. Defenses act before it, at the sender (``core.party``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Kind(StrEnum):
-    """What a message carries; defences name the kinds they act on."""
+    """What a message carries; defenses name the kinds they act on."""
 
     EMBEDDING = "embedding"
     GRADIENT = "gradient"
@@ -155,7 +155,7 @@ class Channel:
         """Return what the receiver gets: a copy that shares neither graph nor memory with the sender.
 
         A tensor passed on as it is would still carry its graph, and gradients would then reach the other party
-        without passing any defence.
+        without passing any defense.
         """
         message = message.private_copy()
         if not self._muted:

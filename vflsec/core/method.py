@@ -144,7 +144,7 @@ class Method(ABC):
         """Return how many updates of a party's models a row takes part in, at most.
 
         Raises:
-            UsageError: this method updates them by more than a mean over rows of labelled batches.
+            UsageError: this method updates them by more than a mean over rows of labeled batches.
         """
         raise UsageError(
             f"expected a method of which all training is split learning for a defense of updates, got {self.name}: "
@@ -153,7 +153,7 @@ class Method(ABC):
 
     @final
     def prepare(self, federation: Federation) -> None:
-        """Tell every party's defences how often a row will be released where they act."""
+        """Tell every party's defenses how often a row will be released where they act."""
         for party in federation.everybody:
             for defense in party.defenses:
                 defense.plan_releases(self.releases(defense, federation))
@@ -162,7 +162,7 @@ class Method(ABC):
     def releases(self, defense: Defense, federation: Federation) -> int | None:
         """Return how often a row will be released to one party where ``defense`` acts; None where not known.
 
-        For a defence of updates, in how many of them a row takes part.
+        For a defense of updates, in how many of them a row takes part.
         """
         if hooks.UPDATE in touches(defense):
             return self.updates(federation)

@@ -1,4 +1,4 @@
-"""A party: its private columns, its models, its defences, and the one road by which anything leaves it."""
+"""A party: its private columns, its models, its defenses, and the one road by which anything leaves it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Party:
 
     @property
     def penalties(self) -> list[str]:
-        """Names of its defences that add a term to its loss, which the active party alone has."""
+        """Names of its defenses that add a term to its loss, which the active party alone has."""
         return [defense.name for defense in self.defenses.using(hooks.PENALTY) if self.active]
 
     @property
@@ -106,15 +106,15 @@ class Party:
             self._rng = before
 
     def learning(self) -> AbstractContextManager[Any]:
-        """Let its defences watch its models while they are trained.
+        """Let its defenses watch its models while they are trained.
 
         Raises:
-            UsageError: a defence cannot serve them.
+            UsageError: a defense cannot serve them.
         """
         return self.defenses.training_hooks(self.modules, self.penalties)
 
     def defend_update(self, rows: int) -> None:
-        """Let its defences change the gradients of its own models, those of a mean over ``rows`` rows."""
+        """Let its defenses change the gradients of its own models, those of a mean over ``rows`` rows."""
         self.defenses.update(self.modules, rows, self._rng)
 
     def send(
@@ -133,8 +133,8 @@ class Party:
         """Defend ``payload``, put it on the wire and return what the receiver gets. The only road out.
 
         Args:
-            kind: what is sent; decides which defences act.
-            payload: named tensors, or ciphertexts, on which no defence acts.
+            kind: what is sent; decides which defenses act.
+            payload: named tensors, or ciphertexts, on which no defense acts.
             to: name of the receiver.
             step: number of the step.
             phase: the method's phase, or ``predict``.

@@ -1,4 +1,4 @@
-"""Finds attacks, defences, protocols, methods and datasets by name, and imports them only when they are used.
+"""Finds attacks, defenses, protocols, methods and datasets by name, and imports them only when they are used.
 
 Built-in ones stand in the ``CATALOGUE`` of their package; others come from entry points of the groups
 ``vflsec.attacks`` and so on; and ``path/to/file.py:Class`` is accepted wherever a name is.

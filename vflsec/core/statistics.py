@@ -1,4 +1,4 @@
-"""Intervals: over seeds for claims about a defence, over rows for claims about one checkpoint."""
+"""Intervals: over seeds for claims about a defense, over rows for claims about one checkpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def over_seeds(values: Sequence[float]) -> Interval:
 
 
 MANY = 50_000
-"""Rows beyond which a bootstrap of R2 draws blocks of neighbouring rows."""
+"""Rows beyond which a bootstrap of R2 draws blocks of neighboring rows."""
 
 
 def over_rows(metric: str, scores: Scores, labels: Any, rng: np.random.Generator) -> tuple[float, float]:

@@ -24,7 +24,7 @@ POSTGRADUATE = (
     "Doctorate degree(PhD EdD)",
 )
 LABELED = 4000
-"""Labelled rows of the target."""
+"""Labeled rows of the target."""
 
 NEGATIVES = 9
 """Negative rows of the source for each positive one."""
@@ -107,7 +107,7 @@ def load(*, ratio: float = 0.04, source: str = "apart", clean_split: bool = Fals
     """Census-Income in two domains, who earns above 50,000 dollars? 101,579 rows, 2 parties and a source.
 
     The target's people have a postgraduate degree, the source's have none. The active party is the target's (PrADA's
-    A): 4,000 labelled training rows, of which few are positive. The source (B) has all positive training rows of its
+    A): 4,000 labeled training rows, of which few are positive. The source (B) has all positive training rows of its
     people and nine times as many negative ones. Both hold 5 numbers of their people, and the passive party (C) holds 30
     categories of everybody, in four groups. Nobody uses the labels of the target's other training rows.
 
@@ -116,13 +116,13 @@ def load(*, ratio: float = 0.04, source: str = "apart", clean_split: bool = Fals
     that may be adapted to, without their labels. Which rows are in which role depends on the seed.
 
     Args:
-        ratio: of positives among the labelled rows: 0.01, 0.02 and 0.04 in the paper; fewer are among more.
-        source: ``apart``, another party; ``merged``, the source's rows are labelled training rows of the active party
+        ratio: of positives among the labeled rows: 0.01, 0.02 and 0.04 in the paper; fewer are among more.
+        source: ``apart``, another party; ``merged``, the source's rows are labeled training rows of the active party
             (the paper's AB-VFL).
         clean_split: evaluate on people of the official test set alone.
 
     Raises:
-        UsageError: an unknown option, or no positive or no negative labelled row.
+        UsageError: an unknown option, or no positive or no negative labeled row.
     """
     one_of(("apart", "merged"), source=source)
     if not 1 <= round(ratio * LABELED) <= LABELED // 2:
@@ -163,7 +163,7 @@ def _roles(
 
     negative, positive = shuffled(is_target & ~is_test, "target")
     train = positive[:positives].append(negative[: LABELED - positives])
-    # Negatives beyond the labelled ones of every ratio, so that no row is both evaluated and, elsewhere, trained on.
+    # Negatives beyond the labeled ones of every ratio, so that no row is both evaluated and, elsewhere, trained on.
     spare = negative[LABELED:]
     left = positive[len(positive) - len(spare) // 2 :].append(spare)
     evaluated = labels.index[is_target & is_test]

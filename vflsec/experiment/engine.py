@@ -189,7 +189,7 @@ def check_training(spec: EvalSpec) -> None:
     """Check as ``check`` does, without what concerns attacks.
 
     Raises:
-        UsageError: an unknown name or option, more asked of the data than there is, or a defence that never acts.
+        UsageError: an unknown name or option, more asked of the data than there is, or a defense that never acts.
         DataError: the dataset cannot be read.
     """
     for _ in _built(spec):
@@ -209,7 +209,7 @@ def exposures(spec: EvalSpec) -> list[tuple[str, float]]:
 
 
 def _built(spec: EvalSpec) -> Iterator[tuple[Method, Federation]]:
-    """Yield each checked method with its federation for seed 0, built and not trained; one for each swept defence."""
+    """Yield each checked method with its federation for seed 0, built and not trained; one for each swept defense."""
     for defense in spec.defenses:
         for strength in (0.0, *spec.strengths_of(defense)):
             build_defense(msgspec.structs.replace(defense, strength=strength))
@@ -227,7 +227,7 @@ def _built(spec: EvalSpec) -> Iterator[tuple[Method, Federation]]:
                 carried.check_task(federation.n_classes)
             method.build(federation)
             method.check(federation)
-            for defense in (*at, *spec.fixed) if method.visible_to else ():  # others are trained without defences
+            for defense in (*at, *spec.fixed) if method.visible_to else ():  # others are trained without defenses
                 _check_serves(defense, method, federation)
             if swept and method.visible_to and not acts_in(swept, type(method), cell.method_options, method.phases):
                 raise UsageError(
@@ -238,7 +238,7 @@ def _built(spec: EvalSpec) -> Iterator[tuple[Method, Federation]]:
 
 
 def _check_serves(spec: DefenseSpec, method: Method, federation: Federation) -> None:
-    """Raise UsageError if a defence cannot serve ``method``, or its epsilon is out of reach."""
+    """Raise UsageError if a defense cannot serve ``method``, or its epsilon is out of reach."""
     defense = build_defense(spec)
     defense.plan_releases(method.releases(defense, federation))
     for party in federation.parties.values():
@@ -248,7 +248,7 @@ def _check_serves(spec: DefenseSpec, method: Method, federation: Federation) -> 
 
 
 def _check_heard(spec: EvalSpec, methods: Sequence[type[Method]]) -> None:
-    """Raise UsageError if a defence is to act where it would change nothing.
+    """Raise UsageError if a defense is to act where it would change nothing.
 
     Each of its points must be met by one of the methods that are compared.
     """

@@ -1,4 +1,4 @@
-"""Puts parties, wire and defences together for one cell."""
+"""Puts parties, wire and defenses together for one cell."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def load_dataset(name: str, **options: Any) -> VerticalDataset:
 
 
 def partition_of(cell: Cell) -> Partition:
-    """Return the cell's split data; the last one is kept, because neighbouring cells share it."""
+    """Return the cell's split data; the last one is kept, because neighboring cells share it."""
     identity = str(dataset_identity(cell.dataset, cell.data))  # a file that has changed is another dataset
     return _partition(msgspec.json.encode((cell.dataset, cell.data, cell.seed)), identity)
 
 
 def build_federation(cell: Cell, device: str) -> Federation:
-    """Return the federation of ``cell``: every party carries its defences, and a hook acts when it sends."""
+    """Return the federation of ``cell``: every party carries its defenses, and a hook acts when it sends."""
     data, where = partition_of(cell), torch.device(device)
     for defense in cell.defenses:
         if defense.by and defense.by not in ("passive", *data.parties):
@@ -85,7 +85,7 @@ def build_federation(cell: Cell, device: str) -> Federation:
 
 
 def build_defense(spec: DefenseSpec) -> Defense:
-    """Return the defence that ``spec`` names."""
+    """Return the defense that ``spec`` names."""
     at = {"at": list(spec.at)} if spec.at else {}
     defense = registry.build("defenses", spec.name, spec.strength, **at, **spec.options)
     assert isinstance(defense, Defense)

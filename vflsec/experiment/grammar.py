@@ -1,10 +1,10 @@
-"""The small grammar that names attacks and defences.
+"""The small grammar that names attacks and defenses.
 
 NAME[:option=value,...][@point+...]        mc:mode=mixmatch     my.py:Mine:k=3     label-dp:epsilon=2@labels
 
-A defence that is swept may have strengths of its own, as a list: iso:lambda=1,5,25 or gaussian-dp:epsilon=8,2,clip=1.0.
+A defense that is swept may have strengths of its own, as a list: iso:lambda=1,5,25 or gaussian-dp:epsilon=8,2,clip=1.0.
 
-The points of a defence are kinds of message, in every phase or in one: iso:lambda=5@gradient, iso@pretrain.embedding.
+The points of a defense are kinds of message, in every phase or in one: iso:lambda=5@gradient, iso@pretrain.embedding.
 That of an attack is a phase after which it strikes: mc@pretrain.
 """
 

@@ -33,9 +33,9 @@ KEY_VERSION = 5
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One training: a dataset, a method, defences at their strengths, a seed.
+    """One training: a dataset, a method, defenses at their strengths, a seed.
 
-    Defences at strength 0 are left out: there they are the identity, so that all sweeps share one undefended cell.
+    Defenses at strength 0 are left out: there they are the identity, so that all sweeps share one undefended cell.
 
     Attributes:
         malicious: the party, or colluding parties, that act in training, and their attack.
@@ -148,12 +148,12 @@ class Prior(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows(spec: EvalSpec) -> Iterator[Row]:
-    """Yield every (method, defence, strength, seed, attack), seeds outermost so that neighbours share their data."""
+    """Yield every (method, defense, strength, seed, attack), seeds outermost so that neighbors share their data."""
     for seed in range(spec.seeds):
         for method in spec.methods:
             if not attacked(method):
                 cell = training_cell(spec, method, seed)
-                cell = msgspec.structs.replace(cell, defenses=())  # it says nothing that a defence could change
+                cell = msgspec.structs.replace(cell, defenses=())  # it says nothing that a defense could change
                 yield Row(method=method, defense="none", strength=0.0, seed=seed, attack=None, label=NO_ADVERSARY,
                           cell=cell, key=digest(["utility", cell.key]))  # fmt: skip
                 continue
@@ -346,7 +346,7 @@ def training_cell(
     malicious: tuple[str, AttackSpec] | None = None,
     told: AuxSpec | None = None,
 ) -> Cell:
-    """Return the cell of one method and seed, under the swept defences and the fixed ones, those at 0 left out."""
+    """Return the cell of one method and seed, under the swept defenses and the fixed ones, those at 0 left out."""
     return Cell(
         dataset=spec.dataset,
         data=spec.data,

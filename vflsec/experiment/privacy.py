@@ -16,17 +16,17 @@ AFTERWARDS = ("predict", "validate")
 
 
 def spent(trained: Trained, releases: Sequence[ReleaseCount], adversary: str) -> list[dict[str, Any]]:
-    """Return, for each defence with a guarantee, what it has spent against this adversary: of all senders the most.
+    """Return, for each defense with a guarantee, what it has spent against this adversary: of all senders the most.
 
     Args:
-        trained: whose parties carry the defences.
+        trained: whose parties carry the defenses.
         releases: as ``Channel.releases`` counts them.
         adversary: a party, or several joined by ``+``, which hear what each of them does.
 
     Returns:
-        By defence ``defense``, ``epsilon``, ``delta``; where releases are noised also ``releases``, how often the
+        By defense ``defense``, ``epsilon``, ``delta``; where releases are noised also ``releases``, how often the
         adversary heard of the row that it heard of most, and ``epsilon_transcript``, which counts every release of
-        every row: the bound where a row acts on others' releases by way of the model. Of a defence of updates
+        every row: the bound where a row acts on others' releases by way of the model. Of a defense of updates
         ``of`` is ``models``, and ``updates``, in how many a row took part: what is said about the row itself is not in
         its epsilon.
     """
@@ -46,7 +46,7 @@ def spent(trained: Trained, releases: Sequence[ReleaseCount], adversary: str) ->
 
 
 def spent_at_most(trained: Trained, releases: Sequence[ReleaseCount]) -> list[dict[str, Any]]:
-    """Return what ``spent`` does of the party that each defence has told most, which stands in ``adversary``."""
+    """Return what ``spent`` does of the party that each defense has told most, which stands in ``adversary``."""
     most: dict[str, dict[str, Any]] = {}
     for name in trained.federation.parties:
         for found in spent(trained, releases, name):

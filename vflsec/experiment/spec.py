@@ -47,12 +47,12 @@ class AttackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class DefenseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A defence by name, with its strength, where it acts (None: its default) and its options.
+    """A defense by name, with its strength, where it acts (None: its default) and its options.
 
     Attributes:
         by: who carries it: ``active`` (the source as well), ``passive`` (every passive party), a party's name, or None
             for everybody.
-        strengths: of a defence that is swept, its own; none for those of the evaluation.
+        strengths: of a defense that is swept, its own; none for those of the evaluation.
     """
 
     name: str
@@ -116,7 +116,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         attacks: each gives a row per strength.
         defenses: each is swept over its own strengths, or these:
         strengths: besides 0, which is always there.
-        fixed: further defences that stay as they are (``--with``).
+        fixed: further defenses that stay as they are (``--with``).
         adversary: the attacking party.
         aux: its auxiliary labels.
         seeds: how many; each drives split, model, noise and the attacker's draw.
@@ -151,7 +151,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self._check_defenses()
 
     def _check_defenses(self) -> None:
-        """Check that every defence has its strengths, and each strength its defence."""
+        """Check that every defense has its strengths, and each strength its defense."""
         for defense in self.defenses:
             if defense.strength:
                 got = f"{defense.label} with strength {defense.strength:g}"
@@ -179,7 +179,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise UsageError(f"expected a strength above 0 for {defense.label}, got none: add --lambda 1,5,25")
 
     def _check_fixed(self, defense: DefenseSpec) -> None:
-        """Check that a defence that stays as it is has one strength."""
+        """Check that a defense that stays as it is has one strength."""
         if defense.strengths:
             got = ", ".join(f"{strength:g}" for strength in defense.strengths)
             raise UsageError(f"expected one strength for the fixed defense {defense.name}, got {got}: choose one")
@@ -216,7 +216,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def parse_defense(text: str) -> DefenseSpec:
-    """Read a defence; its strength may be called by the defence's own name for it, ``strength`` or ``lambda``.
+    """Read a defense; its strength may be called by the defense's own name for it, ``strength`` or ``lambda``.
 
     Of one with differential privacy ``epsilon`` may be given instead. Several strengths, ``lambda=1,5``, are to sweep.
     """
@@ -235,7 +235,7 @@ def parse_defense(text: str) -> DefenseSpec:
 
 
 def parse_swept(text: str) -> DefenseSpec:
-    """Read a defence that is swept: a single strength is a list of one."""
+    """Read a defense that is swept: a single strength is a list of one."""
     found = parse_defense(text)
     said = parse_reference(text, "defense")[1].keys() & set(_strength_names(found.name))
     single = said and not found.strengths
@@ -286,7 +286,7 @@ def merge(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
 def read(settings: Mapping[str, Any]) -> EvalSpec:
     """Return the checked specification.
 
-    Attacks and defences may be texts of the grammar above, alone or in lists: ``fixed = ["iso:lambda=5"]``. A defence
+    Attacks and defenses may be texts of the grammar above, alone or in lists: ``fixed = ["iso:lambda=5"]``. A defense
     that is swept and has no strengths of its own takes ``strengths``, or ``epsilons`` in their place, or usual ones.
 
     Raises:
@@ -352,7 +352,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {"attacks": parse_attack, "defenses"
 
 
 def _complete(defense: Any, *, shared: bool, epsilons: bool) -> Any:
-    """Return the table of a swept defence with strengths, unless it has some, or shares those of all."""
+    """Return the table of a swept defense with strengths, unless it has some, or shares those of all."""
     if not isinstance(defense, dict) or not isinstance(defense.get("name"), str) or defense.get("strengths"):
         return defense  # which is complete, or none
     if epsilons:
@@ -361,7 +361,7 @@ def _complete(defense: Any, *, shared: bool, epsilons: bool) -> Any:
 
 
 def _by_epsilon(name: str) -> Mapping[str, Any]:
-    """Return the options under which the strength of a defence is 1/epsilon."""
+    """Return the options under which the strength of a defense is 1/epsilon."""
     options: Mapping[str, Any] | None = registry.load("defenses", name).by_epsilon
     if options is None:
         raise UsageError(f"expected a defense whose noise is found for an epsilon, got {name}: use --lambda")

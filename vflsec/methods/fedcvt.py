@@ -40,7 +40,7 @@ class _Rules(NamedTuple):
 
 
 class FedCVT(SplitMethod):
-    """Cross-view training of exactly two parties, on labelled, unlabelled and unaligned rows.
+    """Cross-view training of exactly two parties, on labeled, unlabeled and unaligned rows.
 
     Each party p has two encoders, whose outputs u (unique to it) and c (common to both), each (B, d), make up its
     representation r_p = [u_p; c_p] (B, 2d). Where a party lacks a row, its representation is estimated by scaled
@@ -50,7 +50,7 @@ class FedCVT(SplitMethod):
     - c_p from the other party's c, which attends to p's c on all rows at hand, and takes these.
 
     Three classifiers, f_A on r_A, f_B on r_B and f_AB on both, give a row without a label a pseudo-label, if all three
-    agree and each is surer than a threshold. An update minimises
+    agree and each is surer than a threshold. An update minimizes
 
         CE(f_AB) + CE(f_A) + CE(f_B) + shared · |c_A - c_B|^2 + orthogonal · (|u_A c_A^T| + |u_B c_B^T|)
         + estimate · (|r^_A - r_A|^2 + |r^_B - r_B|^2)
@@ -60,8 +60,8 @@ class FedCVT(SplitMethod):
     pseudo-labels, f_A and f_B from labels alone, and f_B from no estimate. f_AB predicts.
 
     *Who computes what.* The active party, A, has the labels: it computes all three classifiers, the estimates, the
-    pseudo-labels and the loss. In each update the passive party, B, sends r_B on the batch of labelled rows, on one of
-    aligned rows without label and on one of its unaligned rows, and gets the gradient with respect to each. B minimises
+    pseudo-labels and the loss. In each update the passive party, B, sends r_B on the batch of labeled rows, on one of
+    aligned rows without label and on one of its unaligned rows, and gets the gradient with respect to each. B minimizes
     its own orthogonality at home. So A sees representations of people whom it may not know, and B sees gradients of
     rows without a label; neither is so in FedSplitNN. A needs r_B in clear: the boundary is ``plain``.
 
@@ -69,16 +69,16 @@ class FedCVT(SplitMethod):
 
     - aligned rows without label are candidates for pseudo-labels, which in the code they are not; and so are unaligned
       rows of A without label. Those with a label teach f_A and f_AB;
-    - both estimates attend to all aligned rows, where the code's estimate of r_A attends to labelled ones alone;
+    - both estimates attend to all aligned rows, where the code's estimate of r_A attends to labeled ones alone;
     - the code's additional loss on labels that attention estimates is left out: the paper has none;
-    - an epoch is a pass over the labelled rows, and an update takes as many rows of each other sort as of these;
+    - an epoch is a pass over the labeled rows, and an update takes as many rows of each other sort as of these;
     - one threshold serves all three classifiers, whose probabilities are not sharpened first, and representations are
-      not normalised, which in the code those of images are. Default weights, temperature and threshold are those of
+      not normalized, which in the code those of images are. Default weights, temperature and threshold are those of
       most of the code's configurations; that for Avazu (``temperature=0.5, estimate=1``) loses the differences between
       people without the loss that is left out;
     - with ``train.local_steps`` above one, B's gradients and what A received are reused, as in FedBCD.
 
-    Without unlabelled and unaligned rows the losses on labels and the penalties are left; ``threshold=1`` takes the
+    Without unlabeled and unaligned rows the losses on labels and the penalties are left; ``threshold=1`` takes the
     pseudo-labels away.
 
     Source: FedCVT (Kang, Liu, Liang 2022, ACM TIST 13(4), arXiv 2008.10838), eq. 1 to 8; its code, yankang18/FedCVT.
@@ -100,10 +100,10 @@ class FedCVT(SplitMethod):
         "Not all of the active party's rows need have labels: its unaligned rows without one can get pseudo-labels "
         "too.",
         "Aligned rows without label are candidates for pseudo-labels; in the authors' code they are not.",
-        "Both estimates attend to all aligned rows; in the authors' code the active party's attends to labelled "
+        "Both estimates attend to all aligned rows; in the authors' code the active party's attends to labeled "
         "ones alone.",
         "The authors' additional loss on labels that attention estimates is left out; the paper has none.",
-        "An epoch is a pass over the labelled rows, and an update takes as many rows of every other sort.",
+        "An epoch is a pass over the labeled rows, and an update takes as many rows of every other sort.",
         "One threshold serves all three classifiers, whose probabilities are not sharpened; representations are "
         "not normalized.",
         "Where paper and authors' code differ otherwise, the code is followed: scaled attention with a "
@@ -157,7 +157,7 @@ class FedCVT(SplitMethod):
         party.modules["bottom"] = Pooled(encoders, "concat")
 
     def check(self, federation: Federation) -> None:
-        """Raise UsageError unless there are two parties, with encoders of one width, whose rows no defence mixes."""
+        """Raise UsageError unless there are two parties, with encoders of one width, whose rows no defense mixes."""
         super().check(federation)
         for defense in federation.active.defenses.using(hooks.BATCH):
             raise UsageError(
@@ -189,7 +189,7 @@ class FedCVT(SplitMethod):
 class _CrossViewTraining(SplitTraining):
     """Split learning whose updates also see rows without a label, and rows that one party lacks.
 
-    Each party's rows in an update are three batches, the latter two possibly empty: aligned and labelled, aligned
+    Each party's rows in an update are three batches, the latter two possibly empty: aligned and labeled, aligned
     without label, and its own unaligned ones. The first two are the same people at both parties.
 
     Args:
@@ -202,7 +202,7 @@ class _CrossViewTraining(SplitTraining):
         self.rules = rules
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
-        """Train in place; return the mean loss of each pass over the aligned labelled rows.
+        """Train in place; return the mean loss of each pass over the aligned labeled rows.
 
         Raises:
             Diverged: a loss is not finite.
@@ -248,7 +248,7 @@ class _CrossViewTraining(SplitTraining):
             for optimizer in optimizers:
                 optimizer.zero_grad()
             loss = self._objective(self.bottoms[active.name](own_rows), arrived, given)
-            loss = self._penalised(loss, {passive.name: arrived[0]}, step)
+            loss = self._penalized(loss, {passive.name: arrived[0]}, step)
             loss.backward()  # type: ignore[no-untyped-call]
             if local_step == 0:
                 got = zip(arrived, steps, strict=True)
@@ -285,7 +285,7 @@ class _CrossViewTraining(SplitTraining):
         federation, rules = self.federation, self.rules
         passive = federation.passive[0].name
         b = torch.cat([federation.active.defenses.received(h, passive) for h in arrived if len(h)])
-        labelled, aligned = len(arrived[0]), len(arrived[0]) + len(arrived[1])
+        labeled, aligned = len(arrived[0]), len(arrived[0]) + len(arrived[1])
         a_by_b = estimate(b, b[:aligned], a[:aligned], a, rules.temperature)
         b_by_a = estimate(a, a[:aligned], b[:aligned], b, rules.temperature)
         view_a = torch.cat([a, a_by_b[aligned:]])  # aligned, of the active party alone, of the passive party alone
@@ -299,7 +299,7 @@ class _CrossViewTraining(SplitTraining):
         logits = self.top([view_a, view_b])
         pseudo = agreed([logits, logits_a, logits_b], rules.threshold)
         loss = cross_entropy(logits, completed(given, pseudo)) + cross_entropy(logits_a, given)
-        loss = loss + cross_entropy(logits_b[:labelled], given[:labelled])  # an estimate of b would teach f_B of a
+        loss = loss + cross_entropy(logits_b[:labeled], given[:labeled])  # an estimate of b would teach f_B of a
 
         loss = loss + rules.shared * F.mse_loss(_common(a[:aligned]), _common(b[:aligned]))
         loss = loss + rules.orthogonal * likeness(a)

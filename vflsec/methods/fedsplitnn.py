@@ -9,7 +9,7 @@ from vflsec.nn.encoders import build_encoder
 
 
 class FedSplitNN(SplitMethod):
-    """Supervised split learning on the aligned labelled rows, with K >= 2 parties.
+    """Supervised split learning on the aligned labeled rows, with K >= 2 parties.
 
     Every party has a bottom model (B, features) -> (B, cut); the active party joins the embeddings, applies its head
     and returns to each passive party the gradient of the loss with respect to its embedding. ``train.local_steps``

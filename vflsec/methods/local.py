@@ -7,14 +7,14 @@ from torch import Tensor, nn
 from vflsec.core.federation import Federation
 from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
-from vflsec.methods.local_training import LocalTraining, labelled_rows, local_model, logits
+from vflsec.methods.local_training import LocalTraining, labeled_rows, local_model, logits
 from vflsec.methods.split_training import selection_split
 
 
 class Local(Method):
-    """Supervised training of the active party on its own columns of all its labelled rows, aligned or not.
+    """Supervised training of the active party on its own columns of all its labeled rows, aligned or not.
 
-    A reference for utility, and no federation: nothing is said, so that there is no adversary, and no defence has
+    A reference for utility, and no federation: nothing is said, so that there is no adversary, and no defense has
     anything to act on. Passive parties have no model; their representation is their columns.
 
     Source: VFLHLP (Li et al. 2024, arXiv 2405.11884), section 5, the baseline Local-A; its step 1 fits the same model.
@@ -40,7 +40,7 @@ class Local(Method):
 
     def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Fit the model and return its mean loss by epoch."""
-        rows, labels = labelled_rows(federation)
+        rows, labels = labeled_rows(federation)
         training = LocalTraining(federation, federation.active.modules["local"], rows, labels, self.train_spec)
         history: list[float] = []
         while not training.state.done:

@@ -123,7 +123,7 @@ def local_model(federation: Federation, spec: ModelSpec) -> nn.Sequential:
     return nn.Sequential(OrderedDict(encoder=encoder, head=top.head)).to(federation.device)
 
 
-def labelled_rows(federation: Federation) -> tuple[Tensor, Tensor]:
+def labeled_rows(federation: Federation) -> tuple[Tensor, Tensor]:
     """Return the active party's columns (n, d) and labels (n,) of all rows that it may learn from, aligned or not.
 
     Of its unaligned rows, where it knows their labels; of no row that is kept for validation.

@@ -18,7 +18,7 @@ from vflsec.methods.pooled_method import PooledMethod
 
 
 class PooledLightGBM(PooledMethod):
-    """Gradient-boosted decision trees on the columns of all parties, of the labelled aligned rows.
+    """Gradient-boosted decision trees on the columns of all parties, of the labeled aligned rows.
 
     Columns are taken as the parties' networks get them: a category is its one-hot columns, of which LightGBM makes one
     bundle again. Defaults are LightGBM's own, for the paper states none. Where there are validation rows, the trees up

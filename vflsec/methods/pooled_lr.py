@@ -22,9 +22,9 @@ ITERATIONS = 2000
 
 
 class PooledLogisticRegression(PooledMethod):
-    """L2-regularised logistic regression on the columns of all parties, of the labelled aligned rows.
+    """L2-regularised logistic regression on the columns of all parties, of the labeled aligned rows.
 
-    Columns are taken as the parties' networks get them: standardised numbers and one-hot categories. The penalty C is
+    Columns are taken as the parties' networks get them: standardized numbers and one-hot categories. The penalty C is
     chosen among 10^-4 .. 10^2 by log loss on stratified folds of the training rows; no other row is looked at. It is
     multinomial where there are more than two classes.
 

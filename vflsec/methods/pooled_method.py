@@ -16,10 +16,10 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 
 
 class PooledMethod(Method):
-    """A classical model of the columns of all parties side by side, of the labelled aligned rows.
+    """A classical model of the columns of all parties side by side, of the labeled aligned rows.
 
     A reference for utility, and no federation: it supposes that all columns lie in one place. Nothing is said, there is
-    no adversary, and no defence has anything to act on. Parties have no model of their own; their representation is
+    no adversary, and no defense has anything to act on. Parties have no model of their own; their representation is
     their columns.
 
     Args:

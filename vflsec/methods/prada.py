@@ -30,11 +30,11 @@ from vflsec.nn.feature_groups import FeatureGroups
 class PrADA(FeatureGroupMethod):
     """Adversarial domain adaptation over feature groups from a source, then a logistic regression of few labels.
 
-    1. Pre-training of the source B with the passive party C, on the source's labelled rows: a logistic regression of
+    1. Pre-training of the source B with the passive party C, on the source's labeled rows: a logistic regression of
        B's, and C's extractors and aggregators, one for each feature group and each pair of groups. Meanwhile C, alone,
        makes what extractors return of B's people and of A's alike.
     2. Fine-tuning of the active party A with C: a new logistic regression of A's own columns and C's g numbers, on A's
-       labelled rows. The paper has C's extractors and aggregators learn on; its authors' code has them stay.
+       labeled rows. The paper has C's extractors and aggregators learn on; its authors' code has them stay.
 
     Fine-tuning follows ``train``; the paper has the rate 8e-4 and batches of 128, and the authors' code ``sgd`` with
     momentum 0.99. Pre-training has the paper's rate 5e-4 and batches of 128, and the code's SGD with momentum 0.99 and
@@ -253,7 +253,7 @@ class PrADAWithoutFGIR(PrADA):
     """PrADA without feature groups: one extractor of all columns, four numbers, and one discriminator of its own shape.
 
     Source: PrADA (Kang et al. 2022), section 8.1, PrADA w/o FG&IR; four numbers, and a discriminator of width 36
-    without spectral normalisation, are its authors' code.
+    without spectral normalization, are its authors' code.
     """
 
     name = "prada-no-fg-ir"

@@ -35,7 +35,7 @@ SPLIT = frozenset({Kind.EMBEDDING, Kind.GRADIENT})
 
 
 class SplitMethod(Method):
-    """A method whose last phase is split learning on the aligned labelled rows, from wherever its bottom models start.
+    """A method whose last phase is split learning on the aligned labeled rows, from wherever its bottom models start.
 
     Class attributes:
         shares_head: whether a protocol may hold the passive parties' parts of a linear head.
@@ -100,7 +100,7 @@ class SplitMethod(Method):
         return boundaries
 
     def _protocol(self, federation: Federation) -> tuple[str, dict[str, Any]]:
-        """Name and options of the protocol at the cut layer: a defence's own goes before the method's."""
+        """Name and options of the protocol at the cut layer: a defense's own goes before the method's."""
         own = federation.active.defenses.protocols()
         if len(own) > 1 or (own and self.boundary != "plain"):
             raise UsageError("expected one protocol at the cut layer, got several: leave all but one out")
@@ -142,7 +142,7 @@ class SplitMethod(Method):
         federation.active.modules["top"] = SharedTop(top, own.shape[1])
 
     def _prepare(self, federation: Federation) -> None:
-        """Tell the active party's defences what they will receive; each draws its first weights from its own stream."""
+        """Tell the active party's defenses what they will receive; each draws its first weights from its own stream."""
         shared = isinstance(federation.active.modules["top"], SharedTop)
         outputs = 1 if self.logistic and federation.n_classes == 2 else federation.n_classes
         widths = {party.name: outputs if shared else self.width(party) for party in federation.passive}

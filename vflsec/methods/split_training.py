@@ -40,7 +40,7 @@ class SplitTraining:
 
     Attributes:
         targets: (n,) class numbers, or (n, C) probabilities, that the training rows teach; the active party's alone,
-            and therefore in no step. Until ``fit`` has asked its defences, the labels.
+            and therefore in no step. Until ``fit`` has asked its defenses, the labels.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class SplitTraining:
         self.targets = federation.active.labels.get("train", torch.empty(0))  # a source has none
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
-        """Train in place on the aligned labelled rows; return the mean loss of each epoch.
+        """Train in place on the aligned labeled rows; return the mean loss of each epoch.
 
         Raises:
             Diverged: a loss is not finite.
@@ -163,7 +163,7 @@ class SplitTraining:
         return attack.on_gradient(g, step._replace(labels=None)) if attack else g
 
     def _defend(self, rows: int) -> None:
-        """Honest parties change their own update as their defences have it."""
+        """Honest parties change their own update as their defenses have it."""
         for name, party in self.federation.parties.items():
             if name not in self.federation.malicious:
                 party.defend_update(rows)
@@ -177,16 +177,16 @@ class SplitTraining:
     def _loss(self, own: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
         embeddings: Sequence[Tensor] = [own, *self._received(arrived)]
         embeddings, targets = self.federation.active.defenses.batch(embeddings, self.targets[step.rows])
-        loss = self._penalised(F.cross_entropy(self.top(embeddings), targets), arrived, step)
+        loss = self._penalized(F.cross_entropy(self.top(embeddings), targets), arrived, step)
         return loss if self.constraint is None else loss + self.constraint()
 
-    def _penalised(self, loss: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
-        """The loss with what the active party's defences add to it."""
+    def _penalized(self, loss: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
+        """The loss with what the active party's defenses add to it."""
         assert step.labels is not None
         return self.federation.active.defenses.penalized(loss, arrived, step.labels)
 
     def _received(self, arrived: Mapping[str, Tensor]) -> list[Tensor]:
-        """What the top model is fed: each received embedding after the active party's own defences."""
+        """What the top model is fed: each received embedding after the active party's own defenses."""
         return [self.federation.active.defenses.received(h, name) for name, h in arrived.items()]
 
     @torch.no_grad()

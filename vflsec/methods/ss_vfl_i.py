@@ -1,4 +1,4 @@
-"""SS-VFL-I: parties pre-train alone and send what they make of the labelled rows once; a head is trained on that."""
+"""SS-VFL-I: parties pre-train alone and send what they make of the labeled rows once; a head is trained on that."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vflsec.nn.augment import ImageAugmentation, UniformCorruption
 class SSVFLIndependent(SSVFL):
     """Contrastive pre-training of each party alone; bottom models stay as they are, and the head alone is trained.
 
-    Each passive party sends its embedding of every labelled row once, and never hears a gradient: what the labels are
+    Each passive party sends its embedding of every labeled row once, and never hears a gradient: what the labels are
     leaves the active party in no form. An epoch of the head costs no byte, so all of training costs what one epoch of
     split learning sends up. Validation rows, where an epoch is chosen by them, are sent with the others.
 

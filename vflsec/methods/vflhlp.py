@@ -17,7 +17,7 @@ from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
-from vflsec.methods.local_training import LocalTraining, labelled_rows, local_model
+from vflsec.methods.local_training import LocalTraining, labeled_rows, local_model
 from vflsec.methods.scarf_ssl import LEAST_ROWS, ScarfSSL, own_rows
 from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.methods.split_training import SplitTraining
@@ -47,24 +47,24 @@ SCARF_DIFFERS = (
 class HybridLocalPretraining(SplitMethod):
     """Local pre-training, of which nothing is said, then split learning from there.
 
-    1. The active party fits an encoder Theta^1 and a linear head Theta^0 of its own to all its labelled rows, aligned
+    1. The active party fits an encoder Theta^1 and a linear head Theta^0 of its own to all its labeled rows, aligned
        or not: the model of the method ``local``.
     2. Each passive party fits its encoder Theta^k by Scarf to all its rows; the projection head is dropped.
-    3. Split learning on the aligned labelled rows. Passive encoders start from Theta^k. The active party's encoder
+    3. Split learning on the aligned labeled rows. Passive encoders start from Theta^k. The active party's encoder
        theta^1 and the head theta^0 are drawn at random, and it adds beta · L_cons to its own loss (eq. 7 and 8),
        L_cons = 1/2 (||theta^1 - Theta^1||^2 + ||theta^0_s - Theta^0||^2), where theta^0_s is the bias and those columns
        of the head that read its embedding. Squares are summed over parameters; running statistics are none.
 
     The paper states no training settings. Step 1 follows ``train``; step 2 Scarf's own: Adam, 10^-3, batches of 128,
     rate 0.6, tau 1, early stopping, and at most 100 epochs. Numbers in ``train.pretrain`` go before both. A global
-    iteration is an epoch of each party that is not done yet. Labels that a defence changes are changed before step 1,
+    iteration is an epoch of each party that is not done yet. Labels that a defense changes are changed before step 1,
     and stay so.
 
     Source: VFLHLP (Li et al. 2024, arXiv 2405.11884), section 4.2 and algorithm 1.
 
     Class attributes:
         constrains: whether the active party pre-trains (step 1), and is held to that.
-        initialises: whether passive parties pre-train (step 2), and start from that.
+        initializes: whether passive parties pre-train (step 2), and start from that.
 
     Args:
         train: how models are fitted.
@@ -80,7 +80,7 @@ class HybridLocalPretraining(SplitMethod):
     learns = {"pretrain": hooks.ON_LABELS, "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012
     encoder = "auto"
     constrains: ClassVar[bool]
-    initialises: ClassVar[bool]
+    initializes: ClassVar[bool]
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class HybridLocalPretraining(SplitMethod):
     def pretraining(self) -> PretrainSpec:
         """Epochs at most, batch and learning rate of Scarf; of step 1 what is given, else those of ``train``."""
         given = self.train_spec.pretrain
-        if not self.initialises:
+        if not self.initializes:
             return given
         return PretrainSpec(epochs=given.epochs or 100, batch=given.batch or 128, lr=given.lr or 1e-3)
 
@@ -114,7 +114,7 @@ class HybridLocalPretraining(SplitMethod):
         super().build(federation)
         if self.constrains:
             federation.active.modules["pretrained"] = local_model(federation, self.model_spec)
-        for party in federation.passive if self.initialises else ():
+        for party in federation.passive if self.initializes else ():
             width = self.width(party)
             with drawing(federation.seed, "model", party.name, "projection"):
                 head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
@@ -133,7 +133,7 @@ class HybridLocalPretraining(SplitMethod):
                 f"{self.name} expects model.head=linear and model.aggregation=concat, got {spec.head} and "
                 f"{spec.aggregation}: only there is a part of the head the active party's own"
             )
-        for party in federation.passive if self.initialises else ():
+        for party in federation.passive if self.initializes else ():
             count = len(own_rows(party))
             if count < LEAST_ROWS:
                 raise UsageError(
@@ -197,11 +197,11 @@ class HybridLocalPretraining(SplitMethod):
             labels = torch.cat([self._labels(federation, "train"), self._labels(federation, "local")])
             model, rows, told = (
                 federation.active.modules["pretrained"],
-                labelled_rows(federation)[0],
+                labeled_rows(federation)[0],
                 federation.active.defenses,
             )
             yield federation.active.name, LocalTraining(federation, model, rows, labels, spec, defenses=told)
-        for party in federation.passive if self.initialises else ():
+        for party in federation.passive if self.initializes else ():
             scarf = self.pretraining
             assert scarf.epochs is not None
             assert scarf.batch is not None
@@ -223,7 +223,7 @@ class HybridLocalPretraining(SplitMethod):
     def _labels(self, federation: Federation, split: str) -> Tensor:
         """The active party's labels as fine-tuning sees them, (n,) class scarf or (n, C) probabilities.
 
-        A defence that changes labels changes each one once: two draws could be averaged, and true labels would reach
+        A defense that changes labels changes each one once: two draws could be averaged, and true labels would reach
         the gradients by way of the constraint.
         """
         own = federation.active
@@ -235,7 +235,7 @@ class HybridLocalPretraining(SplitMethod):
 
 
 class VFLHLP(HybridLocalPretraining):
-    """The whole of VFLHLP: supervised pre-training constrains the active party, Scarf initialises the passive ones.
+    """The whole of VFLHLP: supervised pre-training constrains the active party, Scarf initializes the passive ones.
 
     A passive party's pre-training asks nothing of anybody: what it infers from that it could infer alone.
 
@@ -252,7 +252,7 @@ class VFLHLP(HybridLocalPretraining):
     stored_modules = frozenset({"bottom", "pretrained"})
     last_phase_options = frozenset({"boundary", "beta"})
     prior = "vflhlp"
-    constrains = initialises = True
+    constrains = initializes = True
 
     def __init__(
         self,
@@ -281,14 +281,14 @@ class VFLHLPActive(HybridLocalPretraining):
     )
     stored_modules = frozenset({"pretrained"})
     last_phase_options = frozenset({"boundary", "beta"})
-    constrains, initialises = True, False
+    constrains, initializes = True, False
 
     def __init__(self, train: TrainSpec, model: ModelSpec, *, boundary: str = "plain", beta: float = 1e-2) -> None:
         super().__init__(train, model, boundary=boundary, beta=beta)
 
 
 class VFLHLPPassive(HybridLocalPretraining):
-    """VFLHLP-P: initialisation of the passive parties alone, which they could do by themselves; no constraint.
+    """VFLHLP-P: initialization of the passive parties alone, which they could do by themselves; no constraint.
 
     Source: VFLHLP (Li et al. 2024, arXiv 2405.11884), section 5.4.
     """
@@ -303,7 +303,7 @@ class VFLHLPPassive(HybridLocalPretraining):
     learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012
     last_phase_options = frozenset({"boundary"})
     prior = "vflhlp-p"
-    constrains, initialises = False, True
+    constrains, initializes = False, True
 
     def __init__(
         self,

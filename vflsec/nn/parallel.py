@@ -15,7 +15,7 @@ class ParallelLinear(nn.Module):
     Args:
         inputs: how many columns each map reads.
         outputs: how many each returns.
-        wrap: what each ``nn.Linear`` is passed through, for example spectral normalisation.
+        wrap: what each ``nn.Linear`` is passed through, for example spectral normalization.
     """
 
     def __init__(

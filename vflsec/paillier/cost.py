@@ -14,17 +14,17 @@ from vflsec.paillier.fixed_base import fixed_base_window
 from vflsec.paillier.keys import ORDER_BITS
 from vflsec.paillier.layout import Layout, Mode
 from vflsec.paillier.multiexp import fixed_window, pippenger_window, straus_window
-from vflsec.paillier.randomisers import COSETS, SLACK, WITHOUT_TABLE
+from vflsec.paillier.randomizers import COSETS, SLACK, WITHOUT_TABLE
 
 
 class Work(NamedTuple):
     """What a full batch takes of the two parties together, tables not counted.
 
     Attributes:
-        half: multiplications by two residues modulo the square of a prime factor of n: two digits of a randomiser of C.
+        half: multiplications by two residues modulo the square of a prime factor of n: two digits of a randomizer of C.
         powers: powers modulo such a square, two for each decryption.
         full: multiplications modulo n^2.
-        digits: multiplications by two residues modulo n^2: two digits of a randomiser of p.
+        digits: multiplications by two residues modulo n^2: two digits of a randomizer of p.
         residues: powers r^n modulo n^2, where p has no table.
     """
 
@@ -75,7 +75,7 @@ def estimate(layout: Layout, batches: int = 100) -> float:
 
 
 def _pairs(places: int) -> int:
-    """Pairs of a randomiser's digits, and one multiplication by its slope."""
+    """Pairs of a randomizer's digits, and one multiplication by its slope."""
     return -(-places // 2) + 1
 
 
@@ -125,7 +125,7 @@ def _products(modulus: mpz) -> None:
 
 
 def _digits(modulus: mpz) -> None:
-    """Multiply a thousand times by two numbers half as long, as the tables of randomisers are used."""
+    """Multiply a thousand times by two numbers half as long, as the tables of randomizers are used."""
     size = modulus.bit_length()
     factors = zip(_numbers(size), _numbers(size // 2), _numbers(size // 2), strict=True)
     [a * (b * c) % modulus for a, b, c in factors]

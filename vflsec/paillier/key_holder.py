@@ -15,7 +15,7 @@ from vflsec.paillier.keys import Keys
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.linear_sgd import LinearSgd
 from vflsec.paillier.messages import EncryptedDelta, Features, MaskedGradient, MaskedScores, NoisedGradient, Scores
-from vflsec.paillier.randomisers import FactorSource, Pool
+from vflsec.paillier.randomizers import FactorSource, Pool
 from vflsec.paillier.role import Role
 
 
@@ -24,25 +24,25 @@ class KeyHolder(Role):
 
     What it learns: delta^C = delta W^T (B, g) of every batch it learns from, exactly but for rounding. That is little
     less than everything: delta's direction by one batch, and by two successive ones W and delta up to a common sign, so
-    the labels. Encryption hides nothing of this; a defence must change delta before it is released. Of what it gets
+    the labels. Encryption hides nothing of this; a defense must change delta before it is released. Of what it gets
     beside, z + masks and dW + masks are within 2^-sigma of numbers that depend on nothing, for each number; sums over
     many steps, momentum and decay included, are functions of those. It can deviate from the protocol: an [[e]] that is
-    not its share tells it delta in one batch, and a key made for the purpose can make p's randomisers hide less; p does
+    not its share tells it delta in one batch, and a key made for the purpose can make p's randomizers hide less; p does
     not notice.
 
     Source: PrADA, Algorithms 4 and 5, party C, with the optimizer mirrored on its noise.
 
     Args:
-        keys: fresh for this run; their mode says how randomisers are drawn.
+        keys: fresh for this run; their mode says how randomizers are drawn.
         layout: agreed with p.
         optimizer: of the weights, the same as p's.
         share0: (g, C) what C adds to p's first weights. Without it p knows W_0, and can choose it to read a feature.
         batches: about how many batches are to come; decides how large tables are, and for how many workers draw ahead.
-        workers: processes that prepare randomisers ahead; end them with ``close``.
+        workers: processes that prepare randomizers ahead; end them with ``close``.
         randbits: source of the noise; ``secrets`` but in tests.
 
     Attributes:
-        pool: of its randomisers.
+        pool: of its randomizers.
 
     Raises:
         UsageError: a key or a share that does not suit the layout.
@@ -212,7 +212,7 @@ class KeyHolder(Role):
         return [round(value * 2.0**units) for value in noise.ravel().tolist()]
 
     def close(self) -> None:
-        """End the processes that prepare randomisers."""
+        """End the processes that prepare randomizers."""
         self.pool.close()
 
     def _coefficients(self, message: EncryptedDelta) -> NDArray[np.float64] | None:
@@ -243,7 +243,7 @@ class KeyHolder(Role):
         ]
 
     def _decrypt(self, ciphertexts: Sequence[mpz]) -> list[int]:
-        """Return the plaintexts of ``ciphertexts``, re-randomised first: p does not choose what is exponentiated."""
+        """Return the plaintexts of ``ciphertexts``, re-randomized first: p does not choose what is exponentiated."""
         square = self.ciphertexts.square
         pairs = zip(ciphertexts, self.pool.take(len(ciphertexts)), strict=True)
         return self.keys.decrypt([ciphertext * fresh % square for ciphertext, fresh in pairs])

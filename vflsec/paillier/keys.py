@@ -1,4 +1,4 @@
-"""Key pairs: phe's objects, how randomisers are drawn under them, and decryption through the factors."""
+"""Key pairs: phe's objects, how randomizers are drawn under them, and decryption through the factors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vflsec.core.checks import one_of
 from vflsec.core.errors import ProtocolError, UsageError
 from vflsec.paillier.layout import MODES, Mode
 
-ORDER_BITS = 256  # of the prime order of the randomisers modulo each prime square, in subgroup mode
+ORDER_BITS = 256  # of the prime order of the randomizers modulo each prime square, in subgroup mode
 _SMALL = 1 << 20  # prime factors of p - 1 below it are known
 
 
@@ -26,7 +26,7 @@ class PublicKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         n: the modulus, little-endian.
-        generator: in subgroup mode, of the randomisers modulo n^2, little-endian; else empty.
+        generator: in subgroup mode, of the randomizers modulo n^2, little-endian; else empty.
     """
 
     n: bytes
@@ -63,7 +63,7 @@ class Half(NamedTuple):
     Attributes:
         prime: p.
         square: p^2.
-        order: of the group that randomisers are drawn from modulo p^2, a divisor of p - 1.
+        order: of the group that randomizers are drawn from modulo p^2, a divisor of p - 1.
         scale: turns a decryption's logarithm into the message modulo p.
     """
 
@@ -76,18 +76,18 @@ class Half(NamedTuple):
 class Keys:
     """A key pair, made for one run and kept by nobody.
 
-    A Paillier ciphertext of m is (1 + n)^m times a randomiser, a random n-th residue modulo n^2. Under the decisional
+    A Paillier ciphertext of m is (1 + n)^m times a randomizer, a random n-th residue modulo n^2. Under the decisional
     composite residuosity assumption (DCR) it tells nothing about m. The modes differ in which residues are drawn:
 
     * ``standard``: C's are uniform, up to a subgroup of an index without prime factors below 2^20, where there is one;
       p's, which must hide from C who knows the factors of n, are within 2^-40 of uniform. Assumes DCR alone.
-    * ``subgroup``: p - 1 and q - 1 each have a prime factor of 256 bits, and randomisers lie in the subgroup of these
+    * ``subgroup``: p - 1 and q - 1 each have a prime factor of 256 bits, and randomizers lie in the subgroup of these
       orders, whose generator is public. Also assumes that this subgroup cannot be told from all n-th residues, which
       the factors' special form must not help. p's are within 2^-64 of uniform on the subgroup.
 
     Source: Paillier 1999; decryption through the factors, ibid. section 7; subgroup keys, Damgard et al. 2007 and
     Ma et al. 2021. Decryption takes powers with secret exponents by gmpy2, which is not constant in time. So
-    ``KeyHolder`` multiplies every ciphertext by a fresh randomiser first: whoever sends it does not know, let alone
+    ``KeyHolder`` multiplies every ciphertext by a fresh randomizer first: whoever sends it does not know, let alone
     choose, the base. That ends what is learned from chosen bases; it does not end what a process on the same processor
     sees of caches and branches, which depend on the exponent.
 
@@ -147,7 +147,7 @@ class Keys:
         """Return the plaintexts in [0, n) of units modulo n^2, as ``phe`` does; on two cores, one for each factor.
 
         Raises:
-            ProtocolError: in subgroup mode, a randomiser outside the subgroup: what would come out depends on the key.
+            ProtocolError: in subgroup mode, a randomizer outside the subgroup: what would come out depends on the key.
         """
         with ThreadPoolExecutor(1) as second:  # powers of a list are taken without the interpreter's lock
             modulo_q = second.submit(_messages, ciphertexts, self.halves[1])
@@ -163,7 +163,7 @@ def _messages(ciphertexts: Sequence[mpz], half: Half) -> list[mpz]:
     for power in gmpy2.powmod_base_list(list(ciphertexts), half.order, half.square):
         quotient, rest = divmod(power - 1, half.prime)
         if rest:
-            raise ProtocolError("expected a ciphertext of this key, got one whose randomiser is not of its subgroup")
+            raise ProtocolError("expected a ciphertext of this key, got one whose randomizer is not of its subgroup")
         found.append(quotient * half.scale % half.prime)
     return found
 

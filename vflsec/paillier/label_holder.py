@@ -11,14 +11,14 @@ from gmpy2 import mpz, powmod
 from numpy.typing import NDArray
 
 from vflsec.core.errors import ProtocolError, UsageError
-from vflsec.paillier.codec import Randbits, centred, cut, encode, pack, ring, uniform
+from vflsec.paillier.codec import Randbits, centered, cut, encode, pack, ring, uniform
 from vflsec.paillier.keys import PublicKey
 from vflsec.paillier.layout import Layout
 from vflsec.paillier.linear_sgd import LinearSgd, Moved
 from vflsec.paillier.low_rank import factor
 from vflsec.paillier.messages import EncryptedDelta, Features, MaskedGradient, MaskedScores, NoisedGradient, Scores
 from vflsec.paillier.multiexp import FixedWindow, Pippenger, Schedule, Straus, straus_schedule
-from vflsec.paillier.randomisers import Pool, label_holder_source
+from vflsec.paillier.randomizers import Pool, label_holder_source
 from vflsec.paillier.role import Role
 
 
@@ -39,11 +39,11 @@ class LabelHolder(Role):
         weights: (g, C) p's first share of W, all of W_0 unless C adds its own.
         optimizer: of the weights, the same as C's.
         batches: about how many batches are to come; for few, no table is built, and workers draw ahead for no more.
-        workers: processes that prepare randomisers ahead; end them with ``close``.
+        workers: processes that prepare randomizers ahead; end them with ``close``.
         randbits: source of the masks; ``secrets`` but in tests.
 
     Attributes:
-        pool: of its randomisers.
+        pool: of its randomizers.
 
     Raises:
         UsageError: weights that do not suit the layout.
@@ -127,7 +127,7 @@ class LabelHolder(Role):
         layout = self.layout
         values = cut(message.values, 8, self._rows * layout.outputs, "scores")
         masked = np.array(values, np.uint64).reshape(self._score_masks.shape)
-        scores = centred(masked - self._score_masks, layout.ring)
+        scores = centered(masked - self._score_masks, layout.ring)
         precision = layout.feature_precision + layout.weight_precision
         found = np.ldexp(scores.astype(np.float64), -precision)
         if (most := np.abs(found).max()) >= 2.0**layout.score_bits:
@@ -172,7 +172,7 @@ class LabelHolder(Role):
     def embedding_gradient(
         self, delta: np.ndarray, message: NoisedGradient, noise: np.ndarray | None = None
     ) -> EncryptedDelta:
-        """Return [[delta W^T + noise]] for delta (B, C) as released: what defences left of it; not divided by B.
+        """Return [[delta W^T + noise]] for delta (B, C) as released: what defenses left of it; not divided by B.
 
         W is that of the forward pass, or with order=paper that which ``update`` gives, before or after. Noise
         (B, g) on every coordinate is added under encryption, so that C sees only the sum. It needs delta=outer: rows
@@ -233,7 +233,7 @@ class LabelHolder(Role):
         self._packs, self._score_masks, self._gradient_masks = [], self._score_masks[:0], []
 
     def close(self) -> None:
-        """End the processes that prepare randomisers."""
+        """End the processes that prepare randomizers."""
         self.pool.close()
 
     def _next(self, message: NoisedGradient) -> Moved:
@@ -316,10 +316,10 @@ class LabelHolder(Role):
         return bound + uniform(bound << self.layout.sigma, self.randbits)
 
     def _release(self, ciphertexts: Sequence[mpz], masks: Sequence[int]) -> bytes:
-        """Return ciphertexts with masks added, re-randomised: the one way out, which nothing leaves without either."""
+        """Return ciphertexts with masks added, re-randomized: the one way out, which nothing leaves without either."""
         n, square = self.ciphertexts.n, self.ciphertexts.square
         fresh = self.pool.take(len(ciphertexts))
         return self.ciphertexts.write(
-            cipher * (1 + n * mask) % square * randomiser % square
-            for cipher, mask, randomiser in zip(ciphertexts, masks, fresh, strict=True)
+            cipher * (1 + n * mask) % square * randomizer % square
+            for cipher, mask, randomizer in zip(ciphertexts, masks, fresh, strict=True)
         )

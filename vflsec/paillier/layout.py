@@ -15,7 +15,7 @@ Mode = Literal["standard", "subgroup"]
 MODES = ("standard", "subgroup")
 MOST_BITS = 16  # that feature_bits, weight_bits and delta_bits may be
 SPARE_BITS = 12  # left empty above the slots: a plaintext that fills them is not one of ours
-_DECRYPTIONS = 10  # encryptions that one ciphertext to C costs, re-randomised at p and C, and decrypted
+_DECRYPTIONS = 10  # encryptions that one ciphertext to C costs, re-randomized at p and C, and decrypted
 
 
 class Packing(NamedTuple):
@@ -43,7 +43,7 @@ class Traffic(NamedTuple):
 
     Attributes:
         to_labels: from C to p; C encrypts them.
-        to_key: from p to C; p re-randomises them, and C does so again before it decrypts them.
+        to_key: from p to C; p re-randomizes them, and C does so again before it decrypts them.
     """
 
     to_labels: int

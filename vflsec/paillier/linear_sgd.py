@@ -28,7 +28,7 @@ class LinearSgd:
     numbers at every step. The numbers are taken as the exact dyadic fractions that floats are, and what a step rounds
     is one unit of 2^-64. Shares are not reduced: they grow with their masks, and their sum is W exactly.
 
-    Source: algorithms dossier, PrADA, optimisers; torch.optim.SGD without dampening.
+    Source: algorithms dossier, PrADA, optimizers; torch.optim.SGD without dampening.
 
     Raises:
         UsageError: a number out of range.

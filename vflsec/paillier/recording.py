@@ -45,7 +45,7 @@ NOTES: Mapping[str, int] = {
     "masked_scores": 2,  # C: (B, C) integers, what it decrypts; needed only where no Scores message has them
     "embedding_gradient": 2,  # C: (B, g) delta^C as decrypted, not divided by B
     "scores": 2,  # p: (B, C) z^C
-    "delta": 2,  # p: (B, C) its loss gradients, not divided by B, before any defence
+    "delta": 2,  # p: (B, C) its loss gradients, not divided by B, before any defense
     "labels": 1,  # p: (B,)
     "loss": 1,  # p: (1,) the mean loss of the batch
 }

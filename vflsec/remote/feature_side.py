@@ -53,7 +53,7 @@ class FeatureSide(Side):
         keys: of this run.
         seed: of C's own first weights, for tests; None draws one. Shares and noise do not depend on it.
         batches: about how many are to come, by which tables are made larger or smaller; None for the whole job.
-        workers: processes that prepare randomisers.
+        workers: processes that prepare randomizers.
         randbits: source of the masks, of C's first share and of the key of its noise; ``secrets`` but in tests.
 
     Raises:
@@ -184,7 +184,7 @@ class FeatureSide(Side):
         return {**bottom, **below("share", self.holder.state())}
 
     def close(self) -> None:
-        """End the processes that prepare randomisers."""
+        """End the processes that prepare randomizers."""
         self.holder.close()
 
 

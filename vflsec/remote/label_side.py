@@ -48,7 +48,7 @@ class LabelSide(Side):
         seed: of p's own first weights over its own columns, for tests; None draws one. The share of the others and the
             noise do not depend on it.
         batches: about how many are to come, by which tables are made larger or smaller; None for the whole job.
-        workers: processes that prepare randomisers.
+        workers: processes that prepare randomizers.
         randbits: source of the masks, of p's first share and of the key of its noise; ``secrets`` but in tests.
 
     Raises:
@@ -207,7 +207,7 @@ class LabelSide(Side):
         return {**top, **below("share", self.holder.state())}
 
     def close(self) -> None:
-        """End the processes that prepare randomisers."""
+        """End the processes that prepare randomizers."""
         if self._public is not None:
             self.holder.close()
 

@@ -134,7 +134,7 @@ def make_side(
         job: the agreement.
         snapshots: what is kept of the run.
         seed: of its own first weights; None draws one.
-        workers: processes that prepare randomisers.
+        workers: processes that prepare randomizers.
         options: of the side; for tests.
     """
     if role == "p":

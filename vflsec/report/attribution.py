@@ -33,7 +33,7 @@ def importance(found: Attribution, title: str = "") -> Curve:
 
 
 def swarm(found: Attribution, title: str = "") -> Curve:
-    """Return each row's contribution of each input as points, coloured by the input's value.
+    """Return each row's contribution of each input as points, colored by the input's value.
 
     Source: PrADA (Kang et al. 2022), figure 5; Lundberg and Lee's summary plot.
     """

@@ -1,4 +1,4 @@
-"""The privacy-utility curve: utility on x, leak on y, one line per method and defence, strengths at the points."""
+"""The privacy-utility curve: utility on x, leak on y, one line per method and defense, strengths at the points."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vflsec.analysis.results import Leak, Measure, Place, Point, Summary
 from vflsec.core import files
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-"""Okabe and Ito's colours, told apart by colour-blind readers; markers and line styles differ too."""
+"""Okabe and Ito's colors, told apart by color-blind readers; markers and line styles differ too."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 LABELS = {"auc": "AUC", "accuracy": "accuracy", "r2": "R²"}
@@ -60,7 +60,7 @@ class Line(NamedTuple):
     """One curve as drawn: utility and leak with margins below and above, and what is written beside each point.
 
     Attributes:
-        label: in the legend: the method, where there are several, the defence, and the attack, where there are several.
+        label: in the legend: the method, where there are several, the defense, and the attack, where there are several.
         seeds: how many of them gave a number (``3/5``), where not all did.
         attacks: the strongest attack at each strength, where it is of several.
         written: whether anything is written beside the points.
@@ -90,7 +90,7 @@ def lines(points: Sequence[Point]) -> list[Line]:
 
 
 def strongest(worst: Sequence[Point]) -> list[Line]:
-    """Return one curve for each method and defence: the headline, which at each strength is of some attack, or *alone*.
+    """Return one curve for each method and defense: the headline, which at each strength is of some attack, or *alone*.
 
     Args:
         worst: the headlines; one without a number is left out.
@@ -103,7 +103,7 @@ def strongest(worst: Sequence[Point]) -> list[Line]:
 
 
 def _name(point: Point, among: Sequence[Point]) -> str:
-    """The defence, and the method where it could be another; both where there is one curve, which needs a name."""
+    """The defense, and the method where it could be another; both where there is one curve, which needs a name."""
     methods, defenses = ({getattr(p, field) for p in among} for field in ("method", "defense"))
     return point.defense if len(methods) == 1 < len(defenses) else f"{point.method}, {point.defense}"
 
@@ -153,7 +153,7 @@ def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point]) ->
     curves = strongest(worst)
     attacks = {p.attack for p in points}
     if len(attacks) > 1:
-        style = "-" if len(curves) == 1 else ""  # of several defences they would be a tangle
+        style = "-" if len(curves) == 1 else ""  # of several defenses they would be a tangle
         for i, line in enumerate(lines(points)):
             label = None if i else "each attack"
             axes.plot(line.utility, line.leak, f"{style}.", color=GREY, linewidth=0.8, ms=3, zorder=1.5, label=label)
@@ -164,7 +164,7 @@ def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point]) ->
     if len(curves) > MANY:  # and so would numbers
         curves = [line._replace(written=False) for line in curves]
     for i, line in enumerate(curves):
-        marker = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]  # the seventh has the first's colour, not its marker
+        marker = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]  # the seventh has the first's color, not its marker
         _draw_line(axes, line, COLORS[i % len(COLORS)], marker, i if len(curves) > 1 else None)
     _draw_baselines(axes, worst)
     axes.spines[["top", "right"]].set_visible(False)
@@ -282,7 +282,7 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
             words = [] if number is not None and near else ["no defense"]
         words += [attack, f"({seeds})" if seeds else ""]
         on_the_last = i and abs(x - line.utility[i - 1]) < NEAR and abs(y - line.leak[i - 1]) < NEAR
-        above = i % 2 == 1 and bool(attack or on_the_last)  # names are long, and neighbours would overlap
+        above = i % 2 == 1 and bool(attack or on_the_last)  # names are long, and neighbors would overlap
         side = _ALONE[above] if number is None else (_SIDES[number % len(_SIDES)] if strength else _FIRST)
         if any(words):
             label = axes.annotate(

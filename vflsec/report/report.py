@@ -62,22 +62,22 @@ class Report:
 
     @property
     def points(self) -> list[Point]:
-        """One per method, defence, strength and attack."""
+        """One per method, defense, strength and attack."""
         return self.summary.points
 
     @property
     def worst(self) -> list[Point]:
-        """The headlines: one per method, defence, strength and target."""
+        """The headlines: one per method, defense, strength and target."""
         return self.summary.worst
 
     @property
     def cap(self) -> list[Cap]:
-        """One per method, defence and attack."""
+        """One per method, defense and attack."""
         return self.summary.cap
 
     @property
     def integrity(self) -> list[Damage]:
-        """One per method, defence, strength and attack on integrity."""
+        """One per method, defense, strength and attack on integrity."""
         return self.summary.integrity
 
     def table(self, width: int = 140) -> str:

@@ -100,7 +100,7 @@ def integrity(summary: Summary) -> Cells | None:
 
 
 def order(summary: Summary) -> Cells | None:
-    """Return the defences, the least leak first, with each score and the place it gives; None for a single one.
+    """Return the defenses, the least leak first, with each score and the place it gives; None for a single one.
 
     A place that is not told apart from the one before or after it has an ≈.
     """
@@ -118,7 +118,7 @@ def order(summary: Summary) -> Cells | None:
 
 
 def tables(summary: Summary) -> list[Cells]:
-    """Return all tables: one per curve, then CAP, the order of defences, and integrity."""
+    """Return all tables: one per curve, then CAP, the order of defenses, and integrity."""
     return [*points(summary), *filter(None, (caps(summary), order(summary), integrity(summary)))]
 
 
@@ -210,7 +210,7 @@ def as_csv(summary: Summary) -> str:
 
 
 def _budget(point: Point) -> tuple[Any, Any, Any]:
-    """Return epsilon, delta and what they are of, where one defence has them; of several the JSON tells."""
+    """Return epsilon, delta and what they are of, where one defense has them; of several the JSON tells."""
     if len(point.spent) != 1:
         return None, None, None
     return point.spent[0]["epsilon"], point.spent[0]["delta"], point.spent[0].get("of", "releases")
@@ -327,7 +327,7 @@ def _budget_cell(point: Point) -> str:
 
 
 def _epsilon(point: Point) -> str:
-    """Return epsilon of each defence that has one, to three digits, and no bound where none has."""
+    """Return epsilon of each defense that has one, to three digits, and no bound where none has."""
     found = [_count(float(f"{one['epsilon']:.3g}")) + (f" ({one['of']})" if "of" in one else "") for one in point.spent]
     return ", ".join(found) or ("∞" if point.status != "missing" else "–")
 

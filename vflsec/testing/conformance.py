@@ -1,4 +1,4 @@
-"""Conformance suites: what every attack, defence, method and protocol must do, shipped for authors of plug-ins.
+"""Conformance suites: what every attack, defense, method and protocol must do, shipped for authors of plug-ins.
 
 Subclass a suite in a test file, name the subclass ``Test...``, and pytest runs every check on what ``make`` returns:
 

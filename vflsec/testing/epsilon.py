@@ -1,9 +1,9 @@
 """What a stated epsilon is held against: formulas that take no library, and what an attack shows that it is at least.
 
-An attack plays a game of which differential privacy knows the odds: it says which of two neighbours it has before it.
+An attack plays a game of which differential privacy knows the odds: it says which of two neighbors it has before it.
 A mechanism of (epsilon, delta) allows no answer whose true positives are more than e^epsilon times its false ones and
 delta more. So true and false positives that were counted give a lower bound on epsilon, and one above what is stated
-convicts the defence. One below convicts nobody: an attack that is far from the best is far below.
+convicts the defense. One below convicts nobody: an attack that is far from the best is far below.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Game(NamedTuple):
     """The scores of one attack.
 
     Attributes:
-        absent: (n,) of trials with the one neighbour.
+        absent: (n,) of trials with the one neighbor.
         present: (m,) of trials with the other, which the attack should score higher.
-        spent: as of ``vflsec.experiment.privacy.spent``, or of a defence; without a defence empty.
+        spent: as of ``vflsec.experiment.privacy.spent``, or of a defense; without a defense empty.
     """
 
     absent: Scores
@@ -134,7 +134,7 @@ def opposite_gradients(defense: Defense, size: float, *, releases: int = 1, tria
 
 
 def either_label(defense: Defense, *, n_classes: int = 2, trials: int = 40_000, seed: int = 3) -> Game:
-    """Play two labels, 0 or 1 of C, of which the randomised one is heard."""
+    """Play two labels, 0 or 1 of C, of which the randomized one is heard."""
     present = torch.arange(trials) % 2
     rng = generator(seed, "trials")
     told = defense.on_labels(present, features=present[:, None], n_classes=n_classes, rng=rng)
@@ -194,7 +194,7 @@ def members_by_their_loss(*defenses: str) -> Game:
     """Attack the predictions of a trained federation for who was trained on, where a loss can only be low by heart.
 
     All labels are tossed. The attacker asks for the loss of training rows and of others. What is spent is of everybody
-    who carries the defence: against whoever has the predictions of all of them, it adds up.
+    who carries the defense: against whoever has the predictions of all of them, it adds up.
     """
     train = TrainSpec(epochs=40, batch=128, lr=0.01)
     cell = _cell(defenses, rows=1500, columns=20, signal="none", train=train, model=ModelSpec(bottom=(64,)))

@@ -1,4 +1,4 @@
-"""Conformance of defences; see ``vflsec.testing.conformance`` for how to use it."""
+"""Conformance of defenses; see ``vflsec.testing.conformance`` for how to use it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS, WIDTH, CLASSES, RELEASES = 32, 4, 3, 20
 
 
 class DefenseConformance(Suite):
-    """Checks of one defence, at each of its points and always through ``Party.send``.
+    """Checks of one defense, at each of its points and always through ``Party.send``.
 
     Class attributes:
         weak, strong: two strengths, of which the second must protect visibly more.
@@ -33,7 +33,7 @@ class DefenseConformance(Suite):
     strong: ClassVar[float] = 10.0
 
     def make(self, strength: float, **options: Any) -> Defense:
-        """Return the defence; ``options`` holds ``at`` where a check chooses the point."""
+        """Return the defense; ``options`` holds ``at`` where a check chooses the point."""
         raise NotImplementedError
 
     def test_states_what_it_is(self) -> None:
@@ -60,7 +60,7 @@ class DefenseConformance(Suite):
                 assert same(received, sent[key]), f"{defense!r} is not the identity at {kind}"
 
     def test_is_visible_at_non_zero_strength(self) -> None:
-        """The receiver gets something else; a defence without points uses some other hook."""
+        """The receiver gets something else; a defense without points uses some other hook."""
         defense = self.make(self.strong)
         others = [hook for hook in touches(defense) & set(hooks.HOOKS) if not hook.kind]
         assert self._points() or others, f"{defense!r} changes nothing"
@@ -103,7 +103,7 @@ class DefenseConformance(Suite):
             assert strong > weak > 0, f"at {kind}: {weak:.3g} at {self.weak:g}, {strong:.3g} at {self.strong:g}"
 
     def test_labels_are_changed_reproducibly(self) -> None:
-        """A defence of labels gives class numbers, or probabilities if it says so, and may be told its point.
+        """A defense of labels gives class numbers, or probabilities if it says so, and may be told its point.
 
         It draws from its stream alone, and one that softens takes what another one has softened, or no row at all.
         """
@@ -112,7 +112,7 @@ class DefenseConformance(Suite):
         y = torch.arange(60) % CLASSES
         kept, x = y.clone(), torch.randn(60, WIDTH, generator=generator(0, "columns")) + y[:, None]
         for strength in (0.0, self.weak):
-            first, second = (_labelled(self._prepared(strength), y, x) for _ in range(2))
+            first, second = (_labeled(self._prepared(strength), y, x) for _ in range(2))
             assert same(first, second), f"{self.make(strength)!r} is not reproducible at labels"
             if not strength:
                 assert same(first, y), f"{self.make(strength)!r} is not the identity at labels"
@@ -120,14 +120,14 @@ class DefenseConformance(Suite):
         defense = self._prepared(self.weak)
         if defense.softens:
             _check_probabilities(first, 60, defense)
-            _check_probabilities(_labelled(defense, F.one_hot(y, CLASSES).float(), x), 60, defense)
-            _check_probabilities(_labelled(defense, y[:0], x[:0]), 0, defense)
+            _check_probabilities(_labeled(defense, F.one_hot(y, CLASSES).float(), x), 60, defense)
+            _check_probabilities(_labeled(defense, y[:0], x[:0]), 0, defense)
         else:
             assert (first.shape, first.dtype) == (y.shape, y.dtype)
             assert set(first.tolist()) <= set(range(CLASSES)), f"{defense!r} gives labels of no class"
 
     def test_batches_are_mixed_reproducibly(self) -> None:
-        """A defence of updates keeps every embedding's shape, and returns class numbers or probabilities."""
+        """A defense of updates keeps every embedding's shape, and returns class numbers or probabilities."""
         if hooks.BATCH not in touches(self.make(self.weak)):
             return
         y, rng, found = torch.arange(ROWS) % CLASSES, generator(0, "embeddings"), []
@@ -144,7 +144,7 @@ class DefenseConformance(Suite):
         assert all(same(a, b) for a, b in zip(embeddings, kept, strict=True)), "changed embeddings in place"
 
     def test_updates_are_changed_reproducibly(self) -> None:
-        """A defence of updates draws from the party's stream alone, afresh in each, and leaves nothing on the models.
+        """A defense of updates draws from the party's stream alone, afresh in each, and leaves nothing on the models.
 
         More strength distorts more.
         """
@@ -176,7 +176,7 @@ class DefenseConformance(Suite):
         assert off.spent(1) is None, f"{off!r} claims a guarantee"
 
     def _prepared(self, strength: float) -> Defense:
-        """Return the defence at its point of labels, with what it learns drawn, as a method does before training."""
+        """Return the defense at its point of labels, with what it learns drawn, as a method does before training."""
         defense = self.make(strength, at=["labels"])
         if strength:
             with drawing(0, "prepared"):
@@ -226,7 +226,7 @@ def _updates(defense: Defense | None, number: int) -> list[Tensor]:
     return found
 
 
-def _labelled(defense: Defense, y: Tensor, x: Tensor) -> Tensor:
+def _labeled(defense: Defense, y: Tensor, x: Tensor) -> Tensor:
     return defense.on_labels(y, features=x, n_classes=CLASSES, rng=generator(0, "labels"))
 
 

@@ -23,7 +23,7 @@ from vflsec.testing.federations import tiny_federation, toy_federation
 from vflsec.testing.suite import Suite, refused, same, stated
 
 DATA = DataSpec(n_labeled=60, aligned=0.8, overlap=0.8, validation=0.2)
-"""Rows in every role: labelled, aligned without label, local, validation, test."""
+"""Rows in every role: labeled, aligned without label, local, validation, test."""
 
 
 class MethodConformance(Suite):
@@ -63,7 +63,7 @@ class MethodConformance(Suite):
                 assert len(h) == federation.n_rows("test")
 
     def test_messages_carry_no_graph(self) -> None:
-        """During training and after it: a gradient left on a kept tensor would be one that no defence has seen."""
+        """During training and after it: a gradient left on a kept tensor would be one that no defense has seen."""
         federation, heard = self.federation(), list[Message]()
         federation.channel.taps.append(heard.append)
         method = self.make()

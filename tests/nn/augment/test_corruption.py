@@ -15,10 +15,10 @@ LAYOUT = Layout(
         Column("town", "categorical", 1, 4),
         Column("income", "numeric", 5, 1),
         Column("constant", "numeric", 6, 1),
-        Column("colour", "categorical", 7, 3),
+        Column("color", "categorical", 7, 3),
     )
 )
-TOWN, COLOUR, NUMBERS = slice(1, 5), slice(7, 10), [0, 5, 6]
+TOWN, COLOR, NUMBERS = slice(1, 5), slice(7, 10), [0, 5, 6]
 BOTH = pytest.mark.parametrize("corruption", [UniformCorruption, ScarfCorruption])
 
 
@@ -28,7 +28,7 @@ def rows(count, numbers):
     x = torch.empty(count, 10)
     x[:, NUMBERS] = numbers
     x[:, TOWN] = F.one_hot(torch.randint(1, 4, (count,), generator=rng), 4).float()
-    x[:, COLOUR] = F.one_hot(torch.randint(1, 3, (count,), generator=rng), 3).float()
+    x[:, COLOR] = F.one_hot(torch.randint(1, 3, (count,), generator=rng), 3).float()
     return x
 
 
@@ -69,7 +69,7 @@ class TestBoth:
 
     def test_categories_stay_one_hot(self, corruption):
         view = corruption(LAYOUT, reference(), 0.6)(clean(), generator(0))
-        for block in (view[:, TOWN], view[:, COLOUR]):
+        for block in (view[:, TOWN], view[:, COLOR]):
             assert ((block == 0) | (block == 1)).all()
             assert (block.sum(dim=1) == 1).all()
 
@@ -121,12 +121,12 @@ class TestUniform:
     def test_categories_become_the_first_slot(self):
         view = UniformCorruption(LAYOUT, reference(), 1)(clean(), generator(0))
         assert (view[:, TOWN].argmax(dim=1) == 0).all()
-        assert (view[:, COLOUR].argmax(dim=1) == 0).all()
+        assert (view[:, COLOR].argmax(dim=1) == 0).all()
 
     def test_as_many_categories_are_masked_as_the_rate_says(self):
         x = clean()
         view = UniformCorruption(LAYOUT, reference(), 0.6)(x, generator(0))
-        masked = view[:, [TOWN.start, COLOUR.start]] == 1
+        masked = view[:, [TOWN.start, COLOR.start]] == 1
         assert (masked.sum(dim=1) + replaced(x, view).sum(dim=1) == 3).all()
 
 

@@ -11,14 +11,14 @@ from scipy import stats
 from vflsec.core.seeds import generator
 from vflsec.nn.augment import ImageAugmentation
 
-GREY, COLOURS, WIDE = (1, 12, 8), (3, 16, 16), (2, 32, 32)
+GREY, COLORS, WIDE = (1, 12, 8), (3, 16, 16), (2, 32, 32)
 OFF = {"scale": (1.0, 1.0), "jitter_p": 0.0, "blur_p": 0.0, "flip_p": 0.0}
 LUMA = torch.tensor([0.299, 0.587, 0.114])
 YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 
 
 def pixels(image, count=6, seed=0):
-    """Standardised pixels."""
+    """Standardized pixels."""
     return torch.randn(count, math.prod(image), generator=generator(seed, "pixels"))
 
 
@@ -34,7 +34,7 @@ def assert_uniform(values, low, high):
     assert stats.kstest(values.numpy(), "uniform", (low, 1.1 * (high - low))).pvalue < 1e-4
 
 
-@pytest.mark.parametrize("image", [GREY, COLOURS, (2, 5, 9), (1, 1, 1)])
+@pytest.mark.parametrize("image", [GREY, COLORS, (2, 5, 9), (1, 1, 1)])
 class TestAny:
     def test_nothing_is_the_identity(self, image):
         x = pixels(image)
@@ -60,7 +60,7 @@ class TestAny:
         assert count == 0 or view.data_ptr() != x.data_ptr()
 
     def test_units_and_origin_of_the_pixels_do_not_matter(self, image):
-        """Standardised pixels and those in [0, 255] are altered alike."""
+        """Standardized pixels and those in [0, 255] are altered alike."""
         x, augment = pixels(image), ImageAugmentation(image, grey_p=0.3)
         view, in_other_units = augment(x, generator(0)), augment(30 * x + 100, generator(0))
         torch.testing.assert_close(in_other_units, 30 * view + 100, rtol=1e-4, atol=1e-2)
@@ -72,7 +72,7 @@ class TestAny:
         torch.testing.assert_close(ImageAugmentation(image)(x, generator(0))[:2], view[:2])
 
 
-@pytest.mark.parametrize("image", [GREY, COLOURS])
+@pytest.mark.parametrize("image", [GREY, COLORS])
 def test_equal_rows_are_altered_differently(image):
     x = pixels(image, 1).expand(20, -1)
     assert len(ImageAugmentation(image)(x, generator(0)).unique(dim=0)) == 20
@@ -92,13 +92,13 @@ def test_what_is_left_on_does_not_depend_on_what_is_off():
 
 class TestFlip:
     def test_mirrors_left_and_right(self):
-        x = pixels(COLOURS)
-        view = augmented(COLOURS, x, flip_p=1)
-        torch.testing.assert_close(view.view(-1, *COLOURS), x.view(-1, *COLOURS).flip(3), rtol=1e-5, atol=1e-5)
+        x = pixels(COLORS)
+        view = augmented(COLORS, x, flip_p=1)
+        torch.testing.assert_close(view.view(-1, *COLORS), x.view(-1, *COLORS).flip(3), rtol=1e-5, atol=1e-5)
 
     def test_twice_is_the_identity(self):
-        x = pixels(COLOURS)
-        twice = augmented(COLOURS, augmented(COLOURS, x, flip_p=1), flip_p=1)
+        x = pixels(COLORS)
+        twice = augmented(COLORS, augmented(COLORS, x, flip_p=1), flip_p=1)
         torch.testing.assert_close(twice, x, rtol=1e-5, atol=1e-5)
 
     def test_happens_as_often_as_it_is_said(self):
@@ -116,7 +116,7 @@ class TestCrop:
         return view[:, 0, 16], view[:, 1, :, 16]
 
     def parts(self, count=3000, **options):
-        """Width and height of each crop, and its centre across and down."""
+        """Width and height of each crop, and its center across and down."""
         across, down = self.ramps(count, **options)
         width, height = ((ramp[:, 16] - ramp[:, 15]) * 16 for ramp in (across, down))
         return width, height, (across[:, 16] + across[:, 15]) / 2, (down[:, 16] + down[:, 15]) / 2
@@ -131,9 +131,9 @@ class TestCrop:
 
     def test_crops_lie_within_the_image_and_anywhere_in_it(self):
         width, height, x, y = self.parts(scale=(0.3, 0.9))
-        for share, centre in ((width, x), (height, y)):
+        for share, center in ((width, x), (height, y)):
             assert float(share.max()) <= 1
-            assert_uniform(centre / (1 - share), -1, 1)
+            assert_uniform(center / (1 - share), -1, 1)
 
     def test_a_crop_that_no_ratio_fits_keeps_its_area(self):
         width, height, _, _ = self.parts(scale=(0.95, 0.95), ratio=(0.5, 2))
@@ -160,7 +160,7 @@ class TestCrop:
             ImageAugmentation(GREY, **options)
 
 
-class TestColour:
+class TestColor:
     def jittered(self, image, jitter, count=3000, **options):
         x = pixels(image, count)
         view = augmented(image, x, jitter=jitter, **{"jitter_p": 1, **options})
@@ -181,14 +181,14 @@ class TestColour:
         torch.testing.assert_close(view, mean + factor.unsqueeze(1) * (x - mean), rtol=1e-3, atol=1e-4)
 
     def test_saturation_mixes_an_image_with_its_greyscale(self):
-        x, view = self.jittered(COLOURS, (0, 0, 0.3, 0))
+        x, view = self.jittered(COLORS, (0, 0, 0.3, 0))
         grey = torch.einsum("c,bchw->bhw", LUMA, x).unsqueeze(1)
         factor = ((view - grey) * (x - grey)).flatten(1).sum(dim=1) / (x - grey).square().flatten(1).sum(dim=1)
         assert_uniform(factor, 0.7, 1.3)
         torch.testing.assert_close(view, grey + factor.view(-1, 1, 1, 1) * (x - grey), rtol=1e-3, atol=1e-4)
 
     def test_hue_turns_the_chroma_and_keeps_the_light(self):
-        x, view = (torch.einsum("dc,bchw->dbhw", YIQ, i) for i in self.jittered(COLOURS, (0, 0, 0, 0.1)))
+        x, view = (torch.einsum("dc,bchw->dbhw", YIQ, i) for i in self.jittered(COLORS, (0, 0, 0, 0.1)))
         torch.testing.assert_close(view[0], x[0], rtol=1e-3, atol=1e-4)
         before, after = torch.complex(x[1], x[2]), torch.complex(view[1], view[2])
         turn = after[:, 0, 0] / before[:, 0, 0]
@@ -202,32 +202,32 @@ class TestColour:
         torch.testing.assert_close(view, x, rtol=1e-5, atol=1e-5)
 
     def test_a_grey_image_shows_its_light_in_each_channel(self):
-        x, view = self.jittered(COLOURS, (0, 0, 0.3, 0.1), 50, grey_p=1)
+        x, view = self.jittered(COLORS, (0, 0, 0.3, 0.1), 50, grey_p=1)
         light = torch.einsum("c,bchw->bhw", LUMA, x).unsqueeze(1)
         torch.testing.assert_close(view, light.expand_as(view), rtol=1e-4, atol=1e-5)
 
     def test_jitter_and_greyscale_happen_as_often_as_is_said(self):
-        x, view = self.jittered(COLOURS, (0.3, 0.3, 0.3, 0.1), jitter_p=0.8)
+        x, view = self.jittered(COLORS, (0.3, 0.3, 0.3, 0.1), jitter_p=0.8)
         changed = (view - x).abs().flatten(1).amax(dim=1) > 1e-4
         assert stats.binomtest(int(changed.sum()), 3000, 0.8).pvalue > 0.01
-        x, view = self.jittered(COLOURS, (0, 0, 0, 0), grey_p=0.2)
+        x, view = self.jittered(COLORS, (0, 0, 0, 0), grey_p=0.2)
         grey = view.var(dim=1).amax(dim=(1, 2)) < 1e-6
         assert stats.binomtest(int(grey.sum()), 3000, 0.2).pvalue > 0.01
 
     def test_jitter_and_greyscale_do_not_depend_on_each_other(self):
-        x, view = self.jittered(COLOURS, (0.3, 0, 0, 0), jitter_p=0.5, grey_p=0.2)
+        x, view = self.jittered(COLORS, (0.3, 0, 0, 0), jitter_p=0.5, grey_p=0.2)
         light, seen = (torch.einsum("c,bchw->bhw", LUMA, images) for images in (x, view))
         brighter = (seen - light).abs().amax(dim=(1, 2)) > 1e-4
         grey = view.var(dim=1).amax(dim=(1, 2)) < 1e-6
         assert stats.binomtest(int((brighter & grey).sum()), 3000, 0.1).pvalue > 0.01
 
     def test_the_four_commute(self):
-        """What one call does to colours, calls for each in turn do too."""
-        x = pixels(COLOURS, 20)
-        at_once = augmented(COLOURS, x, jitter=(0.3, 0.3, 0.3, 0.1), jitter_p=1)
+        """What one call does to colors, calls for each in turn do too."""
+        x = pixels(COLORS, 20)
+        at_once = augmented(COLORS, x, jitter=(0.3, 0.3, 0.3, 0.1), jitter_p=1)
         one_by_one = x
         for jitter in [(0.3, 0, 0, 0), (0, 0, 0, 0.1), (0, 0, 0.3, 0), (0, 0.3, 0, 0)]:
-            one_by_one = augmented(COLOURS, one_by_one, jitter=jitter, jitter_p=1)
+            one_by_one = augmented(COLORS, one_by_one, jitter=jitter, jitter_p=1)
         torch.testing.assert_close(one_by_one, at_once, rtol=1e-4, atol=1e-4)
 
 
@@ -258,13 +258,13 @@ class TestBlur:
 
     def test_all_channels_of_an_image_are_blurred_alike(self):
         grey = pixels((1, 16, 16), 20).repeat(1, 3)
-        view = augmented(COLOURS, grey, blur_p=0.5).view(-1, *COLOURS)
+        view = augmented(COLORS, grey, blur_p=0.5).view(-1, *COLORS)
         torch.testing.assert_close(view, view[:, :1].expand_as(view), rtol=1e-4, atol=1e-5)
 
     @given(st.integers(0, 2**20))
     def test_a_blur_only_calms(self, seed):
-        x = pixels(COLOURS, seed=seed)
-        view = augmented(COLOURS, x, blur_p=1, seed=seed)
+        x = pixels(COLORS, seed=seed)
+        view = augmented(COLORS, x, blur_p=1, seed=seed)
         assert (view.amax(dim=1) <= x.amax(dim=1) + 1e-5).all()
         assert (view.std(dim=1) <= x.std(dim=1) + 1e-5).all()
 

@@ -2,7 +2,7 @@
 
 For each (B, d, seed): rng = numpy.random.RandomState(seed); a, b = rng.randn(B, d), rng.randn(B, d) and
 negatives = rng.randn(32, d), all float64. Then NegativeCosineSimilarity()(a, b), NTXentLoss(temperature)(a, b), and
-NTXentLoss(temperature, memory_bank_size=(32, d))(a, b) with its bank set to the normalised negatives, under torch 2.13.
+NTXentLoss(temperature, memory_bank_size=(32, d))(a, b) with its bank set to the normalized negatives, under torch 2.13.
 """
 
 import numpy as np

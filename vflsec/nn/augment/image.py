@@ -1,4 +1,4 @@
-"""Crops, colours, blur and flips of images, for each row its own."""
+"""Crops, colors, blur and flips of images, for each row its own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.31
 
 
 class ImageAugmentation:
-    """Random resized crop, colour jitter, Gaussian blur and horizontal flip of flat pixels.
+    """Random resized crop, color jitter, Gaussian blur and horizontal flip of flat pixels.
 
-    Pixels may be standardised: there is no black and no white to refer to. So brightness moves an image by a share of
+    Pixels may be standardized: there is no black and no white to refer to. So brightness moves an image by a share of
     its own deviation, contrast stretches it about its own mean, and nothing is clipped; an affine change of all pixels
     gives the same change of the result. Saturation and hue stretch and turn the chroma of YIQ. The four commute, so
     that they need no random order. An image without three channels has no chroma.
@@ -29,7 +29,7 @@ class ImageAugmentation:
         ratio: least and largest width of a crop over its height, both as shares of the image's; 1 is among them.
         jitter: largest change of brightness, contrast and saturation, as shares, and of hue, as a share of the circle.
         jitter_p: probability in [0, 1] that a row is jittered.
-        grey_p: that it loses its colours.
+        grey_p: that it loses its colors.
         blur_p: that it is blurred.
         sigma: least and largest deviation of the blur in pixels; its kernel is a tenth of the shorter side, at least 3.
         flip_p: probability that a row is mirrored.
@@ -68,7 +68,7 @@ class ImageAugmentation:
         draws = torch.rand(13, len(x), generator=generator, device=x.device, dtype=x.dtype)
         images = x.reshape(-1, *self.image)
         images = self._crop(images, *draws[:4])
-        images = self._colour(images, draws[4] < self.jitter_p, draws[5] < self.grey_p, 2 * draws[6:10] - 1)
+        images = self._color(images, draws[4] < self.jitter_p, draws[5] < self.grey_p, 2 * draws[6:10] - 1)
         images = self._blur(images, draws[10] < self.blur_p, draws[11])
         flipped = _each(draws[12] < self.flip_p)
         return torch.where(flipped, images.flip(3), images).flatten(1)
@@ -86,8 +86,8 @@ class ImageAugmentation:
         grid = torch.stack([across, down], dim=3)  # (B, h, w, 2)
         return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
-    def _colour(self, images: Tensor, jittered: Tensor, grey: Tensor, change: Tensor) -> Tensor:
-        """Jitter where ``jittered`` (B,), drop colours where ``grey``; ``change`` is U(-1, 1) of shape (4, B)."""
+    def _color(self, images: Tensor, jittered: Tensor, grey: Tensor, change: Tensor) -> Tensor:
+        """Jitter where ``jittered`` (B,), drop colors where ``grey``; ``change`` is U(-1, 1) of shape (4, B)."""
         brightness, contrast, saturation, hue = change * change.new_tensor(self.jitter).unsqueeze(1) * jittered
         if self.image[0] == 3:
             to_yiq = images.new_tensor(YIQ)
@@ -118,9 +118,9 @@ def _between(low: float, high: float, share: Tensor) -> Tensor:
 
 
 def _span(share: Tensor, place: Tensor, count: int) -> Tensor:
-    """Return ``count`` pixel centres (B, count) on a part of the side [-1, 1], of a share and a place in [0, 1]."""
-    centres = (2 * torch.arange(count, device=share.device, dtype=share.dtype) + 1) / count - 1
-    return torch.outer(share, centres) + ((2 * place - 1) * (1 - share)).unsqueeze(1)
+    """Return ``count`` pixel centers (B, count) on a part of the side [-1, 1], of a share and a place in [0, 1]."""
+    centers = (2 * torch.arange(count, device=share.device, dtype=share.dtype) + 1) / count - 1
+    return torch.outer(share, centers) + ((2 * place - 1) * (1 - share)).unsqueeze(1)
 
 
 def _each(values: Tensor) -> Tensor:

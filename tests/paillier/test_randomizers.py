@@ -1,4 +1,4 @@
-"""Randomisers are n-th residues, spread over all of them, never used twice, and made ahead by children."""
+"""Randomizers are n-th residues, spread over all of them, never used twice, and made ahead by children."""
 
 import multiprocessing
 import os
@@ -12,7 +12,7 @@ from scipy import stats
 from vflsec.core.errors import ProtocolError
 from vflsec.paillier.fixed_base import FixedBase
 from vflsec.paillier.keys import Keys
-from vflsec.paillier.randomisers import (
+from vflsec.paillier.randomizers import (
     CosetSource,
     FactorSource,
     Pool,
@@ -82,7 +82,7 @@ def test_the_exponents_of_the_key_holder_are_uniform_below_the_order(keys, monke
         assert stats.kstest(values, "uniform").pvalue > 1e-4
 
 
-def test_few_randomisers_need_no_table(keys, subgroup):
+def test_few_randomizers_need_no_table(keys, subgroup):
     assert isinstance(label_holder_source(keys.public, 100), PowerSource)
     assert isinstance(label_holder_source(keys.public, 1000), CosetSource)
     assert isinstance(label_holder_source(subgroup.public, 100), SubgroupSource)
@@ -132,7 +132,7 @@ def test_a_child_that_dies_is_an_error(keys, count):
     stock.take(1)
     os.kill(stock._children[0].pid, signal.SIGKILL)
     stock._children[0].join()
-    with pytest.raises(ProtocolError, match="a process that prepares randomisers has died"):
+    with pytest.raises(ProtocolError, match="a process that prepares randomizers has died"):
         stock.take(count)
     stock.close()
 
@@ -163,5 +163,5 @@ def test_a_fork_does_not_give_what_its_parent_gives(keys):
     process.start()
     said = ours.recv()
     process.join()
-    assert said == "a pool of randomisers serves the process that made it alone; make another after forking"
+    assert said == "a pool of randomizers serves the process that made it alone; make another after forking"
     stock.take(1)

@@ -1,4 +1,4 @@
-"""Randomisers: the factors that make ciphertexts of one message unlike. None depends on data, none is used twice."""
+"""Randomizers: the factors that make ciphertexts of one message unlike. None depends on data, none is used twice."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from vflsec.paillier.keys import ORDER_BITS, Keys, PublicKey, residue_generator
 
 SLACK = 64  # bits by which an exponent is longer than an order that its drawer does not know
 COSETS = 128  # random elements whose subset products reach the cosets of a cyclic subgroup
-WITHOUT_TABLE = 200  # randomisers that cost p less one by one than after building a table
+WITHOUT_TABLE = 200  # randomizers that cost p less one by one than after building a table
 CHUNK = 512  # drawn at once where there is a table: a row of it then serves many while it is in the cache
 _AHEAD = 8  # chunks that a process may be ahead
 _COUNT_BYTES = 8  # of a request
 
 
 class Source(ABC):
-    """Draws randomisers; builds its tables when it is first asked, in the process that asks.
+    """Draws randomizers; builds its tables when it is first asked, in the process that asks.
 
     Attributes:
         uses: how many are about to be drawn.
@@ -136,14 +136,14 @@ class SubgroupSource(Source):
 
 
 def label_holder_source(public: PublicKey, uses: int) -> Source:
-    """Return what p draws about ``uses`` randomisers from."""
+    """Return what p draws about ``uses`` randomizers from."""
     if public.generator:
         return SubgroupSource(public, uses)
     return (CosetSource if uses > WITHOUT_TABLE else PowerSource)(public.modulus, uses)
 
 
 class Pool:
-    """Randomisers made ahead, by this process or by its own children.
+    """Randomizers made ahead, by this process or by its own children.
 
     Children are forked before there are tables: each builds its own, while the others already work.
 
@@ -179,14 +179,14 @@ class Pool:
             self._ask(link)
 
     def take(self, count: int) -> list[mpz]:
-        """Return ``count`` randomisers and forget them.
+        """Return ``count`` randomizers and forget them.
 
         Raises:
             ProtocolError: this process was forked from the one that owns the pool, and would give what that one gives.
         """
         if os.getpid() != self._owner:
             raise ProtocolError(
-                "a pool of randomisers serves the process that made it alone; make another after forking"
+                "a pool of randomizers serves the process that made it alone; make another after forking"
             )
         while lacking := max(count - len(self._stock), 0):
             self._stock += self._receive(lacking) if self._links else self._source.draw(self._due(lacking))
@@ -220,9 +220,9 @@ class Pool:
             self._ask(link)
         except (EOFError, OSError):
             raise ProtocolError(
-                "a process that prepares randomisers has died; start again, or with workers=0"
+                "a process that prepares randomizers has died; start again, or with workers=0"
             ) from None
-        return [mpz(value) for value in cut(data, self._size, len(data) // self._size, "randomisers")]
+        return [mpz(value) for value in cut(data, self._size, len(data) // self._size, "randomizers")]
 
     def close(self) -> None:
         """End the children."""
