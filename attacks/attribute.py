@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression as Classifier
-from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
 
-from vflsec.attacks.logistic import PENALTIES, LogisticRegression, log_probabilities
 from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of, positive, positive_or_none
 from vflsec.core.message import Kind
-from vflsec.core.releases import averages, latest
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.regression import Searched, log_probabilities, searched
+from vflsec.inference.releases import averages, latest
 
 FEWEST = 3
 """Auxiliary rows that a category must have for the classifier to learn it."""
 
-SMALL = 200
-"""Weights up to which Newton's method is the faster one, by far."""
 
-
-class AttributeInference(LogisticRegression):
+class AttributeInference(Attack):
     """Classification of one column of the victim, which the task never asked for, from what it sends.
 
     Logistic regression on received embeddings (n, d), with or without own columns (n, p) beside them, all standardized
@@ -84,7 +78,7 @@ class AttributeInference(LogisticRegression):
             one_of(("received", "both", "own"), reads=reads)
         positive(folds=folds)
         positive_or_none(turns=turns)
-        super().__init__(folds=folds)
+        self.folds = folds
         self.victim = victim
         self.column = column
         self.reads = reads
@@ -151,33 +145,11 @@ Table = dict[str, Tensor]
 """What is classified, (n, p) by split."""
 
 
-class Searched(NamedTuple):
-    """A classifier and its log-likelihood on folds."""
-
-    model: Classifier
-    value: float
-
-
 class Fitted(NamedTuple):
     """What was found on a table, and the table."""
 
     found: Searched
     x: Table
-
-
-def searched(x: np.ndarray, y: np.ndarray, folds: int, seed: int) -> Searched:
-    """Return the classifier with the penalty of best log-likelihood on folds, and that; C = 1 below two folds."""
-    small = x.shape[1] * len(np.unique(y)) <= SMALL
-    make = partial(Classifier, max_iter=2000, solver="newton-cholesky" if small else "lbfgs")
-    if folds < 2:
-        return Searched(make().fit(x, y), 0.0)
-    split = list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(x, y))
-    place = np.searchsorted(np.unique(y), y)
-    values = []
-    for penalty in PENALTIES:
-        fitted = [(make(C=penalty).fit(x[fit], y[fit]), out) for fit, out in split]
-        values.append(sum(m.predict_log_proba(x[out])[np.arange(len(out)), place[out]].sum() for m, out in fitted))
-    return Searched(make(C=PENALTIES[np.argmax(values)]).fit(x, y), float(max(values)))
 
 
 def _standardized(inputs: Table, split: str) -> Table:

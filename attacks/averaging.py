@@ -7,8 +7,8 @@ import torch
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import references
 from vflsec.core.message import Kind
-from vflsec.core.releases import received
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.releases import received
 
 
 class Averaging(Attack):

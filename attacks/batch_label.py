@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from vflsec.attacks.replay import SETTLED, Known, alternated, changed, onehot, scored, started
-from vflsec.attacks.residual import span
 from vflsec.core.attack import Attack
 from vflsec.core.checks import positive, positive_or_none
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind
-from vflsec.core.releases import Releases, received
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.directions import span
+from vflsec.inference.releases import Releases, received
+from vflsec.inference.surrogate_head import SETTLED, Known, alternated, changed, onehot, scored, started
 from vflsec.nn.side_by_side import SideBySide
 
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of, positive
 from vflsec.core.message import Kind
-from vflsec.core.releases import received
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.releases import received
 
 
 class Cluster(Attack):

@@ -8,8 +8,8 @@ from vflsec.core.attack import Attack
 from vflsec.core.checks import positive_or_none
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind
-from vflsec.core.releases import received
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.releases import received
 
 
 class Direct(Attack):

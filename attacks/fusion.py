@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.attacks.kernel_mixture import Kernel, Likelihood, Mixture, standardized
-from vflsec.attacks.opinion_pool import TEMPERATURES, Forest, Opinion, pooled
 from vflsec.core.attack import Attack
-from vflsec.core.sources import COLUMNS, Source, Table, sources
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, standardized
+from vflsec.inference.opinion_pool import TEMPERATURES, Forest, Opinion, pooled
+from vflsec.inference.sources import COLUMNS, Source, Table, sources
 
 EVERYTHING = frozenset({Need.OWN_MODEL, Need.GRADIENTS, Need.EMBEDDINGS, Need.PARAMETERS, Need.PREDICTIONS})
 
@@ -21,8 +21,8 @@ EVERYTHING = frozenset({Need.OWN_MODEL, Need.GRADIENTS, Need.EMBEDDINGS, Need.PA
 class FromAllSources(Attack):
     """One guess from all sources together: own columns, embeddings, received gradients, whatever else is held.
 
-    Each way of reading each source is a table (``vflsec.core.sources``). Gaussian processes on subsets of the tables
-    are fitted to the auxiliary rows and averaged by how well they explain these rows, so that a source that says
+    Each way of reading each source is a table (``vflsec.inference.sources``). Gaussian processes on subsets of the
+    tables are fitted to the auxiliary rows and averaged by how well they explain these rows, so that a source that says
     nothing costs next to nothing. Some tables are also read by the distances between their rows. A split is guessed
     from the tables that cover it: gradients are received for training rows alone.
 
@@ -48,7 +48,7 @@ class OfClasses(FromAllSources):
     """Classes are regressed as numbers, one for each class.
 
     The Gaussian processes, randomized trees on own columns and randomized trees on all tables side by side each give
-    probabilities of classes. Their weighted mean is the guess (``vflsec.attacks.opinion_pool``): a weight is what the
+    probabilities of classes. Their weighted mean is the guess (``vflsec.inference.opinion_pool``): a weight is what the
     auxiliary rows say of it, each predicted by a model that was fitted without it.
     """
 

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.attacks.imputation import Imputation
-from vflsec.attacks.model_completion import still_falling
 from vflsec.core.attack import Attack
 from vflsec.core.checks import non_negative, positive
 from vflsec.core.errors import InsufficientView
 from vflsec.core.layout import Layout
 from vflsec.core.message import Kind
-from vflsec.core.releases import latest
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.convergence import still_falling
+from vflsec.inference.releases import latest
 
 
 class GenerativeRegressionNetwork(Attack):

@@ -12,8 +12,8 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import references
 from vflsec.core.checks import positive_or_none
 from vflsec.core.message import Kind
-from vflsec.core.releases import Releases, received
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.releases import Releases, received
 
 
 class Hint(Attack):

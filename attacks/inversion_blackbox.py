@@ -11,8 +11,8 @@ from torch import Tensor
 from vflsec.attacks.imputation import Imputation, Inputs, Model, missed
 from vflsec.core.checks import positive_or_none
 from vflsec.core.message import Kind
-from vflsec.core.releases import averages, latest
 from vflsec.core.view import Need, View
+from vflsec.inference.releases import averages, latest
 
 
 class BlackBoxInversion(Imputation):

@@ -15,8 +15,8 @@ from vflsec.core.attack import Attack
 from vflsec.core.checks import positive, positive_or_none
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind
-from vflsec.core.releases import averages, latest
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.releases import averages, latest
 
 EXACT = 1e-10
 """Least share of an embedding's variance that is taken for noise."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.attacks.attribute import searched
 from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of, positive
 from vflsec.core.errors import InsufficientView
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.regression import searched
 
 NEIGHBORS = 3
 

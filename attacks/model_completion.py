@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from vflsec.core.attack import Attack
 from vflsec.core.checks import positive
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.convergence import still_falling
 from vflsec.nn.batches import batches
 
 WARM_AVERAGE = 3000
@@ -312,15 +313,3 @@ def inference_head(width: int, n_classes: int, layers: int) -> nn.Sequential:
 def sharpen(logits: Tensor, *, temperature: float) -> Tensor:
     """Return p^(1/T) / sum p^(1/T), row by row (B, C), where p is the softmax of the logits."""
     return F.softmax(logits / temperature, dim=1)
-
-
-def still_falling(losses: list[float]) -> bool:
-    """Whether the loss had not settled: its last tenth lies below the tenth before by over 1 % of the whole fall.
-
-    Of fewer than four epochs nobody can tell, so they count as falling.
-    """
-    if len(losses) < 4:
-        return True
-    tenth = max(1, len(losses) // 10)
-    last, before = float(np.mean(losses[-tenth:])), float(np.mean(losses[-2 * tenth : -tenth]))
-    return before > last and before - last > 0.01 * (losses[0] - last)

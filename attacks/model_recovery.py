@@ -7,8 +7,8 @@ from torch import Tensor
 
 from vflsec.core.attack import Attack
 from vflsec.core.message import SERVER
-from vflsec.core.releases import flattened, parameters
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.releases import flattened, parameters
 
 
 class ModelRecovery(Attack):

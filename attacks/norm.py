@@ -8,8 +8,8 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import divided
 from vflsec.core.checks import positive_or_none
 from vflsec.core.message import Kind
-from vflsec.core.releases import percentiles, received
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.releases import percentiles, received
 
 
 class Norm(Attack):

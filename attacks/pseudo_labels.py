@@ -13,10 +13,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from vflsec.attacks.logistic import log_probabilities
 from vflsec.core.attack import Attack
 from vflsec.core.checks import positive
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.regression import log_probabilities
 
 RIDGE = 0.1
 """How much of each class's covariance is that of independent columns."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
-from torch import Tensor
 
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import oriented
 from vflsec.core.message import Kind
-from vflsec.core.releases import received
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.directions import multiples
+from vflsec.inference.releases import received
 
 
 class RankOne(Attack):
@@ -50,21 +48,3 @@ class RankOne(Attack):
         score = releases.mean(scores[:, None])[:, 0]
         rarer = score if (score > 0).double().mean() < 0.5 else -score
         return Guess({"train": oriented(view, rarer)}, budget={"releases": len(scores)})
-
-
-def multiples(values: Tensor, batches: Iterable[Tensor]) -> Tensor:
-    """Return which multiple (R,) of its batch's principal axis each line of ``values`` is, in units of the batch.
-
-    Args:
-        values: (R, d) what was received.
-        batches: positions of the lines of each batch, in order; an axis is turned to agree with the one before.
-    """
-    scores = torch.zeros_like(values[:, 0])
-    before = torch.zeros_like(values[0])
-    for lines in batches:
-        batch = values[lines]
-        axis = torch.linalg.eigh(batch.T @ batch).eigenvectors[:, -1]
-        before = axis if axis @ before >= 0 else -axis
-        found = batch @ before
-        scores[lines] = found / found.abs().mean().clamp_min(torch.finfo(found.dtype).tiny)
-    return scores

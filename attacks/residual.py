@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vflsec.attacks.rank_one import multiples
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import oriented
 from vflsec.core.checks import positive_or_none
 from vflsec.core.message import Kind
-from vflsec.core.releases import Releases, received
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.directions import multiples, span
+from vflsec.inference.releases import Releases, received
 
 
 class Residual(Attack):
@@ -79,12 +79,3 @@ def unsummed(releases: Releases, inputs: Tensor) -> Tensor:
         basis = span(inputs[releases.rows[lines]].to(found.dtype))
         found[lines] = basis @ (basis.T @ releases.values[lines])
     return found
-
-
-def span(inputs: Tensor) -> Tensor:
-    """Return an orthonormal basis (B, r) of the span of ``inputs``' k columns (B, k): r is their rank."""
-    x = inputs.double()
-    squares, directions = torch.linalg.eigh(x.T @ x)  # k is small: many times faster than a decomposition of X
-    kept = squares > 1e-9 * squares[-1].clamp_min(torch.finfo(torch.double).tiny)
-    basis: Tensor = x @ directions[:, kept] / squares[kept].sqrt()
-    return basis.to(inputs.dtype)

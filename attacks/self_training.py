@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.attacks.fusion import EVERYTHING, Fusion
-from vflsec.attacks.opinion_pool import Opinion, pooled
 from vflsec.core.attack import Attack
 from vflsec.core.checks import positive
-from vflsec.core.sources import Source, Table, sources
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.opinion_pool import Opinion, pooled
+from vflsec.inference.sources import Source, Table, sources
 
 WEIGHT = 3.0
 """How much more an auxiliary row counts than one whose label is guessed."""

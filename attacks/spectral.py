@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import divided
 from vflsec.core.checks import positive_or_none
 from vflsec.core.message import Kind
-from vflsec.core.releases import percentiles, received
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.directions import principal
+from vflsec.inference.releases import percentiles, received
 
 
 class Spectral(Attack):
@@ -56,11 +56,3 @@ class Spectral(Attack):
             agreed[rows] += scores[lines] / scores[lines].std().clamp_min(torch.finfo(scores.dtype).tiny)
         score = releases.mean(percentiles(releases, scores)[:, None])[:, 0]
         return Guess({"train": divided(view, score)}, budget={"releases": len(scores)})
-
-
-def principal(values: Tensor) -> Tensor:
-    """Return each row's (n,) first principal component of ``values`` (n, d), the longer tail positive."""
-    centered = values - values.mean(dim=0)
-    axis = torch.linalg.eigh(centered.T @ centered).eigenvectors[:, -1]
-    found: Tensor = centered @ axis
-    return found if found.pow(3).sum() >= 0 else -found

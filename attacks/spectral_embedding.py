@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from vflsec.attacks.spectral import principal
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import divided
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.directions import principal
 
 
 class SpectralEmbedding(Attack):

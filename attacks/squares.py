@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar, Literal
 
 import torch
 from sklearn.preprocessing import StandardScaler
 
-from vflsec.attacks.logistic import LogisticRegression
-from vflsec.core.view import Guess, View
+from vflsec.core.attack import Attack
+from vflsec.core.view import Guess, Need, View
+from vflsec.inference.regression import regressed
 
 
-class Squares(LogisticRegression):
+class Squares(Attack):
     """Regularized logistic regression from own columns and their squares to labels, on the auxiliary samples alone.
 
     It reads neither the model nor a message, so its leak is a prior: an adversary who never joined reaches it. It is a
@@ -27,12 +29,21 @@ class Squares(LogisticRegression):
     """
 
     name = "squares"
-    version = 1
+    baseline = True
+    side: ClassVar[Literal["passive", "active", "either"]] = "either"
+    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "Hastie, Tibshirani, Friedman 2009, The Elements of Statistical Learning, section 5.1"
+    verified = "scikit-learn's own estimator"
+    differs: ClassVar[tuple[str, ...]] = (
+        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
+    )
+
+    def __init__(self, *, folds: int = 5) -> None:
+        self.folds = folds
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return log-probabilities (n, C) for every split."""
         scaler = StandardScaler().fit(view.features["train"].double().cpu().numpy())
         scaled = {s: torch.from_numpy(scaler.transform(x.double().cpu().numpy())) for s, x in view.features.items()}
         wide = {split: torch.cat([x, x.square()], dim=1) for split, x in scaled.items()}
-        return super().run(replace(view, features=wide), rng=rng)
+        return regressed(replace(view, features=wide), folds=self.folds, rng=rng)

@@ -10,7 +10,7 @@ from vflsec.core.metrics import METRICS
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.experiment.adversary import view_before
-from vflsec.experiment.damage import success
+from vflsec.experiment.impact import success
 from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.conformance import IntegrityConformance

@@ -11,11 +11,11 @@ from vflsec.attacks.batch_label import BatchLabel, last_layers, summed
 from vflsec.attacks.replay import Replay
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind, Message, Transcript
-from vflsec.core.releases import received
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.experiment.adversary import draw_auxiliary, view_of
 from vflsec.experiment.spec import AuxSpec
+from vflsec.inference.releases import received
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.nn.bottoms import MLPBottom
 from vflsec.nn.side_by_side import SideBySide

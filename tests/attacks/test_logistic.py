@@ -4,9 +4,10 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression as Classifier
 
-from vflsec.attacks.logistic import PENALTIES, LogisticRegression
+from vflsec.attacks.logistic import LogisticRegression
 from vflsec.core.seeds import generator
 from vflsec.core.view import Need, View
+from vflsec.inference.regression import PENALTIES
 
 
 def make_view(labels, *, n=80, classes=2):

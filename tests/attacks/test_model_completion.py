@@ -17,11 +17,11 @@ from vflsec.attacks.model_completion import (
     inference_head,
     sharpen,
     slope,
-    still_falling,
 )
 from vflsec.core.errors import UsageError
 from vflsec.core.seeds import generator
 from vflsec.core.view import View
+from vflsec.inference.convergence import still_falling
 
 MODES = {
     "supervised": {"epochs": 60, "lr": 0.02},

@@ -7,8 +7,7 @@ import torch
 from scipy.optimize import nnls
 from torch.nn import functional as F
 
-from vflsec.attacks import replay
-from vflsec.attacks.replay import Head, Replay, explained
+from vflsec.attacks.replay import Replay
 from vflsec.core import metrics
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind, Message, Transcript
@@ -16,6 +15,8 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.experiment.adversary import draw_auxiliary, view_of
 from vflsec.experiment.spec import AuxSpec
+from vflsec.inference import surrogate_head
+from vflsec.inference.surrogate_head import Head, explained
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.conformance import AttackConformance
 from vflsec.testing.federations import toy_federation
@@ -73,7 +74,7 @@ def test_a_cut_narrower_than_the_logits_has_cones_that_overlap():
 
 
 def test_rows_beyond_the_fitted_ones_are_labeled_too(monkeypatch):
-    monkeypatch.setattr(replay, "CHUNK", 300)
+    monkeypatch.setattr(surrogate_head, "CHUNK", 300)
     view, y = replayed(3, 4)
     attack = Replay(rows=500)
     assert right(attack, view, y) > 0.99

@@ -14,8 +14,8 @@ from vflsec.attacks.self_training import ForestTraining, SelfTraining, _log_dens
 from vflsec.attacks.trees import Trees
 from vflsec.core import metrics
 from vflsec.core.message import Kind, Message
-from vflsec.core.sources import sources
 from vflsec.core.view import View
+from vflsec.inference.sources import sources
 
 N, KNOWN = 3000, 20
 

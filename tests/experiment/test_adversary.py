@@ -9,7 +9,6 @@ import torch
 from vflsec.core.attack import Attack
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind, Transcript
-from vflsec.core.releases import received
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Guess, Need, View
 from vflsec.data.partition import DataSpec
@@ -18,6 +17,7 @@ from vflsec.experiment import spec as specs
 from vflsec.experiment.adversary import adversary, draw_auxiliary, fold_score, tuned, view_of
 from vflsec.experiment.spec import AuxSpec
 from vflsec.experiment.store import Store
+from vflsec.inference.releases import received
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.federations import toy_federation
 

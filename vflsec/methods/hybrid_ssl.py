@@ -20,9 +20,9 @@ from vflsec.core.message import SERVER, Kind, Message
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Averaging
-from vflsec.core.releases import flattened, parameters
 from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
+from vflsec.inference.releases import flattened, parameters
 from vflsec.methods.cross_party_ssl import CrossPartySSL
 from vflsec.methods.local_ssl import LocalSSL
 from vflsec.methods.split_method import SplitMethod

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.message import Kind
-from vflsec.core.releases import TURNS, Releases, latest, percentiles, received
 from vflsec.core.view import View
+from vflsec.inference.releases import TURNS, Releases, latest, percentiles, received
 
 Table = Mapping[str, Tensor]
 """By split of the view, numbers about each row, (n, k)."""

@@ -6,7 +6,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 
-from vflsec.attacks.kernel_mixture import NOISE, Kernel, Mixture, standardized
+from vflsec.inference.kernel_mixture import NOISE, Kernel, Mixture, standardized
 
 N, KNOWN = 60, 25
 
@@ -93,7 +93,7 @@ def test_the_evidence_ranks_noise_as_scikit_learn_does():
 
 def test_weights_sum_to_one_and_a_large_search_fits_all_known_rows(monkeypatch):
     x, targets = tables()
-    monkeypatch.setattr("vflsec.attacks.kernel_mixture.SEARCHED", 10)
+    monkeypatch.setattr("vflsec.inference.kernel_mixture.SEARCHED", 10)
     found = mixture({name: Kernel(own) for name, own in x.items()}, targets, lambda p, rows: -p.square().sum((1, 2)))
     assert sum(weight for _, weight in found.candidates) == pytest.approx(1.0)
     assert all(len(own) == KNOWN for own in found.coefficients.values())

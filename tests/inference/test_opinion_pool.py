@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vflsec.attacks.opinion_pool import Forest, Opinion, pooled
+from vflsec.inference.opinion_pool import Forest, Opinion, pooled
 
 N, KNOWN = 2000, 60
 

@@ -12,8 +12,8 @@ from scipy import stats
 from vflsec.core.auxiliary import divided, oriented, references, sureness, thresholded
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Message
-from vflsec.core.releases import averages, latest, parameters, percentiles, received
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.releases import averages, latest, parameters, percentiles, received
 
 
 def make_view(batches, *, n_rows=8, classes=2, aux=((), ()), receiver="passive_1", split="train", values=None):

@@ -1,0 +1,1 @@
+"""What attacks share: releases and sources in a view, regressions, directions, convergence."""

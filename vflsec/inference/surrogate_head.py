@@ -1,0 +1,129 @@
+"""A surrogate head and labels that together explain gradients, by alternating least squares.
+
+Source: Kariyappa & Qureshi 2021, ExPLoit (arXiv 2112.01299), who fit both by gradient descent.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vflsec.core.view import View
+
+INNER = 15
+"""Projected-gradient steps on the errors in each round; they start where the round before ended."""
+
+CHUNK = 8192
+"""Rows labeled at once, which bounds memory at chunk · C² numbers."""
+
+
+SETTLED = 0.002
+"""Share of rows whose label the last round may have changed for the fit to count as converged."""
+
+
+class Head(NamedTuple):
+    """A surrogate head: its weights (C, d), and the variance of an entry of a gradient that it does not explain."""
+
+    weights: Tensor
+    variance: float
+
+
+class Explained(NamedTuple):
+    """How a head explains gradients (n, d) if they were of each class: errors (C, n, C), and what that costs (n, C)."""
+
+    errors: Tensor
+    cost: Tensor
+
+
+class Known(NamedTuple):
+    """Rows (m,) whose label is known, and their one-hot labels (m, C)."""
+
+    rows: Tensor
+    labels: Tensor
+
+
+class Fit(NamedTuple):
+    """Where the alternation stands: the head, what it makes of each row, and labels as probabilities (n, C)."""
+
+    head: Head
+    errors: Tensor | None
+    labels: Tensor
+
+    def modelled(self) -> Tensor:
+        """Return the gradients (n, d) that this head and these labels would have sent."""
+        assert self.errors is not None
+        return torch.einsum("nc,cnj,cjd->nd", self.labels, self.errors, edges(self.head.weights))
+
+
+def started(gradients: Tensor, known: Known) -> Fit:
+    """Return the head that explains the known rows (of ``gradients`` (n, d)) best if all errors are 1/C."""
+    classes = known.labels.shape[1]
+    weights = torch.linalg.pinv(1 / classes - known.labels) @ gradients[known.rows]
+    return Fit(Head(weights, 1 / gradients.shape[1]), None, gradients.new_full((len(gradients), classes), 1 / classes))
+
+
+def alternated(fit: Fit, gradients: Tensor, known: Known) -> Fit:
+    """Return the fit after one round: errors, then labels, then the head."""
+    classes = fit.labels.shape[1]
+    own = torch.arange(classes, device=gradients.device)
+    errors, cost = explained(fit.head, gradients, steps=INNER, start=fit.errors)
+    labels = (-cost / (2 * fit.head.variance)).softmax(dim=1)
+    labels[known.rows] = known.labels
+    variance = max(float((labels * cost).sum(dim=1).mean()) / gradients.shape[1], 1e-5)
+    residuals = errors.clone()  # (C, n, C): what the gradient of the loss by logits would be, p − onehot(y)
+    residuals[own, :, own] -= errors.sum(dim=2)
+    weighted = residuals * labels.T[:, :, None]
+    moments = torch.einsum("cni,cnj->ij", weighted, residuals)
+    products = torch.einsum("cni,nd->id", weighted, gradients)
+    return Fit(Head(torch.linalg.pinv(moments, rtol=1e-5, hermitian=True) @ products, variance), errors, labels)
+
+
+def changed(before: Fit, after: Fit) -> float:
+    """Return the share of rows whose likeliest class is another than before."""
+    return float((before.labels.argmax(dim=1) != after.labels.argmax(dim=1)).double().mean())
+
+
+def edges(weights: Tensor) -> Tensor:
+    """Return W_j − W_c as (c, j, d): a row of class c pulls its embedding along these."""
+    return weights[None] - weights[:, None]
+
+
+def explained(head: Head, gradients: Tensor, *, steps: int, start: Tensor | None = None) -> Explained:
+    """Return the errors a >= 0 that minimize ||g − Σ_j a_j (W_j − W_c)||² + ridge · ||a − 1/C||², for each class c.
+
+    Args:
+        head: the surrogate.
+        gradients: g (n, d).
+        steps: of accelerated projected gradient descent.
+        start: (C, n, C) errors to start from; None for 1/C.
+    """
+    weights, classes = head.weights, len(head.weights)
+    ridge = max(0.01 * float(weights.pow(2).mean()), head.variance * classes**2)
+    to = edges(weights)
+    eye = torch.eye(classes, dtype=weights.dtype, device=weights.device)
+    gram = to @ to.mT + ridge * eye  # (c, j, j)
+    target = gradients @ to.mT + ridge / classes  # (c, n, j)
+    largest = torch.linalg.eigvalsh(gram)[:, -1, None, None]
+    errors = torch.full_like(target, 1 / classes) if start is None else start
+    ahead, momentum = errors, 1.0
+    for _ in range(steps):
+        found = (ahead - (ahead @ gram - target) / largest).clamp_min(0)
+        faster = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
+        ahead = found + (momentum - 1) / faster * (found - errors)
+        errors, momentum = found, faster
+    constant = gradients.pow(2).sum(dim=1) + ridge / classes
+    cost = constant + (errors @ gram * errors).sum(dim=2) - 2 * (errors * target).sum(dim=2)  # (c, n)
+    return Explained(errors, cost.clamp_min(0).T)
+
+
+def scored(head: Head, gradients: Tensor) -> Tensor:
+    """Return minus the cost (n, C) of explaining each gradient by each class."""
+    return torch.cat([-explained(head, chunk, steps=4 * INNER).cost for chunk in torch.split(gradients, CHUNK)])
+
+
+def onehot(view: View, dtype: torch.dtype) -> Tensor:
+    """Return the adversary's own labels (m, C)."""
+    return F.one_hot(view.aux_labels, view.n_classes).to(dtype)
