@@ -458,3 +458,15 @@ def test_an_axis_does_not_blow_up_noise(summary):
     (axes,) = curve.draw(with_points(summary, still)).axes
     low, high = axes.get_ylim()
     assert high - low >= curve.NARROW
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_narrow_terminal_has_whole_words_and_is_told_what_is_left_out(summary, width):
+    unconverged = [msgspec.structs.replace(p, statuses={"unconverged": 1, "ok": 1}) for p in summary.points]
+    report = Report(msgspec.structs.replace(summary, points=unconverged), manifest_of(specs.EvalSpec()))
+    lines = report.table(width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert not any("budget" in line for line in lines if " attack " in line)
+    for word in ("worst:", "unconverged", "advantage", "NOT SHOWN rows, chance, budget, MB, DCS, note"):
+        assert any(word in line for line in lines), word
+    assert not any("NOT SHOWN" in line for line in report.table(140).splitlines())

@@ -301,7 +301,8 @@ def show(report: Report, form: str) -> None:
         from vflsec.report import table
 
         console = Console()
-        Console(width=max(console.width, 140)).print(table.rich(report.summary))
+        width = console.width if console.is_terminal else max(console.width, 140)
+        Console(width=width).print(table.rich(report.summary, width))
     else:
         click.echo({"json": report.to_json, "csv": report.to_csv, "markdown": report.to_markdown}[form]().rstrip("\n"))
 

@@ -81,9 +81,9 @@ class Report:
         return self.summary.integrity
 
     def table(self, width: int = 140) -> str:
-        """Return the tables as text of at most ``width`` columns."""
+        """Return the tables as text of at most ``width`` columns; below 110, some columns are left out."""
         out = io.StringIO()
-        Console(file=out, width=width, color_system=None, force_jupyter=False).print(table.rich(self.summary))
+        Console(file=out, width=width, color_system=None, force_jupyter=False).print(table.rich(self.summary, width))
         return out.getvalue()
 
     def to_dict(self) -> dict[str, Any]:

@@ -38,6 +38,12 @@ PICK = "adversary's pick"
 LONGEST = 20
 """Up to this length names of attacks are not broken."""
 
+NARROW = 110
+"""Below this width of a terminal, the columns that decide the least are left out."""
+
+DETAILS = ("rows", "chance", "budget", "MB", "epochs to target", "MB to target", "as SS-VFL counts", "DCS", "note")
+"""The columns that are left out there."""
+
 _UNTIL = {"epochs": 1.0, "true_bytes": 1e6, "paper_bytes": 2.0**20}
 """What is shown of the way to ``train.target``, and its unit; SS-VFL's megabyte has 2^20 bytes."""
 
@@ -168,12 +174,26 @@ def heading(summary: Summary) -> str:
     return f"{summary.dataset} · adversary {summary.adversary} · {summary.metric} on test rows · {seeds}"
 
 
-def rich(summary: Summary) -> RenderableType:
-    """Return the tables for a terminal."""
+def rich(summary: Summary, width: int) -> RenderableType:
+    """Return the tables for a terminal of ``width`` columns."""
     parts: list[RenderableType] = [Text(heading(summary)), *(Text(f"NOTE {note}") for note in summary.notes)]
-    parts += [_rich(cells) for cells in tables(summary)]
+    found = tables(summary)
+    narrow = width < NARROW
+    for cells in found:
+        parts += [Text(), _rich(_without_details(cells), narrow=True)] if narrow else [_rich(cells)]
+    parts += [Text()] if narrow else []
     parts += [Text(line) for line in remarks(summary)]
+    hidden = list(dict.fromkeys(name for cells in found for name in cells.header if name in DETAILS))
+    if narrow and hidden:
+        parts.append(
+            Text(f"NOT SHOWN {', '.join(hidden)}: widen the terminal to {NARROW} columns, or add --format csv")
+        )
     return Group(*parts)
+
+
+def _without_details(cells: Cells) -> Cells:
+    kept = [k for k, name in enumerate(cells.header) if name not in DETAILS]
+    return Cells(cells.title, [cells.header[k] for k in kept], [[row[k] for k in kept] for row in cells.rows])
 
 
 def markdown(summary: Summary) -> str:
@@ -380,13 +400,17 @@ def _cap_value(value: float | None, ends: tuple[float | None, float | None]) -> 
     return number(value) if value is None or ends[1] is None else f"{number(value)} ±{number(ends[1] - value)}"
 
 
-def _rich(cells: Cells) -> RichTable:
-    table = RichTable(title=cells.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+def _rich(cells: Cells, *, narrow: bool = False) -> RichTable:
+    table = RichTable(
+        title=cells.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=not narrow
+    )
     for i, name in enumerate(cells.header):
         text = name in ("attack", "budget", "status", "note")  # these may wrap; numbers may not
         justify: Literal["left", "right"] = "left" if i == 0 or text else "right"
         longest = max((len(row[i]) for row in cells.rows), default=0)
+        word = max((len(word) for row in cells.rows for word in row[i].split()), default=0)
         least = longest if name == "attack" and longest <= LONGEST else None  # a name in pieces is hard to read
+        least = min(word, LONGEST) if narrow else least
         table.add_column(name, no_wrap=not text, overflow="fold", justify=justify, min_width=least)
     for row in cells.rows:
         table.add_row(*row)
