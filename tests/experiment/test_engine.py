@@ -17,7 +17,7 @@ from vflsec.experiment import spec as specs
 from vflsec.experiment.manifest import manifest_of
 from vflsec.experiment.plan import rows
 from vflsec.experiment.store import Store
-from vflsec.records.schema import Prior, Result
+from vflsec.records.schema import PriorResult, Result
 
 SETTINGS = {
     "dataset": "toy",
@@ -261,7 +261,7 @@ def test_a_broken_prior_is_a_status_too(tmp_path):
         file.read_text() + "class Broken(Mine):\n    def run(self, view, *, rng):\n        raise ValueError\n"
     )
     store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1])
-    assert sorted(r.status for r in store.records().values() if isinstance(r, Prior)) == ["error", *4 * ["ok"]]
+    assert sorted(r.status for r in store.records().values() if isinstance(r, PriorResult)) == ["error", *4 * ["ok"]]
 
 
 def test_one_auxiliary_label_is_enough_to_run(tmp_path):

@@ -15,7 +15,7 @@ from vflsec.experiment import spec as specs
 from vflsec.experiment.mounting import KINDS
 from vflsec.experiment.questions import ask
 from vflsec.experiment.store import Store
-from vflsec.records.schema import Prior, Result
+from vflsec.records.schema import PriorResult, Result
 
 UNREADABLE = frozenset({Kind.CIPHERTEXT, Kind.CONTROL})
 """Of no use without a key; what is decrypted or unmasked is shown as a message of the kind that it then is."""
@@ -111,7 +111,7 @@ def run(tmp_path, spec):
     engine.check(spec)
     store = Store(tmp_path)
     found = list(engine.evaluate(engine.plan(spec, store), store))
-    return [record for record in found if isinstance(record, Result)], [r for r in found if isinstance(r, Prior)]
+    return [record for record in found if isinstance(record, Result)], [r for r in found if isinstance(r, PriorResult)]
 
 
 def test_gradients_of_pre_training_with_a_source_give_its_labels_away(tmp_path):

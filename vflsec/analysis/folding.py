@@ -1,4 +1,4 @@
-"""Folds each curve into CAP and the DCS family, seed by seed; a cell without a number withholds the fold."""
+"""Folds each group into CAP and the DCS family, seed by seed; a cell without a number withholds the fold."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from collections.abc import Sequence
 from typing import Any
 
 from vflsec.analysis import cap as capping
-from vflsec.analysis.groups import USABLE, Curve, Scored, finite, interval, told_rows
+from vflsec.analysis.groups import USABLE, CellGroup, Scored, finite, interval, told_rows
 from vflsec.analysis.results import Cap
 from vflsec.core.checks import count
 
 
-def by_defense(curves: Sequence[Curve]) -> list[list[Curve]]:
+def by_defense(groups: Sequence[CellGroup]) -> list[list[CellGroup]]:
     """Group by method and defense: each group is one line of the plot."""
-    found: dict[tuple[str, str], list[Curve]] = {}
-    for curve in curves:
-        found.setdefault((curve.method, curve.defense), []).append(curve)
+    found: dict[tuple[str, str], list[CellGroup]] = {}
+    for group in groups:
+        found.setdefault((group.method, group.defense), []).append(group)
     return list(found.values())
 
 
-def caps(curves: Sequence[Curve]) -> list[Cap]:
+def caps(groups: Sequence[CellGroup]) -> list[Cap]:
     """Fold one method and defense over its positive strengths, seed by seed: each headline, then each attack."""
-    defended = [curve for curve in curves if curve.strength > 0 and curve.attacked]
+    defended = [group for group in groups if group.strength > 0 and group.attacked]
     if not defended:
         return []
-    clean = next(curve for curve in curves if curve.strength == 0)
+    clean = next(group for group in groups if group.strength == 0)
     worst = [
-        _cap([curve.headlines[target] for curve in (clean, *defended)], clean, defended) for target in clean.headlines
+        _cap([group.headlines[target] for group in (clean, *defended)], clean, defended) for target in clean.headlines
     ]
     return worst + [_of_attack(attack, clean, defended) for attack in clean.by_attack]
 
 
-def _of_attack(attack: str, clean: Curve, defended: Sequence[Curve]) -> Cap:
-    curves = (clean, *defended)
-    rows = told_rows(record for curve in curves for record in curve.usable(attack).values())
-    return _cap([curve.scored(attack, rows) for curve in curves], clean, defended)
+def _of_attack(attack: str, clean: CellGroup, defended: Sequence[CellGroup]) -> Cap:
+    groups = (clean, *defended)
+    rows = told_rows(record for group in groups for record in group.usable(attack).values())
+    return _cap([group.scored(attack, rows) for group in groups], clean, defended)
 
 
-def _cap(cells: Sequence[Scored], clean: Curve, defended: Sequence[Curve]) -> Cap:
+def _cap(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup]) -> Cap:
     """Fold the cells of all strengths, the undefended one first."""
     target = cells[0].target
     whole: dict[str, Any] = {
@@ -51,7 +51,7 @@ def _cap(cells: Sequence[Scored], clean: Curve, defended: Sequence[Curve]) -> Ca
             **whole, value=None, ci95=none, calibrated=None, calibrated_ci95=none, accuracy_value=None, dcs=None, n=0,
             note=f"{count(lost, 'run')} collapsed or failed, so there is no CAP",
         )  # fmt: skip
-    priors = [curve.alone(target).on(cell.rows) for curve, cell in zip(defended, cells[1:], strict=True)]
+    priors = [group.alone(target).on(cell.rows) for group, cell in zip(defended, cells[1:], strict=True)]
     blind = sum(block.one_class for cell in cells[1:] for block in cell.leak.values())
     values: dict[str, dict[int, float]] = {"cap": {}, "calibrated": {}, "accuracy": {}, "dcs": {}}
     for seed in range(clean.seeds):
@@ -98,7 +98,7 @@ def c_dcs(caps: Sequence[Cap]) -> list[dict[str, Any]]:
         if cap.dcs is not None and cap.attack != "worst":
             found.setdefault((cap.method, cap.defense), {}).setdefault(cap.target, []).append(cap.dcs)
     by_type = {
-        curve: {target: capping.t_dcs(scores) for target, scores in targets.items()} for curve, targets in found.items()
+        group: {target: capping.t_dcs(scores) for target, scores in targets.items()} for group, targets in found.items()
     }
     return [
         {"method": method, "defense": defense, "t_dcs": types, "c_dcs": capping.c_dcs(types)}

@@ -14,7 +14,7 @@ from vflsec.analysis.choosing import Candidate, Candidates, Choice, choose, cros
 from vflsec.analysis.results import Leak, Measure, Point
 from vflsec.core.metrics import VALUES
 from vflsec.core.statistics import over_seeds
-from vflsec.records.manifest import NO_ADVERSARY, Manifest, Row
+from vflsec.records.manifest import NO_ADVERSARY, Manifest, RowEntry
 from vflsec.records.schema import Block, Record, Result
 
 NOT_JOINING: dict[str, Any] = {"advantage": 0.0, "advantage_ci95": (0.0, 0.0)}
@@ -97,11 +97,11 @@ def alone_by_target(manifest: Manifest, records: Mapping[str, Record]) -> dict[s
     return {target: Alone(by_name) for target, by_name in found.items()}
 
 
-class Curve:
+class CellGroup:
     """All records at one method, defense and strength: by attack, by seed."""
 
     def __init__(
-        self, manifest: Manifest, group: Sequence[Row], records: Mapping[str, Record], alone: Mapping[str, Alone]
+        self, manifest: Manifest, group: Sequence[RowEntry], records: Mapping[str, Record], alone: Mapping[str, Alone]
     ) -> None:
         first = group[0]
         self.method, self.defense, self.strength = first.method, first.defense, first.strength

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from vflsec.analysis.groups import SEVERITY, finite, interval, share
 from vflsec.analysis.results import Damage, Measure
-from vflsec.records.manifest import INTEGRITY, Manifest, Row
+from vflsec.records.manifest import INTEGRITY, Manifest, RowEntry
 from vflsec.records.schema import Impact, Record, Result
 
 _NO_ROWS = (math.nan, math.nan)
@@ -21,7 +21,7 @@ def on_integrity(manifest: Manifest) -> list[str]:
 
 def damages(manifest: Manifest, records: Mapping[str, Record]) -> list[Damage]:
     """Return one damage for each method, defense, strength and attack on integrity."""
-    groups: dict[tuple[str, str, float, str], list[Row]] = {}
+    groups: dict[tuple[str, str, float, str], list[RowEntry]] = {}
     labels = on_integrity(manifest)
     for row in manifest.rows:
         if row.attack in labels:
@@ -29,7 +29,7 @@ def damages(manifest: Manifest, records: Mapping[str, Record]) -> list[Damage]:
     return [_damage(group, records, manifest.seeds) for group in groups.values()]
 
 
-def _damage(group: Sequence[Row], records: Mapping[str, Record], seeds: int) -> Damage:
+def _damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds: int) -> Damage:
     first = group[0]
     statuses = {seed: "ok" for seed in range(seeds)}
     honest: dict[int, Impact] = {}

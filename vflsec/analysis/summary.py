@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from vflsec.analysis.folding import by_defense, c_dcs, caps
 from vflsec.analysis.gates import Limits, check_limits, gates
-from vflsec.analysis.groups import Curve, alone_by_target
+from vflsec.analysis.groups import CellGroup, alone_by_target
 from vflsec.analysis.integrity import damages, on_integrity
 from vflsec.analysis.ranking import disagreements, exposed, front, orders, ranks
 from vflsec.analysis.results import Summary
-from vflsec.records.manifest import Manifest, Row
+from vflsec.records.manifest import Manifest, RowEntry
 from vflsec.records.schema import Record, Result
 
 
@@ -24,19 +24,19 @@ def summarize(
     """
     check_limits(manifest, max_leak)
     alone = alone_by_target(manifest, records)
-    groups: dict[tuple[str, str, float], list[Row]] = {}
+    groups: dict[tuple[str, str, float], list[RowEntry]] = {}
     apart = on_integrity(manifest)
     for row in manifest.rows:
         if row.attack not in apart:
             groups.setdefault((row.method, row.defense, row.strength), []).append(row)
-    curves = [Curve(manifest, group, records, alone) for group in groups.values()]
-    points = [point for curve in curves for point in curve.points()]
-    worst = [point for curve in curves if curve.attacked for point in curve.worst()]
-    picked = [point for curve in curves if curve.attacked for point in curve.picked()]
+    cell_groups = [CellGroup(manifest, group, records, alone) for group in groups.values()]
+    points = [point for group in cell_groups for point in group.points()]
+    worst = [point for group in cell_groups if group.attacked for point in group.worst()]
+    picked = [point for group in cell_groups if group.attacked for point in group.picked()]
     broken = damages(manifest, records)
     utilities = [*(point.utility for point in points), *(found.utility for found in broken)]
     metrics = [utility.metric for utility in utilities if utility.mean is not None]
-    folded = [cap for curve in by_defense(curves) for cap in caps(curve)]
+    folded = [cap for group in by_defense(cell_groups) for cap in caps(group)]
     places = exposed(points, worst)
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
     return Summary(

@@ -62,5 +62,5 @@ def command(recording: Path, truth: Path | None, names: tuple[str, ...], max_lea
         click.echo(msgspec.json.encode(verdict).decode())
     else:
         console = Console()
-        Console(width=max(console.width, 130)).print(table.rich(verdict))
+        Console(width=console.width if console.is_terminal else max(console.width, 130)).print(table.rich(verdict))
     sys.exit(verdict.exit_code)

@@ -15,7 +15,7 @@ from vflsec.experiment import plan
 from vflsec.experiment.plan import asked_of, dataset_identity, is_baseline, priors, rows, versioned
 from vflsec.experiment.spec import EvalSpec
 from vflsec.experiment.store import environment
-from vflsec.records.manifest import NO_ADVERSARY, Attack, Manifest, Prior, Provenance, Row
+from vflsec.records.manifest import NO_ADVERSARY, AttackEntry, Manifest, PriorEntry, Provenance, RowEntry
 
 
 def manifest_of(spec: EvalSpec, command: Sequence[str] = ()) -> Manifest:
@@ -26,7 +26,7 @@ def manifest_of(spec: EvalSpec, command: Sequence[str] = ()) -> Manifest:
         command: the words of the command line.
     """
     attacks = [
-        Attack(label=label, name=attack.name, target=asked_of(attack), baseline=is_baseline(attack.name))
+        AttackEntry(label=label, name=attack.name, target=asked_of(attack), baseline=is_baseline(attack.name))
         for attack, label in zip(spec.attacks, spec.labels, strict=True)
     ]
     return Manifest(
@@ -43,9 +43,9 @@ def manifest_of(spec: EvalSpec, command: Sequence[str] = ()) -> Manifest:
     )
 
 
-def _row(row: plan.Row) -> Row:
+def _row(row: plan.Row) -> RowEntry:
     attack = row.label if row.attack else NO_ADVERSARY
-    return Row(
+    return RowEntry(
         method=row.method,
         defense=row.defense,
         strength=row.strength,
@@ -56,9 +56,9 @@ def _row(row: plan.Row) -> Row:
     )
 
 
-def _prior(prior: plan.Prior) -> Prior:
+def _prior(prior: plan.Prior) -> PriorEntry:
     target = asked_of(prior.attack)
-    return Prior(method=prior.method, label=prior.label, target=target, seed=prior.seed, key=prior.key)
+    return PriorEntry(method=prior.method, label=prior.label, target=target, seed=prior.seed, key=prior.key)
 
 
 def _provenance(spec: EvalSpec, command: Sequence[str]) -> Provenance:

@@ -32,8 +32,7 @@ from vflsec.experiment.score import score
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
 from vflsec.experiment.training import advance, collapse, one_thread, train
-from vflsec.records.schema import AttackRun, Record, Result, Status
-from vflsec.records.schema import Prior as PriorRecord
+from vflsec.records.schema import AttackRun, PriorResult, Record, Result, Status
 
 LONGEST_ERROR = 300
 """Characters of an error that a record keeps: some print whole arrays."""
@@ -275,13 +274,13 @@ def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) ->
     return _scored(attack, ask(attack, trained, party, aux), trained.federation, aux)
 
 
-def _prior(prior: Prior, task: Task, store: Store, device: str) -> PriorRecord:
+def _prior(prior: Prior, task: Task, store: Store, device: str) -> PriorResult:
     """Run what the adversary could have done alone: on an untrained model, or on one that it pre-trained itself."""
     began = time.perf_counter()
     attack = build_attack(prior.attack)
     own = attack if prior.pretrained or attack.baseline else without_federation(attack)
     changes = _attacked_alone(own, prior, task, store, device) if own and task.aux.n else {}
-    return PriorRecord(
+    return PriorResult(
         key=prior.key,
         method=prior.cell.method,
         seed=prior.seed,

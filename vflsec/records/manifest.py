@@ -18,7 +18,7 @@ INTEGRITY = "integrity"
 """The target of attacks that change the training instead of recovering something."""
 
 
-class Attack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AttackEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An attack of the evaluation.
 
     Attributes:
@@ -34,7 +34,7 @@ class Attack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     baseline: bool = False
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RowEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A result that was asked for.
 
     Attributes:
@@ -52,7 +52,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     control: bool = False
 
 
-class Prior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PriorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A result without the federation that was asked for.
 
     Attributes:
@@ -103,8 +103,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seeds: int
     target: float | None
     selected_on_test: bool
-    attacks: list[Attack]
-    rows: list[Row]
-    priors: list[Prior]
+    attacks: list[AttackEntry]
+    rows: list[RowEntry]
+    priors: list[PriorEntry]
     settings: dict[str, Any]
     provenance: Provenance

@@ -1,7 +1,7 @@
 """The records of a results folder: what one attack reached on one trained federation, or without one.
 
-``Result`` and ``Prior`` are the lines of ``records.jsonl``. Each line carries the version of the schema and a checksum,
-so that a damaged line is never believed.
+``Result`` and ``PriorResult`` are the lines of ``records.jsonl``. Each line carries the version of the schema and a
+checksum, so that a damaged line is never believed.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class AttackRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     after: str | None = None
 
 
-class Prior(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="prior", forbid_unknown_fields=True):
+class PriorResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="prior", forbid_unknown_fields=True):
     """What the adversary reaches without the federation, by one attack and for one seed.
 
     Attributes:
@@ -179,7 +179,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
         return self.utility
 
 
-Record = Result | Prior
+Record = Result | PriorResult
 
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

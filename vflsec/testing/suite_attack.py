@@ -153,7 +153,7 @@ class AttackConformance(Suite):
         *,
         shuffled: bool = False,
         splits: tuple[str, ...] = ("train", "test", "candidates", "parameters"),
-    ) -> Leak:
+    ) -> MeanLeak:
         """Return the headline, mean over seeds, on the first of ``splits`` that the attack guesses."""
         values, errors, chances = [], [], []
         for seed in SEEDS:
@@ -175,10 +175,10 @@ class AttackConformance(Suite):
             values.append(found.headline)
             chances.append(found.chance)
             errors.append(_error(names[0], truth.labels[split]))
-        return Leak(float(np.mean(values)), max(errors), float(np.mean(chances)), names[0])
+        return MeanLeak(float(np.mean(values)), max(errors), float(np.mean(chances)), names[0])
 
 
-class Leak(NamedTuple):
+class MeanLeak(NamedTuple):
     """A mean headline, the standard error it would have if the guess knew nothing, and what it would then be."""
 
     mean: float
@@ -220,7 +220,7 @@ class Heard(NamedTuple):
     transcript: Transcript
 
 
-class Task(NamedTuple):
+class ToyTask(NamedTuple):
     """What a toy federation learns: from which signal, from how many rows (None: most), and how often it sees them.
 
     One whose models are averaged pre-trains for an epoch.
@@ -233,12 +233,12 @@ class Task(NamedTuple):
     averaged: bool = False
 
 
-def _task(attack: Attack, signal: str) -> Task:
+def _task(attack: Attack, signal: str) -> ToyTask:
     if attack.target == "parameters":
-        return Task(signal, epochs=1, averaged=True)
+        return ToyTask(signal, epochs=1, averaged=True)
     if attack.target != "membership":
-        return Task(signal)
-    return Task("none", n_labeled=100, epochs=200) if signal == "planted" else Task("none", epochs=1, lr=1e-9)
+        return ToyTask(signal)
+    return ToyTask("none", n_labeled=100, epochs=200) if signal == "planted" else ToyTask("none", epochs=1, lr=1e-9)
 
 
 def _error(metric: str, truth: Tensor) -> float:
@@ -249,11 +249,11 @@ def _error(metric: str, truth: Tensor) -> float:
 
 
 @lru_cache(maxsize=16)
-def _federation(side: str, task: Task, seed: int, model: tuple[tuple[str, Any], ...]) -> Heard:
+def _federation(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Heard:
     return _trained(side, task, seed, model, None)
 
 
-def _trained(side: str, task: Task, seed: int, model: tuple[tuple[str, Any], ...], attack: Attack | None) -> Heard:
+def _trained(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...], attack: Attack | None) -> Heard:
     data = DataSpec() if task.n_labeled is None else DataSpec(n_labeled=task.n_labeled)
     federation, name = toy_federation(seed=seed, signal=task.signal, data=data), ADVERSARY[side]
     if attack:
