@@ -428,3 +428,15 @@ def test_a_damaged_record_is_one_line_with_the_way_out(tmp_path, field):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(StoreError, match="line 1 is damaged, .*--retry-errors"):
         Report.read(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"x" * 50), lambda path: path.unlink()])
+def test_models_that_are_damaged_or_lost_are_trained_again(tmp_path, damage):
+    """The results are lost with them: the same training gives the same numbers."""
+    store = finish(tmp_path, seeds=1, strengths=[1])
+    before = store.records()
+    store.forget(lambda record: not isinstance(record, Result))
+    for path in tmp_path.glob("cells/*/active.safetensors"):
+        damage(path)
+    again = finish(tmp_path, seeds=1, strengths=[1]).records()
+    assert {key: record.leak for key, record in again.items()} == {key: record.leak for key, record in before.items()}

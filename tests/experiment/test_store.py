@@ -228,3 +228,54 @@ def test_what_a_killed_run_was_writing_is_removed(store):
     store.lock().release()
     assert sorted(path.name for path in (store.folder / "cells").iterdir()) == ["c", "d.partial"]
     assert not list(store.folder.glob(".writing-*"))
+
+
+def test_only_a_line_feed_ends_a_line(store):
+    """A carriage return, one flipped bit of a minus, neither hides a line nor lets ``trim`` cut others off."""
+    for key in "abc":
+        store.append(made_result(key=key, error="a-b"))
+    path = store.folder / "records.jsonl"
+    damaged = path.read_bytes().replace(b"a-b", b"a\rb", 1)
+    path.write_bytes(damaged)
+    store.trim()
+    assert path.read_bytes() == damaged
+    with pytest.raises(StoreError, match="line 1 is damaged"):
+        store.records()
+    store.forget_failures()
+    assert list(store.records()) == ["b", "c"]
+
+
+@pytest.mark.parametrize("name", [".lock", "cells"])
+def test_a_linked_lock_or_folder_of_cells_is_refused(store, tmp_path_factory, name):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / ".writing-mine").mkdir()
+    (store.folder / name).symlink_to(elsewhere)
+    with pytest.raises(StoreError, match=f"expected no link in a results folder, found .*{name}: remove it"):
+        store.lock()
+    assert (elsewhere / ".writing-mine").exists()
+
+
+def test_what_lies_in_the_place_of_a_cell_is_replaced(store, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "work").touch()
+    cells = store.folder / "cells"
+    (cells / "a").mkdir(parents=True)
+    (cells / "a" / "active.safetensors").touch()
+    (cells / "b").touch()
+    (cells / "c").symlink_to(elsewhere)
+    (cells / ".writing-x").symlink_to(elsewhere)
+    (store.folder / ".writing-records.jsonl").mkdir()
+    store.lock().release()
+    for key in "abc":
+        store.cell(key).write(CellFacts(), lambda folder: folder.mkdir())
+        assert store.cell(key).read() == CellFacts()
+    assert (elsewhere / "work").exists()
+
+
+def test_facts_that_are_no_file_are_damage_that_can_be_healed(store):
+    (store.folder / "cells" / "a" / "cell.json").mkdir(parents=True)
+    (store.folder / "cells" / "a.partial").mkdir()
+    with pytest.raises(StoreError, match="is damaged .*--retry-errors"):
+        store.cell("a").read()
+    store.forget_failures()
+    assert not list((store.folder / "cells").iterdir())

@@ -1,6 +1,7 @@
 """A results folder is read anywhere: without plug-ins, data or torch, and without executing what it names."""
 
 import errno
+import hashlib
 import json
 import os
 import random
@@ -17,7 +18,7 @@ import vflsec
 from vflsec.cli import cli
 from vflsec.core.errors import StoreError, VflsecError
 from vflsec.records.folder import read_manifest, read_records
-from vflsec.records.schema import unseal
+from vflsec.records.schema import SCHEMA, unseal
 
 ATTACK = """
 from pathlib import Path
@@ -226,3 +227,84 @@ def test_of_a_damaged_folder_no_number_is_believed_and_nothing_run(evaluated, co
     assert outcomes["refused"] > outcomes["less"]
     assert not (place / "imported").exists()
     print(dict(outcomes))  # noqa: T201  (the figures, shown with -s)
+
+
+def forged(folder, change_record=None, change_manifest=None):
+    """Write the folder again with valid checksums and changed contents."""
+    path = folder / "records.jsonl"
+    records = [json.loads(line)["record"] for line in path.read_text().splitlines()]
+    for record in records:
+        (change_record or dict)(record)
+    manifest = json.loads((folder / "manifest.json").read_text())["record"]
+    (change_manifest or dict)(manifest)
+
+    def sealed(content):
+        body = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+        return f'{{"schema":{SCHEMA},"check":"{hashlib.sha256(body.encode()).hexdigest()[:16]}","record":{body}}}\n'
+
+    path.write_text("".join(map(sealed, records)))
+    (folder / "manifest.json").write_text(sealed(manifest))
+
+
+def every_row(**changed):
+    return lambda manifest: [row.update(changed) for row in (*manifest["rows"], *manifest["priors"])]
+
+
+@pytest.mark.parametrize(
+    ("record", "manifest", "message"),
+    [
+        (lambda r: r.update(utility=None) if r["kind"] == "result" else None, None, "has no utility"),
+        (lambda r: r.update(budget={"updates": 10**400}), None, "its budget is not finite"),
+        (lambda r: r.update(spent=[{"defense": "iso", "epsilon": "x"}]) if r["kind"] == "result" else None, None,
+         "no defense, epsilon or delta"),
+        (lambda r: r.update(method="\x1b[2J"), None, "control characters"),
+        (lambda r: r.update(seed=7), None, "is of another cell than the manifest says"),
+        (None, every_row(method="a\nGATE max-leak mc 0.1: holds"), "control characters"),
+        (None, every_row(method="x" * 100_000), "longer than"),
+        (None, lambda m: m.update(seeds=10**10), "its 10000000000 seeds are not those of its rows"),
+        (None, lambda m: m["attacks"][0].update(target="weird"), "unknown target 'weird'"),
+        (None, lambda m: m["rows"][0].update(attack="who"), "unknown attack 'who'"),
+        (None, lambda m: m["rows"][0].update(strength=1e308), "a row of strength 1e[+]308"),
+    ],
+)  # fmt: skip
+def test_a_forged_folder_with_valid_checksums_is_one_line(copied, record, manifest, message):
+    forged(copied, record, manifest)
+    with pytest.raises(StoreError, match=message):
+        vflsec.Report.read(copied)
+
+
+def test_names_are_no_markup_in_any_format(copied):
+    name = "<img src=x>[/][red]=A1|$\\\\frac{$"
+    forged(copied, lambda r: r.update(method=name) if r["kind"] == "result" else None, every_row(method=name))
+    report = vflsec.Report.read(copied)
+    assert name in report.table(300)
+    assert "<img" not in report._repr_html_()
+    assert "\\<img" in report.to_markdown()
+    assert "\\|" in report.to_markdown()
+    assert report.save_curve(copied)
+    forged(copied, lambda r: r.update(method="=A1") if r["kind"] == "result" else None, every_row(method="=A1"))
+    assert "\n'=A1," in vflsec.Report.read(copied).to_csv()
+
+
+def test_a_report_does_not_obey_a_matplotlibrc_of_the_folder(copied):
+    (copied / "matplotlibrc").write_text("text.usetex: True\n")
+    command = [sys.executable, "-m", "vflsec", "report", "."]
+    shown = subprocess.run(command, cwd=copied, check=False, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert (copied / "curve.png").exists()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "records.jsonl"])
+def test_a_pipe_in_the_place_of_a_file_is_one_line(copied, name):
+    (copied / name).unlink()
+    os.mkfifo(copied / name)
+    with pytest.raises(StoreError, match=f"cannot read .*{name}: expected a file, found something else"):
+        vflsec.Report.read(copied)
+
+
+def test_the_line_of_an_error_controls_no_terminal(copied):
+    path = copied / "manifest.json"
+    path.write_text(path.read_text().replace('"schema"', '"\\u001b[31mHACK\\u0007":1,"schema"', 1))
+    shown = CliRunner().invoke(cli, ["report", str(copied)])
+    assert shown.exit_code == 2
+    assert "?[31mHACK?" in shown.stderr

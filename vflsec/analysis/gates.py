@@ -29,7 +29,7 @@ def check_limits(manifest: Manifest, max_leak: Limits) -> None:
             )
         short = re.split("[:@]", name)[0]
         if short in registry.entries("attacks") and short not in {attack.name for attack in manifest.attacks}:
-            raise UsageError(f"{name} was not run: add it to --attack")
+            raise UsageError(f"{name} was not run: add it to --attack of vflsec eval")
         one_of([*leaking, "worst"], attack=name)
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from vflsec.analysis.choosing import Candidate, Candidates, Choice, choose, cross_scored
 from vflsec.analysis.results import Leak, Measure, Point
+from vflsec.core.errors import StoreError
 from vflsec.core.metrics import VALUES
 from vflsec.core.statistics import over_seeds
 from vflsec.records.manifest import NO_ADVERSARY, Manifest, RowEntry
@@ -113,6 +114,8 @@ class CellGroup:
         for row in group:
             record = records.get(row.key)
             if isinstance(record, Result):
+                if (record.method, record.seed, record.control) != (row.method, row.seed, row.control):
+                    raise StoreError(f"the record {row.key} is of another cell than the manifest says")
                 self.by_attack[row.attack][row.seed] = record
         self._alone = alone
 

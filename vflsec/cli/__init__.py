@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from vflsec import __version__
-from vflsec.core.errors import VflsecError
+from vflsec.core.errors import VflsecError, plain
 
 COMMANDS = {
     "list": "List attacks, defenses, methods, protocols and datasets.",
@@ -59,7 +59,7 @@ class Failure(click.ClickException):
     """One line on stderr, and the exit code of the error."""
 
     def __init__(self, error: VflsecError) -> None:
-        super().__init__(" ".join(str(error).split()))
+        super().__init__(plain(" ".join(str(error).split())))
         self.exit_code: int = error.exit_code  # type: ignore[misc]  # click sets a class attribute, ours varies
 
 

@@ -302,6 +302,7 @@ def show(report: Report, form: str) -> None:
 
         console = Console()
         width = console.width if console.is_terminal else max(console.width, 140)
+        width = max(width, 80)
         Console(width=width).print(table.rich(report.summary, width))
     else:
         click.echo({"json": report.to_json, "csv": report.to_csv, "markdown": report.to_markdown}[form]().rstrip("\n"))

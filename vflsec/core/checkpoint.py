@@ -69,11 +69,14 @@ class Checkpoint:
         self, modules: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer], channel: Channel
     ) -> list[float]:
         """Put back what is kept, in place; return the losses of the iterations done, none where nothing is kept."""
-        if self.path is None or not self.path.exists():
+        if self.path is None or not self.path.is_file():
             return []
-        with safe_open(self.path, "pt") as file:
-            facts = msgspec.json.decode(file.metadata()["facts"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a dict)
+        try:
+            with safe_open(self.path, "pt") as file:
+                facts = msgspec.json.decode(file.metadata()["facts"])
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a dict)
+        except (SafetensorError, msgspec.DecodeError, KeyError, TypeError):  # damaged: the phase is run from its start
+            return []
         for name, module in modules.items():
             module.load_state_dict({key: tensors[f"{name}/{key}"] for key in _state(module)})
         for k, optimizer in enumerate(optimizers):

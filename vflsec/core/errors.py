@@ -14,7 +14,11 @@ VflsecError                 2   base class: one line that says what was expected
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
+
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that control a terminal, or turn the direction of a text."""
 
 
 class VflsecError(Exception):
@@ -63,3 +67,8 @@ class Diverged(VflsecError):
     """Training produced a non-finite loss or output."""
 
     exit_code = 3
+
+
+def plain(text: str) -> str:
+    """Return ``text`` with a question mark in place of each character that would control a terminal."""
+    return CONTROL.sub("?", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 SEAL = b"vflsec sealed 1\n"
@@ -35,7 +36,7 @@ def replace(path: Path, content: bytes, *, mode: int = 0o600) -> None:
         mode: who may read it; unless given, its owner alone.
     """
     unfinished = path.with_name(f"{UNFINISHED}{path.name}")
-    unfinished.unlink(missing_ok=True)
+    discard(unfinished)
     try:
         with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
@@ -51,7 +52,15 @@ def replace(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 def sweep(folder: Path) -> None:
     """Remove what ``replace`` left unfinished in ``folder`` when it was killed."""
     for unfinished in folder.glob(f"{UNFINISHED}*"):
-        unfinished.unlink()
+        discard(unfinished)
+
+
+def discard(path: Path) -> None:
+    """Remove a file, a folder with all that is in it, or a link, which is not followed; nothing if there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync(folder: Path) -> None:

@@ -9,11 +9,12 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 import msgspec
+from safetensors import SafetensorError
 
 from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import sureness
-from vflsec.core.errors import Diverged, VflsecError
+from vflsec.core.errors import Diverged, VflsecError, plain
 from vflsec.core.federation import Federation, load_states
 from vflsec.core.integrity import IntegrityAttack, integrity_attacks
 from vflsec.core.message import Kind, Message, Transcript
@@ -110,7 +111,10 @@ def _trained(
         assert isinstance(facts, CellFacts)
         if facts.status == "diverged":
             return None, facts, ()
-        return _loaded(task.cell, [stored.path], facts.history, device), facts, ()
+        try:
+            return _loaded(task.cell, [stored.path], facts.history, device), facts, ()
+        except (SafetensorError, OSError):  # its models are damaged or lost: the same training makes the same again
+            stored.remove()
     transcript = Transcript(frozenset(task.adversary.split("+")), kinds)
     struck = {row.attack.after for row in task.rows if row.attack}
     abroad = bool(struck & registry.load("methods", task.cell.method).source_phases)
@@ -307,4 +311,4 @@ def _attacked_alone(own: Attack, prior: Prior, task: Task, store: Store, device:
 
 
 def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_ERROR]}"
+    return plain(f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_ERROR]}")

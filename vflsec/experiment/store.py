@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from vflsec.core import files
 from vflsec.core.errors import StoreError
 from vflsec.experiment.facts import CellFacts, StageFacts
-from vflsec.records.folder import MANIFEST, RECORDS, complete_lines, read_records
+from vflsec.records.folder import MANIFEST, RECORDS, complete_lines, read_bytes, read_records
 from vflsec.records.manifest import Manifest
 from vflsec.records.schema import FAILED, Record, encode, seal
 
@@ -58,6 +58,9 @@ class Store:
             StoreError: another run holds it, or the folder cannot be written.
         """
         lock = FileLock(self.folder / ".lock")
+        for path in (self.folder / ".lock", self.folder / "cells"):
+            if path.is_symlink():
+                raise StoreError(f"expected no link in a results folder, found {path}: remove it")
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
@@ -72,10 +75,9 @@ class Store:
     def _sweep(self) -> None:
         """Remove what a killed run was writing; its workers have ended with it."""
         files.sweep(self.folder)
-        for unfinished in self.folder.glob(f"cells/{files.UNFINISHED}*"):
-            shutil.rmtree(unfinished)
-        for unfinished in self.folder.glob("cells/*.partial-*"):
-            unfinished.unlink()
+        for pattern in (f"cells/{files.UNFINISHED}*", "cells/*.partial-*"):
+            for unfinished in self.folder.glob(pattern):
+                files.discard(unfinished)
 
     def records(self, *, skip_damaged: bool = False) -> dict[str, Record]:
         """Return what ``read_records`` does."""
@@ -132,7 +134,7 @@ class Store:
             for facts in self.folder.glob("cells/*/cell.json"):
                 CellFolder(facts.parent).remove()
             for partial in self.folder.glob("cells/*.partial*"):
-                partial.unlink()
+                files.discard(partial)
 
     def write_settings(self, spec_toml: str, manifest: Manifest) -> None:
         """Write ``spec.toml``, ``env.json`` and ``manifest.json``."""
@@ -178,8 +180,8 @@ class CellFolder:
         if not path.exists():
             return None
         try:
-            return msgspec.json.decode(path.read_bytes(), type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return msgspec.json.decode(read_bytes(path), type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
             raise StoreError(f"{path} is damaged ({error}): compute it again with vflsec eval --retry-errors") from None
 
     def write(self, facts: CellFacts | StageFacts | dict[str, Any], save_models: Callable[[Path], None]) -> None:
@@ -192,10 +194,12 @@ class CellFolder:
             (temporary / "cell.json").write_bytes(msgspec.json.encode(facts))
             try:
                 temporary.rename(self.path)
-            except OSError:  # the same cell, which a killed run's last worker was still computing
-                shutil.rmtree(temporary)
-                if self.read() is None:
-                    raise
+            except OSError:  # the same cell, which another process has put here first, or what is left of a cell
+                if self.read() is not None:
+                    shutil.rmtree(temporary)
+                    return
+                files.discard(self.path)
+                temporary.rename(self.path)
 
     def check(self) -> None:
         """Raise StoreError unless this folder is new and can be made; it is made and removed again."""
@@ -209,8 +213,8 @@ class CellFolder:
 
     def remove(self) -> None:
         """Drop models and facts."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.partial.unlink(missing_ok=True)
+        files.discard(self.path)
+        files.discard(self.partial)
 
 
 def environment() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from vflsec.core.errors import StoreError
@@ -20,7 +21,9 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        manifest: Manifest = unseal(path.read_bytes(), Manifest)
+        manifest: Manifest = unseal(read_bytes(path), Manifest)
+        for fault in manifest.faults():
+            raise ValueError(fault)
     except FileNotFoundError:
         raise StoreError(
             f"expected results in {folder}, found no {MANIFEST}: run vflsec eval --out {folder} first"
@@ -69,14 +72,27 @@ def read_records(folder: Path, *, skip_damaged: bool = False) -> dict[str, Recor
 
 
 def complete_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file that end in a line break; none where there is no file.
+    """Return the lines of a file that end in a line feed; none where there is no file.
 
     Raises:
         StoreError: it cannot be read.
     """
     try:
-        return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        data = read_bytes(path)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
+    return [line + b"\n" for line in data.split(b"\n")[:-1]]  # no other character ends a line
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it is no file, but a folder, a device or a pipe, or it cannot be read.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "expected a file, found something else")
+    return path.read_bytes()

@@ -7,6 +7,8 @@ the plug-ins nor opens the data.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -16,6 +18,10 @@ NO_ADVERSARY = "no adversary"
 
 INTEGRITY = "integrity"
 """The target of attacks that change the training instead of recovering something."""
+
+
+TARGETS = ("labels", "attribute", "features", "membership", "parameters", INTEGRITY)
+"""What an attack can recover, and that it recovers nothing."""
 
 
 class AttackEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,3 +114,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     priors: list[PriorEntry]
     settings: dict[str, Any]
     provenance: Provenance
+
+    def faults(self) -> Iterator[str]:
+        """Yield what no evaluation can have written."""
+        labels = {attack.label for attack in self.attacks} | {NO_ADVERSARY}
+        for target in [attack.target for attack in self.attacks] + [prior.target for prior in self.priors]:
+            if target.partition(" ")[0] not in TARGETS:
+                yield f"it has an unknown target {target!r}"
+        for row in self.rows:
+            if row.attack not in labels:
+                yield f"it has a row of an unknown attack {row.attack!r}"
+            if not (math.isfinite(row.strength) and 0 <= row.strength < 1e100):
+                yield f"it has a row of strength {row.strength:g}"
+        seeds = {row.seed for row in self.rows}
+        if not self.rows or seeds != set(range(len(seeds))) or len(seeds) != self.seeds:
+            yield f"its {self.seeds} seeds are not those of its rows"

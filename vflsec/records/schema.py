@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from vflsec.core.errors import CONTROL
 from vflsec.core.metrics import possible
 
 SCHEMA = 3
@@ -174,12 +175,20 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
 
     @property
     def measured(self) -> Block:
-        """The utility of a result whose status gives one."""
-        assert self.utility is not None
+        """The utility of a result whose status gives one.
+
+        Raises:
+            ValueError: it has none, which no run has written.
+        """
+        if self.utility is None:
+            raise ValueError(f"the record {self.key} is {self.status} and has no utility")
         return self.utility
 
 
 Record = Result | PriorResult
+
+LONGEST = 4096
+"""Characters that a text of a record or a manifest may have."""
 
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -234,9 +243,25 @@ def unseal(line: bytes, kind: Any) -> Any:
         sealed = msgspec.json.decode(line, type=_Sealed)
         if sealed.check != _digest(bytes(sealed.record)):
             raise ValueError("its checksum does not match")
+        for text in _texts(msgspec.json.decode(sealed.record)):
+            if len(text) > LONGEST or CONTROL.search(text):
+                raise ValueError(f"it has a text with control characters, or longer than {LONGEST}")
         return msgspec.json.decode(sealed.record, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it cannot be read ({error})") from None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in ``value``, keys as well."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, own in value.items():
+            yield key
+            yield from _texts(own)
+    elif isinstance(value, list):
+        for own in value:
+            yield from _texts(own)
 
 
 def _digest(body: bytes) -> str:
@@ -246,7 +271,10 @@ def _digest(body: bytes) -> str:
 def _faults(record: Record) -> Iterator[str]:
     """Yield what no run can have written."""
     blocks = dict(record.leak)
+    if not all(math.isfinite(value) for value in map(_finite, record.budget.values())):
+        yield "its budget is not finite"
     if isinstance(record, Result):
+        yield from _result_faults(record)
         blocks |= {"utility": record.utility} if record.utility else {}
         blocks |= {"utility under attack": record.damage.utility} if record.damage else {}
     for name, block in blocks.items():
@@ -254,3 +282,19 @@ def _faults(record: Record) -> Iterator[str]:
             yield f"{name} has no metric, or no rows"
         values = [*block.metrics.items(), *((block.metric, value) for value in block.halves or ())]
         yield from (f"{name} has {metric} = {value:g}" for metric, value in values if not possible(metric, value))
+
+
+def _result_faults(record: Result) -> Iterator[str]:
+    for spent in record.spent:
+        numbers = [spent.get(name) for name in ("epsilon", "delta")]
+        if not isinstance(spent.get("defense"), str) or not all(isinstance(one, int | float) for one in numbers):
+            yield "the privacy that it spent has no defense, epsilon or delta"
+        if not isinstance(spent.get("of", ""), str):
+            yield "it does not say in a text of what its epsilon is"
+
+
+def _finite(value: Number) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -12,6 +12,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
+from matplotlib.style import context
 from matplotlib.text import Annotation
 
 from vflsec.analysis.results import Leak, Measure, Place, Point, Summary
@@ -215,7 +216,7 @@ def _draw_legend(axes: Axes, *, several: bool) -> None:
 def save(summary: Summary, folder: Path) -> list[Path]:
     """Write ``curve.svg`` and ``curve.png``; the same summary gives the same bytes."""
     paths, pictures = [folder / "curve.svg", folder / "curve.png"], [io.BytesIO(), io.BytesIO()]
-    with rc_context({"svg.hashsalt": "vflsec", "svg.fonttype": "none"}):
+    with context("default"), rc_context({"svg.hashsalt": "vflsec", "svg.fonttype": "none", "text.parse_math": False}):
         figure = draw(summary)
         figure.savefig(pictures[0], format="svg", metadata={"Date": None})
         figure.savefig(pictures[1], format="png", dpi=160, metadata={"Software": None})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import io
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,8 @@ from rich.console import Console
 
 from vflsec.analysis.results import Cap, Damage, Point, Summary
 from vflsec.analysis.summary import summarize
-from vflsec.core.errors import StoreError
-from vflsec.records.folder import RECORDS, read_manifest, read_records
+from vflsec.core.errors import StoreError, VflsecError
+from vflsec.records.folder import read_manifest, read_records
 from vflsec.records.manifest import Manifest
 from vflsec.report import curve, table
 
@@ -52,10 +54,18 @@ class Report:
         folder = Path(folder)
         manifest, records = read_manifest(folder), read_records(folder)
         try:
-            summary = summarize(manifest, records, out=str(folder), max_leak=max_leak or {}, min_utility=min_utility)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration, OverflowError) as error:
+            summary = summarize(
+                manifest,
+                records,
+                out=os.fsencode(folder).decode(errors="replace"),
+                max_leak=max_leak or {},
+                min_utility=min_utility,
+            )
+        except VflsecError:
+            raise
+        except Exception as error:  # whatever a folder contains, its reader gets one line
             raise StoreError(
-                f"expected records of vflsec in {folder / RECORDS}, found one that is damaged "
+                f"expected an evaluation of vflsec in {folder}, found a damaged manifest or records "
                 f"({type(error).__name__}: {error}): compute them again with --fresh"
             ) from error
         return cls(summary, manifest)
@@ -112,7 +122,7 @@ class Report:
         return curve.save(self.summary, Path(folder))
 
     def _repr_html_(self) -> str:
-        return f"<pre>{self.table()}</pre>"
+        return f"<pre>{html.escape(self.table())}</pre>"
 
     def __repr__(self) -> str:
         """Show the table."""

@@ -186,7 +186,7 @@ def rich(summary: Summary, width: int) -> RenderableType:
     hidden = list(dict.fromkeys(name for cells in found for name in cells.header if name in DETAILS))
     if narrow and hidden:
         parts.append(
-            Text(f"NOT SHOWN {', '.join(hidden)}: widen the terminal to {NARROW} columns, or add --format csv")
+            Text(f"NOT SHOWN {', '.join(hidden)}: widen the terminal to {NARROW} columns, or add --format markdown")
         )
     return Group(*parts)
 
@@ -213,7 +213,7 @@ def as_csv(summary: Summary) -> str:
     writer.writerow(CSV_HEADER)
     for p in (*summary.points, *summary.worst):
         writer.writerow([
-            p.method, p.defense, p.strength, p.attack, p.target, p.status,
+            *map(_no_formula, (p.method, p.defense)), p.strength, _no_formula(p.attack), p.target, p.status,
             p.utility.metric, p.utility.mean, *p.utility.ci95,
             p.leak.metric, p.leak.rows, p.leak.mean, *p.leak.ci95, p.leak_train.mean, p.leak.chance, p.leak.alone,
             p.leak.advantage, *p.leak.advantage_ci95, p.leak.accuracy, p.utility.n, p.nbytes, p.seconds,
@@ -221,12 +221,17 @@ def as_csv(summary: Summary) -> str:
         ])  # fmt: skip
     for d in summary.integrity:
         writer.writerow([
-            d.method, d.defense, d.strength, d.attack, "integrity", d.status,
+            *map(_no_formula, (d.method, d.defense)), d.strength, _no_formula(d.attack), "integrity", d.status,
             d.utility.metric, d.utility.mean, *d.utility.ci95, *[None] * 6, d.chance, *[None] * 5,
             d.lost.n, None, None,
             d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, *[None] * 3,
         ])  # fmt: skip
     return out.getvalue()
+
+
+def _no_formula(name: str) -> str:
+    """Return a name that a spreadsheet does not take for a formula."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@")) else name
 
 
 def _budget(point: Point) -> tuple[Any, Any, Any]:
@@ -402,21 +407,28 @@ def _cap_value(value: float | None, ends: tuple[float | None, float | None]) -> 
 
 def _rich(cells: Cells, *, narrow: bool = False) -> RichTable:
     table = RichTable(
-        title=cells.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=not narrow
+        title=Text(cells.title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=not narrow
     )
     for i, name in enumerate(cells.header):
-        text = name in ("attack", "budget", "status", "note")  # these may wrap; numbers may not
-        justify: Literal["left", "right"] = "left" if i == 0 or text else "right"
+        text = narrow or name in ("attack", "budget", "status", "note")  # these may wrap; numbers may not
+        left = i == 0 or name in ("attack", "budget", "status", "note")
+        justify: Literal["left", "right"] = "left" if left else "right"
         longest = max((len(row[i]) for row in cells.rows), default=0)
         word = max((len(word) for row in cells.rows for word in row[i].split()), default=0)
         least = longest if name == "attack" and longest <= LONGEST else None  # a name in pieces is hard to read
-        least = min(word, LONGEST) if narrow else least
+        if narrow:  # whole words, as far as there is room
+            least = min(LONGEST, max([word, *map(len, name.split())])) if name not in ("method", "defense") else 3
         table.add_column(name, no_wrap=not text, overflow="fold", justify=justify, min_width=least)
     for row in cells.rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # names are no markup
     return table
 
 
 def _markdown(cells: Cells) -> str:
-    lines = [cells.header, ["---"] * len(cells.header), *cells.rows]
+    lines = [cells.header, ["---"] * len(cells.header), *([_escaped(cell) for cell in row] for row in cells.rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _escaped(cell: str) -> str:
+    """Return a cell of Markdown that is read as text."""
+    return re.sub(r"([\\|<\[`])", r"\\\1", cell)
