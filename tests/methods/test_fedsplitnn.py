@@ -511,7 +511,7 @@ class ScaledBoundary(PlainBoundary):
         self.factor = nn.Parameter(torch.ones(1))
         self.ups = 0
 
-    def up(self, h, step):
+    def forward(self, h, step):
         self.ups += 1
         return super().forward(h, step)
 

@@ -249,11 +249,11 @@ class Holding(Boundary):
     def modules(self):
         return {self.active.name: self.weight}
 
-    def up(self, h, step):
+    def forward(self, h, step):
         self.h = h.detach()
         return self.weight(self.h)
 
-    def down(self, g, step):
+    def backward(self, g, step):
         self.weight.weight.grad = g.T @ self.h
         self.came_back.append(len(g))
         return g @ self.weight.weight.detach()

@@ -347,7 +347,7 @@ class Discreet(PlainBoundary):
 
 
 class Swallowing(PlainBoundary):
-    def down(self, g, step):
+    def backward(self, g, step):
         return super().backward(g, step)[:-1]
 
 

@@ -41,7 +41,7 @@ class MethodConformance(Suite):
     def test_states_what_it_is(self) -> None:
         """Name, reference, phases and version, what is sent in each phase, and what each side sees, if anybody does."""
         method = self.make()
-        stated(method, ("name", "reference", "phases", "version", "sends"))
+        stated(method, ("name", "reference", "phases", "version", "messages"))
         assert set(method.messages) == set(method.phases)
         assert set(method.visible_to) - {SERVER, "source"} in ({"passive", "active"}, set())
         assert set(method.learns) <= set(method.phases)
