@@ -35,6 +35,8 @@ def make_records(spec=SPEC, *, attack_fold=0.7, logistic_fold=0.6, mc_alone_fold
     for row in rows(spec):
         value = LEAK[row.strength] + JITTER[row.seed]
         found[row.key] = made_result(
+            method=row.method,
+            seed=row.seed,
             utility=block(UTILITY[row.strength] - JITTER[row.seed]),
             leak={"test": block(value, accuracy=value - 0.1), "train": block(value + 0.03)},
             fold=attack_fold,
