@@ -300,9 +300,9 @@ def test_train_says_what_was_spent():
     assert result.exit_code == 0, result.output
     told = [line.split(maxsplit=1)[1] for line in result.stdout.splitlines() if line.startswith("epsilon")]
     assert told == [
-        "0.5 at delta 0 by laplace-dp: one row in 2 releases to active; 255 by all that it heard of all rows",
-        "5 at delta 1e-05 by dp-sgd: one row in 2 updates of a party's own models, not in what is said about the row",
-        "3 at delta 0 by label-dp: one label, in all that is ever said",
+        "0.5 at delta 0 by laplace-dp: one row in 2 releases to active; 255 over the releases of all rows received",
+        "5 at delta 1e-05 by dp-sgd: one row in 2 updates of a party's own models, not in the messages about the row",
+        "3 at delta 0 by label-dp: one label, over all messages of the training",
     ]
     assert "epsilon" not in run("train", *words[:4], "--defense", "iso:lambda=1").stdout
 
@@ -456,7 +456,7 @@ def test_an_attack_that_acts_in_training_is_announced(tmp_path):
     file.write_text(PLUG_IN)
     plan = run("eval", "--attack", f"{file}:Acts", "--dataset", "toy", "--dry-run")
     honest = run("eval", "--dataset", "toy", "--dry-run")
-    assert "adversary: passive_1, active (acts in training), 80 labeled rows" in plan.stderr
+    assert "adversary: passive_1, honest-but-curious (malicious in training under x), 80 labeled rows" in plan.stderr
     assert "adversary: passive_1, honest-but-curious, 80 labeled rows" in honest.stderr
 
 
@@ -468,7 +468,7 @@ def test_what_a_malicious_party_breaks_is_printed_apart(tmp_path):
     assert "CAP" not in result.stdout
     assert "12 results: 0 cached, 12 to compute" in result.stderr
     assert "fedsplitnn iso:5 without backdoor seed 1: ok" in result.stderr
-    assert "active (acts in training)" in result.stderr
+    assert "honest-but-curious (malicious in training under backdoor)" in result.stderr
     assert run(*words, "--out", tmp_path).stdout == result.stdout
     found = json.loads(run("report", tmp_path, "--format", "json").stdout)
     assert (found["points"], [d["strength"] for d in found["integrity"]]) == ([], [0.0, 1.0, 5.0])

@@ -178,7 +178,7 @@ def test_a_curve_without_a_leak_says_so(broken, tmp_path):
 
 
 TABLE = """\
-credit-default · adversary passive_1 · auc on test rows · 5 seeds, ± 95 % over seeds
+credit-default · adversary passive_1 · utility: AUC on test rows · 5 seeds, ± 95 % over seeds
 fedsplitnn, iso
 
  λ   attack      utility ↑      leak ↓  rows  on train  alone  chance  advantage  budget   MB  status
@@ -198,7 +198,7 @@ def test_table_is_readable_at_110_columns(summary):
     assert not any("…" in line for line in lines)
     expected = [line.rstrip("─") for line in TABLE.splitlines()]
     assert [line.rstrip("─") for line in lines[: len(expected)]] == expected
-    assert "GATE max-leak mc 0.7: FAILED, worst 0.756 at fedsplitnn iso:1" in lines
+    assert "GATE max-leak mc 0.7: FAILED, upper end of the interval 0.756 at fedsplitnn iso:1" in lines
     assert "GATE min-utility 0.7: UNDECIDED: a cell gave no number" in lines
 
 
@@ -254,7 +254,7 @@ def test_the_footer_counts_attacks_that_were_not_run(summary):
     assert table.remarks(told)[-1] == line
     others = [msgspec.structs.replace(p, method="another") for p in told.points]
     two = table.remarks(msgspec.structs.replace(told, points=[*told.points, *others]))[-1]
-    assert two == f"{line}, with one --method where an attack suits only that one"
+    assert two == f"{line}, with one --method for an attack that only fits that method"
 
 
 def test_each_curve_has_its_own_table(summary):

@@ -16,8 +16,8 @@ COMMANDS = {
     "show": "Show the card of one attack, defense, method, protocol or dataset.",
     "train": "Train one federation and save it.",
     "eval": "Train, defend, attack: print the privacy-utility table, draw the curve.",
-    "audit": "Audit what one role of a protocol saw.",
-    "party": "One of two companies that train together over the network.",
+    "audit": "Audit what one role of an encrypted protocol saw.",
+    "party": "Run one of two companies that train together over the network.",
     "report": "Print a finished evaluation again, in any format.",
 }
 
@@ -74,9 +74,9 @@ def cli(traceback: bool) -> None:
     vflsec list attacks
     vflsec show attack mc
 
-    Results go to stdout, all else to stderr. Exit codes: 0 done and gates hold, 1 a gate failed, 2 wrong usage,
-    3 a cell errored or diverged, or the other
-    party vanished, 130 interrupted (finished results are kept).
+    Results go to stdout, everything else to stderr. Exit codes: 0 done and all gates hold; 1 a gate failed; 2 wrong
+    usage; 3 a result is missing because its cell errored, diverged or collapsed, a gate cannot be decided, or the
+    other party disconnected; 130 interrupted (finished results are kept).
     """
 
 

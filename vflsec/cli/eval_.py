@@ -46,48 +46,62 @@ if TYPE_CHECKING:
     "--defense",
     "defenses",
     multiple=True,
-    help="NAME[:option=value,...][@point]; repeat or list. Swept over strengths of its own, as in iso:lambda=1,5,25, "
-    "else over --lambda, else over its usual ones.",
+    help="NAME[:option=value,...][@point]; repeat or list. Swept over its own strengths (iso:lambda=1,5,25), else "
+    "those of --lambda, else its usual ones.",
 )
 @click.option(
     "--lambda",
     "--strength",
     "strengths",
     multiple=True,
-    help="Strengths, for example 1,5,25, of defenses without their own; 0 is added.",
+    help="Strengths of defenses without their own, for example 1,5,25; 0 is always added.",
 )
 @click.option(
     "--epsilon",
     "epsilons",
     multiple=True,
-    help="Instead, of defenses with differential privacy: 1,2,8 in all training.",
+    help="In place of --lambda, for defenses with differential privacy: the epsilon that a whole training may spend, "
+    "for example 1,2,8.",
 )
-@click.option("--at", "at", multiple=True, help="Where the defense acts: gradient, embedding, parameters.")
-@click.option("--with", "fixed", multiple=True, help="NAME:knob=value@point: a further defense that stays as it is.")
-@click.option("--adversary", help="The attacking party, a+b for two that collude, or server.  [default: passive_1]")
+@click.option("--at", "at", multiple=True, help="What the defense acts on: gradient, embedding, parameters.")
+@click.option(
+    "--with",
+    "fixed",
+    multiple=True,
+    help="A further defense at one fixed strength: NAME:option=value[@point]; repeat for several.",
+)
+@click.option(
+    "--adversary",
+    help="The attacking party: active, passive_1, ...; a+b for parties that collude; server or source where the "
+    "method has one.  [default: passive_1]",
+)
 @click.option(
     "--attack-budget",
     type=click.Choice(["small", "paper", "large"]),
-    help="Settings of a learned attack that the adversary tries on its folds: 4, the source's own, or 16.  "
-    "[default: paper]",
+    help="How many settings of each learned attack the adversary compares by cross-validation on its auxiliary "
+    "labels: small 4, paper only the default ones, large 16.  [default: paper]",
 )
 @click.option(
     "--adaptive/--no-adaptive",
     default=None,
-    help="Whether it uses all that was said about a row while training, over which noise averages out.  "
+    help="Whether attacks read every release of a row, so that noise averages out over epochs, or only one.  "
     "[default: adaptive]",
 )
-@click.option("--seeds", type=click.IntRange(min=1), help="Repetitions.  [default: 5]")
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    help="How many seeds; each has its own split, models, noise and auxiliary labels.  [default: 5]",
+)
 @settings
 @config
 @data_dir
 @click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [default: runs/<name>]")
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes.  [default: the number of cores]")
+@click.option("--jobs", type=click.IntRange(min=1), help="How many worker processes.  [default: the number of cores]")
 @click.option("--engine", default="local", show_default=True, help="local, or dask:ADDRESS of a running scheduler.")
 @device
 @click.option("--dry-run", is_flag=True, help="Print the plan and the resolved settings; compute nothing.")
-@click.option("--fresh", is_flag=True, help="Forget what the results folder holds.")
-@click.option("--retry-errors", is_flag=True, help="Compute again what errored, diverged or is damaged.")
+@click.option("--fresh", is_flag=True, help="Delete the results in the folder and compute them again.")
+@click.option("--retry-errors", is_flag=True, help="Recompute results that errored, diverged or are damaged.")
 @limits
 @max_exposure
 @output_format
@@ -107,8 +121,8 @@ def command(
 ) -> None:
     """Train, defend, attack: print the privacy-utility table, draw the curve.
 
-    Results are kept as they are computed: the same command goes on where it stopped, and a finished one computes
-    nothing. --lambda 0, the undefended row, is always added.
+    Each result is stored when it is computed. The same command resumes where it stopped, and computes nothing once it
+    is finished. The undefended row, --lambda 0, is always added.
     """
     from vflsec import api
     from vflsec.analysis.gates import check_limits
@@ -197,7 +211,7 @@ def located(defenses: Sequence[str], at: Sequence[str]) -> list[str]:
 
 
 def compute(spec: EvalSpec, manifest: Manifest, store: Store, **how: Any) -> None:
-    """Compute what ``store`` lacks; on Ctrl-C say what is kept, and leave."""
+    """Compute what ``store`` lacks; on Ctrl-C, print how many results are kept and exit."""
     from vflsec.experiment import engine as engines
     from vflsec.experiment import spec as specs
 
@@ -213,15 +227,17 @@ def compute(spec: EvalSpec, manifest: Manifest, store: Store, **how: Any) -> Non
 
 
 def announce(spec: EvalSpec, todo: Plan, folder: Path) -> None:
-    """Say what is going to happen."""
+    """Print the plan: what is attacked by whom, and how much of it is computed already."""
     from vflsec.core.view import ThreatModel
     from vflsec.experiment.plan import build_attack
 
     attacks = ", ".join(attack.name + attack.place for attack in spec.attacks)
     defenses = ", ".join(defense.label for defense in spec.defenses) or "no defense"
     click.echo(f"vflsec eval  {spec.dataset} / {', '.join(spec.methods)} / {defenses} / {attacks}", err=True)
-    acts = any(build_attack(attack).acts_in_training for attack in spec.attacks)
-    behavior = "active (acts in training)" if acts else "honest-but-curious"
+    behavior = "honest-but-curious"
+    acting = dict.fromkeys(one.name for one in map(build_attack, spec.attacks) if one.acts_in_training)
+    if acting:
+        behavior += f" (malicious in training under {', '.join(acting)})"
     side = spec.adversary if spec.adversary in ("active", "server", "source") else "passive"
     model = ThreatModel(spec.adversary, side, behavior, spec.aux.n)
     click.echo(f"adversary: {f'{side}, {behavior}, no labels needed' if side == 'server' else model}", err=True)
@@ -282,7 +298,7 @@ def describe(record: Record | StageDone) -> str:
 
 
 def draw(report: Report, folder: Path, form: str) -> None:
-    """Print the results on stdout and draw the curve; in a folder that cannot be written, say so."""
+    """Print the results on stdout and draw the curve; print a line if the folder cannot be written."""
     show(report, form)
     try:
         paths = report.save_curve(folder)

@@ -1,8 +1,11 @@
-"""``vflsec list``: what there is, read without importing any of it."""
+"""``vflsec list``: the catalogue, read without importing the plug-ins."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
 
 import click
 
@@ -23,4 +26,12 @@ def command(kind: str | None, form: str) -> None:
     for k, names in found.items():
         click.echo(f"{k}:")
         for name, text in names.items():
-            click.echo(f"  {name:{width}}  {text}")
+            click.echo(_wrapped(f"  {name:{width}}  ", text))
+
+
+def _wrapped(start: str, text: str) -> str:
+    """Return ``text`` after ``start``, wrapped on a terminal; in one line elsewhere, for tools such as grep."""
+    if not sys.stdout.isatty():
+        return start + text
+    columns = max(shutil.get_terminal_size().columns, len(start) + 20)
+    return textwrap.fill(start + text, columns, subsequent_indent=" " * len(start), drop_whitespace=True)

@@ -15,17 +15,21 @@ from vflsec.core.errors import UsageError
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 settings = click.option(
-    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting, for example data.n_labeled=200."
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change any setting, for example data.n_labeled=200; repeat.",
 )
 config = click.option(
     "--config",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Settings in a TOML file; options win.",
+    help="Settings in a TOML file; options take precedence.",
 )
 data_dir = click.option(
     "--data-dir",
     type=click.Path(file_okay=False),
-    help="Folder of the dataset's files where they are not bundled; short for data.options.data_dir.",
+    help="Folder with the files of a dataset that is not bundled; short for --set data.options.data_dir.",
 )
 device = click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 output_format = click.option(
@@ -68,10 +72,16 @@ def several(texts: Sequence[str]) -> list[str]:
 def limits(command: Command) -> Command:
     """Add the gates: limits that decide the exit code."""
     command = click.option(
-        "--min-utility", type=float, callback=_finite, help="Fail (exit 1) if the utility may lie below this."
+        "--min-utility",
+        type=float,
+        callback=_finite,
+        help="Fail (exit code 1) if the lower end of the utility's interval is below this.",
     )(command)
     return click.option(
-        "--max-leak", multiple=True, metavar="NAME=X", help="Fail (exit 1) if the leak may lie above this; repeat."
+        "--max-leak",
+        multiple=True,
+        metavar="NAME=X",
+        help="Fail (exit code 1) if the upper end of an attack's interval is above X, for example worst=0.8; repeat.",
     )(command)
 
 
@@ -81,8 +91,9 @@ def max_exposure(command: Command) -> Command:
         "--max-exposure",
         type=click.FloatRange(0, 1),
         callback=_finite,
-        help="End with exit code 1, before anything is sent, if the scores determine more than this share of the "
-        "directions of C's features; no bound where features depend on each other or have few values.",
+        help="Exit with code 1 before any message is sent if the scores of an encrypted layer determine more than this "
+        "share of the directions of the passive party's features. Not a bound where features depend on each other or "
+        "have few values.",
     )(command)
 
 

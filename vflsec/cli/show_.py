@@ -42,26 +42,18 @@ def command(kind: str, name: str) -> None:
         return
     found = registry.load(KINDS[kind], name)
     _print(_registered(name, found) if kind == "dataset" else _facts(kind, found))
-    if kind != "dataset":
-        _card(kind, found)
-        return
-    options = _options(found)
-    if options:
-        click.echo("options:")
-        for option, default in options.items():
-            click.echo(f"  {option} = {default!r}")
-    click.echo(f"\n{inspect.getdoc(found)}")
+    _card(kind, found)
 
 
 def _card(kind: str, found: Any) -> None:
-    """Print what the class and its bases say, any difference from the paper, and every option with its value."""
+    """Print the differences from the paper, the docstrings of the class and its bases, and every option."""
     if kind in ("attack", "method") and (found.differs or not found.reference.startswith("none")):
         click.echo("differs from the paper in:")
         for sentence in _differences(found):
             _paragraph(sentence, "  * ")
     for number, text in enumerate(_descriptions(found)):
         if number == 1:
-            click.echo("\nWhat it shares with its family:")
+            click.echo("\nCommon to its family:")
         for paragraph in text.split("\n\n"):
             click.echo()
             _paragraph(paragraph, "")
@@ -72,7 +64,7 @@ def _card(kind: str, found: Any) -> None:
         _paragraph("strength", "  ")
         _paragraph(explained["strength"], "      ")
     for option, default in options.items():
-        used = getattr(made, option, default)
+        used = getattr(made, option, None) if default is None else default
         shown = f"{default!r}" if used == default else f"{default!r}, which means {used!r}"
         _paragraph(f"{option} = {shown}", "  ")
         if option in explained:
@@ -99,34 +91,40 @@ def _settings(method: Any, made: Any) -> None:
 
 
 def _differences(found: Any) -> tuple[str, ...]:
-    """Return ``differs``, or a word on why there is none."""
+    """Return ``differs``, or why it is empty."""
     base = found.__mro__[-3]  # Attack or Method, above ABC and object
     stated = any("differs" in vars(one) for one in found.__mro__ if one is not base)
     return found.differs or (("nothing known",) if stated else ("not stated by its author",))
 
 
 def _descriptions(found: Any) -> list[str]:
-    """Return the docstrings of a class and its bases, the base of all left out, without their arguments."""
-    texts = [inspect.getdoc(one) or "" for one in found.__mro__[:-3] if "__doc__" in vars(one)]
-    return [re.split(r"\n(?:Args|Class attributes|Attributes)\b", text)[0].strip() for text in texts if text]
+    """Return the docstrings of a function, or of a class and its bases but the common one, without their arguments."""
+    texts = [inspect.getdoc(one) or "" for one in _documented(found, 3)]
+    return [re.split(r"\n(?:Args|Class attributes|Attributes|Raises)\b", text)[0].strip() for text in texts if text]
+
+
+def _documented(found: Any, common: int) -> list[Any]:
+    """Return a function, or a class and its bases without the last ``common`` ones, where it has its own docstring."""
+    return [one for one in found.__mro__[:-common] if "__doc__" in vars(one)] if inspect.isclass(found) else [found]
 
 
 def _explained(found: Any) -> dict[str, str]:
-    """Return what docstrings say of each argument, the class's own before its bases' and those of shared options."""
+    """Return the description of each argument: from the class itself, else its bases, else the shared options."""
     explained: dict[str, str] = {}
     shared = [found.shared_options] if hasattr(found, "shared_options") else []
-    for one in [*shared, *reversed(found.__mro__[:-2])]:
-        text = inspect.getdoc(one) if "__doc__" in vars(one) else None
-        for section in re.findall(r"^Args\b.*:\n((?:(?:    .*)?\n?)*)", text or "", re.MULTILINE):
+    for one in [*shared, *reversed(_documented(found, 2))]:
+        for section in re.findall(r"^Args\b.*:\n((?:(?:    .*)?\n?)*)", inspect.getdoc(one) or "", re.MULTILINE):
             names, parts = ENTRY.findall(section), ENTRY.split(section)[2::2]
             explained.update({name: " ".join(part.split()) for name, part in zip(names, parts, strict=True)})
     return explained
 
 
 def _made(kind: str, found: Any) -> Any:
-    """Return an instance with default options, whose attributes are the values that None stands for."""
+    """Return an instance with default options, whose attributes are the values that None stands for, or None."""
     from vflsec.core.settings import ModelSpec, TrainSpec
 
+    if kind == "dataset":
+        return None
     with suppress(VflsecError, TypeError):
         return found(TrainSpec(), ModelSpec()) if kind == "method" else found()
     return None
@@ -134,6 +132,7 @@ def _made(kind: str, found: Any) -> Any:
 
 def _paragraph(text: str, indent: str) -> None:
     """Print a paragraph in ``WIDTH`` columns; items of lists, indented lines and tables begin on lines of their own."""
+    text = text.replace("``", "`")
     items: list[str] = []
     for line in text.split("\n"):
         continues = bool(items) and not ITEM.match(line) and (not line.startswith(" ") or ITEM.match(items[0]))
@@ -191,13 +190,14 @@ def _registered(name: str, load: Callable[[], VerticalDataset]) -> dict[str, Any
 
 
 def _dataset(dataset: VerticalDataset) -> dict[str, Any]:
-    facts = {
+    facts: dict[str, Any] = {
         "name": dataset.name,
         "parties": ", ".join(f"{p.name} ({p.frame.shape[1]} columns)" for p in dataset.parties),
         "classes": ", ".join(dataset.classes),
         "metric": dataset.metric,
     }
-    return {**facts, **(asdict(dataset.card) if dataset.card else {})}
+    card = asdict(dataset.card) if dataset.card else {}
+    return {**facts, **{key: value for key, value in card.items() if value}}
 
 
 def _options(found: Any) -> dict[str, Any]:

@@ -14,17 +14,17 @@ from vflsec.cli.options import config, data_dir, device, expose, max_exposure, r
 @click.command("train")
 @click.option("--dataset", help="Registered name, or a TOML file.  [default: credit-default]")
 @click.option("--method", "methods", multiple=True, help="The method.  [default: fedsplitnn]")
-@click.option("--defense", "fixed", multiple=True, help="NAME:knob=value[@point]; repeat for several, in order.")
+@click.option("--defense", "fixed", multiple=True, help="NAME:option=value[@point]; repeat for several, in order.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @settings
 @config
 @data_dir
-@click.option("--out", type=click.Path(path_type=Path), help="Write the checkpoint into this new folder.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the checkpoint to this new folder.")
 @click.option(
     "--record",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Record all that both roles of an encrypted boundary see, for vflsec audit; needs --defense phe.",
+    help="Record everything that both roles of an encrypted boundary see, for vflsec audit; needs --defense phe.",
 )
 @device
 @max_exposure
@@ -40,7 +40,7 @@ def command(
 ) -> None:
     """Train one federation; print its utility; save each party's models as safetensors.
 
-    --config also takes the spec.toml of an evaluation: what concerns attacks is left aside.
+    --config also accepts the spec.toml of an evaluation; its settings of attacks are ignored.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -84,20 +84,20 @@ def command(
 
 
 def budget(found: Mapping[str, Any]) -> str:
-    """Return what one defense has spent in a line: epsilon, delta, of what, and against whom."""
+    """Return the privacy that one defense has spent: epsilon, delta, of what, and against whom."""
     name = found["defense"].partition(":")[0]
     if "releases" in found:
         of = f"one row in {found['releases']} releases to {found['adversary']}"
-        of += f"; {found['epsilon_transcript']:.4g} by all that it heard of all rows"
+        of += f"; {found['epsilon_transcript']:.4g} over the releases of all rows received"
     elif "of" in found:
-        of = f"one row in {found['updates']} updates of a party's own {found['of']}, not in what is said about the row"
+        of = f"one row in {found['updates']} updates of a party's own {found['of']}, not in the messages about the row"
     else:
-        of = "one label, in all that is ever said"
+        of = "one label, over all messages of the training"
     return f"{found['epsilon']:.4g} at delta {found['delta']:g} by {name}: {of}"
 
 
 def of_training(config: Path) -> dict[str, Any]:
-    """Return what concerns training in a file of settings, which must be right as a whole."""
+    """Return the settings of training in a file, all of whose settings are checked."""
     from vflsec.experiment import spec as specs
 
     found = specs.read_toml(config)

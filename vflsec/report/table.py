@@ -22,15 +22,15 @@ CSV_HEADER = (
     "leak_metric", "leak_rows", "leak", "leak_low", "leak_high", "leak_train", "chance", "alone", "advantage",
     "advantage_low", "advantage_high", "recovery_accuracy", "seeds", "nbytes", "seconds",
     "utility_under_attack", "lost", "lost_low", "lost_high", "success", "success_low", "success_high",
-    "epsilon", "delta", "epsilon_of",
+    "epsilon", "delta", "epsilon_of", "budget",
 )  # fmt: skip
 
 
 MEASURES = {"auc": "AUC", "r2": "R²"}
 
 OF_MODELS = (
-    "EPSILON (models) is of what a party's own models learn of one row; the row's own embedding and gradient, "
-    "which attacks read, are not in it"
+    "EPSILON (models) bounds what a party's own models learn about one row; it does not cover the row's own embedding "
+    "and gradient, which attacks read"
 )
 
 PICK = "adversary's pick"
@@ -129,7 +129,7 @@ def tables(summary: Summary) -> list[Cells]:
 
 
 def remarks(summary: Summary) -> list[str]:
-    """Return the lines below the tables: what an epsilon is of, front, orders, gates, and attacks that were not run."""
+    """Return the lines below the tables: notes on epsilon, Pareto front, orders, gates, attacks that were not run."""
     verdicts = summary.disagreements or ["all scores agree wherever they tell two defenses apart"]
     return [
         *([OF_MODELS] if any("of" in one for point in summary.points for one in point.spent) else []),
@@ -147,8 +147,8 @@ def not_run(summary: Summary) -> list[str]:
     attacks = count(len(summary.not_run), "attack")
     names = ", ".join(summary.not_run)
     way = "add --attack all"
-    if len({point.method for point in summary.points}) > 1:  # which leaves out what does not suit all of them
-        way += ", with one --method where an attack suits only that one"
+    if len({point.method for point in summary.points}) > 1:  # leaves out attacks that do not fit all of them
+        way += ", with one --method for an attack that only fits that method"
     return [f"NOT RUN {attacks} that {summary.adversary} could mount: {names}; {way}"]
 
 
@@ -171,7 +171,8 @@ def front(summary: Summary) -> list[str]:
 def heading(summary: Summary) -> str:
     """Return the line above the tables: dataset, adversary, metric, seeds."""
     seeds = f"{summary.seeds} seeds, ± 95 % over seeds" if summary.seeds > 1 else "1 seed, ± 95 % over rows"
-    return f"{summary.dataset} · adversary {summary.adversary} · {summary.metric} on test rows · {seeds}"
+    metric = MEASURES.get(summary.metric, summary.metric)
+    return f"{summary.dataset} · adversary {summary.adversary} · utility: {metric} on test rows · {seeds}"
 
 
 def rich(summary: Summary, width: int) -> RenderableType:
@@ -217,14 +218,14 @@ def as_csv(summary: Summary) -> str:
             p.utility.metric, p.utility.mean, *p.utility.ci95,
             p.leak.metric, p.leak.rows, p.leak.mean, *p.leak.ci95, p.leak_train.mean, p.leak.chance, p.leak.alone,
             p.leak.advantage, *p.leak.advantage_ci95, p.leak.accuracy, p.utility.n, p.nbytes, p.seconds,
-            *[None] * 7, *_budget(p),
+            *[None] * 7, *_spent(p), _budget_cell(p),
         ])  # fmt: skip
     for d in summary.integrity:
         writer.writerow([
             *map(_no_formula, (d.method, d.defense)), d.strength, _no_formula(d.attack), "integrity", d.status,
             d.utility.metric, d.utility.mean, *d.utility.ci95, *[None] * 6, d.chance, *[None] * 5,
             d.lost.n, None, None,
-            d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, *[None] * 3,
+            d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, *[None] * 4,
         ])  # fmt: skip
     return out.getvalue()
 
@@ -234,8 +235,8 @@ def _no_formula(name: str) -> str:
     return f"'{name}" if name.startswith(("=", "+", "-", "@")) else name
 
 
-def _budget(point: Point) -> tuple[Any, Any, Any]:
-    """Return epsilon, delta and what they are of, where one defense has them; of several the JSON tells."""
+def _spent(point: Point) -> tuple[Any, Any, Any]:
+    """Return epsilon, delta and what they are of, if exactly one defense has them; the JSON has those of several."""
     if len(point.spent) != 1:
         return None, None, None
     return point.spent[0]["epsilon"], point.spent[0]["delta"], point.spent[0].get("of", "releases")
@@ -244,7 +245,8 @@ def _budget(point: Point) -> tuple[Any, Any, Any]:
 def gate_line(gate: Gate) -> str:
     """Return the sentence on one gate."""
     verdict = {True: "holds", False: "FAILED", None: "UNDECIDED: a cell gave no number"}[gate.holds]
-    where = f", worst {gate.worst:.3f} at {gate.at}" if gate.worst is not None else ""
+    end = "lower" if gate.gate == "min-utility" else "upper"
+    where = f", {end} end of the interval {gate.worst:.3f} at {gate.at}" if gate.worst is not None else ""
     return f"GATE {gate.gate} {gate.limit:g}: {verdict}{where}"
 
 
@@ -278,7 +280,7 @@ def status(point: Point | Damage) -> str:
 
 
 def below_chance(leak: Leak) -> bool:
-    """Whether the whole interval of ``leak`` lies below chance: the guess was turned the wrong way."""
+    """Whether the whole interval of ``leak`` is below chance: the attack guesses the wrong way round."""
     return leak.chance is not None and leak.ci95[1] is not None and leak.ci95[1] < leak.chance
 
 
@@ -319,7 +321,7 @@ def _attack(point: Point) -> str:
 
 
 def _mixed(summary: Summary) -> bool:
-    """Whether something else than labels is recovered, so that leaks are not all of one kind."""
+    """Whether something other than labels is recovered, so that leaks are of several kinds."""
     return any(p.target != "labels" for p in summary.points)
 
 
@@ -345,14 +347,14 @@ def _point_row(point: Point, summary: Summary) -> list[str]:
 
 
 def _budget_cell(point: Point) -> str:
-    """Return what was spent, and how sure the labels make it that the sign is right."""
+    """Return what the attack spent, and how certain its sign is, given the auxiliary labels."""
     found = [f"{_count(value)} {name}" for name, value in point.budget.items()]
     found += [f"sign {point.sureness:.0%}".replace("%", " %")] if point.sureness is not None else []
     return ", ".join(found) or "–"
 
 
 def _epsilon(point: Point) -> str:
-    """Return epsilon of each defense that has one, to three digits, and no bound where none has."""
+    """Return the epsilon of each defense that has one, to three digits; infinity where none has."""
     found = [_count(float(f"{one['epsilon']:.3g}")) + (f" ({one['of']})" if "of" in one else "") for one in point.spent]
     return ", ".join(found) or ("∞" if point.status != "missing" else "–")
 
