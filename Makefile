@@ -31,7 +31,8 @@ test-fast:
 test:
 	$(BIN)/pytest
 
-# Rewrites the generated parts: the README's table and catalogue, its picture, the notebook.
+# Rewrites what is generated: the README's table, catalogue and picture, the map in CONTRIBUTING.md, the picture of the
+# packages, and the notebook. It trains, and takes a few minutes.
 docs:
 	$(BIN)/python scripts/build_docs.py
 
