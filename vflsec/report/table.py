@@ -41,7 +41,10 @@ LONGEST = 20
 NARROW = 110
 """Below this width of a terminal, the columns that decide the least are left out."""
 
-DETAILS = ("rows", "chance", "budget", "MB", "epochs to target", "MB to target", "as SS-VFL counts", "DCS", "note")
+DETAILS = (
+    "rows", "on train", "chance", "budget", "MB", "epochs to target", "MB to target", "as SS-VFL counts",
+    "CAP (accuracy)", "DCS", "note",
+)  # fmt: skip
 """The columns that are left out there."""
 
 _UNTIL = {"epochs": 1.0, "true_bytes": 1e6, "paper_bytes": 2.0**20}
@@ -193,8 +196,12 @@ def rich(summary: Summary, width: int) -> RenderableType:
 
 
 def _without_details(cells: Cells) -> Cells:
-    kept = [k for k, name in enumerate(cells.header) if name not in DETAILS]
-    return Cells(cells.title, [cells.header[k] for k in kept], [[row[k] for k in kept] for row in cells.rows])
+    """Return ``cells`` without the columns in ``DETAILS``; a method that all rows share moves to the title."""
+    methods = {row[cells.header.index("method")] for row in cells.rows} if "method" in cells.header else set()
+    title = f"{cells.title}, {methods.pop()}" if len(methods) == 1 else cells.title
+    left_out = DETAILS if title == cells.title else (*DETAILS, "method")
+    kept = [k for k, name in enumerate(cells.header) if name not in left_out]
+    return Cells(title, [cells.header[k] for k in kept], [[row[k] for k in kept] for row in cells.rows])
 
 
 def markdown(summary: Summary) -> str:
@@ -409,8 +416,9 @@ def _cap_value(value: float | None, ends: tuple[float | None, float | None]) -> 
 
 def _rich(cells: Cells, *, narrow: bool = False) -> RichTable:
     table = RichTable(
-        title=Text(cells.title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=not narrow
-    )
+        title=Text(cells.title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=not narrow,
+        pad_edge=not narrow,
+    )  # fmt: skip
     for i, name in enumerate(cells.header):
         text = narrow or name in ("attack", "budget", "status", "note")  # these may wrap; numbers may not
         left = i == 0 or name in ("attack", "budget", "status", "note")
@@ -419,7 +427,7 @@ def _rich(cells: Cells, *, narrow: bool = False) -> RichTable:
         word = max((len(word) for row in cells.rows for word in row[i].split()), default=0)
         least = longest if name == "attack" and longest <= LONGEST else None  # a name in pieces is hard to read
         if narrow:  # whole words, as far as there is room
-            least = min(LONGEST, max([word, *map(len, name.split())])) if name not in ("method", "defense") else 3
+            least = min(LONGEST, max([word, *map(len, name.split())]))
         table.add_column(name, no_wrap=not text, overflow="fold", justify=justify, min_width=least)
     for row in cells.rows:
         table.add_row(*map(Text, row))  # names are no markup
