@@ -1,4 +1,4 @@
-"""The Python API: what the command line does, in a few lines of a notebook."""
+"""The Python API: the main commands as functions, for notebooks and scripts."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def evaluate(
     device: str = "cpu",
     **settings: Any,
 ) -> Report:
-    """Train, defend, attack, score; return the report. What is in ``out`` already is not computed again.
+    """Train, defend, attack and score; return the report. Results that are in ``out`` already are not computed again.
 
     Example:
         >>> report = evaluate(attack="mc", defense="iso", strengths=[1, 5, 25])  # doctest: +SKIP
 
     Args:
         attack: one or several, as on the command line (``mc:mode=mixmatch``).
-        defense: none, one or several, as on the command line, with strengths of their own, ``iso:lambda=1,5``, or not.
-        strengths: of those without; 0 is always there. Where none are given, a defense is swept over its usual ones.
-        out: results folder; ``runs/<name>`` unless given.
-        jobs: processes; as many as there are cores unless given.
+        defense: none, one or several, as on the command line, with or without strengths (``iso:lambda=1,5``).
+        strengths: for defenses without their own; 0 is always added. By default, the usual ones of each defense.
+        out: results folder; by default ``runs/<name>``.
+        jobs: number of worker processes; by default the number of cores.
         device: ``cpu`` or ``cuda``.
         settings: any field of ``EvalSpec``: ``dataset``, ``seeds``, ``data={"n_labeled": 200}``,
-            ``fixed=["iso:lambda=5"]``, or ``epsilons=[1, 2, 8]`` in place of the strengths of private defenses...
+            ``fixed=["iso:lambda=5"]``, or ``epsilons=[1, 2, 8]`` instead of strengths, for defenses with differential privacy.
 
     Raises:
         UsageError: a setting or a name is wrong.
@@ -76,9 +76,9 @@ def evaluate(
 
 
 def run(spec: EvalSpec, folder: Path, *, jobs: int, device: str) -> Iterable[Record | StageDone]:
-    """Compute what ``folder`` lacks of ``spec``; yield each record when it is on the disk.
+    """Compute the results of ``spec`` that ``folder`` lacks; yield each record once it is on disk.
 
-    Warns of what ``all`` leaves out, with the reasons.
+    Warns about attacks that ``all`` leaves out, with the reasons.
     """
     engine.check_device(device)
     spec, left_out = engine.every_attack(spec)
@@ -114,16 +114,16 @@ def train(
     Args:
         dataset: a registered name or a TOML file.
         method: a registered name.
-        options: the method's own, for example ``{"boundary": "plain"}``.
+        options: options of the method, for example ``{"boundary": "plain"}``.
         defense: none, one or several, with their strengths.
         seed: drives split, model and noise.
         device: ``cpu`` or ``cuda``.
-        progress: called with phase, epochs done, epochs in all.
+        progress: called with the phase, the number of finished epochs and the number of all epochs.
         settings: ``data``, ``train``, ``model``, ``fixed`` as in ``EvalSpec``; ``defense`` comes after ``fixed``.
 
     Raises:
         UsageError: a setting or a name is wrong.
-        Diverged: the loss is not finite, or the model says the same of everybody.
+        Diverged: the loss is not finite, or the model predicts the same for all rows.
     """
     own = {method: dict(options)} if options else {}
     fixed = [*_several(settings.pop("fixed", ())), *_several(defense)]
@@ -136,13 +136,13 @@ def train(
 def fit(
     spec: EvalSpec, seed: int, device: str, progress: Progress, record: Path | None = None
 ) -> tuple[Trained, CellFacts]:
-    """Train the one federation of ``spec``, which has passed its checks; return it with its facts.
+    """Train the federation of ``spec``, which is already checked; return it with its facts.
 
     Encrypted boundaries are recorded in the folder ``record``.
 
     Raises:
-        UsageError: something is to be recorded, and nothing is encrypted.
-        Diverged: the loss is not finite, or the model says the same of everybody.
+        UsageError: ``record`` is given, but no boundary is encrypted.
+        Diverged: the loss is not finite, or the model predicts the same for all rows.
     """
     with training.one_thread():
         trained, facts = training.train(training_cell(spec, spec.methods[0], seed), device, progress, record=record)
@@ -160,10 +160,10 @@ def attack(
     victim_model: bool = False,
     **options: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Attack what ``train`` returned, and score the guess: the metrics, their row interval and chance, by split.
+    """Attack a trained federation and score the guess; return metrics, interval over rows and chance for each split.
 
-    Training kept no messages, so an attack that reads them, or that acts in training, needs ``evaluate``. Warns where
-    the attack's loss was still falling when its budget ended: the leak is then a lower bound.
+    ``train`` keeps no messages, so attacks that read messages or act in training need ``evaluate``. Warns if the
+    attack's loss was still falling when its budget ended: the leak is then a lower bound.
 
     Example:
         >>> leak = attack(train(dataset="digits"), "mc", epochs=1500)
@@ -174,8 +174,8 @@ def attack(
         trained: a trained federation.
         name: a registered attack, or ``path/to/file.py:Class``.
         adversary: the attacking party.
-        n_aux: how many auxiliary labels it has, balanced over classes.
-        victim_model: whether it knows the bottom model of the party that it attacks.
+        n_aux: number of auxiliary labels, balanced over classes.
+        victim_model: whether the adversary knows the bottom model of the attacked party.
         options: of the attack.
 
     Raises:
@@ -186,7 +186,7 @@ def attack(
     if mounted.acts_in_training:
         raise UsageError(f"attack {name!r} acts in training, which is over: use vflsec.evaluate(attack={name!r})")
     if mounted.needs & KINDS.keys():
-        raise InsufficientView(f"attack {name!r} reads messages, of which none were kept: use vflsec.evaluate")
+        raise InsufficientView(f"attack {name!r} reads messages, which train() does not keep: use vflsec.evaluate")
     with training.one_thread():
         aux = specs.AuxSpec(n=n_aux, folds=0, victim_model=victim_model)
         found = runner.attacked_once(mounted, trained, adversary, aux)
