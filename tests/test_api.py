@@ -119,5 +119,5 @@ def test_an_unfinished_attack_is_said_to_be():
 
 def test_the_victims_model_may_be_given_away():
     trained = vflsec.train(**SMALL)
-    with pytest.raises(InsufficientView, match="reads messages, which train\(\) does not keep: use vflsec.evaluate"):
+    with pytest.raises(InsufficientView, match=r"reads messages, which train\(\) does not keep: use vflsec.evaluate"):
         vflsec.attack(trained, "inversion-whitebox", adversary="active", n_aux=20, victim_model=True)
