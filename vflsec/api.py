@@ -51,7 +51,8 @@ def evaluate(
         jobs: number of worker processes; by default the number of cores.
         device: ``cpu`` or ``cuda``.
         settings: any field of ``EvalSpec``: ``dataset``, ``seeds``, ``data={"n_labeled": 200}``,
-            ``fixed=["iso:lambda=5"]``, or ``epsilons=[1, 2, 8]`` instead of strengths, for defenses with differential privacy.
+            ``fixed=["iso:lambda=5"]``, or ``epsilons=[1, 2, 8]`` instead of strengths, for
+            defenses with differential privacy.
 
     Raises:
         UsageError: a setting or a name is wrong.
