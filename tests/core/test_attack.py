@@ -39,6 +39,13 @@ def test_what_is_missing_is_named():
         Draw().check("passive", [Need.OWN_MODEL])
 
 
+def test_what_is_missing_comes_with_a_way_out():
+    with pytest.raises(InsufficientView, match=r"has only own model: choose --adversary passive_1; .* sends gradients$"):
+        Draw().check("passive", [Need.OWN_MODEL])
+    assert all(need.way_out for need in Need)
+    assert Need("predictions") is Need.PREDICTIONS
+
+
 def test_the_wrong_side_is_named():
     with pytest.raises(InsufficientView, match="for the passive side, got an adversary on the active side"):
         Draw().check("active", frozenset(Need))

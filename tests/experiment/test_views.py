@@ -210,7 +210,7 @@ def test_a_passive_party_attacks_the_active_partys_columns_of_training_rows(tmp_
     ("method", "attack", "message"),
     [
         ("fedsplitnn", "inversion-blackbox", "needs received embeddings; this adversary has only"),
-        ("fedcssl-simsiam", "inversion-blackbox:victim=passive_2", "of passive_2; passive_1 receives those of active"),
+        ("fedcssl-simsiam", "inversion-blackbox:victim=passive_2", "of passive_2; passive_1 receives only those of active: choose"),
     ],
 )
 def test_whose_embeddings_were_not_received_is_not_attacked(method, attack, message):

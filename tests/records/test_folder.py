@@ -294,6 +294,16 @@ def test_a_report_does_not_obey_a_matplotlibrc_of_the_folder(copied):
     assert (copied / "curve.png").exists()
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_a_terminal_cannot_show_is_replaced(copied, encoding):
+    command = [sys.executable, "-m", "vflsec", "report", str(copied)]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    shown = subprocess.run(command, check=False, capture_output=True, env=environment)
+    assert (shown.returncode, shown.stderr.count(b"Traceback")) == (0, 0)
+    separator = "·" if encoding == "latin-1" else "?"
+    assert f" {separator} adversary passive_1 {separator} " in shown.stdout.decode(encoding)
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "records.jsonl"])
 def test_a_pipe_in_the_place_of_a_file_is_one_line(copied, name):
     (copied / name).unlink()

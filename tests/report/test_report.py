@@ -7,6 +7,7 @@ import math
 
 import msgspec
 import pytest
+from matplotlib import rc_context
 
 from vflsec.analysis.results import Cap, Damage, Gate, Leak, Measure, Place, Point, Rank, Summary
 from vflsec.core.errors import StoreError
@@ -423,6 +424,33 @@ def test_the_same_summary_gives_the_same_bytes(summary, tmp_path):
         curve.save(summary, tmp_path / name)
     for file in ("curve.svg", "curve.png"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_a_figure_does_not_obey_the_users_matplotlibrc(summary):
+    report = Report(summary, manifest_of(specs.EvalSpec()))
+    plain = report.plot()._repr_png_()
+    with rc_context({"axes.facecolor": "black", "font.size": 30.0, "savefig.facecolor": "red", "text.usetex": True}):
+        figure = report.plot()
+        assert figure._repr_png_() == plain
+    assert figure.axes[0].get_facecolor() == (1.0, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("targets", "defenses", "omitted"),
+    [(300, 1, "294 targets of 300"), (1, 300, "276 curves of 300"), (curve.MOST_TARGETS, curve.MOST_CURVES, None)],
+)
+def test_a_picture_has_no_more_than_can_be_read(summary, targets, defenses, omitted):
+    names = ["labels", *(f"attribute c{i}" for i in range(1, targets))]
+    points = [
+        msgspec.structs.replace(p, target=name, defense=f"d{i}")
+        for name in names for i in range(defenses) for p in summary.points
+    ]  # fmt: skip
+    figure = curve.draw(with_points(summary, points))
+    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert len(figure.axes) == min(targets, curve.MOST_TARGETS)
+    assert len([text for text in legend if "d" in text and "adversary" not in text]) == min(defenses, curve.MOST_CURVES)
+    notes = [text.get_text() for text in figure.axes[0].texts if "not drawn" in text.get_text()]
+    assert notes == ([f"{omitted} are not drawn: see the table"] if omitted else [])
 
 
 def test_a_folder_without_results(tmp_path):

@@ -114,8 +114,10 @@ class Attack(ABC):
             raise InsufficientView(f"attack {self.name!r} {wanted}: choose another --adversary")
         missing = sorted(self.needs - set(shown))
         if missing:
+            ways_out = "; ".join(dict.fromkeys(need.way_out for need in missing))
             raise InsufficientView(
-                f"attack {self.name!r} needs {', '.join(missing)}; this adversary has only {', '.join(sorted(shown))}"
+                f"attack {self.name!r} needs {', '.join(missing)}; this adversary has only "
+                f"{', '.join(sorted(shown)) or 'nothing'}: {ways_out}"
             )
 
     @final

@@ -17,16 +17,28 @@ from vflsec.core.message import Kind, Message
 
 
 class Need(StrEnum):
-    """What an attack may require of a view."""
+    """What an attack may require of a view.
 
-    OWN_FEATURES = "own features"
-    OWN_MODEL = "own model"
-    AUX_LABELS = "auxiliary labels"
-    GRADIENTS = "received gradients"
-    EMBEDDINGS = "received embeddings"
-    PARAMETERS = "received parameters"
-    PREDICTIONS = "predictions"
-    VICTIM_MODEL = "the victim's bottom model"
+    Attributes:
+        way_out: how a user can give it to the adversary.
+    """
+
+    OWN_FEATURES = "own features", "choose --adversary passive_1"
+    OWN_MODEL = "own model", "choose --adversary passive_1"
+    AUX_LABELS = "auxiliary labels", "add --set aux.n=80"
+    GRADIENTS = "received gradients", "choose --adversary passive_1 and a method that sends gradients"
+    EMBEDDINGS = "received embeddings", "choose --adversary active"
+    PARAMETERS = "received parameters", "choose a method that averages models, such as fedhssl-simsiam"
+    PREDICTIONS = "predictions", "choose --adversary active, without a phase"
+    VICTIM_MODEL = "the victim's bottom model", "choose --adversary active and add --set aux.victim_model=true"
+
+    way_out: str
+
+    def __new__(cls, value: str, way_out: str) -> Need:
+        """Make a text that also knows its way out."""
+        need = str.__new__(cls, value)
+        need._value_, need.way_out = value, way_out
+        return need
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ def mount(
     attack.check(side, shown)
     if side == "passive" and Need.EMBEDDINGS in attack.needs and attack.victim not in (None, federation.active.name):
         raise InsufficientView(
-            f"attack {attack.name!r} needs {Need.EMBEDDINGS} of {attack.victim}; {party} receives those of "
-            f"{federation.active.name} alone"
+            f"attack {attack.name!r} needs {Need.EMBEDDINGS} of {attack.victim}; {party} receives only those of "
+            f"{federation.active.name}: {Need.EMBEDDINGS.way_out}"
         )
     if after and isinstance(attack, IntegrityAttack):
         raise UsageError(f"expected {attack.name} without a phase, got @{after}: it acts in training itself")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -31,6 +33,9 @@ INFERRED = {
     "parameters": "of one party's averaged parameters",
 }
 
+
+MOST_TARGETS, MOST_CURVES = 6, 24
+"""More diagrams, or more curves in one, are not drawn: nobody could read them, and drawing takes long."""
 
 MANY = 6
 """Beside the points of more curves than these nothing is written."""
@@ -109,17 +114,51 @@ def _name(point: Point, among: Sequence[Point]) -> str:
     return point.defense if len(methods) == 1 < len(defenses) else f"{point.method}, {point.defense}"
 
 
+@contextmanager
+def _own_style() -> Iterator[None]:
+    """Ignore the user's matplotlibrc, and give the same summary the same bytes."""
+    with context("default"), rc_context({"svg.hashsalt": "vflsec", "svg.fonttype": "none", "text.parse_math": False}):
+        yield
+
+
 class Curve(Figure):
     """A figure that notebooks show without pyplot."""
 
+    @_own_style()
     def _repr_png_(self) -> bytes:
         out = io.BytesIO()
         self.savefig(out, format="png", dpi=110)
         return out.getvalue()
 
 
+def _capped(summary: Summary) -> Summary:
+    """Return ``summary`` with as many targets and curves as a picture can show, and a note on how many it omits."""
+    targets = list(dict.fromkeys(p.target for p in summary.points))
+    curves = list(dict.fromkeys((p.method, p.defense) for p in summary.points))
+    omitted = [
+        f"{len(all_) - most} {what} of {len(all_)} are not drawn: see the table"
+        for all_, most, what in ((targets, MOST_TARGETS, "targets"), (curves, MOST_CURVES, "curves"))
+        if len(all_) > most
+    ]
+    if not omitted:
+        return summary
+    kept_targets, kept_curves = set(targets[:MOST_TARGETS]), set(curves[:MOST_CURVES])
+
+    def kept(points: Sequence[Point]) -> list[Point]:
+        return [p for p in points if p.target in kept_targets and (p.method, p.defense) in kept_curves]
+
+    return msgspec.structs.replace(
+        summary, points=kept(summary.points), worst=kept(summary.worst), notes=[*summary.notes, *omitted]
+    )
+
+
+@_own_style()
 def draw(summary: Summary) -> Curve:
-    """Return the figure: one diagram for each target, since leaks of different things are measured differently."""
+    """Return the figure: one diagram for each target, since leaks of different things are measured differently.
+
+    Of many targets or curves only the first are drawn, and a note says how many are not; the Pareto front is of all.
+    """
+    summary = _capped(summary)
     targets: dict[str, list[Point]] = {}
     for p in summary.points:
         targets.setdefault(p.target, []).append(p)
@@ -216,7 +255,7 @@ def _draw_legend(axes: Axes, *, several: bool) -> None:
 def save(summary: Summary, folder: Path) -> list[Path]:
     """Write ``curve.svg`` and ``curve.png``; the same summary gives the same bytes."""
     paths, pictures = [folder / "curve.svg", folder / "curve.png"], [io.BytesIO(), io.BytesIO()]
-    with context("default"), rc_context({"svg.hashsalt": "vflsec", "svg.fonttype": "none", "text.parse_math": False}):
+    with _own_style():
         figure = draw(summary)
         figure.savefig(pictures[0], format="svg", metadata={"Date": None})
         figure.savefig(pictures[1], format="png", dpi=160, metadata={"Software": None})
