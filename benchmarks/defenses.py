@@ -86,7 +86,7 @@ def weaker_picks(report: vflsec.Report) -> list[str]:
         manifest,
         attacks=[attack for attack in manifest.attacks if attack.label not in JOINING],
         rows=[row for row in manifest.rows if row.attack not in JOINING],
-        priors=[prior for prior in manifest.priors if prior.label not in JOINING],
+        baselines=[baseline for baseline in manifest.baselines if baseline.label not in JOINING],
     )
     before = summarize(without, Store(PICKS).records(), out="", max_leak={}, min_utility=None).picked
     return [

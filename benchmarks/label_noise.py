@@ -25,8 +25,8 @@ from vflsec.core.errors import Diverged
 from vflsec.core.method import Trained
 from vflsec.core.statistics import over_seeds
 from vflsec.experiment import spec as specs
+from vflsec.experiment.cell import training_cell
 from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.plan import training_cell
 from vflsec.experiment.score import measure
 from vflsec.experiment.training import one_thread
 from vflsec.paillier.layout import Layout

@@ -25,8 +25,8 @@ from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.marvell import Marvell, moments, solve
 from vflsec.defenses.max_norm import MaxNorm
 from vflsec.defenses.perp import PerpendicularNoise
+from vflsec.experiment.cell import Cell
 from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.plan import Cell
 from vflsec.experiment.spec import DefenseSpec
 from vflsec.experiment.training import one_thread
 

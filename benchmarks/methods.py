@@ -43,7 +43,7 @@ from vflsec.core.metrics import METRICS
 from vflsec.core.statistics import Interval, over_seeds
 from vflsec.experiment import spec as specs
 from vflsec.experiment import training
-from vflsec.experiment.plan import Cell, training_cell
+from vflsec.experiment.cell import Cell, training_cell
 from vflsec.experiment.store import Store
 
 Measured = dict[str, Any]

@@ -22,8 +22,8 @@ from vflsec.core.federation import Federation
 from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
+from vflsec.experiment.cell import Cell
 from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.plan import Cell
 from vflsec.experiment.spec import DefenseSpec
 from vflsec.experiment.training import one_thread
 

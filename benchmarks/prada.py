@@ -37,9 +37,9 @@ from vflsec.core.metrics import auc, ks
 from vflsec.experiment import spec as specs
 from vflsec.experiment import training
 from vflsec.experiment.attribution import exact
+from vflsec.experiment.cell import Cell, training_cell
 from vflsec.experiment.facts import StageFacts
 from vflsec.experiment.federation import build_federation, build_method, load_dataset, partition_of
-from vflsec.experiment.plan import Cell, training_cell
 from vflsec.experiment.store import Store
 from vflsec.nn.domain_discriminators import DomainDiscriminators
 from vflsec.nn.feature_groups import DROPOUT

@@ -17,11 +17,12 @@ from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
 from vflsec.experiment import engine, federation, runner, training
 from vflsec.experiment import spec as specs
+from vflsec.experiment.cell import training_cell
 from vflsec.experiment.facts import CellFacts, StageDone
 from vflsec.experiment.grammar import split_list
 from vflsec.experiment.manifest import manifest_of
 from vflsec.experiment.mounting import KINDS
-from vflsec.experiment.plan import build_attack, training_cell
+from vflsec.experiment.plan import build_attack
 from vflsec.experiment.spec import EvalSpec
 from vflsec.experiment.store import Store, writing
 from vflsec.records.schema import Record

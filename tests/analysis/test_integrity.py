@@ -11,7 +11,7 @@ from vflsec.experiment import engine
 from vflsec.experiment import spec as specs
 from vflsec.experiment.federation import build_federation
 from vflsec.experiment.manifest import manifest_of
-from vflsec.experiment.plan import priors, rows
+from vflsec.experiment.plan import baselines, rows
 from vflsec.experiment.store import Store
 from vflsec.records.schema import Block, Impact, Triggered
 from vflsec.testing.records import made_result
@@ -55,9 +55,9 @@ def test_every_cell_under_attack_has_its_honest_one_beside_it():
 
 
 def test_there_is_nothing_to_infer_alone():
-    assert not list(priors(BROKEN))
+    assert not list(baselines(BROKEN))
     mixed = specs.read({**PLAN, "attacks": ["mc", "backdoor"]})
-    assert {p.label for p in priors(mixed)} == {"mc", "logistic", "trees", "squares", "pseudo-labels"}
+    assert {p.label for p in baselines(mixed)} == {"mc", "logistic", "trees", "squares", "pseudo-labels"}
 
 
 def test_a_cell_depends_on_known_labels_only_if_its_attack_uses_them():

@@ -11,10 +11,10 @@ from vflsec.analysis.summary import summarize
 from vflsec.core.statistics import over_seeds
 from vflsec.experiment import spec as specs
 from vflsec.experiment.manifest import manifest_of
-from vflsec.experiment.plan import priors, rows
+from vflsec.experiment.plan import baselines, rows
 from vflsec.experiment.spec import AttackSpec
 from vflsec.records.schema import Block
-from vflsec.testing.records import made_prior, made_result
+from vflsec.testing.records import made_baseline, made_result
 from vflsec.testing.reports import check_report
 
 SPEC = specs.read({"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1, 5], "seeds": 3})
@@ -44,10 +44,10 @@ def make_records(spec=SPEC, *, attack_fold=0.7, logistic_fold=0.6, mc_alone_fold
             nbytes=1000,
             seconds={"train": 1.0, "attack": 0.5},
         )
-    for prior in priors(spec):
-        alone, fold = (0.55, mc_alone_fold) if prior.attack.name == "mc" else (0.58, logistic_fold)
-        found[prior.key] = made_prior(
-            leak={"test": block(alone + JITTER[prior.seed]), "train": block(alone)}, fold=fold
+    for baseline in baselines(spec):
+        alone, fold = (0.55, mc_alone_fold) if baseline.attack.name == "mc" else (0.58, logistic_fold)
+        found[baseline.key] = made_baseline(
+            leak={"test": block(alone + JITTER[baseline.seed]), "train": block(alone)}, fold=fold
         )
     return found
 
@@ -88,7 +88,7 @@ def test_points_are_means_over_seeds_with_t_intervals():
     assert point.seconds == pytest.approx(1.5)
 
 
-def test_alone_is_the_strongest_prior_on_the_truth_whatever_folds_say():
+def test_alone_is_the_strongest_baseline_on_the_truth_whatever_folds_say():
     for fold in (0.4, 0.9):
         assert summary_of(make_records(mc_alone_fold=fold)).points[0].leak.alone == pytest.approx(0.58)
 
@@ -96,9 +96,9 @@ def test_alone_is_the_strongest_prior_on_the_truth_whatever_folds_say():
 def test_alone_is_chosen_on_one_half_and_scored_on_the_other():
     """On the first half the logistic regression is ahead and has .50 on the second; on the second mc, with .51."""
     records = make_records()
-    for prior in priors(SPEC):
-        own = block(0.54, apart=0.03) if prior.attack.name == "mc" else block(0.56, apart=0.06)
-        records[prior.key] = replace(records[prior.key], leak={"test": own})
+    for baseline in baselines(SPEC):
+        own = block(0.54, apart=0.03) if baseline.attack.name == "mc" else block(0.56, apart=0.06)
+        records[baseline.key] = replace(records[baseline.key], leak={"test": own})
     leak = summary_of(records).points[0].leak
     assert leak.alone == pytest.approx((0.50 + 0.57) / 2)
     assert leak.alone < 0.56, "the largest of the two has been lucky"
@@ -111,9 +111,9 @@ def test_alone_is_one_value_for_all_methods_defenses_and_attacks():
     records = make_records(spec)
     summary = summary_of(records, spec)
     assert [p.leak.alone for p in summary.points] == pytest.approx([0.58] * 12)
-    for prior in priors(spec):
-        if prior.method == "vertical-lr" and prior.attack.name == "mc":
-            records[prior.key] = replace(records[prior.key], leak={"test": block(0.65), "train": block(0.65)})
+    for baseline in baselines(spec):
+        if baseline.method == "vertical-lr" and baseline.attack.name == "mc":
+            records[baseline.key] = replace(records[baseline.key], leak={"test": block(0.65), "train": block(0.65)})
     summary = summary_of(records, spec)
     assert {p.leak.alone for p in summary.points} == {0.65}, "the rows of fedsplitnn as well"
 
@@ -175,9 +175,9 @@ def test_halves_that_choose_other_rows_are_held_against_alone_on_these():
     for row in rows(SPEC):
         leak = {"test": block(0.80, apart=0.04), "train": block(0.75, apart=-0.03)}
         records[row.key] = replace(records[row.key], leak=leak)
-    for prior in priors(SPEC):
+    for baseline in baselines(SPEC):
         leak = {"test": block(0.60, apart=0.01), "train": block(0.50, apart=0.02)}
-        records[prior.key] = replace(records[prior.key], leak=leak)
+        records[baseline.key] = replace(records[baseline.key], leak=leak)
     leak = summary_of(records, contrived=True).worst[0].leak
     assert (leak.rows, leak.mean) == ("test+train", pytest.approx((0.76 + 0.72) / 2))
     assert leak.alone == pytest.approx((0.59 + 0.52) / 2), "on the same halves of the same rows"
@@ -366,8 +366,8 @@ def test_alone_is_one_value_for_rows_that_lost_a_seed():
     for seed in range(3):
         for key in keys_of(1.0, seed):
             records[key] = replace(records[key], leak={"test": block((0.9, 0.6, 0.6)[seed])})
-    for prior in priors(SPEC):
-        records[prior.key] = replace(records[prior.key], leak={"test": block((0.7, 0.5, 0.5)[prior.seed])})
+    for baseline in baselines(SPEC):
+        records[baseline.key] = replace(records[baseline.key], leak={"test": block((0.7, 0.5, 0.5)[baseline.seed])})
     first = keys_of(1.0, 0)[0]
     records[first] = replace(records[first], status="error", leak={})
     leaks = [p.leak for p in summary_of(records).points]

@@ -192,7 +192,7 @@ def test_comma_lists_and_repeated_options_are_the_same():
 def test_each_defense_may_have_strengths_of_its_own(tmp_path):
     words = ["--defense", "iso:lambda=1,5", "--defense", "compress:lambda=.25,.9,max-norm", "--seeds", "1"]
     plan = run("eval", *TOY, *words, "--dry-run")
-    assert "13 results: 0 cached" in plan.stderr  # no defense, 2 + 2, the usual 3 of max-norm, and five priors
+    assert "13 results: 0 cached" in plan.stderr  # no defense, 2 + 2, the usual 3 of max-norm, and five baselines
     config = tmp_path / "c.toml"
     config.write_text(plan.stdout)
     assert run("eval", "--config", config, "--dry-run").stdout == plan.stdout
@@ -270,11 +270,11 @@ def test_divergence_is_exit_3_and_can_be_retried(tmp_path):
 
 def test_interruption_is_exit_130_and_keeps_what_is_done(tmp_path, monkeypatch):
     from vflsec.experiment import engine
-    from vflsec.testing.records import made_prior
+    from vflsec.testing.records import made_baseline
 
     def interrupted(todo, store, **_):
-        store.append(made_prior())
-        yield made_prior()
+        store.append(made_baseline())
+        yield made_baseline()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine, "evaluate", interrupted)

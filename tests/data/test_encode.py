@@ -8,11 +8,11 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from vflsec.core.errors import DataError
 from vflsec.core.layout import Column
 from vflsec.data.dataset import PartyTable
-from vflsec.data.encode import Encoder
+from vflsec.data.encode import ColumnEncoder
 
 
-def encoder_of(fit: pd.DataFrame, *, categorical: tuple = (), signed_log: tuple = ()) -> Encoder:
-    return Encoder(PartyTable("active", fit, frozenset(categorical), frozenset(signed_log)), fit)
+def encoder_of(fit: pd.DataFrame, *, categorical: tuple = (), signed_log: tuple = ()) -> ColumnEncoder:
+    return ColumnEncoder(PartyTable("active", fit, frozenset(categorical), frozenset(signed_log)), fit)
 
 
 def test_numbers_are_standardized_with_the_statistics_of_the_fitted_rows():
@@ -40,7 +40,7 @@ def test_categories_become_one_hot_with_a_first_slot_for_unseen_ones():
 
 def test_a_category_that_only_the_dtype_knows_is_unseen():
     whole = pd.DataFrame({"job": pd.Categorical(["cook", "baker", "pilot"])})
-    encode = Encoder(PartyTable("active", whole, frozenset({"job"})), whole.iloc[:2])
+    encode = ColumnEncoder(PartyTable("active", whole, frozenset({"job"})), whole.iloc[:2])
     assert encode.layout.width == 3
     assert encode(whole.iloc[2:]).tolist() == [[1, 0, 0]]
 
@@ -62,7 +62,7 @@ def test_agrees_with_scikit_learn(as_dtype):
     frame = pd.DataFrame({"x": rng.normal(5, 3, 400), "y": rng.integers(0, 9, 400), "c": rng.integers(0, 4, 400)})
     fit, rows = frame[:300], frame[300:]
     table = PartyTable("active", frame.astype({"c": as_dtype}), frozenset({"c"}))
-    encoded = Encoder(table, table.frame[:300])(table.frame[300:])
+    encoded = ColumnEncoder(table, table.frame[:300])(table.frame[300:])
 
     numbers = StandardScaler().fit(fit[["x", "y"]]).transform(rows[["x", "y"]])
     one_hot = OneHotEncoder(sparse_output=False).fit(fit[["c"]]).transform(rows[["c"]])

@@ -13,8 +13,8 @@ from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.adversary import draw_auxiliary, view_of
+from vflsec.experiment.cell import Cell
 from vflsec.experiment.federation import build_federation
-from vflsec.experiment.plan import Cell
 from vflsec.experiment.spec import AuxSpec, DefenseSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 

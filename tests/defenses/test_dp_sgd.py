@@ -16,8 +16,8 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.gaussian_dp import ORDERS
+from vflsec.experiment.cell import Cell
 from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.plan import Cell
 from vflsec.experiment.privacy import spent
 from vflsec.experiment.spec import AttackSpec, parse_defense
 from vflsec.testing.epsilon import at_least, gaussian_by_renyi, members_by_their_loss, opposite_updates

@@ -17,7 +17,7 @@ from vflsec.experiment import spec as specs
 from vflsec.experiment.manifest import manifest_of
 from vflsec.experiment.plan import rows
 from vflsec.experiment.store import Store
-from vflsec.records.schema import PriorResult, Result
+from vflsec.records.schema import BaselineResult, Result
 
 SETTINGS = {
     "dataset": "toy",
@@ -252,7 +252,7 @@ def test_an_attack_of_the_active_party_runs(tmp_path):
     assert all(r.budget["seen"] > 0 for r in results(store))
 
 
-def test_a_broken_prior_is_a_status_too(tmp_path):
+def test_a_broken_baseline_is_a_status_too(tmp_path):
     body = "return Guess({s: x[:, :2] for s, x in view.features.items()})"
     broken = "    def alone(self):\n        return Broken()\n"
     attacks = write_attack(tmp_path, body, extra=broken)
@@ -261,7 +261,7 @@ def test_a_broken_prior_is_a_status_too(tmp_path):
         file.read_text() + "class Broken(Mine):\n    def run(self, view, *, rng):\n        raise ValueError\n"
     )
     store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1])
-    assert sorted(r.status for r in store.records().values() if isinstance(r, PriorResult)) == ["error", *4 * ["ok"]]
+    assert sorted(r.status for r in store.records().values() if isinstance(r, BaselineResult)) == ["error", *4 * ["ok"]]
 
 
 def test_one_auxiliary_label_is_enough_to_run(tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.experiment import engine
 from vflsec.experiment import spec as specs
-from vflsec.experiment.plan import priors, rows
+from vflsec.experiment.plan import baselines, rows
 
 SWEEP = {"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1, 5], "seeds": 2}
 
@@ -97,10 +97,10 @@ def test_keys_survive_a_round_trip_through_toml(n, lr):
 
 
 def test_priors_need_no_training_of_their_own():
-    found = list(priors(specs.read(SWEEP)))
+    found = list(baselines(specs.read(SWEEP)))
     names = ("mc", "logistic", "trees", "squares", "pseudo-labels")
     assert [(p.seed, p.attack.name) for p in found] == [(s, a) for s in (0, 1) for a in names]
-    assert all(not prior.cell.defenses for prior in found)
+    assert all(not baseline.cell.defenses for baseline in found)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ def test_what_an_adversary_infers_after_pre_training_alone_depends_on_who_is_gue
     found = []
     for n_labeled in (100, 200):
         settings = {"dataset": "toy", "methods": [method], "data": {"n_labeled": n_labeled}, "attacks": ["mc"]}
-        found.append([prior for prior in priors(specs.read(settings)) if prior.pretrained])
+        found.append([baseline for baseline in baselines(specs.read(settings)) if baseline.pretrained])
     few, many = found
     assert few
-    assert not {prior.key for prior in few} & {prior.key for prior in many}
+    assert not {baseline.key for baseline in few} & {baseline.key for baseline in many}
     assert [p.cell.stage_key("pretrain") for p in few] == [p.cell.stage_key("pretrain") for p in many]
 
 
@@ -143,7 +143,7 @@ def test_a_defense_acts_where_an_option_has_something_said():
 def test_methods_share_the_baselines_of_their_data_and_nothing_else():
     def logistic(**changed):
         settings = {"dataset": "toy", "methods": ["fedsplitnn", "ss-vfl-c"], "seeds": 1, **changed}
-        return [p.key for p in priors(specs.read(settings)) if p.attack.name == "logistic"]
+        return [p.key for p in baselines(specs.read(settings)) if p.attack.name == "logistic"]
 
     one, other = logistic()
     assert one == other
@@ -154,5 +154,7 @@ def test_methods_share_the_baselines_of_their_data_and_nothing_else():
         {"seeds": 2},
     ):
         assert set(logistic(**changed)) - {one}
-    found = [p.key for p in priors(specs.read({"dataset": "toy", "methods": ["fedsplitnn", "ss-vfl-c"], "seeds": 1}))]
+    found = [
+        p.key for p in baselines(specs.read({"dataset": "toy", "methods": ["fedsplitnn", "ss-vfl-c"], "seeds": 1}))
+    ]
     assert len(set(found)) == len(found) - 4, "one for each baseline"

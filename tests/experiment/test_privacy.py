@@ -12,8 +12,8 @@ from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.laplace_dp import LaplaceDP
 from vflsec.experiment import training
+from vflsec.experiment.cell import Cell
 from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.plan import Cell
 from vflsec.experiment.privacy import most_of_one_row, spent
 from vflsec.experiment.spec import parse_defense
 from vflsec.experiment.store import Store

@@ -12,8 +12,8 @@ from vflsec.core.errors import UsageError
 from vflsec.core.message import Message
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
+from vflsec.experiment.cell import Cell
 from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.plan import Cell
 from vflsec.experiment.spec import parse_defense
 
 METHODS = [name for name in sorted(registry.entries("methods")) if len(registry.load("methods", name).phases) > 1]

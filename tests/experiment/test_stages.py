@@ -6,12 +6,13 @@ import pytest
 from vflsec.core.errors import UsageError
 from vflsec.experiment import engine
 from vflsec.experiment import spec as specs
+from vflsec.experiment.cell import training_cell
 from vflsec.experiment.facts import StageDone
 from vflsec.experiment.manifest import manifest_of
-from vflsec.experiment.plan import NO_ADVERSARY, rows, training_cell
+from vflsec.experiment.plan import NO_ADVERSARY, rows
 from vflsec.experiment.store import Store
 from vflsec.experiment.training import one_thread, train
-from vflsec.records.schema import PriorResult, Result
+from vflsec.records.schema import BaselineResult, Result
 from vflsec.report.report import Report
 
 SMALL = {"projector": 16, "predictor": 8}
@@ -158,9 +159,9 @@ def test_an_attack_can_strike_after_pre_training(tmp_path):
 def test_alone_includes_a_model_that_the_adversary_pre_trained_by_itself(tmp_path):
     spec = read()
     _, records = run(spec, tmp_path)
-    priors = [record for record in records if isinstance(record, PriorResult)]
-    assert sorted(p.method for p in priors) == [*5 * ["fedhssl-simsiam"], "fedlocal-simsiam"]
-    assert all(p.leak for p in priors)
+    baselines = [record for record in records if isinstance(record, BaselineResult)]
+    assert sorted(p.method for p in baselines) == [*5 * ["fedhssl-simsiam"], "fedlocal-simsiam"]
+    assert all(p.leak for p in baselines)
 
 
 def test_an_unknown_phase_is_refused():

@@ -15,7 +15,7 @@ from vflsec.experiment import spec as specs
 from vflsec.experiment.mounting import KINDS
 from vflsec.experiment.questions import ask
 from vflsec.experiment.store import Store
-from vflsec.records.schema import PriorResult, Result
+from vflsec.records.schema import BaselineResult, Result
 
 UNREADABLE = frozenset({Kind.CIPHERTEXT, Kind.CONTROL})
 """Of no use without a key; what is decrypted or unmasked is shown as a message of the kind that it then is."""
@@ -111,17 +111,19 @@ def run(tmp_path, spec):
     engine.check(spec)
     store = Store(tmp_path)
     found = list(engine.evaluate(engine.plan(spec, store), store))
-    return [record for record in found if isinstance(record, Result)], [r for r in found if isinstance(r, PriorResult)]
+    return [record for record in found if isinstance(record, Result)], [
+        r for r in found if isinstance(r, BaselineResult)
+    ]
 
 
 def test_gradients_of_pre_training_with_a_source_give_its_labels_away(tmp_path):
     spec = settings("prada", attacks=["direction@pretrain"], **LEARNING)
-    ((record,), priors) = run(tmp_path, spec)
+    ((record,), baselines) = run(tmp_path, spec)
     assert record.status == "ok"
     assert set(record.leak) == {"train"}
     assert record.leak["train"].n == 80 - 20
     assert record.leak["train"].metrics["auc"] == pytest.approx(1, abs=0.01)
-    regression = next(prior for prior in priors if prior.attack.name == "logistic")
+    regression = next(baseline for baseline in baselines if baseline.attack.name == "logistic")
     assert set(regression.leak) == {"train"}
     assert regression.leak["train"].n == 80 - 20
 
@@ -210,7 +212,11 @@ def test_a_passive_party_attacks_the_active_partys_columns_of_training_rows(tmp_
     ("method", "attack", "message"),
     [
         ("fedsplitnn", "inversion-blackbox", "needs received embeddings; this adversary has only"),
-        ("fedcssl-simsiam", "inversion-blackbox:victim=passive_2", "of passive_2; passive_1 receives only those of active: choose"),
+        (
+            "fedcssl-simsiam",
+            "inversion-blackbox:victim=passive_2",
+            "of passive_2; passive_1 receives only those of active: choose",
+        ),
     ],
 )
 def test_whose_embeddings_were_not_received_is_not_attacked(method, attack, message):

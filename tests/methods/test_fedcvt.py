@@ -27,7 +27,7 @@ from vflsec.methods.fedcvt import (
 )
 from vflsec.nn.bottoms import untrained
 from vflsec.nn.encoders import build_encoder
-from vflsec.nn.pooled import Pooled
+from vflsec.nn.pooled import PooledEncoder
 from vflsec.testing.conformance import MethodConformance
 from vflsec.testing.federations import toy_federation
 
@@ -629,7 +629,7 @@ def test_encoders_of_two_widths_are_refused():
     federation, made = make_federation(), method()
     made.build(federation)
     wide = [build_encoder(federation.active.layout, ModelSpec(cut=5), 2) for _ in range(2)]
-    federation.active.modules["bottom"] = Pooled(wide, "concat")
+    federation.active.modules["bottom"] = PooledEncoder(wide, "concat")
     with pytest.raises(UsageError, match=r"encoders of one width, got 5 and 3: set model\.cut"):
         made.check(federation)
 

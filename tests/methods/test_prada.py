@@ -21,8 +21,8 @@ from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.experiment import spec as specs
 from vflsec.experiment import training
+from vflsec.experiment.cell import training_cell
 from vflsec.experiment.federation import build_federation
-from vflsec.experiment.plan import training_cell
 from vflsec.experiment.store import Store
 from vflsec.methods.adversarial_training import decay, reversal
 from vflsec.methods.prada import PrADA, PrADAWithoutDAFGIR, PrADAWithoutFGIR, PrADAWithoutIR

@@ -51,7 +51,7 @@ def _cap(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup
             **whole, value=None, ci95=none, calibrated=None, calibrated_ci95=none, accuracy_value=None, dcs=None, n=0,
             note=f"{count(lost, 'run')} collapsed or failed, so there is no CAP",
         )  # fmt: skip
-    priors = [group.alone(target).on(cell.rows) for group, cell in zip(defended, cells[1:], strict=True)]
+    baselines = [group.alone(target).on(cell.rows) for group, cell in zip(defended, cells[1:], strict=True)]
     blind = sum(block.one_class for cell in cells[1:] for block in cell.leak.values())
     values: dict[str, dict[int, float]] = {"cap": {}, "calibrated": {}, "accuracy": {}, "dcs": {}}
     for seed in range(clean.seeds):
@@ -62,8 +62,8 @@ def _cap(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup
         accuracy = [block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics]
         if len(accuracy) == len(blocks) and not blind:
             values["accuracy"][seed] = capping.cap(utility, accuracy)
-        if all(seed in prior for prior in priors):
-            alone = [prior[seed].headline for prior in priors]
+        if all(seed in baseline for baseline in baselines):
+            alone = [baseline[seed].headline for baseline in baselines]
             values["calibrated"][seed] = capping.calibrated_cap(utility, leak, alone)
         ideal = cells[0].found[seed].measured.headline
         scores = [capping.dcs(a, u, ideal_utility=ideal) for u, a in zip(utility, leak, strict=True)]

@@ -1,4 +1,4 @@
-"""From records to points: statuses counted, means and intervals over seeds, each leak beside its priors."""
+"""From records to points: statuses counted, means and intervals over seeds, each leak beside its baselines."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Results = Mapping[int, Result]
 class Alone:
     """What one adversary reaches on one target without the federation: one value for each split of rows.
 
-    The candidates are the priors of all methods in the report, since an adversary alone could train any of them. The
+    The candidates are the baselines of all methods in the report, since an adversary alone could train any of them. The
     strongest is chosen on one half of the rows and scored on the other, as the headline is. Otherwise the largest of
     several noisy scores would be too large, and each advantage over it too small.
 
     Args:
-        records: of the priors, by name and seed.
+        records: of the baselines, by name and seed.
     """
 
     def __init__(self, records: Mapping[str, BySeed]) -> None:
@@ -90,11 +90,11 @@ class Scored(NamedTuple):
 def alone_by_target(manifest: Manifest, records: Mapping[str, Record]) -> dict[str, Alone]:
     """Return by target what the adversary reaches alone."""
     found: dict[str, dict[str, dict[int, Record]]] = {}
-    for prior in manifest.priors:
-        record = records.get(prior.key)
+    for baseline in manifest.baselines:
+        record = records.get(baseline.key)
         if record and record.leak:
-            own = found.setdefault(prior.target, {})
-            own.setdefault(f"{prior.method}: {prior.label}", {})[prior.seed] = record
+            own = found.setdefault(baseline.target, {})
+            own.setdefault(f"{baseline.method}: {baseline.label}", {})[baseline.seed] = record
     return {target: Alone(by_name) for target, by_name in found.items()}
 
 
@@ -207,7 +207,7 @@ class CellGroup:
     def _picked(self, target: str) -> Scored | None:
         attacks = {name: self.usable(name) for name in self.by_attack if self.targets[name] == target}
         alone = self.alone(target)
-        name = strongest({**{f"{ALONE}:{prior}": found for prior, found in alone.records.items()}, **attacks})
+        name = strongest({**{f"{ALONE}:{baseline}": found for baseline, found in alone.records.items()}, **attacks})
         trained = {seed: record for by_seed in attacks.values() for seed, record in by_seed.items()}
         if name is None or not trained:
             return None
@@ -349,14 +349,14 @@ def _utility(found: Sequence[Result], seeds: int) -> Measure:
 
 
 def _leak(blocks: Mapping[int, Block], alone: Mapping[int, Block], rows: str, seeds: int) -> Leak:
-    priors_ = alone if blocks else {}  # all seeds, so that *alone* is one number; the advantage is paired by seed
+    paired = alone if blocks else {}  # all seeds, so that *alone* is one number; the advantage is paired by seed
     values = {seed: block.headline for seed, block in blocks.items()}
-    base = {seed: block.headline for seed, block in priors_.items()}
+    base = {seed: block.headline for seed, block in paired.items()}
     advantage = [values[seed] - base[seed] for seed in values if seed in base]
     first = next(iter(blocks.values()), None)
     metric = first.metric if first else ""
     spread = _of_values if metric in VALUES else share
-    found, own = list(blocks.values()), list(priors_.values())
+    found, own = list(blocks.values()), list(paired.values())
     of_choice, of_alone = (_mean(block.overfit for block in chosen) or 0.0 for chosen in (found, own))
     alone_interval = spread(list(base.values()), _rows_ci(own), seeds, of_alone)
     advantage_interval = interval(advantage, (math.nan, math.nan), seeds, max(0.0, of_choice - of_alone))

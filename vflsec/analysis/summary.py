@@ -74,7 +74,7 @@ def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     notes = []
     if manifest.selected_on_test:
         notes.append("epochs were chosen on TEST rows (train.select=paper_best_on_test): utility is flattered")
-    keys = {row.key for row in manifest.rows} | {prior.key for prior in manifest.priors}
+    keys = {row.key for row in manifest.rows} | {baseline.key for baseline in manifest.baselines}
     own = [record for key, record in records.items() if key in keys]
     if any(block.halves is None for record in own for block in record.leak.values()):
         notes.append(

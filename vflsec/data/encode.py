@@ -23,7 +23,7 @@ from vflsec.core.layout import Column, Layout
 from vflsec.data.dataset import PartyTable
 
 
-class Encoder:
+class ColumnEncoder:
     """Encodes rows of one party.
 
     Args:

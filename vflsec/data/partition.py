@@ -33,7 +33,7 @@ from vflsec.core.layout import Layout
 from vflsec.core.seeds import derive
 from vflsec.data.alignment import align
 from vflsec.data.dataset import PartyTable, VerticalDataset
-from vflsec.data.encode import Encoder
+from vflsec.data.encode import ColumnEncoder
 
 
 class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -227,7 +227,7 @@ def _party_data(
     # Where the task says who is in which role, whoever is in none has no part in it.
     local = frame.index[:0] if dataset.draw else frame.index[~frame.index.isin(elsewhere[0].append(elsewhere[1:]))]
 
-    encoder = Encoder(table, frame.loc[ids["aligned"].append([local, foreign.get("source", local[:0])])])
+    encoder = ColumnEncoder(table, frame.loc[ids["aligned"].append([local, foreign.get("source", local[:0])])])
     features = {split: encoder(frame.loc[rows]) for split, rows in {**ids, **foreign, "local": local}.items()}
     if len(ids["train"]) == len(ids["aligned"]):  # the same rows need no second copy
         features["aligned"] = features["train"]
@@ -236,7 +236,7 @@ def _party_data(
 
 def _source_data(table: PartyTable, ids: pd.Index) -> PartyData:
     frame = table.frame.loc[ids]
-    encoder = Encoder(table, frame)
+    encoder = ColumnEncoder(table, frame)
     return PartyData(table.name, {"source": encoder(frame)}, encoder.layout, ids[:0].to_numpy())
 
 

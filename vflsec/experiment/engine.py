@@ -24,27 +24,18 @@ from vflsec.core.message import SERVER, SOURCE, Kind
 from vflsec.core.method import Method, Trained
 from vflsec.experiment import runner
 from vflsec.experiment.adversary import side_of
+from vflsec.experiment.cell import acts_in, training_cell
 from vflsec.experiment.facts import StageDone
 from vflsec.experiment.federation import build_defense, build_federation, build_method, malicious_attacks
 from vflsec.experiment.mounting import expect_phase, mount
-from vflsec.experiment.plan import (
-    Prior,
-    Row,
-    acts_in,
-    build_attack,
-    priors,
-    rows,
-    target_of,
-    training_cell,
-    without_federation,
-)
+from vflsec.experiment.plan import Baseline, Row, baselines, build_attack, rows, target_of, without_federation
 from vflsec.experiment.questions import about_source, ask
 from vflsec.experiment.runner import Task
 from vflsec.experiment.spec import AttackSpec, DefenseSpec, EvalSpec
 from vflsec.experiment.store import Store
 from vflsec.records.schema import Record
 
-Item = TypeVar("Item", Row, Prior)
+Item = TypeVar("Item", Row, Baseline)
 
 ALL = "all"
 """In the place of an attack: every one that can be mounted."""
@@ -55,7 +46,7 @@ class Plan(NamedTuple):
 
     Attributes:
         rows: all results wanted.
-        priors: all priors wanted.
+        baselines: all baselines wanted.
         stages: what several of the missing ones start from and is not there, as work for processes; it comes first.
         tasks: the missing ones, likewise.
         cached: how many results are already there.
@@ -63,7 +54,7 @@ class Plan(NamedTuple):
     """
 
     rows: list[Row]
-    priors: list[Prior]
+    baselines: list[Baseline]
     stages: list[Task]
     tasks: list[Task]
     cached: int
@@ -73,32 +64,32 @@ class Plan(NamedTuple):
 def plan(spec: EvalSpec, store: Store | None) -> Plan:
     """Return the plan of ``spec``, which has passed ``check``, less what ``store`` holds."""
     done = store.records() if store else {}
-    wanted_rows, wanted_priors = _unique(rows(spec)), _unique(priors(spec))
+    wanted_rows, wanted_baselines = _unique(rows(spec)), _unique(baselines(spec))
     open_rows = [row for row in wanted_rows if row.key not in done]
-    open_priors = [prior for prior in wanted_priors if prior.key not in done]
+    open_baselines = [baseline for baseline in wanted_baselines if baseline.key not in done]
     tasks = [
-        Task(cell=group[0].cell, rows=(), priors=group, adversary=spec.adversary, aux=spec.aux)
-        for group in _groups(open_priors)
+        Task(cell=group[0].cell, rows=(), baselines=group, adversary=spec.adversary, aux=spec.aux)
+        for group in _groups(open_baselines)
     ]
     tasks += [
-        Task(cell=group[0].cell, rows=group, priors=(), adversary=spec.adversary, aux=spec.aux)
+        Task(cell=group[0].cell, rows=group, baselines=(), adversary=spec.adversary, aux=spec.aux)
         for group in _groups(open_rows)
     ]
     tasks.sort(key=lambda task: task.cell.seed)  # stable: the cells of one seed share their split
     stages = _open_stages(tasks, store)
-    total, missing = len(wanted_rows) + len(wanted_priors), len(open_rows) + len(open_priors)
-    return Plan(wanted_rows, wanted_priors, stages, tasks, total - missing, missing + len(stages))
+    total, missing = len(wanted_rows) + len(wanted_baselines), len(open_rows) + len(open_baselines)
+    return Plan(wanted_rows, wanted_baselines, stages, tasks, total - missing, missing + len(stages))
 
 
 def _open_stages(tasks: list[Task], store: Store | None) -> list[Task]:
     """Return one task for the last stage of each missing cell, and of each pre-training of an adversary alone."""
     found = {}
     for task in tasks:
-        if task.cell.stages and (task.rows or task.priors[0].pretrained):
+        if task.cell.stages and (task.rows or task.baselines[0].pretrained):
             stage = task.cell.stages[-1]
             key = task.cell.stage_key(stage)
             if key not in found and not (store and store.cell(key).read()):
-                found[key] = task._replace(rows=(), priors=(), stage=stage)
+                found[key] = task._replace(rows=(), baselines=(), stage=stage)
     return list(found.values())
 
 

@@ -27,7 +27,8 @@ from vflsec.data.dataset import VerticalDataset
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec, Partition, PartyData, partition
 from vflsec.experiment.adversary import adversary, view_before
-from vflsec.experiment.plan import Cell, build_attack, dataset_identity
+from vflsec.experiment.cell import Cell, dataset_identity
+from vflsec.experiment.plan import build_attack
 from vflsec.experiment.spec import AttackSpec, AuxSpec, DefenseSpec
 
 
@@ -80,7 +81,7 @@ def build_federation(cell: Cell, device: str) -> Federation:
     federation.source = party(data.source, of_source) if data.source else None
     federation.places = {split: torch.tensor(rows, device=where) for split, rows in data.places.items()}
     if cell.malicious:
-        federation.malicious = malicious_attacks(federation, *cell.malicious, cell.told)
+        federation.malicious = malicious_attacks(federation, *cell.malicious, cell.aux)
     return federation
 
 

@@ -12,10 +12,11 @@ import msgspec
 
 from vflsec.core import registry
 from vflsec.experiment import plan
-from vflsec.experiment.plan import asked_of, dataset_identity, is_baseline, priors, rows, versioned
+from vflsec.experiment.cell import dataset_identity, versioned
+from vflsec.experiment.plan import asked_of, baselines, is_baseline, rows
 from vflsec.experiment.spec import EvalSpec
 from vflsec.experiment.store import environment
-from vflsec.records.manifest import NO_ADVERSARY, AttackEntry, Manifest, PriorEntry, Provenance, RowEntry
+from vflsec.records.manifest import NO_ADVERSARY, AttackEntry, BaselineEntry, Manifest, Provenance, RowEntry
 
 
 def manifest_of(spec: EvalSpec, command: Sequence[str] = ()) -> Manifest:
@@ -37,7 +38,7 @@ def manifest_of(spec: EvalSpec, command: Sequence[str] = ()) -> Manifest:
         selected_on_test=spec.train.select == "paper_best_on_test",
         attacks=attacks,
         rows=[_row(row) for row in rows(spec)],
-        priors=[_prior(prior) for prior in priors(spec)],
+        baselines=[_baseline(baseline) for baseline in baselines(spec)],
         settings=msgspec.to_builtins(spec),
         provenance=_provenance(spec, command),
     )
@@ -56,9 +57,11 @@ def _row(row: plan.Row) -> RowEntry:
     )
 
 
-def _prior(prior: plan.Prior) -> PriorEntry:
-    target = asked_of(prior.attack)
-    return PriorEntry(method=prior.method, label=prior.label, target=target, seed=prior.seed, key=prior.key)
+def _baseline(baseline: plan.Baseline) -> BaselineEntry:
+    target = asked_of(baseline.attack)
+    return BaselineEntry(
+        method=baseline.method, label=baseline.label, target=target, seed=baseline.seed, key=baseline.key
+    )
 
 
 def _provenance(spec: EvalSpec, command: Sequence[str]) -> Provenance:

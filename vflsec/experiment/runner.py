@@ -22,18 +22,19 @@ from vflsec.core.method import Trained
 from vflsec.core.seeds import derive
 from vflsec.core.view import Guess, Need
 from vflsec.experiment.adversary import alone, tuned
+from vflsec.experiment.cell import Cell
 from vflsec.experiment.facts import CellFacts, StageDone, StageFacts
 from vflsec.experiment.federation import build_federation, build_method, malicious_attacks
 from vflsec.experiment.impact import impact
 from vflsec.experiment.mounting import KINDS, mountable
-from vflsec.experiment.plan import Cell, Prior, Row, build_attack, without_federation
+from vflsec.experiment.plan import Baseline, Row, build_attack, without_federation
 from vflsec.experiment.privacy import spent
 from vflsec.experiment.questions import Question, ask
 from vflsec.experiment.score import score
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
 from vflsec.experiment.training import advance, collapse, one_thread, train
-from vflsec.records.schema import AttackRun, PriorResult, Record, Result, Status
+from vflsec.records.schema import AttackRun, BaselineResult, Record, Result, Status
 
 LONGEST_ERROR = 300
 """Characters of an error that a record keeps: some print whole arrays."""
@@ -43,18 +44,18 @@ _ONE_AT_A_TIME = Lock()
 
 
 class Task(NamedTuple):
-    """Work for one process: a stage, the missing results of one cell, or the missing priors of one seed and method."""
+    """Work for one process: a stage, the missing results of one cell, or the missing baselines of one seed and method."""
 
     cell: Cell
     rows: Sequence[Row]
-    priors: Sequence[Prior]
+    baselines: Sequence[Baseline]
     adversary: str
     aux: AuxSpec
     stage: str | None = None
 
 
 def run(task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
-    """Return one record for each row and prior of ``task``, in order; for a stage, one that is not kept.
+    """Return one record for each row and baseline of ``task``, in order; for a stage, one that is not kept.
 
     What went wrong in a cell becomes the status of its records; what is wrong with the settings is raised.
     """
@@ -62,8 +63,8 @@ def run(task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
     with _ONE_AT_A_TIME, one_thread():
         if task.stage:
             return [_stage(task, store, device)]
-        if task.priors:
-            return [_prior(prior, task, store, device) for prior in task.priors]
+        if task.baselines:
+            return [_baseline(baseline, task, store, device) for baseline in task.baselines]
         return _results(task, store, device)
 
 
@@ -278,35 +279,35 @@ def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) ->
     return _scored(attack, ask(attack, trained, party, aux), trained.federation, aux)
 
 
-def _prior(prior: Prior, task: Task, store: Store, device: str) -> PriorResult:
+def _baseline(baseline: Baseline, task: Task, store: Store, device: str) -> BaselineResult:
     """Run what the adversary could have done alone: on an untrained model, or on one that it pre-trained itself."""
     began = time.perf_counter()
-    attack = build_attack(prior.attack)
-    own = attack if prior.pretrained or attack.baseline else without_federation(attack)
-    changes = _attacked_alone(own, prior, task, store, device) if own and task.aux.n else {}
-    return PriorResult(
-        key=prior.key,
-        method=prior.cell.method,
-        seed=prior.seed,
+    attack = build_attack(baseline.attack)
+    own = attack if baseline.pretrained or attack.baseline else without_federation(attack)
+    changes = _attacked_alone(own, baseline, task, store, device) if own and task.aux.n else {}
+    return BaselineResult(
+        key=baseline.key,
+        method=baseline.cell.method,
+        seed=baseline.seed,
         adversary=task.adversary,
-        attack=_attack_run(prior.attack, own),
+        attack=_attack_run(baseline.attack, own),
         seconds={"attack": time.perf_counter() - began},
         **changes,
     )
 
 
-def _attacked_alone(own: Attack, prior: Prior, task: Task, store: Store, device: str) -> dict[str, Any]:
-    federation, method = build_federation(prior.cell, device), build_method(prior.cell)
+def _attacked_alone(own: Attack, baseline: Baseline, task: Task, store: Store, device: str) -> dict[str, Any]:
+    federation, method = build_federation(baseline.cell, device), build_method(baseline.cell)
     method.build(federation)
     try:
-        for phase in prior.cell.stages if prior.pretrained else ():
-            advance(prior.cell, phase, method, federation, store=store)
+        for phase in baseline.cell.stages if baseline.pretrained else ():
+            advance(baseline.cell, phase, method, federation, store=store)
     except Diverged as error:
         return {"status": "diverged", "error": str(error)}
-    asking = prior.asking or prior.attack
+    asking = baseline.asking or baseline.attack
     question = ask(build_attack(asking), Trained(method, federation, {}), task.adversary, task.aux, after=asking.after)
     view = question.view
-    view = view.without_federation(view.model) if prior.pretrained and view.model else alone(view, federation.seed)
+    view = view.without_federation(view.model) if baseline.pretrained and view.model else alone(view, federation.seed)
     return _guarded(own, question._replace(view=view), federation, task.aux)
 
 

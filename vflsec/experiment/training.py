@@ -19,9 +19,9 @@ from vflsec.core.integrity import integrity_attacks
 from vflsec.core.message import Kind, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained
 from vflsec.core.seeds import derive
+from vflsec.experiment.cell import Cell
 from vflsec.experiment.facts import CellFacts, StageFacts
 from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.plan import Cell
 from vflsec.experiment.score import measure
 from vflsec.experiment.store import Store
 

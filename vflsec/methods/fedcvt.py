@@ -22,7 +22,7 @@ from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.batches import batches
 from vflsec.nn.encoders import build_encoder
-from vflsec.nn.pooled import Pooled
+from vflsec.nn.pooled import PooledEncoder
 from vflsec.nn.top import Top
 
 UNKNOWN = -100
@@ -154,7 +154,7 @@ class FedCVT(SplitMethod):
     def build_party(self, party: Party, federation: Federation) -> None:
         """Draw the two encoders, unique and common."""
         encoders = [build_encoder(party.layout, self.model_spec, federation.n_classes) for _ in range(2)]
-        party.modules["bottom"] = Pooled(encoders, "concat")
+        party.modules["bottom"] = PooledEncoder(encoders, "concat")
 
     def check(self, federation: Federation) -> None:
         """Raise UsageError unless there are two parties, with encoders of one width, whose rows no defense mixes."""

@@ -28,7 +28,7 @@ from vflsec.methods.local_ssl import LocalSSL
 from vflsec.methods.split_method import SplitMethod
 from vflsec.nn.augment import two_views
 from vflsec.nn.encoders import build_encoder
-from vflsec.nn.pooled import Pooled
+from vflsec.nn.pooled import PooledEncoder
 from vflsec.nn.siamese import Siamese
 
 MOMENTUM, WEIGHT_DECAY = 0.9, 3e-5
@@ -225,7 +225,7 @@ class HybridSSL(SplitMethod):
         found = party.modules["encoders"]
         assert isinstance(found, nn.ModuleDict)
         chosen = [found["local"]] if self.encoders == "local" and "local" in found else list(found.values())
-        return Pooled(chosen, self.pool)
+        return PooledEncoder(chosen, self.pool)
 
     def assembled(
         self, federation: Federation, names: Collection[str], messages: Iterable[Message]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Pooled(nn.Module):
+class PooledEncoder(nn.Module):
     """The mean, or the concatenation, of what encoders make of the same rows: (B, p) -> (B, width).
 
     Source: FedHSSL's released code fine-tunes the mean of local and cross-party encoder.

@@ -58,7 +58,7 @@ class RowEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     control: bool = False
 
 
-class PriorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A result without the federation that was asked for.
 
     Attributes:
@@ -100,7 +100,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         target: the utility at which ``reached`` is measured, ``train.target``.
         selected_on_test: whether epochs were chosen on test rows.
-        rows: the results asked for, and ``priors`` those without the federation.
+        rows: the results asked for, and ``baselines`` those without the federation.
         settings: all of them, as in ``spec.toml``.
     """
 
@@ -111,14 +111,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     selected_on_test: bool
     attacks: list[AttackEntry]
     rows: list[RowEntry]
-    priors: list[PriorEntry]
+    baselines: list[BaselineEntry] = msgspec.field(name="priors")
     settings: dict[str, Any]
     provenance: Provenance
 
     def faults(self) -> Iterator[str]:
         """Yield what no evaluation can have written."""
         labels = {attack.label for attack in self.attacks} | {NO_ADVERSARY}
-        for target in [attack.target for attack in self.attacks] + [prior.target for prior in self.priors]:
+        for target in [attack.target for attack in self.attacks] + [baseline.target for baseline in self.baselines]:
             if target.partition(" ")[0] not in TARGETS:
                 yield f"it has an unknown target {target!r}"
         for row in self.rows:

@@ -1,6 +1,6 @@
 """The records of a results folder: what one attack reached on one trained federation, or without one.
 
-``Result`` and ``PriorResult`` are the lines of ``records.jsonl``. Each line carries the version of the schema and a
+``Result`` and ``BaselineResult`` are the lines of ``records.jsonl``. Each line carries the version of the schema and a
 checksum, so that a damaged line is never believed.
 """
 
@@ -105,7 +105,9 @@ class AttackRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     after: str | None = None
 
 
-class PriorResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="prior", forbid_unknown_fields=True):
+class BaselineResult(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="prior", forbid_unknown_fields=True
+):
     """What the adversary reaches without the federation, by one attack and for one seed.
 
     Attributes:
@@ -185,7 +187,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
         return self.utility
 
 
-Record = Result | PriorResult
+Record = Result | BaselineResult
 
 LONGEST = 4096
 """Characters that a text of a record or a manifest may have."""

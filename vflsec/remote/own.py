@@ -13,7 +13,7 @@ from vflsec.core.errors import DataError, UsageError
 from vflsec.core.layout import Layout
 from vflsec.core.seeds import derive
 from vflsec.data.dataset import PartyTable
-from vflsec.data.encode import Encoder
+from vflsec.data.encode import ColumnEncoder
 from vflsec.data.files import PartyFile, load_party
 from vflsec.experiment.federation import load_dataset
 from vflsec.remote.job import Job
@@ -102,7 +102,7 @@ def arrange(
         UsageError: a split has no row.
     """
     ids = split(table.frame.index, job, test_ids)
-    encoder = Encoder(table, table.frame.loc[ids["train"]])
+    encoder = ColumnEncoder(table, table.frame.loc[ids["train"]])
     found = None if labels is None else {name: labels.loc[rows].to_numpy(np.int64) for name, rows in ids.items()}
     for name, codes in (found or {}).items():
         counts = np.bincount(codes, minlength=len(classes))

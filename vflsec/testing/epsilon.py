@@ -25,8 +25,8 @@ from vflsec.core.method import Trained
 from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
+from vflsec.experiment.cell import Cell
 from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.plan import Cell
 from vflsec.experiment.privacy import spent
 from vflsec.experiment.spec import parse_defense
 

@@ -19,8 +19,8 @@ from vflsec.core.seeds import derive, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.dataset import Card, PartyTable, VerticalDataset
 from vflsec.data.partition import DataSpec
+from vflsec.experiment.cell import Cell
 from vflsec.experiment.federation import build_federation
-from vflsec.experiment.plan import Cell
 
 SIGNALS = ("planted", "hidden", "none")
 SPLITS = ("train", "unlabeled", "aligned", "local", "val", "test")

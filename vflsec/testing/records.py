@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vflsec.records.schema import AttackRun, PriorResult, Result
+from vflsec.records.schema import AttackRun, BaselineResult, Result
 
 ATTACK = AttackRun(name="mc", options={}, repr="mc()")
 
@@ -15,7 +15,7 @@ def made_result(**fields: Any) -> Result:
     return Result(**{**common, "attack": ATTACK, "status": "ok", **fields})
 
 
-def made_prior(**fields: Any) -> PriorResult:
+def made_baseline(**fields: Any) -> BaselineResult:
     """Return what an adversary reached alone, with these fields."""
     common = {"key": "k", "method": "fedsplitnn", "seed": 0, "adversary": "passive_1", "attack": ATTACK}
-    return PriorResult(**{**common, **fields})
+    return BaselineResult(**{**common, **fields})
