@@ -35,8 +35,8 @@ from vflsec.core.party import Party
 from vflsec.core.seeds import derive, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.statistics import Interval, over_seeds
-from vflsec.core.view import View
-from vflsec.experiment.adversary import draw_auxiliary, ground_truth_of, view_of
+from vflsec.core.view import GroundTruth, View
+from vflsec.experiment.adversary import draw_auxiliary, view_of
 from vflsec.experiment.score import score
 from vflsec.experiment.spec import AuxSpec
 from vflsec.experiment.training import one_thread
@@ -108,7 +108,7 @@ def run(x: dict[str, Tensor], y: dict[str, Tensor], s: float, seed: int, *, full
     attack = registry.build("attacks", "mc", mode="mixmatch", batch=10, lr=2e-3, **budget)
     aux = draw_auxiliary(y["train"], 10, AuxSpec(n=100), seed)
     guess = attack(view_of(trained, federation.passive, aux), seed=derive(seed, "attack"))
-    scored = score(guess, ground_truth_of(federation), headline="accuracy", exclude=aux, seed=seed)
+    scored = score(guess, GroundTruth(federation.active.labels), headline="accuracy", exclude=aux, seed=seed)
     return {
         "main": accuracy(trained.predict("test").numpy(), y["test"].numpy()),
         **{split: block.metrics["accuracy"] for split, block in scored.items()},
@@ -122,7 +122,7 @@ def run_alone(x: dict[str, Tensor], y: dict[str, Tensor], seed: int) -> dict[str
     features = {split: x[split][:, :392].contiguous() for split in ("train", "test")}
     view = View("passive_1", "passive", 10, features, None, aux, y["train"][aux])
     guess = registry.build("attacks", "logistic")(view, seed=derive(seed, "attack"))
-    scored = score(guess, ground_truth_of(federation), headline="accuracy", exclude=aux, seed=seed)
+    scored = score(guess, GroundTruth(federation.active.labels), headline="accuracy", exclude=aux, seed=seed)
     return {"test": scored["test"].metrics["accuracy"]}
 
 

@@ -623,9 +623,9 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
         (["train", "--defense", "iso"], "expected a strength for the fixed defense iso, got 0: say iso:lambda=5"),
         (
             ["eval", "--defense", "iso:lambda=5", "--at", "parameters"],
-            "defense iso@parameters acts at parameters, where fedsplitnn says nothing: choose another --at among ",
+            "defense iso@parameters acts at parameters, where fedsplitnn sends nothing: choose another --at among ",
         ),
-        (["train", "--defense", "iso:lambda=5@parameters"], "acts at parameters, where fedsplitnn says nothing"),
+        (["train", "--defense", "iso:lambda=5@parameters"], "acts at parameters, where fedsplitnn sends nothing"),
         (["eval", "--device", "foo"], "expected --device cpu, or cuda where torch finds a GPU"),
         (["train", "--device", "cuda:99"], "expected --device cpu, or cuda where torch finds a GPU"),
         (["eval", "--set", "aux.n=500", *TOY], "expected fewer auxiliary labels than the 420 labeled training rows"),

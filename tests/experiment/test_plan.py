@@ -135,7 +135,7 @@ def test_what_an_adversary_infers_after_pre_training_alone_depends_on_who_is_gue
 
 def test_a_defense_acts_where_an_option_has_something_said():
     settings = {"dataset": "toy", "methods": ["fedlocal-simsiam"], "defenses": ["iso@parameters"], "strengths": [1]}
-    with pytest.raises(UsageError, match="acts at parameters, where fedlocal-simsiam says nothing"):
+    with pytest.raises(UsageError, match="acts at parameters, where fedlocal-simsiam sends nothing"):
         engine.check(specs.read(settings))
     engine.check(specs.read({**settings, "method": {"fedlocal-simsiam": {"pma": True}}}))
 

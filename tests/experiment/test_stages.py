@@ -171,7 +171,7 @@ def test_an_unknown_phase_is_refused():
 
 def test_a_swept_defense_that_never_acts_on_a_method_is_refused():
     spec = read(methods=["fedsplitnn", "fedhssl-simsiam"], defenses=["iso@pretrain.embedding"], strengths=[1.0])
-    with pytest.raises(UsageError, match="changes nothing that fedsplitnn says"):
+    with pytest.raises(UsageError, match="changes nothing that fedsplitnn sends"):
         engine.check(spec)
     engine.check(
         msgspec.structs.replace(
@@ -182,7 +182,7 @@ def test_a_swept_defense_that_never_acts_on_a_method_is_refused():
 
 @pytest.mark.parametrize("defense", ["mixup:alpha=1,by=passive", "label-dp:strength=1,by=passive"])
 def test_a_swept_defense_whose_carrier_runs_none_of_its_hooks_is_refused(defense):
-    with pytest.raises(UsageError, match="changes nothing that fedsplitnn says or learns"):
+    with pytest.raises(UsageError, match="changes nothing that fedsplitnn sends or learns"):
         engine.check(read(methods=["fedsplitnn"], method={}, defenses=[defense]))
 
 

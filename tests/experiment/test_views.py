@@ -215,7 +215,7 @@ def test_a_passive_party_attacks_the_active_partys_columns_of_training_rows(tmp_
         (
             "fedcssl-simsiam",
             "inversion-blackbox:victim=passive_2",
-            "of passive_2; passive_1 receives only those of active: choose",
+            "passive_1 receives only those of active: choose",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""What an adversary has before it attacks: its draw of auxiliary labels, its View, and its own test of an attack."""
+"""What an adversary has before it attacks: auxiliary labels, a View, and cross-validation on its auxiliary labels."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from sklearn.model_selection import KFold, StratifiedKFold
-from torch import Tensor
+from torch import Tensor, nn
 
 from vflsec.core.attack import Attack
-from vflsec.core.checks import unknown
+from vflsec.core.checks import one_of
 from vflsec.core.errors import UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, SOURCE, Message
@@ -18,7 +18,7 @@ from vflsec.core.method import Method, Trained
 from vflsec.core.metrics import METRICS
 from vflsec.core.party import Party
 from vflsec.core.seeds import derive
-from vflsec.core.view import GroundTruth, View
+from vflsec.core.view import View
 from vflsec.experiment.spec import AuxSpec
 from vflsec.nn.bottoms import untrained
 from vflsec.nn.side_by_side import SideBySide
@@ -33,10 +33,9 @@ def adversary(federation: Federation, name: str) -> tuple[Party, ...]:
         UsageError: no such party, the same one twice, or the active party among several: it has the labels.
     """
     names = name.split("+")
-    for one in names:
-        if one not in federation.parties:
-            raise UsageError(unknown("adversary", one, federation.parties))
-    parties = tuple(federation.parties[one] for one in names)
+    for party in names:
+        one_of(federation.parties, adversary=party)
+    parties = tuple(federation.parties[party] for party in names)
     if len(set(names)) < len(names):
         raise UsageError(f"expected different colluding parties, got {name}: name each once")
     if len(parties) > 1 and any(party.active for party in parties):
@@ -45,10 +44,10 @@ def adversary(federation: Federation, name: str) -> tuple[Party, ...]:
 
 
 def side_of(method: Method, federation: Federation, name: str) -> str:
-    """Return on which side an adversary is: ``active``, as a source is too, ``passive``, or ``server``.
+    """Return the side of an adversary: ``active`` (also for a source), ``passive`` or ``server``.
 
     Raises:
-        UsageError: nobody of that name takes part.
+        UsageError: no party, and no observer, has this name.
     """
     if name in method.observers():
         return "active" if name == SOURCE else name
@@ -56,13 +55,11 @@ def side_of(method: Method, federation: Federation, name: str) -> str:
         way = f"set method.{method.name}.pma=true" if SERVER in method.visible_to else "fedlocal-* with pma=true"
         raise UsageError(f"{method.name} has no server: use fedhssl-*, or {way}")
     if name == SOURCE:
-        raise UsageError(f"expected an adversary that takes part in {method.name}, got {name}: it has none")
+        raise UsageError(
+            f"expected an adversary that takes part in {method.name}, got {name}, which it has not: "
+            f"choose another --adversary"
+        )
     return "active" if adversary(federation, name)[0].active else "passive"
-
-
-def ground_truth_of(federation: Federation) -> GroundTruth:
-    """Return the truth, for the scorer."""
-    return GroundTruth({split: federation.active.labels[split].cpu() for split in SPLITS})
 
 
 def view_of(
@@ -72,26 +69,25 @@ def view_of(
     messages: tuple[Message, ...] = (),
     splits: Sequence[str] = SPLITS,
 ) -> View:
-    """Return what the attacking parties legitimately have after training, and the labels of their auxiliary samples.
+    """Return the view of the attacking parties after training, with the labels of their auxiliary samples.
 
-    Colluding parties put their columns and their bottom models side by side, and have in common the aligned rows alone.
+    Colluding parties concatenate their columns and embeddings. They share the aligned rows only.
     """
-    federation, first = trained.federation, parties[0]
-    models = [trained.method.representation(party).eval() for party in parties]
-    together = SideBySide(models, [party.n_features for party in parties]) if len(parties) > 1 else models[0]
-    rows = ["unlabeled"] if len(parties) > 1 else ["unlabeled", "local"]
+    federation, active = trained.federation, trained.federation.active
+    is_active = parties[0].active
+    splits_without_label = ["unlabeled"] if len(parties) > 1 else ["unlabeled", "local"]
     return View(
-        party="+".join(party.name for party in parties),
-        side="active" if first.active else "passive",
+        party=_joined_name(parties),
+        side="active" if is_active else "passive",
         n_classes=federation.n_classes,
         features={split: _columns(parties, split) for split in splits},
-        model=together.eval(),
+        model=_joined_model(trained, parties),
         aux_rows=aux_rows.to(federation.device),
-        aux_labels=federation.active.labels["train"][aux_rows.to(federation.device)],
+        aux_labels=active.labels["train"][aux_rows.to(federation.device)],
         messages=messages,
-        labels={"train": first.labels["train"]} if first.active else {},
-        top=federation.active.modules["top"].eval() if first.active and "top" in federation.active.modules else None,
-        unlabeled=torch.cat([_columns(parties, split) for split in rows]),
+        labels={"train": active.labels["train"]} if is_active else {},
+        top=active.modules["top"].eval() if is_active and "top" in active.modules else None,
+        unlabeled=torch.cat([_columns(parties, split) for split in splits_without_label]),
         places=federation.places,
         models=trained.method.assembled(federation, [party.name for party in parties], messages),
         parties=tuple(federation.parties),
@@ -99,21 +95,19 @@ def view_of(
 
 
 def view_of_source(trained: Trained, parties: Sequence[Party], aux_rows: Tensor, messages: tuple[Message, ...]) -> View:
-    """Return what parties have of the source's people after pre-training with it, whose rows were trained on there.
+    """Return the view of parties on the source's rows after the pre-training that was done on them.
 
-    They are the view's ``train`` rows, and there are no others. The source itself may be the adversary.
+    These rows are the ``train`` split, the only one. The source itself may be the adversary.
     """
     federation = trained.federation
     assert federation.source is not None
     labels = federation.source.labels["source"]
-    models = [trained.method.representation(party).eval() for party in parties]
-    several = len(parties) > 1
     return View(
-        party="+".join(party.name for party in parties),
+        party=_joined_name(parties),
         side="active" if parties[0].active else "passive",
         n_classes=federation.n_classes,
         features={"train": _columns(parties, "source")},
-        model=SideBySide(models, [party.n_features for party in parties]).eval() if several else models[0],
+        model=_joined_model(trained, parties),
         aux_rows=aux_rows.to(federation.device),
         aux_labels=labels[aux_rows.to(federation.device)],
         messages=messages,
@@ -124,10 +118,9 @@ def view_of_source(trained: Trained, parties: Sequence[Party], aux_rows: Tensor,
 
 
 def view_before(federation: Federation, party: Party, aux: AuxSpec) -> View:
-    """Return what a passive party has before training: its columns, and the labels of its auxiliary samples."""
-    rows = draw_auxiliary(federation.active.labels["train"], federation.n_classes, aux, federation.seed).to(
-        federation.device
-    )
+    """Return the view of a passive party before training: its columns, and the labels of its auxiliary samples."""
+    labels = federation.active.labels["train"]
+    rows = draw_auxiliary(labels, federation.n_classes, aux, federation.seed).to(federation.device)
     return View(
         party=party.name,
         side="active" if party.active else "passive",
@@ -135,8 +128,17 @@ def view_before(federation: Federation, party: Party, aux: AuxSpec) -> View:
         features={split: party.features[split] for split in SPLITS},
         model=None,
         aux_rows=rows,
-        aux_labels=federation.active.labels["train"][rows],
+        aux_labels=labels[rows],
     )
+
+
+def _joined_name(parties: Sequence[Party]) -> str:
+    return "+".join(party.name for party in parties)
+
+
+def _joined_model(trained: Trained, parties: Sequence[Party]) -> nn.Module:
+    models = [trained.method.representation(party).eval() for party in parties]
+    return SideBySide(models, [party.n_features for party in parties]).eval() if len(parties) > 1 else models[0]
 
 
 def _columns(parties: Sequence[Party], split: str) -> Tensor:
@@ -144,7 +146,7 @@ def _columns(parties: Sequence[Party], split: str) -> Tensor:
 
 
 def alone(view: View, seed: int) -> View:
-    """Return the view of the same party had it never joined."""
+    """Return the view that the same party has without the federation."""
     assert view.model is not None
     return view.without_federation(untrained(view.model, derive(seed, "alone", view.party)))
 
@@ -182,10 +184,10 @@ TRIALS = {"paper": 1, "small": 4, "large": 16}
 
 
 def tuned(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> tuple[Attack, float | None, int]:
-    """Return the variant of ``attack`` that does best on the adversary's folds, its score there, and how many it tried.
+    """Return the best variant of ``attack`` on the adversary's folds, its score there, and the number of trials.
 
-    The first is the attack as it is, and stays the choice where no other is better, or folds cannot tell. An attack
-    that acts in training has done so already, and only what it does afterwards is varied.
+    The first trial is the attack as it is. It stays the choice unless another is better on the folds. An attack that
+    acts in training has done so already; its variants differ only in what they do afterwards.
     """
     best, best_score, trials = attack, fold_score(attack, view, metric, aux.folds, seed), 1
     if best_score is None:
@@ -199,23 +201,29 @@ def tuned(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> t
 
 
 def fold_score(attack: Attack, view: View, metric: str, folds: int, seed: int) -> float | None:
-    """Return how well ``attack`` does on auxiliary samples it was not given: all that the adversary itself can test.
+    """Return the cross-validated ``metric`` of ``attack`` on the auxiliary samples: all that an adversary can test.
 
-    The mean of ``metric`` over folds, stratified where there are classes. Of recovered columns that of all held-out
-    rows together, for the variance of a few rows is no yardstick, on folds that are the same for every attack. A class
-    with a single sample is never held out. None where fewer than two classes are left, no folds are wanted, or the
-    attack does not guess the rows among which the samples are.
+    For classes it is the mean over stratified folds, and a class with a single sample is never held out. For recovered
+    columns it is the metric of all held-out rows together, since the variance of a few rows is a poor yardstick; the
+    folds are the same for every attack.
+
+    Returns:
+        None if fewer than two classes or folds are left, or if the attack does not guess the auxiliary samples' split.
     """
     y = view.aux_labels.cpu().numpy()
-    classes = y.ndim == 1
-    counts = np.bincount(y) if classes and len(y) else np.zeros(1, dtype=int)
-    tested = np.flatnonzero(counts[y] > 1) if classes and len(y) else np.arange(len(y))
-    folds = min(folds, int(counts[counts > 1].min(initial=folds)) if classes else len(y))
-    if folds < 2 or (classes and (counts > 1).sum() < 2):
+    is_class = y.ndim == 1
+    if is_class:
+        counts = np.bincount(y) if len(y) else np.zeros(1, dtype=int)
+        if (counts > 1).sum() < 2:
+            return None
+        tested, folds = np.flatnonzero(counts[y] > 1), min(folds, int(counts[counts > 1].min()))
+    else:
+        tested, folds = np.arange(len(y)), min(folds, len(y))
+    if folds < 2:
         return None
     shuffled = StratifiedKFold(folds, shuffle=True, random_state=derive(seed, "folds") % 2**32)
-    split = shuffled.split(tested, y[tested]) if classes else KFold(folds).split(y)  # drawn at random already
-    guessed, held = [], []
+    split = shuffled.split(tested, y[tested]) if is_class else KFold(folds).split(y)  # the rows were drawn at random
+    guesses, answers = [], []
     for _, of_tested in split:
         held_out = tested[of_tested]
         known = np.setdiff1d(np.arange(len(y)), held_out)
@@ -223,8 +231,8 @@ def fold_score(attack: Attack, view: View, metric: str, folds: int, seed: int) -
         if scores is None:
             return None
         rows = view.aux_rows[torch.from_numpy(held_out).to(view.aux_rows.device)].cpu()
-        guessed.append(scores[rows].numpy())
-        held.append(y[held_out])
-    if not classes:
-        return METRICS[metric](np.concatenate(guessed), np.concatenate(held))
-    return float(np.mean([METRICS[metric](s, truth) for s, truth in zip(guessed, held, strict=True)]))
+        guesses.append(scores[rows].numpy())
+        answers.append(y[held_out])
+    if not is_class:
+        return METRICS[metric](np.concatenate(guesses), np.concatenate(answers))
+    return float(np.mean([METRICS[metric](*pair) for pair in zip(guesses, answers, strict=True)]))

@@ -157,7 +157,7 @@ def dataset_identity(dataset: str, data: DataSpec) -> Any:
     if dataset.endswith(".toml"):
         return _hashes(
             path for path in source_files(Path(dataset)) if path.is_file()
-        )  # the loader reports missing ones
+        )  # the loader reports others
     name = registry.identity("datasets", dataset)
     files = getattr(inspect.getmodule(registry.load("datasets", dataset)), "source_files", None)
     folder = data.options.get("data_dir")

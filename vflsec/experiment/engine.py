@@ -1,4 +1,4 @@
-"""Runs what is missing, in this process or in several, and writes each result before it is shown."""
+"""Runs the missing results of an evaluation, in this process or in several, and stores each before it is shown."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from vflsec.records.schema import Record
 Item = TypeVar("Item", Row, Baseline)
 
 ALL = "all"
-"""In the place of an attack: every one that can be mounted."""
+"""Stands for every attack that can be mounted."""
 
 
 class Plan(NamedTuple):
-    """What an evaluation consists of, and what of it is still to be computed.
+    """The results of an evaluation, and the work that is left.
 
     Attributes:
-        rows: all results wanted.
-        baselines: all baselines wanted.
-        stages: what several of the missing ones start from and is not there, as work for processes; it comes first.
-        tasks: the missing ones, likewise.
-        cached: how many results are already there.
-        missing: how many are not, stages included.
+        rows: all results.
+        baselines: all results without the federation.
+        stages: missing stages that several missing results start from, as tasks for processes; they run first.
+        tasks: the missing results, as tasks for processes.
+        cached: the number of results that the store already has.
+        missing: the number of results and stages that it lacks.
     """
 
     rows: list[Row]
@@ -62,44 +62,50 @@ class Plan(NamedTuple):
 
 
 def plan(spec: EvalSpec, store: Store | None) -> Plan:
-    """Return the plan of ``spec``, which has passed ``check``, less what ``store`` holds."""
+    """Return the plan of ``spec``, which has passed ``check``, less the results in ``store``."""
     done = store.records() if store else {}
     wanted_rows, wanted_baselines = _unique(rows(spec)), _unique(baselines(spec))
     open_rows = [row for row in wanted_rows if row.key not in done]
     open_baselines = [baseline for baseline in wanted_baselines if baseline.key not in done]
-    tasks = [
-        Task(cell=group[0].cell, rows=(), baselines=group, adversary=spec.adversary, aux=spec.aux)
-        for group in _groups(open_baselines)
-    ]
-    tasks += [
-        Task(cell=group[0].cell, rows=group, baselines=(), adversary=spec.adversary, aux=spec.aux)
-        for group in _groups(open_rows)
-    ]
+    empty = Task(cell=wanted_rows[0].cell, rows=(), baselines=(), adversary=spec.adversary, aux=spec.aux)
+    tasks = [empty._replace(cell=group[0].cell, baselines=group) for group in _by_cell(open_baselines)]
+    tasks += [empty._replace(cell=group[0].cell, rows=group) for group in _by_cell(open_rows)]
     tasks.sort(key=lambda task: task.cell.seed)  # stable: the cells of one seed share their split
     stages = _open_stages(tasks, store)
     total, missing = len(wanted_rows) + len(wanted_baselines), len(open_rows) + len(open_baselines)
     return Plan(wanted_rows, wanted_baselines, stages, tasks, total - missing, missing + len(stages))
 
 
+def _unique(items: Iterable[Item]) -> list[Item]:
+    return list({item.key: item for item in items}.values())
+
+
+def _by_cell(items: list[Item]) -> list[list[Item]]:
+    groups: dict[str, list[Item]] = {}
+    for item in sorted(items, key=lambda item: item.seed):
+        groups.setdefault(item.cell.key, []).append(item)
+    return list(groups.values())
+
+
 def _open_stages(tasks: list[Task], store: Store | None) -> list[Task]:
     """Return one task for the last stage of each missing cell, and of each pre-training of an adversary alone."""
-    found = {}
+    stages = {}
     for task in tasks:
         if task.cell.stages and (task.rows or task.baselines[0].pretrained):
             stage = task.cell.stages[-1]
             key = task.cell.stage_key(stage)
-            if key not in found and not (store and store.cell(key).read()):
-                found[key] = task._replace(rows=(), baselines=(), stage=stage)
-    return list(found.values())
+            if key not in stages and not (store and store.cell(key).read()):
+                stages[key] = task._replace(rows=(), baselines=(), stage=stage)
+    return list(stages.values())
 
 
 def check(spec: EvalSpec) -> None:
     """Raise unless every name, option and need of ``spec`` can be met; trains nothing and writes nothing.
 
-    The data are split, and the models built, as for seed 0; so what too few rows make impossible is found here.
+    The data are split and the models built as for seed 0, so that too few rows are noticed here.
 
     Raises:
-        UsageError: an unknown name or option, or more asked of the data than there is.
+        UsageError: an unknown name or option, or settings that the data cannot serve.
         DataError: the dataset cannot be read.
         InsufficientView: an attack that its adversary cannot mount.
     """
@@ -111,18 +117,17 @@ def check(spec: EvalSpec) -> None:
             side_of(method, federation, spec.adversary)
         if not method.visible_to:
             continue
-        asked = {about_source(a, after, method, spec.adversary) for a, after in attacks if a.target == "labels"}
-        if len(asked) > 1:
+        if len({about_source(a, after, method, spec.adversary) for a, after in attacks if a.target == "labels"}) > 1:
             raise UsageError(
                 f"expected attacks on one party's labels, got some on the source's and some on the active party's: "
-                f"evaluate those on gradients after a phase of {method.name} apart"
+                f"evaluate those on gradients after a phase of {method.name} separately"
             )
         for attack, after in attacks:
             mount(attack, after, spec.adversary, spec.aux, method, federation, spec.method.get(method.name, {}))
             if not isinstance(attack, IntegrityAttack):
                 ask(attack, Trained(method, federation, {}), spec.adversary, spec.aux, after=after)
-        for wanted in (attack for attack in spec.attacks if target_of(attack) == "integrity"):
-            malicious_attacks(federation, spec.adversary, wanted, spec.aux)
+        for malicious in (attack for attack in spec.attacks if target_of(attack) == "integrity"):
+            malicious_attacks(federation, spec.adversary, malicious, spec.aux)
 
 
 def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
@@ -131,36 +136,26 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     Raises:
         UsageError: something else is wrong with ``spec``, or no attack can be mounted.
     """
-    if ALL not in {attack.name for attack in spec.attacks}:
+    phases = [attack.after for attack in spec.attacks if attack.name == ALL]
+    if not phases:
         return spec, {}
     built = [pair for pair in _built(spec) if pair[0].visible_to]
-    named = [attack for attack in spec.attacks if attack.name != ALL]
-    baselines = [name for name in registry.entries("attacks") if registry.load("attacks", name).baseline]
-    chosen, left_out = list(named), dict.fromkeys(baselines, "is always run, as part of *alone*")
-    phases = [attack.after for attack in spec.attacks if attack.name == ALL]
+    chosen = [attack for attack in spec.attacks if attack.name != ALL]
+    named = {(attack.name, attack.after) for attack in chosen}
+    always = [name for name in registry.entries("attacks") if registry.load("attacks", name).baseline]
+    left_out = dict.fromkeys(always, "is always run, as part of *alone*")
     for (method, _), after in product(built, phases):
         if after is not None:
             expect_phase(ALL, after, method)
     for name, after in product(sorted(registry.entries("attacks")), phases):
+        if name in always or (name, after) in named:
+            continue
         wanted = AttackSpec(name=name, after=after)
-        if name in baselines or (name, after) in {(attack.name, attack.after) for attack in named}:
-            continue
-        if target_of(wanted) == "integrity":
-            left_out[name] = f"changes the training: run it by name, --attack {name}"
-            continue
-        attack = build_attack(wanted)
-        try:
-            for method, federation in built:
-                options = spec.method.get(method.name, {})
-                mount(attack, after, spec.adversary, spec.aux, method, federation, options)
-        except InsufficientView as error:
-            left_out[name] = str(error)
-            continue
-        elsewhere = [method for method, _ in built if after in method.source_phases]
-        if attack.target == "labels" and not all(about_source(attack, after, m, spec.adversary) for m in elsewhere):
-            left_out[name] = "is on the labels of the active party, where others are on those of the source: name it"
-            continue
-        chosen.append(wanted)
+        reason = _why_not(wanted, spec, built)
+        if reason:
+            left_out[name] = reason
+        else:
+            chosen.append(wanted)
     if not chosen:
         raise UsageError(
             f"expected an attack that {spec.adversary} can mount, got none: {'; '.join(reasons(left_out))}"
@@ -168,19 +163,37 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     return msgspec.structs.replace(spec, attacks=tuple(chosen)), left_out
 
 
+def _why_not(wanted: AttackSpec, spec: EvalSpec, built: Sequence[tuple[Method, Federation]]) -> str | None:
+    """Return why ``all`` does not stand for this attack; None if it does."""
+    if target_of(wanted) == "integrity":
+        return f"changes the training: run it by name, --attack {wanted.name}"
+    attack = build_attack(wanted)
+    try:
+        for method, federation in built:
+            options = spec.method.get(method.name, {})
+            mount(attack, wanted.after, spec.adversary, spec.aux, method, federation, options)
+    except InsufficientView as error:
+        return str(error)
+    with_source = [method for method, _ in built if wanted.after in method.source_phases]
+    on_source = all(about_source(attack, wanted.after, method, spec.adversary) for method in with_source)
+    if attack.target == "labels" and not on_source:
+        return "is on the labels of the active party, where others are on those of the source: name it"
+    return None
+
+
 def reasons(left_out: Mapping[str, str]) -> list[str]:
-    """Return a line for each reason in what ``every_attack`` left out, after the attacks that it concerns."""
-    found: dict[str, list[str]] = {}
+    """Return a line for each reason why ``every_attack`` left attacks out, with their names."""
+    names: dict[str, list[str]] = {}
     for name, reason in left_out.items():
-        found.setdefault(reason.removeprefix(f"attack {name!r} "), []).append(name)
-    return [f"{', '.join(names)}: {reason}" for reason, names in found.items()]
+        names.setdefault(reason.removeprefix(f"attack {name!r} "), []).append(name)
+    return [f"{', '.join(own)}: {reason}" for reason, own in names.items()]
 
 
 def check_training(spec: EvalSpec) -> None:
-    """Check as ``check`` does, without what concerns attacks.
+    """Check as ``check`` does, but for what concerns attacks.
 
     Raises:
-        UsageError: an unknown name or option, more asked of the data than there is, or a defense that never acts.
+        UsageError: an unknown name or option, settings that the data cannot serve, or a defense that never acts.
         DataError: the dataset cannot be read.
     """
     for _ in _built(spec):
@@ -188,15 +201,15 @@ def check_training(spec: EvalSpec) -> None:
 
 
 def cryptography(spec: EvalSpec) -> dict[str, float]:
-    """Return by method about how many CPU seconds of one training are cryptography's on this machine, measured now."""
+    """Return by method the CPU seconds that encryption takes in one training on this machine, estimated now."""
     return {method.name: seconds for method, federation in _built(spec) if (seconds := method.cryptography(federation))}
 
 
 def exposures(spec: EvalSpec) -> list[tuple[str, float]]:
-    """Return a line on each passive party's features behind an encrypted layer, and how much its scores will tell."""
+    """Return, for each passive party behind an encrypted layer, a sentence and the share of features it exposes."""
     if not any(build_defense(defense).protocol() for defense in (*spec.defenses, *spec.fixed)):
         return []
-    return list(dict.fromkeys(found for method, federation in _built(spec) for found in method.exposures(federation)))
+    return list(dict.fromkeys(one for method, federation in _built(spec) for one in method.exposures(federation)))
 
 
 def _built(spec: EvalSpec) -> Iterator[tuple[Method, Federation]]:
@@ -205,26 +218,27 @@ def _built(spec: EvalSpec) -> Iterator[tuple[Method, Federation]]:
         for strength in (0.0, *spec.strengths_of(defense)):
             build_defense(msgspec.structs.replace(defense, strength=strength))
     classes = [registry.load("methods", name) for name in spec.methods]
-    _check_heard(spec, [method for method in classes if method.visible_to])
+    _check_points(spec, [method for method in classes if method.visible_to])
     for name in spec.methods:
         cell = training_cell(spec, name, seed=0)
         for swept in spec.defenses or [None]:
             strengths = [s for s in spec.strengths_of(swept) if s] if swept else []
             at = [msgspec.structs.replace(swept, strength=s) for s in strengths] if swept else []
-            strongest = at[-1:]  # what cannot be had at all is refused there
             method = build_method(cell)
+            strongest = at[-1:]  # refuses whatever no strength could do
             federation = build_federation(msgspec.structs.replace(cell, defenses=(*cell.defenses, *strongest)), "cpu")
             for carried in federation.active.defenses:
                 carried.check_task(federation.n_classes)
             method.build(federation)
             method.check(federation)
-            for defense in (*at, *spec.fixed) if method.visible_to else ():  # others are trained without defenses
-                _check_serves(defense, method, federation)
-            if swept and method.visible_to and not acts_in(swept, type(method), cell.method_options, method.phases):
-                raise UsageError(
-                    f"defense {swept.label} changes nothing that {method.name} says or learns, and its curve would be "
-                    f"flat: choose another --at or by=, or fix the defense with --with"
-                )
+            if method.visible_to:  # others are trained without defenses
+                for defense in (*at, *spec.fixed):
+                    _check_serves(defense, method, federation)
+                if swept and not acts_in(swept, type(method), cell.method_options, method.phases):
+                    raise UsageError(
+                        f"defense {swept.label} changes nothing that {method.name} sends or learns, and its curve would "
+                        f"be flat: choose another --at or by=, or fix the defense with --with"
+                    )
             yield method, federation
 
 
@@ -238,24 +252,20 @@ def _check_serves(spec: DefenseSpec, method: Method, federation: Federation) -> 
                 pass
 
 
-def _check_heard(spec: EvalSpec, methods: Sequence[type[Method]]) -> None:
-    """Raise UsageError if a defense is to act where it would change nothing.
-
-    Each of its points must be met by one of the methods that are compared.
-    """
+def _check_points(spec: EvalSpec, methods: Sequence[type[Method]]) -> None:
+    """Raise UsageError if no method sends the messages that a defense is to act on."""
     names = ", ".join(m.name for m in methods) or "no method"
 
-    def said(method: type[Method], phase: str) -> frozenset[Kind]:
+    def sent(method: type[Method], phase: str) -> frozenset[Kind]:
         return method.messages_in(phase, spec.method.get(method.name, {}))
 
     for defense in (*spec.defenses, *spec.fixed):
         made = build_defense(msgspec.structs.replace(defense, strength=defense.strength or 1.0))
         for kind in made.at:
-            met = [m for m in methods for p in (*m.phases, "predict") if made.acts(kind, p) and kind in said(m, p)]
-            if not met:
-                known = sorted({f"{p}.{k}" for m in methods for p in m.phases for k in said(m, p)})
+            if not any(made.acts(kind, p) and kind in sent(m, p) for m in methods for p in (*m.phases, "predict")):
+                known = sorted({f"{p}.{k}" for m in methods for p in m.phases for k in sent(m, p)})
                 raise UsageError(
-                    f"defense {defense.label} acts at {kind}, where {names} says nothing: "
+                    f"defense {defense.label} acts at {kind}, where {names} sends nothing: "
                     f"choose another --at among {', '.join(known)}"
                 )
 
@@ -263,9 +273,9 @@ def _check_heard(spec: EvalSpec, methods: Sequence[type[Method]]) -> None:
 def evaluate(
     todo: Plan, store: Store, *, jobs: int = 1, device: str = "cpu", engine: str = "local"
 ) -> Iterator[Record | StageDone]:
-    """Compute the missing results, yielding each after it is on the disk, always in the order of the plan.
+    """Compute the missing results in the order of the plan, and yield each once it is on the disk.
 
-    The order, and every number but the timings, is the same for any ``jobs`` and ``engine``, and after an interruption.
+    The order and all numbers but the timings are the same for any ``jobs`` and ``engine``, and after an interruption.
 
     Args:
         todo: the plan.
@@ -295,7 +305,7 @@ def check_engine(engine: str) -> None:
 
 
 def check_device(device: str, *, here: bool = True) -> None:
-    """Raise UsageError unless ``device`` is one to compute on; if ``here``, unless this machine has it."""
+    """Raise UsageError unless ``device`` is ``cpu`` or ``cuda``; if ``here``, also unless this machine has it."""
     kind, _, index = device.partition(":")
     gpus = torch.cuda.device_count()
     if device == "cpu" or (kind == "cuda" and (index or "0").isdigit() and (not here or int(index or 0) < gpus)):
@@ -331,8 +341,8 @@ def _in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Ite
         yield from parallel(delayed(_in_worker)(os.getpid(), task, folder, device) for task in tasks)
     except TerminatedWorkerError:
         raise UsageError(
-            "a worker process has died: it was killed, ran out of memory, or an attack ended it. What had been "
-            "written is kept; start again, with --jobs 1 to see which cell it is"
+            "a worker process has died: it was killed, ran out of memory, or an attack ended it. Finished results "
+            "are kept; start again, with --jobs 1 to see which cell it is"
         ) from None
 
 
@@ -350,14 +360,3 @@ def _watch(parent: int) -> None:
         os._exit(1)
 
     Thread(target=watch, daemon=True).start()
-
-
-def _unique(wanted: Iterable[Item]) -> list[Item]:
-    return list({item.key: item for item in wanted}.values())
-
-
-def _groups(items: list[Item]) -> list[list[Item]]:
-    found: dict[str, list[Item]] = {}
-    for item in sorted(items, key=lambda item: item.seed):
-        found.setdefault(item.cell.key, []).append(item)
-    return list(found.values())

@@ -1,4 +1,4 @@
-"""From settings to the results that they ask for: each attack on each cell, and each baseline without the federation."""
+"""From settings to the results that they ask for: each attack on each cell, and each baseline."""
 
 from __future__ import annotations
 

@@ -37,14 +37,14 @@ from vflsec.experiment.training import advance, collapse, one_thread, train
 from vflsec.records.schema import AttackRun, BaselineResult, Record, Result, Status
 
 LONGEST_ERROR = 300
-"""Characters of an error that a record keeps: some print whole arrays."""
+"""Characters of an error that a record keeps; some errors print whole arrays."""
 
 _ONE_AT_A_TIME = Lock()
-"""Layers draw their first weights from torch's global stream, so two threads of a process must take turns."""
+"""Layers draw their first weights from torch's global stream, which threads of a process must not share."""
 
 
 class Task(NamedTuple):
-    """Work for one process: a stage, the missing results of one cell, or the missing baselines of one seed and method."""
+    """Work for one process: a stage, the missing results of one cell, or its missing baselines."""
 
     cell: Cell
     rows: Sequence[Row]
@@ -55,9 +55,9 @@ class Task(NamedTuple):
 
 
 def run(task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
-    """Return one record for each row and baseline of ``task``, in order; for a stage, one that is not kept.
+    """Return one record for each row or baseline of ``task``, in order; for a stage, that it is done.
 
-    What went wrong in a cell becomes the status of its records; what is wrong with the settings is raised.
+    A failure within a cell becomes the status of its records. Wrong settings are raised.
     """
     store = Store(folder)
     with _ONE_AT_A_TIME, one_thread():
@@ -69,7 +69,7 @@ def run(task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
 
 
 def _stage(task: Task, store: Store, device: str) -> StageDone:
-    """Run the stages up to the wanted one; what goes wrong here, the cells that need it report."""
+    """Run the stages up to the wanted one; the cells that need it report its failures."""
     assert task.stage is not None
     status: Status = "ok"
     try:
@@ -89,12 +89,11 @@ def _stage(task: Task, store: Store, device: str) -> StageDone:
 def _results(task: Task, store: Store, device: str) -> list[Result]:
     attacks = [build_attack(row.attack) if row.attack else None for row in task.rows]
     reading = [attack for attack in attacks if attack and not isinstance(attack, IntegrityAttack)]
-    kinds = frozenset(KINDS[need] for attack in reading for need in attack.needs | attack.wants if need in KINDS)
     try:
-        trained, facts, messages = _trained(task, kinds, store, device)
+        trained, facts, messages = _trained(task, _kinds_read(reading), store, device)
     except VflsecError:
         raise
-    except Exception as error:  # noqa: BLE001  (whatever happens in one cell must not cost the others)
+    except Exception as error:  # noqa: BLE001  (a failure in one cell must not cost the others)
         facts, trained, messages = CellFacts(status="error", error=_line(error)), None, ()
     return [
         _result(row, attack, task, trained, facts, messages, store, device)
@@ -102,10 +101,14 @@ def _results(task: Task, store: Store, device: str) -> list[Result]:
     ]
 
 
+def _kinds_read(attacks: Sequence[Attack]) -> frozenset[Kind]:
+    return frozenset(KINDS[need] for attack in attacks for need in attack.needs | attack.wants if need in KINDS)
+
+
 def _trained(
     task: Task, kinds: frozenset[Kind], store: Store, device: str
 ) -> tuple[Trained | None, CellFacts, tuple[Message, ...]]:
-    """Reload the cell; train it if there is none, or if an attack reads messages, of which no copy is kept."""
+    """Reload the cell; train it if it is not stored, or if an attack reads messages, which are never stored."""
     stored = store.cell(task.cell.key)
     facts = stored.read()
     if facts and not kinds:
@@ -114,18 +117,18 @@ def _trained(
             return None, facts, ()
         try:
             return _loaded(task.cell, [stored.path], facts.history, device), facts, ()
-        except (SafetensorError, OSError):  # its models are damaged or lost: the same training makes the same again
+        except (SafetensorError, OSError):  # its models are damaged or lost: training again gives the same ones
             stored.remove()
     transcript = Transcript(frozenset(task.adversary.split("+")), kinds)
-    struck = {row.attack.after for row in task.rows if row.attack}
-    abroad = bool(struck & registry.load("methods", task.cell.method).source_phases)
-    trained, facts = train(task.cell, device, store=store, tap=transcript, abroad=abroad)
+    phases = {row.attack.after for row in task.rows if row.attack}
+    with_source = bool(phases & registry.load("methods", task.cell.method).source_phases)
+    trained, facts = train(task.cell, device, store=store, tap=transcript, with_source=with_source)
     stored.write(facts, lambda folder: trained.save(folder) if trained else folder.mkdir())
     return trained, facts, tuple(transcript.messages)
 
 
 def _loaded(cell: Cell, folders: Sequence[Path], history: Mapping[str, Sequence[float | None]], device: str) -> Trained:
-    """Return the federation of ``cell`` with the models in ``folders``, and those that it was built with."""
+    """Return the federation of ``cell`` with the models in ``folders``; others are as they were built."""
     federation, method = build_federation(cell, device), build_method(cell)
     method.build(federation)
     for folder in folders:
@@ -138,7 +141,7 @@ def _after(cell: Cell, phase: str, store: Store, device: str) -> tuple[Trained, 
     stages = cell.stages[: cell.stages.index(phase) + 1]
     folders = [store.cell(cell.stage_key(stage)) for stage in stages]
     facts = folders[-1].read()
-    assert isinstance(facts, StageFacts), "its cell has been trained, and so have its stages"
+    assert isinstance(facts, StageFacts), "the cell has been trained, and so have its stages"
     return _loaded(cell, [folder.path for folder in folders], {phase: facts.history}, device), facts
 
 
@@ -181,9 +184,9 @@ def _result(
     elif trained and attack and facts.status == "ok":
         if after:
             trained, stage = _after(row.cell, after, store, device)
-            fallen = collapse(stage.spread)
-            if fallen:
-                return msgspec.structs.replace(record, status="collapsed", error=fallen)
+            collapsed = collapse(stage.spread)
+            if collapsed:
+                return msgspec.structs.replace(record, status="collapsed", error=collapsed)
             until = trained.method.phases[: trained.method.phases.index(after) + 1]
             messages = tuple(message for message in messages if message.phase in until)
         changes = _attacked(attack, trained, task, messages, record, after)
@@ -202,20 +205,20 @@ def _attacked(
     record: Result,
     after: str | None,
 ) -> dict[str, Any]:
-    """Run ``attack`` on the messages of its own kinds, and return what changes in its record."""
+    """Run ``attack`` on the messages of the kinds that it reads, and return the changes to its record."""
     began = time.perf_counter()
-    wanted = {KINDS[need] for need in attack.needs | attack.wants if need in KINDS}
-    own = tuple(message for message in messages if message.kind in wanted)
+    kinds = _kinds_read([attack])
+    own = tuple(message for message in messages if message.kind in kinds)
     question = ask(attack, trained, task.adversary, task.aux, own, after)
     changes = _guarded(attack, question, trained.federation, task.aux)
     return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
 
 
 def _impact(row: Row, trained: Trained, task: Task, record: Result) -> dict[str, Any]:
-    """Measure what an attack on integrity does to its cell, or its trigger to the honest one; return what changes."""
+    """Measure the impact of an attack on its cell, or of its trigger on the honest one; return the record's changes."""
     began, federation = time.perf_counter(), trained.federation
     assert row.attack is not None
-    assert record.utility is not None, "its cell has ended well"
+    assert record.utility is not None, "the status of its cell is ok"
     try:
         malicious = (
             malicious_attacks(federation, task.adversary, row.attack, task.aux) if row.control else federation.malicious
@@ -225,13 +228,13 @@ def _impact(row: Row, trained: Trained, task: Task, record: Result) -> dict[str,
         if not isinstance(error, Diverged):
             raise
         changes = {"status": "diverged", "error": str(error), "utility": None}
-    except Exception as error:  # noqa: BLE001  (as of an attack: it must not cost the others)
+    except Exception as error:  # noqa: BLE001  (a failure of one attack must not cost the others)
         changes = {"status": "error", "error": _line(error)}
     return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
 
 
 def _guarded(attack: Attack, question: Question, federation: Federation, aux: AuxSpec) -> dict[str, Any]:
-    """Attack and score; what goes wrong in one attack is its status and must not cost the others."""
+    """Attack and score; a failure of one attack becomes its status and must not cost the others."""
     try:
         return _scored(attack, question, federation, aux)
     except (Exception, SystemExit) as error:  # noqa: BLE001
@@ -262,12 +265,12 @@ def _scored(attack: Attack, question: Question, federation: Federation, aux: Aux
 
 
 def _signed_by_labels(attack: Attack, guess: Guess) -> bool:
-    """Whether labels serve ``attack`` for its sign alone: it is for two classes, needs no label and fits nothing."""
+    """Whether labels fix only the sign of ``attack``: it is for two classes, needs no label and fits nothing."""
     return attack.classes == 2 and Need.AUX_LABELS not in attack.needs and guess.converged is None
 
 
 def _mountable(task: Task, trained: Trained) -> list[str]:
-    """Return the attacks that the adversary of ``task`` could mount, so that a report can tell which were not run."""
+    """Return the attacks that the adversary of ``task`` can mount, so that a report can list those not run."""
     method = trained.method
     if not method.visible_to:
         return []
@@ -275,12 +278,12 @@ def _mountable(task: Task, trained: Trained) -> list[str]:
 
 
 def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> dict[str, Any]:
-    """Return what one attack on a federation trained elsewhere gives, of which no messages were kept."""
+    """Return the scores of one attack on a federation that was trained elsewhere, without its messages."""
     return _scored(attack, ask(attack, trained, party, aux), trained.federation, aux)
 
 
 def _baseline(baseline: Baseline, task: Task, store: Store, device: str) -> BaselineResult:
-    """Run what the adversary could have done alone: on an untrained model, or on one that it pre-trained itself."""
+    """Run an attack without the federation: on an untrained model, or on one that the adversary pre-trained itself."""
     began = time.perf_counter()
     attack = build_attack(baseline.attack)
     own = attack if baseline.pretrained or attack.baseline else without_federation(attack)

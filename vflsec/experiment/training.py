@@ -1,4 +1,4 @@
-"""One cell trained: its stages come from the store where they are there; status, utility and traffic are its facts."""
+"""Trains one cell, from stored stages if there are any; status, utility and traffic are its facts."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from vflsec.experiment.score import measure
 from vflsec.experiment.store import Store
 
 COLLAPSED = 1e-6
-"""A model whose log-probabilities vary by less than this over the test rows says the same of everybody."""
+"""A model whose log-probabilities vary by less than this over the test rows has collapsed."""
 
 COLLAPSED_SPREAD = 0.01
-"""A party whose scaled embeddings lie this close to their mean, of at most 1, says the same of everybody."""
+"""Embeddings whose spread, at most 1, is not above this have collapsed."""
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Give torch and the linear algebra one thread: sums, and so records, do not depend on cores or ``--jobs``."""
+    """Use one thread in torch and linear algebra, so that records do not depend on cores or ``--jobs``."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -52,7 +52,7 @@ def train(
     store: Store | None = None,
     tap: Transcript | None = None,
     record: Path | None = None,
-    abroad: bool = False,
+    with_source: bool = False,
 ) -> tuple[Trained | None, CellFacts]:
     """Train ``cell`` and return it with its facts: status, utility, loss by epoch, traffic, seconds.
 
@@ -62,16 +62,16 @@ def train(
         cell: what to train.
         device: ``cpu`` or ``cuda``.
         progress: called with phase, epochs done, epochs in all.
-        store: where stages are kept; without it they are run.
-        tap: what an adversary hears; a stage in which it would hear something is run again, for no message is stored.
-        abroad: whether the adversary also listens in phases that speak of the source's people.
+        store: of stages; without it all are run.
+        tap: records the adversary's messages. They are never stored, so a stage that sends any is run again.
+        with_source: whether the adversary also records phases that are about the source's rows.
         record: a folder in which to record what both roles of each encrypted boundary see, for ``vflsec audit``.
     """
     began = time.perf_counter()
     federation, method = build_federation(cell, device), build_method(cell)
+    unrecorded = frozenset() if with_source else method.source_phases
     if tap:
-        deaf = frozenset() if abroad else method.source_phases
-        federation.channel.taps.append(lambda message: None if message.phase in deaf else tap(message))
+        federation.channel.taps.append(lambda message: None if message.phase in unrecorded else tap(message))
     facts = CellFacts()
     trained = None
     try:
@@ -81,26 +81,14 @@ def train(
             method.record(record)
         history: dict[str, Sequence[float | None]] = {}
         for phase in cell.stages:
-            heard = bool(tap and tap.kinds & method.messages[phase] and (abroad or phase not in method.source_phases))
-            stage = advance(cell, phase, method, federation, store=store, afresh=heard, progress=progress)
+            recorded = bool(tap and tap.kinds & method.messages[phase] and phase not in unrecorded)
+            stage = advance(cell, phase, method, federation, store=store, afresh=recorded, progress=progress)
             history[phase], facts.spread[phase] = stage.history, stage.spread
         last = method.phases[-1]
         history[last] = method.run(last, federation, progress)
         trained = Trained(method, federation, history)
         facts.history, facts.reached = history, federation.reached
-        logits = trained.predict("test")
-        facts.spread[last] = spreads(method, federation)
-        honest = {
-            name: x for name, x in facts.spread[last].items() if name not in integrity_attacks(federation.malicious)
-        }
-        fallen = collapse(honest)
-        if float(F.log_softmax(logits, dim=1).std(dim=0).max()) < COLLAPSED:
-            fallen = "the model predicts the same for every test row"
-        if fallen:
-            facts.status, facts.error = "collapsed", fallen
-        facts.utility = measure(
-            logits, federation.active.labels["test"], federation.metric, derive(cell.seed, "bootstrap")
-        )
+        _measure(trained, facts, last, derive(cell.seed, "bootstrap"))
     except Diverged as error:
         trained = None
         facts.status, facts.error = "diverged", str(error)
@@ -110,6 +98,24 @@ def train(
     facts.releases = list(federation.channel.releases())
     facts.seconds = time.perf_counter() - began
     return trained, facts
+
+
+def _measure(trained: Trained, facts: CellFacts, last: str, seed: int) -> None:
+    """Add the utility and the spreads of a trained federation to its facts, and the status if it has collapsed.
+
+    Raises:
+        Diverged: a prediction is not finite.
+    """
+    method, federation = trained.method, trained.federation
+    logits = trained.predict("test")
+    facts.spread[last] = spreads(method, federation)
+    malicious = integrity_attacks(federation.malicious)
+    collapsed = collapse({name: value for name, value in facts.spread[last].items() if name not in malicious})
+    if float(F.log_softmax(logits, dim=1).std(dim=0).max()) < COLLAPSED:
+        collapsed = "the model predicts the same for every test row"
+    if collapsed:
+        facts.status, facts.error = "collapsed", collapsed
+    facts.utility = measure(logits, federation.active.labels["test"], federation.metric, seed)
 
 
 def advance(
@@ -122,9 +128,9 @@ def advance(
     afresh: bool = False,
     progress: Progress = lambda *_: None,
 ) -> StageFacts:
-    """Bring ``federation`` to the end of a stage, from the store where it is there; return the stage's facts.
+    """Load a stage into ``federation``, or run it if it is not stored; return the stage's facts.
 
-    A killed stage goes on after its last finished global iteration.
+    A killed stage resumes after its last finished global iteration.
 
     Raises:
         Diverged: now, or when it was run.
@@ -151,7 +157,7 @@ def advance(
     finally:
         if folder and not stored and (facts.history or facts.error):
             facts.traffic = [(*route, n) for route, n in (federation.channel.traffic - before).items()]
-            facts.releases = [found for found in federation.channel.releases() if found.phase == phase]
+            facts.releases = [release for release in federation.channel.releases() if release.phase == phase]
             facts.seconds = time.perf_counter() - began
             folder.write(facts, lambda path: save_states(federation, path, method.stored_modules))
             federation.checkpoint.remove()
@@ -159,22 +165,22 @@ def advance(
 
 
 def spreads(method: Method, federation: Federation) -> dict[str, float]:
-    """Return, by party, how far its embeddings of test rows lie apart: 0 where it says the same of everybody.
+    """Return, by party, the spread of its embeddings of test rows; it is 0 if they are all the same.
 
-    Rows are scaled to length one; the root mean square distance to their mean is 1 at most. SimSiam (section 4.1)
-    watches the same quantity for collapse.
+    Rows are scaled to unit length; the spread is their root mean square distance to their mean, which is 1 at most.
+    SimSiam (section 4.1) uses the same quantity to detect collapse.
     """
-    found = {}
+    by_party = {}
     for party in federation.parties.values() if method.visible_to else ():
         with torch.no_grad():
             h = F.normalize(method.representation(party).eval()(party.features["test"]), dim=1)
-        found[party.name] = float((h - h.mean(dim=0)).square().sum(dim=1).mean().sqrt())
-    return found
+        by_party[party.name] = float((h - h.mean(dim=0)).square().sum(dim=1).mean().sqrt())
+    return by_party
 
 
 def collapse(spread: Mapping[str, float | None]) -> str | None:
     """Return the error if a party's representation has collapsed."""
-    fallen = [name for name, value in spread.items() if not (value or 0.0) > COLLAPSED_SPREAD]
-    if not fallen:
+    collapsed = [name for name, value in spread.items() if not (value or 0.0) > COLLAPSED_SPREAD]
+    if not collapsed:
         return None
-    return f"the representation of {', '.join(fallen)} is the same for every test row"
+    return f"the representation of {', '.join(collapsed)} is the same for every test row"
