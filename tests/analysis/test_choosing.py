@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from vflsec.analysis.choosing import Choice, choose, cross_scored
-from vflsec.analysis.groups import interval
+from vflsec.analysis.intervals import interval
 from vflsec.records.schema import Block
 
 TRUE, WORLDS, SEEDS, ATTACKS = 0.7, 200, 5, 10
@@ -36,7 +36,7 @@ def worst_of(candidates, seeds=SEEDS):
     found = cross_scored(candidates, choose(candidates))
     blocks = [found[seed] for seed in sorted(found)]
     gap = float(np.mean([one.overfit for one in blocks]))
-    return interval([one.headline for one in blocks], blocks[0].ci95_rows, seeds, gap)
+    return interval([one.headline for one in blocks], blocks[0].ci95_rows, seeds, extended=gap)
 
 
 def largest_of(candidates):

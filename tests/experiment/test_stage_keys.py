@@ -74,7 +74,7 @@ def outcome(method, *defenses):
         made.close()
     weights = {
         (party.name, role, name): plain(value)
-        for party in federation.everybody
+        for party in federation.all_parties
         for role in sorted(made.stored_modules & set(party.modules))
         for name, value in party.modules[role].state_dict().items()
     }
@@ -139,7 +139,7 @@ def test_two_updates_are_two_updates():
         assert {kind for kind, *_ in messages} == said
         before = {
             (party.name, role, name): plain(value)
-            for party in begun.everybody
+            for party in begun.all_parties
             for role in sorted(made.stored_modules & set(party.modules))
             for name, value in party.modules[role].state_dict().items()
         }

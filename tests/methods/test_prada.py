@@ -38,7 +38,7 @@ GROUPS = Grouping(SINGLE, (Group("g0-g1", tuple(COLUMNS), (6, 5, 3)),), Group("a
 def make_federation(*, parties=2, defenses=(), source=96, **options):
     federation = toy_federation(parties=parties, **{"rows": 160, "columns": 4, "source": source, **options})
     federation.passive[0].layout = federation.passive[0].layout._replace(grouping=GROUPS)
-    for party in federation.everybody:
+    for party in federation.all_parties:
         party.defenses = tuple(defenses)
     return federation
 
@@ -172,11 +172,11 @@ def test_pre_training_is_the_joint_loss_with_a_reversed_gradient(alternating, ra
     made.build(federation)
     twin, same = make_federation(), make(**options)
     same.build(twin)
-    for party in twin.everybody:
+    for party in twin.all_parties:
         party.modules.train()
     history = made.run("pretrain", federation)
     assert history == pytest.approx(one_piece(twin, same, alternating=alternating), rel=1e-4)
-    for one, other in zip(federation.everybody, twin.everybody, strict=True):
+    for one, other in zip(federation.all_parties, twin.all_parties, strict=True):
         for key, value in one.modules.state_dict().items():
             assert torch.allclose(value.float(), other.modules.state_dict()[key].float(), atol=2e-5), key
 
@@ -331,7 +331,7 @@ def test_an_active_partys_defense_is_the_sources_as_well():
             {"dataset": "toy", "data": {"options": {"source": 60}}, "methods": ["prada"], "fixed": [text]}
         )
         federation = build_federation(training_cell(spec, "prada", 0), "cpu")
-        return [party.name for party in federation.everybody if party.defenses]
+        return [party.name for party in federation.all_parties if party.defenses]
 
     assert carriers("iso:lambda=1,by=active") == ["active", "source"]
     assert carriers("iso:lambda=1,by=passive@embedding") == ["passive_1"]
@@ -395,7 +395,7 @@ def test_a_killed_pre_training_goes_on_where_it_stopped(tmp_path):
     again, later = make_federation(), make(alternating=True, pretrain={"epochs": 3})
     again.checkpoint = federation.checkpoint
     assert pretrained(later, again).channel.traffic == whole.channel.traffic
-    for one, other in zip(whole.everybody, again.everybody, strict=True):
+    for one, other in zip(whole.all_parties, again.all_parties, strict=True):
         assert equal(state(one.modules), state(other.modules))
 
 

@@ -25,7 +25,7 @@ SGD = {"optimizer": "sgd", "momentum": 0.5, "lr": 0.1, "batch": 32, "epochs": 2}
 
 def record(folder, kind, *, train=None, model=None, source=0, parties=2):
     federation = toy_federation(rows=160, columns=4, source=source, parties=parties)
-    for party in federation.everybody:
+    for party in federation.all_parties:
         party.defenses = (EncryptedBoundary(bits=1024),)
     spec = TrainSpec(**{**SGD, **(train or {})}, pretrain=PretrainSpec(epochs=1, batch=32))
     method = kind(spec, ModelSpec(**(model or {})))

@@ -138,9 +138,7 @@ def test_the_manifest_names_where_the_numbers_come_from(evaluated):
     assert len(hashes) == 3
     assert manifest.provenance.cards["attacks"]["mc"].endswith(".")
     assert manifest.settings["seeds"] == 2
-    assert {entry.key for entry in (*manifest.rows, *manifest.baselines)} == set(
-        read_records(folder)
-    )
+    assert {entry.key for entry in (*manifest.rows, *manifest.baselines)} == set(read_records(folder))
 
 
 @pytest.mark.parametrize(

@@ -19,17 +19,14 @@ import msgspec
 from vflsec.records.schema import Block
 
 Candidate = tuple[str, str]
-"""The name of what guessed, and the rows that it guessed."""
+"""The name of an attack, and the rows that it guesses."""
 
 Candidates = Mapping[Candidate, Mapping[int, Block]]
 """The blocks of each candidate by seed."""
 
 
 class Choice(NamedTuple):
-    """The candidates chosen on the first and on the second half of the rows.
-
-    ``on_first`` is scored on the second half, and ``on_second`` on the first.
-    """
+    """The candidates chosen on the first half of the rows and on the second, each to be scored on the other half."""
 
     on_first: Candidate
     on_second: Candidate
@@ -44,9 +41,9 @@ def choose(candidates: Candidates) -> Choice:
 
 
 def cross_scored(candidates: Candidates, choice: Choice) -> dict[int, Block]:
-    """Return the block of each seed in which what was chosen on one half is scored on the other.
+    """Return the block of each seed in which the choice of one half is scored on the other half.
 
-    Where both halves chose the same candidate, this is its block on all rows.
+    If both halves chose the same candidate, this is its block on all rows.
     """
     first, second = candidates[choice.on_first], candidates[choice.on_second]
     if choice.on_first == choice.on_second:
@@ -56,20 +53,20 @@ def cross_scored(candidates: Candidates, choice: Choice) -> dict[int, Block]:
 
 def _largest(candidates: Candidates, half: int) -> Candidate:
     seeds = _shared_seeds(candidates)
-    compared = {name: found for name, found in candidates.items() if seeds <= found.keys()}
+    compared = {name: by_seed for name, by_seed in candidates.items() if seeds <= by_seed.keys()}
     return max(compared, key=lambda name: sum(_on_half(compared[name][seed], half) for seed in seeds))
 
 
 def _shared_seeds(candidates: Candidates) -> set[int]:
-    """Return the seeds that all candidates have; if there is none, those of the candidates that have most."""
-    found = sorted((set(by_seed) for by_seed in candidates.values()), key=len, reverse=True)
-    while not (shared := set.intersection(*found)):
-        found.pop()
+    """Return the seeds that all candidates have; if there is none, those of the candidates with the most seeds."""
+    seeds = sorted((set(by_seed) for by_seed in candidates.values()), key=len, reverse=True)
+    while not (shared := set.intersection(*seeds)):
+        seeds.pop()
     return shared
 
 
 def _on_half(block: Block, half: int) -> float:
-    """Return the headline on one half; on all rows where these are too few to be split."""
+    """Return the headline on one half, or on all rows if they are too few to be split."""
     return block.halves[half] if block.halves else block.headline
 
 

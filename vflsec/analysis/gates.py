@@ -1,4 +1,4 @@
-"""Limits that turn a result into an exit code: the far end of the interval is what cannot be ruled out."""
+"""Limits that turn a result into an exit code. They are compared with the far end of its interval."""
 
 from __future__ import annotations
 
@@ -36,45 +36,46 @@ def check_limits(manifest: Manifest, max_leak: Limits) -> None:
 def gates(
     points: Sequence[Point], max_leak: Limits, min_utility: float | None, damages: Sequence[Damage] = ()
 ) -> list[Gate]:
-    """Compare limits with the far end of the interval: "cannot rule out more than", on test and on training rows.
+    """Compare limits with the far end of each interval, on test and on training rows.
 
-    A limit on ``worst`` is one on the headline, whose interval covers the choice of the strongest attack, and on every
-    attack that it covers: it never holds where a limit on one of these fails.
-    The limit on utility is also one on what is left of it under attacks on integrity.
+    A limit on ``worst`` is a limit on the headline and on every attack, so that it never holds if a limit on an attack
+    fails. The limit on utility also bounds the utility under attacks on integrity.
     """
     defended = _defended(points)
     checked = []
     for attack, limit in max_leak.items():
-        found = [p for p in defended if p.attack == attack]
-        covered = defended if attack == "worst" else found
+        points_of_attack = [p for p in defended if p.attack == attack]
+        covered = defended if attack == "worst" else points_of_attack
         ends = [(_upper(leak), p) for p in covered for leak in (p.leak, p.leak_train) if leak.mean is not None]
         worst = max(ends, key=lambda end: end[0], default=None)
-        checked.append(_gate(f"max-leak {attack}", limit, worst, found, worst is not None and worst[0] <= limit))
+        checked.append(
+            _gate(f"max-leak {attack}", limit, worst, points_of_attack, worst is not None and worst[0] <= limit)
+        )
     if min_utility is not None:
         honest = [p for p in defended if p.attack != "worst"]
         broken = _defended(damages)
-        left: list[tuple[Measure, Point | Damage]] = [(p.utility, p) for p in honest]
-        left += [(d.under_attack, d) for d in broken]
-        lows = [(_lower(utility), where) for utility, where in left if utility.mean is not None]
+        utilities: list[tuple[Measure, Point | Damage]] = [(p.utility, p) for p in honest]
+        utilities += [(d.under_attack, d) for d in broken]
+        lows = [(_lower(utility), where) for utility, where in utilities if utility.mean is not None]
         lowest = min(lows, key=lambda low: low[0], default=None)
         kept = lowest is not None and lowest[0] >= min_utility
         checked.append(_gate("min-utility", min_utility, lowest, [*honest, *broken], kept))
     return checked
 
 
-def _defended(found: Sequence[Shown]) -> list[Shown]:
-    """Those with a defense, or all where there is none."""
-    return [p for p in found if p.strength > 0] or list(found)
+def _defended(points: Sequence[Shown]) -> list[Shown]:
+    """Return the points with a defense, or all if none has any."""
+    return [p for p in points if p.strength > 0] or list(points)
 
 
 def _gate(
-    name: str, limit: float, worst: tuple[float, Point | Damage] | None, found: Sequence[Point | Damage], kept: bool
+    name: str, limit: float, worst: tuple[float, Point | Damage] | None, among: Sequence[Point | Damage], kept: bool
 ) -> Gate:
-    """Return the gate; where some cell gave no number it cannot be said to hold."""
+    """Return the gate; it cannot hold if some cell gave no number."""
     if worst is None:
         return Gate(gate=name, limit=limit, worst=None, at="", holds=None)
     value, point = worst
-    lost = any(set(p.statuses) - set(USABLE) for p in found)
+    lost = any(set(p.statuses) - set(USABLE) for p in among)
     at = f"{point.method} {point.defense}:{point.strength:g}"
     at += f" under {point.attack}" if isinstance(point, Damage) else ""
     return Gate(gate=name, limit=limit, worst=value, at=at, holds=None if kept and lost else kept)

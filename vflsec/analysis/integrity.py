@@ -1,17 +1,15 @@
-"""From records to damages: what a malicious party costs, each seed held against the honest training of that seed."""
+"""From records to damages: the cost of a malicious party, each seed compared to the honest training of that seed."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from vflsec.analysis.groups import SEVERITY, finite, interval, share
+from vflsec.analysis.groups import SEVERITY
+from vflsec.analysis.intervals import SHARE, UNKNOWN, finite, interval
 from vflsec.analysis.results import Damage, Measure
 from vflsec.records.manifest import INTEGRITY, Manifest, RowEntry
 from vflsec.records.schema import Impact, Record, Result
-
-_NO_ROWS = (math.nan, math.nan)
 
 
 def on_integrity(manifest: Manifest) -> list[str]:
@@ -43,9 +41,8 @@ def _damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds: int
     both = [(honest[seed].utility, attacked[seed].utility) for seed in sorted(attacked) if seed in honest]
     lost = [before.headline - after.headline for before, after in both]
     counts = Counter(statuses.values())
-    by_chance = _success(honest, seeds)
     metric = next((block.utility.metric for block in (*honest.values(), *attacked.values())), "")
-    paired = interval(lost, _NO_ROWS, seeds)
+    paired = interval(lost, UNKNOWN, seeds)
     return Damage(
         method=first.method,
         defense=first.defense,
@@ -57,18 +54,18 @@ def _damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds: int
         under_attack=_measure(metric, attacked, seeds),
         lost=Measure(metric=metric, **{**paired, "ci95": finite(paired["ci95"])}),
         success=_success(attacked, seeds),
-        chance=by_chance.mean,
+        chance=_success(honest, seeds).mean,
     )
 
 
-def _measure(metric: str, found: Mapping[int, Impact], seeds: int) -> Measure:
-    blocks = [found[seed].utility for seed in sorted(found)]
-    rows_ci = blocks[0].over_rows if blocks else _NO_ROWS
-    return Measure(metric=metric, **share([block.headline for block in blocks], rows_ci, seeds))
+def _measure(metric: str, impacts: Mapping[int, Impact], seeds: int) -> Measure:
+    blocks = [impacts[seed].utility for seed in sorted(impacts)]
+    rows_ci = blocks[0].over_rows if blocks else UNKNOWN
+    return Measure(metric=metric, **interval([block.headline for block in blocks], rows_ci, seeds, SHARE))
 
 
-def _success(found: Mapping[int, Impact], seeds: int) -> Measure:
-    """How often the trigger led where it was to lead; without a mean for an attack that has none."""
-    blocks = [success for seed in sorted(found) if (success := found[seed].success)]
-    rows_ci = blocks[0].over_rows if blocks else _NO_ROWS
-    return Measure(metric="share", **share([block.share for block in blocks], rows_ci, seeds))
+def _success(impacts: Mapping[int, Impact], seeds: int) -> Measure:
+    """The success rate of the trigger; without a mean for an attack that has none."""
+    blocks = [success for seed in sorted(impacts) if (success := impacts[seed].success)]
+    rows_ci = blocks[0].over_rows if blocks else UNKNOWN
+    return Measure(metric="share", **interval([block.share for block in blocks], rows_ci, seeds, SHARE))

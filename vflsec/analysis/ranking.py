@@ -1,7 +1,7 @@
-"""Which defense is best: on the front of utility and leak, and in the order of each score, which may disagree.
+"""Which defense is best: the front of utility and leak, and the order by each score; these may disagree.
 
-Orders are of means. Two defenses are told apart by a score where the 95 % t interval of its difference, paired by seed,
-does not hold 0; each pair is tested by itself, so of twenty that are told apart one may be noise.
+Orders are by means. Two defenses differ by a score if the 95 % t interval of its difference, paired by seed, does not
+contain 0. Each pair is tested separately, so one in twenty differences may be noise.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Scored = tuple[float, Mapping[int, float]]
 
 
 def exposed(points: Sequence[Point], worst: Sequence[Point]) -> dict[tuple[str, str, str, float], Place]:
-    """Return what each target, method, defense and strength leaves to the strongest adversary, and at what utility.
+    """Return the leak to the strongest adversary and the utility of each target, method, defense and strength.
 
-    The leak is the headline's, in which test rows, training rows and *alone* all compete: a model that learned the
-    labels of training rows by heart must not rank as a private one. The utility is the least: an attack that acts in
-    training has one of its own. A strength at which some attack gave no number is left out.
+    The leak is the headline's, in which test rows, training rows and *alone* all compete: a model that memorized the
+    labels of training rows must not rank as a private one. The utility is the lowest, since an attack that acts in
+    training has a utility of its own. A strength at which some attack gave no number is left out.
 
     Args:
         points: of every attack.
@@ -34,21 +34,21 @@ def exposed(points: Sequence[Point], worst: Sequence[Point]) -> dict[tuple[str, 
     groups: dict[tuple[str, str, str, float], list[Point]] = {}
     for p in points:
         groups.setdefault((p.target, p.method, p.defense, p.strength), []).append(p)
-    found = {}
+    places = {}
     for p in worst:
         key = (p.target, p.method, p.defense, p.strength)
         utilities = [one.utility.mean for one in groups[key] if one.utility.mean is not None]
         leaks = [one.leak.mean for one in groups[key] if one.leak.mean is not None]
         if p.leak.mean is not None and len(leaks) == len(groups[key]) == len(utilities):
-            found[key] = Place(
+            places[key] = Place(
                 target=p.target, method=p.method, defense=p.defense, strength=p.strength,
                 utility=min(utilities), leak=p.leak.mean, by_seed=p.leak.by_seed,
             )  # fmt: skip
-    return found
+    return places
 
 
 def front(places: Sequence[Place]) -> list[Place]:
-    """Return the places of each target that no other is better than: Pareto's front of utility and leak."""
+    """Return the Pareto front of utility and leak of each target."""
 
     def beaten(place: Place) -> bool:
         return any(
@@ -63,12 +63,12 @@ def front(places: Sequence[Place]) -> list[Place]:
 
 
 def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Place]) -> list[Rank]:
-    """Return one line for each target, method and defense, with its place in the order of each score; 1 is the best.
+    """Return the rank of each target, method and defense by each score that it has; 1 is the best.
 
-    A defense is as good as it is against the strongest attack at each strength: CAP and calibrated CAP are those of
-    the headline, and the leak is its mean over the strengths. Without a score it has no place by it.
+    All scores are against the strongest attack at each strength: CAP and calibrated CAP of the headline, and its
+    mean leak over the strengths.
     """
-    found = []
+    unranked = []
     for cap in caps:
         if cap.attack != "worst":
             continue
@@ -79,7 +79,7 @@ def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Plac
             "calibrated CAP": _known(cap.calibrated, cap.calibrated_by_seed),
             "strongest leak": _mean([(place.leak, place.by_seed) for place in strengths]),
         }
-        found.append(
+        unranked.append(
             Rank(
                 target=cap.target,
                 method=cap.method,
@@ -89,7 +89,7 @@ def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Plac
                 by_seed={score: dict(one[1]) for score, one in scored.items() if one},
             )
         )
-    ranked = [_ranked(one, [other for other in found if other.target == one.target]) for one in found]
+    ranked = [_ranked(one, [other for other in unranked if other.target == one.target]) for one in unranked]
     close = [(a, b, score) for a, b, score in _neighbors(ranked) if not told_apart(a, b, score)]
     return [
         msgspec.structs.replace(one, close=[s for s in SCORES if any(one in pair and s == by for *pair, by in close)])
@@ -98,8 +98,8 @@ def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Plac
 
 
 def orders(ranked: Sequence[Rank]) -> list[str]:
-    """Return a line for each target and score: its order, and which neighbors are not told apart."""
-    found = []
+    """Return a line for each target and score: the order, with ≈ between neighbors that do not differ."""
+    lines = []
     several_methods = len({rank.method for rank in ranked}) > 1
     targets = list(dict.fromkeys(rank.target for rank in ranked))
     for target, score in product(targets, SCORES):
@@ -111,13 +111,13 @@ def orders(ranked: Sequence[Rank]) -> list[str]:
         line = "".join(sign + name for sign, name in zip(signs, names, strict=True))
         seeds = min(len(rank.by_seed.get(score, ())) for rank in order)
         note = f" (≈: not told apart, paired over {seeds} seed{'s'[: seeds != 1]})" if " ≈ " in signs else ""
-        found.append(f"by {score}{f' of {target}' if len(targets) > 1 else ''}: {line}{note}")
-    return found
+        lines.append(f"by {score}{f' of {target}' if len(targets) > 1 else ''}: {line}{note}")
+    return lines
 
 
 def disagreements(ranked: Sequence[Rank]) -> list[str]:
-    """Return a sentence for each pair of scores that put two defenses in opposite orders, and tell them apart."""
-    found = []
+    """Return a sentence for each two scores by which two defenses differ in opposite directions."""
+    sentences = []
     for one, other in combinations(SCORES, 2):
         pairs = [
             f"{a.label} and {b.label}"
@@ -129,12 +129,12 @@ def disagreements(ranked: Sequence[Rank]) -> list[str]:
             and told_apart(a, b, other)
         ]
         if pairs:
-            found.append(f"{one} and {other} disagree on {'; '.join(pairs)}")
-    return found
+            sentences.append(f"{one} and {other} disagree on {'; '.join(pairs)}")
+    return sentences
 
 
 def told_apart(a: Rank, b: Rank, score: str) -> bool:
-    """Whether the difference of two defenses, paired by seed, is more than noise; by fewer than two seeds it is not."""
+    """Whether two defenses differ by more than noise, paired by seed; with fewer than two seeds they never do."""
     first, second = a.by_seed.get(score, {}), b.by_seed.get(score, {})
     differences = [first[seed] - second[seed] for seed in first.keys() & second.keys()]
     if len(differences) < 2:
@@ -150,18 +150,18 @@ def _neighbors(ranked: Sequence[Rank]) -> Iterator[tuple[Rank, Rank, str]]:
 
 
 def _order(ranked: Sequence[Rank], score: str) -> list[Rank]:
-    """The defenses that have the score, the best first."""
+    """Return the defenses that have the score, the best first."""
     return sorted((rank for rank in ranked if score in rank.ranks), key=lambda rank: rank.ranks[score])
 
 
 def _ranked(one: Rank, among: Sequence[Rank]) -> Rank:
-    found = {}
+    own_ranks = {}
     for score in SCORES:
         own, sign = one.values[score], -1 if score == "strongest leak" else 1
         if own is not None:
             others = [other.values[score] for other in among]
-            found[score] = 1 + sum(sign * value > sign * own for value in others if value is not None)
-    return msgspec.structs.replace(one, ranks=found)
+            own_ranks[score] = 1 + sum(sign * value > sign * own for value in others if value is not None)
+    return msgspec.structs.replace(one, ranks=own_ranks)
 
 
 def _known(value: float | None, by_seed: Mapping[int, float]) -> Scored | None:
@@ -169,7 +169,7 @@ def _known(value: float | None, by_seed: Mapping[int, float]) -> Scored | None:
 
 
 def _mean(scored: Sequence[Scored]) -> Scored | None:
-    """The mean of several scores, and of each seed that all of them have."""
+    """Return the mean of several scores, and by each seed that all of them have."""
     if not scored:
         return None
     seeds = set.intersection(*(set(by_seed) for _, by_seed in scored))

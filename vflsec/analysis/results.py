@@ -1,4 +1,4 @@
-"""What is reported, as plain data: every table, plot and file is made of these."""
+"""The contents of a report as plain data, from which every table, plot and file is made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """A mean with its 95 % interval: over seeds, or over rows where there is one seed."""
+    """A mean with its 95 % interval: over seeds, or over rows if there is one seed."""
 
     metric: str
     mean: float | None
@@ -18,17 +18,17 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leak(msgspec.Struct, frozen=True, kw_only=True):
-    """How much was recovered, beside what it takes no federation to recover.
+    """How much was recovered, and how much of it without the federation.
 
     Attributes:
-        rows: ``test``; ``train`` of an attack on what was said about training rows, which guesses no others;
-            ``candidates`` where it is asked who was trained on; ``test+train`` or ``train+test`` where the
-            strongest attack is on one of them by the first half of the rows, and on the other by the second.
-        alone: what the adversary reaches without the federation, one value for each target and ``rows`` of a report.
+        rows: ``test``; ``train`` for an attack that guesses only training rows; ``candidates`` for membership;
+            ``test+train`` or ``train+test`` if one half of the rows chooses an attack on the first, the other half an
+            attack on the second.
+        alone: the leak without the federation, one value for each target and ``rows`` of a report.
         advantage: leak minus *alone*, paired by seed, with its interval in ``advantage_ci95``.
-        accuracy: label recovery accuracy, the papers' measure; None where columns are recovered.
-        others: the other measures by name, in the mean.
-        one_class: with how many seeds every row was guessed to be of one class, which leaves accuracy without meaning.
+        accuracy: label recovery accuracy, the papers' measure; None if columns are recovered.
+        others: the means of the other metrics, by name.
+        one_class: the number of seeds in which all rows were guessed to be of one class, so that accuracy is no leak.
         by_seed: the leak by seed, and *alone* in ``alone_by_seed``.
     """
 
@@ -55,15 +55,15 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         target: what the attack recovers.
-        leak: on the rows that say most of it: test rows where the attack guesses them.
+        leak: on test rows if the attack guesses them, else on the rows that it guesses.
         leak_train: on training rows.
-        reached: epochs, and bytes truly and as SS-VFL counts them, until ``train.target`` was met; None if it was not.
-        choice: the attack that ``worst`` or ``picked`` stands for, or ``alone``; two where halves of the rows chose
+        reached: epochs and bytes, sent and as SS-VFL counts them, until ``train.target`` was met; None if it was not.
+        choice: the attack that ``worst`` or ``picked`` stands for, or ``alone``; two if halves of the rows chose
             differently.
-        sureness: how sure auxiliary labels make it that an attack whose sign they fix has the right one; else None.
-        spent: of each defense with differential privacy, what the adversary may have learned of one row: its epsilon
-            and delta in ``releases`` releases about the row, and ``epsilon_transcript`` of all that was said; or, where
-            ``of`` is ``models``, in the ``updates`` of a party's own models, whatever is said about the row itself.
+        sureness: the confidence that an attack has the right sign, if auxiliary labels fix only its sign; else None.
+        spent: the privacy that each defense has spent on one row: epsilon and delta over ``releases`` releases of the
+            row, and ``epsilon_transcript`` over all releases; or, if ``of`` is ``models``, over the ``updates`` of a
+            party's own models, which does not cover messages about the row itself.
     """
 
     method: str
@@ -86,16 +86,16 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
-    """What one attack on integrity does to one method, under one defense and strength, over all seeds.
+    """The impact of one attack on integrity on one method, defense and strength, over all seeds.
 
     Attributes:
-        statuses: of each seed the worse of two trainings, the honest one and the one under attack.
+        statuses: for each seed the worse of two trainings, the honest one and the one under attack.
         utility: of the honest training.
-        under_attack: utility of the other.
+        under_attack: utility of the other training.
         lost: the difference, paired by seed.
         success: the share of test rows of other classes that a trigger turns into the attack's class; without a mean
             for an attack that has no trigger.
-        chance: the same share in the honest training, where nobody has prepared for the trigger.
+        chance: the same share in the honest training, which was not prepared for the trigger.
     """
 
     method: str
@@ -112,7 +112,7 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cap(msgspec.Struct, frozen=True, kw_only=True):
-    """A curve folded into one number; None where a cell of the curve gave no number.
+    """A curve folded into one number; None if a cell of the curve gave no number.
 
     Attributes:
         attack: its name, or ``worst`` for the headline of each strength.
@@ -136,7 +136,7 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """What one strength of a defense leaves to the strongest adversary, and at what utility.
+    """The leak to the strongest adversary, and the utility, at one strength of a defense.
 
     Attributes:
         leak: of the headline, by seed in ``by_seed``.
@@ -155,10 +155,10 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """A defense in the order of each score.
 
     Attributes:
-        values: each score; None where a cell gave no number.
-        ranks: its place by each score that it has, 1 the best.
+        values: each score; None if a cell gave no number.
+        ranks: its rank by each score that it has; 1 is the best.
         by_seed: each score by seed.
-        close: the scores by which it is not told apart from a neighbor in their order.
+        close: the scores by which it does not differ from a neighbor in their order.
     """
 
     target: str
@@ -176,7 +176,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit and whether it holds; None where a status takes the place of the number."""
+    """A limit and whether it holds; None if there is no number to compare."""
 
     gate: str
     limit: float
@@ -186,14 +186,14 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is reported; ``msgspec.json.encode`` of it is the JSON output.
+    """The whole report; ``msgspec.json.encode`` of it is the JSON output.
 
     Attributes:
         points: one for each method, defense, strength and attack.
         worst: the headline of each method, defense, strength and target: the strongest attack or *alone*, chosen on the
             truth and scored on other rows.
-        picked: what the adversary would have taken for the strongest, by folds of its own labels; empty without folds.
-        not_run: the attacks that this adversary could mount and that were not run.
+        picked: the attacks that the adversary takes for the strongest, by folds of its own labels; empty without folds.
+        not_run: the attacks that this adversary can mount and that were not run.
     """
 
     schema: int = 1

@@ -25,16 +25,16 @@ def summarize(
     check_limits(manifest, max_leak)
     alone = alone_by_target(manifest, records)
     groups: dict[tuple[str, str, float], list[RowEntry]] = {}
-    apart = on_integrity(manifest)
+    integrity = on_integrity(manifest)
     for row in manifest.rows:
-        if row.attack not in apart:
+        if row.attack not in integrity:
             groups.setdefault((row.method, row.defense, row.strength), []).append(row)
     cell_groups = [CellGroup(manifest, group, records, alone) for group in groups.values()]
     points = [point for group in cell_groups for point in group.points()]
     worst = [point for group in cell_groups if group.attacked for point in group.worst()]
     picked = [point for group in cell_groups if group.attacked for point in group.picked()]
     broken = damages(manifest, records)
-    utilities = [*(point.utility for point in points), *(found.utility for found in broken)]
+    utilities = [*(point.utility for point in points), *(damage.utility for damage in broken)]
     metrics = [utility.metric for utility in utilities if utility.mean is not None]
     folded = [cap for group in by_defense(cell_groups) for cap in caps(group)]
     places = exposed(points, worst)
@@ -63,14 +63,14 @@ def summarize(
 
 
 def _not_run(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
-    """Return the attacks that this adversary could mount on some method and that were not run."""
+    """Return the attacks that this adversary can mount on some method and that were not run."""
     own = (records[row.key] for row in manifest.rows if row.key in records)
     known = {name for record in own if isinstance(record, Result) for name in record.mountable}
     return sorted(known - {attack.name for attack in manifest.attacks})
 
 
 def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
-    """What a reader must know before believing a number."""
+    """Return the caveats of the numbers."""
     notes = []
     if manifest.selected_on_test:
         notes.append("epochs were chosen on TEST rows (train.select=paper_best_on_test): utility is flattered")

@@ -47,11 +47,11 @@ class Checkpoint:
             for index, entries in optimizer.state_dict()["state"].items():
                 found = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
                 tensors |= {f"optimizer/{k}/{index}/{key}": value for key, value in found.items()}
-        tensors |= {f"heard/{k}": counts for k, counts in enumerate(channel.heard.values())}
+        tensors |= {f"heard/{k}": counts for k, counts in enumerate(channel.counts.values())}
         facts = {
             "history": list(history),
             "traffic": [[*route, nbytes] for route, nbytes in channel.traffic.items()],
-            "heard": [[*route, split] for route, split in channel.heard],
+            "heard": [[*route, split] for route, split in channel.counts],
         }
         temporary = self.path.with_name(f"{self.path.name}-{os.getpid()}")
         try:
@@ -90,7 +90,7 @@ class Checkpoint:
             channel.traffic[Route(phase, sender, receiver, Kind(kind))] = nbytes
         for k, (phase, sender, receiver, kind, split) in enumerate(facts["heard"]):
             device = next((p.device for module in modules.values() for p in module.parameters()), "cpu")
-            channel.heard[Route(phase, sender, receiver, Kind(kind)), split] = tensors[f"heard/{k}"].to(device)
+            channel.counts[Route(phase, sender, receiver, Kind(kind)), split] = tensors[f"heard/{k}"].to(device)
         return list(facts["history"])
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""A federation: the parties, the channel between them and their task; and its models on disk."""
+"""A federation: the parties, the channel between them and their task; reads and writes its models."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from vflsec.core.party import Party
 
 @dataclass
 class Federation:
-    """Everything a method may touch: parties, the wire, the task.
+    """Everything that a method may use: parties, channel, task.
 
     Attributes:
         parties: by name, the active party first.
-        channel: the wire.
+        channel: between all parties.
         n_classes: C.
         metric: the headline metric, for selection on validation rows.
         seed: of this run.
-        device: where models and features lie.
+        device: of models and features.
         malicious: the attack of each party that acts in training, by party.
-        checkpoint: where a phase keeps what it needs to go on after a kill.
+        checkpoint: the state from which a killed phase resumes.
         reached: the epochs and bytes after which ``train.target`` was met, once it is.
-        source: another active party with people and labels of its own, from which a model is adapted; or None. The
-            adversary is never it, and what is inferred is about the people of the active party.
+        source: another active party with rows and labels of its own, the source of a domain adaptation; or None.
         places: by split, the positions (n_train,) of the training rows among its rows, for ``aligned``.
     """
 
@@ -50,24 +49,24 @@ class Federation:
 
     def begin(self, *part: object) -> None:
         """Start every party's noise for one part of the run."""
-        for party in self.everybody:
+        for party in self.all_parties:
             party.begin(*part)
 
     @contextmanager
     def without_recording(self) -> Iterator[None]:
-        """Look at the models without a trace: nothing is said on the wire, and no party's noise moves on."""
+        """Use the models without counting or recording messages, and without advancing any party's noise."""
         with ExitStack() as stack:
             stack.enter_context(self.channel.muted())
-            for party in self.everybody:
+            for party in self.all_parties:
                 stack.enter_context(party.without_recording())
             yield
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """Let defenses watch the models of their parties while they are trained; a malicious party has none of that.
+        """Run the training hooks of all parties' defenses, except those of malicious parties.
 
         Raises:
-            UsageError: a defense cannot serve its party's models.
+            UsageError: a defense does not support its party's models.
         """
         with ExitStack() as stack:
             for name, party in self.parties.items():
@@ -86,7 +85,7 @@ class Federation:
         return [party for party in self.parties.values() if not party.active]
 
     @property
-    def everybody(self) -> list[Party]:
+    def all_parties(self) -> list[Party]:
         """All parties, and the source if there is one."""
         return [*self.parties.values(), *([self.source] if self.source else [])]
 
@@ -98,7 +97,7 @@ class Federation:
 def save_states(federation: Federation, folder: Path, roles: Collection[str] | None = None) -> None:
     """Write each party's models, or those in the given roles, to ``folder/<party>.safetensors``."""
     folder.mkdir(parents=True, exist_ok=True)
-    for party in federation.everybody:
+    for party in federation.all_parties:
         kept = {role: module for role, module in party.modules.items() if roles is None or role in roles}
         state = {
             f"{role}.{key}": value.detach().cpu().contiguous().clone()
@@ -109,8 +108,8 @@ def save_states(federation: Federation, folder: Path, roles: Collection[str] | N
 
 
 def load_states(federation: Federation, folder: Path) -> None:
-    """Read into each party's models, already built, what ``save_states`` wrote; other roles stay as they are."""
-    for party in federation.everybody:
+    """Load what ``save_states`` wrote into each party's models, already built; other roles stay as they are."""
+    for party in federation.all_parties:
         stored = load_file(folder / f"{party.name}.safetensors")
         for role, module in party.modules.items():
             own = {key.removeprefix(f"{role}."): value for key, value in stored.items() if key.startswith(f"{role}.")}

@@ -1,8 +1,8 @@
-"""The hooks of a defense: for each one, who runs it, when, and what it changes.
+"""The hooks of a defense: who runs each of them, when, and what it changes.
 
-This is the only list of them. A defense uses the hooks that it overrides (``vflsec.core.defense.touches``). A method
-says which hooks each of its phases runs (``Method.runs``). Stage keys, cards, refusals and ``DefenseStack``, which
-calls the hooks, all read these declarations.
+This is their only list. A defense uses the hooks that it overrides (``vflsec.core.defense.touches``). A method declares
+the hooks that each of its phases runs (``Method.runs``). Stage keys, cards, errors and ``DefenseStack``, which calls the
+hooks, all read these declarations.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Hook:
 
     Attributes:
         name: of the method of ``Defense``.
-        acts_at: what it acts on, as the card of a defense says it; empty if the card has nothing to add.
+        acts_at: what it acts on, for the card of a defense; empty if the card has nothing to add.
         run_by: who runs it.
         when: in which phases.
         changes: whether it changes training.
@@ -87,16 +87,16 @@ UPDATE = Hook(
 PLAN_RELEASES = Hook("plan_releases", "", Runs.CARRIER, ("every phase",), Changes.MESSAGES)
 
 HOOKS = (EMBEDDING, GRADIENT, PARAMETERS, LABELS, PREDICTIONS, BATCH, RECEIVED, PENALTY, PROTOCOL, TRAINING, UPDATE)
-"""All hooks that change something. ``PLAN_RELEASES`` changes nothing by itself: it says how often rows are sent."""
+"""All hooks that change something. ``PLAN_RELEASES`` only passes on how often rows are sent."""
 
 OF_KIND = {hook.kind: hook for hook in HOOKS if hook.kind}
 """The hook that each kind of message runs; ciphertexts and control messages run none."""
 
 ON_LABELS = frozenset({LABELS, PREDICTIONS})
-"""What learning from labels runs at the active party."""
+"""The hooks that learning from labels runs at the active party."""
 
 ACROSS = frozenset({BATCH, RECEIVED, PENALTY, PROTOCOL})
-"""What training of a top model on received embeddings runs at the active party."""
+"""The hooks that training a top model on received embeddings runs at the active party."""
 
 SPLIT_LEARNING = ON_LABELS | ACROSS | {UPDATE}
-"""What split learning runs, besides the hooks of its messages."""
+"""The hooks that split learning runs, besides those of its messages."""

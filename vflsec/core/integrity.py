@@ -1,4 +1,4 @@
-"""Attacks on integrity: what a malicious passive party does in training and prediction in place of what was agreed."""
+"""Attacks on integrity: a malicious passive party deviates from the protocol in training and prediction."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ When = Literal["train", "predict", "both"]
 
 
 def integrity_attacks(malicious: Mapping[str, Attack]) -> dict[str, IntegrityAttack]:
-    """Return those of the attacks that parties mount in training, by party, that are on integrity."""
+    """Return the attacks on integrity among those that parties mount in training, by party."""
     return {name: attack for name, attack in malicious.items() if isinstance(attack, IntegrityAttack)}
 
 
 class IntegrityAttack(Attack):
-    """A malicious passive party. It infers nothing: it spoils the joint model, or plants a backdoor in it.
+    """A malicious passive party that degrades the joint model, or plants a backdoor in it; it infers nothing.
 
-    It acts wherever embeddings cross the cut layer for a supervised loss or for a prediction, and in no pre-training.
-    Each hook is the honest behavior unless overridden. Its own defenses still act on whatever it sends. The ``step``
-    that a hook is given has no labels. A party that colludes has an instance of its own.
+    It acts whenever it sends embeddings for a supervised loss or a prediction, and never in pre-training. Each hook is
+    honest unless overridden. The party's own defenses still act on its messages. The ``step`` that a hook receives has
+    no labels. Each colluding party has an instance of its own.
 
     Attributes:
-        aim: the class that a trigger is to lead to; None for an attack without a trigger.
+        aim: the class that a trigger causes; None for an attack without a trigger.
     """
 
     side: ClassVar[Literal["passive", "active", "either"]] = "passive"
@@ -43,11 +43,11 @@ class IntegrityAttack(Attack):
 
     @final
     def join(self, view: View, *, seed: int) -> None:
-        """Begin: learn what the party has before training.
+        """Start with the view of the party before training.
 
         Args:
             view: without models and messages.
-            seed: of all parties that collude.
+            seed: shared by colluding parties.
 
         Raises:
             UsageError: the party knows too little for this attack.
@@ -56,18 +56,18 @@ class IntegrityAttack(Attack):
         self.prepare(view.private_copy())
 
     def prepare(self, view: View) -> None:
-        """Choose rows, measure columns: whatever is done before training."""
+        """Prepare the attack before training, for example choose rows."""
 
     def on_features(self, x: Tensor, step: Step) -> Tensor:
-        """Return what the party's bottom model is fed in place of its columns ``x`` (B, p)."""
+        """Return the input of the party's bottom model in place of its columns ``x`` (B, p)."""
         return x
 
     def on_embedding(self, h: Tensor, step: Step) -> Tensor:
-        """Return what is sent in place of the embedding ``h`` (B, d)."""
+        """Return the embedding that is sent in place of ``h`` (B, d)."""
         return h
 
     def on_gradient(self, g: Tensor, step: Step) -> Tensor:
-        """Return what the party's bottom model learns from in place of the gradient ``g`` (B, d) that it received."""
+        """Return the gradient that the bottom model learns from in place of the received ``g`` (B, d)."""
         return g
 
     def trigger(self, x: Tensor) -> Tensor:
@@ -76,26 +76,26 @@ class IntegrityAttack(Attack):
 
     @final
     def noise(self, step: Step, device: torch.device) -> torch.Generator:
-        """Return this party's own randomness in ``step``; asked again, it is the same."""
+        """Return a generator of this party in ``step``; every call returns the same stream."""
         return generator(self._seed, self._party, step.phase, step.split, step.number, device=device)
 
     @final
     def agreed(self, step: Step, device: torch.device) -> torch.Generator:
-        """Return the randomness in ``step`` of all parties that collude; asked again, it is the same."""
+        """Return a generator that colluding parties share in ``step``; every call returns the same stream."""
         return generator(self._seed, step.phase, step.split, step.number, device=device)
 
     @final
     def some(self, rate: float, step: Step) -> Tensor:
-        """Return the rows of ``step`` that all parties that collude choose, (B,) bool, each with this probability."""
+        """Return the rows of ``step`` that colluding parties choose, (B,) bool, each with probability ``rate``."""
         device = step.rows.device
         return torch.rand(len(step.rows), generator=self.agreed(step, device), device=device) < rate
 
     @final
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
-        """Refuse: there is nothing to guess."""
+        """Raise UsageError, since there is nothing to guess."""
         raise UsageError(f"attack {self.name!r} is on integrity and guesses nothing: measure it with vflsec eval")
 
     @property
     def acts_in_training(self) -> bool:
-        """True: each cell under attack is a training of its own."""
+        """True, since each cell under attack is a training of its own."""
         return True

@@ -1,4 +1,4 @@
-"""How a party's raw columns lie in the matrix that its network reads."""
+"""The layout of a party's raw columns in the matrix that its network reads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 
 
 class Column(NamedTuple):
-    """Where a raw column lies in the encoded matrix: columns ``start`` to ``start + width``.
+    """The place of a raw column in the encoded matrix: columns ``start`` to ``start + width``.
 
-    A category is one-hot, and its first slot stands for categories that training never showed.
+    A category is one-hot; its first slot is for categories that do not occur in training rows.
     """
 
     name: str
@@ -19,12 +19,12 @@ class Column(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Raw columns that belong together in the eyes of who knows them.
+    """Raw columns that belong together.
 
     Attributes:
         name: ``emp``, or ``emp-demo`` for two groups together.
         columns: names of the raw columns.
-        widths: of the layers of a network that reads them; none for the network's own.
+        widths: of the layers of a network that reads them; empty for the network's default.
     """
 
     name: str
@@ -33,13 +33,13 @@ class Group(NamedTuple):
 
 
 class Grouping(NamedTuple):
-    """A party's columns by what they are about.
+    """A party's columns by subject.
 
     Attributes:
         single: the groups; no column is in two of them.
-        pairs: each two of them together.
-        whole: all of them together.
-        embeddings: how many numbers stand for a category, by raw column.
+        pairs: the union of each two groups.
+        whole: the union of all groups.
+        embeddings: the width of the embedding of a category, by raw column.
     """
 
     single: tuple[Group, ...]
@@ -49,12 +49,12 @@ class Grouping(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What the columns of a party's matrix (n, d) are.
+    """The meaning of the columns of a party's matrix (n, d).
 
     Attributes:
         columns: one entry per raw column, in order.
-        image: (channels, height, width) where the d columns are the pixels of an image in that order, else None.
-        grouping: which raw columns belong together, where the party says so.
+        image: (channels, height, width) if the d columns are the pixels of an image in that order, else None.
+        grouping: of the raw columns, if the party has one.
     """
 
     columns: tuple[Column, ...]
@@ -68,7 +68,7 @@ class Layout(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The name of each encoded column: that of its raw column, with a number for each slot of a category."""
+        """The names of the encoded columns: the raw column's, with a number for each slot of a category."""
         return [
             column.name if column.width == 1 else f"{column.name}[{slot}]"
             for column in self.columns
@@ -77,5 +77,5 @@ class Layout(NamedTuple):
 
     @classmethod
     def numeric(cls, count: int) -> Layout:
-        """Return the layout of ``count`` numbers."""
+        """Return the layout of ``count`` numeric columns."""
         return cls(tuple(Column(f"x{j}", "numeric", j, 1) for j in range(count)))

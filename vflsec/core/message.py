@@ -1,6 +1,6 @@
-"""What parties say to each other, and the wire that carries it.
+"""Messages between parties, and the channel that carries them.
 
-The wire detaches, counts and shows; it changes nothing. Defenses act before it, at the sender (``core.party``).
+The channel detaches, counts and records messages; it never changes them. Defenses act at the sender (``core.party``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SERVER = "server"
 
 
 SOURCE = "source"
-"""Name of the other active party, from whose people a model is adapted."""
+"""Name of the other active party, the source of a domain adaptation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class Message:
 
     Attributes:
         kind: what it carries.
-        sender: name of the party that speaks; the receiver itself where it only notes what it masked for another one.
-        receiver: name of the party that hears.
+        sender: name of a party; the receiver itself if it only records what it masked for another party.
+        receiver: name of a party.
         step: number of the training step, or of the batch at prediction.
         phase: the method's phase, or ``predict``.
         payload: named tensors, embeddings and gradients as (B, d); or ciphertexts with an ``nbytes``.
         rows: (B,) positions of the samples in ``split``, or None.
-        split: which rows the message is about, ``train``, ``val``, ``test``...
+        split: the rows that the message is about, ``train``, ``val``, ``test``...
     """
 
     kind: Kind
@@ -60,7 +60,7 @@ class Message:
 
     @property
     def nbytes(self) -> int:
-        """Size of the payload on the wire, in bytes."""
+        """Size of the payload in bytes."""
         return sum(_nbytes(value) for value in self.payload.values())
 
     def private_copy(self) -> Message:
@@ -71,7 +71,7 @@ class Message:
 
 
 class Route(NamedTuple):
-    """What traffic is counted by."""
+    """The key by which traffic is counted."""
 
     phase: str
     sender: str
@@ -80,11 +80,11 @@ class Route(NamedTuple):
 
 
 class ReleaseCount(NamedTuple):
-    """How often rows of one split have crossed on one route.
+    """The number of releases of the rows of one split on one route.
 
     Attributes:
-        most: how often the row did that was released most often.
-        total: how often all rows did, together.
+        most: of the row that was released most often.
+        total: of all rows together.
     """
 
     phase: str
@@ -97,14 +97,14 @@ class ReleaseCount(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Where in the run an exchange happens.
+    """The place of an exchange in the run.
 
     Attributes:
         number: the step, or the batch at prediction.
         phase: the method's phase, ``validate`` or ``predict``.
         rows: (B,) sample positions in ``split``.
         labels: (B,) their labels, known to the active party alone; None at prediction.
-        split: which rows these are.
+        split: that ``rows`` refers to.
         rate: the learning rate of this step; 0 at prediction.
     """
 
@@ -117,34 +117,34 @@ class Step(NamedTuple):
 
     @property
     def learns(self) -> bool:
-        """Whether the model learns from this exchange; else it predicts, or is validated."""
+        """Whether the model learns from this exchange, rather than predicts or is validated."""
         return self.phase not in ("predict", "validate")
 
     def within(self, when: str) -> bool:
-        """Whether this exchange is of the part of the run called ``when``."""
+        """Whether this exchange belongs to the part of the run called ``when``."""
         return when == "both" or self.learns == (when == "train")
 
 
 class Channel:
-    """Carries messages: cuts the autograd graph, counts bytes and rows by route, shows each message to its taps.
+    """Carries messages: cuts the autograd graph, counts bytes and rows by route, passes each message to its taps.
 
     Attributes:
         traffic: bytes by route.
-        heard: how often each row has crossed, (n,) by route and split.
-        earlier: releases of phases that were not run again.
+        counts: releases of each row, (n,) by route and split.
+        earlier: releases of stored phases, which were not run again.
         taps: called with every message.
     """
 
     def __init__(self) -> None:
         self.traffic: Counter[Route] = Counter()
-        self.heard: dict[tuple[Route, str], Tensor] = {}
+        self.counts: dict[tuple[Route, str], Tensor] = {}
         self.earlier: list[ReleaseCount] = []
         self.taps: list[Callable[[Message], None]] = []
         self._muted = False
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Neither count nor show: for what we measure, and the parties would not do."""
+        """Neither count nor record messages: for measurements that no party would make."""
         self._muted = True
         try:
             yield
@@ -152,48 +152,47 @@ class Channel:
             self._muted = False
 
     def deliver(self, message: Message) -> Message:
-        """Return what the receiver gets: a copy that shares neither graph nor memory with the sender.
+        """Return the copy that the receiver gets, which shares neither graph nor memory with the sender.
 
-        A tensor passed on as it is would still carry its graph, and gradients would then reach the other party
-        without passing any defense.
+        With the graph of its tensors, gradients would reach the other party without passing any defense.
         """
         message = message.private_copy()
         if not self._muted:
             self.traffic[_route(message)] += message.nbytes
-            self._show(message)
+            self._record(message)
         return message
 
     def open(self, message: Message) -> Message:
-        """Return what the receiver learns by decrypting: shown, and counted as heard; it crossed as ciphertext."""
+        """Return the plaintext that the receiver decrypts: recorded as a release; its bytes were counted as ciphertext."""
         message = message.private_copy()
         if not self._muted:
-            self._show(message)
+            self._record(message)
         return message
 
     def releases(self) -> list[ReleaseCount]:
-        """Return how often rows have crossed, by route and split: what a budget of privacy is spent by."""
-        counts = [(route, split, found) for (route, split), found in self.heard.items()]
-        return [*self.earlier, *(ReleaseCount(*route, split, int(n.max()), int(n.sum())) for route, split, n in counts)]
+        """Return the number of releases by route and split, by which a privacy budget is spent."""
+        counts = [ReleaseCount(*route, split, int(n.max()), int(n.sum())) for (route, split), n in self.counts.items()]
+        return [*self.earlier, *counts]
 
-    def _show(self, message: Message) -> None:
+    def _record(self, message: Message) -> None:
         if message.rows is not None and len(message.rows):
             self._count((_route(message), message.split), message.rows)
         for tap in self.taps:
             tap(message)
 
     def _count(self, key: tuple[Route, str], rows: Tensor) -> None:
-        before = self.heard.get(key, rows.new_zeros(0))
+        before = self.counts.get(key, rows.new_zeros(0))
         lacking = int(rows.max()) + 1 - len(before)
         counts = torch.cat([before, before.new_zeros(lacking + len(before))]) if lacking > 0 else before
-        self.heard[key] = counts.index_add_(0, rows, torch.ones_like(rows))
+        self.counts[key] = counts.index_add_(0, rows, torch.ones_like(rows))
 
 
 class Transcript:
-    """A tap that keeps what one adversary legitimately saw: messages that it sent or received.
+    """A tap that records the messages that one adversary sent or received.
 
     Args:
         parties: names of the party, or of the colluding parties.
-        kinds: the kinds to keep; an attack that reads no messages keeps none.
+        kinds: the kinds to record.
     """
 
     def __init__(self, parties: frozenset[str], kinds: frozenset[Kind]) -> None:
@@ -202,7 +201,7 @@ class Transcript:
         self.messages: list[Message] = []
 
     def __call__(self, message: Message) -> None:
-        """Keep ``message`` if the adversary took part in it."""
+        """Record ``message`` if the adversary sent or received it."""
         if message.kind in self.kinds and {message.sender, message.receiver} & self.parties:
             self.messages.append(message)
 
@@ -217,5 +216,5 @@ def _copy(value: Any) -> Any:
 
 def _nbytes(value: Any) -> int:
     size = value.nbytes
-    assert isinstance(size, int), "a payload is tensors, or objects that know their size on the wire"
+    assert isinstance(size, int), "a payload consists of tensors, or of objects that know their size in bytes"
     return size

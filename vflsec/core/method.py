@@ -1,4 +1,4 @@
-"""Base class of learning algorithms: phases that can be cached apart, run by the parties of a federation."""
+"""Base class of learning algorithms: phases that are stored separately, run by the parties of a federation."""
 
 from __future__ import annotations
 
@@ -29,24 +29,22 @@ class Method(ABC):
 
     Class attributes:
         name: registry name.
-        phases: what training consists of, in order; each but the last is stored apart, and shared by all that follows.
+        phases: of training, in order; each but the last is stored separately and shared by all cells that start alike.
         messages: the kinds of messages in each phase.
-        visible_to: which needs of an attack are met, by the side of the adversary; empty where there is no adversary.
+        visible_to: which needs of an attack are met, by the side of the adversary; empty if there is no adversary.
         reference: paper and section.
-        differs: in what training differs from that paper, and its authors' choices where the paper is silent, one
-            sentence each; empty where nothing is known.
+        differs: how training differs from that paper, and the authors' choices if the paper is silent, one sentence
+            each; empty if nothing is known.
         version: raised whenever results change.
         stored_modules: roles of the parties' models that the phases before the last have trained.
         learns: the hooks of defenses that a phase runs, besides those of its messages; a phase that is not named here
-            counts as one that runs all. A phase that runs no hook of labels reads none, and is shared by all label
-            budgets.
+            runs all. A phase that runs no hook of labels reads no label, and is shared by all label budgets.
         last_phase_options: options that only the last phase reads.
-        joint: options that make pre-training an affair of several parties.
-        prior: the method whose pre-training, less ``joint``, any party could have done alone: what an adversary infers
-            from that belongs to *alone*; or None.
-        encoder: what ``model.encoder`` None stands for.
-        source_phases: phases whose messages are about the source's rows and none of the active party: only an attack
-            on the source's rows reads them.
+        joint: options by which several parties pre-train together.
+        prior: the method whose pre-training, without ``joint``, any party could have done alone, as a baseline; or
+            None.
+        encoder: the encoder if ``model.encoder`` is None.
+        source_phases: phases whose messages are about the source's rows alone: only an attack on these rows reads them.
 
     Args:
         train: how models are fitted.
@@ -74,20 +72,20 @@ class Method(ABC):
 
     @classmethod
     def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:  # noqa: ARG003  (for subclasses)
-        """Return the kinds of messages in ``phase``, with the method's ``options``; predicting is as the last one."""
+        """Return the kinds of messages in ``phase``, with the method's ``options``; prediction is like the last phase."""
         return cls.messages[phase if phase in cls.phases else cls.phases[-1]]
 
     @classmethod
     def runs(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Hook]:
         """Return the hooks of defenses that ``phase`` runs, with the method's ``options``."""
-        said = cls.messages_in(phase, options)
-        of_messages = {hook for kind, hook in hooks.OF_KIND.items() if kind in said}
+        sent = cls.messages_in(phase, options)
+        of_messages = {hook for kind, hook in hooks.OF_KIND.items() if kind in sent}
         learns = cls.learns.get(phase if phase in cls.phases else cls.phases[-1], hooks.SPLIT_LEARNING)
-        return frozenset(of_messages) | learns | {hooks.TRAINING}  # every phase is watched, see ``run``
+        return frozenset(of_messages) | learns | {hooks.TRAINING}  # ``run`` runs this hook in every phase
 
     @classmethod
     def nested_options(cls) -> Mapping[str, type]:
-        """Return the options that are themselves options of something, by name, with the class that they go to."""
+        """Return the names of options that are tables of options, with the class that each configures."""
         return {}
 
     @abstractmethod
@@ -96,94 +94,94 @@ class Method(ABC):
 
     @property
     def pretraining(self) -> PretrainSpec | None:
-        """The numbers of pre-training that are used, the method's own where none are given; None without them."""
+        """The settings of pre-training that are used, by default the method's own; None without pre-training."""
         return None
 
     def check(self, federation: Federation) -> None:  # noqa: B027  (a hook: many methods need nothing more)
-        """Raise UsageError if ``federation``, already built, lacks what training needs; trains nothing."""
+        """Raise UsageError if training is impossible on ``federation``, which is already built; trains nothing."""
 
     @abstractmethod
     def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Run one phase in place and return its loss by epoch.
 
-        A phase draws all its randomness from the federation's seed and its own name, so that a phase that starts from
-        stored models equals one that follows in the same process. ``run`` calls it.
+        A phase draws all its randomness from the federation's seed and its own name, so that it gives the same result
+        from stored models as in one process with the phases before it. ``run`` calls it.
 
         Raises:
             Diverged: the loss is not finite.
         """
 
     def record(self, folder: Path) -> None:
-        """Write down in ``folder`` what both roles of each encrypted boundary, already built, see from now on.
+        """Record in ``folder`` what both roles of each encrypted boundary, already built, see from now on.
 
         Raises:
             UsageError: nothing is encrypted.
         """
-        raise UsageError(f"expected a method with an encrypted boundary to record, got {self.name}")
+        raise UsageError(f"expected a method with an encrypted boundary to record, got {self.name}: add --defense phe")
 
     def close(self) -> None:  # noqa: B027  (a hook: many methods hold nothing open)
-        """End what runs beside the method, and recordings; it can still predict."""
+        """End helper processes and recordings; the method can still predict."""
 
     def notes(self, federation: Federation) -> list[str]:
-        """Return what a reader must know before believing a number of this method, already built on ``federation``."""
+        """Return the caveats of numbers of this method, which is already built on ``federation``."""
         return []
 
     def cryptography(self, federation: Federation) -> float:
-        """Return about how many CPU seconds cryptography takes in training, measured on this machine; 0 for none."""
+        """Return an estimate of the CPU seconds of cryptography in training on this machine; 0 without any."""
         return 0.0
 
     def exposures(self, federation: Federation) -> list[tuple[str, float]]:
-        """Return a line on each party whose features training will let others compute, and at most which share."""
+        """Return, for each party whose features others can compute, a sentence and an upper bound of their share."""
         return []
 
     def planned(self, phase: str, federation: Federation) -> int | None:
-        """Return how often a row will be released to one party in ``phase``, at most; None where that is not known."""
+        """Return the largest number of releases of a row to one party in ``phase``; None if it is unknown."""
         return None
 
     def updates(self, federation: Federation) -> int:
-        """Return how many updates of a party's models a row takes part in, at most.
+        """Return the largest number of updates of a party's models in which one row takes part.
 
         Raises:
-            UsageError: this method updates them by more than a mean over rows of labeled batches.
+            UsageError: not all updates are by a mean over the rows of a labeled batch.
         """
         raise UsageError(
-            f"expected a method of which all training is split learning for a defense of updates, got {self.name}: "
-            f"what it learns otherwise would not be protected; choose --method fedsplitnn"
+            f"expected a method that trains by split learning alone for a defense of updates, got {self.name}, whose "
+            f"other updates would not be protected: choose --method fedsplitnn"
         )
 
     @final
     def prepare(self, federation: Federation) -> None:
-        """Tell every party's defenses how often a row will be released where they act."""
-        for party in federation.everybody:
+        """Pass to each party's defenses the number of releases of a row on which they act."""
+        for party in federation.all_parties:
             for defense in party.defenses:
                 defense.plan_releases(self.releases(defense, federation))
 
     @final
     def releases(self, defense: Defense, federation: Federation) -> int | None:
-        """Return how often a row will be released to one party where ``defense`` acts; None where not known.
+        """Return the largest number of releases of a row to one party on which ``defense`` acts; None if unknown.
 
-        For a defense of updates, in how many of them a row takes part.
+        For a defense of updates it is the number of updates in which a row takes part.
         """
         if hooks.UPDATE in touches(defense):
             return self.updates(federation)
-        met = [p for p in self.phases if any(defense.acts(kind, p) for kind in self.messages.get(p, ()))]
-        found = [self.planned(phase, federation) for phase in met]
-        return None if None in found else sum(n for n in found if n)
+        phases = [p for p in self.phases if any(defense.acts(kind, p) for kind in self.messages.get(p, ()))]
+        planned = [self.planned(phase, federation) for phase in phases]
+        return None if None in planned else sum(n for n in planned if n)
 
     @abstractmethod
     def predict(self, federation: Federation, split: str) -> Tensor:
-        """Return logits (n, C) for the rows of ``split``; embeddings cross the wire as in training."""
+        """Return logits (n, C) for the rows of ``split``; embeddings are sent through the channel as in training."""
 
     @abstractmethod
     def representation(self, party: Party) -> nn.Module:
-        """Return the map (B, features) -> (B, d) that ``party`` holds, which its attacker starts from."""
+        """Return the model (B, features) -> (B, d) that ``party`` holds, from which its attacker starts."""
 
     def observers(self) -> tuple[str, ...]:
-        """Return the names of those who receive messages without being a party: a server, a source."""
+        """Return the names of receivers of messages that are no party: a server, a source."""
         return ()
 
     def shared(self, federation: Federation) -> Mapping[str, Tensor]:
-        """Return, by party, the parameters (P,) of its own that it last brought to an average; empty without one."""
+        """Return, by party, the own parameters (P,) that were last averaged; empty if none are averaged."""
         return {}
 
     def assembled(
@@ -224,7 +222,7 @@ class Trained:
 
     Attributes:
         method: what trained it.
-        federation: parties with their trained models, and the wire with its counts.
+        federation: parties with their trained models, and the channel with its counts.
         history: loss by epoch of each phase.
     """
 

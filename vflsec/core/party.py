@@ -1,4 +1,4 @@
-"""A party: its private columns, its models, its defenses, and the one road by which anything leaves it."""
+"""A party: its private columns, models and defenses, and ``send``, the only way by which its data leaves it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vflsec.core.message import Channel, Kind, Message, Step
 from vflsec.core.stack import DefenseStack
 
 Noise = Callable[..., torch.Generator]
-"""A party's own stream of randomness, by the names of the part of the run that it is for."""
+"""Makes a party's own stream of randomness for a part of the run, given the names of that part."""
 
 
 class Party:
@@ -26,15 +26,15 @@ class Party:
     Args:
         name: ``active``, ``passive_1``...
         features: its own columns by split; each (n, d) float.
-        channel: the wire.
-        noise: its own noise, one stream for each part of the run.
-        layout: what its columns are; numbers, unless said otherwise.
-        labels: labels by split, (n,) long; the active party alone has any.
-        defenses: run in this order on whatever leaves.
+        channel: between all parties.
+        noise: makes its noise, one stream for each part of the run.
+        layout: of its columns; numbers by default.
+        labels: labels by split, (n,) long; only the active party has any.
+        defenses: run in this order on each message that it sends.
 
     Attributes:
-        defenses: those that are on, which is a ``DefenseStack`` whatever sequence is assigned.
-        modules: its models by role (``bottom``, ``top``...), filled in by the method.
+        defenses: those that are on; assigning any sequence makes a ``DefenseStack`` of it.
+        modules: its models by role (``bottom``, ``top``...), set by the method.
     """
 
     def __init__(
@@ -84,21 +84,21 @@ class Party:
 
     @property
     def penalties(self) -> list[str]:
-        """Names of its defenses that add a term to its loss, which the active party alone has."""
+        """Names of its defenses that add a term to the loss, which only the active party has."""
         return [defense.name for defense in self.defenses.using(hooks.PENALTY) if self.active]
 
     @property
     def rng(self) -> torch.Generator:
-        """Its own noise stream in this part of the run."""
+        """Its noise stream in this part of the run."""
         return self._rng
 
     def begin(self, *part: object) -> None:
-        """Start the noise of one part of the run (a phase, an iteration), so that it can be run, or resumed, alone."""
+        """Start the noise of one part of the run (a phase, an iteration), so that this part can be run alone."""
         self._rng = self._noise(*part)
 
     @contextmanager
     def without_recording(self) -> Iterator[None]:
-        """Draw noise from a stream of its own for a while, and then go on as if nothing had been."""
+        """Draw noise from a separate stream in this context, so that the party's own does not advance."""
         before, self._rng = self._rng, self._noise("aside")
         try:
             yield
@@ -106,15 +106,15 @@ class Party:
             self._rng = before
 
     def learning(self) -> AbstractContextManager[Any]:
-        """Let its defenses watch its models while they are trained.
+        """Run the training hooks of its defenses on its models.
 
         Raises:
-            UsageError: a defense cannot serve them.
+            UsageError: a defense does not support them.
         """
         return self.defenses.training_hooks(self.modules, self.penalties)
 
     def defend_update(self, rows: int) -> None:
-        """Let its defenses change the gradients of its own models, those of a mean over ``rows`` rows."""
+        """Apply its defenses to the gradients of its own models, which are of a mean over ``rows`` rows."""
         self.defenses.update(self.modules, rows, self._rng)
 
     def send(
@@ -130,18 +130,18 @@ class Party:
         split: str = "train",
         buffers: bool = False,
     ) -> Message:
-        """Defend ``payload``, put it on the wire and return what the receiver gets. The only road out.
+        """Apply the defenses to ``payload``, deliver it and return what the receiver gets.
 
         Args:
-            kind: what is sent; decides which defenses act.
+            kind: of the payload; determines which defenses act.
             payload: named tensors, or ciphertexts, on which no defense acts.
             to: name of the receiver.
             step: number of the step.
             phase: the method's phase, or ``predict``.
             rows: (B,) sample positions in ``split``.
             labels: (B,) labels of these rows, if the sender owns them.
-            split: which rows these are.
-            buffers: whether the payload is a model's running statistics, not what it has learned by gradients.
+            split: that ``rows`` refers to.
+            buffers: whether the payload is a model's running statistics, which no gradient has changed.
         """
         payload = {
             key: self._defended(Release(self.name, to, kind, step, phase, key, rows, labels, self._rng, buffers), value)
@@ -150,7 +150,7 @@ class Party:
         return self._channel.deliver(Message(kind, self.name, to, step, phase, payload, rows, split))
 
     def defend(self, kind: Kind, value: Tensor, step: Step, *, to: str) -> Tensor:
-        """Return what would leave in place of ``value`` (B, d), for a protocol that encrypts it."""
+        """Return ``value`` (B, d) after the defenses, for a protocol that encrypts it."""
         labels = step.labels if self.active else None
         release = Release(self.name, to, kind, step.number, step.phase, "value", step.rows, labels, self._rng)
         defended: Tensor = self._defended(release, value)
@@ -159,16 +159,16 @@ class Party:
     def defended(
         self, kind: Kind, payload: Mapping[str, Tensor], *, to: str, step: int, phase: str, buffers: bool = False
     ) -> dict[str, Tensor]:
-        """Return what would leave in place of ``payload``, for a protocol that masks it; arguments as in ``send``."""
+        """Return ``payload`` after the defenses, for a protocol that masks it; arguments as in ``send``."""
         release = Release(self.name, to, kind, step, phase, "", None, None, self._rng, buffers)
         return {key: self._defended(replace(release, key=key), value) for key, value in payload.items()}
 
     def note(self, kind: Kind, payload: Mapping[str, Tensor], *, sender: str, step: int, phase: str) -> None:
-        """Show to taps what this party knows of an exchange beside what crosses: what it masked or unmasked."""
+        """Pass to the taps what this party knows of an exchange beside its messages: what it masked or unmasked."""
         self._channel.open(Message(kind, sender, self.name, step, phase, payload))
 
     def open(self, kind: Kind, value: Tensor, step: Step, *, sender: str) -> Tensor:
-        """Learn by decrypting what ``sender`` encrypted: taps see it, and its bytes were counted as ciphertext."""
+        """Return the plaintext of what ``sender`` encrypted, and pass it to the taps; its bytes count as ciphertext."""
         message = Message(kind, sender, self.name, step.number, step.phase, {"value": value}, step.rows, step.split)
         opened: Tensor = self._channel.open(message).payload["value"]
         return opened

@@ -1,4 +1,4 @@
-"""Base classes of protocols: fixed exchanges of messages, each saying what every role learns from it."""
+"""Base classes of protocols: fixed exchanges of messages that declare what each role learns."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from vflsec.core.settings import TrainSpec
 
 
 class Protocol(ABC):
-    """What parties say to each other so that something stays secret, or so that they agree.
+    """An exchange of messages that keeps something secret, or by which parties agree.
 
     Class attributes:
         name: registry name.
-        roles: who takes part.
-        reveals: for each role, what it learns, in words.
+        roles: of the parties that take part.
+        reveals: what each role learns, in words.
         reference: paper and section.
     """
 
@@ -46,22 +46,22 @@ class Boundary(Protocol):
 
     @abstractmethod
     def forward(self, h: Tensor, step: Step) -> Tensor:
-        """Carry the passive party's embedding (B, d) up; return what the active party computes with (B, d')."""
+        """Send the passive party's embedding (B, d); return the input (B, d') of the active party."""
 
     @abstractmethod
     def backward(self, g: Tensor, step: Step) -> Tensor:
-        """Carry the loss gradient w.r.t. what ``forward`` returned (B, d') down; return the one w.r.t. h (B, d)."""
+        """Send the loss gradient w.r.t. the output of ``forward`` (B, d'); return the one w.r.t. h (B, d)."""
 
     def seconds(self, batches: int) -> float:
-        """Return about how many CPU seconds cryptography takes for ``batches`` batches, as measured now; 0 for none."""
+        """Return an estimate of the CPU seconds of cryptography for ``batches`` batches; 0 without any."""
         return 0.0
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """Return the boundary's own learned parts by the name of the party that holds them."""
+        """Return the boundary's own learned modules by the name of the party that holds them."""
         return {}
 
     def record(self, folder: Path) -> None:
-        """Write down what each role sees from now on, one file for each in ``folder``, for ``vflsec audit``.
+        """Record what each role sees from now on, one file for each in ``folder``, for ``vflsec audit``.
 
         Raises:
             UsageError: this boundary has nothing to record.
@@ -69,11 +69,11 @@ class Boundary(Protocol):
         raise UsageError(f"expected an encrypted boundary to record, got {self.name}: add --defense phe")
 
     def close(self) -> None:
-        """End what runs beside it, and recordings; it can still be used."""
+        """End helper processes and recordings; the boundary can still be used."""
 
 
 class Averaging(Protocol):
-    """The protocol by which parties replace modules of one shape by their mean, with the help of a server.
+    """The protocol by which parties replace modules of one shape by their mean, with a server.
 
     Args:
         parties: all K parties.
@@ -104,7 +104,7 @@ class Averaging(Protocol):
 class LinearBoundary(Boundary):
     """A boundary that computes the passive party's part of a linear head: ``forward`` returns z = h W, (B, C).
 
-    W is learned inside the protocol, so that the top model is left with the active party's part alone.
+    W is learned inside the protocol, so that the top model keeps only the active party's part.
     """
 
     @abstractmethod
@@ -114,21 +114,21 @@ class LinearBoundary(Boundary):
         Args:
             weight: W_0.
             train: how W learns.
-            batches: about how many are to come, by which cryptography sizes what it prepares.
-            epochs: passes over the training rows that are to come.
+            batches: about how many will follow; cryptography sizes what it prepares by it.
+            epochs: passes over the training rows that will follow.
 
         Raises:
-            UsageError: the protocol cannot follow this optimizer, or does not answer so many passes.
+            UsageError: the protocol does not support this optimizer, or so many passes.
         """
 
     def check(self, h: Tensor, columns: Sequence[str] | None) -> None:
-        """Raise UsageError if embeddings (n, d) cannot be carried; asked before training where they are known.
+        """Raise UsageError if embeddings (n, d) cannot be sent; called before training if they are known.
 
         Args:
             h: embeddings of all rows of a split.
-            columns: their names, or None where they have none.
+            columns: their names, or None.
         """
 
     @abstractmethod
     def learn(self, g: Tensor, step: Step) -> None:
-        """Have W learn as ``backward`` does, and tell the passive party nothing: its embedding is not to change."""
+        """Update W as ``backward`` does, without a gradient for the passive party, whose model is frozen."""

@@ -1,4 +1,4 @@
-"""Settings of training and of the networks, which can be read and checked without a federation."""
+"""Settings of training and of the networks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import msgspec
 import torch
 from torch import nn
 
-from vflsec.core.checks import finite, fraction, non_negative, positive
+from vflsec.core.checks import finite, fraction, non_negative, positive, positive_or_none
 from vflsec.core.errors import UsageError
 
 
 class PretrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How models are pre-trained; None leaves a number to the method, whose own are those of its paper.
+    """Settings of pre-training; None is the method's own default, that of its paper.
 
     Attributes:
         epochs: global iterations.
@@ -29,30 +29,28 @@ class PretrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         """Check every number."""
-        for name in ("epochs", "batch", "lr"):
-            if getattr(self, name) is not None:
-                positive(**{f"train.pretrain.{name}": getattr(self, name)})
+        positive_or_none(**{f"train.pretrain.{name}": getattr(self, name) for name in ("epochs", "batch", "lr")})
 
 
 class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How models are fitted.
+    """Settings of training.
 
     Attributes:
-        epochs: passes over the training rows; None for 20, or as many as 300 updates take if that is more:
-            a model that stopped learning early would look like a private one.
+        epochs: passes over the training rows; None for 20, or for 300 updates if that is more: a model that stopped
+            learning early would look like a private one.
         batch: rows per update.
         lr: learning rate.
         optimizer: ``adam``, ``sgd``, or ``adagrad`` (FedHSSL's for columns of clicks).
         momentum: of SGD.
         weight_decay: L2 factor.
         schedule: of the learning rate over epochs: ``constant``, ``cosine`` or ``inverse-sqrt``.
-        select: which epoch's model is used: ``last``, ``best_on_val``, or ``paper_best_on_test``, which peeks at the
+        select: the epoch whose model is used: ``last``, ``best_on_val``, or ``paper_best_on_test``, which selects on
             test rows as some papers do and is never a default.
         patience: epochs without a better validation metric after which training stops, or None.
         clip: largest norm of each party's gradients in a step, or None.
-        local_steps: updates that every party makes on what one exchange brought it (FedBCD, Liu et al. 2019).
-        target: a utility on test rows; what had to be said to reach it is reported. It stops nothing.
-        pretrain: of methods that pre-train.
+        local_steps: updates of every party for each exchange (FedBCD, Liu et al. 2019).
+        target: a utility on test rows; the traffic until it is reached is reported. It does not stop training.
+        pretrain: settings of pre-training, for methods that have it.
     """
 
     epochs: int | None = None
@@ -72,9 +70,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         """Check every number."""
         positive(**{"train.batch": self.batch, "train.lr": self.lr, "train.local_steps": self.local_steps})
-        for name in ("epochs", "patience", "clip"):
-            if getattr(self, name) is not None:
-                positive(**{f"train.{name}": getattr(self, name)})
+        positive_or_none(**{f"train.{name}": getattr(self, name) for name in ("epochs", "patience", "clip")})
         if self.target is not None:
             fraction(**{"train.target": self.target})
         non_negative(**{"train.momentum": self.momentum, "train.weight_decay": self.weight_decay})
@@ -107,15 +103,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The shape of the networks.
 
     Attributes:
-        encoder: what turns a party's columns into its embedding: ``mlp``, ``tabular`` (categories embedded, two layers
-            with BatchNorm), ``cnn``, ``resnet18``, or ``auto``: ``cnn`` for a party with images, else ``tabular``.
-            None for ``mlp`` where every method that is compared learns from labels alone, else ``auto``, so that all of
-            them have the same.
+        encoder: of a party's columns: ``mlp``, ``tabular`` (categories embedded, two layers with BatchNorm), ``cnn``,
+            ``resnet18``, or ``auto``: ``cnn`` for a party with images, else ``tabular``. None for ``mlp`` if every
+            method that is compared learns from labels alone, else ``auto``; all of them have the same encoder.
         bottom: widths of its hidden layers; None for the encoder's own, (64,) for ``mlp``.
-        cut: width of the cut layer; None for the number of classes after an ``mlp``, as Fu et al. 2022 mostly have it,
-            and for the last of ``bottom`` after the others.
+        cut: width of the cut layer; None for the number of classes after an ``mlp``, as mostly in Fu et al. 2022, and for
+            the last of ``bottom`` after the others.
         aggregation: how the active party joins embeddings: ``concat``, ``sum``, ``mean``, ``max``.
-        head: what follows: ``linear``, ``mlp``, or ``none`` (the aggregate is the logits).
+        head: of the top model: ``linear``, ``mlp``, or ``none`` (the aggregate is the logits).
         head_hidden: width of the hidden layer of an ``mlp`` head.
     """
 
@@ -130,9 +125,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Check widths, and that a missing head leaves logits."""
         for width in self.bottom or ():
             positive(**{"model.bottom": width})
-        if self.cut is not None:
-            positive(**{"model.cut": self.cut})
-        positive(**{"model.head_hidden": self.head_hidden})
+        positive_or_none(**{"model.cut": self.cut, "model.head_hidden": self.head_hidden})
         if self.head == "none" and self.aggregation == "concat":
             raise UsageError(
                 "expected model.aggregation sum, mean or max with model.head=none, got concat: "

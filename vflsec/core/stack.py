@@ -1,4 +1,4 @@
-"""The defenses of one party that are on, and all that runs their hooks."""
+"""Runs the hooks of the defenses of one party."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from vflsec.core.hooks import Hook
 class DefenseStack(tuple[Defense, ...]):
     """The defenses of one party whose strength is above 0, in the order in which they run.
 
-    Strength 0 is left out here and nowhere else, so that it is the identity whatever a hook does. Of each defense only
-    the hooks that it declares are called (``touches``).
+    Defenses at strength 0 are left out here and nowhere else, so that they are the identity whatever their hooks do.
+    Only the hooks that a defense declares are called (``touches``).
 
     Args:
         defenses: at any strength.
@@ -27,21 +27,21 @@ class DefenseStack(tuple[Defense, ...]):
     _using: dict[Hook, list[Defense]]
 
     def __new__(cls, defenses: Iterable[Defense] = ()) -> DefenseStack:
-        """Keep those that are on."""
-        found = super().__new__(cls, (defense for defense in defenses if defense.strength > 0))
-        found._using = {hook: [d for d in found if hook in touches(d)] for hook in hooks.HOOKS}
-        return found
+        """Keep those of positive strength."""
+        stack = super().__new__(cls, (defense for defense in defenses if defense.strength > 0))
+        stack._using = {hook: [d for d in stack if hook in touches(d)] for hook in hooks.HOOKS}
+        return stack
 
     def using(self, hook: Hook) -> list[Defense]:
         """Return the defenses that use ``hook``."""
         return self._using[hook]
 
     def modules(self) -> list[nn.Module]:
-        """Return the learned parts of all."""
+        """Return the learned modules of all defenses."""
         return [module for defense in self for module in defense.modules()]
 
     def released(self, value: Any, release: Release) -> Any:
-        """Return what leaves in place of ``value``, a tensor; anything else, of which no hook is told, as it is."""
+        """Return the tensor that leaves in place of ``value``; ciphertexts and control messages leave unchanged."""
         hook = hooks.OF_KIND.get(release.kind)
         if not hook:
             return value
@@ -58,17 +58,17 @@ class DefenseStack(tuple[Defense, ...]):
     def training_targets(
         self, y: Tensor, features: Tensor, *, n_classes: int, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return the class numbers (N,) that the active party goes by, and what it trains on: these, or probabilities.
+        """Return the class numbers (N,) that the active party uses, and the targets it trains on, possibly soft.
 
-        Class numbers are changed first, then softened, then coded (where ``on_predictions`` undoes what was done), in
-        whatever order the defenses are named: who answers at random does so on the label itself, and all that follows
-        knows no other.
+        Whatever the order in which the defenses are named, those that change class numbers act first, then those that
+        soften them, then those whose code ``on_predictions`` undoes. So randomized response acts on the true label, and
+        later defenses see only its answer.
 
         Args:
             y: (N,) the active party's labels.
             features: (N, d) its own columns of the same rows.
             n_classes: C.
-            rng: a stream of the labels' own.
+            rng: for the labels alone.
         """
         labels = targets = y
         coding = self.using(hooks.PREDICTIONS)
@@ -78,41 +78,41 @@ class DefenseStack(tuple[Defense, ...]):
         return labels, targets
 
     def decode_logits(self, logits: Tensor) -> Tensor:
-        """Return the logits (B, C) that the active party uses: what was done to labels last is undone first."""
+        """Return the logits (B, C) after undoing the codes of labels, the last one first."""
         for defense in reversed(self.using(hooks.PREDICTIONS)):
             logits = defense.on_predictions(logits)
         return logits
 
     def batch(self, embeddings: Sequence[Tensor], targets: Tensor) -> tuple[Sequence[Tensor], Tensor]:
-        """Return what the top model learns from in one update, as ``on_batch`` has it."""
+        """Return the embeddings and targets that the top model learns from in one update."""
         for defense in self.using(hooks.BATCH):
             embeddings, targets = defense.on_batch(embeddings, targets)
         return embeddings, targets
 
     def received(self, h: Tensor, sender: str) -> Tensor:
-        """Return what the top model is fed in place of the embedding (B, d) that arrived from ``sender``."""
+        """Return the input of the top model in place of the embedding (B, d) received from ``sender``."""
         for defense in self.using(hooks.RECEIVED):
             h = defense.on_received(h, sender)
         return h
 
-    def penalized(self, loss: Tensor, arrived: Mapping[str, Tensor], labels: Tensor) -> Tensor:
-        """Return the active party's loss with the penalties on what ``arrived`` from each sender."""
+    def penalized(self, loss: Tensor, received: Mapping[str, Tensor], labels: Tensor) -> Tensor:
+        """Return the active party's loss plus the penalties on the embeddings ``received`` from each sender."""
         for defense in self.using(hooks.PENALTY):
-            for sender, h in arrived.items():
+            for sender, h in received.items():
                 term = defense.penalty(h, labels, sender)
                 loss = loss if term is None else loss + term
         return loss
 
     def protocols(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return name and options of each protocol that a defense puts at the cut layer."""
-        return [found for defense in self.using(hooks.PROTOCOL) if (found := defense.protocol())]
+        """Return name and options of each protocol that a defense sets for the cut layer."""
+        return [protocol for defense in self.using(hooks.PROTOCOL) if (protocol := defense.protocol())]
 
     @contextmanager
     def training_hooks(self, modules: nn.Module, penalties: Sequence[str]) -> Iterator[None]:
-        """Let the defenses watch their party's ``modules`` while they are trained.
+        """Run the training hooks of the defenses on their party's ``modules``.
 
         Raises:
-            UsageError: a defense cannot serve them.
+            UsageError: a defense does not support them.
         """
         with ExitStack() as contexts:
             for defense in self.using(hooks.TRAINING):
@@ -120,6 +120,6 @@ class DefenseStack(tuple[Defense, ...]):
             yield
 
     def update(self, modules: nn.Module, rows: int, rng: torch.Generator) -> None:
-        """Let the defenses change the gradients of their party's ``modules``, those of a mean over ``rows`` rows."""
+        """Apply the defenses to the gradients of their party's ``modules``, which are of a mean over ``rows`` rows."""
         for defense in self.using(hooks.UPDATE):
             defense.on_update(modules, rows, rng)

@@ -155,9 +155,7 @@ def dataset_identity(dataset: str, data: DataSpec) -> Any:
     ``data.options.data_dir``.
     """
     if dataset.endswith(".toml"):
-        return _hashes(
-            path for path in source_files(Path(dataset)) if path.is_file()
-        )  # the loader reports others
+        return _hashes(path for path in source_files(Path(dataset)) if path.is_file())  # the loader reports others
     name = registry.identity("datasets", dataset)
     files = getattr(inspect.getmodule(registry.load("datasets", dataset)), "source_files", None)
     folder = data.options.get("data_dir")

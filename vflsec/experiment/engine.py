@@ -236,8 +236,8 @@ def _built(spec: EvalSpec) -> Iterator[tuple[Method, Federation]]:
                     _check_serves(defense, method, federation)
                 if swept and not acts_in(swept, type(method), cell.method_options, method.phases):
                     raise UsageError(
-                        f"defense {swept.label} changes nothing that {method.name} sends or learns, and its curve would "
-                        f"be flat: choose another --at or by=, or fix the defense with --with"
+                        f"defense {swept.label} changes nothing that {method.name} sends or learns, and its curve "
+                        f"would be flat: choose another --at or by=, or fix the defense with --with"
                     )
             yield method, federation
 

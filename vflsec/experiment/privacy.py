@@ -34,7 +34,7 @@ def spent(trained: Trained, releases: Sequence[ReleaseCount], adversary: str) ->
     method.prepare(trained.federation)
     adversaries = adversary.split("+")
     most: dict[str, dict[str, Any]] = {}
-    for party in trained.federation.everybody:
+    for party in trained.federation.all_parties:
         for defense in party.defenses if party.name not in adversaries else ():
             if hooks.UPDATE in touches(defense):
                 found = _spent_on_models(defense, method.updates(trained.federation))

@@ -152,7 +152,7 @@ class PrADA(FeatureGroupMethod):
             with drawing(federation.seed, "model", party.name, "discriminators"):
                 found = self.discriminators(party.modules["bottom"])
             party.modules["discriminators"] = found
-        for party in federation.everybody:
+        for party in federation.all_parties:
             party.modules.to(federation.device)
 
     def discriminators(self, bottom: nn.Module) -> DomainDiscriminators:

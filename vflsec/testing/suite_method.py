@@ -130,8 +130,8 @@ class MethodConformance(Suite):
     def test_runs_only_the_hooks_that_it_declares(self) -> None:
         """In each phase, a defense at every party is asked for no more than the method says."""
         federation, method = self.federation(), self.make()
-        probes = [_Probe(1.0) for _ in federation.everybody]
-        for party, probe in zip(federation.everybody, probes, strict=True):
+        probes = [_Probe(1.0) for _ in federation.all_parties]
+        for party, probe in zip(federation.all_parties, probes, strict=True):
             party.defenses = [probe]
         method.build(federation)
         for phase in method.phases:
@@ -228,6 +228,6 @@ class ProtocolConformance(Suite):
 def _parameters(federation: Federation) -> dict[str, Tensor]:
     return {
         f"{party.name}.{key}": value
-        for party in federation.everybody
+        for party in federation.all_parties
         for key, value in party.modules.state_dict().items()
     }
