@@ -523,7 +523,7 @@ class Ends(NeverAlone):
     ("name", "message"),
     [
         ("Raises", "mine.py:Raises cannot be made: ValueError: two lines"),
-        ("Needless", "expected 'mine.py:Needless' to say its needs, got none"),
+        ("Needless", "expected 'mine.py:Needless' to state its needs, got none"),
         ("Abstract", "mine.py:Abstract cannot be made: TypeError: Can't instantiate abstract class Abstract"),
         ("NeverAlone", "attack 'x': alone() failed: ValueError: no"),
         ("AloneIsNoAttack", "attack 'x': expected an attack or None from alone(), got float"),
@@ -619,8 +619,8 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
             ["eval", "--defense", "iso:lambda=5@gradient", "--at", "embedding"],
             "expected the point once, got iso:lambda=5@gradient and --at embedding: drop one of them",
         ),
-        (["eval", "--with", "iso"], "expected a strength for the fixed defense iso, got 0: say iso:lambda=5"),
-        (["train", "--defense", "iso"], "expected a strength for the fixed defense iso, got 0: say iso:lambda=5"),
+        (["eval", "--with", "iso"], "expected a strength for the fixed defense iso, got 0: write iso:lambda=5"),
+        (["train", "--defense", "iso"], "expected a strength for the fixed defense iso, got 0: write iso:lambda=5"),
         (
             ["eval", "--defense", "iso:lambda=5", "--at", "parameters"],
             "defense iso@parameters acts at parameters, where fedsplitnn sends nothing: choose another --at among ",

@@ -119,7 +119,7 @@ def test_wrong_references(parse, text, message):
             {"defenses": [{"name": "iso", "strength": 5}], "strengths": [1]},
             "expected the strengths of swept defenses in strengths, got iso with strength 5: move it there",
         ),
-        ({"fixed": ["iso"]}, "expected a strength for the fixed defense iso, got 0: say iso:lambda=5"),
+        ({"fixed": ["iso"]}, "expected a strength for the fixed defense iso, got 0: write iso:lambda=5"),
         ({"fixed": ["izo:lambda=5"]}, r"unknown defense 'izo'. Did you mean iso\?"),
         ({"fixed": [5]}, r"settings: Expected 'object', got 'int' - at 'fixed\[0\]'"),
         ({"aux": {"n": -1}}, "expected aux.n >= 0"),

@@ -1,4 +1,4 @@
-"""What few known labels are good for, beside fitting: to point a score the right way, and to serve as references."""
+"""Uses of a few known labels beside fitting: to fix the sign and threshold of a score, and as references."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from vflsec.core import metrics
 from vflsec.core.view import Guess, View
 
 SURE = 2.0
-"""Standard deviations by which a threshold must gain more auxiliary labels than it loses before zero gives way."""
+"""A new threshold must gain more auxiliary labels than it loses by this many standard deviations."""
 
 
 def oriented(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor:
-    """Return scores (n, 2) from ``score`` (n,): turned round if that serves the auxiliary labels better.
+    """Return scores (n, 2) from ``score`` (n,), with the sign that fits the auxiliary labels better.
 
     Args:
-        view: of the adversary; without labels of both classes the score stays as it is.
-        score: the larger, the likelier class 1, which is guessed above 0.
-        train: (n_train,) the same score of the training rows, where the auxiliary samples are; None for ``score``.
+        view: of the adversary; without labels of both classes the sign is kept.
+        score: larger for class 1, which is guessed above 0.
+        train: (n_train,) the same score of the training rows, which contain the auxiliary samples; None for ``score``.
     """
     known, labels = _known(view, score if train is None else train)
     if known is not None and metrics.auc(torch.stack([-known, known], dim=1).numpy(), labels.numpy()) < 0.5:
@@ -31,29 +31,29 @@ def oriented(view: View, score: Tensor, *, train: Tensor | None = None) -> Tenso
 
 
 def divided(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor:
-    """Return what ``oriented`` does, for a score that has an order and no zero: its zero is where it divides best.
+    """Return scores (n, 2) like ``oriented``, for a score whose zero means nothing.
 
-    That is the threshold with the most auxiliary labels on their side, each class weighing the same, for they may have
-    been drawn evenly from uneven classes; the median of the training rows where no label is known. A guess without a
-    threshold would be of one class, and its recovery accuracy would flatter a defense.
+    The threshold has the largest balanced accuracy on the auxiliary labels, since they may have been drawn evenly from
+    uneven classes; without labels it is the median of the training rows. Without a threshold all guesses would be of
+    one class, and the accuracy would flatter a defense.
 
     Args:
         view: of the adversary.
-        score: the larger, the likelier class 1.
+        score: larger for class 1.
         train: (n_train,) the same score of the training rows; None for ``score``.
     """
     train = score if train is None else train
-    turned, own = (oriented(view, one, train=train)[:, 1] for one in (score, train))
+    signed, own = (oriented(view, one, train=train)[:, 1] for one in (score, train))
     known, labels = _known(view, own)
     zero = own.median() if known is None else _threshold(known, labels)
-    return torch.stack([zero - turned, turned - zero], dim=1)
+    return torch.stack([zero - signed, signed - zero], dim=1)
 
 
 def sureness(view: View, guess: Guess) -> float | None:
-    """Return how sure the auxiliary labels make it that a guess of two classes is not turned the wrong way.
+    """Return the confidence, by the auxiliary labels, that a guess of two classes has the right sign.
 
-    That is one less the one-sided p-value of Mann and Whitney's test, by the normal approximation: near 1/2 the labels
-    say nothing about the sign. None without labels of both classes, or for a guess of other rows than theirs.
+    That is one minus the one-sided p-value of the Mann-Whitney test, by the normal approximation; 1/2 is no evidence.
+    None without labels of both classes, or for a guess of other rows than theirs.
     """
     if view.aux_split not in guess.scores:
         return None
@@ -68,17 +68,16 @@ def sureness(view: View, guess: Guess) -> float | None:
 
 
 def thresholded(view: View, guess: Guess) -> Guess:
-    """Return a guess of two classes whose argmax the auxiliary labels support; the order of its scores stays.
+    """Return a guess of two classes with the threshold that the auxiliary labels support; the order of scores is kept.
 
-    The candidate is the threshold with the most auxiliary labels on their side. It takes the place of zero if it
-    gains more labels than it loses by ``SURE`` standard deviations (a sign test), so that an argmax that already
-    divides well stays as it is, bit for bit. Each label counts once: labels that were drawn evenly from uneven classes
-    weigh the classes alike, and labels that were drawn as they come have the base rate of the task.
-
-    Scores of the auxiliary samples flatter an attack that was fitted on them, but say which side it puts them on.
+    The candidate is the threshold with the highest accuracy on the auxiliary labels. It replaces zero if it gains more
+    labels than it loses by ``SURE`` standard deviations (a sign test), so that a good threshold is kept, bit for bit.
+    Each label counts once: labels drawn evenly from uneven classes weigh the classes alike, and labels drawn at random
+    have the base rate of the task. Scores of the auxiliary samples flatter an attack that was fitted on them, but show
+    on which side of zero it puts them.
 
     Args:
-        view: of the adversary; without labels of both classes the guess stays as it is.
+        view: of the adversary; without labels of both classes the guess is unchanged.
         guess: scores (n, 2) by split.
     """
     if view.aux_split not in guess.scores:
@@ -97,7 +96,7 @@ def thresholded(view: View, guess: Guess) -> Guess:
 
 
 def _best_split(known: Tensor, ones: Tensor) -> Tensor:
-    """Return the midpoint between two neighboring scores with the most labels on their side."""
+    """Return the midpoint between two neighboring scores with the highest accuracy."""
     order = torch.argsort(known)
     right = (~ones[order]).cumsum(0) - ones[order].cumsum(0)  # up to a constant, with everything up to here as class 0
     best = int(right[:-1].argmax())
@@ -105,7 +104,7 @@ def _best_split(known: Tensor, ones: Tensor) -> Tensor:
 
 
 def _known(view: View, train: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Return the scores and labels of the auxiliary samples, no scores where they are of one class."""
+    """Return the scores and labels of the auxiliary samples; no scores if they are of one class."""
     labels = view.aux_labels.cpu()
     return (train[view.aux_rows].cpu() if len(set(labels.tolist())) == 2 else None), labels
 
@@ -120,10 +119,10 @@ def _threshold(known: Tensor, labels: Tensor) -> Tensor:
 
 
 def references(view: View, limit: int | None, rng: torch.Generator) -> list[Tensor]:
-    """Return for each class the training rows that are known to be of it, a draw of at most ``limit``."""
-    found = []
+    """Return for each class at most ``limit`` of the training rows that are known to be of it."""
+    by_class = []
     for c in range(view.n_classes):
         rows = view.aux_rows[view.aux_labels == c]
         drawn = torch.randperm(len(rows), generator=rng)[:limit]
-        found.append(rows[drawn.to(rows.device)])
-    return found
+        by_class.append(rows[drawn.to(rows.device)])
+    return by_class

@@ -1,14 +1,14 @@
-"""Everything vflsec raises on purpose, and the exit code that each one ends the command line with.
+"""All errors that vflsec raises on purpose, with the exit code of the command line.
 
-VflsecError                 2   base class: one line that says what was expected, what came, the way out
+VflsecError                 2   base class: one line that states what was expected, what was found, and the way out
 ├── UsageError              2   a setting, a name or an argument is wrong
 ├── DataError               2   a user's file is wrong; the line names file, column and row
 ├── InsufficientView        2   an attack needs something that its adversary does not see
 ├── StoreError              2   a results folder cannot be read or is in use
-├── BadGuess                2   an attack proposed what cannot be scored (a status of its result)
-├── PeerRefused             2   the party at the other end is not, or does not say, what was agreed
-├── PeerLost                3   the party at the other end has vanished; what is done is kept
-├── ProtocolError           3   another party sent what the protocol does not allow
+├── BadGuess                2   a guess of an attack cannot be scored (a status of its result)
+├── PeerRefused             2   the other party, or one of its messages, is not as agreed
+├── PeerLost                3   the connection to the other party is lost; finished work is kept
+├── ProtocolError           3   another party sent a message that the protocol does not allow
 └── Diverged                3   training produced a non-finite loss (a status, never a number)
 """
 
@@ -18,11 +18,11 @@ import re
 from typing import ClassVar
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that control a terminal, or turn the direction of a text."""
+"""Characters that control a terminal, or change the direction of a text."""
 
 
 class VflsecError(Exception):
-    """Base of all deliberate errors; its text is one line that teaches the way out."""
+    """Base of all deliberate errors; its text is one line with the way out."""
 
     exit_code: ClassVar[int] = 2
 
@@ -40,7 +40,7 @@ class InsufficientView(VflsecError):
 
 
 class BadGuess(VflsecError):
-    """An attack proposed something of the wrong shape, or not finite."""
+    """A guess has the wrong shape, or is not finite."""
 
 
 class StoreError(VflsecError):
@@ -48,17 +48,17 @@ class StoreError(VflsecError):
 
 
 class PeerRefused(VflsecError):
-    """The party at the other end is another than agreed, or says what it must not."""
+    """The other party, or one of its messages, is not as agreed."""
 
 
 class PeerLost(VflsecError):
-    """The party at the other end has vanished."""
+    """The connection to the other party is lost."""
 
     exit_code = 3
 
 
 class ProtocolError(VflsecError):
-    """Another party sent what the protocol does not allow; nothing was done with it."""
+    """Another party sent a message that the protocol does not allow; it was not used."""
 
     exit_code = 3
 

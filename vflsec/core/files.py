@@ -1,4 +1,4 @@
-"""Writes files that a kill cannot tear, that a damaged disk cannot change unnoticed, and that follow no link."""
+"""Writes files atomically, detects damage by checksums, and follows no link."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from pathlib import Path
 
 SEAL = b"vflsec sealed 1\n"
 UNFINISHED = ".writing-"
-"""How the name of a file starts while it is being written."""
+"""Prefix of the name of a file while it is being written."""
 
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # which Windows does not have
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 
 
 def create(path: Path, content: bytes) -> None:
     """Write a new file for its owner alone (0600).
 
     Raises:
-        FileExistsError: there is one; it stays as it is.
+        FileExistsError: the file exists; it is not changed.
     """
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 
 
 def replace(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Put a new file in the place of ``path``; a kill or a power cut leaves the old or the new one.
+    """Replace ``path`` by a new file; a kill or a power cut leaves the old or the new one.
 
-    A link in its place is replaced and not followed. A kill can also leave an unfinished file beside it, which
-    ``sweep`` removes. One process at a time may write to a folder.
+    A link is replaced and not followed. A kill can also leave an unfinished file beside it, which ``sweep`` removes.
+    One process at a time may write to a folder.
 
     Args:
         path: of the file.
-        content: all of it.
-        mode: who may read it; unless given, its owner alone.
+        content: of the whole file.
+        mode: permissions; by default only the owner may read it.
     """
     unfinished = path.with_name(f"{UNFINISHED}{path.name}")
     discard(unfinished)
@@ -50,13 +50,13 @@ def replace(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what ``replace`` left unfinished in ``folder`` when it was killed."""
+    """Remove the files that a killed ``replace`` left unfinished in ``folder``."""
     for unfinished in folder.glob(f"{UNFINISHED}*"):
         discard(unfinished)
 
 
 def discard(path: Path) -> None:
-    """Remove a file, a folder with all that is in it, or a link, which is not followed; nothing if there is none."""
+    """Remove a file, a folder with its content, or a link, which is not followed; a missing path is no error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -64,7 +64,7 @@ def discard(path: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Bring the names in ``folder`` to the disk."""
+    """Write the directory entries of ``folder`` to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -95,12 +95,12 @@ def truncate(path: Path, size: int) -> None:
 
 
 def seal(content: bytes) -> bytes:
-    """Return ``content`` behind its SHA-256, so that ``unseal`` notices any damage."""
+    """Return ``content`` with its SHA-256 in front, so that ``unseal`` detects any damage."""
     return SEAL + hashlib.sha256(content).digest() + content
 
 
 def unseal(data: bytes) -> bytes:
-    """Return what was sealed.
+    """Return the content that was sealed.
 
     Raises:
         ValueError: the data is damaged, or was never sealed.

@@ -1,8 +1,8 @@
 """The hooks of a defense: who runs each of them, when, and what it changes.
 
 This is their only list. A defense uses the hooks that it overrides (``vflsec.core.defense.touches``). A method declares
-the hooks that each of its phases runs (``Method.runs``). Stage keys, cards, errors and ``DefenseStack``, which calls the
-hooks, all read these declarations.
+the hooks that each of its phases runs (``Method.runs``). Stage keys, cards, errors and ``DefenseStack``, which calls
+the hooks, all read these declarations.
 """
 
 from __future__ import annotations

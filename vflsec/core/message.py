@@ -163,7 +163,7 @@ class Channel:
         return message
 
     def open(self, message: Message) -> Message:
-        """Return the plaintext that the receiver decrypts: recorded as a release; its bytes were counted as ciphertext."""
+        """Return the plaintext that the receiver decrypts, recorded as a release; its bytes count as ciphertext."""
         message = message.private_copy()
         if not self._muted:
             self._record(message)

@@ -72,7 +72,7 @@ class Method(ABC):
 
     @classmethod
     def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:  # noqa: ARG003  (for subclasses)
-        """Return the kinds of messages in ``phase``, with the method's ``options``; prediction is like the last phase."""
+        """Return the kinds of messages in ``phase``, with the method's ``options``; prediction is as the last."""
         return cls.messages[phase if phase in cls.phases else cls.phases[-1]]
 
     @classmethod

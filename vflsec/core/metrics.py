@@ -1,4 +1,4 @@
-"""Measures of a guess against the truth: of (n, C) scores against (n,) labels, and of (n, d) values against values."""
+"""Metrics of a guess: of (n, C) scores against (n,) labels, and of (n, d) values against true values."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def ks(scores: Scores, labels: Labels) -> float:
 
 
 def tpr_at(scores: Scores, labels: Labels, *, fpr: float) -> float:
-    """Return the share of class 1 that is found when at most ``fpr`` of class 0 is taken for it.
+    """Return the true positive rate of class 1 at a false positive rate of at most ``fpr``.
 
     Source: Carlini et al. 2022, "Membership inference attacks from first principles", section III: an attack that is
-    sure of a few people is a leak that its AUC hides.
+    confident about a few rows is a leak that its AUC hides.
     """
     false, true, _ = roc_curve(labels, positive_score(scores), drop_intermediate=False)
     return float(true[false <= fpr].max())
@@ -111,16 +111,16 @@ def applicable(n_classes: int) -> tuple[str, ...]:
 
 
 MEMBERSHIP = ("auc", "tpr@0.001", "tpr@0.01", "accuracy")
-"""The metrics of a guess who was trained on."""
+"""The metrics of guessed membership."""
 
 VALUES = ("r2", "mse", "psnr")
 """The metrics of recovered columns."""
 
 
 def chance(metric: str, truth: NDArray[Any]) -> float:
-    """Return what a guesser without any information reaches.
+    """Return the metric of a guess without any information.
 
-    That is an AUC of 1/2, the share of the commonest class, or no share of the variance.
+    That is an AUC of 1/2, the share of the commonest class, or an R2 of 0.
     """
     if metric in ("auc", "r2"):
         return 0.5 if metric == "auc" else 0.0

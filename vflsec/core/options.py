@@ -1,4 +1,4 @@
-"""Options that several plug-ins share: declared once, as the fields of a struct."""
+"""Options that several plug-ins share, declared once as the fields of a struct."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ C = TypeVar("C", bound=type)
 
 
 def shares_options(spec: type[msgspec.Struct]) -> Callable[[C], C]:
-    """Return a class decorator: the fields of ``spec`` stand in the constructor's signature in place of ``**options``.
+    """Return a class decorator that puts the fields of ``spec`` into the constructor's signature for ``**options``.
 
-    Whatever reads signatures (the registry, ``vflsec show``) then finds each of them with its type and default.
+    The registry and ``vflsec show`` read types and defaults of options from signatures.
 
     Args:
         spec: a struct; its docstring explains the fields under ``Args``.

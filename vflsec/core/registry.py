@@ -84,7 +84,7 @@ def load(kind: str, name: str) -> Any:
         raise UsageError(f"expected {name!r} to be a subclass of {base.__module__}.{base.__name__}, got {found!r}")
     lacking = [fact for fact in base.__annotations__ if not hasattr(found, fact)] if base else []
     if lacking:
-        raise UsageError(f"expected {name!r} to say its {', '.join(lacking)}, got none: set them in the class")
+        raise UsageError(f"expected {name!r} to state its {', '.join(lacking)}, got none: set them in the class")
     return found
 
 

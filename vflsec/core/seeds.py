@@ -25,7 +25,7 @@ def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> 
 
 @contextmanager
 def drawing(seed: int, *names: object) -> Iterator[None]:
-    """Let the layers made inside draw their first weights from the stream called ``names``."""
+    """Draw the initial weights of layers that are made in this context from the stream called ``names``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, *names))
         yield

@@ -107,8 +107,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             ``resnet18``, or ``auto``: ``cnn`` for a party with images, else ``tabular``. None for ``mlp`` if every
             method that is compared learns from labels alone, else ``auto``; all of them have the same encoder.
         bottom: widths of its hidden layers; None for the encoder's own, (64,) for ``mlp``.
-        cut: width of the cut layer; None for the number of classes after an ``mlp``, as mostly in Fu et al. 2022, and for
-            the last of ``bottom`` after the others.
+        cut: width of the cut layer; None for the number of classes after an ``mlp``, as mostly in Fu et al. 2022, and
+            for the last of ``bottom`` after the others.
         aggregation: how the active party joins embeddings: ``concat``, ``sum``, ``mean``, ``max``.
         head: of the top model: ``linear``, ``mlp``, or ``none`` (the aggregate is the logits).
         head_hidden: width of the hidden layer of an ``mlp`` head.

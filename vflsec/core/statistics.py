@@ -60,7 +60,7 @@ def _bootstrap_r2(values: Scores, truth: Scores, rng: np.random.Generator) -> np
     """R2 of REPLICATES resamples; each weighs the rows' squared errors and squared distances to the mean."""
     errors = ((values - truth) ** 2).sum(axis=1)
     spread = ((truth - truth.mean(axis=0)) ** 2).sum(axis=1)
-    if len(truth) > MANY:  # parameters, say: resample blocks of them
+    if len(truth) > MANY:  # model parameters, for example: resample blocks of them
         starts = np.arange(0, len(truth), -(-len(truth) // MANY))
         errors, spread = np.add.reduceat(errors, starts), np.add.reduceat(spread, starts)
     weight = rng.multinomial(len(errors), np.full(len(errors), 1 / len(errors)), REPLICATES)

@@ -1,4 +1,4 @@
-"""Truth and knowledge travel apart: the adversary's View, the scorer's GroundTruth, the attack's Guess."""
+"""The adversary's View, the scorer's GroundTruth and the attack's Guess; the view never contains the truth."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Need(StrEnum):
 
 @dataclass(frozen=True)
 class View:
-    """All that one adversary legitimately has. It cannot reach the truth, because the truth is not in it.
+    """Everything that one adversary legitimately has. The truth is not in it.
 
-    What is inferred depends on the attack's target; of the auxiliary samples the adversary knows it already:
+    The target of the attack determines what is inferred of a row, and what ``aux_labels`` hold for auxiliary samples:
 
     ============ ============================================= ==================
     target       what is inferred of a row                     ``aux_labels``
@@ -59,27 +59,27 @@ class View:
 
     Attributes:
         party: its name.
-        side: ``passive`` or ``active``; of one that is no party, its name.
+        side: ``passive`` or ``active``; the name of an adversary that is no party.
         n_classes: C, A, d, 2 or 1: how many numbers are guessed of each row.
-        features: its own columns by split (``train``, ``test``; or ``candidates`` for membership); each (n, p). Of
-            ``parameters`` there are no columns: one row of width 0 for each.
+        features: its own columns by split (``train``, ``test``; or ``candidates`` for membership); each (n, p). For
+            ``parameters`` p is 0.
         model: its own bottom model, (B, p) -> (B, cut), or None.
-        aux_rows: (n,) positions in the first of these splits of the samples of which it knows the answer.
-        aux_labels: those answers.
-        messages: what it sent or received, in order.
+        aux_rows: (n,) positions of the auxiliary samples in the first of these splits.
+        aux_labels: the known answers for them.
+        messages: that it sent or received, in order.
         unlabeled: (m, p) its further rows, aligned without a label or held by it alone; none of them is scored.
-        victim: name of the attacked party, where it is one.
-        layout: what the victim's columns are; parties agree on that before they train.
-        victim_model: the victim's bottom model, where the threat model gives it away (``aux.victim_model``).
+        victim: name of the attacked party, if any.
+        layout: of the victim's columns; parties agree on it before they train.
+        victim_model: the victim's bottom model, if the threat model includes it (``aux.victim_model``).
         top: the active party's top model, on the list of all parties' embeddings, its own first.
-        labels: (n,) the active party's own labels by split, as far as it has them.
-        predictions: (n, C) logits of the joint model by split, where the adversary has asked for them.
-        adaptive: whether it uses all that was said about a row; else what was said first, as if noise were drawn once.
-        places: by the name of a split that messages speak of and that is not in ``features``, the positions (n_train,)
-            of the training rows among its rows: messages of pre-training speak of ``aligned`` rows.
-        models: further models (B, p) -> (B, d) on its own columns that it can assemble from what it received, by name.
-        parties: names of all parties of the federation, the active party first; everybody knows them.
-        memo: what was computed from this view without its auxiliary samples; ``private_copy`` and ``knowing`` share it.
+        labels: (n,) the active party's own labels by split.
+        predictions: (n, C) logits of the joint model by split, if the adversary has asked for them.
+        adaptive: whether it uses all releases of a row; else only the first, as if noise were drawn once.
+        places: for a split of messages that is not in ``features``, the positions (n_train,) of the training rows
+            among its rows; messages of pre-training are about ``aligned`` rows.
+        models: further models (B, p) -> (B, d) on its own columns that it can assemble from messages, by name.
+        parties: names of all parties of the federation, the active party first; public.
+        memo: results computed from this view without its auxiliary samples, shared by ``private_copy`` and ``knowing``.
     """
 
     party: str
@@ -105,11 +105,11 @@ class View:
 
     @property
     def aux_split(self) -> str:
-        """The split in which the auxiliary samples are."""
+        """The split of the auxiliary samples."""
         return next(iter(self.features), "train")
 
     def has(self) -> frozenset[Need]:
-        """Return which needs this view meets."""
+        """Return the needs that this view meets."""
         received = {
             message.kind
             for message in self.messages
@@ -129,8 +129,8 @@ class View:
         return frozenset(need for need, is_met in met.items() if is_met)
 
     def private_copy(self) -> View:
-        """Return a copy whose tensors and model an attack may change without leaving a trace."""
-        found = replace(
+        """Return a copy whose tensors and models an attack may change."""
+        copied = replace(
             self,
             features={split: x.clone() for split, x in self.features.items()},
             model=copy.deepcopy(self.model),
@@ -145,42 +145,41 @@ class View:
             places={split: rows.clone() for split, rows in self.places.items()},
             models=copy.deepcopy(dict(self.models)),
         )
-        return self._remembering(found)
+        return self._sharing_memo(copied)
 
     def knowing(self, aux: Tensor) -> View:
         """Return the same view with only the auxiliary samples at positions ``aux`` of the auxiliary set."""
-        return self._remembering(replace(self, aux_rows=self.aux_rows[aux], aux_labels=self.aux_labels[aux]))
+        return self._sharing_memo(replace(self, aux_rows=self.aux_rows[aux], aux_labels=self.aux_labels[aux]))
 
-    def _remembering(self, other: View) -> View:
-        """Let ``other``, which differs in nothing but auxiliary samples, share what was computed."""
+    def _sharing_memo(self, other: View) -> View:
+        """Share ``memo`` with ``other``, which differs in auxiliary samples only."""
         object.__setattr__(other, "memo", self.memo)  # a frozen dataclass
         return other
 
     def without_federation(self, fresh_model: nn.Module) -> View:
-        """Return what the same party would have alone: an untrained model of the same shape, and no messages."""
+        """Return the view of the same party alone: with an untrained model of the same shape, and no messages."""
         return replace(self, model=fresh_model, messages=(), victim_model=None, top=None, predictions={}, models={})
 
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """The true answers by split, as in ``View.aux_labels``; made by the runner, read by the scorer, shown to nobody."""
+    """The true answers by split, as in ``View.aux_labels``; only the scorer reads them."""
 
     labels: Mapping[str, Tensor] = field(repr=False)
 
     def shuffled(self, rng: torch.Generator) -> GroundTruth:
-        """Return a ground truth with the labels of each split permuted: every attack must be at chance against it."""
+        """Return a ground truth with permuted labels in each split, against which every attack must be at chance."""
         return GroundTruth({s: y[torch.randperm(len(y), generator=rng)] for s, y in self.labels.items()})
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What an attack proposes.
+    """The result of an attack.
 
     Attributes:
-        scores: per split, (n, C): the larger the likelier, and only their order and their argmax are used; of features
-            the values themselves, (n, d).
+        scores: per split, (n, C), of which only order and argmax are used; for features the values, (n, d).
         converged: False if a loss was still falling when the budget ended, None if nothing was fitted.
-        budget: what was spent, for the report (steps, trials...).
+        budget: for the report (steps, trials...).
     """
 
     scores: Mapping[str, Tensor]
@@ -188,7 +187,7 @@ class Guess:
     budget: Mapping[str, float] = field(default_factory=dict)
 
     def checked(self, view: View) -> Guess:
-        """Return this guess detached, after checking that it fits ``view``; we do not trust what an attack says.
+        """Return this guess detached, after checking that it fits ``view``.
 
         Raises:
             BadGuess: an unknown split, a wrong shape, or a score that is not finite.
@@ -212,7 +211,7 @@ class Guess:
 
 
 class ThreatModel(NamedTuple):
-    """Who attacks and with what; prints itself for the report."""
+    """Who attacks, and with what knowledge."""
 
     adversary: str
     side: str
@@ -220,5 +219,5 @@ class ThreatModel(NamedTuple):
     n_aux: int
 
     def __str__(self) -> str:
-        """Return the sentence that heads a table."""
+        """Return the text for the head of a table."""
         return f"{self.adversary}, {self.behavior}, {self.n_aux} labeled rows"

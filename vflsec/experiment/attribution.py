@@ -1,4 +1,4 @@
-"""Which input of a linear head made a prediction what it is: exactly, or by asking the model through its protocol."""
+"""The contribution of each input to a prediction: exact for a linear head, or sampled from predictions alone."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from vflsec.nn.top import Top
 
 
 class Attribution(NamedTuple):
-    """What each input adds to a prediction of class 1, in log odds.
+    """The contribution of each input to a prediction of class 1, in log odds.
 
     Attributes:
         names: of the J inputs, the active party's first.
-        phi: (n, J); the sum over inputs is a row's log odds less those of the background.
+        phi: (n, J); the sum over inputs is a row's log odds minus those of the background.
         values: (n, J), the inputs themselves.
     """
 
@@ -42,10 +42,10 @@ def exact(trained: Trained, split: str = "test", *, background: str = "train") -
     Args:
         trained: by split learning, with a linear head of two classes whose weights the active party holds.
         split: rows to explain.
-        background: rows over which the expectation is.
+        background: split over which the expectation is taken.
 
     Raises:
-        UsageError: there is no such head.
+        UsageError: the head is another.
     """
     training = _training(trained)
     inputs, mean = (torch.cat(list(_inputs(training, rows).values()), dim=1) for rows in (split, background))
@@ -64,11 +64,12 @@ def exact(trained: Trained, split: str = "test", *, background: str = "train") -
 def sampled(
     trained: Trained, rows: Tensor, split: str = "test", *, background: str = "train", permutations: int = 10
 ) -> Attribution:
-    """Return Shapley values by sampling permutations; nothing but predictions is used, so no party shows its weights.
+    """Return Shapley values by sampling permutations; only predictions are used, so no party shows its weights.
 
-    Of each permutation, every row to explain starts as some row of the background; its inputs are put in one after the
-    other, and what the prediction changes by is that input's. Each change is a prediction on the wire: passive parties
-    send mixed inputs as they send others, and learn which are mixed. Of a linear head the expectation is ``exact``.
+    For each permutation, every row to explain starts as a random row of the background. Its inputs are inserted one
+    after the other, and each change of the prediction is attributed to the inserted input. Each prediction goes through
+    the channel: passive parties send mixed inputs, and learn which are mixed. For a linear head the expectation is
+    ``exact``.
 
     Source: Strumbelj and Kononenko 2014, "Explaining prediction models and individual predictions with feature
     contributions", algorithm 1; PrADA (Kang et al. 2022), section 8.4, asks its secure model so.
@@ -77,8 +78,8 @@ def sampled(
         trained: by split learning, of two classes.
         rows: (n,) positions in ``split`` of the rows to explain.
         split: of these rows.
-        background: rows that stand for "not known", drawn with replacement.
-        permutations: how many; each costs J + 1 predictions of n rows.
+        background: split that replaces unknown inputs, drawn with replacement.
+        permutations: number of samples; each costs J + 1 predictions of n rows.
     """
     positive(permutations=permutations)
     training, federation = _training(trained), trained.federation
@@ -116,14 +117,14 @@ def _training(trained: Trained) -> SplitTraining:
 
 @torch.no_grad()
 def _inputs(training: SplitTraining, split: str) -> dict[str, Tensor]:
-    """Return what each party has of the rows of ``split`` before anything leaves it, the active party first."""
+    """Return each party's embeddings of the rows of ``split`` before its defenses, the active party's first."""
     parties = training.federation.parties.items()
     return {name: training.bottoms[name](party.features[split]) for name, party in parties}
 
 
 @torch.no_grad()
 def _log_odds(training: SplitTraining, inputs: Mapping[str, Tensor], step: Step) -> Tensor:
-    """Ask the model (n,)."""
+    """Return the model's log odds (n,)."""
     arrived = [boundary.forward(inputs[name], step) for name, boundary in training.boundaries.items()]
     logits: Tensor = training.top([inputs[training.federation.active.name], *arrived])
     return logits[:, 1] - logits[:, 0]

@@ -1,4 +1,4 @@
-"""The facts of a trained cell, which are kept beside its models in ``cell.json``."""
+"""The facts of a trained cell or stage, stored beside its models in ``cell.json``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vflsec.records.schema import Block, Maybe, Number, Status
 
 
 class StageDone(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage that several cells share was run; nothing of it is kept as a record."""
+    """States that a stage was run; it has no record."""
 
     method: str
     seed: int
@@ -20,7 +20,7 @@ class StageDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageFacts(msgspec.Struct, kw_only=True, tag_field="kind", tag="stage", forbid_unknown_fields=True):
-    """What is kept beside the models of a stage."""
+    """The facts of a stage."""
 
     stage: str
     status: Status = "ok"
@@ -33,7 +33,7 @@ class StageFacts(msgspec.Struct, kw_only=True, tag_field="kind", tag="stage", fo
 
 
 class CellFacts(msgspec.Struct, kw_only=True, tag_field="kind", tag="cell", forbid_unknown_fields=True):
-    """What is kept beside the models of a cell; ``history`` has the loss of each epoch by phase."""
+    """The facts of a cell; ``history`` has the loss of each epoch by phase."""
 
     status: Status = "ok"
     error: str | None = None

@@ -1,4 +1,4 @@
-"""Puts parties, wire and defenses together for one cell."""
+"""Builds the federation of a cell: parties, channel and defenses."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def load_dataset(name: str, **options: Any) -> VerticalDataset:
 
 
 def partition_of(cell: Cell) -> Partition:
-    """Return the cell's split data; the last one is kept, because neighboring cells share it."""
-    identity = str(dataset_identity(cell.dataset, cell.data))  # a file that has changed is another dataset
+    """Return the cell's split data; the last one is cached, because neighboring cells share it."""
+    identity = str(dataset_identity(cell.dataset, cell.data))  # a changed file is another dataset
     return _partition(msgspec.json.encode((cell.dataset, cell.data, cell.seed)), identity)
 
 
 def build_federation(cell: Cell, device: str) -> Federation:
-    """Return the federation of ``cell``: every party carries its defenses, and a hook acts when it sends."""
+    """Return the federation of ``cell``; every party carries its defenses."""
     data, where = partition_of(cell), torch.device(device)
     for defense in cell.defenses:
         if defense.by and defense.by not in ("passive", *data.parties):
@@ -101,24 +101,24 @@ def build_method(cell: Cell) -> Method:
 
 
 def malicious_attacks(federation: Federation, name: str, spec: AttackSpec, aux: AuxSpec | None) -> dict[str, Attack]:
-    """Return the attack of each malicious party, one of its own for each; one on integrity knows what its party knows.
+    """Return the attack of each malicious party; an attack on integrity gets the view of its party.
 
     Args:
         federation: parties with their columns, trained or not.
         name: of the adversary, ``passive_1+passive_2`` for colluding parties.
         spec: the attack.
-        aux: the labels that they know; None for none.
+        aux: the labels that they know, or None.
 
     Raises:
         UsageError: no such party, or the adversary knows too little.
     """
-    found: dict[str, Attack] = {}
+    attacks: dict[str, Attack] = {}
     for party in adversary(federation, name):
-        found[party.name] = made = build_attack(spec)
-        if isinstance(made, IntegrityAttack):
-            known = aux if aux and Need.AUX_LABELS in made.needs else AuxSpec(n=0)
-            made.join(view_before(federation, party, known), seed=derive(federation.seed, "sabotage", made.name))
-    return found
+        attacks[party.name] = attack = build_attack(spec)
+        if isinstance(attack, IntegrityAttack):
+            known = aux if aux and Need.AUX_LABELS in attack.needs else AuxSpec(n=0)
+            attack.join(view_before(federation, party, known), seed=derive(federation.seed, "sabotage", attack.name))
+    return attacks
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""What an attack on integrity does to a trained federation: the utility that is left, and where a trigger leads."""
+"""The impact of an attack on integrity: the utility under attack, and the success of a trigger."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from vflsec.records.schema import Block, Impact, Triggered
 
 
 def impact(trained: Trained, malicious: Mapping[str, IntegrityAttack], utility: Block) -> Impact:
-    """Return what is left under an attack on integrity, or of the honest federation that it is compared with.
+    """Return the impact on a federation under attack, or on the honest one that it is compared with.
 
     Args:
-        trained: the federation; whoever acts against its rules at prediction does so in ``utility`` already.
-        malicious: those whose trigger is tried, by party.
-        utility: of ``trained`` on test rows, none of which has a trigger.
+        trained: the federation.
+        malicious: the attacks whose trigger is tried, by party.
+        utility: of ``trained`` on test rows without a trigger; malicious parties act in its predictions.
 
     Raises:
         Diverged: a prediction is not finite.
     """
-    aim = next((attack.aim for attack in malicious.values()), None)  # those who collude have one
+    aim = next((attack.aim for attack in malicious.values()), None)  # colluding parties share one
     return Impact(utility=utility, success=None if aim is None else success(trained, malicious, aim))
 
 
 def success(trained: Trained, malicious: Mapping[str, IntegrityAttack], aim: int) -> Triggered:
-    """Return the share of test rows of other classes that are taken for class ``aim`` once they bear the trigger."""
+    """Return the share of test rows of other classes that are predicted as class ``aim`` with the trigger."""
     federation = trained.federation
     with federation.without_recording(), triggered(federation, malicious, "test"):
         logits = trained.predict("test")
     others = (federation.active.labels["test"] != aim).cpu()
     z = logits.cpu()[others].numpy()
-    wanted = np.full(len(z), aim)
+    aims = np.full(len(z), aim)
     rng = np.random.default_rng(derive(federation.seed, "bootstrap"))
-    share = float((z.argmax(axis=1) == wanted).mean())
-    return Triggered(share=share, ci95_rows=over_rows("accuracy", z, wanted, rng), n=len(z))
+    share = float((z.argmax(axis=1) == aims).mean())
+    return Triggered(share=share, ci95_rows=over_rows("accuracy", z, aims, rng), n=len(z))
 
 
 @contextmanager
 def triggered(federation: Federation, malicious: Mapping[str, IntegrityAttack], split: str) -> Iterator[None]:
-    """Let the columns of malicious parties of ``split`` bear their trigger for a while."""
+    """Add the trigger to the columns of malicious parties in ``split`` for this context."""
     before = {name: federation.parties[name].features for name in malicious}
     for name, attack in malicious.items():
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Writes down what an evaluation consists of, so that its report needs neither plug-ins nor data."""
+"""Makes the manifest of an evaluation, so that its report needs neither plug-ins nor data."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ def _sentence(kind: str, name: str) -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit of the source tree that this package lies in, if it is one of vflsec."""
+    """Return the commit of the source tree of this package; None if it is installed from elsewhere."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
     try:
-        found = subprocess.run(  # noqa: S603  (nothing of it comes from a file)
+        shown = subprocess.run(  # noqa: S603  (nothing of it comes from a file)
             ["git", "-C", str(root), "rev-parse", "HEAD"],  # noqa: S607  (git is looked up on the path)
             capture_output=True,
             text=True,
@@ -100,4 +100,4 @@ def _commit() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return shown.stdout.strip()

@@ -1,4 +1,4 @@
-"""Which attacks an adversary can mount, by what its method shows it: known before anything is trained."""
+"""Which attacks an adversary can mount; known before anything is trained."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def mount(
     if party == SOURCE and not of_source:
         phases = ", ".join(f"@{phase}" for phase in method.source_phases)
         raise InsufficientView(f"attack {attack.name!r} cannot be mounted by {SOURCE} but at {phases}, on columns")
-    shown = _shown(method, side, after, options, of_source=of_source)
-    shown -= frozenset() if aux.n else {Need.AUX_LABELS}
+    met = _met(method, side, after, options, of_source=of_source)
+    met -= frozenset() if aux.n else {Need.AUX_LABELS}
     if side == "active":
-        shown |= {Need.PREDICTIONS} if after is None else set()
-        shown |= {Need.VICTIM_MODEL} if aux.victim_model else set()
-    attack.check(side, shown)
+        met |= {Need.PREDICTIONS} if after is None else set()
+        met |= {Need.VICTIM_MODEL} if aux.victim_model else set()
+    attack.check(side, met)
     if side == "passive" and Need.EMBEDDINGS in attack.needs and attack.victim not in (None, federation.active.name):
         raise InsufficientView(
             f"attack {attack.name!r} needs {Need.EMBEDDINGS} of {attack.victim}; {party} receives only those of "
@@ -72,7 +72,7 @@ def mountable(
     party: str, aux: AuxSpec, method: Method, federation: Federation, options: Mapping[str, Any]
 ) -> list[str]:
     """Return the registered attacks that recover something and that the adversary ``party`` can mount on ``method``."""
-    found = []
+    names = []
     for name in sorted(registry.entries("attacks")):
         wanted = AttackSpec(name=name)
         if registry.load("attacks", name).baseline or target_of(wanted) == "integrity":
@@ -81,20 +81,20 @@ def mountable(
             mount(build_attack(wanted), None, party, aux, method, federation, options)
         except InsufficientView:
             continue
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
-def _shown(
+def _met(
     method: Method, side: str, after: str | None, options: Mapping[str, Any], *, of_source: bool = False
 ) -> frozenset[Need]:
-    """Return what an adversary on ``side`` has met when it strikes: after all phases, or after one.
+    """Return the needs that are met for an adversary on ``side`` after all phases, or after one.
 
-    Of messages, those about the people whom it asks about: the active party's, or the source's.
+    Only messages about the rows of its question count: the active party's rows, or the source's.
     """
     until = method.phases
     if after is not None:
         until = method.phases[: method.phases.index(after) + 1]
-    heard = [phase for phase in until if (phase in method.source_phases) == of_source]
-    said = frozenset[Kind]().union(*(method.messages_in(phase, options) for phase in heard))
-    return frozenset(need for need in method.visible_to[side] if KINDS.get(need) in {None, *said})
+    phases = [phase for phase in until if (phase in method.source_phases) == of_source]
+    sent = frozenset[Kind]().union(*(method.messages_in(phase, options) for phase in phases))
+    return frozenset(need for need in method.visible_to[side] if KINDS.get(need) in {None, *sent})

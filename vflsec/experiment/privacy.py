@@ -1,4 +1,4 @@
-"""What an adversary was told, in the currency of differential privacy: epsilon, by the releases that it heard."""
+"""The privacy that was spent against an adversary: epsilon, by the number of releases that it received."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from vflsec.core.method import Trained
 from vflsec.core.party import Party
 
 AFTERWARDS = ("predict", "validate")
-"""Phases of which the rows are others than those that training releases, unless they are of a split that it used."""
+"""Phases after training; their rows are others, unless their split was used in training as well."""
 
 
 def spent(trained: Trained, releases: Sequence[ReleaseCount], adversary: str) -> list[dict[str, Any]]:
-    """Return, for each defense with a guarantee, what it has spent against this adversary: of all senders the most.
+    """Return the privacy that each defense with a guarantee has spent against this adversary: the most of all senders.
 
     Args:
-        trained: whose parties carry the defenses.
-        releases: as ``Channel.releases`` counts them.
-        adversary: a party, or several joined by ``+``, which hear what each of them does.
+        trained: the federation whose parties carry the defenses.
+        releases: from ``Channel.releases``.
+        adversary: a party, or several joined by ``+`` that share all messages.
 
     Returns:
-        By defense ``defense``, ``epsilon``, ``delta``; where releases are noised also ``releases``, how often the
-        adversary heard of the row that it heard of most, and ``epsilon_transcript``, which counts every release of
-        every row: the bound where a row acts on others' releases by way of the model. Of a defense of updates
-        ``of`` is ``models``, and ``updates``, in how many a row took part: what is said about the row itself is not in
-        its epsilon.
+        For each defense ``defense``, ``epsilon``, ``delta``. If releases are noised, also ``releases``, the largest
+        number of releases of one row to the adversary, and ``epsilon_transcript``, over all releases of all rows: the
+        bound if a row affects releases of others through the model. For a defense of updates, ``of`` is ``models`` and
+        ``updates`` the number in which a row took part; its epsilon does not cover messages about the row itself.
     """
     method = trained.method
     method.prepare(trained.federation)
@@ -37,52 +36,52 @@ def spent(trained: Trained, releases: Sequence[ReleaseCount], adversary: str) ->
     for party in trained.federation.all_parties:
         for defense in party.defenses if party.name not in adversaries else ():
             if hooks.UPDATE in touches(defense):
-                found = _spent_on_models(defense, method.updates(trained.federation))
+                own = _spent_on_models(defense, method.updates(trained.federation))
             else:
-                found = _spent(defense, party, [r for r in releases if r.receiver in adversaries])
-            if found and found["epsilon"] >= most.get(repr(defense), found)["epsilon"]:
-                most[repr(defense)] = {"defense": repr(defense), **found}
+                own = _spent(defense, party, [r for r in releases if r.receiver in adversaries])
+            if own and own["epsilon"] >= most.get(repr(defense), own)["epsilon"]:
+                most[repr(defense)] = {"defense": repr(defense), **own}
     return list(most.values())
 
 
 def spent_at_most(trained: Trained, releases: Sequence[ReleaseCount]) -> list[dict[str, Any]]:
-    """Return what ``spent`` does of the party that each defense has told most, which stands in ``adversary``."""
+    """Return ``spent`` against the ``adversary`` among the parties against which each defense has spent most."""
     most: dict[str, dict[str, Any]] = {}
     for name in trained.federation.parties:
-        for found in spent(trained, releases, name):
-            if found["epsilon"] > most.get(found["defense"], {"epsilon": -1.0})["epsilon"]:
-                most[found["defense"]] = {**found, "adversary": name}
+        for own in spent(trained, releases, name):
+            if own["epsilon"] > most.get(own["defense"], {"epsilon": -1.0})["epsilon"]:
+                most[own["defense"]] = {**own, "adversary": name}
     return list(most.values())
 
 
-def _spent(defense: Defense, party: Party, told: Sequence[ReleaseCount]) -> dict[str, Any] | None:
-    if not defense.at:  # it changes labels, which the active party alone has
+def _spent(defense: Defense, party: Party, received: Sequence[ReleaseCount]) -> dict[str, Any] | None:
+    if not defense.at:  # it changes labels, which only the active party has
         return defense.spent(1) if party.active else None
-    heard = [r for r in told if r.sender == party.name and defense.acts(Kind(r.kind), r.phase)]
+    defended = [r for r in received if r.sender == party.name and defense.acts(Kind(r.kind), r.phase)]
     once = defense.spent(1)
-    if not heard or once is None:
+    if not defended or once is None:
         return None
-    count = most_of_one_row(heard)
-    whole = defense.spent(sum(r.total for r in heard))
+    count = most_of_one_row(defended)
+    whole = defense.spent(sum(r.total for r in defended))
     assert whole is not None
     return {**(defense.spent(count) or once), "releases": count, "epsilon_transcript": whole["epsilon"]}
 
 
 def _spent_on_models(defense: Defense, updates: int) -> dict[str, Any] | None:
-    found = defense.spent(updates)
-    return {**found, "of": "models", "updates": updates} if found else None
+    spent = defense.spent(updates)
+    return {**spent, "of": "models", "updates": updates} if spent else None
 
 
-def most_of_one_row(heard: Sequence[ReleaseCount]) -> int:
-    """Return how often one row was released, at most: a row may be known to several phases by other positions."""
-    training = [r for r in heard if r.phase not in AFTERWARDS]
+def most_of_one_row(releases: Sequence[ReleaseCount]) -> int:
+    """Return the largest number of releases of one row; phases may know the same row by other positions."""
+    training = [r for r in releases if r.phase not in AFTERWARDS]
     most: dict[tuple[str, str, str], int] = {}
     for r in training:
         route = (r.phase, r.receiver, r.kind)
         most[route] = max(most.get(route, 0), r.most)
     trained_on, splits = sum(most.values()), {r.split for r in training}
     later: dict[str, int] = {}
-    for r in heard:
+    for r in releases:
         if r.phase in AFTERWARDS:
             later[r.split] = later.get(r.split, trained_on if r.split in splits else 0) + r.most
     return max([trained_on, *later.values()])

@@ -1,4 +1,4 @@
-"""The scorer: the only place where a guess meets the truth."""
+"""The scorer: the only place where a guess is compared with the truth."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def score(
     known: str = "train",
     names: Sequence[str] = (),
 ) -> dict[str, Block]:
-    """Return, for each split guessed, all metrics, chance, the number of rows, and the row interval of the headline.
+    """Return, for each guessed split, all metrics, chance, the number of rows, and the row interval of the headline.
 
-    ``halves`` is the headline on each of two random halves of these rows, which are the same for every guess that has
-    the same seed, truth and ``exclude``. It is None where the rows are too few to be split.
+    ``halves`` is the headline on each of two random halves of these rows, which are the same for every guess with the
+    same seed, truth and ``exclude``. It is None if the rows are too few to be split.
 
     Args:
-        guess: what the attack proposed.
+        guess: of an attack.
         ground_truth: the truth; rows whose answer is -1 have none.
         headline: the metric that the interval is for.
-        exclude: positions of the auxiliary samples in the split ``known``: the adversary knew them.
+        exclude: positions of the auxiliary samples, which the adversary knows, in the split ``known``.
         seed: of the bootstrap and of the halves.
         known: the split of the auxiliary samples.
-        names: of the metrics; those of a task with as many classes unless given.
+        names: of the metrics; by default those of a task with as many classes.
     """
     blocks = {}
     for split, guessed in guess.scores.items():
@@ -46,7 +46,7 @@ def score(
         keep = torch.ones(len(truth), dtype=torch.bool) if truth.dim() > 1 else truth >= 0
         if split == known:
             keep[exclude.cpu()] = False
-        if len(torch.unique(truth[keep])) > 1:  # of a single class no metric says anything
+        if len(torch.unique(truth[keep])) > 1:  # metrics need two classes
             scored, answers = guessed[keep], truth[keep]
             halves = _on_halves(scored, answers, headline, derive(seed, "halves", split))
             block = measure(scored, answers, headline, seed, names)
@@ -57,7 +57,7 @@ def score(
 def measure(scores: Tensor, labels: Tensor, headline: str, seed: int, names: Sequence[str] = ()) -> Block:
     """Return all metrics of (n, C) scores against (n,) labels, or of values, and the headline's row interval.
 
-    ``one_class`` is set where every row is guessed to be of the same class: accuracy then says nothing of the leak.
+    ``one_class`` is set if all rows are guessed to be of the same class: accuracy is then no measure of the leak.
     """
     s, y = scores.detach().cpu().numpy(), labels.cpu().numpy()
     return Block(
@@ -80,7 +80,7 @@ def in_first_half(truth: Tensor, seed: int) -> NDArray[np.bool_]:
 
 
 def _on_halves(scores: Tensor, truth: Tensor, headline: str, seed: int) -> tuple[float, float] | None:
-    """Return the headline on each half, or None where a half has a single answer, of which no metric says anything."""
+    """Return the headline on each half, or None if a half has a single answer."""
     s, y = scores.detach().cpu().numpy(), truth.cpu().numpy()
     first = in_first_half(truth.cpu(), seed)
     if any(len(np.unique(y[half], axis=0)) < 2 for half in (first, ~first)):
@@ -90,5 +90,5 @@ def _on_halves(scores: Tensor, truth: Tensor, headline: str, seed: int) -> tuple
 
 
 def one_class(labels: Tensor, scores: np.ndarray) -> bool:
-    """Whether the argmax of (n, C) scores is one class for every row; of values there is no class."""
+    """Whether the argmax of (n, C) scores is the same class for every row; values have no class."""
     return not labels.is_floating_point() and len(np.unique(scores.argmax(axis=1))) == 1

@@ -1,4 +1,4 @@
-"""What is to be evaluated: frozen settings, from tables and from the texts of a command line."""
+"""The settings of an evaluation, read from tables and from the texts of a command line."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from vflsec.data.partition import DataSpec
 from vflsec.experiment.grammar import parse_reference, parse_value, split_list
 
 TRAINING = ("dataset", "data", "methods", "method", "train", "model", "fixed")
-"""The fields of an ``EvalSpec`` that concern training; the others say who attacks what, and how often."""
+"""The fields of an ``EvalSpec`` that concern training; the others concern attacks and repetitions."""
 
 
 class AttackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An attack by name, with its options, and the phase after which it strikes (None: the last)."""
+    """An attack by name, with its options, and the phase after which it attacks (None: the last)."""
 
     name: str
     options: dict[str, Any] = {}
@@ -31,7 +31,7 @@ class AttackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def short_name(self) -> str:
-        """The name; of ``path/to/file.py:Class``, the class."""
+        """The name, or the class of ``path/to/file.py:Class``."""
         return self.name.rpartition(":")[2]
 
     @property
@@ -42,7 +42,7 @@ class AttackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def place(self) -> str:
-        """``@`` and the phase after which it strikes, or nothing."""
+        """``@`` and the phase after which it attacks, or an empty text."""
         return f"@{self.after}" if self.after else ""
 
 
@@ -50,9 +50,9 @@ class DefenseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A defense by name, with its strength, where it acts (None: its default) and its options.
 
     Attributes:
-        by: who carries it: ``active`` (the source as well), ``passive`` (every passive party), a party's name, or None
-            for everybody.
-        strengths: of a defense that is swept, its own; none for those of the evaluation.
+        by: who carries it: ``active`` (and the source), ``passive`` (every passive party), a party's name, or None for
+            all parties.
+        strengths: of a defense that is swept; empty for those of the evaluation.
     """
 
     name: str
@@ -64,7 +64,7 @@ class DefenseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def label(self) -> str:
-        """The name, with who carries it and where it acts, if not everybody and at its default point."""
+        """The name, with who carries it and where it acts unless these are the defaults."""
         by = f":by={self.by}" if self.by else ""
         return self.name + by + (f"@{'+'.join(self.at)}" if self.at else "")
 
@@ -75,15 +75,14 @@ class DefenseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the adversary knows beforehand: the labels of some rows, or whatever else it is to infer of the others.
+    """The auxiliary knowledge of the adversary: for some rows, the answers that it is to infer for the others.
 
     Attributes:
-        n: of how many rows.
-        balanced: as many of each class (the papers' setting), else drawn as they come.
-        folds: of these labels, on which the adversary tests its attacks and picks one; 0 for none.
-        adaptive: use all that was said about a row in the course of training, over which noise averages out; else what
-            was said first.
-        budget: how many settings of a learned attack the adversary tries on its folds: ``paper`` the source's own,
+        n: number of these rows.
+        balanced: the same number of each class (the papers' setting), else drawn at random.
+        folds: of these rows, on which the adversary tests its attacks and picks one; 0 for none.
+        adaptive: use all releases of a row, over which noise averages out, else only the first.
+        budget: settings of a learned attack that the adversary tries on its folds: ``paper`` only the source's own,
             ``small`` 4, ``large`` 16, the source's own among them.
         victim_model: whether it knows the bottom model of the party that it attacks (a white box).
     """
@@ -104,22 +103,22 @@ class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One evaluation; every setting that can change a result, and none that cannot.
+    """One evaluation: every setting that can change a result, and no other.
 
     Attributes:
         dataset: a registered name, or a TOML file that describes the user's own data.
-        data: how it is split.
+        data: settings of its split.
         methods: each gives a curve.
         method: options of single methods by name.
-        train: how models are fitted.
+        train: settings of training.
         model: the shape of the networks.
         attacks: each gives a row per strength.
-        defenses: each is swept over its own strengths, or these:
-        strengths: besides 0, which is always there.
-        fixed: further defenses that stay as they are (``--with``).
+        defenses: each is swept over its own strengths, or else over ``strengths``.
+        strengths: in addition to 0, which is always included.
+        fixed: further defenses of constant strength (``--with``).
         adversary: the attacking party.
-        aux: its auxiliary labels.
-        seeds: how many; each drives split, model, noise and the attacker's draw.
+        aux: its auxiliary knowledge.
+        seeds: number of repetitions; a seed determines split, model, noise and the attacker's draw.
     """
 
     dataset: str = "credit-default"
@@ -137,7 +136,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seeds: int = 5
 
     def __post_init__(self) -> None:
-        """Check what one field alone cannot tell."""
+        """Check the fields against each other."""
         positive(seeds=self.seeds)
         for field in ("methods", "attacks"):
             if not getattr(self, field):
@@ -172,14 +171,14 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"--epsilon): drop one"
             )
         for defense in self.defenses:
-            found = self.strengths_of(defense)
-            if any(not 0 <= s < float("inf") for s in found):
-                raise UsageError(f"expected finite strengths >= 0 for {defense.label}, got {list(found)}")
-            if not any(found):
+            strengths = self.strengths_of(defense)
+            if any(not 0 <= s < float("inf") for s in strengths):
+                raise UsageError(f"expected finite strengths >= 0 for {defense.label}, got {list(strengths)}")
+            if not any(strengths):
                 raise UsageError(f"expected a strength above 0 for {defense.label}, got none: add --lambda 1,5,25")
 
     def _check_fixed(self, defense: DefenseSpec) -> None:
-        """Check that a defense that stays as it is has one strength."""
+        """Check that a fixed defense has one strength."""
         if defense.strengths:
             got = ", ".join(f"{strength:g}" for strength in defense.strengths)
             raise UsageError(f"expected one strength for the fixed defense {defense.name}, got {got}: choose one")
@@ -187,15 +186,15 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             made = registry.load("defenses", defense.name)
             knob = "epsilon" if made.by_epsilon is not None else made.strength_name
             example = f"{defense.name}:{knob}={made.strengths[0] if made.strengths == (1.0,) else 5:g}"
-            raise UsageError(f"expected a strength for the fixed defense {defense.name}, got 0: say {example}")
+            raise UsageError(f"expected a strength for the fixed defense {defense.name}, got 0: write {example}")
 
     def strengths_of(self, defense: DefenseSpec) -> tuple[float, ...]:
-        """Return the strengths that ``defense`` is swept over, besides 0."""
+        """Return the strengths over which ``defense`` is swept, in addition to 0."""
         return defense.strengths or self.strengths
 
     @property
     def resolved_model(self) -> ModelSpec:
-        """The model with its encoder named: one for all methods that are compared, whatever their own would be."""
+        """The model with its encoder resolved: the same one for all methods that are compared."""
         if self.model.encoder:
             return self.model
         own = {registry.load("methods", name).encoder for name in self.methods}
@@ -203,22 +202,22 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What tables and gates call each attack: its name, with its options where two share it."""
+        """The name of each attack in tables and gates, with its options if another attack has the same name."""
         names = [attack.name for attack in self.attacks]
         return tuple(a.label if names.count(a.name) > 1 else a.short_name + a.place for a in self.attacks)
 
     @property
     def name(self) -> str:
-        """A short name for folders and titles, without a folder in it."""
+        """A short name for folders and titles, without any path."""
         names = [self.dataset, *self.methods, *(d.label for d in self.defenses)]
         names += [attack.name + attack.place for attack in self.attacks]
         return "-".join(_stem(name) for name in names)
 
 
 def parse_defense(text: str) -> DefenseSpec:
-    """Read a defense; its strength may be called by the defense's own name for it, ``strength`` or ``lambda``.
+    """Read a defense; its strength is ``strength``, ``lambda`` or the defense's own name for it.
 
-    Of one with differential privacy ``epsilon`` may be given instead. Several strengths, ``lambda=1,5``, are to sweep.
+    A defense with differential privacy also takes ``epsilon``. Several strengths, ``lambda=1,5``, are for a sweep.
     """
     name, options, at = parse_reference(text, "defense")
     given = [key for key in _strength_names(name) if key in options]
@@ -236,10 +235,10 @@ def parse_defense(text: str) -> DefenseSpec:
 
 def parse_swept(text: str) -> DefenseSpec:
     """Read a defense that is swept: a single strength is a list of one."""
-    found = parse_defense(text)
-    said = parse_reference(text, "defense")[1].keys() & set(_strength_names(found.name))
-    single = said and not found.strengths
-    return msgspec.structs.replace(found, strength=0.0, strengths=(found.strength,)) if single else found
+    defense = parse_defense(text)
+    given = parse_reference(text, "defense")[1].keys() & set(_strength_names(defense.name))
+    single = given and not defense.strengths
+    return msgspec.structs.replace(defense, strength=0.0, strengths=(defense.strength,)) if single else defense
 
 
 def _strength_names(defense: str) -> list[str]:
@@ -258,15 +257,15 @@ def parse_attack(text: str) -> AttackSpec:
     """Read an attack."""
     name, options, phases = parse_reference(text, "attack")
     if phases and len(phases) > 1:
-        raise UsageError(f"expected one phase after which {name} strikes, got {text!r}")
+        raise UsageError(f"expected one phase after which {name} attacks, got {text!r}")
     return AttackSpec(name=name, options=options, after=phases[0] if phases else None)
 
 
 def merge(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """Return ``settings`` with each ``path.to.key=value`` of ``assignments`` put in.
+    """Return ``settings`` after each assignment ``path.to.key=value``.
 
     Raises:
-        UsageError: an assignment without ``=``, or a path through something that is no table.
+        UsageError: an assignment without ``=``, or a path through a value that is no table.
     """
     merged: dict[str, Any] = copy.deepcopy(dict(settings))
     for assignment in assignments:
@@ -286,29 +285,29 @@ def merge(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
 def read(settings: Mapping[str, Any]) -> EvalSpec:
     """Return the checked specification.
 
-    Attacks and defenses may be texts of the grammar above, alone or in lists: ``fixed = ["iso:lambda=5"]``. A defense
-    that is swept and has no strengths of its own takes ``strengths``, or ``epsilons`` in their place, or usual ones.
+    Attacks and defenses may be texts of ``vflsec.experiment.grammar``, alone or in lists: ``fixed = ["iso:lambda=5"]``.
+    A swept defense without strengths of its own takes ``strengths``, or else ``epsilons``, or else its usual ones.
 
     Raises:
         UsageError: an unknown or ill-typed setting, with its path.
     """
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         key: split_list(v) if key in _LISTS and isinstance(v, str) else v for key, v in settings.items()
     }
-    epsilons = found.pop("epsilons", ())
+    epsilons = values.pop("epsilons", ())
     if epsilons:
-        if found.get("strengths"):
+        if values.get("strengths"):
             raise UsageError("expected the strength once, got strengths (--lambda) and epsilons (--epsilon): drop one")
-        found["strengths"] = [_from_epsilon("epsilons", value) for value in epsilons]
+        values["strengths"] = [_from_epsilon("epsilons", value) for value in epsilons]
     for key, parse in _PARSERS.items():
-        if isinstance(found.get(key), list | tuple):
-            found[key] = [msgspec.to_builtins(parse(v)) if isinstance(v, str) else v for v in found[key]]
-    if isinstance(found.get("defenses"), list):
-        found["defenses"] = [
-            _complete(one, shared=bool(found.get("strengths")), epsilons=bool(epsilons)) for one in found["defenses"]
+        if isinstance(values.get(key), list | tuple):
+            values[key] = [msgspec.to_builtins(parse(v)) if isinstance(v, str) else v for v in values[key]]
+    if isinstance(values.get("defenses"), list):
+        values["defenses"] = [
+            _complete(one, shared=bool(values.get("strengths")), epsilons=bool(epsilons)) for one in values["defenses"]
         ]
     try:
-        return msgspec.convert(found, EvalSpec)
+        return msgspec.convert(values, EvalSpec)
     except msgspec.ValidationError as error:
         raise UsageError(f"settings: {_teach(str(error))}") from None
 
@@ -343,7 +342,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def to_toml(spec: EvalSpec) -> str:
-    """Return ``spec`` as TOML, every default filled in; what is None is left out, for TOML has no null."""
+    """Return ``spec`` as TOML with all defaults; None is left out, since TOML has no null."""
     return tomli_w.dumps(_without_none(msgspec.to_builtins(spec)))
 
 
@@ -352,9 +351,9 @@ _PARSERS: dict[str, Callable[[str], Any]] = {"attacks": parse_attack, "defenses"
 
 
 def _complete(defense: Any, *, shared: bool, epsilons: bool) -> Any:
-    """Return the table of a swept defense with strengths, unless it has some, or shares those of all."""
+    """Return the table of a swept defense with its usual strengths, unless it has some or shares those of all."""
     if not isinstance(defense, dict) or not isinstance(defense.get("name"), str) or defense.get("strengths"):
-        return defense  # which is complete, or none
+        return defense  # complete, or not a defense: ``msgspec.convert`` reports it
     if epsilons:
         return {**defense, "options": {**defense.get("options", {}), **_by_epsilon(defense["name"])}}
     return defense if shared else {**defense, "strengths": registry.load("defenses", defense["name"]).strengths}
@@ -387,7 +386,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _teach(message: str) -> str:
-    """Rewrite msgspec's words for a path into those of ``--set``, and list the known keys of that table."""
+    """Rewrite msgspec's path in the form of ``--set``, and list the known keys of that table."""
     message = message.replace("`", "'").replace("$.", "").replace("Object contains unknown field", "unknown setting")
     structs = {"data": DataSpec, "train": TrainSpec, "model": ModelSpec, "aux": AuxSpec}
     table = message.rpartition(" - at ")[2].strip("'") if " - at " in message else ""

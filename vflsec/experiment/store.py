@@ -32,7 +32,7 @@ SHARED = 0o666
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Raise StoreError, in one line, where the system refuses to write into ``folder``."""
+    """Raise StoreError, in one line, if the system refuses to write into ``folder``."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -41,10 +41,10 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 class Store:
-    """Reads and writes one results folder; killed at any moment, it loses at most the line being written.
+    """Reads and writes one results folder; a kill loses at most the line being written.
 
     Args:
-        folder: made when something is first written.
+        folder: created by the first write.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,14 +73,14 @@ class Store:
         return lock
 
     def _sweep(self) -> None:
-        """Remove what a killed run was writing; its workers have ended with it."""
+        """Remove the unfinished files of a killed run, whose workers have ended with it."""
         files.sweep(self.folder)
         for pattern in (f"cells/{files.UNFINISHED}*", "cells/*.partial-*"):
             for unfinished in self.folder.glob(pattern):
                 files.discard(unfinished)
 
     def records(self, *, skip_damaged: bool = False) -> dict[str, Record]:
-        """Return what ``read_records`` does."""
+        """Return all finished results by key, see ``read_records``."""
         return read_records(self.folder, skip_damaged=skip_damaged)
 
     def append(self, record: Record) -> None:
@@ -90,13 +90,13 @@ class Store:
             files.append(self._records, encode(record))
 
     def trim(self) -> None:
-        """Cut off a torn last line, so that the next one starts on a line of its own."""
+        """Cut off an incomplete last line."""
         if self._records.exists():
             with writing(self.folder):
                 files.truncate(self._records, sum(map(len, complete_lines(self._records))))
 
     def forget(self, keep: Callable[[Record], bool], *, skip_damaged: bool = False) -> None:
-        """Drop the results that ``keep`` refuses, in one atomic replacement; damaged ones with ``skip_damaged``."""
+        """Drop the results that ``keep`` rejects, in one atomic replacement; damaged ones with ``skip_damaged``."""
         kept = [encode(record) for record in self.records(skip_damaged=skip_damaged).values() if keep(record)]
         with writing(self.folder):
             files.replace(self._records, b"".join(kept), mode=SHARED)
@@ -114,7 +114,7 @@ class Store:
         self.forget(lambda record: record.status not in FAILED, skip_damaged=True)
 
     def expect_own(self) -> None:
-        """Raise StoreError if this folder holds cells, or what is called so, that no evaluation wrote."""
+        """Raise StoreError if this folder has ``cells`` that no evaluation wrote."""
         cells = self.folder / "cells"
         if cells.exists() and not (self._records.exists() or (self.folder / "spec.toml").exists()):
             raise StoreError(
@@ -123,10 +123,10 @@ class Store:
             )
 
     def clear(self) -> None:
-        """Drop all results and all cells; what else lies there stays.
+        """Drop all results and all cells; other files are kept.
 
         Raises:
-            StoreError: this folder is not of an evaluation.
+            StoreError: no evaluation wrote this folder.
         """
         self.expect_own()
         with writing(self.folder):
@@ -151,29 +151,29 @@ class Store:
 
 
 class CellFolder:
-    """One cell's models and facts; appears whole or not at all."""
+    """One cell's models and facts; written whole or not at all."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def partial(self) -> Path:
-        """The file in which a stage keeps its state while it is being computed."""
+        """The file with the state of a stage while it is being computed."""
         return self.path.with_name(f"{self.path.name}.partial")
 
     def read(self) -> CellFacts | StageFacts | None:
-        """Return the cell's facts, or None where it has not been computed.
+        """Return the cell's facts, or None if it has not been computed.
 
         Raises:
             StoreError: they are damaged.
         """
-        found: CellFacts | StageFacts | None = self._read(CellFacts | StageFacts)
-        return found
+        facts: CellFacts | StageFacts | None = self._read(CellFacts | StageFacts)
+        return facts
 
     def read_measured(self) -> dict[str, Any] | None:
-        """Return what a benchmark has kept of a cell of its own, or None."""
-        found: dict[str, Any] | None = self._read(dict[str, Any])
-        return found
+        """Return the facts that a benchmark stored for a cell of its own, or None."""
+        facts: dict[str, Any] | None = self._read(dict[str, Any])
+        return facts
 
     def _read(self, kind: Any) -> Any:
         path = self.path / "cell.json"
@@ -185,7 +185,7 @@ class CellFolder:
             raise StoreError(f"{path} is damaged ({error}): compute it again with vflsec eval --retry-errors") from None
 
     def write(self, facts: CellFacts | StageFacts | dict[str, Any], save_models: Callable[[Path], None]) -> None:
-        """Write models and facts to a folder beside, then move it here; what another process put here first stays."""
+        """Write models and facts to a temporary folder, then move it here, unless another process was first."""
         temporary = self.path.with_name(f"{files.UNFINISHED}{self.path.name}-{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)
         with writing(self.path):
@@ -194,7 +194,7 @@ class CellFolder:
             (temporary / "cell.json").write_bytes(msgspec.json.encode(facts))
             try:
                 temporary.rename(self.path)
-            except OSError:  # the same cell, which another process has put here first, or what is left of a cell
+            except OSError:  # another process was first, or this is an incomplete cell
                 if self.read() is not None:
                     shutil.rmtree(temporary)
                     return
@@ -202,7 +202,7 @@ class CellFolder:
                 temporary.rename(self.path)
 
     def check(self) -> None:
-        """Raise StoreError unless this folder is new and can be made; it is made and removed again."""
+        """Raise StoreError unless this folder is new and can be made; it is created and removed again."""
         with writing(self.path):
             if self.path.exists():
                 raise StoreError(f"expected a new folder for --out, got {self.path}, which exists: name another")
