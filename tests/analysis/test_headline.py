@@ -24,7 +24,7 @@ def linear_world(*, rows: int) -> VerticalDataset:
         ),
         labels=pd.Series(labels.astype(int), index=ids),
         classes=("below", "above"),
-        card=Card(title="Linear", source="drawn from a seed", licence="none needed", rows=rows, label="", split=""),
+        card=Card(title="Linear", source="drawn from a seed", license="none needed", rows=rows, label="", split=""),
     )
 
 

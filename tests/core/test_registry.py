@@ -122,7 +122,7 @@ def test_identity_of_a_file_is_its_text(mine, tmp_path):
 def test_a_class_that_does_not_say_what_it_is_gets_one_line(tmp_path):
     path = tmp_path / "bare.py"
     path.write_text(MINE.replace('    reference = guarantee = "made for a test"\n', ""))
-    with pytest.raises(UsageError, match="to say its reference, guarantee, got none: set them in the class"):
+    with pytest.raises(UsageError, match="to state its reference, guarantee, got none: set them in the class"):
         registry.load("defenses", f"{path}:Mine")
 
 

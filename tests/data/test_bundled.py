@@ -29,7 +29,7 @@ MODULES = {
 def test_the_card_is_complete_and_true(name: str):
     card, dataset = bundle.card(name), MODULES[name].load()
     assert set(tomllib.loads((bundle.FOLDER / f"{name}.toml").read_text("utf-8"))) == set(Card.__dataclass_fields__)
-    assert card.licence == "CC BY 4.0"
+    assert card.license == "CC BY 4.0"
     assert "ersonal data" in card.notes or "no names" in card.notes
     assert len(dataset.labels) == card.rows
     assert dataset.card == card

@@ -256,7 +256,7 @@ def test_the_card_is_complete():
     path = bundle.FOLDER / "fashion-mnist.toml"
     assert set(tomllib.loads(path.read_text("utf-8"))) == set(Card.__dataclass_fields__)
     card = bundle.card("fashion-mnist")
-    assert (card.licence, card.rows, card.columns) == ("MIT", 70_000, 784)
+    assert (card.license, card.rows, card.columns) == ("MIT", 70_000, 784)
     assert "No personal data" in card.notes
     assert CATALOGUE["fashion-mnist"] == "vflsec.data.fashion_mnist:load"
 
@@ -336,5 +336,5 @@ def test_its_card_is_shown_without_its_files(monkeypatch, tmp_path):
     monkeypatch.setattr(fashion_mnist, "PACKAGE_FOLDER", tmp_path)
     shown = CliRunner().invoke(cli, ["show", "dataset", "fashion-mnist"])
     assert shown.exit_code == 0, shown.output
-    assert "licence: MIT" in shown.output
+    assert "license: MIT" in shown.output
     assert "apt install dataset-fashion-mnist" in shown.output

@@ -312,5 +312,5 @@ def test_a_dataset_may_say_itself_who_is_in_which_role():
     }  # fmt: skip
     assert all(len(own.local_ids) == 0 for own in split.parties.values())
     assert sorted(split.ids["aligned"]) == [*range(90), *range(200, 300)]
-    with pytest.raises(UsageError, match="expected no setting in data but options with world, whose task says who"):
+    with pytest.raises(UsageError, match="expected no setting in data but options with world, whose task defines"):
         partition(dataset, DataSpec(validation=0.1), 7)

@@ -267,7 +267,7 @@ def test_epsilons_stand_for_strengths():
         ({"defenses": ["gaussian-dp:epsilon=2,strength=1"]}, "the strength once"),
         ({"defenses": ["label-dp"], "epsilons": [0]}, "epsilon > 0, got 0"),
         ({"fixed": ["iso:epsilon=2"]}, "got iso: use --lambda"),
-        ({"fixed": ["label-dp"]}, "say label-dp:epsilon=5"),
+        ({"fixed": ["label-dp"]}, "write label-dp:epsilon=5"),
         ({"epsilons": [1]}, "got no defense"),
     ],
 )

@@ -1,6 +1,6 @@
 """Datasets split by columns: the catalogue, the alignment of ids, and the seeded split into train and test.
 
-Nothing heavy is imported here: a name resolves to its loader only when it is asked for.
+Nothing heavy is imported here: a name resolves to its loader when it is used.
 """
 
 CATALOGUE: dict[str, str] = {

@@ -1,4 +1,4 @@
-"""Which rows do all parties hold? The plain inner join of ids that private set intersection would compute."""
+"""Alignment of rows: the inner join of ids, in plain, that private set intersection computes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vflsec.data.dataset import PartyTable
 
 
 def align(tables: Sequence[PartyTable]) -> pd.Index:
-    """Return the ids that every table holds, sorted, so that the result depends on no party's row order.
+    """Return the sorted ids that every table holds.
 
     Raises:
         DataError: a table names an id twice, or no id is in all tables.

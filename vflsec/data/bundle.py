@@ -1,4 +1,4 @@
-"""What the datasets share: the card, the bundled arrays, tables in an order of their own, images cut into parts."""
+"""Shared parts of the datasets: cards, bundled arrays, shuffled tables, images cut into parts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def arrays(name: str) -> dict[str, np.ndarray]:
     """Return the arrays of the bundled dataset ``name``, by their names.
 
     Raises:
-        DataError: the file is missing or is not the one that the card describes.
+        DataError: the file is missing, or its hash is not the card's.
     """
     path = FOLDER / f"{name}.npz"
     if not path.is_file():
@@ -51,9 +51,9 @@ def arrays(name: str) -> dict[str, np.ndarray]:
 
 def verify(name: str, content: bytes, way_out: str = "Reinstall vflsec") -> None:
     """Raise DataError unless the sha256 of ``content`` is the one on the card of ``name``."""
-    found = hashlib.sha256(content).hexdigest()
-    if found != card(name).sha256:
-        raise DataError(f"expected {name} with sha256 {card(name).sha256}, got {found}. {way_out}")
+    sha256 = hashlib.sha256(content).hexdigest()
+    if sha256 != card(name).sha256:
+        raise DataError(f"expected {name} with sha256 {card(name).sha256}, got {sha256}. {way_out}")
 
 
 def party_table(
@@ -65,16 +65,16 @@ def party_table(
     image: tuple[int, int, int] | None = None,
     grouping: Grouping | None = None,
 ) -> PartyTable:
-    """Return a party's table in an order of its own, as two companies would never store people in the same order.
+    """Return a party's table with its rows in an order of its own, as companies would store them.
 
     Args:
-        dataset: with ``party`` it names the fixed permutation.
+        dataset: determines the fixed permutation, together with ``party``.
         party: ``active``, ``passive_1``, ...
         frame: the party's columns, indexed by id.
         categorical: categories among ``frame``'s columns; names of other parties' columns are ignored.
         signed_log: likewise for heavy-tailed numbers.
         image: (channels, height, width) if the columns are its pixels, row by row.
-        grouping: which columns belong together.
+        grouping: of the columns.
     """
     order = np.random.default_rng(derive(0, dataset, party, "order")).permutation(len(frame))
     own = frozenset(frame.columns)
@@ -86,8 +86,8 @@ def image_tables(dataset: str, images: np.ndarray, ids: pd.Index, parties: int) 
     """Return each party's part of gray ``images`` (n, height, width), with columns ``pixel_row_column``, row by row.
 
     Args:
-        dataset: names the parties' row orders.
-        images: pixel values; a frame keeps their dtype.
+        dataset: determines the parties' row orders.
+        images: pixel values.
         ids: of the n rows.
         parties: 2 for the left (active) and right half; 4 for the quadrants in reading order.
 
@@ -100,15 +100,15 @@ def image_tables(dataset: str, images: np.ndarray, ids: pd.Index, parties: int) 
     sides = (slice(width // 2), slice(width // 2, width))
     names = np.array([[f"pixel_{row}_{column}" for column in range(width)] for row in range(height)])
     tables = []
-    for party, seen in zip(["active", *passive_names(parties - 1)], product(bands, sides), strict=True):
-        part, columns = images[:, *seen], names[seen]
+    for party, region in zip(["active", *passive_names(parties - 1)], product(bands, sides), strict=True):
+        part, columns = images[:, *region], names[region]
         frame = pd.DataFrame(part.reshape(len(part), -1), index=ids, columns=columns.ravel().tolist())
         tables.append(party_table(dataset, party, frame, image=(1, *columns.shape)))
     return tuple(tables)
 
 
 def shuffled_ids(dataset: str, rows: int) -> pd.Index:
-    """Return ids 0..rows-1 in a fixed shuffled order, for a source that sorts its rows by class."""
+    """Return ids 0..rows-1 in a fixed random order, for a source that sorts its rows by class."""
     return pd.Index(np.random.default_rng(derive(0, dataset, "ids")).permutation(rows), name="id")
 
 

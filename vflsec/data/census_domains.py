@@ -1,4 +1,4 @@
-"""Census-Income in two domains: a model of people without a postgraduate degree serves one of people who have it.
+"""Census-Income in two domains: a model is adapted from people without a postgraduate degree to people with one.
 
 Groups, merged categories and embedding widths are those of PrADA (Kang et al. 2022) and its authors' code.
 """
@@ -45,7 +45,7 @@ MIGRATION = {
 }  # fmt: skip
 HOUSEHOLD = {"tax_filer_stat": 4, "det_hh_fam_stat": 10, "det_hh_summ": 10, "fam_under_18": 3}
 GROUPS = {"emp": EMPLOYMENT, "demo": DEMOGRAPHICS, "migr": MIGRATION, "house": HOUSEHOLD}
-"""Party C's columns by group, and how many numbers stand for a category of each."""
+"""Party C's columns by group, with the width of the embedding of a category."""
 
 WIDTHS = {
     "emp": (56, 28, 14),
@@ -99,27 +99,28 @@ MERGED = {
     "country_mother": COUNTRIES,
     "country_self": COUNTRIES,
 }
-"""Categories that are one: each text is a list, and they are called by its first."""
+"""Merged categories: each text is a list, named by its first category."""
 # fmt: on
 
 
 def load(*, ratio: float = 0.04, source: str = "apart", clean_split: bool = False) -> VerticalDataset:
     """Census-Income in two domains, who earns above 50,000 dollars? 101,579 rows, 2 parties and a source.
 
-    The target's people have a postgraduate degree, the source's have none. The active party is the target's (PrADA's
-    A): 4,000 labeled training rows, of which few are positive. The source (B) has all positive training rows of its
-    people and nine times as many negative ones. Both hold 5 numbers of their people, and the passive party (C) holds 30
-    categories of everybody, in four groups. Nobody uses the labels of the target's other training rows.
+    People of the target domain have a postgraduate degree, people of the source domain have none. The active party is
+    the target's (PrADA's A): 4,000 labeled training rows, few of them positive. The source (B) has all positive
+    training rows of its domain and nine times as many negative ones. Both hold 5 numeric columns, and the passive party
+    (C) holds 30 categorical columns of all people, in four groups. The labels of the target's other training rows are
+    unused.
 
-    Evaluation rows are half validation, half test: the target's people of the official test set, and, as the authors'
-    code has it, training rows that are left over, all negatives and half as many positives. These are among the rows
-    that may be adapted to, without their labels. Which rows are in which role depends on the seed.
+    Evaluation rows are half validation, half test: the target's rows of the official test set and, as in the authors'
+    code, the remaining training rows, all negatives and half as many positives. These are among the unlabeled rows for
+    adaptation. The seed determines the role of each row.
 
     Args:
-        ratio: of positives among the labeled rows: 0.01, 0.02 and 0.04 in the paper; fewer are among more.
+        ratio: of positives among the labeled rows: 0.01, 0.02 and 0.04 in the paper; fewer are a subset of more.
         source: ``apart``, another party; ``merged``, the source's rows are labeled training rows of the active party
             (the paper's AB-VFL).
-        clean_split: evaluate on people of the official test set alone.
+        clean_split: evaluate on rows of the official test set alone.
 
     Raises:
         UsageError: an unknown option, or no positive or no negative labeled row.
@@ -153,7 +154,7 @@ def load(*, ratio: float = 0.04, source: str = "apart", clean_split: bool = Fals
 def _roles(
     labels: pd.Series, is_target: pd.Series, is_test: pd.Series, positives: int, clean_split: bool, seed: int
 ) -> Roles:
-    """Draw who is in which role; more positives keep the fewer."""
+    """Draw the role of each row; more positives are a superset of fewer."""
 
     def shuffled(rows: pd.Series, *name: object) -> tuple[pd.Index, pd.Index]:
         """Return the negative and the positive ids among ``rows``, each in a random order."""
@@ -190,7 +191,7 @@ def _grouping() -> Grouping:
 
 
 def _table() -> pd.DataFrame:
-    """Return all rows but the source's of the official test set, as the task sees them."""
+    """Return all rows, with the task's columns, except the source's rows of the official test set."""
     arrays = bundle.arrays(TABLE)
     education = arrays["education.categories"][arrays["education"]]
     is_target = np.isin(education, POSTGRADUATE)
@@ -217,12 +218,12 @@ def _table() -> pd.DataFrame:
 
 
 def _merged(arrays: dict[str, np.ndarray], name: str) -> np.ndarray | pd.Categorical:
-    """Return a column with those categories put together that are one here."""
+    """Return a column with the categories of ``MERGED`` merged."""
     categories = arrays.get(f"{name}.categories")
     if categories is None:
         return arrays[name]
-    called = {one: names.split(",")[0] for names in MERGED.get(name, ()) for one in names.split(",")}
-    assert called.keys() <= set(categories), f"{name} has the categories that are merged"
-    new = [called.get(category, category) for category in categories]
-    found = pd.Index(sorted(set(new)))
-    return pd.Categorical.from_codes(found.get_indexer(new)[arrays[name]], found)
+    merged = {one: names.split(",")[0] for names in MERGED.get(name, ()) for one in names.split(",")}
+    assert merged.keys() <= set(categories), f"{name} has the categories that are merged"
+    new = [merged.get(category, category) for category in categories]
+    index = pd.Index(sorted(set(new)))
+    return pd.Categorical.from_codes(index.get_indexer(new)[arrays[name]], index)

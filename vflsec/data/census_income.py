@@ -26,7 +26,7 @@ RESIDENCE = [
 ]
 ORIGIN = ["hisp_origin", "country_father", "country_mother", "country_self", "citizenship"]
 
-# Ordered so that the groups which five parties leave together, residence and origin, are those PrADA merges too.
+# In this order five parties merge residence and origin, as PrADA does.
 GROUPS = [EMPLOYMENT, DEMOGRAPHICS, HOUSEHOLD, RESIDENCE, ORIGIN]
 CATEGORICAL = ["gender", *(column for group in GROUPS for column in group)]
 ADULT_AGE = 16
@@ -37,8 +37,8 @@ def load(*, parties: int = 2, adults_only: bool = False) -> VerticalDataset:
 
     Args:
         parties: 2 to 6. The active party holds 5 columns, the others share 28: every passive party holds one group
-            (employment, demographics, household, residence, origin), the last one all groups that are left.
-        adults_only: keep people of 16 years and more; most duplicate rows are children's.
+            (employment, demographics, household, residence, origin), the last one all remaining groups.
+        adults_only: keep people of 16 years and more; most duplicate rows are of children.
 
     Raises:
         UsageError: another number of parties.

@@ -30,8 +30,8 @@ def load(*, split: str = "fate") -> VerticalDataset:
 
     Args:
         split: ``fate``, the columns of FATE's example files in their order, with FATE's guest as active party
-            (13 columns) and its host as passive party (10); or ``bureau``, a bank (11 columns) whose own columns say
-            little about the label and a credit bureau (12) whose columns say much.
+            (13 columns) and its host as passive party (10); or ``bureau``, a bank (11 columns) whose own columns
+            hardly predict the label and a credit bureau (12) whose columns do.
 
     Raises:
         UsageError: an unknown ``split``.

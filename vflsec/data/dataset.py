@@ -16,7 +16,7 @@ from vflsec.core.layout import Grouping
 
 @dataclass(frozen=True)
 class Card:
-    """Where a dataset comes from and what may be done with it.
+    """The source of a dataset and its terms of use.
 
     Attributes:
         split: the test set: official, or drawn by seed.
@@ -26,7 +26,7 @@ class Card:
 
     title: str
     source: str
-    licence: str
+    license: str
     rows: int
     label: str
     split: str
@@ -37,7 +37,7 @@ class Card:
 
 @dataclass(frozen=True)
 class PartyTable:
-    """One party's own rows in its own order, and what it knows of its columns.
+    """One party's rows, in its own order, and the roles of its columns.
 
     Attributes:
         name: ``active``, ``passive_1``, ``passive_2``...
@@ -45,7 +45,7 @@ class PartyTable:
         categorical: columns whose values are categories; all others are numbers.
         signed_log: numeric columns with heavy tails (money), passed through sign(x)·log(1+|x|) before scaling.
         image: (channels, height, width) if the columns are the pixels of an image, in that order; else None.
-        grouping: which of the columns belong together, or None.
+        grouping: of the columns, or None.
     """
 
     name: str
@@ -56,7 +56,7 @@ class PartyTable:
     grouping: Grouping | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no encoder could use.
+        """Check that an encoder can use the table.
 
         Raises:
             DataError: unknown or contradictory column roles, a non-numeric or non-finite number, an empty category, or
@@ -78,14 +78,14 @@ class PartyTable:
 
 
 class Roles(NamedTuple):
-    """Who is in which role, where a dataset's task says it; no id is in two roles but those of ``adaptation``.
+    """The rows of each role, if the task of a dataset defines them; only ``adaptation`` overlaps with other roles.
 
     Attributes:
         train: rows whose label the active party uses.
-        unlabeled: aligned training rows of which nobody uses the label.
-        val: rows to choose a model by.
-        test: rows to judge it by.
-        adaptation: rows of the active party's people that may be used without their label to fit passive models.
+        unlabeled: aligned training rows whose label is unused.
+        val: rows for selecting a model.
+        test: rows for evaluating it.
+        adaptation: rows of the active party that passive models may be fitted to without labels.
         source: rows of the other active party.
     """
 
@@ -99,18 +99,18 @@ class Roles(NamedTuple):
 
 @dataclass(frozen=True)
 class VerticalDataset:
-    """Tables of K >= 2 parties about overlapping sets of ids; the active party alone holds the labels.
+    """Tables of K >= 2 parties with overlapping sets of ids; only the active party holds labels.
 
-    There may be another active party with people of its own, the source of a domain adaptation: it holds the same
-    columns as the active party, and labels; passive parties hold columns of its people as well.
+    There may be a second active party with rows of its own, the source of a domain adaptation: it holds the same
+    columns as the active party, and labels; passive parties hold columns of its rows as well.
 
     Attributes:
         parties: the active party first.
         labels: class index 0..C-1 for each id of the active party, and of the source.
         classes: names of the C classes, in index order.
-        test_ids: the ids of an official test set, or None where a seeded split is to be drawn.
+        test_ids: the ids of an official test set, or None for a seeded split.
         source: the other active party, or None.
-        draw: the roles by seed, where the task says who is in which; else ``DataSpec`` does.
+        draw: the roles by seed, if the task defines them; else ``DataSpec`` does.
     """
 
     name: str
@@ -123,7 +123,7 @@ class VerticalDataset:
     draw: Callable[[int], Roles] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be split between parties or learned from.
+        """Check that the tables can be split between parties and learned from.
 
         Raises:
             DataError: fewer than two parties, another first party, fewer than two classes, rows without label; a

@@ -1,4 +1,4 @@
-"""Optical digits (scikit-learn): 1,797 images of 8 x 8 pixels, of which each party sees a part."""
+"""Optical digits (scikit-learn): 1,797 images of 8 x 8 pixels, of which each party holds a part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load(*, parties: int = 2) -> VerticalDataset:
     Raises:
         UsageError: another number of parties.
     """
-    from sklearn.datasets import load_digits  # imported where it is needed: slow
+    from sklearn.datasets import load_digits  # slow to import
 
     pixels, labels = load_digits(return_X_y=True)
     images = pixels.reshape(-1, 8, 8).astype(np.uint8)

@@ -1,13 +1,13 @@
-"""From a party's raw columns to the float32 matrix its network reads, with statistics of training rows alone.
+"""Encodes a party's raw columns as the float32 matrix that its network reads, by statistics of training rows alone.
 
     kind of column              becomes
     number                      (x - mean) / std
     heavy-tailed number         the same, after sign(x) log(1 + |x|)
-    category                    one-hot, the first slot for categories that training never showed
+    category                    one-hot, the first slot for categories that do not occur in training
 
 Edge cases:
 
-    number constant in training                 zeros, also in the test set: it taught the network nothing
+    number constant in training                 zeros, also in the test set
     category unseen in training                 1 in the first slot
     no rows                                     shape (0, d)
 """
@@ -27,11 +27,11 @@ class ColumnEncoder:
     """Encodes rows of one party.
 
     Args:
-        table: tells which columns are categories and which are heavy-tailed.
-        fit_rows: the party's training rows; mean, std and known categories come from them and from nothing else.
+        table: names the categorical and the heavy-tailed columns.
+        fit_rows: the party's training rows; mean, std and known categories come from them alone.
 
     Attributes:
-        layout: one column per raw column, in the table's order; whether they are the pixels of an image; their groups.
+        layout: of the encoded columns, in the table's order.
     """
 
     def __init__(self, table: PartyTable, fit_rows: pd.DataFrame) -> None:

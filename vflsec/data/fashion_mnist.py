@@ -1,4 +1,4 @@
-"""Fashion-MNIST (Zalando): 70,000 images of clothes, 28 x 28 pixels, of which each party sees a part.
+"""Fashion-MNIST (Zalando): 70,000 images of clothes, 28 x 28 pixels, of which each party holds a part.
 
 Source: Xiao, Rasul and Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms,
 2017, arXiv:1708.07747. Its files, 31 MB, are not bundled: they come from a folder of the user's or a Debian package.
@@ -37,14 +37,14 @@ def load(*, parties: int = 2, rows: int | None = None, data_dir: str | None = No
     Args:
         parties: 2 for the left (active) and right half, 28 x 14 pixels each; 4 for the quadrants, 14 x 14 pixels each,
             in reading order.
-        rows: training images that are kept, the same ones for every seed, and fewer are a subset of more; None for
-            all 60,000. The 10,000 of the official test set always stay.
-        data_dir: the folder of the four idx files, plain or gzipped, whose content is then taken as it is; None for
-            that of Debian's package dataset-fashion-mnist, whose content must be that of the card.
+        rows: training images that are kept, the same for every seed; fewer are a subset of more. None for all 60,000.
+            All 10,000 images of the official test set are kept.
+        data_dir: the folder of the four idx files, plain or gzipped, with any content; None for that of Debian's
+            package dataset-fashion-mnist, with the content of the card.
 
     Raises:
         UsageError: another number of parties, or more rows than there are.
-        DataError: a file is missing, or not what its name says.
+        DataError: a file is missing, or has unexpected content.
     """
     paths = source_files(data_dir)
     contents = [idx.unpack(path) for path in paths]
@@ -61,7 +61,7 @@ def load(*, parties: int = 2, rows: int | None = None, data_dir: str | None = No
 
 
 def source_files(data_dir: str | None = None) -> list[Path]:
-    """Return the four files that ``load`` reads: what must be unchanged for a stored result to stay valid.
+    """Return the four files that ``load`` reads. If one changes, stored results are invalid.
 
     Raises:
         DataError: one is missing.
@@ -69,11 +69,11 @@ def source_files(data_dir: str | None = None) -> list[Path]:
     folder = PACKAGE_FOLDER if data_dir is None else Path(data_dir).expanduser()
     paths = []
     for name in FILES:
-        found = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
-        if not found:
+        path = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+        if path is None:
             way_out = f"apt install {PACKAGE}, or download the four idx files from {PAGE} and give --data-dir FOLDER"
             raise DataError(f"{NAME}: expected {name} or {name}.gz in {folder}, found neither: {way_out}")
-        paths.append(found[0])
+        paths.append(path)
     return paths
 
 
@@ -90,10 +90,10 @@ def _images_and_labels(paths: list[Path], contents: list[bytes]) -> tuple[np.nda
         way_out = "take both files from one source"
         expected = f"a label for each of the {len(images)} images in {paths[0].name}"
         raise DataError(f"{paths[1]}: expected {expected}, got {len(labels)}; {way_out}")
-    strange = labels[labels >= len(CLASSES)]
-    if len(strange):
+    unknown = labels[labels >= len(CLASSES)]
+    if len(unknown):
         way_out = f"give the files of {PAGE}"
-        raise DataError(f"{paths[1]}: expected labels 0 to {len(CLASSES) - 1}, got {strange[0]}; {way_out}")
+        raise DataError(f"{paths[1]}: expected labels 0 to {len(CLASSES) - 1}, got {unknown[0]}; {way_out}")
     return images, labels
 
 

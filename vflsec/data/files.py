@@ -1,4 +1,4 @@
-"""The user's own data: one TOML file that says who holds which file, or which columns of one file.
+"""The user's own data: one TOML file that names each party's file, or its columns of one file.
 
     name = "loans"                  # default: the TOML file's stem
     label = "defaulted"             # a column of the active party's file
@@ -14,10 +14,10 @@
     columns = ["score", "age"]      # default: all but id and label
 
 or with one ``file = "all.csv"`` at the top and ``columns`` for every party. ``encoding`` (default utf-8) and
-``separator`` (default a comma) stand at the top or beside a party's own file. A missing category is a category of its
-own; a missing number is an error, as are a constant column and a passive column that gives the label away.
+``separator`` (default a comma) are set at the top or beside a party's own file. A missing category is a category of its
+own; a missing number is an error, as are a constant column and a passive column that is a copy of the label.
 
-A party whose columns are the pixels of an image says so, and networks made for images can read it:
+``image`` declares that a party's columns are the pixels of an image, for networks that read images:
 
     [parties.passive_1]
     file = "scans.parquet"
@@ -65,10 +65,10 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def load_toml(path: Path) -> VerticalDataset:
-    """Return the dataset that ``path`` describes; each party keeps the row order of its file.
+    """Return the dataset of the TOML file ``path``; each party keeps the row order of its file.
 
     Raises:
-        DataError: in one line, which file, column and row is wrong, and the way out.
+        DataError: a file is wrong; the line names file, column and row.
     """
     config = _read_config(path)
     names = _party_names(path.name, config)
@@ -78,24 +78,24 @@ def load_toml(path: Path) -> VerticalDataset:
     tables = tuple(_party_table(name, config.parties[name], raw[name], columns[name], ids[name]) for name in names)
     labels, classes = _labels(raw["active"], config.label, ids["active"])
     dataset = VerticalDataset(config.name or path.stem, tables, labels, classes)
-    _refuse_label_copies(dataset, raw)
+    _reject_label_copies(dataset, raw)
     return dataset
 
 
 def load_party(
     path: Path, name: str, own: PartyFile, *, key: str, label: str | None = None
 ) -> tuple[PartyTable, pd.Series | None, tuple[str, ...]]:
-    """Return one party's own table alone, with its labels and their names where it has a ``label`` column.
+    """Return one party's table alone, with its labels and their names if it has a ``label`` column.
 
     Args:
         path: of its file.
         name: of the party.
-        own: which columns, and what they are; ``own.file`` is not read.
+        own: names and roles of its columns; ``own.file`` is not read.
         key: the column of row ids.
         label: the column of labels, or None.
 
     Raises:
-        DataError: in one line, which column and row is wrong, and the way out.
+        DataError: the file is wrong; the line names column and row.
     """
     raw = read_table(path, own.encoding or "utf-8", own.separator or ",", toml=False)
     ids = _ids(raw, key, name)
@@ -118,7 +118,7 @@ def _read_config(path: Path) -> DataFile:
 
 
 def _party_names(file: str, config: DataFile) -> list[str]:
-    """Return active, passive_1, ... after checking that these are the sections, all in one of the two layouts."""
+    """Return active, passive_1, ... after checking that these are the sections, in one of the two forms."""
     names = ["active", *(f"passive_{k}" for k in range(1, max(2, len(config.parties))))]
     if sorted(config.parties) != sorted(names):
         got = ", ".join(config.parties) or "none"
@@ -132,11 +132,11 @@ def _party_names(file: str, config: DataFile) -> list[str]:
         if config.file is not None and (party.encoding or party.separator):
             raise DataError(f"{file}: expected encoding and separator beside file at the top, got them in {name}")
     if config.file is not None:
-        _refuse_shared_columns(file, config)
+        _reject_shared_columns(file, config)
     return names
 
 
-def _refuse_shared_columns(file: str, config: DataFile) -> None:
+def _reject_shared_columns(file: str, config: DataFile) -> None:
     owner: dict[str, str] = {}
     for name, party in config.parties.items():
         if party.columns is None:
@@ -159,14 +159,14 @@ def _read_files(folder: Path, config: DataFile, names: list[str]) -> dict[str, R
 
 
 def _ids(table: RawTable, column: str, party: str) -> pd.Index:
-    """Return the ids as text, so that 7 in a CSV file and 7 in a Parquet file are the same person."""
+    """Return the ids as text, so that 7 in a CSV file and 7 in a Parquet file are equal."""
     _expect_column(table, column, "the id")
     ids = table.keys(column, "an id")
     double = np.flatnonzero(ids.duplicated())
     if len(double):
         place, way_out = table.place(column, double[0]), f"{party} must hold one row per id"
         raise DataError(f"{place}: expected each id once, got {ids[double[0]]!r} again; {way_out}")
-    index: pd.Index = pd.Index(ids, dtype=object, name="id")  # hashes faster than Arrow text
+    index: pd.Index = pd.Index(ids, dtype=object, name="id")  # faster to hash than Arrow text
     return index
 
 
@@ -180,7 +180,7 @@ def _labels(table: RawTable, column: str, ids: pd.Index) -> tuple[pd.Series, tup
 
 
 def _natural(text: str) -> tuple[bool, int, str]:
-    """Sort whole numbers by value and before text."""
+    """Return a sorting key: integers by value, before text."""
     is_number = text.removeprefix("-").isdecimal()
     return (not is_number, int(text) if is_number else 0, text)
 
@@ -233,7 +233,7 @@ def _image(name: str, sizes: list[int], columns: int) -> tuple[int, int, int]:
 
 def _values(table: RawTable, column: str, party: PartyFile) -> pd.Categorical | np.ndarray:
     values = pd.Categorical(table.categories(column)) if column in party.categorical else table.numbers(column)
-    # An image cannot do without a pixel, and the margins of many images are blank.
+    # Pixels may be constant: the margins of many images are blank.
     if party.image is None and pd.Series(values).nunique() == 1:
         way_out = f"drop it, or leave it out with {table.setting('columns')}{' = [...]' if table.toml else ''}"
         raise DataError(
@@ -242,8 +242,8 @@ def _values(table: RawTable, column: str, party: PartyFile) -> pd.Categorical | 
     return values
 
 
-def _refuse_label_copies(dataset: VerticalDataset, raw: dict[str, RawTable]) -> None:
-    """Refuse a passive column that is the label under other names: the passive party would have nothing to infer."""
+def _reject_label_copies(dataset: VerticalDataset, raw: dict[str, RawTable]) -> None:
+    """Reject a passive column that is a copy of the label: the passive party would have nothing to infer."""
     common = align(dataset.parties)
     labels = dataset.labels.loc[common].to_numpy()
     for party in dataset.parties[1:]:
@@ -264,7 +264,7 @@ def _expect_column(table: RawTable, column: str, role: str) -> None:
 
 
 def source_files(path: Path) -> list[Path]:
-    """Return ``path`` and every file that it names: what must be unchanged for a stored result to stay valid.
+    """Return ``path`` and every file that it names. If one changes, stored results are invalid.
 
     Raises:
         DataError: the TOML file is missing or wrong.

@@ -1,10 +1,10 @@
-"""Reading idx files, the format of MNIST and of the datasets made in its likeness, plain or gzipped.
+"""Reads idx files, the format of MNIST and similar datasets, plain or gzipped.
 
     4 bytes     0, 0, the type of the values (8: unsigned bytes), the number n of dimensions
     4 n bytes   the size of each dimension, most significant byte first
     the rest    the values, the last dimension fastest
 
-Other types than unsigned bytes are refused: gray levels and classes need none.
+Only unsigned bytes are accepted.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _UNSIGNED_BYTES = 8
 
 
 def unpack(path: Path) -> bytes:
-    """Return what is in ``path``, unpacked if it is gzipped.
+    """Return the content of ``path``, unpacked if it is gzipped.
 
-    The content decides, not the suffix: some browsers unpack a download and leave its name as it was.
+    The content counts and not the suffix, since some browsers unpack downloads without renaming them.
 
     Raises:
         DataError: a gzip file that is cut off or damaged.
@@ -40,7 +40,7 @@ def unpack(path: Path) -> bytes:
 
 
 def parse(content: bytes, dimensions: int, path: Path) -> np.ndarray:
-    """Return the values in an unpacked idx file as uint8, a read-only view in as many dimensions as asked for.
+    """Return the values in an unpacked idx file as a read-only uint8 array.
 
     Args:
         content: of the file.
@@ -48,7 +48,7 @@ def parse(content: bytes, dimensions: int, path: Path) -> np.ndarray:
         path: of the file, for messages.
 
     Raises:
-        DataError: something else than an idx file of bytes in so many dimensions, or one that is cut off.
+        DataError: no idx file of bytes with this number of dimensions, or one that is cut off.
     """
     magic = bytes([0, 0, _UNSIGNED_BYTES, dimensions])
     if content[:4] != magic:

@@ -1,4 +1,4 @@
-"""Multiple Features (UCI): 2,000 handwritten digits, each described in six ways by as many as six parties."""
+"""Multiple Features (UCI): 2,000 handwritten digits with six sets of features, for up to six parties."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vflsec.data.dataset import VerticalDataset
 NAME = "multiple-features"
 CLASSES = tuple("0123456789")
 
-# Two weak, different views by default: neither party does well alone.
+# The default parties hold two weak, different views, so that neither predicts well alone.
 PASSIVE = ["fourier", "profile_correlations", "karhunen_loeve", "pixel_averages"]
 
 

@@ -1,21 +1,20 @@
-"""Who holds which rows in which role: the seeded split of a dataset into training, validation and test parts.
+"""The seeded split of a dataset into training, validation and test rows of all parties.
 
     rows that all parties hold
     ├── test                            official, or drawn first: it depends on the seed and on ``test`` alone
-    └── training rows, in one drawn order, of which each setting takes a prefix
+    └── training rows, in one random order, of which each setting takes a prefix
         ├── held by all (overlap)
-        │   ├── alignment known (aligned)       aligned, whatever of it is
+        │   ├── alignment known (aligned)       aligned, which is split into
         │   │   ├── label used (n_labeled)      train, and val at the end of the prefix
         │   │   └── label not used              unlabeled
         │   └── alignment not known             local, to every party
         └── dealt out                           local, to one party each
 
-A dataset whose task says who is in which role draws the roles itself, and then DataSpec has no say in it but for its
-options. Rows of another active party, the source, are in no role but that of its own.
+A dataset whose task defines the roles draws them itself; of DataSpec it reads only its options. Rows of another active
+party, the source, have a role of their own.
 
-Prefixes make settings comparable: with the same seed, fewer labels or a smaller overlap is a subset of more.
-``aligned`` and ``local`` do not depend on which labels are used, nor does the encoding: pre-training is shared between
-label budgets.
+With the same seed, fewer labels or a smaller overlap are a subset of more. ``aligned``, ``local`` and the encoding do
+not depend on which labels are used, so that pre-training is shared between label budgets.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from vflsec.data.encode import ColumnEncoder
 
 
 class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a dataset is split.
+    """Settings of the split of a dataset.
 
     Attributes:
-        n_labeled: aligned training rows whose label the active party uses, validation included, and then it knows of no
-            other label; None for the label of each row that it holds, aligned or not.
-        aligned: fraction of the commonly held training rows whose alignment the parties know.
+        n_labeled: aligned training rows whose label the active party knows, including validation; None for the labels
+            of all rows that it holds, aligned or not.
+        aligned: fraction of the common training rows whose alignment the parties know.
         overlap: fraction of the training rows that every party holds; each other row is dealt to one party.
         test: fraction held out; ignored where the dataset has an official test set.
         validation: fraction of the labeled rows moved to validation.
@@ -144,11 +143,11 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
 
 
 def _own_draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:
-    """Return the ids of each role that the dataset's task has; nothing is dealt out."""
+    """Return the ids of each role in the dataset's task; nothing is dealt out."""
     assert dataset.draw is not None
     if msgspec.structs.replace(spec, options={}) != DataSpec():
         raise UsageError(
-            f"expected no setting in data but options with {dataset.name}, whose task says who is in which role: "
+            f"expected no setting in data but options with {dataset.name}, whose task defines the role of each row: "
             f"see vflsec show dataset {dataset.name}"
         )
     roles = dataset.draw(seed)._asdict()
@@ -158,7 +157,7 @@ def _own_draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict
 
 
 def _foreign(dataset: VerticalDataset, ids: dict[str, pd.Index]) -> dict[str, pd.Index]:
-    """Take from ``ids`` what is no role of the active party's rows: the source's, and those to adapt to."""
+    """Remove from ``ids``, and return, the source's rows and the rows for adaptation."""
     if dataset.source is None:
         return {}
     if dataset.draw:
@@ -186,9 +185,9 @@ def _draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str
         raise UsageError(f"expected n_labeled <= {len(aligned)}, the aligned training rows, got {n_labeled}")
     train, val = _cut(aligned[:n_labeled], 1 - spec.validation)
 
-    # The place in the order decides whom a row is dealt to, so that a larger overlap moves no row between parties.
-    turn = np.arange(len(held), len(order)) % len(dataset.parties)
-    dealt = {table.name: rest[turn == k] for k, table in enumerate(dataset.parties)}
+    # A row is dealt by its position in the order, so that a larger overlap moves no row between parties.
+    owner = np.arange(len(held), len(order)) % len(dataset.parties)
+    dealt = {table.name: rest[owner == k] for k, table in enumerate(dataset.parties)}
     return {"train": train, "unlabeled": aligned[n_labeled:], "val": val, "test": test, "aligned": aligned}, dealt
 
 
@@ -224,7 +223,7 @@ def _party_data(
         elsewhere.append(dataset.test_ids)  # also those test rows that not all parties hold
     if dataset.source is not None:
         elsewhere.append(dataset.source.frame.index)
-    # Where the task says who is in which role, whoever is in none has no part in it.
+    # If the task defines the roles, rows without a role are unused.
     local = frame.index[:0] if dataset.draw else frame.index[~frame.index.isin(elsewhere[0].append(elsewhere[1:]))]
 
     encoder = ColumnEncoder(table, frame.loc[ids["aligned"].append([local, foreign.get("source", local[:0])])])

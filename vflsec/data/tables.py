@@ -1,4 +1,4 @@
-"""Reading a user's CSV or Parquet file into raw columns, and naming the place where a value is wrong."""
+"""Reads a user's CSV or Parquet file into raw columns, and names the place of a wrong value."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class RawTable(NamedTuple):
 
     frame: pd.DataFrame
     file: str
-    first_line: int  # what the first data row is called: line 2 of a CSV, row 1 of a Parquet file
-    toml: bool = True  # whether a TOML file names it; else it comes from options of the command line
+    first_line: int  # number of the first data row: line 2 of a CSV, row 1 of a Parquet file
+    toml: bool = True  # whether a TOML file names it, rather than options of the command line
 
     def place(self, column: str, position: int) -> str:
         """Return ``bank.csv, column 'age', line 7`` for the row at ``position``."""
@@ -29,7 +29,7 @@ class RawTable(NamedTuple):
         return f"{self.file}, column {column!r}, {unit} {position + self.first_line}"
 
     def setting(self, name: str, party: str = "") -> str:
-        """Return what the user calls a party's setting: a key of the TOML file, or an option."""
+        """Return the name of a party's setting: a key of the TOML file, or an option of the command line."""
         if not self.toml:
             return f"--{name.replace('_', '-')}"
         return f"parties.{party}.{name}" if party else name
@@ -59,7 +59,7 @@ class RawTable(NamedTuple):
         return text.where(text != "", MISSING)
 
     def keys(self, column: str, role: str) -> pd.Series:
-        """Return a column as text where every row must hold something: ids and labels.
+        """Return a column as text without empty rows: ids and labels.
 
         Raises:
             DataError: an empty row.
@@ -72,7 +72,7 @@ class RawTable(NamedTuple):
         return text
 
     def _stripped(self, column: str) -> pd.Series:
-        """Text without outer blanks, empty in gaps; whole floats read as integers, which gaps turned them from."""
+        """Return stripped text, empty in gaps; a column of whole floats is one of integers with gaps."""
         raw = self.frame[column]
         if pd.api.types.is_float_dtype(raw.dtype) and (raw.dropna() % 1 == 0).all():
             raw = raw.astype("Int64")
@@ -90,7 +90,7 @@ def read_table(path: Path, encoding: str, separator: str, *, toml: bool = True) 
         path: of the file.
         encoding: of a CSV.
         separator: of its fields.
-        toml: whether a TOML file names it, for the way out that errors tell.
+        toml: whether a TOML file names it, for the way out in errors.
 
     Raises:
         DataError: no such file, or one that cannot be read as a table.
@@ -105,7 +105,7 @@ def read_table(path: Path, encoding: str, separator: str, *, toml: bool = True) 
     if path.suffix == ".parquet":
         table = RawTable(_read_parquet(path), path.name, 1, toml)
     else:
-        # Spreadsheet programs put a mark in front of utf-8, which would become part of the first column's name.
+        # Spreadsheet programs put a byte order mark in front, which would become part of the first column's name.
         encoding = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding
         _check_lines(path, encoding, separator, toml=toml)
         frame = pd.read_csv(path, encoding=encoding, sep=separator, dtype=str, keep_default_na=False, index_col=False)
@@ -125,11 +125,11 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path.name}: expected a Parquet file, got {reason}; export it again") from None
-    return frame.reset_index(drop=frame.index.names == [None])  # the id may have been saved as the index
+    return frame.reset_index(drop=frame.index.names == [None])  # the id may be the index
 
 
 def _check_lines(path: Path, encoding: str, separator: str, *, toml: bool) -> None:
-    """Refuse what pandas would read without a word: ragged lines, double names, an open quote at the end."""
+    """Reject what pandas would read silently: ragged lines, repeated names, an open quote at the end."""
     try:
         with path.open(encoding=encoding, newline="") as stream:
             lines = csv.reader(stream, delimiter=separator, strict=True)
@@ -140,9 +140,9 @@ def _check_lines(path: Path, encoding: str, separator: str, *, toml: bool) -> No
                 if not fields:
                     blank = blank or lines.line_num  # allowed at the end of the file only
                 elif blank or len(fields) != len(header):
-                    line, found = (blank, 0) if blank else (lines.line_num, len(fields))
+                    line, got = (blank, 0) if blank else (lines.line_num, len(fields))
                     raise DataError(
-                        f"{path.name}, line {line}: expected {len(header)} fields as in the header, got {found}; "
+                        f"{path.name}, line {line}: expected {len(header)} fields as in the header, got {got}; "
                         f"is the file cut off, or is {separator!r} not its separator?"
                     )
     except UnicodeDecodeError as error:

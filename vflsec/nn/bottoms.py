@@ -1,4 +1,4 @@
-"""Bottom models: what a party computes on its own columns before anything leaves it."""
+"""Bottom models: networks of a party on its own columns."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ M = TypeVar("M", bound=nn.Module)
 class Encoder(nn.Module):
     """A bottom model in two parts, (B, features) -> (B, width).
 
-    What depends on the party's columns is in ``bottom``. Parties whose ``top`` has the same shape can average it, as
-    partial model aggregation does.
+    The shape of ``bottom`` depends on the party's columns. Partial model aggregation averages ``top`` over parties, if
+    it has the same shape.
 
     Source: FedHSSL (He et al. 2022, arXiv 2208.08934), section IV-B, local bottom and local top encoder.
 
     Args:
         bottom: the part that never leaves the party.
-        top: what follows; its output is the embedding.
+        top: the part that follows; its output is the embedding.
         width: of the embedding.
     """
 
@@ -65,13 +65,13 @@ def dense(features: int, hidden: Sequence[int], cut: int | None = None) -> list[
 
 
 def untrained(model: M, seed: int) -> M:
-    """Return a copy of ``model`` with every layer drawn anew from ``seed``: the same shape, nothing learned."""
-    where = next((p.device for p in model.parameters()), torch.device("cpu"))
-    fresh = copy.deepcopy(model).cpu()  # drawn there, so that every device gets the same
+    """Return a copy of ``model`` with all layers reinitialized from ``seed``."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    fresh = copy.deepcopy(model).cpu()  # drawn there, so that all devices get the same
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for module in fresh.modules():
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):
                 reset()
-    return fresh.to(where)
+    return fresh.to(device)

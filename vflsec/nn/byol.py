@@ -1,4 +1,4 @@
-"""BYOL: two views, one of them through a slow copy of the network."""
+"""BYOL: two views, one through a moving average of the network."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from vflsec.nn.siamese import Siamese
 class BYOL(Siamese):
     """Predictions of one view against the other view's projections by a moving average of the network, 2 - 2 cos.
 
-    Between parties there is no moving average, and the loss is -cos, as FedHSSL's code has it.
+    Between parties there is no moving average, and the loss is -cos, as in FedHSSL's code.
 
     Source: Grill et al. 2020, arXiv 2006.07733, section 3.1; FedHSSL (arXiv 2208.08934), eq. 3. FedHSSL's code moves
     the average before each forward pass and while evaluating; here it moves after each step.
 
     Args, besides those of ``Siamese``:
-        momentum: how much of the average stays at each step; FedHSSL's paper has 0.995, its code 0.999.
+        momentum: weight of the old average in each step; FedHSSL's paper has 0.995, its code 0.999.
     """
 
     name = "byol"

@@ -1,4 +1,4 @@
-"""No bottom model: a party's columns as they are."""
+"""The identity as bottom model: a party's columns unchanged."""
 
 from __future__ import annotations
 

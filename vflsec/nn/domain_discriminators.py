@@ -1,4 +1,4 @@
-"""PrADA's domain discriminators: for each group of columns one that tells the source's rows from the target's."""
+"""PrADA's domain discriminators: one for each group of columns, between source and target rows."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class DomainDiscriminators(nn.Module):
         return logits.view(len(f), -1, 2)
 
     def loss(self, source: Tensor, target: Tensor, alpha: float) -> Tensor:
-        """Return L_adv, the sum over groups of the mean cross-entropy; its gradient comes out times -alpha.
+        """Return L_adv, the sum over groups of the mean cross-entropy; its gradient is multiplied by -alpha.
 
         The mean is over the rows of both domains, as in the authors' code: half of eq. 2, which adds a mean of each.
 
         Args:
             source: f of the source's rows, (B, sum of widths).
             target: f of the target's rows.
-            alpha: weight of the reversed gradient; a discriminator itself learns with weight one.
+            alpha: weight of the reversed gradient; the discriminators themselves learn with weight one.
         """
         logits: Tensor = self(reverse(torch.cat([source, target]), alpha))
         domain = torch.arange(2, device=logits.device).repeat_interleave(torch.tensor([len(source), len(target)]))

@@ -10,7 +10,7 @@ from torch import nn
 def update_average(target: nn.Module, online: nn.Module, momentum: float) -> None:
     """Set every parameter of ``target`` to momentum · target + (1 - momentum) · online.
 
-    Parameters only: BatchNorm's running statistics are the target's own, from what it has seen itself.
+    Parameters only: BatchNorm's running statistics are those of the target's own inputs.
 
     Source: Grill et al. 2020 (BYOL), arXiv 2006.07733, eq. 1; He et al. 2020 (MoCo), arXiv 1911.05722, eq. 2.
     """

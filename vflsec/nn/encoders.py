@@ -1,4 +1,4 @@
-"""Which encoder a party has: by the model's settings and by what its columns are."""
+"""Builds the encoder of a party from the model's settings and the layout of its columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Encoder", "build_encoder"]
 
 
 def build_encoder(layout: Layout, spec: ModelSpec, n_classes: int) -> Encoder:
-    """Return the encoder (B, d) -> (B, width) of a party whose d columns lie as ``layout`` says.
+    """Return the encoder (B, d) -> (B, width) of a party whose d columns have this ``layout``.
 
     | encoder | bottom | top | width |
     |---|---|---|---|
@@ -25,19 +25,19 @@ def build_encoder(layout: Layout, spec: ModelSpec, n_classes: int) -> Encoder:
     | ``cnn`` | two convolutions | convolution, pool, such a block | ``cut``, or 128 |
     | ``resnet18`` | stem and stage 1 | stages 2 to 4, pool | ``cut``, or 512 |
 
-    A plain Linear brings the latter three to ``cut``, and to ``n_classes`` where there is no head. Without either, the
-    last of ``spec.bottom`` is their width, if it is given.
+    In the latter three a Linear layer reduces the width to ``cut``, or to ``n_classes`` without a head. Without either,
+    the last of ``spec.bottom``, if given, is the width.
 
     With the same settings, parties with the same encoder have tops of one shape, unless ``spec.bottom`` leaves ``mlp``
     no hidden layer or ``tabular`` a single one: then the top reads the columns themselves.
 
     Args:
         layout: of the party's matrix.
-        spec: ``bottom`` are the widths of fully connected layers, which end ``cnn`` and ``resnet18``.
+        spec: ``bottom`` are the widths of the fully connected layers, the last ones of ``cnn`` and ``resnet18``.
         n_classes: C.
 
     Raises:
-        UsageError: an encoder of images for columns that are none, or ``tabular`` without a hidden layer.
+        UsageError: an encoder of images for other columns, or ``tabular`` without a hidden layer.
     """
     cut = n_classes if spec.head == "none" else spec.cut
     kind = spec.encoder or "mlp"

@@ -14,29 +14,28 @@ DROPOUT = 0.1
 
 
 class FeatureGroups(nn.Module):
-    """What a passive party sends of each group of its columns, (B, d) -> mu (B, g), or (B, g · aggregated).
+    """One output for each group of a passive party's columns, (B, d) -> mu (B, g), or (B, g · aggregated).
 
     Categories are embedded once, N(0, 0.01^2), and each group's extractor reads the embeddings and numbers of its own
     columns: Linear-BatchNorm-Dropout(0.1)-LeakyReLU, the same again, Linear-BatchNorm-LeakyReLU, and rows f_i of length
     one. An aggregator turns each f_i into a number by a linear map, without activation.
 
-    All groups go through one layer at a time: the layers without weights, which take half of the time, act on
-    them all at once.
+    All groups go through one layer at a time, so that layers without weights act on all of them at once.
 
-    Source: PrADA (Kang et al. 2022), eq. 1 and table II; its authors' code for what is between the layers.
+    Source: PrADA (Kang et al. 2022), eq. 1 and table II; its authors' code for BatchNorm, Dropout and activations.
 
     Args:
         layout: of the party's matrix.
         groups: of columns; one may be in several. A group without widths has layers of 2 n, n and n / 2 for n inputs,
             as most of table II has.
-        embeddings: how many numbers stand for a category, by column; for others half as many as there are categories,
-            at most 8.
-        aggregated: numbers for each group; the released code has 4 where all columns are one group.
+        embeddings: width of the embedding of a category, by column; by default half the number of categories, at most
+            8.
+        aggregated: outputs for each group; 4 in the released code if all columns are one group.
 
     Attributes:
         width: of mu.
         widths: of each group's f_i.
-        extracted: f of the training rows that were last read, (B, sum of ``widths``), with its graph.
+        extracted: f of the last training batch, (B, sum of ``widths``), with its graph.
     """
 
     inputs: Tensor
@@ -60,9 +59,9 @@ class FeatureGroups(nn.Module):
         self.extracted = torch.empty(0)
 
     def extract(self, x: Tensor) -> Tensor:
-        """Return f (B, sum of widths): what every extractor makes of its group, side by side."""
-        found: Tensor = self.extractors(self.embedding(x)[:, self.inputs])
-        return found
+        """Return f (B, sum of widths), the concatenated outputs of all extractors."""
+        f: Tensor = self.extractors(self.embedding(x)[:, self.inputs])
+        return f
 
     def forward(self, x: Tensor) -> Tensor:
         """Return mu (B, width)."""
@@ -73,20 +72,20 @@ class FeatureGroups(nn.Module):
         return mu
 
     def __getstate__(self) -> dict[str, object]:
-        """Copies share no graph: a tensor that is not a leaf cannot be copied."""
+        """Leave out ``extracted``: a tensor with a graph cannot be copied."""
         return {**self.__dict__, "extracted": torch.empty(0)}
 
 
 def ungrouped(layout: Layout) -> Grouping:
-    """Return the grouping of a party that says nothing of its columns: one group, ``all``, and no pairs."""
+    """Return the default grouping: one group, ``all``, and no pairs."""
     whole = Group("all", tuple(column.name for column in layout.columns))
     return Grouping((whole,), (), whole, {})
 
 
 class _Embedding(nn.Module):
-    """Each one-hot block times its embeddings, and the numbers as they are, in the order of the columns.
+    """Embeds each one-hot block and keeps numbers, in the order of the columns.
 
-    One product with the tables as a block-diagonal matrix: a block may be a mixture of categories, and has a gradient.
+    One product with the tables as a block-diagonal matrix, so that mixtures of categories work and have a gradient.
     """
 
     one: Tensor
@@ -108,12 +107,12 @@ class _Embedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the embeddings anew."""
+        """Reinitialize the embeddings."""
         for table in self.tables.values():
             nn.init.normal_(table, std=0.01)
 
     def places(self, columns: Sequence[str]) -> Tensor:
-        """Return where the numbers that stand for these columns are in what ``forward`` returns."""
+        """Return the positions of these columns in the output of ``forward``."""
         return torch.tensor([place for column in columns for place in self._places[column]], dtype=torch.long)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A model that does not learn, where a training expects one that does."""
+"""A frozen model in the place of one that is trained."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 
 class Frozen(nn.Module):
-    """The same outputs, as leaves: a gradient that is given to them goes no further, and running statistics stay.
+    """Returns the outputs of a model as leaves; its parameters and running statistics do not change.
 
     Args:
-        model: stays in evaluation mode.
+        model: always in evaluation mode.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -30,6 +30,6 @@ class Frozen(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the model makes of ``x``."""
+        """Return the model's output."""
         h: Tensor = self.model(x)
         return h.detach().requires_grad_()

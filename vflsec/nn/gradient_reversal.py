@@ -1,4 +1,4 @@
-"""The gradient reversal layer: what is learned above it is unlearned below it."""
+"""The gradient reversal layer: the identity, with a negated gradient."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def reverse(x: Tensor, alpha: float) -> Tensor:
-    """Return ``x``; a gradient g that comes back becomes -alpha g.
+    """Return ``x``; in the backward pass a gradient g becomes -alpha g.
 
     Source: Ganin and Lempitsky 2015, "Unsupervised domain adaptation by backpropagation", section 3.1.
     """

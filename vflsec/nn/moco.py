@@ -1,4 +1,4 @@
-"""MoCo: two views, one of them through a slow copy of the network, told apart from a queue of earlier keys."""
+"""MoCo: two views, one through a moving average of the network, contrasted with a queue of earlier keys."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class MoCo(Siamese):
     guide's projections enter the bank as well, and the average moves before each forward pass; here neither.
 
     Args, besides those of ``Siamese``:
-        predictor: taken so that all siblings are built alike, and not used: MoCo has none.
-        momentum: how much of the average stays at each step; FedHSSL's paper has 0.99, its code 0.999.
+        predictor: ignored, for the signature of its siblings; MoCo has none.
+        momentum: weight of the old average in each step; FedHSSL's paper has 0.99, its code 0.999.
         temperature: tau.
-        queue: how many keys a bank holds.
+        queue: number of keys in a bank.
         out: width d of the projections.
     """
 

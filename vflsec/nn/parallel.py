@@ -1,4 +1,4 @@
-"""Networks of unequal width side by side, as one: layers that have no weights see all of them at once."""
+"""Networks of unequal width in parallel, as one network; layers without weights act on all of them at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class ParallelLinear(nn.Module):
     """g linear maps, each of its own part of the columns: (B, sum of inputs) -> (B, sum of outputs).
 
     Args:
-        inputs: how many columns each map reads.
-        outputs: how many each returns.
-        wrap: what each ``nn.Linear`` is passed through, for example spectral normalization.
+        inputs: number of input columns of each map.
+        outputs: number of outputs of each map.
+        wrap: applied to each ``nn.Linear``, for example spectral normalization.
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class ParallelLinear(nn.Module):
         self.maps = nn.ModuleList(wrap(nn.Linear(n, m)) for n, m in zip(inputs, outputs, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what each map makes of its part, side by side."""
+        """Return the concatenated outputs of all maps."""
         parts = torch.split(x, self.inputs, dim=1)
         return torch.cat([one(part) for one, part in zip(self.maps, parts, strict=True)], dim=1)
 
 
 class UnitLength(nn.Module):
-    """Bring each of g parts of every row to length one: (B, sum of widths) -> the same shape.
+    """Scale each of g parts of every row to unit length: (B, sum of widths) -> the same shape.
 
     Args:
         widths: of the parts.
@@ -49,7 +49,7 @@ class UnitLength(nn.Module):
         self.register_buffer("member", torch.eye(len(widths))[part], persistent=False)  # (sum of widths, g)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the scaled rows; a part of zeros stays as it is."""
+        """Return the scaled rows; a part of zeros is unchanged."""
         square = x.square() @ self.member
         return x * (square.clamp_min(1e-24).rsqrt() @ self.member.T)
 
@@ -57,7 +57,7 @@ class UnitLength(nn.Module):
 def parallel_layers(
     widths: Sequence[Sequence[int]], *, dropout: float = 0.0, wrap_first: Callable[[nn.Module], nn.Module] | None = None
 ) -> list[nn.Module]:
-    """Return Linear-BatchNorm-Dropout-LeakyReLU for each layer of g networks side by side; the last has no Dropout.
+    """Return Linear-BatchNorm-Dropout-LeakyReLU for each layer of g parallel networks; the last has no Dropout.
 
     Args:
         widths: of each network's input and layers; all have as many layers.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class PooledEncoder(nn.Module):
-    """The mean, or the concatenation, of what encoders make of the same rows: (B, p) -> (B, width).
+    """The mean, or the concatenation, of the outputs of encoders on the same rows: (B, p) -> (B, width).
 
     Source: FedHSSL's released code fine-tunes the mean of local and cross-party encoder.
 
@@ -27,8 +27,8 @@ class PooledEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the pooled embedding (B, width)."""
-        found = [encoder(x) for encoder in self.encoders]
-        if len(found) == 1:
-            h: Tensor = found[0]
+        outputs = [encoder(x) for encoder in self.encoders]
+        if len(outputs) == 1:
+            h: Tensor = outputs[0]
             return h
-        return torch.cat(found, dim=1) if self.pool == "concat" else torch.stack(found).mean(dim=0)
+        return torch.cat(outputs, dim=1) if self.pool == "concat" else torch.stack(outputs).mean(dim=0)

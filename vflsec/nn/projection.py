@@ -12,7 +12,7 @@ class Projector(nn.Sequential):
     512 and 512 (MoCo: 128). Only the last Linear has a bias, as in FedHSSL's code.
 
     Args:
-        width: of what comes in.
+        width: of the input.
         hidden: width of both hidden layers.
         out: width of the projection.
     """

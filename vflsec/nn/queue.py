@@ -1,4 +1,4 @@
-"""A queue of keys: the negatives that MoCo remembers from earlier batches."""
+"""A queue of keys: MoCo's negatives from earlier batches."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from vflsec.nn.losses.unit import unit
 class Queue(nn.Module):
     """The last ``size`` keys (size, d), first in, first out; random directions until they are replaced.
 
-    The start is drawn from torch's global stream, as the weights of a layer are: whoever builds networks seeds it.
+    The initial keys are drawn from torch's global stream, as the weights of a layer are.
 
     Source: He et al. 2020 (MoCo), arXiv 1911.05722, section 3.2, "dictionary as a queue". Batches need not divide it.
 
     Args:
-        size: how many keys it holds.
+        size: number of keys.
         width: d.
     """
 
@@ -28,12 +28,14 @@ class Queue(nn.Module):
         super().__init__()
         positive(queue=size)
         self.register_buffer("keys", unit(torch.randn(size, width)))
-        self.register_buffer("pointer", torch.tensor(0))  # where the oldest key is, and the next one goes
+        self.register_buffer("pointer", torch.tensor(0))  # position of the oldest key, which is replaced next
 
     @torch.no_grad()
     def enqueue(self, keys: Tensor) -> None:
-        """Put keys (B, d), scaled to length one, in place of the oldest; of more than ``size`` the last ones stay."""
+        """Replace the oldest keys by keys (B, d), scaled to unit length; if B > ``size``, only the last ones enter."""
         size, n = len(self.keys), len(keys)
-        new = torch.arange(max(0, n - size), n, device=self.keys.device)  # no slot twice: which write wins is undefined
+        new = torch.arange(
+            max(0, n - size), n, device=self.keys.device
+        )  # each slot once: the order of writes is undefined
         self.keys[(self.pointer + new) % size] = unit(keys)[new]
         self.pointer.add_(n).remainder_(size)

@@ -1,4 +1,4 @@
-"""ResNet-18 at 32 x 32, as FedHSSL has it for images."""
+"""ResNet-18 at 32 x 32, FedHSSL's encoder of images."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ResNet18(Encoder):
 
 
 class _Resize(nn.Module):
-    """Images (B, c, h, w) -> (B, c, 32, 32), bilinear, without aliasing where they shrink."""
+    """Images (B, c, h, w) -> (B, c, 32, 32), bilinear, with antialiasing."""
 
     def forward(self, images: Tensor) -> Tensor:
         if images.shape[2:] == (SIDE, SIDE):
@@ -57,7 +57,7 @@ class _Convolution(nn.Conv2d):
         super().__init__(before, after, kernel, stride, padding=kernel // 2, bias=False)
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew, N(0, 2 / (kernel area · outputs))."""
+        """Reinitialize the weights, N(0, 2 / (kernel area · outputs))."""
         nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
 
 

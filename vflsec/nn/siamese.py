@@ -1,4 +1,4 @@
-"""Siamese self-supervised learning: two views of a row in, a loss out; what SimSiam, BYOL and MoCo have in common."""
+"""Siamese self-supervised learning on two views of a row: the base of SimSiam, BYOL and MoCo."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Siamese(nn.Module, ABC):
     """An encoder with a projector and a predictor, and the losses that train them without labels.
 
     One object serves as FedHSSL's local model, trained by ``two_views``, or as its cross-party model, trained by
-    ``cross_loss``. A training step is ``two_views(...).backward()``, the optimizer's step, ``after_step()``. Heads have
-    BatchNorm: a training batch needs two rows at least.
+    ``cross_loss``. A training step is ``two_views(...).backward()``, the optimizer's step, ``after_step()``. A training
+    batch needs at least two rows, since heads have BatchNorm.
 
     Source: FedHSSL (arXiv 2208.08934), section III-B with table II, section IV-B with eq. 5 and 6.
 
     Class attributes:
-        name: as methods and results call it.
-        cross_differs: what differs from FedHSSL in ``cross_loss``.
-        local_differs: what differs from it in ``two_views``.
+        name: for methods and results.
+        cross_differs: differences of ``cross_loss`` from FedHSSL.
+        local_differs: differences of ``two_views`` from FedHSSL.
 
     Args:
         encoder: (B, features) -> (B, width), with submodules ``bottom`` and ``top``.
@@ -53,12 +53,12 @@ class Siamese(nn.Module, ABC):
         self.predictor = None if predictor is None else Predictor(out, predictor)
 
     def represent(self, x: Tensor) -> Tensor:
-        """Return what downstream tasks use (B, width)."""
+        """Return the embedding (B, width) for downstream tasks."""
         h: Tensor = self.encoder(x)
         return h
 
     def project(self, x: Tensor) -> Tensor:
-        """Return projections z (B, d): what parties exchange."""
+        """Return projections z (B, d), which parties exchange."""
         z: Tensor = self.projector(self.encoder(x))
         return z
 
@@ -92,15 +92,15 @@ class Siamese(nn.Module, ABC):
         return loss
 
     def after_step(self) -> None:
-        """Bring up to date what follows the online network; called after each optimizer step that trains it."""
+        """Update the state that follows the online network; called after each optimizer step."""
 
     def online_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """Return what the optimizer trains: encoder and projector, on a schedule; the predictor, at a fixed rate."""
+        """Return the trained parameters: of encoder and projector, on a schedule; of the predictor, at a fixed rate."""
         scheduled = [*self.encoder.parameters(), *self.projector.parameters()]
         return scheduled, [] if self.predictor is None else [*self.predictor.parameters()]
 
     def shared(self) -> dict[str, nn.Module]:
-        """Return what partial model aggregation averages; the encoder's bottom and target networks stay at home."""
+        """Return the modules that partial model aggregation averages: not the encoder's bottom nor target networks."""
         shared = {"top": self.encoder.get_submodule("top"), "projector": self.projector}
         return shared if self.predictor is None else {**shared, "predictor": self.predictor}
 

@@ -1,4 +1,4 @@
-"""Several bottom models as one: what colluding parties have when they put their columns together."""
+"""The joint bottom model of colluding parties on their concatenated columns."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 
 class SideBySide(nn.Module):
-    """Give each model its own columns and join the embeddings, (B, sum of columns) -> (B, sum of widths).
+    """Apply each model to its own columns and concatenate the embeddings, (B, sum of columns) -> (B, sum of widths).
 
     Args:
         models: bottom models, in the order of the columns.
-        columns: how many columns each reads.
+        columns: number of columns of each.
     """
 
     def __init__(self, models: Sequence[nn.Module], columns: Sequence[int]) -> None:

@@ -46,10 +46,9 @@ class TabularEncoder(Encoder):
 
 
 class _Embedding(nn.Module):
-    """Each one-hot block times its embeddings, then the numbers: (B, d) -> (B, 32 · categories + numbers).
+    """Embeds one-hot blocks, then appends the numbers: (B, d) -> (B, 32 · categories + numbers).
 
-    A product, not a look-up: a block may be a mixture of categories, and has a gradient. On a CPU it is no slower
-    while no column has more than some hundreds of categories.
+    A product, not a look-up, so that mixtures of categories work and have a gradient.
     """
 
     numbers: Tensor
@@ -64,7 +63,7 @@ class _Embedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the embeddings anew, N(0, 1e-4^2)."""
+        """Reinitialize the embeddings, N(0, 1e-4^2)."""
         nn.init.normal_(self.weight, std=1e-4)
 
     def forward(self, x: Tensor) -> Tensor:

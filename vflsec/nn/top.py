@@ -1,4 +1,4 @@
-"""The active party's top model: joins embeddings and turns them into logits."""
+"""The active party's top model, from embeddings to logits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Top(nn.Module):
 
 
 class SharedTop(nn.Module):
-    """What is left of a linear head over concatenated embeddings when others compute their own parts of it.
+    """The active party's part of a linear head on concatenated embeddings; other parties compute theirs.
 
     Args:
         top: the whole head, (sum d_k) -> C; the active party's embedding comes first.

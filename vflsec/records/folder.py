@@ -1,4 +1,4 @@
-"""Reads a results folder. It is not changed, and nothing that it names is opened or executed."""
+"""Reads a results folder without changing it, and without opening or executing anything that it names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MANIFEST = "manifest.json"
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return what the evaluation in ``folder`` consists of.
+    """Return the manifest of ``folder``.
 
     Raises:
         StoreError: there is none, it is damaged, or it is of another schema.
@@ -51,7 +51,7 @@ def read_records(folder: Path, *, skip_damaged: bool = False) -> dict[str, Recor
         StoreError: a line is damaged, or is of another schema.
     """
     path = folder / RECORDS
-    found: dict[str, Record] = {}
+    records: dict[str, Record] = {}
     for number, line in enumerate(complete_lines(path), start=1):
         try:
             record = decode(line)
@@ -67,12 +67,12 @@ def read_records(folder: Path, *, skip_damaged: bool = False) -> dict[str, Recor
                 f"{path} line {number} is damaged, {error}: compute it again with vflsec eval "
                 f"--retry-errors, or all with --fresh"
             ) from None
-        found[record.key] = record
-    return found
+        records[record.key] = record
+    return records
 
 
 def complete_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file that end in a line feed; none where there is no file.
+    """Return the lines of a file that end in a line feed; none if there is no file.
 
     Raises:
         StoreError: it cannot be read.

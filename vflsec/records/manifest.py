@@ -1,8 +1,7 @@
-"""The manifest of a results folder: everything but the records that a report needs to know about an evaluation.
+"""The manifest of a results folder: everything that a report needs besides the records.
 
-``manifest.json`` names each result that was asked for by its key in ``records.jsonl``. It holds the settings, the
-hashes of data and plug-ins, and the environment as plain data. A report reads these facts from here. It neither imports
-the plug-ins nor opens the data.
+``manifest.json`` names each requested result by its key in ``records.jsonl``. It holds the settings, the hashes of data
+and plug-ins, and the environment as plain data, so that a report neither imports the plug-ins nor opens the data.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ NO_ADVERSARY = "no adversary"
 """The name of the attack on a method that has no adversary."""
 
 INTEGRITY = "integrity"
-"""The target of attacks that change the training instead of recovering something."""
+"""The target of attacks that change the training instead of inferring something."""
 
 
 TARGETS = ("labels", "attribute", "features", "membership", "parameters", INTEGRITY)
-"""What an attack can recover, and that it recovers nothing."""
+"""The targets of attacks."""
 
 
 class AttackEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,7 +30,7 @@ class AttackEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         label: its name in the report, unique within an evaluation.
         name: its registered name, or ``path/to/file.py:Class``.
         target: what it recovers, of whom, and which column.
-        baseline: whether it is part of *alone*, because it reads nothing of the federation.
+        baseline: whether it is part of *alone*, since it reads nothing of the federation.
     """
 
     label: str
@@ -41,7 +40,7 @@ class AttackEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RowEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A result that was asked for.
+    """A requested result.
 
     Attributes:
         attack: the label of an attack, or ``no adversary``.
@@ -59,10 +58,10 @@ class RowEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A result without the federation that was asked for.
+    """A requested result without the federation.
 
     Attributes:
-        label: of the attack by which the adversary reaches it.
+        label: of the attack.
         target: as of an attack.
         key: of its record.
     """
@@ -81,8 +80,8 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         time: when the evaluation was last started, UTC, ISO 8601.
         command: the words of the command line; empty from Python.
         versions: of vflsec, Python and libraries, and the kind of machine.
-        commit: of the source tree of vflsec; None where it is not run from one.
-        sources: what the settings name, by kind and name, with the version and, of files, the hash of the content.
+        commit: of the source tree of vflsec; None if it is not run from one.
+        sources: the plug-ins and data of the settings, by kind and name, with version or hash of the content.
         cards: the first sentence of the documentation of each method, defense and attack.
     """
 
@@ -95,12 +94,13 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an evaluation consists of.
+    """The contents of an evaluation.
 
     Attributes:
         target: the utility at which ``reached`` is measured, ``train.target``.
         selected_on_test: whether epochs were chosen on test rows.
-        rows: the results asked for, and ``baselines`` those without the federation.
+        rows: the requested results.
+        baselines: the requested results without the federation.
         settings: all of them, as in ``spec.toml``.
     """
 
@@ -116,7 +116,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     provenance: Provenance
 
     def faults(self) -> Iterator[str]:
-        """Yield what no evaluation can have written."""
+        """Yield the faults of a manifest that no evaluation can have written."""
         labels = {attack.label for attack in self.attacks} | {NO_ADVERSARY}
         for target in [attack.target for attack in self.attacks] + [baseline.target for baseline in self.baselines]:
             if target.partition(" ")[0] not in TARGETS:

@@ -1,7 +1,7 @@
-"""The records of a results folder: what one attack reached on one trained federation, or without one.
+"""The records of a results folder: the result of one attack with or without a trained federation.
 
-``Result`` and ``BaselineResult`` are the lines of ``records.jsonl``. Each line carries the version of the schema and a
-checksum, so that a damaged line is never believed.
+``Result`` and ``BaselineResult`` are the lines of ``records.jsonl``. Each line has the version of the schema and a
+checksum, so that damage is detected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCHEMA = 3
 Status = Literal["ok", "unconverged", "collapsed", "diverged", "error"]
 
 FAILED = ("error", "diverged")
-"""The status of results that give no number and may be computed again."""
+"""The status of results without a number, which may be computed again."""
 
 Number = int | float
 Maybe = float | None
@@ -40,11 +40,11 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Attributes:
         metrics: by name, the headline first.
         ci95_rows: 95 % interval of the headline over rows.
-        chance: what a guess without any information reaches.
-        n: how many rows.
-        halves: the headline on each of two random halves of the rows; None where they are too few to be split.
-        one_class: whether every row is guessed to be of the same class.
-        overfit: how much more what was chosen on some rows leaks on these than on others; 0 without a choice.
+        chance: the headline of a guess without any information.
+        n: number of rows.
+        halves: the headline on each of two random halves of the rows; None if they are too few to be split.
+        one_class: whether all rows are guessed to be of the same class.
+        overfit: how much more the chosen attack leaks on the rows that chose it than on others; 0 without a choice.
     """
 
     metrics: dict[str, float]
@@ -85,11 +85,11 @@ class Triggered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Impact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is left of a federation under an attack on integrity, or of the honest one that it is compared with.
+    """The impact of an attack on integrity on a federation, or on the honest one that it is compared with.
 
     Attributes:
         utility: on test rows.
-        success: of the trigger; None for an attack that has none.
+        success: of the trigger; None for an attack without one.
     """
 
     utility: Block
@@ -97,7 +97,7 @@ class Impact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class AttackRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An attack as it was run: ``repr`` shows all its options, ``after`` the phase after which it struck."""
+    """An attack as it was run: ``repr`` shows all its options, ``after`` is the phase after which it attacked."""
 
     name: str
     options: dict[str, Any]
@@ -108,13 +108,13 @@ class AttackRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class BaselineResult(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="prior", forbid_unknown_fields=True
 ):
-    """What the adversary reaches without the federation, by one attack and for one seed.
+    """The result of one attack without the federation, for one seed; ``kind`` is ``prior`` on disk.
 
     Attributes:
-        leak: by split; empty where it has no such way, or where it failed.
+        leak: by split; empty if the attack needs the federation, or failed.
         fold: the headline on folds of the auxiliary rows.
         tuned: the options that the adversary chose by folds.
-        sureness: how sure auxiliary labels make the sign of the guess, where they serve for that alone.
+        sureness: the confidence in the sign of the guess, if auxiliary labels fix only the sign.
     """
 
     key: str
@@ -138,14 +138,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
     Attributes:
         cell: the key of the training.
         defenses: ``name:strength`` of each.
-        utility: on test rows; None where the status gives none.
+        utility: on test rows; None if the status has none.
         leak: by split.
-        damage: of an attack on integrity; of the honest training where ``control`` is set.
-        mountable: the attacks that this adversary could mount.
+        damage: of an attack on integrity; of the honest training if ``control`` is set.
+        mountable: the attacks that this adversary can mount.
         nbytes: sent in training, validation included.
         traffic: phase, sender, receiver, kind, bytes.
-        spread: by phase and party, how far embeddings of test rows lie apart.
-        spent: of each defense with differential privacy, see ``vflsec.experiment.privacy``.
+        spread: of the embeddings of test rows, by phase and party.
+        spent: by each defense with differential privacy, see ``vflsec.experiment.privacy``.
     """
 
     key: str
@@ -177,10 +177,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
 
     @property
     def measured(self) -> Block:
-        """The utility of a result whose status gives one.
+        """The utility of a result whose status has one.
 
         Raises:
-            ValueError: it has none, which no run has written.
+            ValueError: it is missing, so that the record is damaged.
         """
         if self.utility is None:
             raise ValueError(f"the record {self.key} is {self.status} and has no utility")
@@ -190,7 +190,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
 Record = Result | BaselineResult
 
 LONGEST = 4096
-"""Characters that a text of a record or a manifest may have."""
+"""The largest number of characters of a text in a record or a manifest."""
 
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -204,7 +204,7 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 class OtherSchema(ValueError):
-    """What another version of vflsec wrote; its argument is the schema that it has."""
+    """A file of another version of vflsec; the argument is its schema."""
 
 
 def encode(record: Record) -> bytes:
@@ -217,7 +217,7 @@ def decode(line: bytes) -> Record:
 
     Raises:
         OtherSchema: it has another schema.
-        ValueError: it is damaged; the message says how.
+        ValueError: it is damaged; the message states how.
     """
     record: Record = unseal(line, Record)
     for fault in _faults(record):
@@ -232,11 +232,11 @@ def seal(value: msgspec.Struct) -> bytes:
 
 
 def unseal(line: bytes, kind: Any) -> Any:
-    """Return what ``seal`` has written, as a ``kind``.
+    """Return the value that ``seal`` has written, as a ``kind``.
 
     Raises:
         OtherSchema: it has another schema.
-        ValueError: it is damaged; the message says how.
+        ValueError: it is damaged; the message states how.
     """
     try:
         schema = msgspec.json.decode(line, type=_Version).schema
@@ -254,7 +254,7 @@ def unseal(line: bytes, kind: Any) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in ``value``, keys as well."""
+    """Yield all texts in ``value``, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -271,7 +271,7 @@ def _digest(body: bytes) -> str:
 
 
 def _faults(record: Record) -> Iterator[str]:
-    """Yield what no run can have written."""
+    """Yield the faults of a record that no run can have written."""
     blocks = dict(record.leak)
     if not all(math.isfinite(value) for value in map(_finite, record.budget.values())):
         yield "its budget is not finite"

@@ -1,4 +1,4 @@
-"""Conformance suites: what every attack, defense, method and protocol must do, shipped for authors of plug-ins.
+"""Conformance suites for attacks, defenses, methods and protocols, shipped for authors of plug-ins.
 
 Subclass a suite in a test file, name the subclass ``Test...``, and pytest runs every check on what ``make`` returns:
 
@@ -12,14 +12,14 @@ Subclass a suite in a test file, name the subclass ``Test...``, and pytest runs 
         def make(self):
             return MyAttack(epochs=20)
 
-An attack on integrity has a suite of its own, ``IntegrityConformance``.
+Attacks on integrity use ``IntegrityConformance``.
 
-A check that cannot apply is named in ``exempt`` with the reason, which pytest then shows as that of a skip:
+``exempt`` names checks that do not apply, with the reason, which pytest shows for the skipped test:
 
     class TestSignOnly(DefenseConformance):
         exempt = {"test_noise_is_fresh_at_each_release": "keeps the sign of each entry; nothing is random"}
 
-No suite imports pytest, all use fixed seeds, and what is random is compared with a bound of four standard errors.
+No suite imports pytest. All use fixed seeds, and random quantities are compared with a bound of four standard errors.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What a stated epsilon is held against: formulas that take no library, and what an attack shows that it is at least.
+"""Tests of a stated epsilon: formulas without a library, and lower bounds from attacks.
 
-An attack plays a game of which differential privacy knows the odds: it says which of two neighbors it has before it.
-A mechanism of (epsilon, delta) allows no answer whose true positives are more than e^epsilon times its false ones and
-delta more. So true and false positives that were counted give a lower bound on epsilon, and one above what is stated
-convicts the defense. One below convicts nobody: an attack that is far from the best is far below.
+An attack distinguishes two neighbors. Under (epsilon, delta)-differential privacy its true positive rate is at most
+e^epsilon times its false positive rate, plus delta. So counted rates give a lower bound on epsilon. A bound above the
+stated epsilon refutes it; a bound below proves nothing, since the attack may be weak.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from vflsec.experiment.spec import parse_defense
 Scores = NDArray[np.floating]
 
 CONFIDENCE = 0.99
-"""That a lower bound is one: of a hundred mechanisms that keep to their epsilon one may be convicted."""
+"""Of a lower bound: one in a hundred mechanisms that keep to their epsilon may be refuted."""
 
 THRESHOLDS = np.linspace(0.02, 0.98, 49)
 
@@ -42,9 +41,9 @@ class Game(NamedTuple):
     """The scores of one attack.
 
     Attributes:
-        absent: (n,) of trials with the one neighbor.
+        absent: (n,) of trials with one neighbor.
         present: (m,) of trials with the other, which the attack should score higher.
-        spent: as of ``vflsec.experiment.privacy.spent``, or of a defense; without a defense empty.
+        spent: from ``vflsec.experiment.privacy.spent``, or a defense; empty without a defense.
     """
 
     absent: Scores
@@ -66,7 +65,7 @@ def gaussian(sigma: float, releases: int, delta: float) -> float:
 
 
 def gaussian_by_renyi(sigma: float, releases: int, delta: float, orders: Sequence[float]) -> float:
-    """Return the epsilon of the same by way of Renyi divergence, the least over its orders a > 1.
+    """Return the epsilon of the same mechanisms by Renyi divergence, the least over its orders a > 1.
 
     It is a / (2 sigma^2) and adds up (Mironov 2017, proposition 7); to epsilon by Balle et al. 2020, theorem 21.
     """
@@ -76,12 +75,12 @@ def gaussian_by_renyi(sigma: float, releases: int, delta: float, orders: Sequenc
 
 
 def at_least(game: Game, delta: float, confidence: float = CONFIDENCE) -> float:
-    """Return the epsilon below which no mechanism lets these scores differ so much: ln((TPR - delta) / FPR).
+    """Return a lower bound of epsilon, ln((TPR - delta) / FPR).
 
-    Every second score helps to choose a threshold, and the others bound both rates (Clopper-Pearson), from either side
-    of it; four bounds share what may go wrong.
+    Every second score helps to choose a threshold, and the others bound both rates (Clopper-Pearson), for either
+    direction; four bounds share the error probability.
     """
-    level = 1 - (1 - confidence) / 2  # a two-sided interval of which one end is used, at a quarter of what may go wrong
+    level = 1 - (1 - confidence) / 2  # of a two-sided interval of which one end is used, at a quarter of the error
 
     def bound(absent: Scores, present: Scores, threshold: float) -> float:
         (true, n), (false, m) = ((int((s >= threshold).sum()), len(s)) for s in (present, absent))
@@ -89,25 +88,25 @@ def at_least(game: Game, delta: float, confidence: float = CONFIDENCE) -> float:
         fpr = stats.binomtest(false, m).proportion_ci(level, "exact").high
         return math.log((tpr - delta) / fpr) if tpr > delta else 0.0
 
-    found = [0.0]
+    bounds = [0.0]
     for absent, present in ((game.absent, game.present), (-game.present, -game.absent)):
         thresholds = np.quantile(np.concatenate([absent[::2], present[::2]]), THRESHOLDS)
         best = max(thresholds, key=lambda t: bound(absent[::2], present[::2], t))
-        found.append(bound(absent[1::2], present[1::2], best))
-    return max(found)
+        bounds.append(bound(absent[1::2], present[1::2], best))
+    return max(bounds)
 
 
 def opposite_rows(defense: Defense, *, releases: int = 1, trials: int = 40_000, seed: int = 3) -> Game:
-    """Play two rows (3,) at opposite ends of what clipping to C leaves, released as embeddings that often, each time.
+    """Distinguish two rows (3,) at opposite ends of the clipping range by their repeated releases as embeddings.
 
-    The score orders as the likelihood ratio does, which nothing beats: it is the sum of what is heard, of Laplace noise
-    each limited to [-C, C]. It leaves out the last bits of floats. They tell more than epsilon allows (Mironov 2012, On
-    significance of the least significant bits for differential privacy), as a difference of absolute values would show.
+    The score has the order of the likelihood ratio, which is optimal: it is the sum of the releases, with Laplace noise
+    each limited to [-C, C]. It ignores the last bits of floats, which reveal more than epsilon allows (Mironov 2012, On
+    significance of the least significant bits for differential privacy).
 
     Args:
         defense: ``gaussian-dp`` or ``laplace-dp`` at ``embedding``.
         releases: of the same row.
-        trials: half of them with either row.
+        trials: half of them with each row.
         seed: of the noise.
     """
     present = torch.arange(trials) % 2
@@ -115,44 +114,44 @@ def opposite_rows(defense: Defense, *, releases: int = 1, trials: int = 40_000, 
     x[:, 0] = 50.0 * (2.0 * present - 1)
     rng = generator(seed, "trials")
     release = Release("a", "b", Kind.EMBEDDING, 0, "train", "value", None, None, rng)
-    heard = torch.stack([defense.on_embedding(x, release)[:, 0] for _ in range(releases)])
+    received = torch.stack([defense.on_embedding(x, release)[:, 0] for _ in range(releases)])
     if getattr(defense, "order", 2) == 1:
-        heard = heard.clamp(-defense.clip, defense.clip)  # type: ignore[attr-defined]
-    return _game(heard.sum(dim=0), present, [defense.spent(releases)])
+        received = received.clamp(-defense.clip, defense.clip)  # type: ignore[attr-defined]
+    return _game(received.sum(dim=0), present, [defense.spent(releases)])
 
 
 def opposite_gradients(defense: Defense, size: float, *, releases: int = 1, trials: int = 4000) -> Game:
-    """Play a gradient of one entry, ``size`` or less it, as ``ppdl`` releases it: how often a positive value leaves."""
-    heard = torch.zeros(trials)
+    """Distinguish the gradients ``size`` and ``-size`` of one entry by how often ``ppdl`` releases a positive value."""
+    received = torch.zeros(trials)
     present = torch.arange(trials) % 2
     rng = generator(3, "trials")
     release = Release("a", "b", Kind.GRADIENT, 0, "train", "value", None, None, rng)
     for i in range(trials):
         g = torch.full((1, 1), size * (2.0 * float(present[i]) - 1))
-        heard[i] = sum(float(defense.on_gradient(g, release).sign()) for _ in range(releases))
-    return _game(heard, present, [defense.spent(releases)])
+        received[i] = sum(float(defense.on_gradient(g, release).sign()) for _ in range(releases))
+    return _game(received, present, [defense.spent(releases)])
 
 
 def either_label(defense: Defense, *, n_classes: int = 2, trials: int = 40_000, seed: int = 3) -> Game:
-    """Play two labels, 0 or 1 of C, of which the randomized one is heard."""
+    """Distinguish the labels 0 and 1 of C classes by the randomized label."""
     present = torch.arange(trials) % 2
     rng = generator(seed, "trials")
-    told = defense.on_labels(present, features=present[:, None], n_classes=n_classes, rng=rng)
-    return _game((told == 1).float(), present, [defense.spent(1)])
+    randomized = defense.on_labels(present, features=present[:, None], n_classes=n_classes, rng=rng)
+    return _game((randomized == 1).float(), present, [defense.spent(1)])
 
 
 def opposite_updates(defense: Defense, *, updates: int = 1, trials: int = 10_000, seed: int = 3) -> Game:
-    """Play two rows whose gradients are at opposite ends of what clipping leaves, in that many updates of one weight.
+    """Distinguish two rows whose gradients are at opposite ends of the clipping range, by updates of one weight.
 
     Args:
         defense: ``dp-sgd``.
-        updates: that the row takes part in, each with one other row that teaches nothing.
-        trials: with either row half of them.
+        updates: that the row takes part in, each with one other row of zero gradient.
+        trials: half of them with each row.
         seed: of the noise.
     """
     modules = nn.ModuleDict({"bottom": nn.Linear(1, 1, bias=False)}).double()
     weight, rng = modules["bottom"].weight, generator(seed, "trials")
-    heard = np.zeros((2, trials // 2))
+    received = np.zeros((2, trials // 2))
     for own, extreme in enumerate((-100.0, 100.0)):
         with defense.training_hooks(modules, ()):
             modules["bottom"](torch.tensor([[extreme], [0.0]], dtype=torch.float64)).mean().backward()
@@ -161,16 +160,16 @@ def opposite_updates(defense: Defense, *, updates: int = 1, trials: int = 10_000
                 for _ in range(updates):  # the same update, noised anew
                     weight.grad_sample = kept  # type: ignore[union-attr]
                     defense.on_update(modules, 2, rng)
-                    heard[own, trial] += float(weight.grad)  # type: ignore[arg-type]
-    return Game(heard[0], heard[1], [found for found in [defense.spent(updates)] if found])
+                    received[own, trial] += float(weight.grad)  # type: ignore[arg-type]
+    return Game(received[0], received[1], [one for one in [defense.spent(updates)] if one])
 
 
 def labels_by_their_gradients(*defenses: str, epochs: int = 4, rows: int = 8000) -> Game:
-    """Attack the gradients of a trained federation, on the planted data, for labels that columns say nothing of.
+    """Attack the gradients of a trained federation on planted data for labels that are independent of the columns.
 
-    Labels of half of the training rows are tossed anew: of the others an attacker may guess the label from the columns,
-    which no epsilon forbids. The attacker adds up all releases of a row, along the direction that the true labels of
-    other rows give. Adding up is the best that can be done with independent noise of one scale.
+    Labels of half of the training rows are redrawn at random: the others can be guessed from the columns, which epsilon
+    does not bound. The attacker adds up all releases of a row, along the direction that the true labels of other rows
+    give. Adding up is optimal for independent noise of one scale.
     """
     cell = _cell(defenses, rows=rows, signal="planted", train=TrainSpec(epochs=epochs, batch=64, lr=0.01))
     federation, method = build_federation(cell, "cpu"), build_method(cell)
@@ -191,10 +190,10 @@ def labels_by_their_gradients(*defenses: str, epochs: int = 4, rows: int = 8000)
 
 
 def members_by_their_loss(*defenses: str) -> Game:
-    """Attack the predictions of a trained federation for who was trained on, where a loss can only be low by heart.
+    """Attack the predictions of a trained federation for membership, with random labels that can only be memorized.
 
-    All labels are tossed. The attacker asks for the loss of training rows and of others. What is spent is of everybody
-    who carries the defense: against whoever has the predictions of all of them, it adds up.
+    The attacker compares the losses of training rows and other rows. The privacy spent by all parties that carry the
+    defense adds up, since the predictions depend on all of them.
     """
     train = TrainSpec(epochs=40, batch=128, lr=0.01)
     cell = _cell(defenses, rows=1500, columns=20, signal="none", train=train, model=ModelSpec(bottom=(64,)))

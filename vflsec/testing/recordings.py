@@ -1,4 +1,4 @@
-"""Training of a linear layer in float64, recorded as both roles see it: what audits need, without the ciphertexts."""
+"""Recordings of the training of a linear layer in float64, as both roles see it, without ciphertexts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def generator(seed: int, *names: object) -> np.random.Generator:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearRun:
-    """A logistic (softmax) regression of g features that a linear extractor makes of Gaussian columns.
+    """A logistic (softmax) regression on g features that a linear extractor computes from Gaussian columns.
 
     Attributes:
         width: g.
@@ -179,7 +179,7 @@ class EncryptedRun:
         mode: of the key.
         share0: standard deviation of C's own part of W_0; 0 for none.
         inference: forward passes of the last batch after training.
-        key_holder: the class of C, where one that deviates is wanted.
+        key_holder: the class of C, which may deviate.
         label_holder: the class of p, likewise.
     """
 
@@ -225,7 +225,7 @@ class EncryptedRun:
 
 
 class _Wire:
-    """Hands messages from one role to the other, and records them on both sides."""
+    """Passes messages between the roles, and records them on both sides."""
 
     def __init__(self, at_c: Recorder, at_p: Recorder) -> None:
         self.at_c, self.at_p = at_c, at_p

@@ -1,4 +1,4 @@
-"""Records whose numbers are chosen by hand, for tests of what is made of them."""
+"""Records with given numbers, for tests of the analysis."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ ATTACK = AttackRun(name="mc", options={}, repr="mc()")
 
 
 def made_result(**fields: Any) -> Result:
-    """Return a result that ended well, with these fields."""
+    """Return a result of status ok, with these fields."""
     common = {"key": "k", "cell": "c", "method": "fedsplitnn", "defenses": [], "seed": 0, "adversary": "passive_1"}
     return Result(**{**common, "attack": ATTACK, "status": "ok", **fields})
 
 
 def made_baseline(**fields: Any) -> BaselineResult:
-    """Return what an adversary reached alone, with these fields."""
+    """Return a baseline of status ok, with these fields."""
     common = {"key": "k", "method": "fedsplitnn", "seed": 0, "adversary": "passive_1", "attack": ATTACK}
     return BaselineResult(**{**common, **fields})

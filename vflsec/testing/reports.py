@@ -1,4 +1,4 @@
-"""What holds for every report, whatever was trained and attacked."""
+"""Invariants of every report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def check_report(summary: Summary) -> None:
     """Check the headline and the baseline of a report.
 
     * *alone* is one value for each target and rows.
-    * Who does not join has no advantage.
+    * *alone* has no advantage.
     * The headline is not below any attack's row by more than that row's interval.
 
     Raises:
