@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vflsec.core import registry
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
 from vflsec.core.errors import Diverged, UsageError
@@ -25,11 +26,14 @@ from vflsec.experiment.cell import training_cell
 from vflsec.experiment.federation import build_federation
 from vflsec.experiment.store import Store
 from vflsec.methods.adversarial_training import decay, reversal
-from vflsec.methods.prada import PrADA, PrADAWithoutDAFGIR, PrADAWithoutFGIR, PrADAWithoutIR
+from vflsec.methods.prada import PrADA
 from vflsec.methods.vertical_lr import VerticalLogisticRegression
 from vflsec.nn.batches import batches
 from vflsec.testing.federations import toy_federation
 
+PrADAWithoutIR, PrADAWithoutFGIR, PrADAWithoutDAFGIR = (
+    registry.load("methods", name) for name in ("prada-no-ir", "prada-no-fg-ir", "prada-no-da-fg-ir")
+)
 COLUMNS = [f"passive_1_x{j}" for j in range(4)]
 SINGLE = tuple(Group(f"g{k}", tuple(COLUMNS[2 * k : 2 * k + 2]), (4, 3, 2)) for k in range(2))
 GROUPS = Grouping(SINGLE, (Group("g0-g1", tuple(COLUMNS), (6, 5, 3)),), Group("all", tuple(COLUMNS), (7, 4, 2)), {})
@@ -260,8 +264,6 @@ class Holding(Boundary):
 
 
 def test_extractors_stay_where_the_boundary_learns(monkeypatch):
-    from vflsec.core import registry
-
     monkeypatch.setattr(registry, "build", lambda kind, name, *rest: Holding(*rest))
     monkeypatch.setattr(PrADA, "width", lambda self, party: 4 if party.modules["bottom"].width == 4 else 1)
     federation, made = make_federation(), make(finetune_extractors=False)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vflsec.core import registry
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
 from vflsec.core.errors import Diverged, UsageError
@@ -21,10 +22,11 @@ from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.local import Local
 from vflsec.methods.scarf_ssl import ScarfSSL, own_rows
 from vflsec.methods.split_training import SplitTraining
-from vflsec.methods.vflhlp import VFLHLP, VFLHLPActive, VFLHLPPassive
+from vflsec.methods.vflhlp import VFLHLP
 from vflsec.testing.federations import tiny_federation, toy_federation
 
 DATA = DataSpec(overlap=0.6, aligned=0.8, validation=0.2)
+VFLHLPActive, VFLHLPPassive = (registry.load("methods", name) for name in ("vflhlp-a", "vflhlp-p"))
 FAMILY = [VFLHLP, VFLHLPActive, VFLHLPPassive]
 QUICK = {"epochs": 3, "batch": 32}
 

@@ -201,6 +201,6 @@ def _dataset(dataset: VerticalDataset) -> dict[str, Any]:
 
 
 def _options(found: Any) -> dict[str, Any]:
-    signature = inspect.signature(found.__init__ if inspect.isclass(found) else found)
+    signature = inspect.signature(found)
     keywords = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {p.name: p.default for p in signature.parameters.values() if p.kind in keywords and p.default is not p.empty}

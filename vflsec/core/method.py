@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,23 @@ class Method(ABC):
     def __init__(self, train: TrainSpec, model: ModelSpec) -> None:
         self.train_spec = train
         self.model_spec = model
+
+    @classmethod
+    def derive(cls, **facts: Any) -> None:
+        """Set class attributes that follow from others, but for those that the class itself sets."""
+        for name, fact in facts.items():
+            if name not in vars(cls):
+                setattr(cls, name, fact)
+
+    @classmethod
+    def leave_out(cls, unused: Collection[str], **defaults: Any) -> None:
+        """Leave ``unused`` options out of the class's signature, which is what users may set; change ``defaults``.
+
+        For presets, in which some options of their class have no effect.
+        """
+        found = [p for p in inspect.signature(cls.__init__).parameters.values() if p.name not in {"self", *unused}]
+        own = [p.replace(default=defaults.get(p.name, p.default)) for p in found]
+        cls.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]  (which inspect.signature reads)
 
     @classmethod
     def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:  # noqa: ARG003  (for subclasses)

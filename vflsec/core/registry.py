@@ -1,7 +1,8 @@
 """Finds attacks, defenses, protocols, methods and datasets by name, and imports them only when they are used.
 
-Built-in ones stand in the ``CATALOGUE`` of their package; others come from entry points of the groups
-``vflsec.attacks`` and so on; and ``path/to/file.py:Class`` is accepted wherever a name is.
+Built-in ones are listed in the ``CATALOGUE`` of their package; others come from entry points of the groups
+``vflsec.attacks`` and so on; and ``path/to/file.py:Class`` is accepted wherever a name is. An entry is a target,
+``module:Class``, or a ``preset`` of one; entry points and files may also name a preset.
 """
 
 from __future__ import annotations
@@ -38,11 +39,36 @@ _BASES = {
 }
 
 
+class Preset(NamedTuple):
+    """A class with other class attributes, see ``preset``."""
+
+    target: str
+    doc: str
+    settings: tuple[tuple[str, Any], ...]
+
+
+def preset(target: str, doc: str, **settings: Any) -> Preset:
+    """Return a catalogue entry for a member of a family: the class at ``target`` with some of its settings fixed.
+
+    When the entry is loaded, it becomes a subclass of the target with the name of the entry.
+
+    Example:
+        >>> preset("vflsec.methods.fedhssl:FedHSSL", "FedHSSL with BYOL.", ssl="byol").target
+        'vflsec.methods.fedhssl:FedHSSL'
+
+    Args:
+        target: ``module:Class``, imported when the entry is loaded.
+        doc: docstring of the subclass; ``vflsec list`` shows its first line.
+        settings: class attributes of the subclass that the target declares; hashable.
+    """
+    return Preset(target, doc, tuple(settings.items()))
+
+
 class Entry(NamedTuple):
-    """One registered thing: its name, where its object lives, who brought it."""
+    """One registered thing: its name, where its object lives or what it is a preset of, who brought it."""
 
     name: str
-    target: str
+    target: str | Preset
     origin: str
 
 
@@ -53,7 +79,7 @@ def entries(kind: str) -> dict[str, Entry]:
         UsageError: an unknown kind, or a plug-in that takes a built-in name.
     """
     one_of(PACKAGES, kind=kind)
-    catalogue: dict[str, str] = import_module(PACKAGES[kind]).CATALOGUE
+    catalogue: Mapping[str, str | Preset] = import_module(PACKAGES[kind]).CATALOGUE
     found = {name: Entry(name, target, "built in") for name, target in catalogue.items()}
     for point in _installed(kind):
         origin = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown package"
@@ -79,6 +105,8 @@ def load(kind: str, name: str) -> Any:
             found = _resolve(known[name].target)
         except (ImportError, AttributeError) as error:
             raise UsageError(f"{name!r} from {known[name].origin} cannot be imported: {error}; update it") from error
+    if isinstance(found, Preset):
+        found = _specialized(name.rpartition(":")[2], found)
     base = _resolve(_BASES[kind]) if kind in _BASES else None
     if base and not (inspect.isclass(found) and issubclass(found, base)):
         raise UsageError(f"expected {name!r} to be a subclass of {base.__module__}.{base.__name__}, got {found!r}")
@@ -118,9 +146,8 @@ def converted(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, 
     Raises:
         UsageError: an unknown option, or one of the wrong type; the message starts with ``name``.
     """
-    function = factory.__init__ if inspect.isclass(factory) else factory
-    known = {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    hints, found = get_type_hints(function), {}
+    known = {p.name for p in inspect.signature(factory).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    hints, found = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory), {}
     for option, value in options.items():
         if option not in known:
             raise UsageError(f"{name}: {unknown('option', option, known)}")
@@ -144,6 +171,8 @@ def identity(kind: str, name: str) -> str:
 
 def summary(entry: Entry) -> str:
     """Return the first docstring line of an entry's object, read without importing its module."""
+    if isinstance(entry.target, Preset):
+        return entry.target.doc.split("\n")[0]
     module, attribute = entry.target.split(":")
     if entry.origin != "built in":
         return f"plug-in from {entry.origin}"
@@ -166,9 +195,23 @@ def _installed(kind: str) -> list[EntryPoint]:
     return sorted(entry_points(group=f"vflsec.{kind}"), key=lambda point: point.name)
 
 
-def _resolve(target: str) -> Any:
+def _resolve(target: str | Preset) -> Any:
+    if isinstance(target, Preset):
+        return target
     module, attribute = target.split(":")
     return getattr(import_module(module), attribute)
+
+
+@lru_cache(maxsize=None)  # so that an entry is the same class each time it is loaded
+def _specialized(name: str, preset: Preset) -> Any:
+    """Return the subclass that ``preset`` describes."""
+    base, settings = _resolve(preset.target), dict(preset.settings)
+    declared = {attribute for one in base.__mro__ for attribute in (*vars(one), *vars(one).get("__annotations__", ()))}
+    for setting in settings:
+        if setting not in declared:
+            known = {attribute for attribute in declared if attribute[0] != "_"}
+            raise UsageError(f"preset {name}: {unknown('setting', setting, known)}")
+    return type(base.__name__, (base,), {"__doc__": preset.doc, "__module__": base.__module__, "name": name, **settings})
 
 
 def _from_file(name: str) -> Any:

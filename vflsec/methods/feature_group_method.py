@@ -1,4 +1,4 @@
-"""What PrADA and its ablations share: feature groups at passive parties, a logistic regression at the active one."""
+"""Split learning with feature groups at passive parties and a logistic regression at the active one, as in PrADA."""
 
 from __future__ import annotations
 
@@ -7,27 +7,37 @@ from typing import ClassVar
 from vflsec.core.errors import UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.layout import Group
+from vflsec.core.method import Progress
 from vflsec.core.party import Party
+from vflsec.core.seeds import drawing
 from vflsec.methods.head_training import HeadTraining
 from vflsec.methods.shared_head_training import SharedHeadTraining
-from vflsec.methods.split_method import SplitMethod
+from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.columns import Columns
 from vflsec.nn.feature_groups import FeatureGroups, ungrouped
 from vflsec.nn.frozen import Frozen
 
 UNGROUPED_WIDTH = 4
-"""Numbers that the aggregator of all columns together returns, as in the released code."""
+"""Numbers that the aggregator of all columns together returns, as in the authors' code."""
+UNGROUPED_DIFFERS = ("The extractor sends four numbers, as in the authors' code; the paper does not say how many.",)
 
 
 class FeatureGroupMethod(SplitMethod):
     """The active party's head is a logistic regression on its own columns and on what passive parties send, mu.
 
-    A passive party that says nothing of its columns has one group.
+    A passive party whose columns have no groups has one group.
+
+    Source: PrADA (Kang et al. 2022), section 5; section 8.1 for its ablations.
 
     Class attributes:
         grouped: whether columns are read in groups; else one extractor reads all of them.
         interacting: whether pairs of groups are groups as well.
+
+    Args:
+        train: how models are fitted.
+        model: the head must be linear on concatenated inputs; encoders are not read.
+        boundary: the protocol at the cut layer.
     """
 
     differs: ClassVar[tuple[str, ...]] = (
@@ -39,9 +49,16 @@ class FeatureGroupMethod(SplitMethod):
         "neither.",
         "Columns without groups of their own are one group, with layers of 2n, n and n/2.",
     )
+    messages = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     logistic = True
     grouped: ClassVar[bool] = True
     interacting: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        """Add what differs without groups."""
+        super().__init_subclass__()
+        if not cls.grouped:
+            cls.derive(differs=(*cls.differs, *UNGROUPED_DIFFERS))
 
     def build_party(self, party: Party, federation: Federation) -> None:
         """Give a passive party its extractors and aggregators; the active party's columns stay as they are."""
@@ -65,6 +82,11 @@ class FeatureGroupMethod(SplitMethod):
                 f"{self.name} expects model.head=linear and model.aggregation=concat, a logistic regression, got "
                 f"{spec.head} and {spec.aggregation}"
             )
+
+    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
+        """Run split learning, with a stream of its own for Dropout."""
+        with drawing(federation.seed, "dropout", phase):
+            return super().train(phase, federation, progress)
 
     def head_alone(self, federation: Federation) -> SplitTraining:
         """Return the training of the head on bottom models that stay: no gradient comes back.

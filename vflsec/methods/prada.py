@@ -26,6 +26,12 @@ from vflsec.nn.columns import Columns
 from vflsec.nn.domain_discriminators import DomainDiscriminators
 from vflsec.nn.feature_groups import FeatureGroups
 
+UNGROUPED: dict[str, Any] = {"width": 36, "spectral": False}
+"""The discriminator of all columns together, as in the authors' code."""
+UNGROUPED_DISCRIMINATOR_DIFFERS = (
+    "The discriminator is 36 wide and has no spectral normalization, as in the authors' code.",
+)
+
 
 class PrADA(FeatureGroupMethod):
     """Adversarial domain adaptation over feature groups from a source, then a logistic regression of few labels.
@@ -94,6 +100,12 @@ class PrADA(FeatureGroupMethod):
     last_phase_options = frozenset({"finetune_extractors"})
     source_phases = frozenset({"pretrain"})
 
+    def __init_subclass__(cls) -> None:
+        """Add what differs without groups."""
+        super().__init_subclass__()
+        if not cls.grouped:
+            cls.differs = (*cls.differs, *UNGROUPED_DISCRIMINATOR_DIFFERS)
+
     def __init__(
         self,
         train: TrainSpec,
@@ -158,7 +170,7 @@ class PrADA(FeatureGroupMethod):
     def discriminators(self, bottom: nn.Module) -> DomainDiscriminators:
         """Draw what tells the domains apart by the outputs of a passive party's extractors."""
         assert isinstance(bottom, FeatureGroups)
-        return DomainDiscriminators(bottom.widths)
+        return DomainDiscriminators(bottom.widths, **({} if self.grouped else UNGROUPED))
 
     def source_federation(self, federation: Federation) -> Federation:
         """Return the federation of pre-training: the source is its active party."""
@@ -208,8 +220,7 @@ class PrADA(FeatureGroupMethod):
         """Pre-train, or fine-tune."""
         if phase == "pretrain":
             return self.adversarial(federation).fit(phase, progress)
-        with drawing(federation.seed, "dropout", phase):
-            return super().train(phase, federation, progress)
+        return super().train(phase, federation, progress)
 
     def adversarial(self, federation: Federation) -> AdversarialTraining:
         """Return the pre-training."""
@@ -235,69 +246,6 @@ class PrADA(FeatureGroupMethod):
     def split(self, federation: Federation) -> SplitTraining:
         """Return the fine-tuning."""
         return super().split(federation) if self.finetune_extractors else self.head_alone(federation)
-
-
-class PrADAWithoutIR(PrADA):
-    """PrADA without interactions: feature groups alone, and no pairs of them.
-
-    Source: PrADA (Kang et al. 2022), section 8.1, PrADA w/o IR.
-    """
-
-    name = "prada-no-ir"
-    reference = "Kang et al. 2022 (PrADA), section 8.1, PrADA w/o IR"
-    differs = (*PrADA.differs,)
-    interacting = False
-
-
-class PrADAWithoutFGIR(PrADA):
-    """PrADA without feature groups: one extractor of all columns, four numbers, and one discriminator of its own shape.
-
-    Source: PrADA (Kang et al. 2022), section 8.1, PrADA w/o FG&IR; four numbers, and a discriminator of width 36
-    without spectral normalization, are its authors' code.
-    """
-
-    name = "prada-no-fg-ir"
-    reference = "Kang et al. 2022 (PrADA), section 8.1, PrADA w/o FG&IR"
-    differs = (
-        *PrADA.differs,
-        "The extractor sends four numbers, as in the authors' code; the paper does not say how many.",
-        "The discriminator is 36 wide and has no spectral normalization, as in the authors' code.",
-    )
-    grouped = False
-
-    def discriminators(self, bottom: nn.Module) -> DomainDiscriminators:
-        """Draw the one discriminator."""
-        assert isinstance(bottom, FeatureGroups)
-        return DomainDiscriminators(bottom.widths, width=36, spectral=False)
-
-
-class PrADAWithoutDAFGIR(FeatureGroupMethod):
-    """PrADA without domain adaptation, feature groups and interactions: split learning of one extractor from scratch.
-
-    On the active party's rows it is the paper's A-VFL; with the source's rows among them (``--set
-    data.options.source=merged`` of census-domains) its AB-VFL.
-
-    Source: PrADA (Kang et al. 2022), section 8.1, PrADA w/o DA&FG&IR.
-
-    Args:
-        train: how models are fitted.
-        model: the head must be linear on concatenated inputs; encoders have no say here.
-        boundary: the protocol at the cut layer.
-    """
-
-    name = "prada-no-da-fg-ir"
-    reference = "Kang et al. 2022 (PrADA), section 8.1, PrADA w/o DA&FG&IR"
-    differs = (
-        *FeatureGroupMethod.differs,
-        "The extractor sends four numbers, as in the authors' code; the paper does not say how many.",
-    )
-    messages = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
-    grouped = False
-
-    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
-        """Run split learning, with a stream of its own for what Dropout draws."""
-        with drawing(federation.seed, "dropout", phase):
-            return super().train(phase, federation, progress)
 
 
 def _rows(source: Federation) -> int:

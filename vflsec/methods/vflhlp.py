@@ -1,8 +1,8 @@
-"""VFLHLP: every party pre-trains alone, the active party with its labels; then split learning that remembers both."""
+"""VFLHLP: every party pre-trains alone, the active party with its labels; then split learning from both."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import msgspec
@@ -13,6 +13,7 @@ from vflsec.core import hooks
 from vflsec.core.checks import fraction, non_negative, positive
 from vflsec.core.errors import UsageError
 from vflsec.core.federation import Federation
+from vflsec.core.hooks import Hook
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.seeds import drawing, generator
@@ -44,8 +45,8 @@ SCARF_DIFFERS = (
 )
 
 
-class HybridLocalPretraining(SplitMethod):
-    """Local pre-training, of which nothing is said, then split learning from there.
+class VFLHLP(SplitMethod):
+    """The whole of VFLHLP: supervised pre-training constrains the active party, Scarf initializes the passive ones.
 
     1. The active party fits an encoder Theta^1 and a linear head Theta^0 of its own to all its labeled rows, aligned
        or not: the model of the method ``local``.
@@ -53,18 +54,20 @@ class HybridLocalPretraining(SplitMethod):
     3. Split learning on the aligned labeled rows. Passive encoders start from Theta^k. The active party's encoder
        theta^1 and the head theta^0 are drawn at random, and it adds beta · L_cons to its own loss (eq. 7 and 8),
        L_cons = 1/2 (||theta^1 - Theta^1||^2 + ||theta^0_s - Theta^0||^2), where theta^0_s is the bias and those columns
-       of the head that read its embedding. Squares are summed over parameters; running statistics are none.
+       of the head that read its embedding. Squares are summed over parameters; running statistics are left out.
 
-    The paper states no training settings. Step 1 follows ``train``; step 2 Scarf's own: Adam, 10^-3, batches of 128,
-    rate 0.6, tau 1, early stopping, and at most 100 epochs. Numbers in ``train.pretrain`` go before both. A global
-    iteration is an epoch of each party that is not done yet. Labels that a defense changes are changed before step 1,
-    and stay so.
+    Steps 1 and 2 send nothing: what a passive party infers from its pre-training, it could infer alone.
 
-    Source: VFLHLP (Li et al. 2024, arXiv 2405.11884), section 4.2 and algorithm 1.
+    The paper states no training settings. Step 1 follows ``train``; step 2 follows Scarf: Adam, 10^-3, batches of 128,
+    rate 0.6, tau 1, early stopping, and at most 100 epochs. Numbers in ``train.pretrain`` override both. A global
+    iteration is an epoch of each party that is still learning. Labels that a defense changes are changed before step 1,
+    once for all steps.
+
+    Source: VFLHLP (Li et al. 2024, arXiv 2405.11884), section 4.2 and algorithm 1; section 5.4 for VFLHLP-A and -P.
 
     Class attributes:
-        constrains: whether the active party pre-trains (step 1), and is held to that.
-        initializes: whether passive parties pre-train (step 2), and start from that.
+        constrains: whether the active party pre-trains (step 1) and is constrained by the result.
+        initializes: whether passive parties pre-train (step 2) and start from the result.
 
     Args:
         train: how models are fitted.
@@ -75,12 +78,34 @@ class HybridLocalPretraining(SplitMethod):
         temperature: tau of Scarf's loss.
     """
 
+    name = "vflhlp"
+    reference = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 4.2 and algorithm 1"
+    differs: ClassVar[tuple[str, ...]] = (*SHARED_DIFFERS, *CONSTRAINT_DIFFERS, *SCARF_DIFFERS)
     phases = ("pretrain", "finetune")
     messages = {"pretrain": frozenset(), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
-    learns = {"pretrain": hooks.ON_LABELS, "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012
+    learns: ClassVar[Mapping[str, frozenset[Hook]]] = {
+        "pretrain": hooks.ON_LABELS,
+        "finetune": hooks.SPLIT_LEARNING,
+    }
+    stored_modules = frozenset({"bottom", "pretrained"})
+    last_phase_options = frozenset({"boundary", "beta"})
+    prior = "vflhlp"
     encoder = "auto"
-    constrains: ClassVar[bool]
-    initializes: ClassVar[bool]
+    constrains: ClassVar[bool] = True
+    initializes: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        """Set what follows from the steps that are taken."""
+        super().__init_subclass__()
+        constraint, scarf = cls.constrains, cls.initializes
+        cls.derive(
+            differs=SHARED_DIFFERS + CONSTRAINT_DIFFERS * constraint + SCARF_DIFFERS * scarf,
+            learns={**VFLHLP.learns, "pretrain": hooks.ON_LABELS if constraint else frozenset()},
+            stored_modules=frozenset({"bottom"} if scarf else ()) | frozenset({"pretrained"} if constraint else ()),
+            last_phase_options=frozenset({"boundary", "beta"} if constraint else {"boundary"}),
+            prior=cls.name if scarf else None,
+        )
+        cls.leave_out((() if constraint else ("beta",)) + (() if scarf else ("rate", "temperature")))
 
     def __init__(
         self,
@@ -88,7 +113,7 @@ class HybridLocalPretraining(SplitMethod):
         model: ModelSpec,
         *,
         boundary: str = "plain",
-        beta: float = 0.0,
+        beta: float = 1e-2,
         rate: float = 0.6,
         temperature: float = 1.0,
     ) -> None:
@@ -232,86 +257,3 @@ class HybridLocalPretraining(SplitMethod):
         rng = generator(federation.seed, "labels", *stream, device=federation.device)
         features = own.features[split][: len(labels)]
         return own.defenses.training_targets(labels, features, n_classes=federation.n_classes, rng=rng)[1]
-
-
-class VFLHLP(HybridLocalPretraining):
-    """The whole of VFLHLP: supervised pre-training constrains the active party, Scarf initializes the passive ones.
-
-    A passive party's pre-training asks nothing of anybody: what it infers from that it could infer alone.
-
-    Source: VFLHLP (Li et al. 2024, arXiv 2405.11884), algorithm 1.
-    """
-
-    name = "vflhlp"
-    reference = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 4.2 and algorithm 1"
-    differs = (
-        *SHARED_DIFFERS,
-        *CONSTRAINT_DIFFERS,
-        *SCARF_DIFFERS,
-    )
-    stored_modules = frozenset({"bottom", "pretrained"})
-    last_phase_options = frozenset({"boundary", "beta"})
-    prior = "vflhlp"
-    constrains = initializes = True
-
-    def __init__(
-        self,
-        train: TrainSpec,
-        model: ModelSpec,
-        *,
-        boundary: str = "plain",
-        beta: float = 1e-2,
-        rate: float = 0.6,
-        temperature: float = 1.0,
-    ) -> None:
-        super().__init__(train, model, boundary=boundary, beta=beta, rate=rate, temperature=temperature)
-
-
-class VFLHLPActive(HybridLocalPretraining):
-    """VFLHLP-A: the constraint alone; passive parties start at random, as in FedSplitNN.
-
-    Source: VFLHLP (Li et al. 2024, arXiv 2405.11884), section 5.4.
-    """
-
-    name = "vflhlp-a"
-    reference = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 5.4, VFLHLP-A"
-    differs = (
-        *SHARED_DIFFERS,
-        *CONSTRAINT_DIFFERS,
-    )
-    stored_modules = frozenset({"pretrained"})
-    last_phase_options = frozenset({"boundary", "beta"})
-    constrains, initializes = True, False
-
-    def __init__(self, train: TrainSpec, model: ModelSpec, *, boundary: str = "plain", beta: float = 1e-2) -> None:
-        super().__init__(train, model, boundary=boundary, beta=beta)
-
-
-class VFLHLPPassive(HybridLocalPretraining):
-    """VFLHLP-P: initialization of the passive parties alone, which they could do by themselves; no constraint.
-
-    Source: VFLHLP (Li et al. 2024, arXiv 2405.11884), section 5.4.
-    """
-
-    name = "vflhlp-p"
-    reference = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 5.4, VFLHLP-P"
-    differs = (
-        *SHARED_DIFFERS,
-        *SCARF_DIFFERS,
-    )
-    stored_modules = frozenset({"bottom"})
-    learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012
-    last_phase_options = frozenset({"boundary"})
-    prior = "vflhlp-p"
-    constrains, initializes = False, True
-
-    def __init__(
-        self,
-        train: TrainSpec,
-        model: ModelSpec,
-        *,
-        boundary: str = "plain",
-        rate: float = 0.6,
-        temperature: float = 1.0,
-    ) -> None:
-        super().__init__(train, model, boundary=boundary, rate=rate, temperature=temperature)

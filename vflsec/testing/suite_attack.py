@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.errors import InsufficientView
 from vflsec.core.federation import Federation
@@ -25,7 +26,6 @@ from vflsec.data.partition import DataSpec
 from vflsec.experiment.questions import ASK, Question, ask, victim_of
 from vflsec.experiment.score import score
 from vflsec.experiment.spec import AuxSpec
-from vflsec.methods.fedhssl import FedHSSLSimSiam
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.federations import toy_federation
 from vflsec.testing.suite import SIGMAS, Suite, auc_error, changed, generators, refused, same, stated
@@ -264,7 +264,8 @@ def _trained(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], 
     train = TrainSpec(epochs=task.epochs, batch=64, lr=task.lr, pretrain=PretrainSpec(epochs=1, batch=64))
     if task.averaged:
         averaging = msgspec.structs.replace(spec, bottom=(16, 16), encoder="tabular")
-        trained = FedHSSLSimSiam(train, averaging, projector=16, predictor=8).fit(federation)
+        method = registry.build("methods", "fedhssl-simsiam", train, averaging, projector=16, predictor=8)
+        trained = method.fit(federation)
     else:
         trained = FedSplitNN(train, spec).fit(federation)
     trained.predict("test")
