@@ -115,8 +115,8 @@ def train(
 
     Args:
         dataset: a registered name or a TOML file.
-        method: a registered name.
-        options: options of the method, for example ``{"boundary": "plain"}``.
+        method: a registered name, with or without options, as on the command line (``fedhssl-simsiam:pma=false``).
+        options: further options of the method, for example ``{"boundary": "plain"}``.
         defense: none, one or several, with their strengths.
         seed: drives split, model and noise.
         device: ``cpu`` or ``cuda``.
@@ -127,7 +127,7 @@ def train(
         UsageError: a setting or a name is wrong.
         Diverged: the loss is not finite, or the model predicts the same for all rows.
     """
-    own = {method: dict(options)} if options else {}
+    own = {specs.parse_method(method).name: dict(options)} if options else {}
     fixed = [*_several(settings.pop("fixed", ())), *_several(defense)]
     spec = specs.read_training({"dataset": dataset, "methods": [method], "method": own, "fixed": fixed, **settings})
     engine.check_device(device)

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 @click.command("eval")
 @click.option("--dataset", help="Registered name, or a TOML file.  [default: credit-default]")
 @click.option(
-    "--method", "methods", multiple=True, help="Method; repeat or list for several curves.  [default: fedsplitnn]"
+    "--method",
+    "methods",
+    multiple=True,
+    help="NAME[:option=value,...]; repeat or list for several curves.  [default: fedsplitnn]",
 )
 @click.option("--attack", "attacks", multiple=True, help="NAME[:option=value,...]; repeat or list.  [default: mc]")
 @click.option(

@@ -53,7 +53,8 @@ def resolve(
     if methods:
         found["methods"] = several(methods)
         if isinstance(found.get("method"), dict):  # the file's options of a method that is not chosen
-            found["method"] = {name: own for name, own in found["method"].items() if name in found["methods"]}
+            chosen = {specs.parse_method(text).name for text in found["methods"]}
+            found["method"] = {name: own for name, own in found["method"].items() if name in chosen}
     if fixed:
         before = found.get("fixed", [])
         found["fixed"] = [*(before if isinstance(before, list) else [before]), *several(fixed)]

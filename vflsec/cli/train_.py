@@ -13,7 +13,7 @@ from vflsec.cli.options import config, data_dir, device, expose, max_exposure, r
 
 @click.command("train")
 @click.option("--dataset", help="Registered name, or a TOML file.  [default: credit-default]")
-@click.option("--method", "methods", multiple=True, help="The method.  [default: fedsplitnn]")
+@click.option("--method", "methods", multiple=True, help="NAME[:option=value,...].  [default: fedsplitnn]")
 @click.option("--defense", "fixed", multiple=True, help="NAME:option=value[@point]; repeat for several, in order.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @settings

@@ -211,7 +211,9 @@ def _specialized(name: str, preset: Preset) -> Any:
         if setting not in declared:
             known = {attribute for attribute in declared if attribute[0] != "_"}
             raise UsageError(f"preset {name}: {unknown('setting', setting, known)}")
-    return type(base.__name__, (base,), {"__doc__": preset.doc, "__module__": base.__module__, "name": name, **settings})
+    return type(
+        base.__name__, (base,), {"__doc__": preset.doc, "__module__": base.__module__, "name": name, **settings}
+    )
 
 
 def _from_file(name: str) -> Any:

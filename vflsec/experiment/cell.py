@@ -110,11 +110,12 @@ def training_cell(
     aux: AuxSpec | None = None,
 ) -> Cell:
     """Return the cell of one method and seed, under the swept and the fixed defenses of positive strength."""
+    chosen = spec.method_of(method)
     return Cell(
         dataset=spec.dataset,
         data=spec.data,
-        method=method,
-        method_options=spec.method.get(method, {}),
+        method=chosen.name,
+        method_options=chosen.options,
         train=spec.train,
         model=spec.resolved_model,
         defenses=tuple(d for d in (*swept, *spec.fixed) if d.strength > 0),

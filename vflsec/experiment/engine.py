@@ -24,11 +24,11 @@ from vflsec.core.message import SERVER, SOURCE, Kind
 from vflsec.core.method import Method, Trained
 from vflsec.experiment import runner
 from vflsec.experiment.adversary import side_of
-from vflsec.experiment.cell import acts_in, training_cell
+from vflsec.experiment.cell import Cell, acts_in, training_cell
 from vflsec.experiment.facts import StageDone
 from vflsec.experiment.federation import build_defense, build_federation, build_method, malicious_attacks
 from vflsec.experiment.mounting import expect_phase, mount
-from vflsec.experiment.plan import Baseline, Row, baselines, build_attack, rows, target_of, without_federation
+from vflsec.experiment.plan import Baseline, Row, attacked, baselines, build_attack, rows, target_of, without_federation
 from vflsec.experiment.questions import about_source, ask
 from vflsec.experiment.runner import Task
 from vflsec.experiment.spec import AttackSpec, DefenseSpec, EvalSpec
@@ -112,7 +112,7 @@ def check(spec: EvalSpec) -> None:
     attacks = [(build_attack(attack), attack.after) for attack in spec.attacks]
     for attack, _ in attacks:
         without_federation(attack)
-    for method, federation in _built(spec):
+    for label, method, federation in _built(spec):
         if method.visible_to or spec.adversary not in (SERVER, SOURCE):
             side_of(method, federation, spec.adversary)
         if not method.visible_to:
@@ -123,7 +123,7 @@ def check(spec: EvalSpec) -> None:
                 f"evaluate those on gradients after a phase of {method.name} separately"
             )
         for attack, after in attacks:
-            mount(attack, after, spec.adversary, spec.aux, method, federation, spec.method.get(method.name, {}))
+            mount(attack, after, spec.adversary, spec.aux, method, federation, spec.method_of(label).options)
             if not isinstance(attack, IntegrityAttack):
                 ask(attack, Trained(method, federation, {}), spec.adversary, spec.aux, after=after)
         for malicious in (attack for attack in spec.attacks if target_of(attack) == "integrity"):
@@ -139,12 +139,12 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     phases = [attack.after for attack in spec.attacks if attack.name == ALL]
     if not phases:
         return spec, {}
-    built = [pair for pair in _built(spec) if pair[0].visible_to]
+    built = [one for one in _built(spec) if one[1].visible_to]
     chosen = [attack for attack in spec.attacks if attack.name != ALL]
     named = {(attack.name, attack.after) for attack in chosen}
     always = [name for name in registry.entries("attacks") if registry.load("attacks", name).baseline]
     left_out = dict.fromkeys(always, "is always run, as part of *alone*")
-    for (method, _), after in product(built, phases):
+    for (_, method, _), after in product(built, phases):
         if after is not None:
             expect_phase(ALL, after, method)
     for name, after in product(sorted(registry.entries("attacks")), phases):
@@ -163,18 +163,18 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     return msgspec.structs.replace(spec, attacks=tuple(chosen)), left_out
 
 
-def _why_not(wanted: AttackSpec, spec: EvalSpec, built: Sequence[tuple[Method, Federation]]) -> str | None:
+def _why_not(wanted: AttackSpec, spec: EvalSpec, built: Sequence[tuple[str, Method, Federation]]) -> str | None:
     """Return why ``all`` does not stand for this attack; None if it does."""
     if target_of(wanted) == "integrity":
         return f"changes the training: run it by name, --attack {wanted.name}"
     attack = build_attack(wanted)
     try:
-        for method, federation in built:
-            options = spec.method.get(method.name, {})
+        for label, method, federation in built:
+            options = spec.method_of(label).options
             mount(attack, wanted.after, spec.adversary, spec.aux, method, federation, options)
     except InsufficientView as error:
         return str(error)
-    with_source = [method for method, _ in built if wanted.after in method.source_phases]
+    with_source = [method for _, method, _ in built if wanted.after in method.source_phases]
     on_source = all(about_source(attack, wanted.after, method, spec.adversary) for method in with_source)
     if attack.target == "labels" and not on_source:
         return "is on the labels of the active party, where others are on those of the source: name it"
@@ -202,25 +202,25 @@ def check_training(spec: EvalSpec) -> None:
 
 def cryptography(spec: EvalSpec) -> dict[str, float]:
     """Return by method the CPU seconds that encryption takes in one training on this machine, estimated now."""
-    return {method.name: seconds for method, federation in _built(spec) if (seconds := method.cryptography(federation))}
+    built = _built(spec)
+    return {label: seconds for label, method, federation in built if (seconds := method.cryptography(federation))}
 
 
 def exposures(spec: EvalSpec) -> list[tuple[str, float]]:
     """Return, for each passive party behind an encrypted layer, a sentence and the share of features it exposes."""
     if not any(build_defense(defense).protocol() for defense in (*spec.defenses, *spec.fixed)):
         return []
-    return list(dict.fromkeys(one for method, federation in _built(spec) for one in method.exposures(federation)))
+    return list(dict.fromkeys(one for _, method, federation in _built(spec) for one in method.exposures(federation)))
 
 
-def _built(spec: EvalSpec) -> Iterator[tuple[Method, Federation]]:
-    """Yield each checked method with its federation for seed 0, built and not trained; one for each swept defense."""
+def _built(spec: EvalSpec) -> Iterator[tuple[str, Method, Federation]]:
+    """Yield each label, its checked method and federation for seed 0, built, not trained; one per swept defense."""
     for defense in spec.defenses:
         for strength in (0.0, *spec.strengths_of(defense)):
             build_defense(msgspec.structs.replace(defense, strength=strength))
-    classes = [registry.load("methods", name) for name in spec.methods]
-    _check_points(spec, [method for method in classes if method.visible_to])
-    for name in spec.methods:
-        cell = training_cell(spec, name, seed=0)
+    cells = [training_cell(spec, label, seed=0) for label in spec.methods]
+    _check_points(spec, [cell for cell in cells if attacked(cell.method)])
+    for label, cell in zip(spec.methods, cells, strict=True):
         for swept in spec.defenses or [None]:
             strengths = [s for s in spec.strengths_of(swept) if s] if swept else []
             at = [msgspec.structs.replace(swept, strength=s) for s in strengths] if swept else []
@@ -239,7 +239,7 @@ def _built(spec: EvalSpec) -> Iterator[tuple[Method, Federation]]:
                         f"defense {swept.label} changes nothing that {method.name} sends or learns, and its curve "
                         f"would be flat: choose another --at or by=, or fix the defense with --with"
                     )
-            yield method, federation
+            yield label, method, federation
 
 
 def _check_serves(spec: DefenseSpec, method: Method, federation: Federation) -> None:
@@ -252,18 +252,16 @@ def _check_serves(spec: DefenseSpec, method: Method, federation: Federation) -> 
                 pass
 
 
-def _check_points(spec: EvalSpec, methods: Sequence[type[Method]]) -> None:
+def _check_points(spec: EvalSpec, cells: Sequence[Cell]) -> None:
     """Raise UsageError if no method sends the messages that a defense is to act on."""
-    names = ", ".join(m.name for m in methods) or "no method"
-
-    def sent(method: type[Method], phase: str) -> frozenset[Kind]:
-        return method.messages_in(phase, spec.method.get(method.name, {}))
-
+    methods = [(registry.load("methods", cell.method), cell.method_options) for cell in cells]
+    names = ", ".join(cell.method for cell in cells) or "no method"
+    sent = [(m, phase, m.messages_in(phase, own)) for m, own in methods for phase in (*m.phases, "predict")]
     for defense in (*spec.defenses, *spec.fixed):
         made = build_defense(msgspec.structs.replace(defense, strength=defense.strength or 1.0))
         for kind in made.at:
-            if not any(made.acts(kind, p) and kind in sent(m, p) for m in methods for p in (*m.phases, "predict")):
-                known = sorted({f"{p}.{k}" for m in methods for p in m.phases for k in sent(m, p)})
+            if not any(made.acts(kind, phase) and kind in kinds for _, phase, kinds in sent):
+                known = sorted({f"{phase}.{one}" for m, phase, kinds in sent if phase in m.phases for one in kinds})
                 raise UsageError(
                     f"defense {defense.label} acts at {kind}, where {names} sends nothing: "
                     f"choose another --at among {', '.join(known)}"

@@ -1,23 +1,29 @@
-"""The small grammar that names attacks and defenses.
+"""The small grammar that names attacks, defenses and methods.
 
 NAME[:option=value,...][@point+...]        mc:mode=mixmatch     my.py:Mine:k=3     label-dp:epsilon=2@labels
 
 A defense that is swept may have strengths of its own, as a list: iso:lambda=1,5,25 or gaussian-dp:epsilon=8,2,clip=1.0.
 
 The points of a defense are kinds of message, in every phase or in one: iso:lambda=5@gradient, iso@pretrain.embedding.
-That of an attack is a phase after which it strikes: mc@pretrain.
+That of an attack is a phase after which it strikes: mc@pretrain. A method has none; a dot in the name of one of its
+options leads into a table: fedhssl-moco:ssl_options.queue=64.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vflsec.core.errors import UsageError
 
 _SHORT_NUMBER = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")
 """What TOML wants a zero in."""
+
+_OPTION_FIRST = re.compile(r"[^:]*:[^:=]*=")
+"""A reference whose ``.py:`` is in an option, not in its name."""
 
 
 def parse_reference(text: str, what: str) -> tuple[str, dict[str, Any], tuple[str, ...] | None]:
@@ -27,7 +33,7 @@ def parse_reference(text: str, what: str) -> tuple[str, dict[str, Any], tuple[st
         UsageError: an option without a value.
     """
     head, _, points = text.partition("@")
-    if ".py:" in head:
+    if ".py:" in head and not _OPTION_FIRST.match(head.partition(".py:")[0]):
         path, _, rest = head.partition(".py:")
         attribute, _, options_text = rest.partition(":")
         name = f"{path}.py:{attribute}"
@@ -45,6 +51,27 @@ def parse_reference(text: str, what: str) -> tuple[str, dict[str, Any], tuple[st
         else:
             raise UsageError(f"expected {what} {name}:option=value, got {item!r} in {text!r}")
     return name, options, tuple(filter(None, points.split("+"))) or None
+
+
+def format_reference(name: str, options: Mapping[str, Any]) -> str:
+    """Return the reference with these options in the order of their names, such that equal options give equal texts."""
+    given = ",".join(f"{key}={_format_value(value)}" for key, value in sorted(_leaves(options)))
+    return f"{name}:{given}" if given else name
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_format_value, value))
+    plain = isinstance(value, str) and parse_value(value) == value
+    return str(value) if plain else json.dumps(value, ensure_ascii=False)
 
 
 def split_list(text: str) -> list[str]:

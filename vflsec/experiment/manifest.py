@@ -66,7 +66,7 @@ def _baseline(baseline: plan.Baseline) -> BaselineEntry:
 
 def _provenance(spec: EvalSpec, command: Sequence[str]) -> Provenance:
     named = {
-        "methods": dict.fromkeys(spec.methods),
+        "methods": dict.fromkeys(spec.method_of(label).name for label in spec.methods),
         "defenses": dict.fromkeys(defense.name for defense in (*spec.defenses, *spec.fixed)),
         "attacks": dict.fromkeys(attack.name for attack in spec.attacks),
     }

@@ -21,6 +21,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Where a cell's result belongs in the curves; without an attack if the method has no adversary.
 
     Attributes:
+        method: its label, with its options where these are part of the name.
         control: whether the cell is the honest one to which an attack on integrity is compared.
     """
 
@@ -57,22 +58,22 @@ def rows(spec: EvalSpec) -> Iterator[Row]:
     """Yield every (method, defense, strength, seed, attack), seeds outermost so that neighbors share their data."""
     for seed in range(spec.seeds):
         for method in spec.methods:
-            if not attacked(method):  # nor does it send any message that a defense could change
+            if not attacked(spec.method_of(method).name):  # nor does it send any message that a defense could change
                 cell = msgspec.structs.replace(training_cell(spec, method, seed), defenses=())
                 yield Row(method=method, defense="none", strength=0.0, seed=seed, attack=None, label=NO_ADVERSARY,
-                          cell=cell, key=digest(["utility", cell.key]))  # fmt: skip
+                          cell=cell, key=_labeled(digest(["utility", cell.key]), cell, method))  # fmt: skip
                 continue
             for sweep, strength in _sweep(spec):
                 for attack, label in zip(spec.attacks, spec.labels, strict=True):
                     cell = _attacked_cell(spec, method, sweep, strength, seed, attack)
                     defense = sweep.label if sweep else "none"
-                    key = result_key(cell, attack, spec.adversary, spec.aux)
+                    key = _labeled(result_key(cell, attack, spec.adversary, spec.aux), cell, method)
                     row = Row(method=method, defense=defense, strength=strength, seed=seed, attack=attack, label=label,
                               cell=cell, key=key)  # fmt: skip
                     if target_of(attack) == "integrity":
                         honest = msgspec.structs.replace(cell, malicious=None, aux=None)
                         key = digest(["control", result_key(honest, attack, spec.adversary, spec.aux)])
-                        yield msgspec.structs.replace(row, cell=honest, key=key, control=True)
+                        yield msgspec.structs.replace(row, cell=honest, key=_labeled(key, cell, method), control=True)
                     yield row
 
 
@@ -108,9 +109,11 @@ def baselines(spec: EvalSpec) -> Iterator[Baseline]:
     if spec.adversary != "active" and "labels" in {target_of(attack) for attack in spec.attacks}:
         candidates += [(AttackSpec(name=name), name) for name in on_labels]
     for seed in range(spec.seeds):
-        for method in filter(attacked, spec.methods):
-            cell, own = training_cell(spec, method, seed), _pretrained_alone(spec, method, seed)
-            kind = registry.load("methods", method)
+        for method in spec.methods:
+            cell = training_cell(spec, method, seed)
+            if not attacked(cell.method):
+                continue
+            own, kind = _pretrained_alone(cell), registry.load("methods", cell.method)
             of_source = [a for a, _ in inferring if about_source(build_attack(a), a.after, kind, spec.adversary)]
             for attack, label in candidates:
                 is_base = attack.name in on_labels
@@ -132,15 +135,14 @@ def baselines(spec: EvalSpec) -> Iterator[Baseline]:
                     yield msgspec.structs.replace(baseline, cell=own, label=after, key=key, pretrained=True)
 
 
-def _pretrained_alone(spec: EvalSpec, method: str, seed: int) -> Cell | None:
-    """The cell whose pre-training any party could do alone, with the options that it shares with ``method``."""
-    name = registry.load("methods", method).prior
+def _pretrained_alone(cell: Cell) -> Cell | None:
+    """Return the cell whose pre-training any party could do alone, with the options that it shares with the method."""
+    name = registry.load("methods", cell.method).prior
     if name is None:
         return None
     own = registry.load("methods", name)
     shared = inspect.signature(own).parameters.keys() - own.joint - own.last_phase_options
-    options = {key: value for key, value in spec.method.get(method, {}).items() if key in shared}
-    cell = training_cell(spec, method, seed)
+    options = {key: value for key, value in cell.method_options.items() if key in shared}
     return msgspec.structs.replace(cell, method=name, method_options=options, defenses=(), malicious=None)
 
 
@@ -190,3 +192,8 @@ def asked_of(spec: AttackSpec) -> str:
     details = [f"of {spec.options['victim']}"] if spec.options.get("victim") else []
     details += [str(spec.options["column"])] if spec.options.get("column") else []
     return " ".join([target_of(spec), *details])
+
+
+def _labeled(key: str, cell: Cell, label: str) -> str:
+    """Return the key of a result under ``label``: a record names its method, and so two labels have two records."""
+    return key if label == cell.method else digest(["label", key, label])

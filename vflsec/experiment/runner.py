@@ -290,7 +290,7 @@ def _baseline(baseline: Baseline, task: Task, store: Store, device: str) -> Base
     changes = _attacked_alone(own, baseline, task, store, device) if own and task.aux.n else {}
     return BaselineResult(
         key=baseline.key,
-        method=baseline.cell.method,
+        method=baseline.cell.method if baseline.pretrained else baseline.method,
         seed=baseline.seed,
         adversary=task.adversary,
         attack=_attack_run(baseline.attack, own),

@@ -16,7 +16,7 @@ from vflsec.core.checks import positive, unknown
 from vflsec.core.errors import UsageError
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.experiment.grammar import parse_reference, parse_value, split_list
+from vflsec.experiment.grammar import format_reference, parse_reference, parse_value, split_list
 
 TRAINING = ("dataset", "data", "methods", "method", "train", "model", "fixed")
 """The fields of an ``EvalSpec`` that concern training; the others concern attacks and repetitions."""
@@ -74,6 +74,18 @@ class DefenseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.by in (None, party, role)
 
 
+class MethodSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A method by name, with its options."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+    @property
+    def label(self) -> str:
+        """The name with the options, in the order of their names, as on the command line."""
+        return format_reference(self.name, self.options)
+
+
 class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The auxiliary knowledge of the adversary: for some rows, the answers that it is to infer for the others.
 
@@ -108,8 +120,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         dataset: a registered name, or a TOML file that describes the user's own data.
         data: settings of its split.
-        methods: each gives a curve.
-        method: options of single methods by name.
+        methods: each gives a curve: names, with options if the same method is compared with itself.
+        method: options of single methods by name, whatever options the name has in ``methods``.
         train: settings of training.
         model: the shape of the networks.
         attacks: each gives a row per strength.
@@ -141,12 +153,19 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for field in ("methods", "attacks"):
             if not getattr(self, field):
                 raise UsageError(f"expected at least one of {field}, got none")
+        msgspec.structs.force_setattr(self, "methods", tuple(parse_method(text).label for text in self.methods))
         for field, names in (("methods", self.methods), ("attacks", self.labels)):
             if len(set(names)) < len(names):
                 raise UsageError(f"expected different {field}, got {', '.join(names)}: name each once")
+        known = {parse_method(text).name for text in self.methods}
         for name in self.method:
-            if name not in self.methods:
-                raise UsageError(f"settings for {unknown('method', name, self.methods)}")
+            if name not in known:
+                raise UsageError(f"settings for {unknown('method', name, known)}")
+        found = [self.method_of(label) for label in self.methods]
+        if any(one in found[:k] for k, one in enumerate(found)):
+            raise UsageError(
+                f"expected different methods, got {', '.join(self.methods)} with the same options: drop one"
+            )
         self._check_defenses()
 
     def _check_defenses(self) -> None:
@@ -188,6 +207,16 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             example = f"{defense.name}:{knob}={made.strengths[0] if made.strengths == (1.0,) else 5:g}"
             raise UsageError(f"expected a strength for the fixed defense {defense.name}, got 0: write {example}")
 
+    def method_of(self, label: str) -> MethodSpec:
+        """Return the method that ``label`` names, with the options in ``method`` and its own.
+
+        Raises:
+            UsageError: an option has one value in ``label`` and another in ``method``.
+        """
+        named = parse_method(label)
+        table = self.method.get(named.name, {})
+        return MethodSpec(name=named.name, options=_joined(table, named.options, label, f"method.{named.name}"))
+
     def strengths_of(self, defense: DefenseSpec) -> tuple[float, ...]:
         """Return the strengths over which ``defense`` is swept, in addition to 0."""
         return defense.strengths or self.strengths
@@ -197,7 +226,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The model with its encoder resolved: the same one for all methods that are compared."""
         if self.model.encoder:
             return self.model
-        own = {registry.load("methods", name).encoder for name in self.methods}
+        own = {registry.load("methods", parse_method(label).name).encoder for label in self.methods}
         return msgspec.structs.replace(self.model, encoder="auto" if "auto" in own else "mlp")
 
     @property
@@ -209,7 +238,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def name(self) -> str:
         """A short name for folders and titles, without any path."""
-        names = [self.dataset, *self.methods, *(d.label for d in self.defenses)]
+        methods = dict.fromkeys(parse_method(label).name for label in self.methods)
+        names = [self.dataset, *methods, *(d.label for d in self.defenses)]
         names += [attack.name + attack.place for attack in self.attacks]
         return "-".join(_stem(name) for name in names)
 
@@ -259,6 +289,43 @@ def parse_attack(text: str) -> AttackSpec:
     if phases and len(phases) > 1:
         raise UsageError(f"expected one phase after which {name} attacks, got {text!r}")
     return AttackSpec(name=name, options=options, after=phases[0] if phases else None)
+
+
+def parse_method(text: str) -> MethodSpec:
+    """Read a method; a dot in the name of an option leads into a table.
+
+    Raises:
+        UsageError: a point, or an option that is a value and a table at once.
+    """
+    name, given, points = parse_reference(text, "method")
+    if points:
+        raise UsageError(f"expected a method without a point, got {text!r}: drop @{'+'.join(points)}")
+    options: dict[str, Any] = {}
+    for key, value in given.items():
+        *tables, last = key.split(".")
+        table = options
+        for inner in tables:
+            table = table.setdefault(inner, {})
+            if not isinstance(table, dict):
+                raise UsageError(f"expected {inner} to be a value or a table in {text!r}, got both")
+        table[last] = value
+    return MethodSpec(name=name, options=options)
+
+
+def _joined(table: Mapping[str, Any], own: Mapping[str, Any], label: str, path: str) -> dict[str, Any]:
+    """Return the options of ``table`` and ``own``, which must agree where both have one."""
+    found = dict(table)
+    for key, value in own.items():
+        before = found.get(key, value)
+        if isinstance(before, dict) and isinstance(value, dict):
+            found[key] = _joined(before, value, label, f"{path}.{key}")
+        elif before != value:
+            raise UsageError(
+                f"expected one value for {path}.{key}, got {before!r} there and {value!r} in {label}: drop one"
+            )
+        else:
+            found[key] = value
+    return found
 
 
 def merge(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from vflsec.nn.augment import two_views
 from vflsec.nn.byol import BYOL
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.moco import MoCo
-from vflsec.nn.pooled import Pooled
+from vflsec.nn.pooled import PooledEncoder
 from vflsec.nn.siamese import Siamese
 from vflsec.nn.simsiam import SimSiam
 
@@ -301,7 +301,7 @@ class FedHSSL(SplitMethod):
         found = party.modules["encoders"]
         assert isinstance(found, nn.ModuleDict)
         chosen = [found["local"]] if self.encoders == "local" and "local" in found else list(found.values())
-        return Pooled(chosen, self.pool)
+        return PooledEncoder(chosen, self.pool)
 
     def assembled(
         self, federation: Federation, names: Collection[str], messages: Iterable[Message]
