@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -202,7 +202,7 @@ def _resolve(target: str | Preset) -> Any:
     return getattr(import_module(module), attribute)
 
 
-@lru_cache(maxsize=None)  # so that an entry is the same class each time it is loaded
+@cache  # so that an entry is the same class each time it is loaded
 def _specialized(name: str, preset: Preset) -> Any:
     """Return the subclass that ``preset`` describes."""
     base, settings = _resolve(preset.target), dict(preset.settings)

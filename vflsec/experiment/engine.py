@@ -20,7 +20,7 @@ from vflsec.core import registry
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.integrity import IntegrityAttack
-from vflsec.core.message import SERVER, SOURCE, Kind
+from vflsec.core.message import SERVER, SOURCE
 from vflsec.core.method import Method, Trained
 from vflsec.experiment import runner
 from vflsec.experiment.adversary import side_of
