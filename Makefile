@@ -2,7 +2,7 @@
 BIN := $(CURDIR)/.venv/bin
 OUTSIDE := $(CURDIR)/build/outside
 
-.PHONY: setup format lint types test-fast test docs check-docs
+.PHONY: setup format lint types test-fast test test-extended docs check-docs
 
 setup:
 	python3 -m venv .venv
@@ -26,10 +26,14 @@ types:
 	cd $(OUTSIDE) && PYTHONPATH=. $(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache
 
 test-fast:
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not (slow or chaos or cluster or statistical)"
 
 test:
 	$(BIN)/pytest
+
+# All that `make test` leaves out.
+test-extended:
+	$(BIN)/pytest -m "chaos or cluster or statistical"
 
 # Rewrites what is generated: the README's table, catalogue and picture, the map in CONTRIBUTING.md, the picture of the
 # packages, and the notebook. It trains, and takes a few minutes.

@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,14 @@ def test_a_subject_has_at_most_72_characters(length, accepted, tmp_path):
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.returncode == 0) is accepted
     assert f"{length} characters" in done.stdout or accepted
+
+
+def test_what_the_test_command_leaves_out_runs_in_ci():
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    left_out = re.fullmatch(r"not \((.*)\)", options["addopts"][options["addopts"].index("-m") + 1])[1]
+    declared = {mark.partition(":")[0] for mark in options["markers"]}
+    assert set(left_out.split(" or ")) == declared - {"slow"}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f'\ntest-extended:\n\t$(BIN)/pytest -m "{left_out}"\n' in makefile
+    assert f'\ntest-fast:\n\t$(BIN)/pytest -m "not (slow or {left_out})"\n' in makefile
+    assert "\nmake test-extended\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")

@@ -37,6 +37,7 @@ def report(tmp_path_factory):
     )  # fmt: skip
 
 
+@pytest.mark.statistical
 def test_worst_is_at_least_the_best_listed_row_less_its_interval(report):
     headlines = {point.strength: point for point in report.worst}
     for point in report.points:

@@ -42,12 +42,14 @@ def phi(*shifts):
     return norm.cdf(sum(shift**2 for shift in shifts) ** 0.5 / 2**0.5)
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize(("own", "gradient"), [(1.0, 1.0), (0.7, 1.2), (1.5, 0.0), (0.0, 1.5)])
 def test_it_reaches_the_best_auc_of_independent_gaussian_sources(own, gradient):
     view, y = federation(own, gradient)
     assert auc(view, y) == pytest.approx(phi(own, gradient), abs=0.02)
 
 
+@pytest.mark.statistical
 def test_test_rows_are_guessed_from_what_is_known_of_them():
     view, y = federation(1.0, 2.0)
     assert auc(view, y, "test") == pytest.approx(phi(1.0), abs=0.02)
@@ -61,6 +63,7 @@ def test_alone_it_reads_own_columns_and_nothing_else():
     assert auc(alone, y, attack=Fusion().alone()) == pytest.approx(phi(1.0), abs=0.02)
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize(("n_aux", "cost"), [(40, 0.03), (80, 0.01)])
 def test_sources_that_say_nothing_cost_next_to_nothing(n_aux, cost):
     """A column tells the class; gradients and a model tell nothing. The mean over seeds."""

@@ -335,6 +335,7 @@ def test_mixmatch_equals_its_description(freeze_bottom, layers, double, monkeypa
         assert torch.allclose(scores, expected[split], atol=1e-6)
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("share", [0.6, 0.8])
 def test_mixmatch_is_no_worse_than_mc_where_classes_are_uneven(share, seed):

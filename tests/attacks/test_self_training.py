@@ -38,6 +38,7 @@ def auc(guess, y, split):
     return metrics.auc(guess.scores[split][KNOWN:].numpy(), y[KNOWN:].numpy())
 
 
+@pytest.mark.statistical
 def test_with_few_labels_it_comes_near_the_bayes_rule_of_both_splits():
     own, gradient = 1.5, 4.0
     view, y = federation(own, gradient)
@@ -46,17 +47,20 @@ def test_with_few_labels_it_comes_near_the_bayes_rule_of_both_splits():
     assert auc(guess, y, "test") == pytest.approx(norm.cdf(own / 2**0.5), abs=0.02)
 
 
+@pytest.mark.statistical
 def test_rows_without_a_label_teach_what_few_labels_cannot():
     """Gradients give training rows away; test rows have nothing but columns, of which fusion sees twenty labels."""
     view, y = federation(1.5, 4.0)
     assert auc(SelfTraining()(view, seed=0), y, "test") > auc(Fusion()(view, seed=0), y, "test") + 0.05
 
 
+@pytest.mark.statistical
 def test_without_messages_it_reads_own_columns():
     view, y = federation(3.0, 4.0)
     assert auc(SelfTraining()(replace(view, messages=()), seed=0), y, "test") > 0.85
 
 
+@pytest.mark.statistical
 def test_where_columns_are_many_forest_training_does_not_lose_what_it_starts_from():
     """Ten noisy copies of each of 30 columns, four classes, twelve labels a class."""
     rng = torch.Generator().manual_seed(0)
@@ -74,6 +78,7 @@ def test_where_columns_are_many_forest_training_does_not_lose_what_it_starts_fro
     assert reached["forest-training"] > reached["fusion"]
 
 
+@pytest.mark.statistical
 def test_forest_training_reads_gradients_whose_meaning_changes_during_training():
     """What a class adds in the first third of training it takes away in the last: the mean of all says nothing."""
     own, gradient = 1.5, 1.5

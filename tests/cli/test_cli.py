@@ -558,7 +558,7 @@ def test_an_exposure_without_an_encrypted_layer_is_refused():
     assert (found.exit_code, "expected an encrypted layer with --max-exposure" in found.stderr) == (2, True)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_worker_that_dies_is_one_line_and_what_was_written_is_kept(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(PLUG_IN)

@@ -30,7 +30,7 @@ def alive(pid):
         return file.read().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="reads /proc")
 def test_workers_end_with_a_killed_run(tmp_path):
     run = subprocess.Popen(
@@ -51,6 +51,7 @@ def test_workers_end_with_a_killed_run(tmp_path):
     assert not [pid for pid in workers if alive(pid)]
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_full_disk_is_no_result(tmp_path, jobs):
     """The limit on the size of a file stands for the disk: the model's state does not fit."""

@@ -180,7 +180,7 @@ def begin(folder, role, *more):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_two_processes_train_and_resume_after_a_kill(companies):
     c = begin(companies, "C")
     assert c.stderr.readline().startswith("exposure ")

@@ -190,6 +190,7 @@ def test_randomized_labels_come_close_to_their_epsilon(eps):
     assert at_least(either_label(LabelDP(1 / (1.25 * eps))), 0.0) > eps  # the same audit convicts a quarter more
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("text", ["gaussian-dp:epsilon=1", "laplace-dp:epsilon=1", "label-dp:epsilon=1@labels"])
 def test_on_the_planted_data_no_label_attack_beats_epsilon(text):
     game, undefended = labels_by_their_gradients(text), labels_by_their_gradients()

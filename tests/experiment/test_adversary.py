@@ -190,6 +190,7 @@ def test_adversaries_that_make_no_sense_are_refused(name, match):
         adversary(toy_federation(parties=3, rows=100), name)
 
 
+@pytest.mark.statistical
 def test_a_collusion_is_evaluated_like_a_party_and_infers_more(tmp_path):
     """Each of the three passive parties alone has a weak sight of the class."""
     settings = {"dataset": "toy", "data": {"options": {"parties": 3, "rows": 300, "columns": 2}}, "seeds": 2}

@@ -81,7 +81,7 @@ def test_two_processes_give_the_same_file(tmp_path, uninterrupted):
     assert timeless(tmp_path / "records.jsonl") == uninterrupted
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.filterwarnings("ignore")  # the cluster's own
 def test_a_dask_cluster_gives_the_same_file(tmp_path, uninterrupted):
     from distributed import LocalCluster
@@ -108,7 +108,7 @@ def test_dask_is_an_extra(tmp_path, monkeypatch):
         list(engine.evaluate(engine.plan(specs.read(SETTINGS), store), store, engine="dask:tcp://127.0.0.1:1"))
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.parametrize(("after", "jobs"), [(1, 1), (6, 1), (4, 2)])
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, uninterrupted, after, jobs):
     config = tmp_path / "spec.toml"

@@ -1,6 +1,6 @@
 """Two processes under fire: killed, cut off, garbled, stalled and besieged, they compute what they would alone.
 
-For a longer siege: VFLSEC_CHAOS_KILLS=500 VFLSEC_CHAOS_SEED=2 pytest -n 0 -s tests/remote/test_chaos.py
+For a longer siege: VFLSEC_CHAOS_KILLS=500 VFLSEC_CHAOS_SEED=2 pytest -m chaos -n 0 -s tests/remote/test_chaos.py
 """
 
 import contextlib
@@ -135,7 +135,7 @@ def wait_for_batches(folder, count, process):
         time.sleep(0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_chaos(keys, stranger, tmp_path):
     """Kill either side again and again behind a bad line: the final weights are exactly those of a calm run."""
     job = make_job(rows=200, epochs=18, momentum=0.5)

@@ -1,6 +1,7 @@
 """Mutated messages, greetings, states and recordings: one line each, no other weights, and the run goes on.
 
-The quick suite tries some; VFLSEC_FUZZ=10000 pytest -n 0 -s tests/remote/test_fuzz.py tries as many of each kind.
+`make test-extended` tries some; VFLSEC_FUZZ=10000 pytest -m chaos -n 0 -s tests/remote/test_fuzz.py tries as many of each
+kind.
 """
 
 import os
@@ -25,6 +26,8 @@ from vflsec.paillier.recording import Recording
 from vflsec.remote.hello import agree
 from vflsec.remote.messages import FIRST, KINDS
 from vflsec.remote.wire import HEADER, MAGIC, VERSION, Wire, plain
+
+pytestmark = pytest.mark.chaos
 
 TRIES = int(os.environ.get("VFLSEC_FUZZ", "60"))
 JOB = make_job(momentum=0.5)  # four batches, two an epoch

@@ -350,7 +350,7 @@ def test_nothing_secret_survives_a_kill_in_the_middle_of_a_write(keys, tmp_path,
 KILLS = int(os.environ.get("VFLSEC_STATE_KILLS", "50"))
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_no_key_is_left_after_kills_at_the_writing_of_states(keys, tmp_path):
     """SIGKILL, and not only an exception: each new process of C is killed as it writes one of its next states."""
     job = make_job(momentum=0.5, epochs=KILLS // 2 + 5)  # of two batches: a killed process gets on by at most one
