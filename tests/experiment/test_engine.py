@@ -26,9 +26,12 @@ SETTINGS = {
     "attacks": [{"name": "mc", "options": {"epochs": 5}}],
     "defenses": [{"name": "iso"}],
     "strengths": [1, 5],
-    "aux": {"n": 20, "folds": 2},
+    "aux": {"n": 20, "folds": 0},
     "seeds": 2,
 }
+FOLDED = {**SETTINGS, "aux": {"n": 20, "folds": 2}}
+WITHOUT_BASELINES = {"n": 0}
+"""Known rows of an adversary whose attack needs none: what it could do alone is then not run."""
 
 
 def timeless(path):
@@ -47,10 +50,16 @@ def finish(folder, **settings):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
+def whole(tmp_path_factory):
+    """The folder of a finished run."""
     folder = tmp_path_factory.mktemp("whole")
-    finish(folder)
-    return timeless(folder / "records.jsonl")
+    finish(folder, **FOLDED)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(whole):
+    return timeless(whole / "records.jsonl")
 
 
 def test_every_record_says_what_it_is(uninterrupted):
@@ -67,9 +76,9 @@ def test_every_record_says_what_it_is(uninterrupted):
     assert result["leak"]["test"]["n"] == 90
 
 
-def test_a_second_run_computes_nothing(tmp_path):
-    store = finish(tmp_path)
-    plan = engine.plan(specs.read(SETTINGS), store)
+def test_a_second_run_computes_nothing(whole):
+    store = Store(whole)
+    plan = engine.plan(specs.read(FOLDED), store)
     assert (plan.missing, plan.cached, plan.tasks) == (0, 16, [])
     assert list(engine.evaluate(plan, store)) == []
 
@@ -77,7 +86,7 @@ def test_a_second_run_computes_nothing(tmp_path):
 @pytest.mark.slow
 def test_two_processes_give_the_same_file(tmp_path, uninterrupted):
     store = Store(tmp_path)
-    list(engine.evaluate(engine.plan(specs.read(SETTINGS), store), store, jobs=2))
+    list(engine.evaluate(engine.plan(specs.read(FOLDED), store), store, jobs=2))
     assert timeless(tmp_path / "records.jsonl") == uninterrupted
 
 
@@ -89,7 +98,7 @@ def test_a_dask_cluster_gives_the_same_file(tmp_path, uninterrupted):
     store = Store(tmp_path)
     options = {"n_workers": 1, "threads_per_worker": 2, "processes": True, "dashboard_address": None}
     with LocalCluster(host="127.0.0.1", **options) as cluster:
-        plan = engine.plan(specs.read(SETTINGS), store)
+        plan = engine.plan(specs.read(FOLDED), store)
         list(engine.evaluate(plan, store, engine=f"dask:{cluster.scheduler_address}"))
     assert timeless(tmp_path / "records.jsonl") == uninterrupted
 
@@ -112,7 +121,7 @@ def test_dask_is_an_extra(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("after", "jobs"), [(1, 1), (6, 1), (4, 2)])
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, uninterrupted, after, jobs):
     config = tmp_path / "spec.toml"
-    config.write_text(specs.to_toml(specs.read(SETTINGS)))
+    config.write_text(specs.to_toml(specs.read(FOLDED)))
     out = tmp_path / "run"
     command = [sys.executable, "-m", "vflsec", "eval", "--config", config, "--out", out, "--jobs", str(jobs)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
@@ -125,7 +134,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, uninterrupted, after,
     assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
     assert len(Store(out).records()) < len(uninterrupted)
     Store(out).trim()
-    finish(out)
+    finish(out, **FOLDED)
     assert timeless(out / "records.jsonl") == uninterrupted
 
 
@@ -142,7 +151,7 @@ def test_a_lost_record_is_attacked_again_without_training(tmp_path, monkeypatch)
 def test_an_attack_that_reads_messages_gets_them(tmp_path):
     file = tmp_path / "counts.py"
     file.write_text(COUNTS_GRADIENTS)
-    store = finish(tmp_path / "run", attacks=[{"name": f"{file}:Counts"}], strengths=[5], seeds=1)
+    store = finish(tmp_path / "run", attacks=[{"name": f"{file}:Counts"}], strengths=[5], seeds=1, aux=WITHOUT_BASELINES)
     found = [r for r in store.records().values() if isinstance(r, Result)]
     assert [r.budget for r in found] == [{"rows": 2 * 210.0, "senders": 1.0}] * 2
 
@@ -215,7 +224,7 @@ def results(store):
 
 def test_a_guess_that_cannot_be_scored_is_a_status(tmp_path):
     attacks = write_attack(tmp_path, "return Guess({s: x[:, :2] / 0 for s, x in view.features.items()})")
-    store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1])
+    store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1], aux=WITHOUT_BASELINES)
     assert {r.status for r in results(store) if not r.leak} == {"error"}
     assert all(r.error.startswith("BadGuess: expected finite") for r in results(store))
 
@@ -223,7 +232,7 @@ def test_a_guess_that_cannot_be_scored_is_a_status(tmp_path):
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_an_attack_may_guess_one_split_only(tmp_path, split):
     attacks = write_attack(tmp_path, f"return Guess({{'{split}': view.features['{split}'][:, :2]}})")
-    store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1])
+    store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1], aux=WITHOUT_BASELINES)
     assert [list(r.leak) for r in results(store)] == [[split]] * 2
     assert {r.status for r in results(store)} == {"ok"}
 
@@ -232,7 +241,7 @@ def test_an_attack_sees_only_what_it_needs_whatever_runs_beside_it(tmp_path):
     body = "return Guess({s: x[:, :2] for s, x in view.features.items()}, budget={'seen': len(view.messages)})"
     (tmp_path / "counts.py").write_text(COUNTS_GRADIENTS)
     beside = [*write_attack(tmp_path, body), {"name": f"{tmp_path / 'counts.py'}:Counts"}]
-    store = finish(tmp_path / "run", attacks=beside, seeds=1, strengths=[1])
+    store = finish(tmp_path / "run", attacks=beside, seeds=1, strengths=[1], aux=WITHOUT_BASELINES)
     seen = {r.budget.get("seen") for r in results(store)}
     assert seen == {0, None}
 
@@ -240,14 +249,16 @@ def test_an_attack_sees_only_what_it_needs_whatever_runs_beside_it(tmp_path):
 def test_the_view_holds_the_adversarys_unlabeled_and_local_rows(tmp_path):
     body = "return Guess({s: x[:, :2] for s, x in view.features.items()}, budget={'more': len(view.unlabeled)})"
     data = {"options": {"rows": 300}, "n_labeled": 100, "aligned": 0.8}
-    store = finish(tmp_path / "run", attacks=write_attack(tmp_path, body), data=data, seeds=1, strengths=[1])
+    more = {"data": data, "seeds": 1, "strengths": [1], "aux": WITHOUT_BASELINES}
+    store = finish(tmp_path / "run", attacks=write_attack(tmp_path, body), **more)
     assert {r.budget["more"] for r in results(store)} == {210 - 100}
 
 
 def test_an_attack_of_the_active_party_runs(tmp_path):
     body = "return Guess({s: x[:, :2] for s, x in view.features.items()}, budget={'seen': len(view.messages)})"
     attacks = write_attack(tmp_path, body, needs="Need.EMBEDDINGS", extra="    side = 'active'\n")
-    store = finish(tmp_path / "run", attacks=attacks, adversary="active", seeds=1, strengths=[1])
+    more = {"adversary": "active", "seeds": 1, "strengths": [1], "aux": WITHOUT_BASELINES}
+    store = finish(tmp_path / "run", attacks=attacks, **more)
     assert {r.status for r in results(store)} == {"ok"}
     assert all(r.budget["seen"] > 0 for r in results(store))
 
@@ -271,14 +282,11 @@ def test_one_auxiliary_label_is_enough_to_run(tmp_path):
 
 def test_an_edited_attack_is_run_anew_in_the_same_process(tmp_path):
     right = "return Guess({s: torch.stack([-x.sum(1), x.sum(1)], 1) for s, x in view.features.items()})"
-    first = finish(tmp_path / "run", attacks=write_attack(tmp_path, right), seeds=1, strengths=[1])
+    small = {"seeds": 1, "strengths": [1], "aux": WITHOUT_BASELINES}
+    first = finish(tmp_path / "run", attacks=write_attack(tmp_path, right), **small)
     before = results(first)[0].leak["test"].metrics["auc"]
-    again = finish(
-        tmp_path / "run",
-        attacks=write_attack(tmp_path, right.replace("-x.sum(1), x", "x.sum(1), -x")),
-        seeds=1,
-        strengths=[1],
-    )
+    wrong = right.replace("-x.sum(1), x", "x.sum(1), -x")
+    again = finish(tmp_path / "run", attacks=write_attack(tmp_path, wrong), **small)
     assert results(again)[-1].leak["test"].metrics["auc"] == pytest.approx(1 - before)
 
 
@@ -318,9 +326,9 @@ def test_a_record_says_where_it_was_computed(uninterrupted):
 
 def test_wrong_settings_are_raised_not_recorded(tmp_path):
     with pytest.raises(UsageError, match="expected fewer auxiliary labels than the 210 labeled"):
-        finish(tmp_path, aux={"n": 500})
+        finish(tmp_path, aux={"n": 500}, seeds=1)
     with pytest.raises(UsageError, match="best_on_val need validation rows"):
-        finish(tmp_path, train={"select": "best_on_val"})
+        finish(tmp_path, train={"select": "best_on_val"}, seeds=1)
     assert not any(isinstance(r, Result) for r in Store(tmp_path).records().values())
 
 
@@ -406,7 +414,7 @@ REFUSES = "from vflsec.core.errors import UsageError; raise UsageError('no')"
 @pytest.mark.parametrize("body", [EXITS, REFUSES])
 def test_an_attack_that_gives_up_does_not_cost_the_others(tmp_path, body):
     attacks = [*write_attack(tmp_path, body), "spectral-embedding"]
-    store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1])
+    store = finish(tmp_path / "run", attacks=attacks, seeds=1, strengths=[1], aux=WITHOUT_BASELINES)
     by_name = {r.attack.name: r.status for r in store.records().values() if isinstance(r, Result)}
     assert by_name.pop("spectral-embedding") == "ok"
     assert set(by_name.values()) == {"error"}

@@ -24,7 +24,7 @@ SETTINGS = {
     "train": {"epochs": 5, "pretrain": {"epochs": 2, "batch": 64}},
     "model": {"bottom": (8, 8)},
     "attacks": ["mc:epochs=20"],
-    "aux": {"n": 10},
+    "aux": {"n": 10, "folds": 0},
     "seeds": 1,
 }
 
@@ -54,7 +54,7 @@ def run(spec, folder):
         {"method": {"fedhssl-simsiam": {**SMALL, "encoders": "local", "pool": "concat"}}},
         {"fixed": ["iso:lambda=5@gradient"]},
         {"fixed": ["iso:lambda=5@finetune.embedding"]},
-        {"aux": {"n": 20}},
+        {"aux": {"n": 20, "folds": 0}},
         {"attacks": ["mc:epochs=20,mode=mixmatch"]},
     ],
 )
