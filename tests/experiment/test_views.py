@@ -48,7 +48,7 @@ def settings(name, adversary="passive_1", attacks=("mc",), parties=3, **more):
             "methods": [name],
             "model": {"bottom": [8, 8]},
             "train": {"epochs": 1, "batch": 32, "pretrain": {"epochs": 1, "batch": 32}},
-            "aux": {"n": 20},
+            "aux": {"n": 20, "folds": 0},
             "adversary": adversary,
             "attacks": list(attacks),
             **more,

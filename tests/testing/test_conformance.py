@@ -26,6 +26,8 @@ from vflsec.testing.conformance import (
 
 QUICK = {  # options that keep a plug-in cheap
     "mc": {"epochs": 60, "lr": 0.02},
+    "self-training": {"turns": 3},
+    "forest-training": {"turns": 3},
 }
 SIDE = {
     "membership": "active",
