@@ -333,7 +333,7 @@ def test_a_line_of_epsilon_holds_or_not():
     assert not good._replace(by_hand=2.01).holds
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_epsilon_by_hand_is_what_defenses_state():
     epsilon = load("epsilon")
     lines = epsilon.worst_neighbors()
@@ -412,7 +412,7 @@ def test_what_follows_from_the_noise_on_scores(score_noise):
     assert "| 1 | 0.700 ±0.000 | 0.800 ±0.000 | 0.300 ±0.000 |" in score_noise.text(lines, 0.73)
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_one_run_of_the_noise_on_scores(score_noise):
     job = score_noise.documented_job(score_noise.PAGE.read_text(encoding="utf-8"))
     found = score_noise.run(job, 3.0, 0)

@@ -97,12 +97,14 @@ def test_a_class_that_no_linear_score_finds_is_found_in_own_columns():
     assert auc(view, y) > 0.95
 
 
+@pytest.mark.statistical
 def test_several_classes_are_told_apart():
     view, y = federation(4.0, 3.0, n_classes=3)
     found = Fusion()(view, seed=0).scores["train"].argmax(dim=1)
     assert (found == y)[KNOWN:].float().mean() > 0.95
 
 
+@pytest.mark.statistical
 def test_a_joint_attack_beats_each_source_where_neither_is_enough():
     """Residuals p - y: p is in the columns, p - y in the gradients, and y in neither alone."""
     rng = torch.Generator().manual_seed(0)
@@ -143,6 +145,7 @@ def test_columns_are_recovered_as_well_as_ridge_regression_recovers_them():
     assert reached["train"] > reached["test"] + 0.02, "noise averages out over releases of training rows"
 
 
+@pytest.mark.statistical
 def test_an_attribute_is_inferred_from_what_its_owner_sends():
     view, theirs = received()
     y = {split: (x[:, 0] > 0).long() for split, x in theirs.items()}

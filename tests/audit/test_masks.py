@@ -188,6 +188,7 @@ def leaks(folder, seeds, width, *, rows=180, features=4, scored=True):
     return found
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize(("scored", "seeds"), [(False, 200), (True, 40)])
 def test_wide_masks_are_not_said_to_leak(tmp_path, scored, seeds):
     """By accident one audit in a thousand is; two of 200 have a probability of 0.02."""

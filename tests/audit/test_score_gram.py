@@ -29,6 +29,7 @@ def test_forty_steps_on_frozen_features_give_all_inner_products(tmp_path_factory
     assert 1 - recovered < (1e-2) ** 2
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize(
     ("settings", "published"),
     [
@@ -104,12 +105,14 @@ def test_without_the_truth_it_says_how_well_it_predicts_scores_that_it_did_not_s
     assert figure.value > figure.chance
 
 
+@pytest.mark.statistical
 def test_fewer_scores_than_features_do_not_determine_them(tmp_path):
     figures, _, _ = shuffled(tmp_path, outputs=1, epochs=3)
     assert figures["features", "correlation"] < 0.9
     assert figures["features, 18 known rows", "r2"] < 0.7
 
 
+@pytest.mark.statistical
 def test_noise_on_the_scores_blunts_it(tmp_path):
     figures, _, _ = shuffled(tmp_path, outputs=5, epochs=2, score_noise=0.3)
     assert figures["features", "correlation"] < 0.9

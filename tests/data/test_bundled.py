@@ -240,6 +240,7 @@ def test_joining_pays_on_credit_default():
     assert alone <= together - 0.02
 
 
+@pytest.mark.statistical
 def test_the_active_columns_of_census_income_are_of_use():
     scores, labels = logistic_scores(census_income.load(), DataSpec(n_labeled=20_000), ["active"])
     assert roc_auc_score(labels, scores[:, 1]) == pytest.approx(0.82, abs=0.03)

@@ -158,6 +158,7 @@ def test_randomized_response_has_an_exact_epsilon():
     assert torch.equal(LabelDP(1e-3).on_labels(y, features=y[:, None], n_classes=10, rng=generator(0, "labels")), y)
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("made", NOISES)
 def test_what_can_be_told_apart_at_worst_stays_below_epsilon_and_comes_close(made):
     """Two neighbors at opposite ends of what clipping leaves, released as often as is accounted for."""
@@ -183,6 +184,7 @@ def test_the_last_bits_of_floats_tell_more_than_epsilon_as_the_card_says():
     assert at_least(Game(ratio[present == 0], ratio[present == 1], []), 0.0) > 3 > made.spent(1)["epsilon"]
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("eps", [0.5, 2.0])
 def test_randomized_labels_come_close_to_their_epsilon(eps):
     game = either_label(LabelDP(1 / eps))

@@ -94,7 +94,7 @@ def test_work_grows_linearly_with_rows_and_features():
     assert np.allclose(total(width=20)[0] / total()[0], 2, rtol=0.15)
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_the_estimate_is_what_decryption_takes():
     """Its unit is measured: half of a decryption, within a factor that a busy machine explains."""
     keys, layout = Keys.generate(2048), Layout(width=10)

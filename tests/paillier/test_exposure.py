@@ -35,6 +35,7 @@ def test_numbers_below_one_are_refused():
         Exposure(passes=1, outputs=1, width=0, rows=10)
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize(
     ("epochs", "outputs", "width"),
     [(2, 1, 6), (4, 1, 8), (10, 1, 6), (8, 1, 4), (2, 3, 8), (2, 4, 12), (2, 6, 6), (3, 4, 6)],
