@@ -50,6 +50,7 @@ def catalogue() -> str:
         for name, entry in registry.entries(kind).items():
             if entry.origin == "built in":
                 lines.append(f"| {kind.removesuffix('s')} | `{name}` | {registry.summary(entry)} |")
+    lines += ["", f"*contrib*: {registry.CONTRIB}. These run with `--attack all` like any other."]
     return "\n".join(lines)
 
 

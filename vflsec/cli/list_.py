@@ -27,6 +27,8 @@ def command(kind: str | None, form: str) -> None:
         click.echo(f"{k}:")
         for name, text in names.items():
             click.echo(_wrapped(f"  {name:{width}}  ", text))
+    if any(text.endswith("(contrib)") for names in found.values() for text in names.values()):
+        click.echo("\n" + _wrapped("contrib: ", registry.CONTRIB))
 
 
 def _wrapped(start: str, text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Callable, Mapping
@@ -33,15 +34,22 @@ KINDS = {kind.removesuffix("s"): kind for kind in registry.PACKAGES}
 @click.command("show")
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("name")
-def command(kind: str, name: str) -> None:
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def command(kind: str, name: str, form: str) -> None:
     """Show the card of one attack, defense, method, protocol or dataset."""
     if kind == "dataset" and name.endswith(".toml"):
         from vflsec.experiment.federation import load_dataset
 
-        _print(_dataset(load_dataset(name)))
+        facts = _dataset(load_dataset(name))
+        click.echo(json.dumps(facts, default=str, ensure_ascii=False)) if form == "json" else _print(facts)
         return
     found = registry.load(KINDS[kind], name)
-    _print(_registered(name, found) if kind == "dataset" else _facts(kind, found))
+    facts = _registered(name, found) if kind == "dataset" else _facts(kind, found)
+    if form == "json":
+        differs = {"differs": found.differs} if getattr(found, "differs", ()) else {}
+        click.echo(json.dumps({**facts, **differs, "options": _options(found)}, default=str, ensure_ascii=False))
+        return
+    _print(facts)
     _card(kind, found)
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from vflsec.core.auxiliary import thresholded
 from vflsec.core.errors import BadGuess, InsufficientView
+from vflsec.core.registry import CONTRIB
 from vflsec.core.view import Guess, Need, View
 
 Target = Literal["labels", "features", "attribute", "membership", "parameters", "integrity"]
@@ -36,6 +37,11 @@ class Attack(ABC):
         reference: paper and section.
         differs: in what the attack differs from that paper, one sentence each; empty where nothing is known.
         verified: against what the implementation was checked, or "unverified".
+        costs: what it takes to run, in words or as O(...); empty where its author does not say.
+        fails: where it recovers little; empty where its author does not say.
+        contrib: whether it is not verified against a source, or was made for this project.
+        renamed: former names of options, with the present ones.
+        stream: name of its random stream; empty for ``name``. A renamed attack keeps it, and so its results.
         version: raised whenever results change; part of every cache key.
 
     Attributes:
@@ -54,6 +60,11 @@ class Attack(ABC):
     reference: ClassVar[str]
     differs: ClassVar[tuple[str, ...]] = ()
     verified: ClassVar[str]
+    costs: ClassVar[str] = ""
+    fails: ClassVar[str] = ""
+    contrib: ClassVar[bool] = False
+    renamed: ClassVar[Mapping[str, str]] = {"turns": "releases"}
+    stream: ClassVar[str] = ""
     version: ClassVar[int] = 1
     victim: str | None = None
     column: str | None = None
@@ -167,4 +178,7 @@ def describe(attack: type[Attack]) -> dict[str, Any]:
         "reference": attack.reference,
         "verified": attack.verified,
         "version": attack.version,
+        **({"costs": attack.costs} if attack.costs else {}),
+        **({"fails": attack.fails} if attack.fails else {}),
+        **({"contrib": CONTRIB} if attack.contrib else {}),
     }

@@ -9,7 +9,7 @@ vflsec.core.errors.UsageError: expected epochs > 0, got 0
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
 from vflsec.core.errors import UsageError
@@ -71,8 +71,10 @@ def count(n: int, what: str, plural: str = "") -> str:
     return f"{n} {what if n == 1 else plural or what + 's'}"
 
 
-def unknown(what: str, value: str, known: Collection[str]) -> str:
-    """Return the sentence for an unknown name: the nearest known one, then all of them."""
+def unknown(what: str, value: str, known: Collection[str], renamed: Mapping[str, str] | None = None) -> str:
+    """Return the sentence for an unknown name: its new name or the nearest known one, then all of them."""
     near = get_close_matches(value, known, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
+    if renamed and renamed.get(value) in known:
+        hint = f" It is now called {renamed[value]}."
     return f"unknown {what} {value!r}.{hint} Known: {', '.join(sorted(known))}"

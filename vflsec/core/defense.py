@@ -16,6 +16,7 @@ from vflsec.core.checks import non_negative, one_of
 from vflsec.core.errors import UsageError
 from vflsec.core.hooks import Changes, Hook
 from vflsec.core.message import Kind
+from vflsec.core.registry import CONTRIB
 
 LABELS = "labels"
 """The point of defenses that change the labels before training; nothing is sent there."""
@@ -64,6 +65,10 @@ class Defense(ABC):
             defense that changes the labels that the active party trains on.
 
     Class attributes:
+        hides: what it hides, and from whom; empty where its author does not say.
+        costs: what it takes in time, traffic or utility; empty where its author does not say.
+        fails: against which attacks, or where, it hides little; empty where its author does not say.
+        contrib: whether it is not verified against a source, or was made for this project.
         by_epsilon: options under which the strength is 1/epsilon, or None where there is no differential privacy.
         softens: whether ``on_labels`` gives probabilities of the classes in place of their numbers.
         strengths: the usual ones, over which it is swept where nobody says any: of the source where these spread over
@@ -81,6 +86,10 @@ class Defense(ABC):
     name: ClassVar[str]
     reference: ClassVar[str]
     guarantee: ClassVar[str]
+    hides: ClassVar[str] = ""
+    costs: ClassVar[str] = ""
+    fails: ClassVar[str] = ""
+    contrib: ClassVar[bool] = False
     points: ClassVar[tuple[Kind, ...]]
     strength_name: ClassVar[str] = "strength"
     by_epsilon: ClassVar[Mapping[str, Any] | None] = None
@@ -264,4 +273,6 @@ def describe(defense: type[Defense]) -> dict[str, Any]:
         "usual strengths": ", ".join(f"{strength:.3g}" for strength in defense.strengths),
         "reference": defense.reference,
         "guarantee": defense.guarantee,
+        **{fact: text for fact in ("hides", "costs", "fails") if (text := getattr(defense, fact))},
+        **({"contrib": CONTRIB} if defense.contrib else {}),
     }

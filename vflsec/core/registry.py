@@ -37,6 +37,8 @@ _BASES = {
     "protocols": "vflsec.core.protocol:Protocol",
     "methods": "vflsec.core.method:Method",
 }
+CONTRIB = "not verified against a published source, or made for this project"
+"""What ``contrib = True`` in the class of a technique means."""
 
 
 class Preset(NamedTuple):
@@ -100,7 +102,8 @@ def load(kind: str, name: str) -> Any:
     else:
         known = entries(kind)
         if name not in known:
-            raise UsageError(unknown(kind.removesuffix("s"), name, known))
+            renamed = getattr(import_module(PACKAGES[kind]), "RENAMED", {})
+            raise UsageError(unknown(kind.removesuffix("s"), name, known, renamed))
         try:
             found = _resolve(known[name].target)
         except (ImportError, AttributeError) as error:
@@ -150,7 +153,8 @@ def converted(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, 
     hints, found = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory), {}
     for option, value in options.items():
         if option not in known:
-            raise UsageError(f"{name}: {unknown('option', option, known)}")
+            renamed = getattr(factory, "renamed", {})
+            raise UsageError(f"{name}: {unknown('option', option, known, renamed)}")
         try:
             found[option] = msgspec.convert(value, hints.get(option, Any))
         except msgspec.ValidationError as error:
@@ -170,7 +174,10 @@ def identity(kind: str, name: str) -> str:
 
 
 def summary(entry: Entry) -> str:
-    """Return the first docstring line of an entry's object, read without importing its module."""
+    """Return the first docstring line of an entry's object, read without importing its module.
+
+    ``(contrib)`` at its end stands for ``contrib = True`` in the class.
+    """
     if isinstance(entry.target, Preset):
         return entry.target.doc.split("\n")[0]
     module, attribute = entry.target.split(":")
@@ -181,7 +188,8 @@ def summary(entry: Entry) -> str:
     assert spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     node = next(n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == attribute)
-    return (ast.get_docstring(node) or "").split("\n")[0]
+    contrib = any(isinstance(line, ast.Assign) and ast.unparse(line) == "contrib = True" for line in node.body)
+    return (ast.get_docstring(node) or "").split("\n")[0] + (" (contrib)" if contrib else "")
 
 
 def is_file(name: str) -> bool:

@@ -243,7 +243,7 @@ def _guarded(attack: Attack, question: Question, federation: Federation, aux: Au
 
 def _scored(attack: Attack, question: Question, federation: Federation, aux: AuxSpec) -> dict[str, Any]:
     view, (headline, *_) = question.view, question.metrics
-    seed = derive(federation.seed, "attack", attack.name)
+    seed = derive(federation.seed, "attack", attack.stream or attack.name)
     chosen, fold, trials = tuned(attack, view, headline, aux, seed)
     guess = chosen(view, seed=seed)
     return {
