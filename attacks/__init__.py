@@ -1,4 +1,4 @@
-"""Attacks: each turns what an adversary saw into a guess. One file each."""
+"""Attacks: each turns what an adversary observed into a guess. One file each."""
 
 CATALOGUE = {
     "logistic": "vflsec.attacks.logistic:LogisticRegression",
@@ -12,7 +12,7 @@ CATALOGUE = {
     "spectral": "vflsec.attacks.spectral:Spectral",
     "spectral-embedding": "vflsec.attacks.spectral_embedding:SpectralEmbedding",
     "cluster": "vflsec.attacks.cluster:Cluster",
-    "averaging": "vflsec.attacks.averaging:Averaging",
+    "averaging": "vflsec.attacks.averaging:AveragedGradients",
     "trees": "vflsec.attacks.trees:Trees",
     "squares": "vflsec.attacks.squares:Squares",
     "pseudo-labels": "vflsec.attacks.pseudo_labels:PseudoLabels",
@@ -21,7 +21,7 @@ CATALOGUE = {
     "column-fusion": "vflsec.attacks.fusion:ColumnFusion",
     "self-training": "vflsec.attacks.self_training:SelfTraining",
     "forest-training": "vflsec.attacks.self_training:ForestTraining",
-    "replay": "vflsec.attacks.replay:Replay",
+    "exploit": "vflsec.attacks.exploit:ExPLoit",
     "batch-label": "vflsec.attacks.batch_label:BatchLabel",
     "residual": "vflsec.attacks.residual:Residual",
     "backdoor": "vflsec.attacks.backdoor:Backdoor",
@@ -35,3 +35,6 @@ CATALOGUE = {
     "model-recovery": "vflsec.attacks.model_recovery:ModelRecovery",
     "membership": "vflsec.attacks.membership:MembershipInference",
 }
+
+RENAMED = {"replay": "exploit"}
+"""Former names, with the present ones."""

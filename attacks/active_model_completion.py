@@ -1,4 +1,4 @@
-"""Active model completion: a malicious optimizer makes the top model lean on the adversary's bottom, then MC."""
+"""Active model completion: a malicious optimizer makes the top model rely on the adversary's bottom, then MC."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ TINY = 1e-7
 
 
 class ActiveModelCompletion(ModelCompletion):
-    """Model completion after training one's own bottom model with updates that are larger than agreed.
+    """Model completion, after training the adversary's own bottom model with updates that are larger than agreed.
 
-    Each entry of an update is scaled by r = clamp(1 + gamma · u_t / (u'_{t-1} + 1e-7), 1, largest), where u'_{t-1} is
-    the scaled update before: entries that keep their sign grow, none shrinks. The bottom model then carries more of the
-    task, and more of the labels. The adversary changes nothing but its own optimizer, and sends what it ought to.
+    Each entry u_t of an update is scaled by r = clamp(1 + gamma · u_t / (u'_{t-1} + 1e-7), 1, largest), where u'_{t-1}
+    is the scaled update before. Entries that keep their sign grow, and none shrinks. The bottom model then contributes
+    more to the task, and contains more of the labels. The adversary changes only its own optimizer; its messages follow
+    the protocol.
 
-    The source has SGD with momentum, and scales the momentum buffer itself, so that scaling accumulates
-    (``feedback``). Where the federation trains by Adam, ``base=adam`` (ours) scales Adam's update; nothing accumulates.
-
-    Costs a training of its own for each cell. Fails where gradients are noise: it enlarges that too.
+    The source has SGD with momentum and scales the momentum buffer itself, so that scaling accumulates (``feedback``).
+    If the federation trains with Adam, ``base=adam`` (ours) scales Adam's update, and nothing accumulates.
 
     Source: Fu et al., USENIX Security 2022, section 4.2, and released code: gamma 1, r in [1, 5], momentum 0.9.
 
     Args, besides those of ``mc``:
         gamma: how much a consistent update grows.
-        largest: bound of r.
+        largest: upper bound of r.
         base: ``adam`` or ``sgd``.
         feedback: with ``sgd``, whether the scaled update is the momentum of the next step.
     """
@@ -41,11 +40,13 @@ class ActiveModelCompletion(ModelCompletion):
     verified = "optimizer: equality with the formula; attack: unverified"
     differs = (
         *ModelCompletion.differs,
-        "Where the federation trains with Adam, the scaling acts on Adam's update (base=adam); the source has SGD "
-        "with momentum.",
+        "If the federation trains with Adam, the scaling acts on Adam's update (base=adam); the source has SGD with "
+        "momentum.",
         "The malicious optimizer has no weight decay.",
         "All layers of the bottom model are scaled; the released code can restrict this to the top ones.",
     )
+    costs = "a training run of its own for each cell"
+    fails = "if gradients are mostly noise, which the optimizer enlarges too"
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class ActiveModelCompletion(ModelCompletion):
 
 
 class _Malicious(torch.optim.Optimizer):
-    """SGD with momentum 0.9, or Adam with its usual numbers, whose consistent updates are enlarged."""
+    """SGD with momentum 0.9, or Adam with its default hyperparameters, whose consistent updates are enlarged."""
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], lr: float, gamma: float, largest: float, *, base: str, feedback: bool
@@ -94,7 +95,7 @@ class _Malicious(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # returns no loss
         """Update every parameter that has a gradient."""
-        assert closure is None, "no method asks for one"
+        assert closure is None, "no method passes one"
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -117,7 +118,7 @@ class _Malicious(torch.optim.Optimizer):
 
 
 def _adam(state: dict[str, Any], grad: Tensor) -> Tensor:
-    """Return Adam's update of this step, of length about one."""
+    """Return Adam's update of this step, before the learning rate."""
     step = state["step"] = state.get("step", 0) + 1
     mean = state["mean"] = 0.9 * state.get("mean", torch.zeros_like(grad)) + 0.1 * grad
     square = state["square"] = 0.999 * state.get("square", torch.zeros_like(grad)) + 0.001 * grad * grad

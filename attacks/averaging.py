@@ -1,27 +1,24 @@
-"""Averaging attack: noise that is drawn anew for each release of a row is gone from the mean of its releases."""
+"""Averaging attack: noise that is drawn anew for each release of a row averages out."""
 
 from __future__ import annotations
 
 import torch
 
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import references
+from vflsec.core.auxiliary import THRESHOLD, references
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import received
 
 
-class Averaging(Attack):
-    """Label inference by an adversary who knows that what it received is a row's gradient plus noise.
+class AveragedGradients(Attack):
+    """Label inference by an adversary who knows that a received gradient is the row's gradient plus noise.
 
-    Lines are brought to the noise's own scale, message by message (``Releases.steady``), and averaged over the releases
-    of each row: after n of them noise has 1/n of its variance. The means x (d,) are whitened by their covariance S over
-    all training rows, and class c scores m_c' S^-1 x - m_c' S^-1 m_c / 2, with m_c the mean of its auxiliary samples.
-    That is Fisher's discriminant: S holds the scatter between classes too, which leaves the direction S^-1 (m_1 - m_0)
-    as it is, and all rows tell S better than the few whose label is known.
-
-    Costs one pass over the messages and one small linear system. Fails where each row is released once, where noise is
-    drawn once for each row, and where gradients change their direction in training.
+    Observations are divided by the scale of the noise, message by message (``Releases.steady``), and averaged over the
+    releases of each row: the mean of n has 1/n of the noise variance. The means x (d,) are whitened by their covariance
+    S over all training rows. The score of class c is m_c' S^-1 x - m_c' S^-1 m_c / 2, with m_c the mean of its
+    auxiliary samples. This is Fisher's discriminant: S contains the scatter between classes too, which does not change
+    the direction S^-1 (m_1 - m_0), and all rows give a better estimate of S than the few labeled ones.
 
     Source: common practice against additive noise; the discriminant is Fisher's (1936).
     """
@@ -31,8 +28,11 @@ class Averaging(Attack):
     needs = frozenset({Need.GRADIENTS, Need.AUX_LABELS})
     reference = "common practice; Fisher's linear discriminant, 1936"
     verified = "closed-form AUC on Gaussian gradients under known noise"
-    differs = (
-        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
+    differs = (THRESHOLD,)
+    costs = "one pass over the messages and one small linear system"
+    fails = (
+        "if each row is released once, if noise is drawn once for each row, and if gradients change their direction "
+        "during training"
     )
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:

@@ -1,4 +1,4 @@
-"""Backdoor: gradient replacement teaches the joint model that a trigger means a class."""
+"""Backdoor: gradient replacement makes the joint model associate a trigger with a class."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from vflsec.core.view import Need, View
 
 
 class Backdoor(IntegrityAttack):
-    """A trigger on the party's own columns that makes the joint model say ``target``; no label is changed for it.
+    """A trigger on the party's own columns that makes the joint model predict ``target``, without changing a label.
 
-    The party knows some rows of the target class, and poisons some others: these bear the trigger in training. A known
-    row brings the columns of a poisoned one, so that the top model, too, meets the trigger with the target class. The
-    gradient that comes back for it points from the trigger to the target; enlarged by ``gamma``, it takes the place of
-    the gradient of every poisoned row, whose true class the party so ignores. For a poisoned row it sends another row's
-    embedding, or the top model would learn that the trigger means all classes.
+    The party knows some rows of the target class, and poisons some others, which carry the trigger in training. A known
+    row is sent with the columns of a poisoned one, so that the top model sees the trigger together with the target
+    class. The gradient of that row points from the trigger to the target. Multiplied by ``gamma``, it replaces the
+    gradient of every poisoned row, so that the party ignores their true class. For a poisoned row the party sends
+    another row's embedding; otherwise the top model would learn that the trigger stands for all classes.
 
-    Costs nothing. The trigger alone may mean something: the table has beside the success what it does to the honest
-    model. Fails without gradients, and where the noise on them is larger than they are.
+    The trigger alone may change predictions, so the table shows its effect on the honest model beside the success.
 
-    Source: Liu et al. 2020 (arXiv 2007.03608): gamma 10, a random vector sent for poisoned rows. That known rows bring
-    the trigger is as in the released code of VFLAIR (Zou et al. 2024, arXiv 2310.09827); that poisoned rows borrow an
+    Source: Liu et al. 2020 (arXiv 2007.03608): gamma 10, a random vector sent for poisoned rows. That known rows carry
+    the trigger is as in the released code of VFLAIR (Zou et al. 2024, arXiv 2310.09827). That poisoned rows borrow an
     embedding of the right scale, and the trigger on a table, are ours.
 
     Args:
-        target: the class that the trigger is to mean.
-        gamma: how much the replaced gradient is enlarged.
-        poisoned: share of the training rows that bear the trigger.
+        target: the class that the trigger stands for.
+        gamma: factor of the replaced gradient.
+        poisoned: share of the training rows that carry the trigger.
         columns: how many of the party's last columns, encoded, the trigger sets.
-        value: to what; None for the largest and the smallest value of a column in turns, a combination that is rare
-            although each value is in its range.
+        value: of the trigger; None for the largest and the smallest value of the columns alternately, a rare
+            combination of values within the range.
     """
 
     name = "backdoor"
@@ -43,9 +42,11 @@ class Backdoor(IntegrityAttack):
     verified = "known answers of each hook; success on planted data"
     differs = (
         "A poisoned row is sent as another row's embedding; the source sends a random vector.",
-        "Known rows of the target class bear the trigger in training, as in VFLAIR's code; in the source they do not.",
+        "Known rows of the target class carry the trigger in training, as in VFLAIR's code; in the source they do not.",
         "The trigger sets the last columns of a table to extreme values; the source has a pattern of pixels.",
     )
+    costs = "nothing beyond training"
+    fails = "without gradients, or under noise on them that is larger than they are"
 
     def __init__(
         self,
@@ -64,13 +65,13 @@ class Backdoor(IntegrityAttack):
         self.poisoned = poisoned
         self.columns = columns
         self.value = value
-        self._toward: Tensor | None = None  # (d,) the last gradient of known rows
+        self._replacement: Tensor | None = None  # (d,) mean of the last gradients of known rows
 
     def prepare(self, view: View) -> None:
-        """Choose the trigger's values, and the poisoned rows among those that are not known to be of the target class.
+        """Choose the values of the trigger and the poisoned rows, none of which is known to belong to the target class.
 
         Raises:
-            UsageError: no such class, none of its rows is known, or fewer columns than the trigger sets.
+            UsageError: no such class, no known row of it, or fewer columns than the trigger sets.
         """
         x = view.features["train"]
         known = view.aux_rows[view.aux_labels == self.aim]
@@ -96,7 +97,7 @@ class Backdoor(IntegrityAttack):
         return torch.cat([x[:, : -self.columns], self._values.expand(len(x), -1)], dim=1)
 
     def on_features(self, x: Tensor, step: Step) -> Tensor:
-        """Put the trigger on poisoned rows, and bring one of these in the place of each known row."""
+        """Put the trigger on poisoned rows, and replace each known row by one of these."""
         if not _in_training(step):
             return x
         drawn = torch.randint(len(self._bait), (len(x),), generator=self.agreed(step, x.device), device=x.device)
@@ -104,7 +105,7 @@ class Backdoor(IntegrityAttack):
         return torch.where(self._known[step.rows, None], self._bait[drawn], x)
 
     def on_embedding(self, h: Tensor, step: Step) -> Tensor:
-        """Send for each poisoned row the embedding of one that is not."""
+        """Send the embedding of another row for each poisoned row."""
         if not _in_training(step) or self._poisoned[step.rows].all():
             return h
         poisoned = self._poisoned[step.rows]
@@ -113,18 +114,18 @@ class Backdoor(IntegrityAttack):
         return torch.where(poisoned[:, None], others[drawn], h)
 
     def on_gradient(self, g: Tensor, step: Step) -> Tensor:
-        """Replace the gradients of poisoned rows; by zero until one of a known row has come."""
+        """Replace the gradients of poisoned rows, by zero before the first gradient of a known row."""
         if not _in_training(step):
             return g
         known = self._known[step.rows]
         if known.any():
-            self._toward = g[known].mean(dim=0)
-        toward = torch.zeros_like(g[0]) if self._toward is None else self._toward
-        return torch.where(self._poisoned[step.rows, None], self.gamma * toward, g)
+            self._replacement = g[known].mean(dim=0)
+        replacement = torch.zeros_like(g[0]) if self._replacement is None else self._replacement
+        return torch.where(self._poisoned[step.rows, None], self.gamma * replacement, g)
 
 
 def _in_training(step: Step) -> bool:
-    """Whether rows that are poisoned, or known, may be among those of ``step``."""
+    """Whether poisoned or known rows can be among those of ``step``."""
     return step.learns and step.split == "train"
 
 

@@ -1,4 +1,4 @@
-"""Batch label inference: labels of a batch from the one gradient of one's own model that the batch amounts to."""
+"""Batch label inference: labels from the gradient of the party's own last layer, summed over each batch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from vflsec.core.attack import Attack
+from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.checks import positive, positive_or_none
 from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind
@@ -21,68 +22,65 @@ from vflsec.nn.side_by_side import SideBySide
 
 
 class BatchLabel(Attack):
-    """Label inference where only the gradient of a party's own last layer is seen, summed over each batch.
+    """Label inference for a party that sees only the gradient of its own last layer, summed over each batch.
 
-    That gradient is A'g: A (B, k) what the layer reads, with a one for its bias, and g (B, d) what each row sent back.
-    Dummy labels, dummy probabilities of the wrong classes, which stand for the other parties, and a dummy top model W
-    (C, d) make dummy gradients of each row; their sums must be those that were seen. Two steps alternate: the nearest
-    gradients that have these sums (a projection), and the labels, probabilities and top model that explain them best,
-    which is a round of ``replay``. A row's label and probabilities are the same in all its releases, so that each
-    epoch's other batches say more about it; W is shared by all batches, and known labels start it.
+    That gradient is A'g, where A (B, k) holds the layer's inputs, with a one for the bias, and g (B, d) the gradients
+    of the rows. Dummy labels, dummy probabilities of the wrong classes, which stand for the other parties, and a dummy
+    top model W (C, d) give dummy gradients of each row, whose sums have to equal the observed ones. Two steps
+    alternate: a projection onto the gradients with these sums, and a round of ``exploit``, which finds the labels,
+    probabilities and top model that explain the gradients best. A row has one label and one set of probabilities in all
+    its releases, so that the different batches of each epoch add information. All batches share W, which starts at the
+    known labels.
 
-    In split learning a party receives each row's gradient. This attack sums them and forgets them: it measures what
-    would be left if batches were summed before they were sent, for a model of any depth. A is that of the model as it
-    is in the end. Where the model does not end in a linear layer, A are its embeddings. Each of several
-    colluding parties has an A of its own, and sees the sums of its own columns of g.
+    In split learning a party receives the gradient of each row. This attack sums them and uses the sums only: it
+    measures what would be left if batches were summed before they were sent, for a model of any depth. A is taken from
+    the model after training. For a model that does not end in a linear layer, A is its embeddings. Each of several
+    colluding parties has an A of its own and observes the sums of its own columns of g.
 
-    Departs from the source, which has Adam on each batch by itself for 10,000 steps, and needs no label where there is
-    no top model.
-
-    Costs rounds · releases · (k · d + C³ · 100) operations. While B <= k sums hide nothing, and it is as good as
-    ``replay``. Beyond, it lives on further epochs: with batches of 256 rows and 65 inputs of the layer, credit-default
-    has an AUC of .88 after one epoch, .997 after five. Fails where batches have many times more rows than the layer has
-    inputs and epochs are few, under noise sooner than ``replay``, and where that fails.
-
-    Source: Zou et al. 2022, batch-level label inference (arXiv 2112.05409); code of VFLAIR.
+    Source: Zou et al. 2022, batch-level label inference (arXiv 2112.05409); code of VFLAIR. The source runs 10,000
+    steps of Adam on each batch separately, and needs no label without a top model.
 
     Args:
         rounds: of the alternation.
-        turns: how many releases of each row are read, from the first; None for all.
+        releases: number of releases of each row to use, from the first; None for all.
     """
 
     name = "batch-label"
+    contrib = True
     needs = frozenset({Need.GRADIENTS, Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
     reference = "Zou et al. 2022, arXiv 2112.05409, and code of VFLAIR, by alternating projections"
     verified = "recovers labels while a batch has no more rows than the layer has inputs; unverified against the source"
     differs = (
-        "Alternating projections take the place of 10,000 steps of Adam on each batch by itself.",
+        "Alternating projections replace 10,000 steps of Adam on each batch separately.",
         "The top model and the labels of a row are shared by all batches and epochs, and known labels start the "
         "top model.",
-        "The last layer's gradient alone is matched, of the model as it is after training.",
+        "Only the last layer's gradient is matched, of the model as it is after training.",
         "The variant without a top model, which needs no label, is left out.",
-        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
+        THRESHOLD,
+    )
+    version = 3
+    costs = "O(rounds x releases x (k d + C^3)) operations"
+    fails = (
+        "if batches have many more rows than the layer has inputs and there are few epochs, under noise sooner than "
+        "exploit, and where exploit fails; with B <= k, sums hide nothing and it is as good as exploit"
     )
 
-    version = 3
-
-    def __init__(self, *, rounds: int = 60, turns: int | None = 5) -> None:
+    def __init__(self, *, rounds: int = 60, releases: int | None = 5) -> None:
         positive(rounds=rounds)
         self.rounds = rounds
-        positive_or_none(turns=turns)
-        self.turns = turns
+        positive_or_none(releases=releases)
+        self.releases = releases
 
     @property
     def search(self) -> Mapping[str, Sequence[Any]]:
-        """Vary how many releases are read, and for how long they are fitted."""
-        return {"turns": (1, 5, 20), "rounds": (self.rounds, 2 * self.rounds)}
+        """Vary the number of releases and of rounds."""
+        return {"releases": (1, 5, 20), "rounds": (self.rounds, 2 * self.rounds)}
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""
-        sums = summed(received(view, Kind.GRADIENT).first(self.turns), last_layers(view))
+        sums = summed(received(view, Kind.GRADIENT).first(self.releases), last_layers(view))
         known = Known(view.aux_rows, onehot(view, sums.values[0].dtype))
-        gradients = sums.nearest(
-            sums.values[0].new_zeros(len(view.features["train"]), sum(v.shape[2] for v in sums.values))
-        )
+        gradients = sums.nearest(sums.values[0].new_zeros(len(view.features["train"]), sum(sums.widths)))
         fit = before = started(gradients, known)
         for _ in range(self.rounds):
             before, fit = fit, alternated(fit, gradients, known)
@@ -95,43 +93,42 @@ class BatchLabel(Attack):
 
 
 class Sums(NamedTuple):
-    """What is seen of each of M batches, in an orthonormal basis of its inputs; shorter ones are padded with zeros.
+    """The observed sums of M batches, in an orthonormal basis of each batch's inputs, padded with zeros.
 
     Attributes:
-        rows: (M, B) which training rows.
-        basis: for each party (M, B, r), of the span of its A.
-        values: for each party (M, r, d) the sums, basis'g, in units of the root mean square of a row's gradient.
-        shared: (n, 1) in how many batches each training row is, at least 1.
+        rows: (M, B) positions of the training rows in each batch.
+        basis: for each party (M, B, r), of the column space of its A.
+        values: for each party (M, r, d) the sums basis'g, in units of the root mean square of a row's gradient.
+        count: (n, 1) number of batches that contain each training row, at least 1.
     """
 
     rows: Tensor
     basis: Sequence[Tensor]
     values: Sequence[Tensor]
-    shared: Tensor
+    count: Tensor
+
+    @property
+    def widths(self) -> list[int]:
+        """The width d of each party's gradients."""
+        return [values.shape[2] for values in self.values]
 
     def nearest(self, gradients: Tensor) -> Tensor:
-        """Return ``gradients`` (n, d) moved to where they have these sums; of a row's batches, by the mean move."""
-        blocks = torch.split(gradients, [values.shape[2] for values in self.values], dim=1)
-        moves = torch.cat(
-            [
-                basis @ (values - basis.mT @ block[self.rows])
-                for basis, values, block in zip(self.basis, self.values, blocks, strict=True)
-            ],
-            dim=2,
-        )  # (M, B, d)
-        total = torch.zeros_like(gradients).index_add_(0, self.rows.flatten(), moves.flatten(0, 1))
-        return gradients + total / self.shared
+        """Return ``gradients`` (n, d) plus the mean over a row's batches of the smallest change that gives the sums."""
+        parts = zip(self.basis, self.values, torch.split(gradients, self.widths, dim=1), strict=True)
+        changes = [basis @ (values - basis.mT @ block[self.rows]) for basis, values, block in parts]  # (M, B, d) each
+        total = torch.zeros_like(gradients).index_add_(0, self.rows.flatten(), torch.cat(changes, dim=2).flatten(0, 1))
+        return gradients + total / self.count
 
 
 def summed(releases: Releases, layers: Sequence[Layer]) -> Sums:
-    """Return the sums of each batch; nothing else of the gradients goes on from here.
+    """Return the sums of each batch. The attack uses nothing else of the gradients.
 
     Args:
         releases: of gradients, those of several parties side by side.
-        layers: the last one of each party.
+        layers: the last layer of each party.
 
     Raises:
-        InsufficientView: several parties, and which of them received which columns cannot be told.
+        InsufficientView: the columns of the gradients cannot be assigned to the parties.
     """
     widths = [layer.width for layer in layers] if len(layers) > 1 else [releases.values.shape[1]]
     if sum(widths) != releases.values.shape[1]:
@@ -139,43 +136,42 @@ def summed(releases: Releases, layers: Sequence[Layer]) -> Sums:
             f"attack 'batch-label' needs a gradient of each embedding: colluding parties have {sum(widths)} numbers of "
             f"embeddings for a row, and received {releases.values.shape[1]} of gradients"
         )
-    rows: list[Tensor] = []
+    batches: list[Tensor] = []
     bases: list[list[Tensor]] = [[] for _ in layers]
     values: list[list[Tensor]] = [[] for _ in layers]
-    for lines in releases.by_message():
-        about, g = releases.rows[lines], releases.values[lines]
-        own = [span(layer.inputs[about].to(g.dtype)) for layer in layers]
-        seen = [basis.T @ block for basis, block in zip(own, torch.split(g, widths, dim=1), strict=True)]
+    for indices in releases.by_message():
+        rows, g = releases.rows[indices], releases.values[indices]
+        own = [span(layer.inputs[rows].to(g.dtype)) for layer in layers]
+        observed = [basis.T @ block for basis, block in zip(own, torch.split(g, widths, dim=1), strict=True)]
         rank = sum(basis.shape[1] * width for basis, width in zip(own, widths, strict=True)) / sum(widths)
-        norm = torch.cat([s.flatten() for s in seen]).norm().clamp_min(torch.finfo(g.dtype).tiny)
-        rows.append(about)
-        for k, basis in enumerate(own):
-            bases[k].append(basis.T)
-            values[k].append(seen[k] * rank**0.5 / norm)
-    shared = torch.bincount(releases.rows, minlength=releases.n_rows).clamp_min(1)[:, None]
+        norm = torch.cat([one.flatten() for one in observed]).norm().clamp_min(torch.finfo(g.dtype).tiny)
+        batches.append(rows)
+        for party, basis in enumerate(own):
+            bases[party].append(basis)
+            values[party].append(observed[party] * rank**0.5 / norm)
     return Sums(
-        pad_sequence(rows, batch_first=True),
-        [_stacked(one, max(map(len, rows))).mT for one in bases],
-        [pad_sequence(one, batch_first=True) for one in values],
-        shared,
+        rows=pad_sequence(batches, batch_first=True),
+        basis=[_padded(one) for one in bases],
+        values=[pad_sequence(one, batch_first=True) for one in values],
+        count=torch.bincount(releases.rows, minlength=releases.n_rows).clamp_min(1)[:, None],
     )
 
 
-def _stacked(bases: list[Tensor], widest: int) -> Tensor:
-    """Return bases (r, B) as one (M, r, B), padded with zeros."""
-    rank = max(map(len, bases))
-    return torch.stack([nn.functional.pad(b, (0, widest - b.shape[1], 0, rank - len(b))) for b in bases])
+def _padded(bases: list[Tensor]) -> Tensor:
+    """Return bases (B, r) of different sizes as one tensor (M, B, r), padded with zeros."""
+    rows, rank = (max(basis.shape[dim] for basis in bases) for dim in (0, 1))
+    return torch.stack([nn.functional.pad(b, (0, rank - b.shape[1], 0, rows - len(b))) for b in bases])
 
 
 class Layer(NamedTuple):
-    """The last linear layer of a model: what it reads of each training row, and a one, (n, k + 1); and its width."""
+    """A model's last linear layer: its inputs for each training row, with a one for the bias (n, k), and its width."""
 
     inputs: Tensor
     width: int
 
 
 def last_layers(view: View) -> list[Layer]:
-    """Return the last layer of the party's own model; of colluding parties that of each."""
+    """Return the last layer of the party's own model, or of the model of each colluding party."""
     model, x = view.model, view.features["train"]
     assert model is not None
     if isinstance(model, SideBySide):
@@ -186,17 +182,17 @@ def last_layers(view: View) -> list[Layer]:
 
 
 def last_layer(model: nn.Module, x: Tensor) -> Layer:
-    """Return the last linear layer of ``model``; where it does not end in one, its embeddings stand for the inputs."""
-    model, seen = model.eval(), dict[str, Tensor]()
+    """Return the last linear layer of ``model``; if the model ends in another layer, its embeddings are the inputs."""
+    model, last = model.eval(), dict[str, Tensor]()
 
     def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        seen.update(inputs=args[0], output=output)
+        last.update(inputs=args[0], output=output)
 
     handles = [layer.register_forward_hook(keep) for layer in model.modules() if isinstance(layer, nn.Linear)]
     with torch.no_grad():
         embedded = model(x)
     for handle in handles:
         handle.remove()
-    ends = "output" in seen and seen["output"].shape == embedded.shape and torch.equal(seen["output"], embedded)
-    inputs = seen["inputs"] if ends else embedded
+    ends = "output" in last and last["output"].shape == embedded.shape and torch.equal(last["output"], embedded)
+    inputs = last["inputs"] if ends else embedded
     return Layer(torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1), embedded.shape[1])

@@ -1,4 +1,4 @@
-"""Clustering attack: rows of one class get alike gradients, and have alike embeddings."""
+"""Clustering attack: rows of one class have similar gradients and similar embeddings."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.attack import Attack
+from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.checks import one_of, positive
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
@@ -21,18 +22,16 @@ from vflsec.inference.releases import received
 
 
 class Cluster(Attack):
-    """Label inference by a mixture of C Gaussians, each matched to the class that the auxiliary labels speak for.
+    """Label inference by a mixture of C Gaussians, each matched to a class by the auxiliary labels.
 
-    On gradients, of each row the mean direction over its releases; on embeddings, those of one's own bottom model. The
-    matching is the one with the most auxiliary labels in their place (Hungarian algorithm).
-
-    Costs one fit of a mixture. Fails where classes overlap, and where something else forms the clusters.
+    The mixture is fitted to the mean direction of each row's gradients, or to the embeddings of the adversary's own
+    bottom model. The matching maximizes the auxiliary labels in their own cluster (Hungarian algorithm).
 
     Source: common practice; the two-cluster step of Sun et al. 2022 (arXiv 2203.01451), for C classes.
 
     Args:
         source: ``gradient`` or ``embedding``.
-        starts: random starts of the mixture, of which the likeliest is taken.
+        starts: number of random starts of the mixture; the likeliest result is used.
     """
 
     name = "cluster"
@@ -41,11 +40,12 @@ class Cluster(Attack):
     reference = "Sun et al. 2022, arXiv 2203.01451, for C classes"
     verified = "scikit-learn's own estimator"
     differs = (
-        "A mixture of C Gaussians takes the place of the source's two-cluster step, and auxiliary labels name the "
-        "clusters.",
-        "Gradients are read by default; the source reads embeddings.",
-        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
+        "A mixture of C Gaussians replaces the source's two-cluster step, and auxiliary labels name the clusters.",
+        "Gradients are clustered by default; the source clusters embeddings.",
+        THRESHOLD,
     )
+    costs = "one fit of a Gaussian mixture"
+    fails = "if classes overlap, or if the clusters are not the classes"
 
     def __init__(self, *, source: Literal["gradient", "embedding"] = "gradient", starts: int = 5) -> None:
         one_of(("gradient", "embedding"), source=source)
@@ -56,11 +56,11 @@ class Cluster(Attack):
             self.needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})  # type: ignore[misc]
 
     def alone(self) -> Attack | None:
-        """Return the same on an untrained bottom model; nothing where gradients are read."""
+        """Return the same attack for an untrained bottom model; None for gradients."""
         return self if self.source == "embedding" else None
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
-        """Return log posteriors (n, C) of the rows that are clustered."""
+        """Return log posteriors (n, C) of the clustered rows."""
         points = self._points(view)
         mixture = GaussianMixture(
             view.n_classes,
@@ -70,7 +70,7 @@ class Cluster(Attack):
             random_state=int(torch.randint(2**31, (), generator=rng)),
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # it is in the guess
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the guess reports it
             mixture.fit(points["train"].cpu().double().numpy())
         posterior = {split: mixture.predict_proba(x.cpu().double().numpy()) for split, x in points.items()}
         order = _matched(posterior["train"][view.aux_rows.cpu().numpy()], view.aux_labels.cpu().numpy())
@@ -89,7 +89,7 @@ class Cluster(Attack):
 
 
 def _matched(posterior: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return for each class the cluster that stands for it, given posteriors (n, C) of rows with known labels."""
+    """Return the cluster of each class, given posteriors (n, C) of rows with known labels."""
     mass = np.stack([posterior[labels == c].sum(axis=0) for c in range(posterior.shape[1])])  # (class, cluster)
     mass /= np.maximum(mass.sum(axis=1, keepdims=True), 1e-12)
     clusters: np.ndarray = linear_sum_assignment(-mass)[1]

@@ -1,4 +1,4 @@
-"""Direct label inference: where logits are summed, the gradient is the label."""
+"""Direct label inference: if the top model sums logits, the gradient reveals the label."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from vflsec.inference.releases import received
 
 
 class Direct(Attack):
-    """Label inference where nothing is trained above the cut layer: embeddings are logits, which the top model adds up.
+    """Label inference if nothing is trained above the cut layer: embeddings are logits, which the top model adds up.
 
-    The gradient for a row is then softmax(z) - onehot(y), divided by the batch: one entry is negative, that of its
-    class. The score of a class is minus its entry, averaged over the releases of the row: the class of the smallest
-    entry is guessed even where noise has left no entry negative.
+    The gradient of a row is then softmax(z) - onehot(y), divided by the batch size: only the entry of its class is
+    negative. The score of a class is its negative entry, averaged over the releases of the row. The class of the
+    smallest entry is guessed even if noise leaves no entry negative.
 
-    Costs one pass over the messages, and needs not one auxiliary label. Recovers every label without a defense.
-    Fails under noise that is longer than the gradients. Cannot be mounted where there is a trained head
-    (``model.head``), nor on an embedding that is not C wide.
+    The attack needs a model without a trained head (``model.head=none``) and embeddings of width C.
 
-    Source: Fu et al., USENIX Security 2022, section 4.3; first epoch alone in their code (``turns=1``).
+    Source: Fu et al., USENIX Security 2022, section 4.3; their code uses the first epoch only (``releases=1``).
 
     Args:
-        turns: how many releases of each row are read, from the first; None for all.
+        releases: number of releases of each row to use, from the first; None for all.
     """
 
     name = "direct"
@@ -37,12 +35,14 @@ class Direct(Attack):
     differs = (
         "A row whose gradient has no negative entry gets the class of its smallest entry; the released code counts "
         "it as wrong.",
-        "Entries are averaged over all releases of a row; the released code reads the first epoch alone (turns=1).",
+        "Entries are averaged over all releases of a row; the released code uses the first epoch only (releases=1).",
     )
+    costs = "one pass over the messages; no auxiliary label"
+    fails = "under noise that is longer than the gradients; without a defense it recovers every label"
 
-    def __init__(self, *, turns: int | None = None) -> None:
-        positive_or_none(turns=turns)
-        self.turns = turns
+    def __init__(self, *, releases: int | None = None) -> None:
+        positive_or_none(releases=releases)
+        self.releases = releases
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows.
@@ -50,7 +50,7 @@ class Direct(Attack):
         Raises:
             InsufficientView: gradients are not C wide.
         """
-        releases = received(view, Kind.GRADIENT).first(self.turns)
+        releases = received(view, Kind.GRADIENT).first(self.releases)
         if releases.values.shape[1] != view.n_classes:
             widths = f"{view.n_classes} logits, got {releases.values.shape[1]} entries"
             raise InsufficientView(f"attack 'direct' expects gradients of {widths}: set model.head=none")

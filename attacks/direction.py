@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import references
+from vflsec.core.auxiliary import THRESHOLD, references
 from vflsec.core.checks import positive_or_none
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
@@ -15,20 +15,18 @@ from vflsec.inference.releases import Releases, received
 
 
 class Direction(Attack):
-    """Label inference from the angle between a row's gradient and those of rows whose label is known.
+    """Label inference from the angle between a row's gradient and the gradients of rows with a known label.
 
-    In each turn, an epoch, the score of a class is the cosine between the row's gradient and the mean direction of
-    that class's reference rows in the same turn; a row's scores are averaged over its turns. The reference is what the
-    adversary received, noise included: Li et al.'s attacker sees one clean gradient of class 1, which no View holds, so
-    with ``references=1`` this attacker is weaker than theirs under noise, and with all auxiliary rows about as strong.
-
-    Costs one pass over the messages. Fails where noise is isotropic and much longer than the gradients.
+    In each epoch, the score of a class is the cosine between the row's gradient and the mean direction of that class's
+    reference rows. A row's scores are averaged over epochs. References are received gradients, which include any noise.
+    The attacker of Li et al. has one noiseless gradient of class 1, which no view contains. Under noise this attack is
+    weaker than theirs with ``references=1``, and about as strong with all auxiliary rows.
 
     Source: Li et al. 2022 (arXiv 2102.08504), section 3.2.
 
     Args:
-        references: auxiliary rows of each class that serve as reference; None for all.
-        turns: how many releases of each row are read, from the first; None for all.
+        references: number of auxiliary rows of each class that serve as references; None for all.
+        releases: number of releases of each row to use, from the first; None for all.
     """
 
     name = "direction"
@@ -41,25 +39,27 @@ class Direction(Attack):
         "gradient of class 1.",
         "Every class has a reference; the source has one of class 1.",
         "Scores are averaged over epochs; the source reports quantiles over batches.",
-        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
+        THRESHOLD,
     )
+    costs = "one pass over the messages"
+    fails = "under isotropic noise that is much longer than the gradients"
 
-    def __init__(self, *, references: int | None = None, turns: int | None = None) -> None:
-        positive_or_none(references=references, turns=turns)
+    def __init__(self, *, references: int | None = None, releases: int | None = None) -> None:
+        positive_or_none(references=references, releases=releases)
         self.references = references
-        self.turns = turns
+        self.releases = releases
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""
-        releases = received(view, Kind.GRADIENT).first(self.turns)
+        releases = received(view, Kind.GRADIENT).first(self.releases)
         known = references(view, self.references, rng)
         scores = releases.values.new_zeros(len(releases.rows), view.n_classes)
-        for lines in releases.by_turn():
-            scores[lines] = self._cosines(releases, lines, known)
+        for indices in releases.by_epoch():
+            scores[indices] = self._cosines(releases, indices, known)
         return Guess({"train": releases.mean(scores)}, budget={"releases": len(scores)})
 
-    def _cosines(self, releases: Releases, lines: Tensor, known: list[Tensor]) -> Tensor:
-        """Return the cosine (n, C) of each line with each class; 0 to a class without a reference in this turn."""
-        directions = F.normalize(releases.values[lines], dim=1)  # (n, d)
-        means = [directions[torch.isin(releases.rows[lines], rows)].sum(dim=0) for rows in known]
+    def _cosines(self, releases: Releases, indices: Tensor, known: list[Tensor]) -> Tensor:
+        """Return the cosine (n, C) of each observation with each class; 0 for a class without a reference."""
+        directions = F.normalize(releases.values[indices], dim=1)  # (n, d)
+        means = [directions[torch.isin(releases.rows[indices], rows)].sum(dim=0) for rows in known]
         return directions @ F.normalize(torch.stack(means), dim=1).T

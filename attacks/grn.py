@@ -1,4 +1,4 @@
-"""Generative regression network (GRN): columns that, with one's own, lead to the predictions that were seen."""
+"""Generative regression network (GRN): columns that, with own columns, lead to the observed predictions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vflsec.attacks.imputation import Imputation
+from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.checks import non_negative, positive
 from vflsec.core.errors import InsufficientView
@@ -23,21 +23,20 @@ from vflsec.inference.releases import latest
 class GenerativeRegressionNetwork(Attack):
     """Recovery of the victim's columns from the joint model's predictions, by a network that explains them.
 
-    A generator G makes the victim's columns (B, d) of own columns (B, p) and noise r ~ N(0, 1) (B, d); the known bottom
-    model f of the victim and the top model turn them into a prediction, which is to be the one that was seen:
+    A generator G maps own columns x (B, p) and noise r ~ N(0, 1) (B, d) to the victim's columns (B, d). The victim's
+    bottom model f, which the adversary knows, and the top model turn these into a prediction. G is trained so that it
+    equals the observed prediction v (B, C):
 
         loss = ||softmax(top(own embedding, f(G(x, r)))) - v||^2 + penalty · mean_j max(0, var_j(G(x, r)) - 1)
 
-    The second term is the source's constraint on the variance of what is generated: encoded numbers have variance one.
-    Numbers are free, categories a softmax. The guess is the mean over ``draws`` of r. v (B, C) comes from what the
-    active party received, of training rows in the last epoch, of test rows at prediction: one release of each row, for
-    a prediction is that of the last model, and no earlier release is averaged with it. So the attack reads less than
-    ``inversion-whitebox``, and shows what predictions alone say. No auxiliary row is needed; where there are some, G
-    starts at their means.
+    The second term is the source's bound on the variance of generated columns; encoded numbers have variance one.
+    Numbers are unbounded, categories are a softmax. The guess is the mean over ``draws`` of r.
 
-    Costs ``steps`` updates of a network of (128, 64), about a second. Fails where predictions say little of single
-    columns: of C classes there are C - 1 equations for d unknowns, and the rest is G's invention, which may be worse
-    than guessing the mean (R2 below 0). So G's last layer starts at zero, and invents only what explains something.
+    v comes from one release of each row: of training rows in the last epoch, of test rows at prediction. A prediction
+    is that of the final model, so earlier releases are not averaged. The attack therefore uses less information than
+    ``inversion-whitebox``, and measures what predictions reveal. It needs no auxiliary row; G starts at the mean of the
+    auxiliary rows if there are any. G's last layer starts at zero, so that columns which do not affect the prediction
+    stay at the mean.
 
     Source: Luo et al., ICDE 2021, "Feature inference attack on model predictions in vertical federated learning"
     (arXiv 2010.10152), section V. Written from memory: the sizes of G and the penalty are ours, and the source
@@ -45,11 +44,11 @@ class GenerativeRegressionNetwork(Attack):
 
     Args:
         victim: whose columns; None for the first passive party.
-        steps: updates.
+        steps: number of updates.
         batch: rows in an update.
-        lr: of Adam.
-        penalty: weight of the constraint on variance.
-        draws: of r per row, whose mean is guessed.
+        lr: learning rate of Adam.
+        penalty: weight of the bound on the variance.
+        draws: number of draws of r for each row, whose mean is the guess.
     """
 
     name = "grn"
@@ -63,6 +62,11 @@ class GenerativeRegressionNetwork(Attack):
         "updates are ours.",
         "The generator's last layer starts at zero, or at the auxiliary means; the guess is the mean over several "
         "draws of noise.",
+    )
+    costs = "steps updates of a small network"
+    fails = (
+        "if predictions depend little on single columns: C classes give C - 1 equations for d unknowns, and the other "
+        "directions of the guess can be worse than the mean (R2 below 0)"
     )
 
     def __init__(
@@ -84,23 +88,25 @@ class GenerativeRegressionNetwork(Attack):
         self.penalty = penalty
         self.draws = draws
 
-    def alone(self) -> Attack | None:
+    def alone(self) -> Attack:
         """Return imputation: without the federation there is no prediction."""
-        return Imputation(victim=self.victim)
+        attack = registry.build("attacks", "imputation", victim=self.victim)
+        assert isinstance(attack, Attack)
+        return attack
 
     @property
     def search(self) -> Mapping[str, Sequence[Any]]:
-        """Vary how long the generator is fitted, and how fast."""
+        """Vary the number of updates and the learning rate."""
         return {"steps": (self.steps, 3 * self.steps), "lr": (self.lr / 3, self.lr, self.lr * 3)}
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
-        """Return the columns (n, d) of every row of which a prediction was seen."""
-        federation = _Federation(view)
+        """Return the columns (n, d) of every split with observed predictions."""
+        federation = _KnownFederation(view)
         own = {split: view.features[split].float() for split in federation.splits}
         d, where = view.n_classes, next(iter(own.values())).device
         p = next(iter(own.values())).shape[1]
         last = nn.Linear(64, d)
-        nn.init.zeros_(last.weight)  # the first guess is the mean: nothing is invented but what explains something
+        nn.init.zeros_(last.weight)  # the first guess is the mean
         with torch.no_grad():
             last.bias.copy_(_start(view))
         generator = nn.Sequential(
@@ -121,8 +127,8 @@ class GenerativeRegressionNetwork(Attack):
             split, among = rows[int(torch.multinomial(sizes, 1, generator=rng))]
             chosen = among[torch.randint(len(among), (self.batch,), generator=rng)].to(where)
             guessed = generated(own[split][chosen])
-            wrong = F.mse_loss(federation.predicted(split, chosen, guessed), federation.seen[split][chosen])
-            loss = wrong + self.penalty * (guessed.var(dim=0) - 1).clamp_min(0).mean()
+            misfit = F.mse_loss(federation.predicted(split, chosen, guessed), federation.observed[split][chosen])
+            loss = misfit + self.penalty * (guessed.var(dim=0) - 1).clamp_min(0).mean()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -134,12 +140,12 @@ class GenerativeRegressionNetwork(Attack):
         return Guess(found, converged=not still_falling(losses), budget={"updates": self.steps})
 
 
-class _Federation:
-    """What the active party knows of the joint model: all but the victim's columns.
+class _KnownFederation:
+    """The joint model as the active party knows it: everything but the victim's columns.
 
     Attributes:
-        splits: of which every party's embedding was received.
-        seen: the joint model's probabilities (n, C) by split.
+        splits: those for which every party's embedding was received.
+        observed: the joint model's probabilities (n, C) by split.
     """
 
     def __init__(self, view: View) -> None:
@@ -159,17 +165,17 @@ class _Federation:
                 split: {view.party: view.model(view.features[split]), **{s: received[s][split] for s in senders}}
                 for split in self.splits
             }
-            self.seen = {s: F.softmax(self._top(list(known.values())), dim=1) for s, known in self._known.items()}
+            self.observed = {s: F.softmax(self._top(list(known.values())), dim=1) for s, known in self._known.items()}
 
     def predicted(self, split: str, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return the probabilities (B, C) that these columns (B, d) of the victim would lead to."""
+        """Return the probabilities (B, C) that follow from these columns (B, d) of the victim."""
         assert self._f is not None
         known = {name: h[rows] for name, h in self._known[split].items()} | {self._victim: self._f(columns)}
         return F.softmax(self._top(list(known.values())), dim=1)
 
 
 def _start(view: View) -> Tensor:
-    """Return the output (d,) of G before it has learned anything: the means of auxiliary rows, or of the encoding."""
+    """Return the first output (d,) of G: the mean of the auxiliary rows; zero without any."""
     if len(view.aux_rows) == 0:
         return torch.zeros(view.n_classes, device=view.aux_labels.device)
     mean = view.aux_labels.float().mean(dim=0)
@@ -180,7 +186,7 @@ def _start(view: View) -> Tensor:
 
 
 def within(values: Tensor, layout: Layout | None) -> Tensor:
-    """Return values (B, d) with a softmax over each one-hot block; numbers as they are."""
+    """Return values (B, d) with a softmax over each one-hot block; numbers stay as they are."""
     if layout is None:
         return values
     parts = [

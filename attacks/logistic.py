@@ -1,4 +1,4 @@
-"""Logistic regression on the adversary's own columns: what its auxiliary labels are worth without the federation."""
+"""Logistic regression on the adversary's own columns, without the federation."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from typing import ClassVar, Literal
 import torch
 
 from vflsec.core.attack import Attack
+from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import regressed
 
 
 class LogisticRegression(Attack):
-    """Regularised logistic regression from own columns to labels, fitted on the auxiliary samples alone.
+    """Regularized logistic regression on own columns, fitted to the auxiliary samples only.
 
-    It reads neither the model nor a message, so its leak is a prior: an adversary who never joined reaches it. It is a
-    candidate for *alone* beside every attack, because a small neural network on few labels is a weak opponent.
-
-    Costs 36 small fits. Fails where own columns have little to do with the label, or too few labels are known.
-
-    The penalty C is chosen among 10^-4 .. 10^2 by log loss on folds of the auxiliary samples.
+    It reads neither the model nor messages. Its leak is a baseline that an adversary reaches without joining, and a
+    candidate for *alone* beside every attack: a small neural network on few labels is a weaker opponent.
+    The penalty C, of 10^-4 .. 10^2, has the best log loss in cross-validation on the auxiliary samples.
 
     Source: common practice; ``A_prior`` of FedHSSL (arXiv 2208.08934), section VI-B, asks the same question.
 
     Args:
-        folds: of the search for C; fewer where a class has fewer auxiliary samples, none (C = 1) below two.
+        folds: of the cross-validation; at most the number of auxiliary samples of the rarest class. C = 1 below two.
     """
 
     name = "logistic"
@@ -34,9 +32,9 @@ class LogisticRegression(Attack):
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of this toolkit"
     verified = "scikit-learn's own estimator"
-    differs: ClassVar[tuple[str, ...]] = (
-        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
-    )
+    differs: ClassVar[tuple[str, ...]] = (THRESHOLD,)
+    costs = "36 small fits"
+    fails = "if own columns have little to do with the label, or too few labels are known"
 
     def __init__(self, *, folds: int = 5) -> None:
         self.folds = folds

@@ -1,4 +1,4 @@
-"""Membership inference: which of some rows the federation was trained on."""
+"""Membership inference: which rows the federation was trained on."""
 
 from __future__ import annotations
 
@@ -19,29 +19,26 @@ NEIGHBORS = 3
 
 
 class MembershipInference(Attack):
-    """Guesses members among candidates: half training rows, half others, all of which the joint model could be asked.
+    """Infers which candidates were training rows: half are, and the joint model could be queried about all of them.
 
     An active adversary has the labels of the candidates and the joint model's logits z (n, C) for them:
 
-    * ``loss``: score = t - cross-entropy(z, y); the model fits what it saw. The threshold t is the mean loss of the
-      auxiliary members, and matters to accuracy alone.
-    * ``calibrated``: logistic regression, fitted on auxiliary candidates, on the loss, log(p_y / (1 - p_y)), the
+    * ``loss``: score = t - cross-entropy(z, y), because the model fits its training rows. The threshold t is the mean
+      loss of the auxiliary members, and affects accuracy only.
+    * ``calibrated``: logistic regression, fitted to auxiliary candidates, on the loss, log(p_y / (1 - p_y)), the
       largest probability and the entropy of p.
 
-    A passive one has its own bottom model alone, so it is always ``calibrated``: on its embeddings h (n, d), their
-    length, and how much nearer the closest auxiliary members lie than the closest others.
-
-    Costs nothing (``loss``) or 0.1 s. Fails where the model generalizes, which is most of the time: then training rows
-    look like any other. A passive party sees of overfitting only what its own bottom model shows of it without a label,
-    which is next to nothing even where an active party finds most members; it is told for completeness.
+    A passive adversary has its own bottom model only, and is always ``calibrated``: on its embeddings h (n, d), their
+    length, and how much closer the nearest auxiliary members are than the nearest others. Its own bottom model reveals
+    little of the overfitting, even where an active party finds most members.
 
     Source: Yeom et al., CSF 2018, "Privacy risk in machine learning" (arXiv 1709.01604), adversary 1 (loss); Salem et
-    al., NDSS 2019, "ML-Leaks" (arXiv 1806.01246), sections III and V (classifier of posteriors; we fit it on auxiliary
-    candidates, not on shadow models). The true positives at 0.1 and 1 % false ones: Carlini et al., S&P 2022.
+    al., NDSS 2019, "ML-Leaks" (arXiv 1806.01246), sections III and V (classifier of posteriors; fitted to auxiliary
+    candidates here, not to shadow models). True positives at 0.1 and 1 % false positives: Carlini et al., S&P 2022.
 
     Args:
-        mode: ``loss`` or ``calibrated``; None for ``loss`` where there are labels and predictions.
-        folds: of the search for the penalty.
+        mode: ``loss`` or ``calibrated``; None for ``loss`` if there are labels and predictions.
+        folds: of the cross-validation that chooses the penalty.
     """
 
     name = "membership"
@@ -55,6 +52,8 @@ class MembershipInference(Attack):
         "The classifier of calibrated is fitted to known candidates; Salem et al. fit it to shadow models.",
         "A passive party's features (embedding, its length, distances to known candidates) are ours.",
     )
+    costs = "one evaluation of the loss; a few dozen small fits for calibrated"
+    fails = "if the model generalizes, which is the usual case: training rows then look like any other"
 
     def __init__(self, *, mode: Literal["loss", "calibrated"] | None = None, folds: int = 5) -> None:
         if mode is not None:
@@ -62,24 +61,24 @@ class MembershipInference(Attack):
         positive(folds=folds)
         self.mode = mode
         self.folds = folds
-        if mode == "loss":  # a passive party has no joint model to ask; it is told so before anything is trained
+        if mode == "loss":  # a passive party has no joint model; it is refused before training
             self.needs = self.needs | {Need.PREDICTIONS}  # type: ignore[misc]
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the candidates; the second is that of membership."""
         split = view.aux_split
-        asked = split in view.predictions and split in view.labels
-        if self.mode == "loss" and not asked:
+        queried = split in view.predictions and split in view.labels
+        if self.mode == "loss" and not queried:
             raise InsufficientView(
                 f"attack 'membership' with mode=loss needs {Need.PREDICTIONS} and labels, got neither"
             )
-        if asked and self.mode != "calibrated":
+        if queried and self.mode != "calibrated":
             loss = F.cross_entropy(view.predictions[split].double(), view.labels[split], reduction="none")
             known = loss[view.aux_rows]
             members = known[view.aux_labels == 1]
             score = (members if len(members) else known).mean() - loss
         else:
-            features = _of_predictions(view, split) if asked else _of_embeddings(view, split)
+            features = _of_predictions(view, split) if queried else _of_embeddings(view, split)
             score = self._classified(features, view, rng)
         return Guess({split: torch.stack([torch.zeros_like(score), score], dim=1)})
 
@@ -88,7 +87,7 @@ class MembershipInference(Attack):
         mean, deviation = features.mean(dim=0), features.std(dim=0, correction=0).clamp_min(1e-12)
         x, y = ((features - mean) / deviation).cpu().numpy(), view.aux_labels.cpu().numpy()
         fewest = int(np.bincount(y, minlength=2).min())
-        if fewest == 0:  # nothing to tell apart
+        if fewest == 0:  # a single class
             return torch.zeros(len(x), dtype=torch.float64)
         seed = int(torch.randint(2**31, (), generator=rng))
         model = searched(x[view.aux_rows.cpu().numpy()], y, min(self.folds, fewest), seed).model
@@ -105,12 +104,12 @@ def _of_predictions(view: View, split: str) -> Tensor:
 
 
 def _of_embeddings(view: View, split: str) -> Tensor:
-    """Return own embeddings, their length, and how much nearer the nearest auxiliary members are, (n, d + 2)."""
+    """Return own embeddings, their length, and how much closer the nearest auxiliary members are, (n, d + 2)."""
     assert view.model is not None
     with torch.no_grad():
         h = view.model.eval()(view.features[split]).double()
     distance = torch.cdist(h, h[view.aux_rows])  # (n, auxiliary)
-    distance[view.aux_rows, torch.arange(len(view.aux_rows), device=h.device)] = torch.inf  # nobody is his own neighbor
+    distance[view.aux_rows, torch.arange(len(view.aux_rows), device=h.device)] = torch.inf  # no row is its own neighbor
     nearest = []
     for member in (0, 1):
         among = distance[:, view.aux_labels == member]

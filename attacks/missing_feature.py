@@ -1,4 +1,4 @@
-"""Missing features: a party says nothing about some rows."""
+"""Missing features: a party sends zeros for some rows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from vflsec.core.message import Step
 class MissingFeature(IntegrityAttack):
     """Send zeros in place of the embedding of each row with probability ``rate``.
 
-    Rows are drawn anew in each step, the same ones for all parties that collude. Of a row that it was silent about, a
-    party learns nothing.
-
-    Costs nothing. Fails where the other parties know the answer, and does less where training has taught the joint
-    model to do without (``when=both``) than where silence comes unexpected (``when=predict``).
+    Rows are drawn anew in each step; colluding parties share the draw. The party learns nothing from a missing row.
 
     Source: Zou et al. 2024 (VFLAIR, arXiv 2310.09827) and released code, missing feature; ``when`` is ours.
 
@@ -28,7 +24,9 @@ class MissingFeature(IntegrityAttack):
     name = "missing-feature"
     reference = "Zou et al. 2024 (VFLAIR), arXiv 2310.09827 and released code, missing feature"
     verified = "with rate=1: equality with a party that sends zeros"
-    differs = ("The phase in which the party is silent can be chosen (when).",)
+    differs = ("The phase in which rows are missing can be chosen (when).",)
+    costs = "nothing beyond training"
+    fails = "if the other parties' columns suffice; has less effect if training included it (when=both)"
 
     def __init__(self, *, rate: float = 0.5, when: When = "both") -> None:
         share(rate=rate)
@@ -37,13 +35,13 @@ class MissingFeature(IntegrityAttack):
 
     def on_embedding(self, h: Tensor, step: Step) -> Tensor:
         """Return ``h`` (B, d) with zeros in the rows that are missing."""
-        return self._silenced(h, step)
+        return self._masked(h, step)
 
     def on_gradient(self, g: Tensor, step: Step) -> Tensor:
         """Return ``g`` (B, d) with zeros in the same rows."""
-        return self._silenced(g, step)
+        return self._masked(g, step)
 
-    def _silenced(self, value: Tensor, step: Step) -> Tensor:
+    def _masked(self, value: Tensor, step: Step) -> Tensor:
         if not step.within(self.when):
             return value
         return value.masked_fill(self.some(self.rate, step)[:, None], 0.0)

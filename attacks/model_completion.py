@@ -1,4 +1,4 @@
-"""Passive model completion (MC): put a head on one's own trained bottom model, fit it on few auxiliary labels."""
+"""Passive model completion (MC): a head on the adversary's own trained bottom model, fitted to auxiliary labels."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.core.attack import Attack
+from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.checks import positive
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.convergence import still_falling
 from vflsec.nn.batches import batches
 
 WARM_AVERAGE = 3000
-"""Updates after which the average of weights, decay 0.999, holds less than a seventh of its first thousand."""
+"""Updates after which the first thousand have a weight below 1/7 in the average, whose decay is 0.999."""
 
 TOGETHER = 64
-"""Mixmatch steps whose rows go through a frozen bottom at once; they are all in memory."""
+"""Mixmatch steps whose rows pass a frozen bottom model together; it bounds the memory."""
 
 
 class Budget(NamedTuple):
-    """What one fit may spend: the source's numbers for each mode."""
+    """The budget of one fit: the source's numbers for each mode."""
 
     epochs: int
     lr: float
@@ -36,36 +37,32 @@ BUDGETS = {"supervised": Budget(300, 5e-3, 64), "mixmatch": Budget(25, 2e-3, 16)
 
 
 class ModelCompletion(Attack):
-    """Label inference from one's own bottom model and a handful of labeled samples.
+    """Label inference from the adversary's own bottom model and a few labeled samples.
 
-    *supervised*: embeddings are standardized by the adversary's own training rows, then one linear layer is fitted by
+    *supervised*: embeddings are standardized over the adversary's own training rows, then one linear layer is fitted by
     cross-entropy. Source: FedHSSL (arXiv 2208.08934), section VI-B: "trains an inference head"; its team's public
     pipeline has Adam, lr 0.005, weight decay 1e-6, 300 epochs, batch 64. Standardizing is ours: it makes one learning
     rate fit embeddings of any scale.
 
     *mixmatch*: semi-supervised, with all other rows of the party unlabeled. Source: Fu et al., USENIX Security 2022,
-    section 4.1 and released code: T = 0.8, alpha = 0.75, lambda_u = 50, Adam 2e-3, EMA 0.999, 25 x 1024 steps.
-    Labeled and unlabeled rows go through the network in one batch, which is what the source's interleaving is for;
-    here also when labels are guessed. The source guesses on unlabeled rows alone. Labeled rows are balanced and
-    unlabeled ones are not, so that BatchNorm then centers the two passes differently, guesses drift to the rare class,
-    and training on them ends in a guess of that class for every row.
-    As in the source, the average that is scored has its own BatchNorm statistics, averaged like the weights. For the
-    first thousand updates it is a plain mean, where the source's begins at its random start: the same after the full
-    budget, and stronger after a small one.
-
-    Costs seconds in mixmatch mode, a fraction of one else. Fails where the bottom model says of the label no more than
-    raw columns do; noise on gradients lets it learn less, but hides nothing that it has learned.
+    section 4.1 and released code: T = 0.8, alpha = 0.75, lambda_u = 50, Adam 2e-3, EMA 0.999, 25 x 1024 steps. Labeled
+    and unlabeled rows pass the network in one batch, which is the purpose of the source's interleaving; here, this
+    includes the pass that guesses labels. The source guesses on unlabeled rows only. Labeled rows are balanced and
+    unlabeled ones are not, so BatchNorm then centers the two passes differently, guesses drift to the rare class, and
+    training on them ends in a constant guess. As in the source, the weight average has its own BatchNorm statistics,
+    averaged like the weights. For the first thousand updates it is a plain mean, while the source's average starts at
+    its random weights; after the full budget both are the same.
 
     Fu's paper fine-tunes the bottom model; the released code in effect freezes it, and so does the default here.
 
     Args:
         mode: ``supervised`` or ``mixmatch``.
-        freeze_bottom: keep the bottom model as the federation left it.
+        freeze_bottom: whether the bottom model stays as the federation trained it.
         layers: depth of the mixmatch head, blocks of BatchNorm, ReLU, Linear.
         epochs: passes (supervised) or rounds of ``steps`` updates (mixmatch); None for the source's number.
         steps: updates in one mixmatch epoch.
         lr: learning rate; None for the source's.
-        batch: labeled rows in a batch (as many unlabeled ones in mixmatch); None for the source's.
+        batch: labeled rows in a batch (and as many unlabeled ones in mixmatch); None for the source's.
     """
 
     name = "mc"
@@ -86,7 +83,12 @@ class ModelCompletion(Attack):
         "Mixmatch: the head's weights have PyTorch's default initialization; the released code sets them to one.",
         "Mixmatch: the last epoch is scored; the released code reports the best one. Every dataset has the "
         "source's budget for CIFAR-10.",
-        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
+        THRESHOLD,
+    )
+    costs = "epochs x labeled / batch updates of one layer; in mixmatch mode, epochs x steps updates of the head"
+    fails = (
+        "if the bottom model tells no more about the label than the columns do; noise on gradients slows its training, "
+        "but does not hide what it has learned"
     )
 
     def __init__(
@@ -112,14 +114,14 @@ class ModelCompletion(Attack):
 
     @property
     def search(self) -> Mapping[str, Sequence[Any]]:
-        """Vary the rate and whether the bottom model is fitted; beyond, passes or the depth of the head."""
+        """Vary the learning rate and whether the bottom model is fitted; the epochs or the depth of the head."""
         common = {"lr": (self.lr / 4, self.lr, self.lr * 4), "freeze_bottom": (True, False)}
         if self.mode == "supervised":
             return {**common, "epochs": (-(-self.epochs // 3), self.epochs, self.epochs * 3)}
         return {**common, "layers": (1, 2)}
 
     def alone(self) -> Attack:
-        """Return the same training from an untrained bottom model, all of it fitted: the prior of this attack."""
+        """Return the same attack on an untrained bottom model, which is fitted too: the baseline of this attack."""
         return ModelCompletion(
             mode=self.mode,
             freeze_bottom=False,
@@ -151,7 +153,7 @@ class ModelCompletion(Attack):
         head = nn.Linear(embeddings.shape[1], view.n_classes).to(own.device)
         completed = nn.Sequential(bottom, scale, head)
         x, y, fitted = own[view.aux_rows], view.aux_labels, completed
-        if self.freeze_bottom:  # what does not change is computed once
+        if self.freeze_bottom:  # its embeddings are computed once
             x, fitted = scale(embeddings[view.aux_rows]), nn.Sequential(head)
         optimizer = torch.optim.Adam(fitted.parameters(), self.lr, weight_decay=1e-6, fused=True)
         losses = []
@@ -172,7 +174,7 @@ class ModelCompletion(Attack):
         known = torch.ones(len(own), dtype=torch.bool, device=own.device)
         known[view.aux_rows] = False
         others = [own[known]] if view.unlabeled is None else [own[known], view.unlabeled]
-        pool = torch.cat([own[view.aux_rows], *others])  # (n, p), those of known label first
+        pool = torch.cat([own[view.aux_rows], *others])  # (n, p), labeled rows first
         embedded = bottom(pool)  # (n, d)
         labels = F.one_hot(view.aux_labels, n).to(embedded.dtype)
         head = inference_head(embedded.shape[1], n, self.layers).to(own.device)
@@ -187,7 +189,7 @@ class ModelCompletion(Attack):
             draws = self._draws(len(labels), len(pool), rng).to(own.device)
             rows = self._rows(draws, pool, embedded, bottom)
             choices = zip(rows, labels[draws.known], draws.partner, draws.share.tolist(), strict=True)
-            said, meant = [], []
+            outputs, expected = [], []
             for step, ((x, raw), q, partner, share) in enumerate(choices):
                 guessed = sharpen(fitted(raw)[len(q) :], temperature=0.8)
                 targets = torch.cat([q, guessed])  # (2B, C)
@@ -199,16 +201,16 @@ class ModelCompletion(Attack):
                 adam.step(slopes)
                 torch._foreach_lerp_(average, averaged, max(1 - 0.999, 1 / adam.steps))
                 weights.mul_(1 - 0.02 * self.lr)
-                said.append(logits.detach()[: len(q)])
-                meant.append(targets[: len(q)])
-            losses.append(float(F.cross_entropy(torch.cat(said), torch.cat(meant))))
+                outputs.append(logits.detach()[: len(q)])
+                expected.append(targets[: len(q)])
+            losses.append(float(F.cross_entropy(torch.cat(outputs), torch.cat(expected))))
         torch._foreach_copy_(averaged, average)
         return completed, losses
 
     def _rows(self, draws: Draw, pool: Tensor, embedded: Tensor, bottom: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the mixed rows (2B, p) of each step, and the same rows unmixed; embeddings if the bottom is frozen.
 
-        No update changes what a frozen bottom says, so it is asked about the rows of many steps at once.
+        A frozen bottom model embeds the rows of many steps at once.
         """
         source = embedded if self.freeze_bottom else pool
         for draw in draws.split(TOGETHER):
@@ -222,7 +224,7 @@ class ModelCompletion(Attack):
             yield from zip(torch.split(mixed, width), source[rows], strict=True)
 
     def _draws(self, n_known: int, n: int, rng: torch.Generator) -> Draw:
-        """Return the random choices of one epoch, drawn at once because drawing them singly is half the cost."""
+        """Return the random choices of one epoch; drawing them step by step would double the cost."""
         size = min(self.batch, n_known, n - n_known)
         known = torch.rand(self.steps, n_known, generator=rng).argsort(dim=1)[:, :size]
         other = torch.randint(n_known, n, (self.steps, size), generator=rng)
@@ -232,7 +234,7 @@ class ModelCompletion(Attack):
 
 
 class Draw(NamedTuple):
-    """Random choices of S mixmatch steps: rows (S, B) twice, mixing partners (S, 2B), shares of the row itself (S,)."""
+    """Random choices of S mixmatch steps: rows (S, B) twice, partners (S, 2B), weights of the row itself (S,)."""
 
     known: Tensor
     other: Tensor
@@ -244,12 +246,14 @@ class Draw(NamedTuple):
         return Draw(*(choice.to(device) for choice in self))
 
     def split(self, steps: int) -> Iterator[Draw]:
-        """Yield the choices of so many steps at a time."""
+        """Yield the choices of ``steps`` steps at a time."""
         return map(Draw, *(torch.split(choice, steps) for choice in self))
 
 
 class Adam:
-    """Adam with its usual numbers on one vector: torch's, without the time it takes to look at its options."""
+    """Adam with its default hyperparameters on one vector."""
+
+    # torch.optim.Adam, fused, takes twice as long and rounds differently (by 4e-7 after 1,000 steps).
 
     def __init__(self, weights: Tensor, lr: float) -> None:
         self.weights, self.lr, self.steps = weights, lr, 0
@@ -267,7 +271,7 @@ class Adam:
 
 
 def as_vectors(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
-    """Lay parameters out in one vector and their gradients in another: an update is one operation, not one for each."""
+    """Move parameters into one vector and their gradients into another, so that an update is one operation."""
     weights = torch.cat([p.detach().flatten() for p in parameters])
     slopes = torch.zeros_like(weights)
     sizes = [p.numel() for p in parameters]
@@ -279,7 +283,7 @@ def as_vectors(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
 def slope(logits: Tensor, targets: Tensor, weight: float) -> Tensor:
     """Return the gradient (2B, C) at the logits: cross-entropy of the first B rows, weighted squared error of the rest.
 
-    Written out, because it takes a third of the time that differentiating the loss does.
+    Derived by hand: differentiating the loss takes three times as long.
     """
     p = F.softmax(logits, dim=1)
     known, other = (p - targets).chunk(2)
@@ -290,7 +294,7 @@ def slope(logits: Tensor, targets: Tensor, weight: float) -> Tensor:
 
 
 class Standardize(nn.Module):
-    """Maps (B, d) to zero mean and unit deviation by the statistics of given embeddings (n, d); nothing is learned."""
+    """Standardizes (B, d) with the mean and deviation of given embeddings (n, d); nothing is learned."""
 
     def __init__(self, embeddings: Tensor) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Model recovery: the modules that one party brings to an average, from what was received of them."""
+"""Model recovery: the parameters that one party contributes to an average, from received parameters."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ from vflsec.inference.releases import flattened, parameters
 
 
 class ModelRecovery(Attack):
-    """Recovery of the parameters that a single party shares in partial model aggregation, in the last iteration.
+    """Recovery of the parameters that a single party contributes to partial model aggregation, in the last iteration.
 
-    The server of ``model-average`` reads them in the party's message. A party knows the mean m of all K parties and its
-    own parameters w: the others' mean is (K m - w) / (K - 1), which with two parties is the other one's exactly.
-    Parties that collude subtract what each of them sent. Where nothing but the mean is known, as at the server of
-    ``secure-average``, the guess is the mean.
+    The server of ``model-average`` receives them in the party's message. A party knows the mean m of all K parties and
+    its own parameters w: the mean of the others is (K m - w) / (K - 1), which with two parties equals the other party's
+    parameters. Colluding parties subtract the parameters of each of them. An adversary who knows only the mean, as the
+    server of ``secure-average``, guesses the mean.
 
-    What is scored is the deviation of the victim's parameters from the mean of all parties, which everybody learns:
-    R2 is 0 for guessing the mean, and 1 for the parameters themselves.
+    The score is about the deviation of the victim's parameters from the mean of all parties, which everybody learns: R2
+    is 0 for guessing the mean, and 1 for the parameters themselves.
 
-    Costs nothing. Fails where many parties are averaged and masked, so that one model is a small part of the sum; a
-    defense of parameters leaves its noise in what is recovered.
-
-    Source: FedHSSL (He et al. 2022), section IV-B-3, for what is sent; the arithmetic of an average.
+    Source: FedHSSL (He et al. 2022), section IV-B-3, for the messages; the arithmetic of an average.
 
     Args:
         victim: whose modules; None for the first party that is not the adversary.
@@ -38,6 +35,11 @@ class ModelRecovery(Attack):
     reference = "none: the arithmetic of an average"
     differs = ()
     verified = "equality with the victim's parameters"
+    costs = "one pass over the messages"
+    fails = (
+        "if many parties are averaged and masked, so that one model is a small part of the sum; noise of a defense of "
+        "parameters stays in the recovered values"
+    )
 
     def __init__(self, *, victim: str | None = None) -> None:
         self.victim = victim
@@ -46,9 +48,9 @@ class ModelRecovery(Attack):
         """Return the deviation (P, 1) of the victim's parameters from the mean."""
         assert view.victim is not None
         mean = self._of(view, SERVER)
-        told = self._of(view, view.victim)
-        if len(told):
-            guess = told
+        received = self._of(view, view.victim)
+        if len(received):
+            guess = received
         elif view.side == SERVER:
             guess = mean
         else:

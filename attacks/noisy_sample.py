@@ -1,4 +1,4 @@
-"""Noisy samples: a party blurs its own columns of some rows."""
+"""Noisy samples: a party adds noise to its own columns of some rows."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from vflsec.core.message import Step
 
 
 class NoisySample(IntegrityAttack):
-    """Add Gaussian noise to each row with probability ``rate`` before it is embedded.
+    """Add Gaussian noise to the columns of each row with probability ``rate``, before it is embedded.
 
-    Rows and noise are drawn anew in each step; parties that collude blur the same rows, each with noise of its own.
-    What the party then sends, and learns from the gradient, is honest.
-
-    Costs nothing. Fails where the other parties know the answer, and does less where training has met the noise
-    (``when=both``) than where it comes unexpected (``when=predict``).
+    Rows and noise are drawn anew in each step. Colluding parties share the draw of rows, and each draws its own noise.
+    The party sends the embedding of the noisy columns, and learns from its gradient, as the protocol says.
 
     Source: Zou et al. 2024 (VFLAIR, arXiv 2310.09827) and released code, noisy sample: a tenth of the rows in training,
-    all at prediction, and columns cut off at 0 and 1; ours are standardized and not cut off.
+    all at prediction, and columns clipped to [0, 1]; here they are standardized and not clipped.
 
     Args:
-        scale: standard deviation of the noise, in that of a column of numbers.
+        scale: standard deviation of the noise; a numeric column has 1.
         rate: share of rows.
         when: in ``train``, at ``predict``, or ``both``.
     """
@@ -32,10 +29,12 @@ class NoisySample(IntegrityAttack):
     reference = "Zou et al. 2024 (VFLAIR), arXiv 2310.09827 and released code, noisy sample"
     verified = "moments of the noise; with scale=0: equality with honest training"
     differs = (
-        "The same share of rows is blurred in training and at prediction (rate); the source blurs a tenth in "
-        "training and all at prediction.",
-        "Columns are standardized and not cut off; the source cuts them off at 0 and 1.",
+        "The same share of rows gets noise in training and at prediction (rate); in the source, a tenth in training "
+        "and all at prediction.",
+        "Columns are standardized and not clipped; the source clips them to [0, 1].",
     )
+    costs = "nothing beyond training"
+    fails = "if the other parties' columns suffice; has less effect if training included it (when=both)"
 
     def __init__(self, *, scale: float = 2.0, rate: float = 0.5, when: When = "both") -> None:
         non_negative(scale=scale)

@@ -13,21 +13,18 @@ from vflsec.inference.releases import percentiles, received
 
 
 class Norm(Attack):
-    """Label inference from the length of the gradient that comes back for each row. Two classes.
+    """Label inference from the length of the gradient of each row. Two classes.
 
-    A model that has learned that one class is rare is surer of the other, and its loss has a longer gradient where it
-    errs. Lengths are ranked within each turn, an epoch, because they shrink as training goes on, and a row's ranks are
-    averaged over its turns, which also averages what noise a defense adds to each release.
+    A model that has learned that one class is rare predicts the other with more confidence, so that errors on the rare
+    class have longer gradients. Lengths are ranked within each epoch, because they decrease during training. A row's
+    ranks are averaged over epochs, which also averages the noise that a defense adds to each release.
 
-    The longer is guessed to be class 1, the rare one; with auxiliary labels, whichever they speak for.
-
-    Costs one pass over the messages. Fails where classes are balanced, where the model is sure of all rows, and against
-    noise that makes all rows equally long (max-norm).
+    The longer gradient is guessed to be class 1, the rare one; auxiliary labels can reverse this.
 
     Source: Li et al. 2022 (arXiv 2102.08504), section 3.1.
 
     Args:
-        turns: how many releases of each row are read, from the first; None for all.
+        releases: number of releases of each row to use, from the first; None for all.
     """
 
     name = "norm"
@@ -36,18 +33,23 @@ class Norm(Attack):
     reference = "Li et al. 2022 (Marvell), arXiv 2102.08504, section 3.1"
     verified = "closed-form AUC on Gaussian gradients"
     differs = (
-        "Lengths are ranked within each epoch and averaged over epochs; the source scores each batch by itself.",
-        "Auxiliary labels, where there are any, choose the direction and the threshold; the source takes the "
-        "longer to be class 1.",
+        "Lengths are ranked within each epoch and averaged over epochs; the source scores each batch separately.",
+        "Auxiliary labels, if there are any, choose the sign and the threshold; the source takes the longer gradient "
+        "to be class 1.",
+    )
+    costs = "one pass over the messages"
+    fails = (
+        "if classes are balanced, if the model is confident on all rows, and under noise that makes all rows equally "
+        "long (max-norm)"
     )
 
-    def __init__(self, *, turns: int | None = None) -> None:
-        positive_or_none(turns=turns)
-        self.turns = turns
+    def __init__(self, *, releases: int | None = None) -> None:
+        positive_or_none(releases=releases)
+        self.releases = releases
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""
-        releases = received(view, Kind.GRADIENT).first(self.turns)
+        releases = received(view, Kind.GRADIENT).first(self.releases)
         lengths = torch.linalg.vector_norm(releases.values, dim=1)
         score = releases.mean(percentiles(releases, lengths)[:, None])[:, 0]
         return Guess({"train": divided(view, score)}, budget={"releases": len(lengths)})

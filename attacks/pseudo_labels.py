@@ -1,4 +1,4 @@
-"""Pseudo-labels: classes with Gaussian columns, learned from few labels and from guesses of all other rows."""
+"""Pseudo-labels: Gaussian classes of own columns, fitted to few labels and to guesses of all other rows."""
 
 from __future__ import annotations
 
@@ -14,37 +14,35 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from vflsec.core.attack import Attack
+from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.checks import positive
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import log_probabilities
 
 RIDGE = 0.1
-"""How much of each class's covariance is that of independent columns."""
+"""Share of the identity in each class's covariance."""
 
 FOLDS = 5
 
 
 class PseudoLabels(Attack):
-    """Gaussian classes of own columns, fitted to the auxiliary samples and then, in rounds, to guesses of all rows.
+    """Gaussian classes of own columns, fitted to the auxiliary samples and then to pseudo-labels of all rows.
 
     Each class has a mean and a covariance of its own (quadratic discriminant analysis). In each round, the most likely
-    class of each training row counts as its label for models that then guess the other rows: rows are divided into
-    folds anew, and no row is guessed by a model that was fitted to its own guess. Auxiliary samples keep their labels
-    and are in every fit. While a class has no more rows than there are columns, its covariance is singular, and all
-    classes share one (linear discriminant analysis). Where the auxiliary samples are one of each class, there is none
-    to begin with, and a logistic regression makes the first guesses.
+    class of a training row is its label for models that then guess other rows. Rows are divided into folds anew, and no
+    row is guessed by a model that was fitted to its own pseudo-label. Auxiliary samples keep their labels and are in
+    every fit. While a class has no more rows than there are columns, its covariance is singular, and all classes share
+    one (linear discriminant analysis). With one auxiliary sample of each class there is no covariance at first, and a
+    logistic regression makes the first guesses.
 
-    It reads neither the model nor a message, so its leak is a prior: an adversary who never joined reaches it. It is a
-    candidate for *alone* where rows form clusters and many of them have no known label.
-
-    Costs a second or two. Fails where classes are far from Gaussian, and where first guesses are so poor that they
-    confirm each other.
+    It reads neither the model nor messages. Its leak is a baseline that an adversary reaches without joining, and a
+    candidate for *alone* if rows form clusters and many of them have no known label.
 
     Source: McLachlan 1975, "Iterative reclassification procedure for constructing an asymptotically optimal rule of
     allocation in discriminant analysis", JASA 70; Friedman 1989 for the regularized covariance.
 
     Args:
-        rounds: of guessing all rows and learning from the guesses.
+        rounds: number of rounds.
     """
 
     name = "pseudo-labels"
@@ -55,10 +53,12 @@ class PseudoLabels(Attack):
     verified = "the Bayes rule of a Gaussian mixture; scikit-learn's own estimators"
     differs: ClassVar[tuple[str, ...]] = (
         "The paper has two classes with one covariance. Here there is any number, each with its own, regularized.",
-        "The paper fits one model to all guesses. Here guesses of a row come from a model that was fitted without it.",
+        "The paper fits one model to all guesses. Here a row is guessed by a model that was fitted without it.",
         "The paper repeats until no guess changes. Here the number of rounds is fixed.",
-        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
+        THRESHOLD,
     )
+    costs = "rounds x folds discriminant analyses of all training rows"
+    fails = "if classes are far from Gaussian, or if the first guesses are so poor that they confirm each other"
 
     def __init__(self, *, rounds: int = 10) -> None:
         positive(rounds=rounds)
@@ -67,7 +67,7 @@ class PseudoLabels(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return log-probabilities (n, C), up to a constant of each row, for every split."""
         split, known, labels = view.aux_split, view.aux_rows.cpu(), view.aux_labels.cpu()
-        if len(torch.unique(labels)) == 1:  # nothing to tell apart
+        if len(torch.unique(labels)) == 1:  # a single class
             same = torch.nn.functional.one_hot(labels[:1], view.n_classes).float()
             return Guess({name: same.expand(len(own), -1) for name, own in view.features.items()})
         scaler = StandardScaler().fit(view.features[split].double().cpu().numpy())
@@ -77,14 +77,14 @@ class PseudoLabels(Attack):
         models = [_gaussians(x[split][known], labels)]
         guessed = log_probabilities(models[0], x[split], view.n_classes)
         for _ in range(self.rounds):
-            taught = guessed.argmax(dim=1)
-            taught[known] = labels
-            fold = torch.randperm(len(taught), generator=rng) % FOLDS
+            pseudo = guessed.argmax(dim=1)
+            pseudo[known] = labels
+            fold = torch.randperm(len(pseudo), generator=rng) % FOLDS
             models = []
             for k in torch.unique(fold):
                 fitted = fold != k
                 fitted[known] = True
-                models.append(_gaussians(x[split][fitted], taught[fitted]))
+                models.append(_gaussians(x[split][fitted], pseudo[fitted]))
                 guessed[fold == k] = log_probabilities(models[-1], x[split][fold == k], view.n_classes)
         scores = {split: guessed}
         for name in [name for name in x if name != split]:
@@ -93,7 +93,7 @@ class PseudoLabels(Attack):
 
 
 def _gaussians(x: Tensor, y: Tensor) -> ClassifierMixin:
-    """Return Gaussian classes of rows (n, p) with labels (n,); of one row for each class, a logistic regression."""
+    """Return a discriminant analysis of rows (n, p) with labels (n,); for one row of each class, a regression."""
     fewest = int(torch.bincount(y)[torch.unique(y)].min())
     if fewest > x.shape[1]:
         model = QuadraticDiscriminantAnalysis(reg_param=RIDGE)

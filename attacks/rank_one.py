@@ -1,4 +1,4 @@
-"""Rank-one attack: under a linear head all gradients of a batch are multiples of one vector, by sign the label."""
+"""Rank-one attack: under a linear head, gradients of a batch are multiples of one vector, with the label as sign."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from vflsec.inference.releases import received
 
 
 class RankOne(Attack):
-    """Label inference from the sign of what each gradient is a multiple of. Two classes, a linear head.
+    """Label inference from the sign of each gradient along their common axis. Two classes, a linear head.
 
-    A row's gradient is delta_i · w, where w is the head's direction (of two logits, their difference) and delta_i the
-    residual p - y: negative for class 1, positive for class 0. So the batch, a matrix of rank one, falls into its
-    classes, and its right singular vector is the head up to a factor. Batch after batch the vector is turned to agree
-    with the one before, because the head moves slowly; which side is class 1 say the auxiliary labels, without any the
-    prior that class 1 is the rarer. A row's scores, in units of its batch, are averaged over its releases.
+    A row's gradient is delta_i · w, where w is the direction of the head (with two logits, their difference) and
+    delta_i the residual p - y: negative for class 1, positive for class 0. The gradients of a batch are a matrix of
+    rank one, whose right singular vector is the head up to a factor. Its sign is chosen to agree with the batch before,
+    because the head changes slowly. Auxiliary labels tell which sign is class 1; without any, class 1 is assumed to be
+    rarer. A row's scores, divided by their mean size in the batch, are averaged over its releases.
 
-    This is what PrADA's passive party decrypts (delta^C): encryption hides embeddings from the active party, and
-    labels from nobody.
-
-    Costs one eigenvalue decomposition for each batch, and needs not one label. Recovers all labels without a defense.
-    Fails under noise that is longer than the gradients in all directions, and above two classes or a deeper head.
+    PrADA's passive party decrypts this value (delta^C). Encryption hides embeddings from the active party; it does not
+    hide labels.
 
     Source: derived from PrADA (arXiv 2111.10120), algorithm 5; its section 7.3 admits a leak of this class.
     """
@@ -38,8 +35,10 @@ class RankOne(Attack):
     verified = "exact: all labels are recovered without a defense"
     differs = (
         "PrADA describes no attack: this one is derived from its algorithm 5.",
-        "The axis comes from what was received, noise included; Li et al. use a clean reference gradient.",
+        "The axis comes from received gradients, which include noise; Li et al. use a noiseless reference gradient.",
     )
+    costs = "one eigenvalue decomposition for each batch; no auxiliary label"
+    fails = "under noise that is longer than the gradients in all directions; without a defense it recovers all labels"
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""

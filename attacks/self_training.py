@@ -1,4 +1,4 @@
-"""Self-training: labels guessed from what was received about all rows teach a model of own columns, and so on."""
+"""Self-training: guessed labels of all training rows train models of own columns, which improve the guesses."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from sklearn.ensemble import ExtraTreesRegressor
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.attacks.fusion import EVERYTHING, Fusion
 from vflsec.core.attack import Attack
 from vflsec.core.checks import positive
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.fused import fused_classes
 from vflsec.inference.opinion_pool import Opinion, pooled
-from vflsec.inference.sources import Source, Table, sources
+from vflsec.inference.sources import EVERYTHING, SourceTable, Table, sources
 
 WEIGHT = 3.0
-"""How much more an auxiliary row counts than one whose label is guessed."""
+"""Weight of an auxiliary row; a row with a guessed label has weight one."""
 
 WAVES = 100
-"""Random features of what is known of every split, by which the regression becomes nonlinear."""
+"""Number of random features, which make the regression nonlinear."""
 
 FITTED = 20_000
-"""Rows that the regression is fitted to, at most."""
+"""Largest number of rows to which the regression is fitted."""
 
 GROWN = 5_000
-"""Rows that trees are fitted to, at most."""
+"""Largest number of rows to which trees are fitted."""
 
 TREES = 100
 LEAF = 3
@@ -40,20 +40,18 @@ LEAST = 1e-3
 class SelfTraining(Attack):
     """Label inference that also learns from rows without a known label, by expectation maximization.
 
-    It starts from ``fusion``. Then, in turns, models of p(y | x) are fitted to the guessed labels of all training rows,
-    x what is held of every split (own columns, embeddings): a softmax regression and randomized trees, whose mean is
-    taken. The tables z that cover training rows alone, such as received gradients, get a Gaussian for each class,
-    with one covariance. A row's guess is p(y | x) times a power of the density of its z. So gradients of thousands of
-    rows teach models that also guess rows of which nothing was received. No row is guessed by a model that was fitted
-    to its own guess, or a guess would confirm itself.
-
-    Costs some seconds. Fails where ``fusion`` knows so little that wrong guesses teach each other.
+    It starts from the guess of ``fusion``. Each iteration fits models of p(y | x) to the guessed labels of all training
+    rows, where x is what the adversary knows about every split (own columns, embeddings): a softmax regression and
+    randomized trees, which are averaged. Tables z that cover training rows only, such as received gradients, have a
+    Gaussian for each class with a common covariance. The new guess of a row is p(y | x) times a power of the density of
+    z. Gradients of thousands of rows thus train models that also predict rows without any message. No row is predicted
+    by a model that was fitted to its own guess, which would confirm it.
 
     Source: Nigam et al. 2000, "Text classification from labeled and unlabeled documents using EM", Machine Learning 39;
     random features: Rahimi and Recht 2007; trees: Geurts, Ernst, Wehenkel 2006, Machine Learning 63.
 
     Args:
-        turns: of expectation and maximization.
+        iterations: of expectation and maximization.
     """
 
     name = "self-training"
@@ -62,25 +60,28 @@ class SelfTraining(Attack):
     wants = EVERYTHING
     reference = "Nigam et al. 2000, Machine Learning 39, by expectation maximization"
     differs: ClassVar[tuple[str, ...]] = (
-        "The paper has naive Bayes on words. Here classes have a softmax regression and trees on what is held of every "
-        "split, and a Gaussian on what is held of training rows alone.",
-        "Guesses of a row come from models that were fitted without it.",
-        "Guesses start from fusion, not from a model of the known labels alone.",
+        "The paper has naive Bayes on words. Here, classes have a softmax regression and trees on tables that cover "
+        "every split, and a Gaussian on tables that cover training rows only.",
+        "A row is guessed by models that were fitted without it.",
+        "Guesses start from fusion, not from a model of the known labels.",
     )
     verified = "the Bayes rule of Gaussian data"
+    costs = "iterations x (softmax regressions and a forest on thousands of rows), after fusion"
+    fails = "if the guess of fusion is so poor that wrong guesses confirm each other"
+    renamed: ClassVar[Mapping[str, str]] = {"turns": "iterations"}
 
     trust: ClassVar[float] = 0.75
-    """Power of the density of what was received, which is less Gaussian than it is taken to be."""
+    """Power of the density of z, which is less Gaussian than the model assumes."""
 
-    every_reading: ClassVar[bool] = True
-    """Whether z has every reading of the received messages, or of gradients the means of thirds of training alone."""
+    every_table: ClassVar[bool] = True
+    """Whether z has every table of the received messages; else, for gradients, only the means of thirds of training."""
 
-    def __init__(self, *, turns: int = 8) -> None:
-        positive(turns=turns)
-        self.turns = turns
+    def __init__(self, *, iterations: int = 8) -> None:
+        positive(iterations=iterations)
+        self.iterations = iterations
 
     def alone(self) -> Attack:
-        """Return the same attack, which then has nothing but the adversary's own columns."""
+        """Return the same attack, which then reads the adversary's own columns only."""
         return self
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
@@ -89,72 +90,72 @@ class SelfTraining(Attack):
         shared = {name: source for name, source in held.items() if view.features.keys() <= source.table.keys()}
         received = {name: source for name, source in held.items() if name not in shared}
         split, known = view.aux_split, F.one_hot(view.aux_labels, view.n_classes).double()
-        guessed = Fusion().run(view, rng=rng).scores[split].clamp_min(LEAST)
+        guessed = fused_classes(view, rng).scores[split].clamp_min(LEAST)
         guessed = guessed / guessed.sum(dim=1, keepdim=True)
         x = _standardized(view, shared)
         models = self.models(x, guessed.shape, rng)
-        read = [source.table[split] for source in received.values() if self.every_reading or not source.derived]
-        z = _whitened(read, len(guessed))
+        tables = [source.table[split] for source in received.values() if self.every_table or not source.derived]
+        z = _whitened(tables, len(guessed))
         weight = torch.ones(len(guessed), dtype=torch.float64, device=guessed.device)
         weight[view.aux_rows] = WEIGHT
-        for _ in range(self.turns):
+        for _ in range(self.iterations):
             guessed[view.aux_rows] = known
-            log_p = self.joined([model.taught(guessed, weight, split, view.aux_rows) for model in models], split, view)
+            log_p = self.joined([model.fit(guessed, weight, split, view.aux_rows) for model in models], split, view)
             found = log_p[split] + self.trust * _log_density(z, guessed)
             guessed = torch.softmax(found, dim=1)
-        return Guess({**log_p, split: found}, budget={"turns": self.turns})
+        return Guess({**log_p, split: found}, budget={"iterations": self.iterations})
 
     def models(self, x: Table, shape: torch.Size, rng: torch.Generator) -> list[_Regressions | _Trees]:
         """Return the models of p(y | x) for guesses of ``shape`` (n, C)."""
         return [_Regressions(_with_waves(x, rng), shape, rng), _Trees(x, rng)]
 
-    def joined(self, said: Sequence[Table], split: str, view: View) -> dict[str, Tensor]:
-        """Return log p(y | x) by split from what each model says."""
-        return {name: torch.stack([one[name].exp() for one in said]).mean(dim=0).log() for name in said[0]}
+    def joined(self, fitted: Sequence[Table], split: str, view: View) -> dict[str, Tensor]:
+        """Return log p(y | x) by split from the log probabilities of each model."""
+        return {name: torch.stack([one[name].exp() for one in fitted]).mean(dim=0).log() for name in fitted[0]}
 
 
 class ForestTraining(SelfTraining):
-    """Label inference that also learns from rows without a known label, by randomized trees alone.
+    """Label inference that also learns from rows without a known label, by randomized trees only.
 
-    As ``self-training``, but p(y | x) is of trees and is sharpened as the auxiliary rows say, and of received gradients
-    z has the mean of each third of training alone: what a class does to gradients changes as the model learns. It moves
-    away from its start faster, which pays where there are many columns, or where few labels make the start poor.
-
-    Costs some seconds. Fails where classes are smooth functions of few columns, which trees follow in steps.
+    As ``self-training``, but p(y | x) comes from trees and is calibrated on the auxiliary rows, and z has the mean
+    gradient of each third of training only: the effect of a class on gradients changes as the model learns. It departs
+    from its start faster, which helps with many columns, or if few labels make the start poor.
 
     Source: as ``self-training``.
 
     Args:
-        turns: of expectation and maximization.
+        iterations: of expectation and maximization.
     """
 
     name = "forest-training"
     version = 2
+    costs = "iterations forests on thousands of rows, after fusion"
+    fails = "if classes are smooth functions of few columns, which trees approximate in steps"
     trust = 1.0
-    every_reading = False
+    every_table = False
     differs = (
-        "The paper has naive Bayes on words. Here classes have trees on what is held of every split, and a Gaussian on "
-        "what is held of training rows alone.",
+        "The paper has naive Bayes on words. Here, classes have trees on tables that cover every split, and a Gaussian "
+        "on tables that cover training rows only.",
         *SelfTraining.differs[1:],
     )
 
-    def __init__(self, *, turns: int = 5) -> None:
-        super().__init__(turns=turns)
+    def __init__(self, *, iterations: int = 5) -> None:
+        super().__init__(iterations=iterations)
 
     def models(self, x: Table, shape: torch.Size, rng: torch.Generator) -> list[_Regressions | _Trees]:
         """Return trees."""
         return [_Trees(x, rng)]
 
-    def joined(self, said: Sequence[Table], split: str, view: View) -> dict[str, Tensor]:
-        """Return log p(y | x) by split, sharpened."""
-        (trees,) = said
+    def joined(self, fitted: Sequence[Table], split: str, view: View) -> dict[str, Tensor]:
+        """Return log p(y | x) by split, calibrated on the auxiliary rows."""
+        (trees,) = fitted
         log_p = pooled([Opinion(torch.cat(list(trees.values())), trees[split][view.aux_rows])], view.aux_labels)
         log_p = log_p.clamp_min(torch.finfo(log_p.dtype).tiny).log()
         return dict(zip(trees, torch.split(log_p, [len(own) for own in trees.values()]), strict=True))
 
 
-def _standardized(view: View, shared: Mapping[str, Source]) -> Table:
-    """Return by split the standardized tables (n, k) side by side."""
+def _standardized(view: View, shared: Mapping[str, SourceTable]) -> Table:
+    """Return the standardized tables (n, k) side by side, by split."""
     found = {}
     whole = {name: [source.table[name].double() for source in shared.values()] for name in view.features}
     for name, tables in whole.items():
@@ -164,7 +165,7 @@ def _standardized(view: View, shared: Mapping[str, Source]) -> Table:
 
 
 def _with_waves(x: Table, rng: torch.Generator) -> Table:
-    """Return ``x`` with cosines of random projections of it."""
+    """Return ``x`` with cosines of random projections as further columns."""
     width = next(iter(x.values())).shape[1]
     waves = torch.randn(width, WAVES, generator=rng, dtype=torch.float64) / width**0.5
     phase = 2 * torch.pi * torch.rand(WAVES, generator=rng, dtype=torch.float64)
@@ -189,7 +190,7 @@ def _whitened(tables: list[Tensor], n: int) -> Tensor | None:
 def _log_density(z: Tensor | None, guessed: Tensor) -> Tensor:
     """Return log densities (n, C) of Gaussians with the guessed classes' means and one covariance; 0 without ``z``.
 
-    The mean that a row is held against is that of the other rows.
+    The means for a row are those of the other rows.
     """
     if z is None:
         return torch.zeros_like(guessed)
@@ -206,7 +207,7 @@ def _log_density(z: Tensor | None, guessed: Tensor) -> Tensor:
 
 
 class _Regressions:
-    """Softmax regressions of (n, k), each fitted to all but one fold of the rows, which it then guesses."""
+    """Softmax regressions on (n, k), each fitted to all folds but one, which it then predicts."""
 
     def __init__(self, x: Table, shape: torch.Size, rng: torch.Generator) -> None:
         self.x = {name: own.float() for name, own in x.items()}
@@ -216,7 +217,7 @@ class _Regressions:
         width = next(iter(x.values())).shape[1]
         self.models = [(torch.zeros(width, n_classes), torch.zeros(n_classes))] * FOLDS
 
-    def taught(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor) -> dict[str, Tensor]:
+    def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor) -> dict[str, Tensor]:
         """Fit to guesses (n, C) of ``split``; return log probabilities by split."""
         fold = self.fold.to(guessed.device)
         rows = torch.unique(torch.cat([self.order.to(guessed.device), known]))
@@ -226,14 +227,14 @@ class _Regressions:
             self.models[k] = _regression(self.x[split][own], share.float(), slope, bias)
         found = {}
         for name, x in self.x.items():
-            said = torch.stack([torch.log_softmax(x @ slope + bias, dim=1).double() for slope, bias in self.models])
-            by_fold = said[fold, torch.arange(len(fold), device=fold.device)] if name == split else said.mean(dim=0)
-            found[name] = by_fold
+            log_p = torch.stack([torch.log_softmax(x @ slope + bias, dim=1).double() for slope, bias in self.models])
+            held_out = (fold, torch.arange(len(fold), device=fold.device))
+            found[name] = log_p[held_out] if name == split else log_p.mean(dim=0)
         return found
 
 
 def _regression(x: Tensor, share: Tensor, slope: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return slope and bias fitted to shares (n, C) of one, from old ones: from turn to turn little changes."""
+    """Return slope and bias, fitted to ``share`` (n, C), which sums to one, from those of the iteration before."""
     slope, bias = (own.detach().to(x).requires_grad_() for own in (slope, bias))
     optimizer = torch.optim.LBFGS([slope, bias], max_iter=30, line_search_fn="strong_wolfe")
 
@@ -248,13 +249,13 @@ def _regression(x: Tensor, share: Tensor, slope: Tensor, bias: Tensor) -> tuple[
 
 
 class _Trees:
-    """Randomized trees; what they say of rows that they were fitted to is said by those trees that were not."""
+    """Randomized trees, with out-of-bag probabilities of the rows to which they are fitted."""
 
     def __init__(self, x: Table, rng: torch.Generator) -> None:
         self.x = {name: own.float().cpu().numpy() for name, own in x.items()}
         self.rng = rng
 
-    def taught(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor) -> dict[str, Tensor]:
+    def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor) -> dict[str, Tensor]:
         """Fit to guesses (n, C) of ``split``; return log probabilities by split."""
         order = torch.randperm(len(guessed), generator=self.rng)[:GROWN]
         rows = torch.unique(torch.cat([order, known.cpu()])).numpy()
@@ -262,15 +263,15 @@ class _Trees:
             TREES, min_samples_leaf=LEAF, max_features="sqrt", bootstrap=True, oob_score=True,
             random_state=int(torch.randint(2**31, (), generator=self.rng)),
         )  # fmt: skip
-        with warnings.catch_warnings():  # a heavy row may be in every tree's sample: nothing is said of it then
+        with warnings.catch_warnings():  # a row of large weight may be in every sample: its probabilities are 0
             warnings.simplefilter("ignore", UserWarning)
             trees.fit(self.x[split][rows], guessed.cpu().numpy()[rows], sample_weight=weight.cpu().numpy()[rows])
-        said = {name: trees.predict(x) for name, x in self.x.items()}
-        said[split][rows] = trees.oob_prediction_
-        return {name: _log_shares(torch.as_tensor(p)).to(guessed.device) for name, p in said.items()}
+        predicted = {name: trees.predict(x) for name, x in self.x.items()}
+        predicted[split][rows] = trees.oob_prediction_
+        return {name: _log_shares(torch.as_tensor(p)).to(guessed.device) for name, p in predicted.items()}
 
 
 def _log_shares(p: Tensor) -> Tensor:
-    """Return log probabilities, of which each is at least LEAST; where ``p`` is 0 for all classes, they are equal."""
+    """Return the log of ``p`` (n, C), at least LEAST and normalized; a row of zeros becomes uniform."""
     p = p.clamp_min(LEAST)
     return (p / p.sum(dim=1, keepdim=True)).log()

@@ -1,4 +1,4 @@
-"""Spectral attack: two classes lie along the longest axis of what is exchanged."""
+"""Spectral attack: the first principal component of the gradients separates two classes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ from vflsec.inference.releases import percentiles, received
 
 
 class Spectral(Attack):
-    """Label inference from the first principal component of the gradients that came back. Two classes.
+    """Label inference from the first principal component of the received gradients. Two classes.
 
-    In each turn, an epoch, gradients are centered and projected on their first right singular vector; the sign of each
-    turn is that which agrees with the turns before. A row's ranks are averaged over its turns. Which end is class 1 say
-    the auxiliary labels; without any, it is the end with the longer tail, as of a rare class.
-
-    Costs one singular value decomposition for each turn. Fails where something else than the class moves the gradients
-    most, and where noise is longer than their spread.
+    In each epoch, gradients are centered and projected on their first right singular vector. The sign of each epoch is
+    the one that agrees with the epochs before. A row's ranks are averaged over epochs. Auxiliary labels tell which end
+    is class 1; without any, it is the end with the longer tail, as for a rare class.
 
     Source: Sun et al. 2022 (arXiv 2203.01451), who project embeddings; on gradients as in Li et al. 2022.
 
     Args:
-        turns: how many releases of each row are read, from the first; None for all.
+        releases: number of releases of each row to use, from the first; None for all.
     """
 
     name = "spectral"
@@ -37,22 +34,26 @@ class Spectral(Attack):
     differs = (
         "Gradients are projected; the source projects embeddings (see spectral-embedding).",
         "Each epoch has an axis of its own, and a row's ranks are averaged over epochs.",
-        "Auxiliary labels choose the direction and the threshold; the source's rule could not be read.",
+        "Auxiliary labels choose the sign and the threshold; the source's rule could not be read.",
+    )
+    costs = "one singular value decomposition for each epoch"
+    fails = (
+        "if something else than the class has the largest effect on gradients, and under noise longer than their spread"
     )
 
-    def __init__(self, *, turns: int | None = None) -> None:
-        positive_or_none(turns=turns)
-        self.turns = turns
+    def __init__(self, *, releases: int | None = None) -> None:
+        positive_or_none(releases=releases)
+        self.releases = releases
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""
-        releases = received(view, Kind.GRADIENT).first(self.turns)
+        releases = received(view, Kind.GRADIENT).first(self.releases)
         scores = torch.zeros_like(releases.values[:, 0])
         agreed = scores.new_zeros(releases.n_rows)
-        for lines in releases.by_turn():
-            found, rows = principal(releases.values[lines]), releases.rows[lines]
+        for indices in releases.by_epoch():
+            found, rows = principal(releases.values[indices]), releases.rows[indices]
             sign = torch.sign(found @ agreed[rows])
-            scores[lines] = found * (sign if sign else 1.0)
-            agreed[rows] += scores[lines] / scores[lines].std().clamp_min(torch.finfo(scores.dtype).tiny)
+            scores[indices] = found * (sign if sign else 1.0)
+            agreed[rows] += scores[indices] / scores[indices].std().clamp_min(torch.finfo(scores.dtype).tiny)
         score = releases.mean(percentiles(releases, scores)[:, None])[:, 0]
         return Guess({"train": divided(view, score)}, budget={"releases": len(scores)})

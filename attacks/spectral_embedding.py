@@ -1,4 +1,4 @@
-"""Spectral attack on embeddings: what a federation taught one's own bottom model, seen along its longest axis."""
+"""Spectral attack on embeddings: the first principal component of own embeddings separates two classes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from vflsec.inference.directions import principal
 
 
 class SpectralEmbedding(Attack):
-    """Label inference from the first principal component of one's own embeddings. Two classes.
+    """Label inference from the first principal component of the adversary's own embeddings. Two classes.
 
-    Training pulls the classes apart in the embeddings, and the longest axis of these is then often that of the class.
-    Which end is class 1 say the auxiliary labels; without any, it is the end with the longer tail, as of a rare class.
-
-    Costs one eigenvalue decomposition. Fails where something else than the class spreads the embeddings most.
+    Training separates the classes in the embeddings, often along their first principal axis. Auxiliary labels tell
+    which end is class 1; without any, it is the end with the longer tail, as for a rare class.
 
     Source: Sun et al. 2022 (arXiv 2203.01451).
     """
@@ -29,8 +27,10 @@ class SpectralEmbedding(Attack):
     differs = (
         "The axis is that of all training rows after training; the source may work batch by batch, which could not "
         "be read.",
-        "Auxiliary labels choose the direction and the threshold.",
+        "Auxiliary labels choose the sign and the threshold.",
     )
+    costs = "one eigenvalue decomposition"
+    fails = "if something else than the class has the largest variance in the embeddings"
 
     def alone(self) -> Attack:
         """Return the same on an untrained bottom model."""

@@ -9,23 +9,22 @@ import torch
 from sklearn.preprocessing import StandardScaler
 
 from vflsec.core.attack import Attack
+from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import regressed
 
 
 class Squares(Attack):
-    """Regularized logistic regression from own columns and their squares to labels, on the auxiliary samples alone.
+    """Regularized logistic regression on own columns and their squares, fitted to the auxiliary samples only.
 
-    It reads neither the model nor a message, so its leak is a prior: an adversary who never joined reaches it. It is a
-    candidate for *alone* where classes differ in the spread of columns or in their distance from a center, which a
-    linear rule cannot see and trees need many labels for. Columns are standardized over the training rows.
-
-    Costs 36 small fits. Fails where classes differ in products of columns, or too few labels are known.
+    It reads neither the model nor messages. Its leak is a baseline that an adversary reaches without joining, and a
+    candidate for *alone* if classes differ in the spread of columns or in their distance from a center. A linear rule
+    cannot express this, and trees need many labels for it. Columns are standardized over the training rows.
 
     Source: Hastie, Tibshirani, Friedman 2009, "The Elements of Statistical Learning", section 5.1.
 
     Args:
-        folds: of the search for the penalty; fewer where a class has fewer auxiliary samples, none (C = 1) below two.
+        folds: of the cross-validation; at most the number of auxiliary samples of the rarest class. C = 1 below two.
     """
 
     name = "squares"
@@ -34,9 +33,9 @@ class Squares(Attack):
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "Hastie, Tibshirani, Friedman 2009, The Elements of Statistical Learning, section 5.1"
     verified = "scikit-learn's own estimator"
-    differs: ClassVar[tuple[str, ...]] = (
-        "Two classes: where argmax divides the auxiliary labels badly, a threshold that they support takes its place.",
-    )
+    differs: ClassVar[tuple[str, ...]] = (THRESHOLD,)
+    costs = "36 small fits"
+    fails = "if classes differ in products of columns, or too few labels are known"
 
     def __init__(self, *, folds: int = 5) -> None:
         self.folds = folds

@@ -1,4 +1,4 @@
-"""Randomized trees on the adversary's own columns: what its auxiliary labels are worth without the federation."""
+"""Randomized trees on the adversary's own columns, without the federation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from vflsec.core.view import Guess, Need, View
 
 
 class Trees(Attack):
-    """Extremely randomized trees from own columns to labels, fitted on the auxiliary samples alone.
+    """Extremely randomized trees on own columns, fitted to the auxiliary samples only.
 
-    It reads neither the model nor a message, so its leak is a prior: an adversary who never joined reaches it. Beside
-    the logistic regression it is a candidate for *alone*, for columns of several kinds, whose scales differ.
-
-    Costs a fraction of a second. Fails where a class is a smooth function of many columns.
+    It reads neither the model nor messages. Its leak is a baseline that an adversary reaches without joining, and a
+    candidate for *alone* beside logistic regression, for columns of different kinds and scales.
 
     Source: Geurts, Ernst, Wehenkel 2006, "Extremely randomized trees", Machine Learning 63.
 
     Args:
-        trees: how many.
-        leaf: fewest samples in a leaf.
+        trees: number of trees.
+        leaf: smallest number of samples in a leaf.
     """
 
     name = "trees"
@@ -37,6 +35,8 @@ class Trees(Attack):
     differs: ClassVar[tuple[str, ...]] = (
         "Leaves hold at least two samples (leaf); the paper grows trees of classes until leaves are pure.",
     )
+    costs = "one forest on the auxiliary samples"
+    fails = "if the class is a smooth function of many columns"
 
     def __init__(self, *, trees: int = 200, leaf: int = 2) -> None:
         positive(trees=trees, leaf=leaf)

@@ -92,7 +92,7 @@ def test_training_rows_are_read_as_often_as_serves_best_and_test_rows_once():
     features = {"train": own, "test": own}
     view = replace(make_view(torch.zeros(N, 1), own, y, aux=200), messages=messages, features=features)
     one, many, chosen, once = (
-        AttributeInference(turns=turns)(replace(view, adaptive=adaptive), seed=0)
+        AttributeInference(releases=turns)(replace(view, adaptive=adaptive), seed=0)
         for turns, adaptive in ((1, True), (10, True), (None, True), (None, False))
     )
     for guess in (many, chosen, once):
@@ -113,7 +113,7 @@ def test_a_column_that_is_the_same_everywhere_tells_nothing():
 
 
 def test_its_name_in_tables_is_its_options_alone():
-    expected = "attribute(column=None, folds=5, reads='own', turns=None, victim=None)"
+    expected = "attribute(column=None, folds=5, reads='own', releases=None, victim=None)"
     assert repr(AttributeInference().alone()) == expected
 
 

@@ -1,4 +1,4 @@
-"""Batch label inference: as good as replay while sums hide nothing, and what is left beyond."""
+"""Batch label inference: as good as exploit while sums hide nothing, and what is left beyond."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vflsec.attacks.batch_label import BatchLabel, last_layers, summed
-from vflsec.attacks.replay import Replay
+from vflsec.attacks.exploit import ExPLoit
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.settings import ModelSpec, TrainSpec
@@ -69,7 +69,7 @@ def test_small_batches_hide_nothing(batch, classes, width):
 
 def test_larger_batches_hide_more_and_further_epochs_show_more():
     small, large, often = (
-        right(BatchLabel(turns=None), *exchanged(3, 4, batch=batch, turns=turns))
+        right(BatchLabel(releases=None), *exchanged(3, 4, batch=batch, turns=turns))
         for batch, turns in ((16, 1), (256, 1), (256, 20))
     )
     assert small > 0.98
@@ -179,7 +179,7 @@ def test_on_a_federation(batch, least):
     view = view_of(trained, [federation.parties["passive_1"]], rows, tuple(transcript.messages))
     found, most = (
         (attack(view, seed=0).scores["train"].argmax(dim=1) == labels).double().mean()
-        for attack in (BatchLabel(), Replay())
+        for attack in (BatchLabel(), ExPLoit())
     )
     assert most >= found > least
 

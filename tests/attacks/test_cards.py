@@ -18,23 +18,46 @@ def test_a_card_tells_source_threat_cost_and_failure(name):
     assert all(str(value) for value in card.values())
     malicious = ("active-mc", "backdoor", "missing-feature", "noisy-sample")
     assert card["behavior"] == ("acts in training" if name in malicious else "honest-but-curious")
-    for heading in ("Source: ", "Costs ", "Fails"):
-        assert heading in attack.__doc__, f"the card of {name} does not say {heading}"
+    assert "Source: " in attack.__doc__
+    for fact in ("costs", "fails"):
+        assert card[fact] == getattr(attack, fact)
+        assert not card[fact].endswith("."), f"{fact} of {name} is no phrase"
 
 
-READ_AGAIN = [
-    name
+SEVERAL = {
+    name: option
     for name in sorted(registry.entries("attacks"))
-    if "turns" in inspect.signature(registry.load("attacks", name)).parameters
-]
+    for option in ("releases", "iterations")
+    if option in inspect.signature(registry.load("attacks", name)).parameters
+}
 
 
-@pytest.mark.parametrize("turns", [0, -1])
-@pytest.mark.parametrize("name", READ_AGAIN)
-def test_a_number_of_releases_that_is_none_is_refused(name, turns):
-    with pytest.raises(UsageError, match=f"expected turns > 0, got {turns}"):
-        registry.build("attacks", name, turns=turns)
-    assert registry.build("attacks", name, turns=2).turns == 2
+@pytest.mark.parametrize("number", [0, -1])
+@pytest.mark.parametrize(("name", "option"), SEVERAL.items())
+def test_a_number_of_releases_that_is_none_is_refused(name, option, number):
+    with pytest.raises(UsageError, match=f"expected {option} > 0, got {number}"):
+        registry.build("attacks", name, **{option: number})
+    assert getattr(registry.build("attacks", name, **{option: 2}), option) == 2
+
+
+@pytest.mark.parametrize(("name", "option"), SEVERAL.items())
+def test_the_former_name_of_an_option_is_refused_with_the_present_one(name, option):
+    with pytest.raises(UsageError, match=f"unknown option 'turns'. It is now called {option}. Known: "):
+        registry.build("attacks", name, turns=2)
+
+
+def test_a_renamed_attack_keeps_its_random_stream():
+    with pytest.raises(UsageError, match="unknown attack 'replay'. It is now called exploit. Known: active-mc, "):
+        registry.load("attacks", "replay")
+    assert registry.load("attacks", "exploit").stream == "replay"
+
+
+def test_unverified_attacks_and_those_without_a_source_are_marked():
+    marked = {name for name in registry.entries("attacks") if registry.load("attacks", name).contrib}
+    assert marked == {"exploit", "batch-label", "residual"}
+    for name, entry in registry.entries("attacks").items():
+        assert registry.summary(entry).endswith(" (contrib)") == (name in marked)
+        assert ("contrib" in describe(registry.load("attacks", name))) == (name in marked)
 
 
 @pytest.mark.parametrize("name", sorted(registry.entries("attacks")))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from vflsec.attacks.averaging import Averaging
+from vflsec.attacks.averaging import AveragedGradients
 from vflsec.attacks.cluster import Cluster
 from vflsec.attacks.direct import Direct
 from vflsec.attacks.direction import Direction
@@ -31,7 +31,7 @@ from vflsec.testing.conformance import AttackConformance
 from vflsec.testing.federations import toy_federation
 
 ROWS = 6000
-ON_GRADIENTS = (Norm, Direction, Hint, Spectral, Cluster, Averaging)
+ON_GRADIENTS = (Norm, Direction, Hint, Spectral, Cluster, AveragedGradients)
 
 
 class TestNorm(AttackConformance):
@@ -61,7 +61,7 @@ class TestSpectralEmbedding(AttackConformance):
 
 class TestAveraging(AttackConformance):
     def make(self):
-        return Averaging()
+        return AveragedGradients()
 
 
 class TestCluster(AttackConformance):
@@ -185,7 +185,7 @@ def test_repeated_releases_average_the_noise_away(attack):
     means = [[-0.3, 0], [0.3, 0]] if attack is not Norm else np.zeros((2, 4))
     scales = [1.0, 1.0] if attack is not Norm else [1.0, 1.2]
     view, y = gaussian(means, scales, turns=20)
-    once, often = auc(attack(turns=1), view, y), auc(attack(), view, y)
+    once, often = auc(attack(releases=1), view, y), auc(attack(), view, y)
     assert often > once + 0.1
     assert often > 0.8
 
@@ -206,7 +206,7 @@ def trained_view(classes, *, defenses=(), **model):
 @pytest.mark.parametrize("turns", [1, None])
 def test_direct_recovers_every_label_where_nothing_is_trained_above(classes, turns):
     view, labels = trained_view(classes, aggregation="sum", head="none")
-    guess = Direct(turns=turns)(view, seed=0).scores["train"].argmax(dim=1)
+    guess = Direct(releases=turns)(view, seed=0).scores["train"].argmax(dim=1)
     assert torch.equal(guess, labels)
 
 
@@ -285,7 +285,7 @@ def test_averaging_has_a_share_of_the_noise(turns, adaptive):
     """Means of n releases are sqrt(n) times as far apart, in deviations; one release is all that others read."""
     view, y = gaussian([[-0.2, 0, 0], [0.2, 0, 0]], [1.0, 1.0], turns=turns, aux=3000)
     read = turns if adaptive else 1
-    found = auc(Averaging(), replace(view, adaptive=adaptive), y)
+    found = auc(AveragedGradients(), replace(view, adaptive=adaptive), y)
     assert near(found, stats.norm.cdf(np.sqrt(2 * read) * 0.2))
 
 
@@ -295,7 +295,7 @@ def test_averaging_whitens_noise_of_any_shape():
     shared = torch.randn(ROWS, 1, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     (message,) = view.messages
     noisy = replace(message, payload={"value": message.payload["value"] + shared})
-    found = auc(Averaging(), replace(view, messages=(noisy,)), y)
+    found = auc(AveragedGradients(), replace(view, messages=(noisy,)), y)
     covariance = 0.0625 * np.eye(2) + 1.0
     gap = np.array([0.5, 0.0])
     assert near(found, stats.norm.cdf(np.sqrt(gap @ np.linalg.solve(covariance, gap)) / np.sqrt(2)))
@@ -305,11 +305,11 @@ def test_averaging_weighs_messages_by_their_scale():
     """Gradients and their noise shrink in training; the early ones must not drown the rest."""
     view, y = gaussian([[-0.2, 0], [0.2, 0]], [1.0, 1.0], turns=8, aux=3000)
     shrunk = [replace(m, payload={"value": m.payload["value"] * 0.3**m.step}) for m in view.messages]
-    assert near(auc(Averaging(), replace(view, messages=tuple(shrunk)), y), stats.norm.cdf(4 * 0.2))
+    assert near(auc(AveragedGradients(), replace(view, messages=tuple(shrunk)), y), stats.norm.cdf(4 * 0.2))
 
 
 def test_averaging_of_a_class_without_a_sample():
     view, _ = gaussian([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]], [0.1, 0.1, 0.1], aux=100)
     known = view.aux_labels < 2
-    found = Averaging()(replace(view, aux_rows=view.aux_rows[known], aux_labels=view.aux_labels[known]), seed=0)
+    found = AveragedGradients()(replace(view, aux_rows=view.aux_rows[known], aux_labels=view.aux_labels[known]), seed=0)
     assert not (found.scores["train"].argmax(dim=1) == 2).any()

@@ -9,7 +9,7 @@ from sklearn.linear_model import Ridge, RidgeCV
 from torch import nn
 
 from vflsec.attacks.grn import GenerativeRegressionNetwork, within
-from vflsec.attacks.imputation import ENOUGH, PENALTIES, Imputation, missed, on_simplex
+from vflsec.attacks.imputation import Imputation
 from vflsec.attacks.inversion_blackbox import BlackBoxInversion
 from vflsec.attacks.inversion_whitebox import WhiteBoxInversion
 from vflsec.core import metrics
@@ -17,6 +17,7 @@ from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.layout import Column, Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
+from vflsec.inference.column_regression import ENOUGH, PENALTIES, missed, on_simplex
 from vflsec.nn.top import Top
 from vflsec.testing.conformance import AttackConformance
 
@@ -210,7 +211,7 @@ def test_noise_of_repeated_releases_averages_out_and_of_test_rows_does_not(make)
 @pytest.mark.parametrize("make", AVERAGING)
 def test_how_often_a_row_is_read_does_not_touch_test_rows(make):
     view, _ = repeated(12, noise=2.0)
-    one, many, chosen = (make(turns=turns)(view, seed=0).scores for turns in (1, 10, None))
+    one, many, chosen = (make(releases=turns)(view, seed=0).scores for turns in (1, 10, None))
     assert torch.equal(one["test"], many["test"])
     assert torch.equal(one["test"], chosen["test"])
     assert torch.equal(many["train"], chosen["train"])
@@ -220,7 +221,7 @@ def test_how_often_a_row_is_read_does_not_touch_test_rows(make):
 def test_a_model_that_changed_is_not_averaged_over():
     """By a regression it may be, for that is fitted on the means."""
     view, truth = repeated(12, noise=0.01, drift=0.5)
-    one, ten, chosen = (WhiteBoxInversion(turns=turns)(view, seed=0) for turns in (1, 10, None))
+    one, ten, chosen = (WhiteBoxInversion(releases=turns)(view, seed=0) for turns in (1, 10, None))
     assert torch.equal(one.scores["train"], chosen.scores["train"])
     assert r2(chosen, truth, "train") > 0.99 > r2(ten, truth, "train")
     assert r2(BlackBoxInversion()(view, seed=0), truth, "train") > 0.99
@@ -344,7 +345,7 @@ def test_alone_is_imputation():
     [
         (lambda: Imputation(model="tree"), "unknown model 'tree'"),
         (lambda: Imputation(hidden=0), "expected hidden > 0"),
-        (lambda: BlackBoxInversion(turns=0), "expected turns > 0"),
+        (lambda: BlackBoxInversion(releases=0), "expected releases > 0"),
         (lambda: WhiteBoxInversion(steps=0), "expected steps > 0"),
         (lambda: GenerativeRegressionNetwork(penalty=-1), "expected penalty >= 0"),
         (lambda: GenerativeRegressionNetwork(lr=0), "expected lr > 0"),

@@ -87,7 +87,7 @@ def test_larger_batches_hide_more_and_further_epochs_show_more():
     assert small > large + 0.1
     assert often > large + 0.1
     view, y, _ = regression(batch=256, turns=40)
-    assert auc(view, y, turns=1) < often
+    assert auc(view, y, releases=1) < often
 
 
 @pytest.mark.parametrize("head", [(1.0, -1.0), (-0.2, 0.5, 3.0)])

@@ -172,7 +172,7 @@ def test_what_colluding_parties_received_stands_side_by_side():
         own = received(replace(view, party=name), Kind.GRADIENT)
         assert torch.equal(both.values[:, 3 * k : 3 * k + 3], own.values)
         assert torch.equal(both.rows, own.rows)
-        assert torch.equal(both.turn, own.turn)
+        assert torch.equal(both.epoch, own.epoch)
     assert both.values.shape == (3 * federation.n_rows("train"), 6)
 
 

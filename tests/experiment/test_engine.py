@@ -389,9 +389,9 @@ def test_a_sign_by_few_labels_says_how_sure_it_is(tmp_path):
 
 
 def test_all_keeps_what_is_named_with_options():
-    spec = specs.read({"dataset": "toy", "attacks": ["direction:turns=1", "all"]})
+    spec = specs.read({"dataset": "toy", "attacks": ["direction:releases=1", "all"]})
     found, reasons = engine.every_attack(spec)
-    assert found.attacks[0] == specs.parse_attack("direction:turns=1")
+    assert found.attacks[0] == specs.parse_attack("direction:releases=1")
     assert [attack.name for attack in found.attacks].count("direction") == 1
     assert "direction" not in reasons
 

@@ -1,4 +1,4 @@
-"""What was said about each row, in order: turns, means and ranks equal a naive count."""
+"""What was sent about each row, in order: epochs, means and ranks equal a naive count."""
 
 from dataclasses import replace
 
@@ -29,14 +29,14 @@ def make_view(batches, *, n_rows=8, classes=2, aux=((), ()), receiver="passive_1
 
 
 @given(st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=6, unique=True), min_size=1, max_size=8))
-def test_turns_and_means_are_those_of_a_naive_count(batches):
+def test_epochs_and_means_are_those_of_a_naive_count(batches):
     found = received(make_view(batches), Kind.GRADIENT)
     seen, expected = {}, {}
     for step, rows in enumerate(batches):
         for row in rows:
             expected.setdefault(row, []).append(float(step))
-            seen.setdefault("turns", []).append(len(expected[row]) - 1)
-    assert found.turn.tolist() == seen["turns"]
+            seen.setdefault("epochs", []).append(len(expected[row]) - 1)
+    assert found.epoch.tolist() == seen["epochs"]
     means = found.mean(found.values[:, :1])[:, 0]
     everything = [value for values in expected.values() for value in values]
     for row in range(8):
@@ -44,8 +44,8 @@ def test_turns_and_means_are_those_of_a_naive_count(batches):
         assert means[row].item() == pytest.approx(sum(own) / len(own), abs=1e-5)
     first = found.first(1)
     assert sorted(first.rows.tolist()) == sorted(expected)
-    assert len(found.by_turn()) == max(seen["turns"]) + 1
-    assert all((found.turn[lines] == k).all() for k, lines in enumerate(found.by_turn()))
+    assert len(found.by_epoch()) == max(seen["epochs"]) + 1
+    assert all((found.epoch[lines] == k).all() for k, lines in enumerate(found.by_epoch()))
 
 
 def test_ranks_are_within_a_turn():
@@ -181,7 +181,7 @@ def test_who_is_not_adaptive_reads_the_first_release_of_each_row():
     st.integers(1, 3),
 )
 def test_the_latest_are_those_of_a_naive_look_back(batches, turns):
-    found = latest(make_view(batches), Kind.GRADIENT, sender="active", turns=turns)
+    found = latest(make_view(batches), Kind.GRADIENT, sender="active", releases=turns)
     last = {row: [float(step) for step, rows in enumerate(batches) if row in rows][-turns:] for row in range(8)}
     everything = [value for values in last.values() for value in values]
     for row in range(8):
@@ -194,7 +194,7 @@ def test_averages_are_of_one_three_and_ten_releases_each_once():
     found = averages(view, Kind.GRADIENT, sender="active")
     assert [float(h[0, 0]) for h in found] == [4.0, 3.0, 2.0]  # of the last, the last three, all five
     assert len(averages(make_view([list(range(8))]), Kind.GRADIENT, sender="active")) == 1
-    assert [float(h[0, 0]) for h in averages(view, Kind.GRADIENT, sender="active", turns=2)] == [3.5]
+    assert [float(h[0, 0]) for h in averages(view, Kind.GRADIENT, sender="active", releases=2)] == [3.5]
     assert len(averages(replace(view, adaptive=False), Kind.GRADIENT, sender="active")) == 1
     features = {"train": torch.zeros(8, 1), "test": torch.zeros(8, 1)}
     with pytest.raises(InsufficientView, match="about train rows, got only test"):
@@ -254,7 +254,7 @@ def test_messages_about_aligned_rows_are_read_as_of_the_training_rows_among_them
     found = received(view, Kind.EMBEDDING)
     assert found.rows.tolist() == [2, 0, 1, 0]
     assert found.values[:, 0].tolist() == [4, 1, 23, 21]
-    assert found.turn.tolist() == [0, 0, 0, 1]
+    assert found.epoch.tolist() == [0, 0, 0, 1]
     assert found.n_rows == 3
     assert latest(view, Kind.EMBEDDING, sender="active")["train"][:, 0].tolist() == [21, 23, 4]
     assert averages(view, Kind.EMBEDDING, sender="active")[1][:, 0].tolist() == [11, 23, 4]

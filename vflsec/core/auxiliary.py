@@ -15,6 +15,9 @@ from vflsec.core.view import Guess, View
 SURE = 2.0
 """A new threshold must gain more auxiliary labels than it loses by this many standard deviations."""
 
+THRESHOLD = "Two classes: if argmax separates the auxiliary labels badly, a threshold that they support replaces it."
+"""How ``thresholded`` makes an attack differ from its source."""
+
 
 def oriented(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor:
     """Return scores (n, 2) from ``score`` (n,), with the sign that fits the auxiliary labels better.

@@ -1,1 +1,1 @@
-"""What attacks share: releases and sources in a view, regressions, directions, convergence."""
+"""What attacks share: releases and source tables of a view, regressions, directions, convergence."""

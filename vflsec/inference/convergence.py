@@ -1,4 +1,4 @@
-"""Whether a fit had settled when its budget ended."""
+"""Whether a fit had converged when its budget was spent."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 def still_falling(losses: list[float]) -> bool:
-    """Whether the loss had not settled: its last tenth lies below the tenth before by over 1 % of the whole fall.
+    """Whether the mean of the last tenth of ``losses`` is below that of the tenth before by over 1 % of the whole fall.
 
-    Of fewer than four epochs nobody can tell, so they count as falling.
+    Fewer than four losses count as falling.
     """
     if len(losses) < 4:
         return True

@@ -1,4 +1,4 @@
-"""Principal directions of what was received."""
+"""Principal directions of received values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def principal(values: Tensor) -> Tensor:
-    """Return each row's (n,) first principal component of ``values`` (n, d), the longer tail positive."""
+    """Return the first principal component (n,) of ``values`` (n, d), with the sign of positive skewness."""
     centered = values - values.mean(dim=0)
     axis = torch.linalg.eigh(centered.T @ centered).eigenvectors[:, -1]
     found: Tensor = centered @ axis
@@ -17,27 +17,28 @@ def principal(values: Tensor) -> Tensor:
 
 
 def multiples(values: Tensor, batches: Iterable[Tensor]) -> Tensor:
-    """Return which multiple (R,) of its batch's principal axis each line of ``values`` is, in units of the batch.
+    """Return the projection (R,) of each observation on the principal axis of its batch, over the batch's mean length.
 
     Args:
-        values: (R, d) what was received.
-        batches: positions of the lines of each batch, in order; an axis is turned to agree with the one before.
+        values: (R, d) received values.
+        batches: indices of the observations of each batch, in order. The sign of an axis is chosen so that it agrees
+            with the axis of the batch before.
     """
     scores = torch.zeros_like(values[:, 0])
     before = torch.zeros_like(values[0])
-    for lines in batches:
-        batch = values[lines]
+    for indices in batches:
+        batch = values[indices]
         axis = torch.linalg.eigh(batch.T @ batch).eigenvectors[:, -1]
         before = axis if axis @ before >= 0 else -axis
         found = batch @ before
-        scores[lines] = found / found.abs().mean().clamp_min(torch.finfo(found.dtype).tiny)
+        scores[indices] = found / found.abs().mean().clamp_min(torch.finfo(found.dtype).tiny)
     return scores
 
 
 def span(inputs: Tensor) -> Tensor:
-    """Return an orthonormal basis (B, r) of the span of ``inputs``' k columns (B, k): r is their rank."""
+    """Return an orthonormal basis (B, r) of the column space of ``inputs`` (B, k), whose rank is r."""
     x = inputs.double()
-    squares, directions = torch.linalg.eigh(x.T @ x)  # k is small: many times faster than a decomposition of X
+    squares, directions = torch.linalg.eigh(x.T @ x)  # k is small, so this is much faster than an SVD of X
     kept = squares > 1e-9 * squares[-1].clamp_min(torch.finfo(torch.double).tiny)
     basis: Tensor = x @ directions[:, kept] / squares[kept].sqrt()
     return basis.to(inputs.dtype)

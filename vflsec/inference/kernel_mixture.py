@@ -1,4 +1,4 @@
-"""Gaussian process regression on several tables at once, averaged over which of them to use."""
+"""Gaussian process regression on several tables, averaged over the subsets of tables to use."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import torch
 from torch import Tensor
 
 NOISE = torch.logspace(-2, 2, 9, dtype=torch.float64)
-"""Variances of the noise that are tried; a kernel has variance one."""
+"""Candidate variances of the noise; a kernel has variance one."""
 
 BEAM = 10
-"""Subsets of tables that are extended by each further table."""
+"""Number of subsets that the beam search extends by each further table."""
 
 NEGLIGIBLE = 0.003
-"""Candidates of a smaller weight are left out."""
+"""Candidates with a smaller weight are dropped."""
 
 SEARCHED = 400
-"""Known rows on which tables are chosen; all of them are fitted."""
+"""Known rows on which tables are chosen at most; the chosen processes are fitted to all."""
 
 CHUNK = 8192
 
 Likelihood = Callable[[Tensor, Tensor], Tensor]
-"""Of predictions (candidates, n, d) for the known rows at positions (n,), the log likelihood (candidates,)."""
+"""Maps predictions (candidates, n, d) for the known rows at positions (n,) to log likelihoods (candidates,)."""
 
 
 class Kernel(NamedTuple):
-    """A table of standardized numbers (n, k), and whether similarity is linear or decays with the squared distance."""
+    """A table of standardized numbers (n, k) and its kernel: linear, or Gaussian in the distance of two rows."""
 
     x: Tensor
     nonlinear: bool = False
@@ -39,14 +39,14 @@ class Kernel(NamedTuple):
         return torch.exp(-torch.cdist(x, known).square() / 2)
 
     def times(self, x: Tensor, known: Tensor, coefficients: Tensor) -> Tensor:
-        """Return ``between(x, known) @ coefficients`` (a, d) without holding all similarities at once."""
+        """Return ``between(x, known) @ coefficients`` (a, d), in chunks that bound the memory."""
         if not self.nonlinear:
             return x @ (known.T @ coefficients)
         return torch.cat([self.between(part, known) @ coefficients for part in torch.split(x, CHUNK)])
 
 
 class Candidate(NamedTuple):
-    """One Gaussian process: the kernels whose mean it has, its noise variance, and the log of its weight."""
+    """A Gaussian process: the names of the kernels that it averages, its noise variance, the log of its weight."""
 
     names: frozenset[str]
     noise: float
@@ -54,20 +54,20 @@ class Candidate(NamedTuple):
 
 
 class Mixture:
-    """Gaussian processes with the mean kernel of a subset of tables, averaged by how well each explains known rows.
+    """A weighted mean of Gaussian processes, each with the mean kernel of a subset of tables.
 
-    A candidate is a subset and a noise variance. The log of its weight is the mean of two: the log marginal likelihood
-    of one target (Rasmussen and Williams 2006, eq. 2.30, with the signal's variance profiled out) and the leave-one-out
-    log likelihood (section 5.4.2). The first punishes needless tables, the second wrong predictions. Each further table
-    costs a factor e, the prior. Subsets grow from single tables by a beam search, for as long as a larger one scores
-    better.
+    A candidate is a subset and a noise variance. The log of its weight is the mean of the log marginal likelihood of
+    one target (Rasmussen and Williams 2006, eq. 2.30, with the signal's variance profiled out) and the leave-one-out
+    log likelihood (section 5.4.2). The first penalizes unnecessary tables, the second wrong predictions. The prior
+    divides the weight by e for each further table. A beam search extends subsets, starting from single tables, as long
+    as the best score rises.
 
     Args:
         kernels: by name.
         rows: (n,) positions of the known rows.
-        targets: (n, d) of these rows; they are centered here.
+        targets: (n, d) of the known rows; they are centered here.
         likelihood: of leave-one-out predictions.
-        rng: draws the rows that are searched, where there are many.
+        rng: draws the rows for the search if there are more than ``SEARCHED``.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class Mixture:
         self.coefficients = self._coefficients()
 
     def predict(self, tables: Mapping[str, Tensor]) -> Tensor:
-        """Return the mean prediction (m, d) for rows whose standardized tables (m, k) are given by name."""
+        """Return the mean prediction (m, d) for rows with the standardized ``tables`` (m, k), given by name."""
         found = self.mean
         for name, coefficients in self.coefficients.items():
             found = found + self.kernels[name].times(tables[name], self.known[name], coefficients)
         return found + sum(c.sum(dim=0) for c in self.coefficients.values())
 
     def left_out(self) -> Tensor:
-        """Return the mean prediction (n, d) for each known row from all others; candidates keep their weights."""
+        """Return the leave-one-out prediction (n, d) of the known rows; candidates keep their weights."""
         found = torch.zeros_like(self.centered)
         for (names, noise, _), weight in self.candidates:
             inverse = torch.linalg.inv(self._regular(names, noise))
@@ -109,19 +109,19 @@ class Mixture:
         return found + self.mean
 
     def _regular(self, names: frozenset[str], noise: float) -> Tensor:
-        """Return the mean kernel of all known rows with the noise, (n, n)."""
+        """Return the mean kernel (n, n) of all known rows plus the noise variance on the diagonal."""
         everything = torch.arange(len(self.centered), device=self.centered.device)
         if names not in self._grams:
             self._grams[names] = self._gram(sorted(names), everything)
         return self._grams[names] + noise * torch.eye(len(everything), dtype=torch.float64, device=everything.device)
 
     def _gram(self, names: Sequence[str], rows: Tensor) -> Tensor:
-        """Return the mean kernel (n, n) of some known rows; one is added for an unknown constant."""
+        """Return the mean kernel (n, n) of some known rows, plus one for an unknown constant."""
         parts = [self.kernels[n].between(self.known[n][rows], self.known[n][rows]) for n in names]
         return torch.stack(parts).mean(dim=0) + 1
 
     def _search(self, grams: Mapping[str, Tensor], rows: Tensor, likelihood: Likelihood) -> list[Candidate]:
-        """Return every candidate that was tried."""
+        """Return every candidate of the beam search."""
         level, found, best = [frozenset({name}) for name in grams], [], -float("inf")
         while level:
             tried = [self._scored(names, grams, rows, likelihood) for names in level]
@@ -141,7 +141,7 @@ class Mixture:
         rows: Tensor,
         likelihood: Likelihood,
     ) -> list[Candidate]:
-        """Return a candidate for each noise variance."""
+        """Return a candidate with these kernels for each noise variance."""
         values, vectors = torch.linalg.eigh(torch.stack([grams[name] for name in sorted(names)]).mean(dim=0))
         noise = NOISE.to(values.device)
         inverse = 1 / (values.clamp_min(0) + noise[:, None])  # (noises, n)
@@ -150,13 +150,13 @@ class Mixture:
         explained = (rotated.square().sum(dim=1) * inverse).sum(dim=1).clamp_min(torch.finfo(values.dtype).tiny)
         evidence = -(len(rows) * explained.log() - inverse.log().sum(dim=1)) / 2
         solved = vectors @ (rotated * inverse[:, :, None])  # (noises, n, d)
-        own = vectors.square() @ inverse.T  # (n, noises): the diagonal of each inverse
-        left_out = targets - solved / own.T[:, :, None]
+        diagonal = vectors.square() @ inverse.T  # (n, noises), of each inverse
+        left_out = targets - solved / diagonal.T[:, :, None]
         scores = (evidence + likelihood(left_out + self.mean, rows)) / 2 - (len(names) - 1)
         return [Candidate(names, *pair) for pair in zip(noise.tolist(), scores.tolist(), strict=True)]
 
     def _coefficients(self) -> dict[str, Tensor]:
-        """Return what each kernel's similarities to the known rows are multiplied by, (n, d) by name."""
+        """Return the coefficients (n, d) of each kernel's similarities to the known rows, by name."""
         found: dict[str, Tensor] = {}
         for (names, noise, _), weight in self.candidates:
             solved = weight / len(names) * torch.linalg.solve(self._regular(names, noise), self.centered)
@@ -166,9 +166,10 @@ class Mixture:
 
 
 def standardized(x: Tensor, reference: Tensor) -> Tensor:
-    """Return ``x`` (m, k) by the means and deviations of ``reference`` (n, k), so that squares of a row sum to about 1.
+    """Return ``x`` (m, k), standardized by ``reference`` (n, k) and divided by sqrt(k).
 
-    Columns that are the same in all of ``reference`` are left out.
+    A row then has a squared norm of about 1. Columns that are constant in ``reference`` are dropped, and k is the
+    number of the others.
     """
     reference, x = reference.double(), x.double()
     mean, deviation = reference.mean(dim=0), reference.std(dim=0, correction=0)

@@ -1,4 +1,4 @@
-"""A mean of several guesses of classes, weighted by how well each predicts known rows that it has not seen."""
+"""A weighted mean of class probabilities of several models, with weights from held-out known rows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sklearn.ensemble import ExtraTreesClassifier
 from torch import Tensor
 
 TEMPERATURES = torch.logspace(-1, 2, 16, dtype=torch.float64)
-"""Factors of the scores of classes by which they become log odds."""
+"""Candidate factors that turn scores of classes into logits."""
 
 LEAST = 1e-3
-"""Shares of trees below this count as this, so that their logarithm is finite."""
+"""Lower bound of the share of trees, so that its logarithm is finite."""
 
 STEPS = 10
-"""Weights are multiples of one over this."""
+"""Weights are multiples of 1 / STEPS."""
 
 TREES = 200
 LEAF = 2
@@ -26,18 +26,18 @@ CHUNK = 1 << 16
 
 
 class Opinion(NamedTuple):
-    """What one model says.
+    """Scores of one model.
 
     Attributes:
-        scores: (m, C) of the rows asked for.
-        held_out: (n, C) of the known rows, each from a model that was fitted without it.
+        scores: (m, C) of the rows to predict.
+        held_out: (n, C) of the known rows, each from a model that was fitted without that row.
     """
 
     scores: Tensor
     held_out: Tensor
 
     def calibrated(self, labels: Tensor) -> Opinion:
-        """Return probabilities: the softmax of the scores times the factor that is best for the known rows (n,)."""
+        """Return the softmax of the scores times the factor with the highest likelihood of the known labels (n,)."""
         tried = [(self.held_out * t).log_softmax(dim=1) for t in TEMPERATURES.tolist()]
         fits = torch.stack([_likelihood(one, labels) for one in tried])
         best = float(TEMPERATURES[int(fits.argmax())])
@@ -47,9 +47,9 @@ class Opinion(NamedTuple):
 def pooled(opinions: Sequence[Opinion], labels: Tensor) -> Tensor:
     """Return the weighted mean (m, C) of calibrated opinions.
 
-    The weights are their posterior mean, with all weights alike beforehand: each choice of weights counts by the
-    likelihood of the known labels (n,) under the weighted mean of what is said of held-out rows. Stacking (Yao et al.
-    2018) takes the best choice, which few rows do not tell.
+    The weights are the posterior mean under a uniform prior; the likelihood of a choice of weights is that of the known
+    labels (n,) under the weighted mean of the held-out probabilities. Stacking (Yao et al. 2018) takes the most likely
+    weights instead, which a few rows do not determine.
 
     Source: Stone 1961, "The opinion pool"; Yao, Vehtari, Simpson, Gelman 2018, Bayesian Analysis 13.
     """
@@ -62,14 +62,14 @@ def pooled(opinions: Sequence[Opinion], labels: Tensor) -> Tensor:
 
 
 class Forest:
-    """Randomized trees, and what is said of known rows by trees that were fitted to samples without them.
+    """Randomized trees, with out-of-bag probabilities of the known rows.
 
     Source: Geurts, Ernst, Wehenkel 2006, "Extremely randomized trees", Machine Learning 63; out-of-bag estimates:
     Breiman 2001, "Random forests", Machine Learning 45.
 
     Args:
-        known: (n, k) rows.
-        labels: (n,) of these rows.
+        known: (n, k) the known rows.
+        labels: (n,) of the known rows.
         n_classes: C.
         rng: draws the trees.
     """
@@ -80,13 +80,13 @@ class Forest:
         self.n_classes = n_classes
         self.trees = ExtraTreesClassifier(TREES, min_samples_leaf=LEAF, random_state=seed).fit(rows, y)
         bagged = ExtraTreesClassifier(TREES, min_samples_leaf=LEAF, random_state=seed, bootstrap=True, oob_score=True)
-        with warnings.catch_warnings():  # of a single row there is no sample without it
+        with warnings.catch_warnings():  # a single row is in every sample
             warnings.simplefilter("ignore")
             shares = bagged.fit(rows, y).oob_decision_function_
         self.held_out = self._log(np.nan_to_num(shares, nan=1 / shares.shape[1]))
 
     def opinion(self, x: Tensor) -> Opinion:
-        """Return the log of the share of trees for each class, of rows ``x`` (m, k)."""
+        """Return the log share of trees (m, C) that vote for each class, of rows ``x`` (m, k)."""
         shares = [np.asarray(self.trees.predict_proba(part.cpu().numpy())) for part in torch.split(x, CHUNK)]
         return Opinion(self._log(np.concatenate(shares)).to(x.device), self.held_out.to(x.device))
 
@@ -101,6 +101,6 @@ def _likelihood(log_p: Tensor, labels: Tensor) -> Tensor:
 
 
 def _simplex(n: int) -> Tensor:
-    """Return all weights (k, n) that are multiples of 1 / STEPS and sum to one."""
+    """Return every vector of n weights, (k, n), that are multiples of 1 / STEPS and sum to one."""
     grid = torch.cartesian_prod(*[torch.arange(STEPS + 1)] * n).reshape(-1, n)
     return grid[grid.sum(dim=1) == STEPS].double() / STEPS

@@ -1,8 +1,9 @@
-"""Logistic regression from few labels: the penalty is chosen on folds of the auxiliary samples."""
+"""Logistic regression from few labels, with a penalty that cross-validation on the auxiliary samples chooses."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -17,22 +18,22 @@ from torch import Tensor
 from vflsec.core.view import Guess, View
 
 PENALTIES = np.logspace(-4, 2, 7)
-"""The values of scikit-learn's C that are tried."""
+"""Candidate values of scikit-learn's C."""
 
 SMALL = 200
-"""Weights up to which Newton's method is the faster one, by far."""
+"""Number of weights up to which Newton's method is much faster than L-BFGS."""
 
 
 def regressed(view: View, *, folds: int, rng: torch.Generator) -> Guess:
-    """Return what logistic regression of own columns, fitted on the auxiliary samples, says of every split.
+    """Return the guess of a logistic regression on own columns, fitted to the auxiliary samples, for every split.
 
     Args:
         view: of the adversary.
-        folds: of the search for the penalty; fewer where a class has fewer auxiliary samples, none (C = 1) below two.
-        rng: of the folds.
+        folds: of the cross-validation; at most the number of auxiliary samples of the rarest class. C = 1 below two.
+        rng: draws the folds.
     """
     x, y = view.features["train"][view.aux_rows].cpu().numpy(), view.aux_labels.cpu().numpy()
-    if len(np.unique(y)) == 1:  # nothing to tell apart
+    if len(np.unique(y)) == 1:  # a single class
         same = torch.nn.functional.one_hot(view.aux_labels[:1].cpu(), view.n_classes).float()
         return Guess({split: same.expand(len(own), -1) for split, own in view.features.items()})
     folds = min(folds, int(np.bincount(y)[np.unique(y)].min()))
@@ -40,8 +41,12 @@ def regressed(view: View, *, folds: int, rng: torch.Generator) -> Guess:
         warnings.simplefilter("always", ConvergenceWarning)
         model = _fit(x, y, folds, seed=int(torch.randint(2**31, (), generator=rng)))
     scores = {split: log_probabilities(model, own, view.n_classes) for split, own in view.features.items()}
-    unfinished = any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
-    return Guess(scores, converged=not unfinished, budget={"fits": folds * len(PENALTIES) + 1})
+    return Guess(scores, converged=not unfinished(caught), budget={"fits": folds * len(PENALTIES) + 1})
+
+
+def unfinished(caught: Sequence[warnings.WarningMessage]) -> bool:
+    """Whether scikit-learn warned that a fit had not converged."""
+    return any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
 
 
 def _fit(x: np.ndarray, y: np.ndarray, folds: int, seed: int) -> LogisticRegression:
@@ -53,9 +58,9 @@ def _fit(x: np.ndarray, y: np.ndarray, folds: int, seed: int) -> LogisticRegress
 
 
 def log_probabilities(model: ClassifierMixin, own: Tensor, n_classes: int) -> Tensor:
-    """Return what a fitted linear or quadratic classifier says of rows (n, p), (n, C).
+    """Return log-probabilities (n, C) of a fitted linear or quadratic classifier for rows (n, p).
 
-    A class without an auxiliary sample is the least likely one everywhere.
+    A class without an auxiliary sample is the least likely one of every row.
     """
     decision = torch.from_numpy(model.decision_function(own.cpu().numpy()))  # (n,) if two classes are known
     logits = decision if decision.dim() > 1 else torch.stack([torch.zeros_like(decision), decision], dim=1)
@@ -66,14 +71,15 @@ def log_probabilities(model: ClassifierMixin, own: Tensor, n_classes: int) -> Te
 
 
 class Searched(NamedTuple):
-    """A classifier and its log-likelihood on folds."""
+    """A classifier and its log-likelihood in cross-validation."""
 
     model: LogisticRegression
     value: float
 
 
 def searched(x: np.ndarray, y: np.ndarray, folds: int, seed: int) -> Searched:
-    """Return the classifier with the penalty of best log-likelihood on folds, and that; C = 1 below two folds."""
+    """Return the classifier with the penalty of the best log-likelihood on folds; C = 1 below two folds."""
+    # LogisticRegressionCV takes as long, and its warm starts change the decision values by up to 5e-3.
     small = x.shape[1] * len(np.unique(y)) <= SMALL
     make = partial(LogisticRegression, max_iter=2000, solver="newton-cholesky" if small else "lbfgs")
     if folds < 2:

@@ -1,4 +1,4 @@
-"""What an adversary was told about each row, again and again: its messages as one table, and scores of its lines."""
+"""Messages about rows as tables: every release of a row, its last releases, and statistics of both."""
 
 from __future__ import annotations
 
@@ -13,50 +13,52 @@ from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 
-TURNS = (1, 3, 10)
-"""How many of its last releases of a row an adversary tries to average."""
+AVERAGED = (1, 3, 10)
+"""Numbers of last releases of a row whose means an attack compares."""
 
 
 class Releases(NamedTuple):
-    """One line for each time that something was said about a row of one split.
+    """Observations: one for each time that a message contained a value for a row of one split.
 
     Attributes:
-        values: (R, d) what was said.
-        rows: (R,) about which row.
-        turn: (R,) how often something had been said about that row before: its epoch, where an epoch is one exchange.
-        message: (R,) the number of the message that the line is from.
-        n_rows: how many rows the split has.
+        values: (R, d) the values.
+        rows: (R,) positions of the rows in the split.
+        epoch: (R,) how many earlier releases of the same row there are. This is the epoch if each row is released once
+            an epoch.
+        message: (R,) number of the message that contains the observation.
+        n_rows: number of rows of the split.
     """
 
     values: Tensor
     rows: Tensor
-    turn: Tensor
+    epoch: Tensor
     message: Tensor
     n_rows: int
 
-    def first(self, turns: int | None) -> Releases:
-        """Return the first ``turns`` releases of each row; all of them for None."""
-        return self if turns is None else self.where(self.turn < turns)
+    def first(self, releases: int | None) -> Releases:
+        """Return the first ``releases`` releases of each row; all of them for None."""
+        return self if releases is None else self.where(self.epoch < releases)
 
-    def where(self, chosen: Tensor) -> Releases:
-        """Return the lines at which ``chosen`` (R,) is true."""
-        return Releases(self.values[chosen], self.rows[chosen], self.turn[chosen], self.message[chosen], self.n_rows)
+    def where(self, mask: Tensor) -> Releases:
+        """Return the observations at which ``mask`` (R,) is true."""
+        return Releases(self.values[mask], self.rows[mask], self.epoch[mask], self.message[mask], self.n_rows)
 
-    def by_turn(self) -> list[Tensor]:
-        """Return the positions of the lines of each turn, turn by turn."""
-        order = torch.argsort(self.turn, stable=True)
-        return list(torch.split(order, torch.bincount(self.turn).tolist()))
+    def by_epoch(self) -> list[Tensor]:
+        """Return the indices of the observations of each epoch."""
+        order = torch.argsort(self.epoch, stable=True)
+        return list(torch.split(order, torch.bincount(self.epoch).tolist()))
 
     def by_message(self) -> list[Tensor]:
-        """Return the positions of the lines of each message, in order."""
+        """Return the indices of the observations of each message, in order."""
         sizes = torch.bincount(self.message)
         return list(torch.split(torch.arange(len(self.rows), device=self.rows.device), sizes[sizes > 0].tolist()))
 
     def steady(self) -> Releases:
-        """Return the same lines, each in units of the root mean square length of its message.
+        """Return the observations divided by the root mean square length of their message.
 
-        Noise that is scaled by what it hides (iso's, Marvell's) is drawn anew for each message; where it covers the
-        rest, its deviation is that length. The mean of such lines weighs each message by the inverse of its noise.
+        Defenses such as iso and Marvell scale their noise anew for each message. Where the noise dominates, its
+        standard deviation is that length. The mean of the scaled observations then weighs each message by the inverse
+        of its noise.
         """
         square = self.values.square().sum(dim=1)
         total = square.new_zeros(int(self.message.max()) + 1).index_add_(0, self.message, square)
@@ -65,10 +67,10 @@ class Releases(NamedTuple):
         return self._replace(values=self.values / length[self.message][:, None])
 
     def mean(self, scores: Tensor) -> Tensor:
-        """Return for each row (n, k) the mean score of its lines; of rows never spoken of, that of all.
+        """Return the mean score (n, k) of each row; a row without an observation gets the mean over all observations.
 
         Args:
-            scores: (R, k), a score of each line.
+            scores: (R, k) of each observation.
         """
         total = scores.new_zeros(self.n_rows, scores.shape[1]).index_add_(0, self.rows, scores)
         count = torch.bincount(self.rows, minlength=self.n_rows)[:, None]
@@ -78,65 +80,65 @@ class Releases(NamedTuple):
 def received(
     view: View, kind: Kind, *, split: str = "train", sender: str | None = None, phase: str | None = None
 ) -> Releases:
-    """Return all messages of ``kind`` that the adversary received about the rows of one split in one phase.
+    """Return every observation that the adversary received about the rows of one split in one phase.
 
-    Messages about a split in ``view.places`` count as messages about those of its rows that are training rows.
+    Messages about a split in ``view.places`` count for those of its rows that are training rows. An adversary that is
+    not adaptive gets the first release of each row only.
 
-    An adversary that is not adaptive reads what was said first about each row, and nothing that came later.
-
-    What colluding parties received about the same rows in the same step, or what several parties sent, stands side by
-    side: in the order in which the adversary names them, which is that of its columns and models.
+    Values that colluding parties received about the same rows in the same step, or that several parties sent, are
+    concatenated, in the order of the names in ``view.party``.
 
     Args:
         view: of the adversary.
         kind: of message.
-        split: of the rows that they are about.
-        sender: None for anybody.
-        phase: None for the last phase that speaks of the split; messages of different phases can differ in width.
+        split: of the rows.
+        sender: None for any sender.
+        phase: None for the last phase with such a message; messages of different phases can differ in width.
 
     Raises:
-        InsufficientView: there is none.
+        InsufficientView: there is no such message.
     """
     names = view.party.split("+")
-    heard: dict[tuple[str, int], list[Message]] = {}
-    for m in _of_one_phase(_heard(view, kind, split, sender), phase):
-        heard.setdefault((m.phase, m.step), []).append(m)
-    if not heard:
+    by_step: dict[tuple[str, int], list[Message]] = {}
+    for m in _of_one_phase(_messages(view, kind, split, sender), phase):
+        by_step.setdefault((m.phase, m.step), []).append(m)
+    if not by_step:
         raise InsufficientView(f"expected a {kind} about {split} rows, got none in {len(view.messages)} messages")
-    about = [messages[0].rows for messages in heard.values() if messages[0].rows is not None]
-    for messages in heard.values():
+    rows_of = [messages[0].rows for messages in by_step.values() if messages[0].rows is not None]
+    for messages in by_step.values():
         messages.sort(key=lambda m: names.index(m.receiver))
-    values = torch.cat([torch.cat([m.payload["value"] for m in messages], dim=1) for messages in heard.values()])
-    rows = torch.cat(about)
+    values = torch.cat([torch.cat([m.payload["value"] for m in messages], dim=1) for messages in by_step.values()])
+    rows = torch.cat(rows_of)
     message = torch.repeat_interleave(
-        torch.arange(len(heard), device=rows.device), torch.tensor([len(r) for r in about], device=rows.device)
+        torch.arange(len(by_step), device=rows.device), torch.tensor([len(r) for r in rows_of], device=rows.device)
     )
-    return Releases(values, rows, _turns(rows), message, len(view.features[split])).first(None if view.adaptive else 1)
+    found = Releases(values, rows, _earlier(rows), message, len(view.features[split]))
+    return found.first(None if view.adaptive else 1)
 
 
 def latest(
-    view: View, kind: Kind, *, sender: str | None, turns: int = 1, phase: str | None = None
+    view: View, kind: Kind, *, sender: str | None, releases: int = 1, phase: str | None = None
 ) -> dict[str, Tensor]:
-    """Return, by split of the view, what ``sender`` last said of each row (n, d); a split never spoken of is left out.
+    """Return the last value (n, d) that ``sender`` sent for each row, by split; splits without a message are left out.
 
-    What a model says as it is at the end: of training rows in the last epoch, of test rows at prediction. Messages
-    about a split in ``view.places`` count as messages about those of its rows that are training rows.
+    For training rows these are values of the last epoch, for test rows those at prediction. Messages about a split in
+    ``view.places`` count for those of its rows that are training rows.
 
     Args:
         view: of the adversary.
         kind: of message.
-        sender: None for anybody.
-        turns: the mean of this many last releases of each row; of one, if the adversary is not adaptive.
-        phase: None for the last phase that speaks of a split; messages of different phases can differ in width.
+        sender: None for any sender.
+        releases: number of last releases of each row whose mean is returned; 1 if the adversary is not adaptive.
+        phase: None for the last phase with such a message; messages of different phases can differ in width.
 
     Raises:
-        InsufficientView: there is none of any split.
+        InsufficientView: there is no such message about any split.
     """
     found = {}
     for split, own in view.features.items():
-        heard = _of_one_phase(_heard(view, kind, split, sender), phase)
-        if heard:
-            found[split] = _last(heard, len(own), turns if view.adaptive else 1)
+        messages = _of_one_phase(_messages(view, kind, split, sender), phase)
+        if messages:
+            found[split] = _last(messages, len(own), releases if view.adaptive else 1)
     if not found:
         raise InsufficientView(
             f"expected {kind}s from {sender or 'anybody'}, got none in {len(view.messages)} messages"
@@ -145,28 +147,28 @@ def latest(
 
 
 def averages(
-    view: View, kind: Kind, *, sender: str | None, turns: int | None = None, phase: str | None = None
+    view: View, kind: Kind, *, sender: str | None, releases: int | None = None, phase: str | None = None
 ) -> list[Tensor]:
-    """Return what may be read of the rows among which the auxiliary ones are, each (n, d), for the attack to choose.
+    """Return means (n, d) of the last releases of the rows in the split of the auxiliary rows.
 
-    Noise that is drawn anew for each release averages out over many, but then the earlier ones are of a model that was
-    another one; which number of them serves best, auxiliary rows must tell. Other splits have one release, at
-    prediction: what is fitted on these means does not fit there.
+    Noise that is drawn anew for each release averages out, but earlier releases come from an earlier model. The attack
+    chooses between the means on auxiliary rows. Other splits have one release, at prediction, so a model that is fitted
+    to these means does not fit them.
 
     Args:
         view: of the adversary.
         kind: of message.
-        sender: None for anybody.
-        turns: the mean of this many last releases of each row and no other; None for each number of ``TURNS``, the
-            fewest first, of which equal ones are returned once: one alone if the adversary is not adaptive.
+        sender: None for any sender.
+        releases: number of last releases in the only mean; None for one mean for each number in ``AVERAGED``, the
+            smallest first, without repetitions. An adversary that is not adaptive gets one mean.
         phase: as in ``latest``.
 
     Raises:
-        InsufficientView: there is none about these rows.
+        InsufficientView: there is no such message about these rows.
     """
     found: list[Tensor] = []
-    for number in TURNS if turns is None else (turns,):
-        means = latest(view, kind, sender=sender, turns=number, phase=phase)
+    for number in AVERAGED if releases is None else (releases,):
+        means = latest(view, kind, sender=sender, releases=number, phase=phase)
         if view.aux_split not in means:
             raise InsufficientView(f"expected {kind}s about {view.aux_split} rows, got only {', '.join(means)}")
         if not found or not torch.equal(means[view.aux_split], found[-1]):
@@ -175,15 +177,15 @@ def averages(
 
 
 def parameters(messages: Iterable[Message], *, sender: str, receiver: str | None = None) -> dict[str, Tensor]:
-    """Return what ``sender`` last said of its model, by name; running statistics too. Empty if it said nothing.
+    """Return the last parameters and running statistics that ``sender`` sent, by name; empty if it sent none.
 
     Args:
-        messages: of an adversary that took part in them.
+        messages: of an adversary that sent or received them.
         sender: name of a party or of the server.
-        receiver: None for anybody.
+        receiver: None for any receiver.
     """
-    said = [m for m in messages if m.kind is Kind.PARAMETERS and m.sender == sender and receiver in (None, m.receiver)]
-    last = [m for m in said if (m.phase, m.step) == (said[-1].phase, said[-1].step)]
+    sent = [m for m in messages if m.kind is Kind.PARAMETERS and m.sender == sender and receiver in (None, m.receiver)]
+    last = [m for m in sent if (m.phase, m.step) == (sent[-1].phase, sent[-1].step)]
     return {name: value for m in last for name, value in m.payload.items()}
 
 
@@ -193,14 +195,26 @@ def flattened(values: Mapping[str, Tensor]) -> Tensor:
     return torch.cat(found) if found else torch.zeros(0)
 
 
+def percentiles(releases: Releases, scores: Tensor) -> Tensor:
+    """Return the rank (R,) of each observation within its epoch, between 0 and 1.
+
+    Ranks of different epochs can be averaged, although the scale of the scores changes during training.
+    """
+    ranks = torch.empty_like(scores)
+    for indices in releases.by_epoch():
+        place = torch.argsort(torch.argsort(scores[indices], stable=True), stable=True)
+        ranks[indices] = (place.to(ranks.dtype) + 0.5) / len(indices)
+    return ranks
+
+
 def _of_one_phase(messages: list[Message], phase: str | None) -> list[Message]:
     """Return the messages of ``phase``; for None, of the last phase of all."""
     wanted = messages[-1].phase if phase is None and messages else phase
     return [m for m in messages if m.phase == wanted]
 
 
-def _heard(view: View, kind: Kind, split: str, sender: str | None) -> list[Message]:
-    """Return what the adversary received of this kind about rows of this split, from one sender or anybody."""
+def _messages(view: View, kind: Kind, split: str, sender: str | None) -> list[Message]:
+    """Return the messages of this kind about rows of this split that the adversary received."""
     found = []
     for m in view.messages:
         if m.kind is not kind or m.receiver not in view.party.split("+") or sender not in (None, m.sender):
@@ -216,7 +230,12 @@ def _heard(view: View, kind: Kind, split: str, sender: str | None) -> list[Messa
 
 
 def _placed(message: Message, places: Tensor) -> Message:
-    """Return what ``message`` says of training rows, which are at ``places`` (n_train,) among the rows it speaks of."""
+    """Return the part of ``message`` about training rows.
+
+    Args:
+        message: about rows of another split.
+        places: (n_train,) positions of the training rows in that split.
+    """
     assert message.rows is not None
     size = 1 + max(int(places.max()), int(message.rows.max()))
     place = torch.full((size,), -1, dtype=torch.long, device=places.device)
@@ -227,36 +246,27 @@ def _placed(message: Message, places: Tensor) -> Message:
     return replace(message, rows=rows[known], payload={"value": value[known]}, split="train")
 
 
-def _last(messages: list[Message], n_rows: int, turns: int) -> Tensor:
-    """Return the mean (n, d) of the last ``turns`` releases of each row; of rows never spoken of, that of all."""
+def _last(messages: list[Message], n_rows: int, releases: int) -> Tensor:
+    """Return the mean (n, d) of the last releases of each row; a row without any gets the mean over all of them."""
     first = messages[0].payload["value"]
     total = first.new_zeros(n_rows, first.shape[1])
     count = torch.zeros(n_rows, dtype=torch.long, device=first.device)
     for m in reversed(messages):
         assert m.rows is not None
-        wanted = count[m.rows] < turns
+        wanted = count[m.rows] < releases
         total.index_add_(0, m.rows[wanted], m.payload["value"][wanted])
         count[m.rows] += wanted
-        if int(count.min()) >= turns:
+        if int(count.min()) >= releases:
             break
     mean = total.sum(dim=0) / count.sum()
     return torch.where(count[:, None] > 0, total / count.clamp_min(1)[:, None], mean)
 
 
-def percentiles(releases: Releases, scores: Tensor) -> Tensor:
-    """Return each line's rank (R,) among the lines of its turn, between 0 and 1: scales change as training goes on."""
-    ranks = torch.empty_like(scores)
-    for lines in releases.by_turn():
-        place = torch.argsort(torch.argsort(scores[lines], stable=True), stable=True)
-        ranks[lines] = (place.to(ranks.dtype) + 0.5) / len(lines)
-    return ranks
-
-
-def _turns(rows: Tensor) -> Tensor:
+def _earlier(rows: Tensor) -> Tensor:
     """Return how often each entry has occurred before."""
     order = torch.argsort(rows, stable=True)
     counts = torch.bincount(rows)
     starts = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-    turns = torch.empty_like(rows)
-    turns[order] = torch.arange(len(rows), device=rows.device) - starts
-    return turns
+    earlier = torch.empty_like(rows)
+    earlier[order] = torch.arange(len(rows), device=rows.device) - starts
+    return earlier

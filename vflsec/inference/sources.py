@@ -1,4 +1,4 @@
-"""What an adversary holds about each row, as tables: one for each way of reading each thing that it saw."""
+"""Everything that a view contains about each row, as tables: one or more for each source of information."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.message import Kind
-from vflsec.core.view import View
-from vflsec.inference.releases import TURNS, Releases, latest, percentiles, received
+from vflsec.core.view import Need, View
+from vflsec.inference.releases import AVERAGED, Releases, latest, percentiles, received
 
 Table = Mapping[str, Tensor]
-"""By split of the view, numbers about each row, (n, k)."""
-
+"""Numbers (n, k) about each row, by split of the view."""
 
 COLUMNS = "columns"
-"""The table of own columns."""
+"""Name of the table of own columns."""
+
+EVERYTHING = frozenset({Need.OWN_MODEL, Need.GRADIENTS, Need.EMBEDDINGS, Need.PARAMETERS, Need.PREDICTIONS})
+"""Parts of a view that become tables where they are present."""
 
 
-class Source(NamedTuple):
-    """One table.
+class SourceTable(NamedTuple):
+    """A table with the ways in which a model should use it.
 
     Attributes:
         table: the numbers.
-        distances: whether it is also worth reading by the distances between rows, as it is where rows of one class can
-            form several clusters, or rows of several classes many.
-        derived: whether another table reads the same messages in more detail, or as much: a model of all tables' joint
-            density leaves it out.
+        distances: whether a kernel of distances between rows is worth trying as well. It is where rows of one class can
+            form several clusters.
+        derived: whether another table holds the same messages in at least the same detail. A model of the joint density
+            of all tables leaves this one out.
     """
 
     table: Table
@@ -37,80 +39,83 @@ class Source(NamedTuple):
     derived: bool = False
 
 
-def sources(view: View) -> dict[str, Source]:
-    """Return every table that ``view`` gives, by a readable name; equal tables are returned once.
+def sources(view: View) -> dict[str, SourceTable]:
+    """Return every table of ``view`` by a readable name, without duplicates.
 
     =============== =================================================================================================
     source          tables
     =============== =================================================================================================
     own columns     as they are
     own model       embeddings of the own columns
-    other models    that the adversary assembled from received parameters: likewise
+    other models    embeddings by models that the adversary assembled from received parameters
     own labels      of an active party, one-hot
     predictions     logits of the joint model
     gradients       by sender and phase: the mean of a row's releases in units of each message's noise, the same
                     whitened, the mean direction, the mean of each third of training, and the length
-    embeddings      by sender and phase: the last release, and the mean of the last few
+    embeddings      by sender and phase: the last release, and the means of the last few
     =============== =================================================================================================
 
-    Every table covers the split of the auxiliary rows, so that a model can be fitted to it, and each other split for
-    which the adversary holds the same. Tables are computed once for a view and its copies; they must not be changed.
+    Every table covers the split of the auxiliary rows, so that a model can be fitted to it. It covers each other split
+    for which the adversary has the same information. The tables are computed once for a view and its copies, and must
+    not be changed.
     """
     if "sources" not in view.memo:
         view.memo["sources"] = _sources(view)
-    found: dict[str, Source] = view.memo["sources"]
+    found: dict[str, SourceTable] = view.memo["sources"]
     return found
 
 
-def _sources(view: View) -> dict[str, Source]:
-    found = {COLUMNS: Source(view.features, distances=True)}
+def _sources(view: View) -> dict[str, SourceTable]:
+    found = {COLUMNS: SourceTable(view.features, distances=True)}
     models = {} if view.model is None else {"own embedding": view.model}
     with torch.no_grad():
         for name, model in {**models, **view.models}.items():
-            found[name] = Source({split: model(own) for split, own in view.features.items()}, distances=True)
+            embedded = {split: model(own) for split, own in view.features.items()}
+            found[name] = SourceTable(embedded, distances=True)
     if view.labels:
         n_classes = 1 + max(int(y.max()) for y in view.labels.values())
-        found["own labels"] = Source({split: F.one_hot(y, n_classes) for split, y in view.labels.items()})
+        found["own labels"] = SourceTable({split: F.one_hot(y, n_classes) for split, y in view.labels.items()})
     if view.predictions:
-        found["predictions"] = Source(view.predictions)
+        found["predictions"] = SourceTable(view.predictions)
     routes = _routes(view)
     for kind, sender, phase in routes:
         name = f"{kind} from {sender} in {phase}"
         if kind is Kind.GRADIENT:
             releases = received(view, kind, split=view.aux_split, sender=sender, phase=phase)
-            readings = dict(_readings(releases))
-            finest = "mean" if torch.equal(readings["mean"], readings["thirds"]) else "thirds"
+            statistics = dict(_statistics(releases))
+            finest = "mean" if torch.equal(statistics["mean"], statistics["thirds"]) else "thirds"
             found |= {
-                f"{name}: {how}": Source({view.aux_split: x}, distances=how == "direction", derived=how != finest)
-                for how, x in readings.items()
+                f"{name}: {how}": SourceTable({view.aux_split: x}, distances=how == "direction", derived=how != finest)
+                for how, x in statistics.items()
             }
         else:
             last = phase == [p for k, s, p in routes if (k, s) == (kind, sender)][-1]
-            found |= {f"{name}: last {n}": Source(x) for n, x in _averages(view, sender, phase, with_other_splits=last)}
+            tables = _means(view, sender, phase, with_other_splits=last)
+            found |= {f"{name}: last {n}": SourceTable(x) for n, x in tables}
     return _distinct(found, view.aux_split)
 
 
 def _routes(view: View) -> list[tuple[Kind, str, str]]:
-    """Return kind, sender and phase of the gradients and embeddings received about the rows to infer, in order."""
-    about = {view.aux_split, *view.places} if view.aux_split == "train" else {view.aux_split}
+    """Return kind, sender and phase of the received gradients and embeddings about the rows to infer, in order."""
+    splits = {view.aux_split, *view.places} if view.aux_split == "train" else {view.aux_split}
     names = view.party.split("+")
     found = {
         (m.kind, m.sender, m.phase): None
         for m in view.messages
-        if m.kind in (Kind.GRADIENT, Kind.EMBEDDING) and m.receiver in names and m.split in about
+        if m.kind in (Kind.GRADIENT, Kind.EMBEDDING) and m.receiver in names and m.split in splits
     }
     return list(found)
 
 
-def _readings(releases: Releases) -> Iterator[tuple[str, Tensor]]:
-    """Yield what may be read of the gradients of each row, (n, k)."""
+def _statistics(releases: Releases) -> Iterator[tuple[str, Tensor]]:
+    """Yield statistics (n, k) of the gradients of each row, with their names."""
     steady = releases.steady()
     length = torch.linalg.vector_norm(releases.values, dim=1)
     mean = steady.mean(steady.values)
     yield "mean", mean
     yield "whitened mean", _whitened(mean)
     yield "direction", releases.mean(F.normalize(releases.values, dim=1))
-    thirds = 3 * releases.turn // (int(releases.turn.max()) + 1)
+    thirds = 3 * releases.epoch // (int(releases.epoch.max()) + 1)
     parts = [steady.where(thirds == k) for k in range(3) if (thirds == k).any()]
     yield "thirds", torch.cat([part.mean(part.values) for part in parts], dim=1)
     typical = releases.mean(length[:, None]).clamp_min(torch.finfo(length.dtype).tiny).log()
@@ -118,7 +123,7 @@ def _readings(releases: Releases) -> Iterator[tuple[str, Tensor]]:
 
 
 def _whitened(x: Tensor) -> Tensor:
-    """Return ``x`` (n, k) with the identity as covariance, in as many directions as it has."""
+    """Return the principal components of ``x`` (n, k) with variance, each scaled to variance one."""
     centered = x.double() - x.double().mean(dim=0)
     variances, axes = torch.linalg.eigh(centered.T @ centered / len(x))
     kept = variances > 1e-9 * variances[-1].clamp_min(torch.finfo(x.dtype).tiny)
@@ -126,26 +131,26 @@ def _whitened(x: Tensor) -> Tensor:
     return found
 
 
-def _averages(view: View, sender: str, phase: str, *, with_other_splits: bool) -> Iterator[tuple[int, Table]]:
-    """Yield the mean of the last few embeddings of each row of the auxiliary rows' split, by how many.
+def _means(view: View, sender: str, phase: str, *, with_other_splits: bool) -> Iterator[tuple[int, Table]]:
+    """Yield means of the last embeddings of each row, with the number of releases in the mean.
 
-    Other splits have one release, at prediction: they go with the last release alone.
+    Other splits have one release, at prediction. They are part of the table of the last release only.
     """
-    for turns in TURNS if view.adaptive else (1,):
-        table = latest(view, Kind.EMBEDDING, sender=sender, turns=turns, phase=phase)
-        if turns == 1 and with_other_splits:
+    for releases in AVERAGED if view.adaptive else (1,):
+        table = latest(view, Kind.EMBEDDING, sender=sender, releases=releases, phase=phase)
+        if releases == 1 and with_other_splits:
             at_prediction = latest(view, Kind.EMBEDDING, sender=sender)
             table = {**at_prediction, view.aux_split: table[view.aux_split]}
-        yield turns, table
+        yield releases, table
 
 
-def _distinct(sources: Mapping[str, Source], split: str) -> dict[str, Source]:
-    """Return the sources that cover ``split``, without those that equal an earlier one or are the same for all rows."""
-    found: dict[str, Source] = {}
+def _distinct(sources: Mapping[str, SourceTable], split: str) -> dict[str, SourceTable]:
+    """Return the sources that cover ``split``, without duplicates and without those that are constant over rows."""
+    found: dict[str, SourceTable] = {}
     for name, source in sources.items():
         x = source.table.get(split)
         if x is None or not x.shape[1] or bool((x == x[0]).all()):
             continue
-        if not any(torch.equal(x, seen.table[split]) for seen in found.values()):
+        if not any(torch.equal(x, other.table[split]) for other in found.values()):
             found[name] = source
     return found

@@ -1,4 +1,4 @@
-"""A surrogate head and labels that together explain gradients, by alternating least squares.
+"""Alternating least squares for a surrogate head and labels that together explain received gradients.
 
 Source: Kariyappa & Qureshi 2021, ExPLoit (arXiv 2112.01299), who fit both by gradient descent.
 """
@@ -14,66 +14,65 @@ from torch.nn import functional as F
 from vflsec.core.view import View
 
 INNER = 15
-"""Projected-gradient steps on the errors in each round; they start where the round before ended."""
+"""Projected-gradient steps on the errors in each round, from the errors of the round before."""
 
 CHUNK = 8192
-"""Rows labeled at once, which bounds memory at chunk · C² numbers."""
-
+"""Rows labeled at once, which bounds the memory to CHUNK · C² numbers."""
 
 SETTLED = 0.002
-"""Share of rows whose label the last round may have changed for the fit to count as converged."""
+"""Largest share of labels that the last round of a converged fit may change."""
 
 
 class Head(NamedTuple):
-    """A surrogate head: its weights (C, d), and the variance of an entry of a gradient that it does not explain."""
+    """A surrogate head: its weights (C, d), and the residual variance of an entry of a gradient."""
 
     weights: Tensor
     variance: float
 
 
 class Explained(NamedTuple):
-    """How a head explains gradients (n, d) if they were of each class: errors (C, n, C), and what that costs (n, C)."""
+    """The explanation of gradients (n, d) by each class in turn: errors (C, n, C), and the cost (n, C)."""
 
     errors: Tensor
     cost: Tensor
 
 
 class Known(NamedTuple):
-    """Rows (m,) whose label is known, and their one-hot labels (m, C)."""
+    """Rows (m,) with a known label, and their one-hot labels (m, C)."""
 
     rows: Tensor
     labels: Tensor
 
 
 class Fit(NamedTuple):
-    """Where the alternation stands: the head, what it makes of each row, and labels as probabilities (n, C)."""
+    """The state of the alternation: the head, the errors of each row, and labels as probabilities (n, C)."""
 
     head: Head
     errors: Tensor | None
     labels: Tensor
 
     def modelled(self) -> Tensor:
-        """Return the gradients (n, d) that this head and these labels would have sent."""
+        """Return the gradients (n, d) that follow from this head and these labels."""
         assert self.errors is not None
         return torch.einsum("nc,cnj,cjd->nd", self.labels, self.errors, edges(self.head.weights))
 
 
 def started(gradients: Tensor, known: Known) -> Fit:
-    """Return the head that explains the known rows (of ``gradients`` (n, d)) best if all errors are 1/C."""
+    """Return the head that explains the known rows of ``gradients`` (n, d) best if all errors are 1/C."""
     classes = known.labels.shape[1]
     weights = torch.linalg.pinv(1 / classes - known.labels) @ gradients[known.rows]
     return Fit(Head(weights, 1 / gradients.shape[1]), None, gradients.new_full((len(gradients), classes), 1 / classes))
 
 
 def alternated(fit: Fit, gradients: Tensor, known: Known) -> Fit:
-    """Return the fit after one round: errors, then labels, then the head."""
+    """Return the fit after one round, which updates errors, then labels, then the head."""
     classes = fit.labels.shape[1]
     own = torch.arange(classes, device=gradients.device)
     errors, cost = explained(fit.head, gradients, steps=INNER, start=fit.errors)
     labels = (-cost / (2 * fit.head.variance)).softmax(dim=1)
     labels[known.rows] = known.labels
     variance = max(float((labels * cost).sum(dim=1).mean()) / gradients.shape[1], 1e-5)
-    residuals = errors.clone()  # (C, n, C): what the gradient of the loss by logits would be, p − onehot(y)
+    residuals = errors.clone()  # (C, n, C): the gradient of the loss by the logits, p − onehot(y)
     residuals[own, :, own] -= errors.sum(dim=2)
     weighted = residuals * labels.T[:, :, None]
     moments = torch.einsum("cni,cnj->ij", weighted, residuals)
@@ -82,12 +81,12 @@ def alternated(fit: Fit, gradients: Tensor, known: Known) -> Fit:
 
 
 def changed(before: Fit, after: Fit) -> float:
-    """Return the share of rows whose likeliest class is another than before."""
+    """Return the share of rows whose likeliest class changed."""
     return float((before.labels.argmax(dim=1) != after.labels.argmax(dim=1)).double().mean())
 
 
 def edges(weights: Tensor) -> Tensor:
-    """Return W_j − W_c as (c, j, d): a row of class c pulls its embedding along these."""
+    """Return W_j − W_c as (c, j, d): the gradient of a row of class c is a sum of multiples of these."""
     return weights[None] - weights[:, None]
 
 
@@ -102,10 +101,10 @@ def explained(head: Head, gradients: Tensor, *, steps: int, start: Tensor | None
     """
     weights, classes = head.weights, len(head.weights)
     ridge = max(0.01 * float(weights.pow(2).mean()), head.variance * classes**2)
-    to = edges(weights)
+    along = edges(weights)
     eye = torch.eye(classes, dtype=weights.dtype, device=weights.device)
-    gram = to @ to.mT + ridge * eye  # (c, j, j)
-    target = gradients @ to.mT + ridge / classes  # (c, n, j)
+    gram = along @ along.mT + ridge * eye  # (c, j, j)
+    target = gradients @ along.mT + ridge / classes  # (c, n, j)
     largest = torch.linalg.eigvalsh(gram)[:, -1, None, None]
     errors = torch.full_like(target, 1 / classes) if start is None else start
     ahead, momentum = errors, 1.0
@@ -120,10 +119,10 @@ def explained(head: Head, gradients: Tensor, *, steps: int, start: Tensor | None
 
 
 def scored(head: Head, gradients: Tensor) -> Tensor:
-    """Return minus the cost (n, C) of explaining each gradient by each class."""
+    """Return the negative cost (n, C) of explaining each gradient by each class."""
     return torch.cat([-explained(head, chunk, steps=4 * INNER).cost for chunk in torch.split(gradients, CHUNK)])
 
 
 def onehot(view: View, dtype: torch.dtype) -> Tensor:
-    """Return the adversary's own labels (m, C)."""
+    """Return the known labels (m, C)."""
     return F.one_hot(view.aux_labels, view.n_classes).to(dtype)

@@ -1,0 +1,134 @@
+"""One prediction from all source tables of a view together.
+
+Gaussian processes on subsets of the tables are fitted to the auxiliary rows, and averaged by how well they explain
+these rows. For classes, randomized trees on own columns and on all tables are pooled with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vflsec.core.view import Guess, View
+from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, standardized
+from vflsec.inference.opinion_pool import TEMPERATURES, Forest, Opinion, pooled
+from vflsec.inference.sources import COLUMNS, SourceTable, Table, sources
+
+_DISTANCES = ", distances"
+
+
+def fused_classes(view: View, rng: torch.Generator) -> Guess:
+    """Return the probability of each class (n, C) for every split.
+
+    Args:
+        view: whose ``aux_labels`` (m,) are classes.
+        rng: draws the trees, and the rows on which tables are chosen.
+    """
+    labels, known = view.aux_labels, view.aux_split
+    models = _fitted(view, F.one_hot(labels, view.n_classes).double(), _of_classes(labels), rng)
+    forests: dict[tuple[str, ...], Forest] = {}
+    scores = {}
+    for split, model in models.items():
+        opinions = [Opinion(model.predict(split, known), model.mixture.left_out())]
+        for names in model.read_by_trees:
+            if names not in forests:
+                forests[names] = Forest(model.joined(names, known)[view.aux_rows], labels, view.n_classes, rng)
+            opinions.append(forests[names].opinion(model.joined(names, split)))
+        scores[split] = pooled(opinions, labels) if model.tables else opinions[0].scores
+    return Guess(scores, budget=_budget(models.values()))
+
+
+def fused_values(view: View, rng: torch.Generator) -> Guess:
+    """Return values (n, d) for every split.
+
+    Args:
+        view: whose ``aux_labels`` (m, d) are values.
+        rng: draws the rows on which tables are chosen.
+    """
+    targets = view.aux_labels.double()
+    models = _fitted(view, targets, _of_values(targets), rng)
+    scores = {split: model.predict(split, view.aux_split) for split, model in models.items()}
+    return Guess(scores, budget=_budget(models.values()))
+
+
+class FusedModel(NamedTuple):
+    """The model of the splits that the same tables cover.
+
+    Attributes:
+        mixture: Gaussian processes on the tables, fitted to the auxiliary rows.
+        tables: those that cover the splits, by name.
+        n_rows: by split.
+    """
+
+    mixture: Mixture
+    tables: Mapping[str, Table]
+    n_rows: Mapping[str, int]
+
+    @property
+    def read_by_trees(self) -> list[tuple[str, ...]]:
+        """Names of the tables of each forest: own columns, and all tables."""
+        everything = tuple(self.tables)
+        columns = tuple(name for name in everything if name == COLUMNS)
+        return [names for names in dict.fromkeys((columns, everything)) if names]
+
+    def predict(self, split: str, known: str) -> Tensor:
+        """Return predictions (n, d) of the rows of ``split``; ``known`` is the split of the auxiliary rows."""
+        x = {name: standardized(table[split], table[known]) for name, table in self.tables.items()}
+        found = self.mixture.predict({**x, **{name + _DISTANCES: own for name, own in x.items()}})
+        return found.expand(self.n_rows[split], -1)  # without tables there is one prediction for all rows
+
+    def joined(self, names: Iterable[str], split: str) -> Tensor:
+        """Return tables of ``split`` side by side, (n, k)."""
+        return torch.cat([self.tables[name][split].float() for name in names], dim=1)
+
+
+def _fitted(view: View, targets: Tensor, likelihood: Likelihood, rng: torch.Generator) -> dict[str, FusedModel]:
+    """Return a model for each split, fitted to the ``targets`` (m, d) of the auxiliary rows."""
+    held = sources(view)
+    by_tables: dict[frozenset[str], FusedModel] = {}
+    found = {}
+    for split in view.features:
+        covering = frozenset(name for name, source in held.items() if split in source.table)
+        if covering not in by_tables:
+            own = {name: held[name] for name in held if name in covering}
+            mixture = Mixture(_kernels(own, view.aux_split), view.aux_rows, targets, likelihood, rng)
+            tables = {name: source.table for name, source in own.items()}
+            by_tables[covering] = FusedModel(mixture, tables, {name: len(x) for name, x in view.features.items()})
+        found[split] = by_tables[covering]
+    return found
+
+
+def _budget(models: Iterable[FusedModel]) -> dict[str, float]:
+    return {"candidates": sum(mixture.n_tried for mixture in {id(m.mixture): m.mixture for m in models}.values())}
+
+
+def _kernels(held: Mapping[str, SourceTable], split: str) -> dict[str, Kernel]:
+    """Return a linear kernel for each source, and one of distances where the source asks for it."""
+    x = {name: standardized(source.table[split], source.table[split]) for name, source in held.items()}
+    curved = {name + _DISTANCES: Kernel(x[name], nonlinear=True) for name, source in held.items() if source.distances}
+    return {**{name: Kernel(own) for name, own in x.items()}, **curved}
+
+
+def _of_classes(labels: Tensor) -> Likelihood:
+    """Return the log likelihood of classes, whose logits are predictions times the best of ``TEMPERATURES``."""
+
+    def likelihood(predicted: Tensor, rows: Tensor) -> Tensor:
+        log_p = torch.log_softmax(TEMPERATURES.to(predicted.device)[:, None, None, None] * predicted, dim=3)
+        of_class = log_p.gather(3, labels[rows].expand(*log_p.shape[:2], -1)[..., None])
+        return of_class.sum(dim=(2, 3)).amax(dim=0)
+
+    return likelihood
+
+
+def _of_values(targets: Tensor) -> Likelihood:
+    """Return the log likelihood of values with Gaussian errors, divided by the number of columns."""
+
+    def likelihood(predicted: Tensor, rows: Tensor) -> Tensor:
+        errors = (predicted - targets[rows]).square().mean(dim=(1, 2)).clamp_min(torch.finfo(targets.dtype).tiny)
+        return -len(rows) / 2 * errors.log()
+
+    return likelihood
