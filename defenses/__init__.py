@@ -6,7 +6,7 @@ CATALOGUE = {
     "max-norm": "vflsec.defenses.max_norm:MaxNorm",
     "perp": "vflsec.defenses.perp:PerpendicularNoise",
     "compress": "vflsec.defenses.compress:Compression",
-    "discrete": "vflsec.defenses.discrete:Discretisation",
+    "discrete": "vflsec.defenses.discrete:Discretization",
     "sign": "vflsec.defenses.sign:SignOnly",
     "ppdl": "vflsec.defenses.ppdl:SparseVector",
     "average": "vflsec.defenses.average:GroupAverage",

@@ -1,4 +1,4 @@
-"""Gradient averaging: rows leave as the mean of a group that was drawn without looking at labels."""
+"""Gradient averaging: each row is replaced by the mean of a random group, drawn without labels."""
 
 from __future__ import annotations
 
@@ -13,19 +13,14 @@ from vflsec.core.message import Kind
 
 
 class GroupAverage(Defense):
-    """Every row leaves as the mean of its group: a batch (B, d) is split at random into groups of k rows or more.
+    """Every row is replaced by the mean of its group: a batch (B, d) is split at random into groups of at least k rows.
 
-    With k = strength + 1 there are max(1, floor(B / k)) groups, whose sizes differ by one at most, drawn afresh at each
-    release; a row i of group G leaves as sum_{j in G} g_j / |G|. The sum over the batch stays what it is, so that the
+    With k = strength + 1 there are max(1, floor(B / k)) groups, drawn anew for each release, whose sizes differ by at
+    most one. A row i of group G is released as sum_{j in G} g_j / |G|. The sum over the batch does not change, so the
     passive party's bias learns as before, and the rest of its model learns less.
 
     Source: class-blind averaging as a k-anonymous release (microaggregation, Domingo-Ferrer and Mateo-Sanz 2002), with
-    random groups instead of similar ones: similar rows share a label, which averaging them would confirm.
-
-    From the passive party it hides which row of a group has which gradient; a group's mean still tells its mix of
-    classes. Costs one draw and two sums over the batch. Fails over epochs: the group is drawn anew, so that the mean of
-    T releases of a row holds 1/k of its own gradient and 1/sqrt(T) of the others' spread, and ``averaging`` comes back
-    with enough epochs. A batch of a single row leaves as it is, and one class in the batch stays one class.
+    random groups instead of similar ones: similar rows share a label, which their mean would confirm.
 
     Guarantee: none, empirical only.
 
@@ -37,11 +32,11 @@ class GroupAverage(Defense):
     | empty batch | the empty batch |
 
     Args:
-        strength: how many other rows are in a group at least, k - 1; a whole number.
+        strength: smallest number of other rows in a group, k - 1; an integer.
         at: the kinds of release to act on.
 
     Raises:
-        UsageError: a strength that is not whole.
+        UsageError: a strength that is not an integer.
     """
 
     name = "average"
@@ -49,6 +44,15 @@ class GroupAverage(Defense):
     points = (Kind.GRADIENT,)
     reference = "Domingo-Ferrer and Mateo-Sanz 2002 (microaggregation), IEEE TKDE 14(1), with random groups"
     guarantee = "none, empirical only"
+    hides = (
+        "from the passive party: which row of a group has which gradient; the mean reveals the group's mix of classes"
+    )
+    costs = "one draw and two sums over the batch"
+    fails = (
+        "over epochs, against averaging: groups are drawn anew, so the mean of T releases of a row has 1/k of its own "
+        "gradient and 1/sqrt(T) of the spread of the others; and in batches of one row or of one class"
+    )
+    contrib = True
 
     def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
         super().__init__(strength, at=at)

@@ -1,4 +1,4 @@
-"""What the differentially private noises share: every row is bounded, then gets noise that knows no data."""
+"""Base class of differentially private noise: every row is clipped, then gets noise that depends on no data."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 
 GUARANTEE = (
-    "differential privacy of one row, against whoever receives it: replace the row (its label, where gradients leave; "
-    "the sender's columns of it, where embeddings do), and what is released about that row, in all its releases "
-    "together, changes by no more than epsilon. The receiver knows which row it hears of, so nothing is amplified by "
-    "sampling, and colluding receivers add up. What other rows' releases carry of this row by way of the model, which "
-    "learns in clear, is not in epsilon but in epsilon_transcript, which counts every release of all rows; with dp-sgd "
-    "at the same party it is in dp-sgd's epsilon"
+    "differential privacy of one row against the receiver: replacing the row (its label, for gradients; the sender's "
+    "columns of it, for embeddings) changes all releases of that row together by at most epsilon. The receiver knows "
+    "which row a release is of, so sampling amplifies nothing, and colluding receivers add up. Releases of other rows "
+    "depend on this row through the model, which learns in clear; this is not part of epsilon but of "
+    "epsilon_transcript, which counts every release of all rows, or of dp-sgd's epsilon at the same party"
 )
 
 
 class ClippedNoise(Defense):
     """Base of ``gaussian-dp`` and ``laplace-dp``: rows (B, d) are clipped to norm C and get independent noise.
 
-    A gradient is clipped as that of its row's own loss: the loss is the mean over the batch, so the row that is sent,
-    times B, is clipped to C, and what is sent is that over B. B is known to both sides. Neighbors differ by the
-    replacement of one row, whose release can move by 2 C. (Under addition or removal it would be C; but the receiver
-    knows which rows there are.)
+    A gradient is clipped like the gradient of its row's own loss. The loss is the mean over the batch, so B times the
+    row is clipped to C, and the result is divided by B. Both sides know B. Neighboring data sets differ by the
+    replacement of one row, whose release can change by 2 C. (Under addition or removal it would be C, but the receiver
+    knows which rows exist.)
 
     Args:
         strength: in the given unit; 0 is off, without clipping.
         at: where it acts.
-        clip: C. VFLAIR's 0.2, for each row; VFLAIR divides a batch by its largest norm, which is other rows' data.
+        clip: C. VFLAIR's 0.2, for each row; VFLAIR divides a batch by its largest norm, which depends on other rows.
         unit: ``noise``: the strength is the scale of the noise over the sensitivity 2 C. ``1/epsilon``: the noise is
-            found, before training, for the number of releases of a row in all of it.
+            found before training, for the total number of releases of a row.
 
     Raises:
         UsageError: a clip that is not positive.
@@ -47,6 +46,11 @@ class ClippedNoise(Defense):
     guarantee = GUARANTEE
     by_epsilon = {"unit": "1/epsilon"}  # noqa: RUF012  (declared ClassVar in the base class)
     order: ClassVar[int]
+    hides = "from the receiver: a row's label (gradients) or the sender's columns (embeddings), within epsilon"
+    costs = (
+        "one norm and d random numbers for each row; utility, because small epsilons take noise longer than gradients"
+    )
+    fails = "with a large epsilon, which adds up over all releases of a row"
 
     def __init__(
         self,
@@ -63,16 +67,16 @@ class ClippedNoise(Defense):
         self._multiplier = self.strength if unit == "noise" else None
 
     def plan_releases(self, releases: int | None) -> None:
-        """Find the noise for the epsilon that is asked for.
+        """Find the noise for the requested epsilon.
 
         Raises:
-            UsageError: nobody knows how often a row will be released, or no noise is large enough.
+            UsageError: the number of releases is not known, or no noise is large enough.
         """
         if self.unit == "1/epsilon" and self.strength:
             if releases is None:
                 raise UsageError(
-                    f"{self.name} cannot be given an epsilon in a phase of which nobody knows beforehand how often it "
-                    f"releases a row: give the noise (--lambda), and epsilon is reported, or another method or point"
+                    f"{self.name} needs a number of releases to reach an epsilon, and this phase does not know how "
+                    f"often it releases a row: give the noise (--lambda), or choose another method or point"
                 )
             self._multiplier = self.multiplier(1 / self.strength, releases) if releases else self.strength
 
@@ -83,16 +87,16 @@ class ClippedNoise(Defense):
     @property
     def scale(self) -> float:
         """The scale of the noise over the sensitivity."""
-        assert self._multiplier is not None, "expect comes first"
+        assert self._multiplier is not None, "plan_releases comes first"
         return self._multiplier
 
     @abstractmethod
     def composed(self, multiplier: float, releases: int) -> dict[str, float]:
-        """Return epsilon and delta of that many releases with that scale over the sensitivity."""
+        """Return epsilon and delta of ``releases`` releases with noise of scale ``multiplier`` over the sensitivity."""
 
     @abstractmethod
     def multiplier(self, epsilon: float, releases: int) -> float:
-        """Return the scale over the sensitivity with which so many releases spend ``epsilon``."""
+        """Return the scale over the sensitivity with which ``releases`` releases spend ``epsilon``."""
 
     @abstractmethod
     def draw(self, like: Tensor, rng: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""CoAE: training sees a confusing code of each label, which only the active party can read back."""
+"""CoAE: training uses a code of each label that is close to uniform, and only the active party can decode it."""
 
 from __future__ import annotations
 
@@ -19,39 +19,31 @@ SURE = 0.6
 
 
 class ConfusionalAutoencoder(Defense):
-    """A code of soft labels, of high entropy: the federation is trained on codes, and what it predicts is decoded.
+    """Soft labels of high entropy replace the labels in training; only the active party can decode predictions.
 
-    Before training the active party fits an encoder e and a decoder d, C -> (6C)^2 -> C with ReLU and softmax (4096
-    hidden units at most), to the C one-hot labels y, by 500 steps of Adam on
+    Before training, the active party fits an encoder e and a decoder d, C -> (6C)^2 -> C with ReLU and softmax (at most
+    4096 hidden units), to the C one-hot labels y, by 500 steps of Adam on
 
         CE(d(e(y)), y) - lambda · H(e(y)),
 
-    the means over classes; H is the entropy in nats, log C at most. No label of anybody is read. Class c is then coded
-    as e(c) (C,), and a prediction z as d(softmax(z)). A label that is soft already is coded as the mean of its classes'
-    codes. The more lambda, the nearer all codes are to even, and to each other.
+    averaged over classes; H is the entropy in nats, at most log C. No row's label is used. Class c has the code e(c)
+    (C,), and a prediction z is decoded as d(softmax(z)). A label that is soft already has the mean of its classes'
+    codes. With a larger lambda, codes are closer to uniform, and to each other.
 
-    Source: Zou et al. 2022 (CoAE), as in FATE's code, which adds -lambda_1 · CE(e(y), y): this has no minimum, and of
-    two classes makes one the other. A class under another name is hidden from nobody who knows one row of it, and makes
-    ``direct`` look blind; here the term is left out, and the entries of codes are named after the classes so that
-    classes have as much weight in their own codes as can be. An attacker who knows some labels finds the names; one who
-    knows none is here taken to have guessed them.
+    Source: Zou et al. 2022 (CoAE), as in FATE's code, which adds -lambda_1 · CE(e(y), y). That term has no minimum, and
+    with two classes it swaps them. Renaming classes hides nothing from an attacker who knows one row of each, but makes
+    ``direct`` appear to fail. Here the term is left out, and the entries of codes are ordered so that classes have as
+    much weight in their own codes as possible: the attacker is assumed to know or guess the names.
 
-    From the passive party it hides the label in the length and the sign of early gradients, as long as what tells two
-    codes apart is small beside the model's error. Costs an autoencoder, and training: codes that lie closer are learned
-    from smaller differences, so that utility falls where epochs or rows are few. Fails against everybody who knows some
-    labels or watches for long: each class has one code, the model learns to tell codes apart, and so does ``mc``, whose
-    head takes any scale, or ``direction``. On digits, three seeds, lambda .5 takes ``direction`` from 1.00 to .61, and
-    ``mc`` up from .79 to .87: soft codes make a better bottom model, on which a head of all labels reaches .91, from
-    .87. On credit-default lambda .5 to 20 leave ``direction`` at 1.00 and ``mc`` where it was. The predictions that are
-    decoded are the active party's alone; where others see what the top model gives, as with ``model.head=none``, they
-    see codes.
+    Only the active party decodes predictions. Others who see the top model's output, as with ``model.head=none``, see
+    codes.
 
     Guarantee: none, empirical only.
 
     | case | result |
     |---|---|
     | strength 0 | the labels themselves, and the predictions |
-    | lambda so large (100, say) that a code reads as its class with a probability below .6 | refused as diverged |
+    | lambda so large (100, say) that a code is decoded as its class with a probability below .6 | refused as diverged |
 
     Args:
         strength: lambda.
@@ -65,15 +57,27 @@ class ConfusionalAutoencoder(Defense):
         "Zou et al. 2022, Defending Batch-Level Label Inference and Replacement Attacks in Vertical Federated "
         "Learning, IEEE Transactions on Big Data"
     )
-    guarantee = "none, empirical only; a class has one code, which whoever knows some labels learns to read"
+    guarantee = "none, empirical only; each class has one code, which an attacker with some labels learns"
     softens = True
+    hides = (
+        "from the passive party: the label in length and sign of early gradients, while the difference of two codes is "
+        "small compared with the model's error"
+    )
+    costs = (
+        "an autoencoder, and utility with few epochs or rows, because codes that are closer to each other are learned "
+        "from smaller differences"
+    )
+    fails = (
+        "against attackers with some labels or many epochs: each class has one code, which the model learns to "
+        "distinguish, and so do mc and direction; soft codes can even improve the bottom model that mc reads"
+    )
 
     def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
         super().__init__(strength, at=at)
         self._code = nn.ModuleDict()
 
     def prepare(self, widths: Mapping[str, int], *, n_classes: int, rng: torch.Generator) -> None:
-        """Draw the autoencoder; it is fitted when labels are first asked for, and not where a trained one is read."""
+        """Draw the autoencoder; the first call of ``on_labels`` fits it, unless a trained one was loaded."""
         self._code["book"] = _Codebook(n_classes)
 
     def on_labels(self, y: Tensor, *, features: Tensor, n_classes: int, rng: torch.Generator) -> Tensor:
@@ -97,14 +101,14 @@ class ConfusionalAutoencoder(Defense):
 
 
 class _Codebook(nn.Module):
-    """The code of each class, and what reads it back.
+    """The code of each class, and its decoder.
 
     Args:
         n_classes: C.
 
     Attributes:
         codes: (C, C), a row for each class.
-        fitted: whether these are codes yet.
+        fitted: whether the codes have been fitted.
     """
 
     codes: Tensor
@@ -118,18 +122,18 @@ class _Codebook(nn.Module):
         self.decide = nn.Linear(hidden, n_classes)
         self.register_buffer("codes", torch.eye(n_classes))
         self.register_buffer("fitted", torch.tensor(False))
-        self.requires_grad_(False)  # nothing of it is trained with the federation
+        self.requires_grad_(False)  # the federation does not train it
 
     def decode_logits(self, codes: Tensor) -> Tensor:
-        """Return the logits (B, C) of classes that codes (B, C) stand for."""
+        """Return the logits (B, C) of the classes of codes (B, C)."""
         logits: Tensor = self.decide(F.relu(self.read(codes)))
         return logits
 
     def fit(self, strength: float) -> None:
-        """Fit both parts in place, and name the codes.
+        """Fit both parts in place, and order the entries of the codes.
 
         Raises:
-            Diverged: codes that the decoder cannot tell apart.
+            Diverged: the decoder cannot distinguish the codes.
         """
         y = torch.arange(len(self.codes), device=self.codes.device)
         one_hot = torch.eye(len(y), device=y.device)
@@ -147,7 +151,7 @@ class _Codebook(nn.Module):
         codes = torch.softmax(self.encoder(one_hot), dim=1)
         if float(torch.softmax(self.decode_logits(codes), dim=1).diagonal().min()) < SURE:
             raise Diverged(f"coae's codes of {len(y)} classes cannot be told apart with lambda={strength:g}: lower it")
-        order = torch.from_numpy(linear_sum_assignment(-codes.cpu().numpy())[1]).to(y.device)  # its entry, by class
+        order = torch.from_numpy(linear_sum_assignment(-codes.cpu().numpy())[1]).to(y.device)  # the entry of each class
         self.codes.copy_(codes[:, order])
         self.read.weight.copy_(self.read.weight[:, order].clone())
         self.fitted.fill_(True)

@@ -1,4 +1,4 @@
-"""Gradient compression: only the largest entries leave."""
+"""Gradient compression: only the largest entries are released."""
 
 from __future__ import annotations
 
@@ -13,23 +13,14 @@ from vflsec.core.message import Kind
 
 
 class Compression(Defense):
-    """Top-k: the entries of largest magnitude leave as they are, and all others leave as zeros.
+    """Top-k: the entries of largest magnitude are released as they are, all others as zeros.
 
-    Of a tensor (B, d) of n = B·d entries, with k = floor((1 - strength)·n), an entry leaves if |g| > t, where t is the
-    k-th largest |g| of the whole tensor. The comparison is strict, as in the source: the k-th largest is itself zeroed,
-    and so are all entries that tie with it, so that a tensor of equal magnitudes leaves as zeros.
+    For a tensor (B, d) with n = B·d entries, and k = floor((1 - strength)·n), an entry is released if |g| > t, where t
+    is the k-th largest |g| of the tensor. The comparison is strict, as in the source: the k-th largest entry is zeroed,
+    and so are all that tie with it. A tensor of equal magnitudes becomes zeros.
 
     Source: Fu et al. 2022 (USENIX Security), section 6, and their released code, which keeps .75, .5, .25 or .1 of the
     entries: strengths .25, .5, .75 and .9.
-
-    From the passive party it hides rows and columns whose gradient is short. Costs one selection in n entries at each
-    release, and no traffic is saved: the zeros travel. Fails against whoever looks at rows with long gradients, which
-    leave almost whole: their sign and direction are exact, and which entries survive is itself a fact about them, so
-    that ``norm`` may even gain. At ``embedding`` it hides the same from the active party, at prediction too.
-
-    On credit-default, five seeds, strengths to .5 leave ``direction`` at 1.00; .1 and .25 cost one and two points of
-    AUC, .5 none, and at .75 the one seed that was tried collapsed: what is left out is not drawn at random, and the sum
-    of what is left is not the gradient.
 
     Guarantee: none, empirical only.
 
@@ -37,7 +28,7 @@ class Compression(Defense):
     |---|---|
     | strength 0 | the release itself, bit for bit |
     | strength 1, or so high that k <= 1 | zeros |
-    | all magnitudes equal, or one entry alone | zeros |
+    | all magnitudes equal, or one entry only | zeros |
     | empty batch | the empty batch |
 
     Args:
@@ -55,6 +46,17 @@ class Compression(Defense):
         "Fu et al. 2022, Label Inference Attacks Against Vertical Federated Learning, USENIX Security, section 6"
     )
     guarantee = "none, empirical only"
+    hides = (
+        "from the passive party: rows and columns with short gradients; at embedding, the same from the active party"
+    )
+    costs = (
+        "one selection among n entries for each release, and utility: dropped entries are not a random sample, so the "
+        "sum of the others is not the gradient. Traffic stays the same, because zeros are sent"
+    )
+    fails = (
+        "on rows with long gradients, whose sign and direction are released almost unchanged (direction); which "
+        "entries survive is informative too, so norm can gain"
+    )
 
     def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
         super().__init__(strength, at=at)
@@ -70,7 +72,7 @@ class Compression(Defense):
 
     def _largest(self, value: Tensor) -> Tensor:
         magnitude, n = value.abs(), value.numel()
-        kept = int((1 - self.strength) * n + 1e-6)  # 1 - .9 is a little less than a tenth
+        kept = int((1 - self.strength) * n + 1e-6)  # 1 - .9 is slightly less than .1
         if kept < 1:
             return torch.zeros_like(value)
         threshold = magnitude.flatten().kthvalue(n - kept + 1).values

@@ -1,4 +1,4 @@
-"""Discretisation: entries are rounded to a coarse grid."""
+"""Discretization: entries are rounded to a coarse grid."""
 
 from __future__ import annotations
 
@@ -13,23 +13,17 @@ from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 
 
-class Discretisation(Defense):
-    """Multistep gradients: every entry leaves as the nearest multiple of s = strength · bound.
+class Discretization(Defense):
+    """Multistep gradients: every entry is rounded to the nearest multiple of s = strength · bound.
 
-    Q(g) = s · round(g / s), entry by entry; [-bound, bound] has 2 / strength bins. Halves go to the even multiple.
+    Q(g) = s · round(g / s), entry by entry; [-bound, bound] has 2 / strength bins. Halves are rounded to the even
+    multiple.
 
     Source: Fu et al. 2022 (USENIX Security), section 6, "DiscreteSGD", and their released code: bound .03 (Criteo
-    .001), and 6, 12, 18 or 24 bins, which are strengths 1/3, 1/6, 1/9 and 1/12. Their text bounds the entries as well,
-    their code does not: the bound sets the spacing alone, as here unless ``clip``. A bound that fits one batch size
-    fits no other, because gradients of a mean loss shrink with it: without a bound the largest |g| of each release is
-    taken, which is scale-free, and tells that one number.
-
-    From the passive party it hides differences below s, and rows whose gradient is below s / 2 altogether. Costs one
-    rounding. Fails where classes differ by their entries' sign and size, as those of a loss do: with half a dozen bins
-    they stay apart, and ``direction`` reaches what it does without. Where the longer rows survive the grid and the
-    shorter do not, ``norm`` gains (planted toy data, strength 1.5, two seeds: .82 becomes .86), and no other attack: an
-    attacker who rounds clean gradients before it takes their lengths gains as much, because ``norm`` reads them badly,
-    not because more has left. At ``embedding`` it hides the same from the active party, at prediction too.
+    .001), and 6, 12, 18 or 24 bins, which are strengths 1/3, 1/6, 1/9 and 1/12. Their text clips entries to the bound,
+    their code does not; the bound only sets the spacing here too, unless ``clip``. A fixed bound fits one batch size
+    only, because gradients of a mean loss shrink with the batch. Without a bound, the largest |g| of each release takes
+    its place, which is independent of scale and reveals that number.
 
     Guarantee: none, empirical only.
 
@@ -41,9 +35,9 @@ class Discretisation(Defense):
     | empty batch | the empty batch |
 
     Args:
-        strength: the grid's spacing in units of the bound, 2 / bins.
+        strength: the spacing of the grid in units of the bound, 2 / bins.
         bound: the magnitude that the bins cover; None for the largest |g| of each release.
-        clip: whether entries are first limited to [-bound, bound].
+        clip: whether entries are first clipped to [-bound, bound].
         at: the kinds of release to act on.
 
     Raises:
@@ -57,6 +51,14 @@ class Discretisation(Defense):
         "Fu et al. 2022, Label Inference Attacks Against Vertical Federated Learning, USENIX Security, section 6"
     )
     guarantee = "none, empirical only"
+    hides = (
+        "from the passive party: differences below s, and gradients below s / 2; at embedding, from the active party"
+    )
+    costs = "one rounding"
+    fails = (
+        "if classes differ in sign and size of entries, as gradients of a loss do (direction); norm can gain where "
+        "only longer rows survive the grid"
+    )
 
     def __init__(
         self, strength: float, *, bound: float | None = None, clip: bool = False, at: Iterable[str] | None = None

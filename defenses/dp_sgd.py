@@ -1,4 +1,4 @@
-"""DP-SGD: what a party's own models learn from one row is clipped, and noised."""
+"""DP-SGD: each row's gradient of a party's own models is clipped, and the sum gets noise."""
 
 from __future__ import annotations
 
@@ -20,61 +20,54 @@ class DPSGD(GaussianDP):
     """In each update of a party's own models, each row's gradient is clipped to L2 norm C, and the sum gets noise.
 
     The gradient of a row is that of its own loss with respect to all parameters of the party's models (its bottom
-    model; the active party's bottom and top), of one norm. What its optimizer reads is
-    (sum of clipped gradients + N(0, (sigma · 2 C)^2)) / B, for B rows in the batch; sigma is the strength, the
-    deviation over the sensitivity 2 C, that is half of the literature's noise multiplier, which is over C.
-    The optimizer, its momentum and its weight decay come after that, and spend nothing.
+    model; the active party's bottom and top), with one norm. The optimizer gets (sum of clipped gradients + N(0, (sigma
+    · 2 C)^2)) / B, for B rows in the batch. sigma is the strength, the standard deviation over the sensitivity 2 C,
+    which is half of the literature's noise multiplier, which is over C. Momentum and weight decay are applied later,
+    and spend nothing.
 
     Source: Abadi et al. 2016 (arXiv 1607.00133), algorithm 1; gradients by row and accounting: opacus.
 
-    Accounting: an epoch visits every row once, in shuffled batches, not in batches drawn by coins (Poisson). So no
-    amplification by sampling is claimed, whose accounts are wrong for shuffled batches (Chua et al. 2024, arXiv
-    2403.17673), and which the other parties, who know what rows a batch has, would undo. Neighbors differ by the
-    replacement of one row, whose clipped gradient moves the sum by 2 C. A row takes part in E updates, the number of
-    epochs times ``train.local_steps``: E Gaussian mechanisms of noise multiplier sigma, composed at sampling rate 1.
-    Early stopping makes fewer; epsilon is told for all that were planned.
+    Accounting: an epoch visits every row once, in shuffled batches, not in Poisson-sampled ones. No amplification by
+    sampling is claimed: its accounts are wrong for shuffled batches (Chua et al. 2024, arXiv 2403.17673), and the other
+    parties know which rows a batch contains. Neighboring data sets differ by the replacement of one row, whose clipped
+    gradient changes the sum by 2 C. A row takes part in E updates, the number of epochs times ``train.local_steps``: E
+    Gaussian mechanisms of noise multiplier sigma, composed at sampling rate 1. epsilon counts all planned updates, also
+    if training stops early.
 
     Guarantee: (epsilon, delta)-differential privacy of one training row (the party's columns of it; the active party's
-    columns and the label) in all updates of this party's models, whatever messages the party received. So it bounds
-    what can be told of the row by whoever reads these models, or what they make of other rows. It does not bound
+    columns and the label) in all updates of this party's models, for any messages that the party received. It bounds
+    what these models, and their outputs for other rows, reveal about the row. It does not bound
 
-    * what is said about the row itself: its embedding goes up, and its gradient comes down, in clear. ``mc``,
-      ``direction`` and inversion read those, and nothing here hides labels from them;
-    * what another party learned of the row from those, and what comes back of it in the gradients or embeddings of
-      other rows, where that party learns in clear.
+    * messages about the row itself: its embedding and its gradient are sent in clear. ``mc``, ``direction`` and
+      inversion read those, and nothing here hides labels from them;
+    * what another party learned about the row from these messages, and what gradients or embeddings of other rows then
+      contain of it, if that party learns in clear.
 
-    Both ends meet in two cases. Where every party carries it, all trained models together spend the sum of their
-    epsilons on a row, all columns and the label, against whoever has the models and no message. And with
-    ``gaussian-dp`` on what the same party sends, the sum of the two epsilons (and of the deltas) bounds all that it
-    says of anything in all of training: it takes the place of ``epsilon_transcript``. Neither holds beside a defense
-    that mixes the rows of a batch (``iso`` scales noise by the largest row). Validation rows are not protected. A party
-    that is to carry it and does not want to hurt its own model can leave it out and nobody sees: for such an adversary
-    let only the others carry it, ``by=active``. Noise comes from a seeded generator of floats: it measures a mechanism,
-    and does not guard anybody's data.
-
-    Costs time and memory, for every row's gradient of every weight is written out: three times the time of a step of
-    the default model, and fifteen times with two hidden layers of 128, in batches of 256. And utility: larger batches,
-    fewer epochs and smaller models lose less. Clipping costs too, where one class is rare: its rows have the longest
-    gradients, and a model of clipped ones forgets it (credit-default, one seed, hardly any noise: an AUC of .68 at
-    C = 1 and .73 at 5, from .774; with sigma .2 it is .755 at C = 5).
+    Two combinations give a bound on everything. If every party carries it, all trained models together spend the sum of
+    their epsilons on a row, all columns and the label, against anyone who has the models and no message. With
+    ``gaussian-dp`` on the messages of the same party, the sum of the two epsilons (and of the deltas) bounds all its
+    messages in all of training, and replaces ``epsilon_transcript``. Neither holds beside a defense that mixes the rows
+    of a batch (``iso`` scales noise by the largest row). Validation rows are not protected. A party can leave it out
+    unnoticed; for such an adversary, let only the others carry it: ``by=active``. Noise comes from a seeded generator
+    of floats: it measures a mechanism and protects no real data.
 
     | case | result |
     |---|---|
     | strength 0 | training without it, bit for bit |
-    | a row without a gradient | noise alone |
+    | a row without a gradient | noise only |
     | a party that is malicious in training | does not carry it |
 
     Args:
         strength: sigma; or 1/epsilon.
         at: no point: it acts on no release.
         clip: C.
-        unit: ``noise``: the strength is sigma. ``1/epsilon``: sigma is found, before training, for its E updates.
-        delta: at which epsilon is told.
+        unit: ``noise``: the strength is sigma. ``1/epsilon``: sigma is found before training, for its E updates.
+        delta: at which epsilon is reported.
         accountant: as of ``gaussian-dp``.
 
     Raises:
         UsageError: models with BatchNorm, through which a row's gradient depends on other rows; a penalty on batches at
-            the same party; a method that learns otherwise than by split learning alone.
+            the same party; a method other than plain split learning.
     """
 
     name = "dp-sgd"
@@ -83,10 +76,17 @@ class DPSGD(GaussianDP):
     reference = "Abadi et al. 2016, Deep Learning with Differential Privacy, CCS, algorithm 1; gradients by row: opacus"
     guarantee = (
         "(epsilon, delta)-differential privacy of one training row in the updates of the models of the party that "
-        "carries it, given the messages it received: against whoever reads these models, or what they make of other "
-        "rows. Not of what is said about the row itself, embedding or gradient, nor of what other parties learn in "
+        "carries it, given the messages it received: against anyone who reads these models, or their outputs for other "
+        "rows. It does not cover messages about the row itself, embedding or gradient, nor what other parties learn in "
         "clear; labels in gradients are not hidden"
     )
+    hides = "a training row in the models of the party that carries it, within epsilon"
+    costs = (
+        "time and memory for the gradient of each row and weight, several times those of plain training; utility, less "
+        "with larger batches, fewer epochs and smaller models. Clipping costs most with a rare class, whose gradients "
+        "are long"
+    )
+    fails = "against attacks that read messages about the row itself: mc, direction, inversion"
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class DPSGD(GaussianDP):
 
     @contextmanager
     def training_hooks(self, modules: nn.Module, penalties: Sequence[str]) -> Iterator[None]:
-        """Have the gradient of each row kept, by opacus's hooks, while ``modules`` are trained.
+        """Keep the gradient of each row, by opacus's hooks, while ``modules`` are trained.
 
         Raises:
             UsageError: a layer or a penalty that mixes rows.
@@ -118,14 +118,14 @@ class DPSGD(GaussianDP):
                 f"expected a loss that is a mean over rows for {self.name}, got the penalty of {penalties[0]} on "
                 f"batches: drop one, or let {self.name} be carried by=passive"
             )
-        watcher = _watcher(modules)
+        hooked = _hooked(modules)
         try:
-            with warnings.catch_warnings():  # torch has hooks warn that columns need no gradients
+            with warnings.catch_warnings():  # torch warns that columns need no gradients
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
                 yield
         finally:
-            watcher.to_standard_module()
-            for layer in modules.modules():  # which it leaves
+            hooked.to_standard_module()
+            for layer in modules.modules():  # opacus does not remove these
                 vars(layer).pop("activations", None)
                 vars(layer).pop("max_batch_len", None)
 
@@ -141,8 +141,8 @@ class DPSGD(GaussianDP):
             p.grad_sample = None  # type: ignore[attr-defined]
 
 
-def _watcher(modules: nn.Module) -> Any:
-    """Opacus's hooks on ``modules``; they go with ``to_standard_module``."""
+def _hooked(modules: nn.Module) -> Any:
+    """Opacus's hooks on ``modules``; ``to_standard_module`` removes them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of opacus's own imports
         from opacus.grad_sample import GradSampleModule  # lazily: it takes seconds
@@ -153,11 +153,11 @@ def _watcher(modules: nn.Module) -> Any:
 
 
 def _by_row(parameter: nn.Parameter) -> Tensor:
-    """The gradient of each row's own loss (B, ...), as opacus's hooks left it."""
+    """The gradient of each row's own loss (B, ...), from opacus's hooks."""
     found = getattr(parameter, "grad_sample", None)
     if not isinstance(found, Tensor):
         raise UsageError(
-            "expected models that dp-sgd can follow row by row, got a gradient that did not come through a layer of "
-            "torch, or came twice: take --set model.encoder=mlp and the plain boundary"
+            "expected models that dp-sgd can follow row by row, got a parameter outside of torch's layers, or one that "
+            "is used twice: take --set model.encoder=mlp and the plain boundary"
         )
     return found

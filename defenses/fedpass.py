@@ -1,4 +1,4 @@
-"""FedPass: what arrives is scaled and shifted as private random passports say."""
+"""FedPass: received embeddings are scaled and shifted by private random passports."""
 
 from __future__ import annotations
 
@@ -14,29 +14,20 @@ from vflsec.core.defense import Defense
 class Passports(Defense):
     """A passport layer at the active party, between each received embedding h (B, w) and the top model.
 
-    A linear layer W of its own for each sender maps h to W h (B, w), which the top model is fed as
+    A linear layer W of its own for each sender maps h to W h (B, w). The input of the top model is
 
         tanh(gamma) · W h + tanh(beta),  gamma = D(E(W s)),  beta = D(E(W t)),
 
-    entry by entry. Passports s and t (w,) go through the layer that they belong to: obfuscation adapts as W learns. E
-    and D are linear, w -> max(1, w // 4) -> w, with a leaky ReLU between them. Each passport has a center, N(-1, 1)
-    entry by entry, drawn once; for each update the active party draws it afresh, even on an interval of width range
-    around the center. Predictions use the centers.
+    entry by entry. Passports s and t (w,) pass W too, so that the obfuscation adapts as W learns. E and D are linear, w
+    -> max(1, w // 4) -> w, with a leaky ReLU between them. Each passport has a center, N(-1, 1) entry by entry, drawn
+    once. For each update, the active party draws the passport uniformly from an interval of width range around the
+    center. Predictions use the centers.
 
     Source: Gu et al. 2023 (FedPass, arXiv 2301.12623), unverified: its text was not read. The layer is that of FATE's
-    and SecretFlow's code, with one linear map for their two; there passports are drawn once, and what is varied is
-    their mean. Passports that are far from 0 and never change are a constant scale, which hides nothing. The paper has
-    a second half, a passport layer in each passive party's bottom model, which hides its columns from the active party;
-    this here is the active party's half, which hides labels.
-
-    From the passive party it hides labels in gradients, which pass W and tanh(gamma): what a gradient's entries mean
-    changes from batch to batch, as far as gamma does. Costs a layer of w^2 weights and two small ones per passive
-    party, and utility, since the model has to learn for all passports at once. Fails within a batch: its rows are
-    obfuscated alike, so that whoever compares rows of one batch sees as much as before, and where gamma keeps its sign,
-    rows of all batches.
-
-    On digits, three seeds, a range of 25 takes ``mc`` from .79 to .67 for two points of accuracy, and leaves
-    ``direction`` at .94; on credit-default, one seed, it leaves ``direction`` at .97.
+    and SecretFlow's code, with one linear map instead of two. There, passports are drawn once, and their mean is
+    varied; but constant passports far from 0 are a constant scale, which hides nothing. The paper also has a passport
+    layer in each passive party's bottom model, which hides its columns from the active party. This is the active
+    party's half only, which hides labels.
 
     Guarantee: none, empirical only; the paper's theorems bound the error of recovering W's input by an attacker who
     knows neither, not that of guessing labels.
@@ -44,11 +35,11 @@ class Passports(Defense):
     | case | result |
     |---|---|
     | strength 0 | no passport layer: training without it, bit for bit |
-    | strength close to 0 | the layer is there; passports stay the same |
+    | strength close to 0 | a layer with constant passports |
     | empty batch | the empty batch |
 
     Args:
-        strength: range, the width of the interval that each entry of a passport is drawn from.
+        strength: range, the width of the interval from which each entry of a passport is drawn.
     """
 
     name = "fedpass"
@@ -56,6 +47,14 @@ class Passports(Defense):
     points = ()
     reference = "Gu et al. 2023 (FedPass), arXiv 2301.12623; unverified, the active party's half"
     guarantee = "none, empirical only; unverified"
+    hides = (
+        "from the passive party: labels in gradients, which pass W and tanh(gamma), so that the meaning of their "
+        "entries changes from batch to batch"
+    )
+    costs = (
+        "w^2 weights and two small layers for each passive party; utility, because the model learns for all passports"
+    )
+    fails = "within a batch, whose rows share one passport (direction), and over batches where gamma keeps its sign"
 
     def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
         super().__init__(strength, at=at)
@@ -69,7 +68,7 @@ class Passports(Defense):
             self._layers[sender] = _PassportLayer(width)
 
     def on_received(self, h: Tensor, sender: str) -> Tensor:
-        """Return what the top model is fed (B, w) in place of the embedding (B, w)."""
+        """Return the input (B, w) of the top model in place of the embedding (B, w)."""
         layer = self._layers[sender]
         assert isinstance(layer, _PassportLayer)
         passports = layer.centers
@@ -81,7 +80,7 @@ class Passports(Defense):
 
 
 class _PassportLayer(nn.Module):
-    """A linear layer whose output is scaled and shifted by what it makes of passports.
+    """A linear layer whose output is scaled and shifted by functions of passports.
 
     Args:
         width: w.

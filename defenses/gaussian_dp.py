@@ -18,39 +18,39 @@ from vflsec.defenses.clipped_noise import ClippedNoise
 Accountant = Literal["rdp", "prv"]
 
 LARGEST = 1e6
-"""No epsilon is worth more noise than this, over the sensitivity and the root of the number of releases."""
+"""Largest noise that is tried, over the sensitivity and the square root of the number of releases."""
 
 PRV_UP_TO = 100.0
-"""Beyond this epsilon the grid of PRV grows without bound; RDP's bound is reported."""
+"""Largest epsilon that PRV computes; its grid grows with epsilon. Beyond, RDP's bound is reported."""
 
 ORDERS = (1 + np.geomspace(1e-4, 1e6, 400)).tolist()
-"""Of Renyi divergence; opacus's own, 1.1 to 63, are too few where noise is very small or very large."""
+"""Orders of the Renyi divergence; opacus's own, 1.1 to 63, do not suffice for very small or very large noise."""
 
 
 class GaussianDP(ClippedNoise):
-    """Each row clipped to L2 norm C, plus N(0, (sigma · 2 C)^2) on every entry, with its epsilon at a stated delta.
+    """Each row is clipped to L2 norm C, plus N(0, (sigma · 2 C)^2) on every entry, with its epsilon at a given delta.
 
-    Rows are (B, d); a gradient's C is that of its row's own loss, so that C / B is what is clipped to (see
-    ``ClippedNoise``). n releases of a row are n Gaussian mechanisms of noise multiplier sigma, composed by opacus, at
-    sampling rate 1. Full-batch Gaussians compose exactly (Dong et al. 2019: as one of sigma / sqrt(n)); RDP lies some 6
-    to 12 % above that, PRV 0.01.
+    Rows are (B, d). For gradients, C is the bound for the row's own loss, so rows are clipped to C / B (see
+    ``ClippedNoise``). n releases of a row are n Gaussian mechanisms of noise multiplier sigma, composed by opacus at
+    sampling rate 1. Full-batch Gaussians compose exactly (Dong et al. 2019: like one of sigma / sqrt(n)); RDP is an
+    upper bound, and PRV is almost tight.
 
     Source: Dwork and Roth 2014, appendix A; accounting: opacus, Mironov 2017 (arXiv 1702.07476) and Gopi et al. 2021
     (arXiv 2106.02848); clipping: VFLAIR, row by row.
 
     Guarantee: (epsilon, delta)-differential privacy of one row (its label, or the sender's columns of it) against the
-    receiver, in all releases about that row; what the model carries from row to row is in ``epsilon_transcript``.
-    Noise comes from a seeded generator of floats: it measures a mechanism, and does not guard anybody's data.
+    receiver, in all releases of that row; what the model carries from row to row is in ``epsilon_transcript``. Noise
+    comes from a seeded generator of floats: it measures a mechanism and protects no real data.
 
     | case | result |
     |---|---|
     | strength 0 | the release itself, bit for bit, not clipped |
-    | a zero row | noise alone |
+    | a zero row | noise only |
     | empty batch | the empty batch |
 
     Args, besides those of ``ClippedNoise``:
-        delta: at which epsilon is told.
-        accountant: ``rdp``, a bound at every strength; ``prv``, the tighter one up to epsilon 100, beyond it ``rdp``.
+        delta: at which epsilon is reported.
+        accountant: ``rdp``, a bound at every strength; ``prv``, tighter up to epsilon 100, and ``rdp`` beyond.
     """
 
     name = "gaussian-dp"

@@ -1,4 +1,4 @@
-"""ISO: white Gaussian noise scaled by the largest row norm of what leaves."""
+"""ISO: white Gaussian noise, scaled by the largest row norm of the release."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from vflsec.core.message import Kind
 class IsotropicNoise(Defense):
     """Gaussian noise whose expected row norm is about lambda times the largest row norm of the batch.
 
-    For rows d_i in R^m adds N(0, s^2) to every entry, s = lambda · max_i ||d_i||_2 / sqrt(m). Fresh at each release.
+    For rows d_i in R^m it adds N(0, s^2) to every entry, s = lambda · max_i ||d_i||_2 / sqrt(m), drawn anew for each
+    release.
 
     Source: FedHSSL (arXiv 2208.08934), section VI; Li et al. 2022 (arXiv 2102.08504), ``iso``. lambda multiplies the
     standard deviation; Marvell's paper writes t for the variance ratio, t = lambda^2.
 
-    Embeddings and gradients are (B, m). A parameter tensor of two or more dimensions is taken as (out, rest) rows; one
-    of a single dimension is one row. BatchNorm's running statistics are released in clear.
+    Embeddings and gradients are (B, m). A parameter tensor of two or more dimensions counts as (out, rest) rows, one of
+    a single dimension as one row. BatchNorm's running statistics are released in clear.
 
     Guarantee: none, empirical only. The scale depends on private data, so this is not differential privacy.
 
@@ -26,7 +27,7 @@ class IsotropicNoise(Defense):
     |---|---|
     | lambda = 0 | the release itself, bit for bit |
     | all rows zero | the release itself |
-    | one row | the noise follows that row's own norm |
+    | one row | noise scaled by that row's norm |
     | empty batch | the empty batch |
     """
 
@@ -35,6 +36,12 @@ class IsotropicNoise(Defense):
     points = (Kind.GRADIENT, Kind.EMBEDDING, Kind.PARAMETERS)
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, section VI; Li et al. 2022, arXiv 2102.08504, 'iso'"
     guarantee = "none, empirical only; the noise scale depends on private data, so it is not differential privacy"
+    hides = (
+        "from the receiver: gradients, embeddings or parameters, in noise that is lambda times as long as the longest "
+        "row"
+    )
+    costs = "one pass over the batch and B m random numbers; utility, because noise slows learning"
+    fails = "over epochs: the noise is drawn anew, so the mean of a row's releases is its own value (averaging)"
 
     def on_embedding(self, h: Tensor, release: Release) -> Tensor:
         """Return noised embeddings (B, m)."""

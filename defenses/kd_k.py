@@ -1,4 +1,4 @@
-"""KDk: a label leaves part of its weight to the classes that a teacher takes for it."""
+"""KDk: soft labels share weight with the classes that a teacher finds likeliest."""
 
 from __future__ import annotations
 
@@ -22,26 +22,18 @@ HIDDEN = 64
 class DistilledGroups(Defense):
     """Soft labels over k classes: the true one has weight 1 - epsilon, k - 1 others have epsilon / (k - 1) each.
 
-    The others are those that a teacher finds likeliest for the row: a network of one hidden layer of 64 units, trained
-    before the federation, for 20 epochs, on the active party's own columns and labels. A label that is soft already
-    becomes the mean of what its classes would.
+    The others are those that a teacher finds likeliest for the row. The teacher is a network with one hidden layer of
+    64 units, trained for 20 epochs before the federation, on the active party's own columns and labels. A soft label
+    becomes the mean of its classes' soft labels.
 
-    Source: Arazzi et al. 2024 (KDk, arXiv 2404.12369), and its code, where epsilon is .65. There the group is the
-    teacher's k likeliest classes, and the true one, if it is not among them, is added: its rows then have more than one
-    in sum. Here the group always has k classes, the true one among them. Their teacher is a ResNet-50 pre-trained on
-    other images; how good it is matters only for which classes are in the group, and with k = C not at all.
+    Source: Arazzi et al. 2024 (KDk, arXiv 2404.12369), and its code, where epsilon is .65. There, the group is the
+    teacher's k likeliest classes, and the true one is added if it is not among them, so that the weights then sum to
+    more than one. Here the group always has k classes, including the true one. Their teacher is a ResNet-50 pre-trained
+    on other images; its quality only affects which classes are in the group, and nothing for k = C.
 
-    With epsilon = (k - 1) / k all k are alike: nothing tells which of the group is the label (the k-anonymity that the
-    name claims), but the group still narrows it down, and the model can learn no more than the group. Above that the
-    true class would be the unlikeliest, and the label known again, turned round: refused.
-
-    From the passive party it hides the label in each gradient: the sign at the true class (``direct``) and the length
-    (``norm``) shrink towards those of the group. Costs the teacher, and utility as epsilon comes near (k - 1) / k.
-    Fails below that against whoever averages or knows some labels: gradients still differ by class, only less, and
-    ``direction`` and ``mc`` need no size. Of two classes it is plain label smoothing.
-    That it hides labels from ``mc`` does not hold here: on digits, three seeds, epsilon .5 takes it from .79 to
-    .85, because the bottom model becomes better (the joint one goes from .957 to .974), and ``direction`` from 1.00 to
-    .70; on credit-default it leaves both as they were.
+    With epsilon = (k - 1) / k all k classes have equal weight: nothing tells which of the group is the label
+    (k-anonymity, as in the name), but the group still narrows it down, and the model learns no more than the group.
+    With a larger epsilon the true class would be the least likely, which reveals the label: refused.
 
     Guarantee: none, empirical only.
 
@@ -52,8 +44,8 @@ class DistilledGroups(Defense):
     | epsilon > (k - 1) / k | refused, before training |
 
     Args:
-        strength: epsilon, the weight that leaves the true class.
-        k: classes in a group, the true one included; None for all C.
+        strength: epsilon, the weight of the other classes.
+        k: classes in a group, including the true one; None for all C.
 
     Raises:
         UsageError: fewer than two classes in a group.
@@ -67,22 +59,30 @@ class DistilledGroups(Defense):
         "Arazzi et al. 2024, KDk: A Defense Mechanism Against Label Inference Attacks in Vertical Federated Learning, "
         "arXiv 2404.12369"
     )
-    guarantee = "none, empirical only; k classes are alike only if epsilon = (k - 1) / k, and their group is not hidden"
+    guarantee = "none, empirical only; k classes are equal only if epsilon = (k - 1) / k, and the group is not hidden"
     softens = True
+    hides = (
+        "from the passive party: sign (direct) and length (norm) of the gradient at the true class, within its group"
+    )
+    costs = "the teacher; utility, as epsilon approaches (k - 1) / k"
+    fails = (
+        "below (k - 1) / k, against attackers who average or know some labels: gradients still differ by class "
+        "(direction), and soft labels can improve the bottom model (mc). With two classes it is plain label smoothing"
+    )
 
     def __init__(self, strength: float, *, k: int | None = None, at: Iterable[str] | None = None) -> None:
         super().__init__(strength, at=at)
         if k is not None and k < 2:
-            raise UsageError(f"expected at least k=2 classes in a group, got {k}: one alone hides nothing")
+            raise UsageError(f"expected at least k=2 classes in a group, got {k}: a single one hides nothing")
         self.k = k
 
     def check_task(self, n_classes: int) -> None:
         """Raise UsageError if the true class would be less likely than the others in its group."""
         k = self._size(n_classes)
-        if self.strength > (k - 1) / k + 1e-9:  # of a fraction as one writes it
+        if self.strength > (k - 1) / k + 1e-9:  # for a rounded fraction
             raise UsageError(
                 f"expected epsilon <= (k - 1) / k = {(k - 1) / k:g} for kd-k with k={k} of {n_classes} classes, got "
-                f"{self.strength:g}: the true class would be the unlikeliest of its group, and known by that"
+                f"{self.strength:g}: the true class would be the least likely of its group, which reveals it"
             )
 
     def on_labels(self, y: Tensor, *, features: Tensor, n_classes: int, rng: torch.Generator) -> Tensor:
@@ -92,7 +92,7 @@ class DistilledGroups(Defense):
         self.check_task(n_classes)
         k, classes = self._size(n_classes), torch.arange(n_classes, device=y.device)
         given = F.one_hot(y, n_classes).to(features.dtype) if y.dim() == 1 else y
-        teacher = self._taught(features, given, rng) if k < n_classes and len(y) else torch.zeros_like(given)
+        teacher = self._teacher_logits(features, given, rng) if k < n_classes and len(y) else torch.zeros_like(given)
         soft = torch.zeros_like(given)
         for c in classes:
             others = teacher.masked_fill(classes == c, -torch.inf).topk(k - 1, dim=1).indices
@@ -104,7 +104,7 @@ class DistilledGroups(Defense):
     def _size(self, n_classes: int) -> int:
         return min(self.k or n_classes, n_classes)
 
-    def _taught(self, x: Tensor, targets: Tensor, rng: torch.Generator) -> Tensor:
+    def _teacher_logits(self, x: Tensor, targets: Tensor, rng: torch.Generator) -> Tensor:
         """Return the logits (N, C) of a teacher trained on columns (N, d) and labels (N, C)."""
         seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
         with drawing(seed, "teacher"):

@@ -11,22 +11,22 @@ from vflsec.core.defense import Defense
 
 
 class LabelDP(Defense):
-    """Randomized response: training sees each label with probability p, else one of the others, all alike.
+    """Randomized response: each training label is kept with probability p, else replaced by a random other class.
 
-    p = e^eps / (e^eps + C - 1) for C classes; labels are (N,), drawn once, before training, and every epoch sees the
-    same draw. The strength is 1/eps, so that 0 is off and more is more; say ``label-dp:epsilon=2``, or ``--epsilon``.
+    p = e^eps / (e^eps + C - 1) for C classes. Labels (N,) are drawn once before training, so every epoch uses the same
+    draw. The strength is 1/eps, so that 0 is off and larger is stronger; write ``label-dp:epsilon=2``, or
+    ``--epsilon``.
 
     Source: Warner 1965; Ghazi et al. 2021 (arXiv 2102.06062), section 3.
 
     Guarantee: epsilon-label-differential privacy, exact, of each training row's label against everybody but the active
-    party: replace the label, and nothing that is ever said about any row, nor the model, changes by more than epsilon,
-    however often rows are released. Columns are not protected. Labels of validation rows, where an epoch is chosen by
-    them, are not either.
+    party: replacing the label changes all messages and the model by at most epsilon, for any number of releases.
+    Columns are not protected, nor are labels of validation rows that choose an epoch.
 
     | case | result |
     |---|---|
     | strength 0 | the labels themselves |
-    | strength without end | labels drawn evenly |
+    | strength towards infinity | uniformly random labels |
     """
 
     name = "label-dp"
@@ -34,14 +34,17 @@ class LabelDP(Defense):
     reference = "Warner 1965; Ghazi et al. 2021, arXiv 2102.06062, section 3"
     guarantee = (
         "epsilon-label-differential privacy, exact: of each training row's label, against everybody but the active "
-        "party, in all that is said in training and after; columns are not protected"
+        "party, in all messages of training and prediction; columns are not protected"
     )
     strength_name = "1/epsilon"
     points = ()
     by_epsilon = {}  # noqa: RUF012  (declared ClassVar in the base class)
+    hides = "from everybody but the active party: each training label, within epsilon"
+    costs = "utility: a share 1 - p of the training labels is wrong"
+    fails = "with a large epsilon; and attackers infer the labels that columns predict, as they can alone"
 
     def on_labels(self, y: Tensor, *, features: Tensor, n_classes: int, rng: torch.Generator) -> Tensor:
-        """Return what training sees in place of the labels ``y`` (N,)."""
+        """Return the training labels (N,) in place of ``y`` (N,)."""
         if not self.strength:
             return y
         flip = torch.rand(y.shape, generator=rng, device=y.device, dtype=torch.float64) >= self.kept(n_classes)
@@ -53,5 +56,5 @@ class LabelDP(Defense):
         return 1 / (1 + (n_classes - 1) * math.exp(-1 / self.strength))
 
     def spent(self, releases: int) -> dict[str, float] | None:
-        """Return epsilon, which no number of releases changes."""
+        """Return epsilon, which does not depend on the number of releases."""
         return {"epsilon": 1 / self.strength, "delta": 0.0} if self.strength else None

@@ -9,24 +9,24 @@ from vflsec.defenses.clipped_noise import ClippedNoise
 
 
 class LaplaceDP(ClippedNoise):
-    """Each row clipped to L1 norm C, plus Laplace(b) on every entry, b = strength · 2 C; no delta.
+    """Each row is clipped to L1 norm C, plus Laplace(b) on every entry, b = strength · 2 C; no delta.
 
-    Rows are (B, d); a gradient's C is that of its row's own loss, so that C / B is what is clipped to (see
-    ``ClippedNoise``). The deviation of the noise is sqrt(2) b. Each release of a row spends 2 C / b = 1 / strength, and
-    n releases n times that.
+    Rows are (B, d). For gradients, C is the bound for the row's own loss, so rows are clipped to C / B (see
+    ``ClippedNoise``). The standard deviation of the noise is sqrt(2) b. Each release of a row spends 2 C / b = 1 /
+    strength, and n releases n times that.
 
     Source: Dwork et al. 2006, section 3; clipping: VFLAIR, row by row.
 
     Guarantee: pure epsilon-differential privacy of one row (its label, or the sender's columns of it) against the
-    receiver, in all releases about that row; what the model carries from row to row is in ``epsilon_transcript``.
-    Noise comes from a seeded generator of floats: it measures a mechanism, and does not guard anybody's data. The last
-    bits of float32 alone tell two opposite rows apart by an epsilon of at least 3.6 where 2 is stated (Mironov 2012, On
-    significance of the least significant bits for differential privacy).
+    receiver, in all releases of that row; what the model carries from row to row is in ``epsilon_transcript``. Noise
+    comes from a seeded generator of floats: it measures a mechanism and protects no real data. The least significant
+    bits of float32 distinguish two opposite rows beyond the stated epsilon (Mironov 2012, On significance of the least
+    significant bits for differential privacy).
 
     | case | result |
     |---|---|
     | strength 0 | the release itself, bit for bit, not clipped |
-    | a zero row | noise alone |
+    | a zero row | noise only |
     | empty batch | the empty batch |
     """
 

@@ -1,4 +1,4 @@
-"""Marvell: the Gaussian noise that, for its power, makes the two classes' gradients hardest to tell apart."""
+"""Marvell: Gaussian noise that, for its power, makes the gradients of two classes hardest to distinguish."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Noise(NamedTuple):
-    """Variances of the noise; first digit 1 along Delta, 2 orthogonal to it; second the class, 0 negative, 1 positive.
+    """Variances of the noise. First digit: 1 along Delta, 2 orthogonal to it. Second: class, 0 negative, 1 positive.
 
     Attributes:
-        sum_kl: symmetrised Kullback-Leibler divergence between the classes that remains.
+        sum_kl: the remaining symmetrized Kullback-Leibler divergence between the classes.
     """
 
     l10: float
@@ -37,7 +37,7 @@ class Noise(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """What is known of two classes: variances u of negatives and v of positives, distance, share p of positives."""
+    """Moments of two classes: variances u of negatives and v of positives, distance, share p of positives."""
 
     u: float
     v: float
@@ -49,35 +49,34 @@ class Moments(NamedTuple):
 class Marvell(Defense):
     """Zero-mean Gaussian noise, different for each class, that minimizes their divergence for a given noise power.
 
-    For rows g_i in R^d with binary labels: p the fraction of positives, Delta the mean of positives less that of
-    negatives, g = ||Delta||^2, u and v the variance of negatives and positives, averaged over coordinates, P = s · g.
-    Rows of class c get sqrt(l1c - l2c) · n · Delta / ||Delta|| + sqrt(l2c) · N(0, I), n ~ N(0, 1) for each row, where
-    ``solve`` chooses the four variances so that the expected squared norm of the noise is P. Fresh at each release.
+    For rows g_i in R^d with binary labels, p is the share of positives, Delta the mean of positives minus that of
+    negatives, g = ||Delta||^2, u and v the variances of negatives and positives, averaged over coordinates, and P = s ·
+    g. Rows of class c get sqrt(l1c - l2c) · n · Delta / ||Delta|| + sqrt(l2c) · N(0, I), with n ~ N(0, 1) for each row.
+    ``solve`` chooses the four variances such that the expected squared norm of the noise is P. Noise is drawn anew for
+    each release.
 
-    Source: Li et al. 2022 (arXiv 2102.08504), section 4, and its code. s is ``init_scale`` there.
+    Source: Li et al. 2022 (arXiv 2102.08504), section 4, and its code, which calls s ``init_scale``.
 
-    Guarantee: for one release of one row, with variances=uv, where both classes are isotropic Gaussians with these
-    moments. Then (Pinsker) total variation <= sqrt(sumKL) / 2, so whoever guesses the label errs with probability
-    >= 1/2 - sqrt(sumKL) / 4, and no score has a leak AUC above 1/2 + sqrt(eps) / 2 - eps / 8 for sumKL <= eps < 4.
+    Guarantee: for one release of one row, with variances=uv, if both classes are isotropic Gaussians with these
+    moments. Then (Pinsker) total variation <= sqrt(sumKL) / 2, so every guess of the label errs with probability >= 1/2
+    - sqrt(sumKL) / 4, and no score has a leak AUC above 1/2 + sqrt(eps) / 2 - eps / 8 for sumKL <= eps < 4.
 
-    Hides from the passive party which of two classes a row has, and not its other features. Gradients are (B, d); the
-    sender must own their labels. Costs two passes over the batch, B (d + 1) random numbers and a search in one unknown.
-    Fails in the mean of a row's releases (``averaging``), which no bound covers, where classes are not Gaussian, and
-    where their means nearly coincide but their spreads do not: P is then small.
+    Gradients are (B, d); the sender must own their labels.
 
     | case | result |
     |---|---|
     | s = 0 | the release itself, bit for bit |
-    | one class in the batch, or Delta = 0 | white, of the last P to the receiver, else as ``iso``; logged |
+    | one class in the batch, or Delta = 0 | white noise, of the last P to the receiver, else as ``iso``; logged |
     | d = 1 | two variances instead of four |
-    | more than two classes | refused, unless one of them is named as ``positive``; the others are negatives then |
+    | more than two classes | refused, unless one is named as ``positive``; the others are negatives then |
     | rows without labels | as one class, if the sender has labels of other rows (FedCVT); else refused |
     | empty batch | the empty batch |
 
     Args:
         strength: s, power of the noise in units of g; the source's grid is 0.1 to 25.
-        variances: ``uv`` as they are, ``same`` their average for both, ``zero`` as if each class were one point.
-        error: dynamic mode: s is multiplied by 1.5, batch by batch, until the bound on the detection error is this.
+        variances: ``uv`` as measured, ``same`` their average for both, ``zero`` as if each class were one point.
+        error: dynamic mode: s is multiplied by 1.5, in each batch, until the bound on the detection error is at least
+            this.
         positive: the class to hide among all others; None for class 1 of two.
 
     Raises:
@@ -94,6 +93,12 @@ class Marvell(Defense):
         "sqrt(sumKL)/4, leak AUC <= 1/2 + sqrt(sumKL)/2 - sumKL/8 if sumKL < 4; none for other gradients or for "
         "several releases of a row; it is not differential privacy"
     )
+    hides = "from the passive party: which of two classes a row belongs to, not its other features"
+    costs = "two passes over the batch, B (d + 1) random numbers and a search in one variable"
+    fails = (
+        "over epochs, since no bound covers the mean of a row's releases (averaging); if classes are not Gaussian; and "
+        "if their means nearly coincide but their spreads do not, because P is then small"
+    )
 
     def __init__(
         self,
@@ -107,12 +112,14 @@ class Marvell(Defense):
         super().__init__(strength, at=at)
         one_of(_VARIANCES, variances=variances)
         if error is not None and not 0 <= error < 0.5:
-            raise UsageError(f"expected 0 <= error < 0.5, got {error}: 0.5 is a coin, which no noise quite reaches")
+            raise UsageError(
+                f"expected 0 <= error < 0.5, got {error}: 0.5 is a random guess, which takes infinite noise"
+            )
         self.variances = variances
         self.error = error
         self.positive = positive
         self._powers: dict[tuple[str, str], float] = {}  # the last P by phase and receiver, for batches of one class
-        self._labeled = False  # whether it has seen labels, so that its owner has some
+        self._labeled = False  # whether a release had labels, so that the sender owns some
 
     def check_task(self, n_classes: int) -> None:
         """Raise UsageError unless there are two classes, or the one to hide is named."""
@@ -140,7 +147,7 @@ class Marvell(Defense):
         return _gaussian(g, release.rng).mul_(everywhere[:, None]).addr_(along * n, line).add_(g)
 
     def _positives(self, release: Release) -> Tensor | None:
-        """Return which rows (B,) are of the class to hide; None for further rows, without labels, of who has some."""
+        """Return which rows (B,) belong to the class to hide; None if the sender only has labels of other rows."""
         if release.labels is None:
             if self._labeled:
                 return None
@@ -165,7 +172,7 @@ class Marvell(Defense):
         return noise, power
 
     def _white(self, g: Tensor, power: float | None, release: Release) -> Tensor:
-        """Return ``g`` with isotropic noise: a batch in which the classes cannot be told apart never leaves clean."""
+        """Return ``g`` with isotropic noise, for a batch without two distinguishable classes."""
         _LOG.info(
             "marvell: one class, equal means or no labels in step %d of %s: white noise", release.step, release.phase
         )
@@ -174,9 +181,9 @@ class Marvell(Defense):
 
 
 def moments(rows: Tensor, positives: Tensor) -> Moments | None:
-    """Return the moments of two classes of ``rows`` (B, d), of which ``positives`` (B,) are one; None if one is all.
+    """Return the moments of two classes of ``rows`` (B, d), of which ``positives`` (B,) is one.
 
-    None, too, where their means are equal but for rounding.
+    None if all rows belong to one class, or if the means are equal up to rounding.
     """
     member = torch.stack([~positives, positives]).double()  # (2, B)
     counts = member.sum(dim=1)
@@ -197,9 +204,9 @@ def solve(u: float, v: float, g: float, d: int, p: float, P: float) -> Noise:
     e1 = l11 + v and e2 = l21 + v, subject to l10 >= l20 >= 0, l11 >= l21 >= 0 and p (l11 + (d-1) l21) +
     (1-p) (l10 + (d-1) l20) = P. Only the tighter class needs noise orthogonal to Delta: l21 = 0 if u <= v.
 
-    The source descends over three blocks from a random start. In the logarithms of c1, c2 and e1 the problem is convex,
-    a geometric program, and given l20 the other two are known in closed form (the source's first block); what is left
-    is a function of l20 alone with a single valley, for which golden section does.
+    The source alternates between three blocks from a random start. In the logarithms of c1, c2 and e1 the problem is
+    convex (a geometric program), and given l20 the other two have a closed form (the source's first block). The rest is
+    a unimodal function of l20, which golden-section search minimizes.
 
     Args:
         u: variance of negatives in each coordinate.
@@ -229,7 +236,7 @@ def solve(u: float, v: float, g: float, d: int, p: float, P: float) -> Noise:
         across = 0.0 if c == v else math.inf if c == 0 else (d - 1) * ((c - v) / c) * ((c - v) / v)
         return (across + ((a - b) / a) * ((a - b) / b) + g / a + g / b) / 2
 
-    low, high = 0.0, min(v - u, P / (q * d)) if d > 1 else 0.0  # beyond v - u it would make the classes unlike again
+    low, high = 0.0, min(v - u, P / (q * d)) if d > 1 else 0.0  # beyond v - u the classes differ more again
     for _ in range(_STEPS if high > 0 else 0):
         left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
         if divergence(left) <= divergence(right):

@@ -1,4 +1,4 @@
-"""Max-norm: every row's gradient is stretched along itself until all are as long as the longest, on average."""
+"""Max-norm: noise along each gradient, after which all rows are as long as the longest, on average."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from vflsec.core.message import Kind
 
 
 class MaxNorm(Defense):
-    """Gaussian noise along each row's own gradient, after which all rows have the expected squared norm of the longest.
+    """Gaussian noise along each row's own gradient, after which all rows have the same expected squared norm.
 
-    For rows g_i in R^d and G = max_i ||g_i|| releases g_i + strength · n_i · sqrt(G^2 - ||g_i||^2) · g_i / ||g_i||,
-    with one scalar n_i ~ N(0, 1) for each row: expected squared norm ||g_i||^2 + strength^2 (G^2 - ||g_i||^2), which at
-    the source's strength of 1 is G^2. Fresh at each release.
+    For rows g_i in R^d and G = max_i ||g_i|| the release is
+    g_i + strength · n_i · sqrt(G^2 - ||g_i||^2) · g_i / ||g_i||, with one n_i ~ N(0, 1) for each row, drawn anew for
+    each release. The expected squared norm is ||g_i||^2 + strength^2 (G^2 - ||g_i||^2), which equals G^2 at the
+    source's strength of 1.
 
     Source: Li et al. 2022 (arXiv 2102.08504), ``max_norm``, called ``expectation`` in its code. The strength is ours.
 
-    Guarantee: none, empirical only. Hides from the passive party how long a gradient is, hence which class is rare; the
-    line that it lies on stays as it was, so that only its sign is in doubt. The longest row leaves clean.
-
-    Gradients are (B, d). Costs one pass over the batch and B random numbers. Fails where classes differ in direction
-    (``direction``, ``spectral``), and in the mean of a row's releases (``averaging``).
+    Guarantee: none, empirical only. The noise keeps the line of a gradient, so that only its sign is uncertain. The
+    longest row is released without noise.
 
     | case | result |
     |---|---|
@@ -37,14 +35,17 @@ class MaxNorm(Defense):
     points = (Kind.GRADIENT,)
     reference = "Li et al. 2022 (Marvell), arXiv 2102.08504, 'max_norm'"
     guarantee = (
-        "none, empirical only; the direction of every gradient is kept up to its sign, the longest is kept whole"
+        "none, empirical only; the direction of every gradient is kept up to its sign, and the longest is unchanged"
     )
+    hides = "from the passive party: the length of gradients, which reveals a rare class (norm)"
+    costs = "one pass over the batch and B random numbers"
+    fails = "if classes differ in direction (direction, spectral), and in the mean of a row's releases (averaging)"
 
     def on_gradient(self, g: Tensor, release: Release) -> Tensor:
         """Return noised gradients (B, d)."""
         if g.numel() == 0:
             return g
-        rows = g.double()  # in float32 the squares of a sure row's gradient are 0
+        rows = g.double()  # in float32 the squares of a very short gradient are 0
         norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)  # (B, 1)
         longest = norms.max()
         lacking = ((longest - norms) * (longest + norms)).sqrt() / norms.where(norms > 0, 1.0)

@@ -1,4 +1,4 @@
-"""Perp: noise at a right angle to each gradient, which makes its length random."""
+"""Perp: noise perpendicular to each gradient, which makes its length random."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from vflsec.core.message import Kind
 
 
 class PerpendicularNoise(Defense):
-    """A random vector perpendicular to each gradient, after which its norm is uniform between two bounds.
+    """A random vector perpendicular to each gradient is added, after which its norm is uniform between two bounds.
 
-    For rows g_i in R^d and G = max_i ||g_i|| draws a target norm t_i = strength · U[lower, upper] · G and releases
-    g_i + sqrt(t_i^2 - ||g_i||^2) · w_i, with w_i uniform on the unit sphere of the space orthogonal to g_i. A row that
-    is longer than its target already leaves as it is: none does where strength · lower >= 1, as in the source, whose
-    strength is 1. Fresh at each release.
+    For rows g_i in R^d and G = max_i ||g_i||, it draws a target norm t_i = strength · U[lower, upper] · G and releases
+    g_i + sqrt(t_i^2 - ||g_i||^2) · w_i, with w_i uniform on the unit sphere of the space orthogonal to g_i, drawn anew
+    for each release. A row that is longer than its target stays as it is; there is none if strength · lower >= 1, as in
+    the source, whose strength is 1.
 
     Source: Li et al. 2022 (arXiv 2102.08504), the ``perp`` baseline of its code. The strength is ours.
 
-    Guarantee: none, empirical only. Hides from the passive party how long a gradient is, and turns it by an angle whose
-    cosine is ||g_i|| / t_i: on average over its releases the row is still g_i.
-
-    Gradients are (B, d) with d >= 2. Costs one pass over the batch and B (d + 1) random numbers. Fails in few
-    dimensions, where little is perpendicular, and in the mean of a row's releases (``averaging``).
+    Guarantee: none, empirical only. A gradient turns by an angle whose cosine is ||g_i|| / t_i; the mean over its
+    releases is still g_i. Gradients are (B, d) with d >= 2.
 
     | case | result |
     |---|---|
@@ -40,7 +37,7 @@ class PerpendicularNoise(Defense):
 
     Args:
         strength: multiplies both bounds; the source's is 1.
-        lower: least target norm, in units of the longest row.
+        lower: smallest target norm, in units of the longest row.
         upper: largest target norm.
     """
 
@@ -49,6 +46,9 @@ class PerpendicularNoise(Defense):
     points = (Kind.GRADIENT,)
     reference = "Li et al. 2022 (Marvell), arXiv 2102.08504, the perpendicular-noise baseline of its code"
     guarantee = "none, empirical only; the scale depends on private data, so it is not differential privacy"
+    hides = "from the passive party: the length of gradients, and part of their direction"
+    costs = "one pass over the batch and B (d + 1) random numbers"
+    fails = "in few dimensions, where little is perpendicular, and in the mean of a row's releases (averaging)"
 
     def __init__(
         self, strength: float, *, lower: float = 1.0, upper: float = 10.0, at: Iterable[str] | None = None

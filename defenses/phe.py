@@ -1,4 +1,4 @@
-"""Encryption of the linear layer at the cut: the protocol in place of messages in clear."""
+"""Encryption of the linear layer at the cut, in place of messages in clear."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vflsec.paillier.layout import CipherSpec
 
 @shares_options(CipherSpec)
 class EncryptedBoundary(Defense):
-    """Puts the PHE-masked linear layer in place of the plain boundary; training is the same, messages are not.
+    """Replaces the plain boundary by the PHE-masked linear layer; training is the same, messages are not.
 
-    It hides embeddings from the active party, which gets one score z = h W a class and row instead. Where there are as
-    many classes as the embedding is wide, the scores are the embedding up to one linear map: set model.cut well above
-    the number of classes. It does not hide labels from the passive party, which decrypts the gradient delta W^T of
-    every row. It acts where a linear head is trained across the cut layer: what other phases say stays in clear. The
-    weights follow SGD with momentum and weight decay, for nothing else can be done on shares.
+    The active party gets one score z = h W for each class and row instead of embeddings. With as many classes as the
+    embedding is wide, the scores are the embedding up to a linear map: set model.cut well above the number of classes.
+    The passive party decrypts the gradient delta W^T of every row. The defense acts where a linear head is trained
+    across the cut layer; messages of other phases stay in clear. The weights follow SGD with momentum and weight decay,
+    the only optimizer that works on shares.
 
     Source: PrADA (Kang et al. 2022), Algorithms 4 and 5, corrected.
 
@@ -41,13 +41,16 @@ class EncryptedBoundary(Defense):
     guarantee = (
         "embeddings: semantic security of Paillier (standard mode: decisional composite residuosity) and masks within "
         "2^-sigma of uniform, against a party that follows the protocol; but scores are in clear. With as many "
-        "classes as the embedding is wide they give it up to a linear map, over many steps on bottom models at rest "
-        "up to a rotation, and features that depend on each other or have few values are read from fewer scores. "
+        "classes as the embedding is wide they reveal it up to a linear map, or, over many steps on unchanged bottom "
+        "models, up to a rotation; for features that depend on each other or have few values, fewer scores suffice. "
         "Labels: none"
     )
     points = ()
     strength_name = "on"
     strengths = (1.0,)
+    hides = "from the active party: embeddings, except for one score of each class and row"
+    costs = "Paillier operations and ciphertexts for every row and weight; backend=plain has neither"
+    fails = "against label inference: the passive party decrypts the gradient of every row; and with a narrow embedding"
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""PPDL: a few entries leave, chosen and spoiled by the noise of the sparse vector technique; all others are zero."""
+"""PPDL: a few noisy entries are released, chosen by the sparse vector technique; all others are zero."""
 
 from __future__ import annotations
 
@@ -13,32 +13,27 @@ from vflsec.core.message import Kind
 
 
 class SparseVector(Defense):
-    """Sparse vector technique: of n entries at most c = max(1, floor(released·n)) leave, with Laplace noise.
+    """Sparse vector technique: at most c = max(1, floor(released·n)) of n entries are released, with Laplace noise.
 
-    With epsilon = 1 / strength, epsilon_1 = 8/9 epsilon, epsilon_2 = 2/9 epsilon, s_j = 2·c / epsilon_j, and clip to
-    [-gamma, gamma]: entries are visited in a random order; one is released if |clip(g)| + Lap(2·s_1) >= tau + Lap(s_1),
-    whose right side is drawn anew after each release; what leaves is clip(clip(g) + Lap(s_2)). After c releases, or
-    when all have been visited, the rest is zero.
+    epsilon = 1 / strength, epsilon_1 = 8/9 epsilon, epsilon_2 = 2/9 epsilon, s_j = 2·c / epsilon_j, and clip means to
+    [-gamma, gamma]. Entries are visited in a random order. An entry is released if |clip(g)| + Lap(2·s_1) >= tau +
+    Lap(s_1), whose right side is drawn anew after each release; the released value is clip(clip(g) + Lap(s_2)). After c
+    releases, or after all entries, the rest is zero.
 
     Source: Shokri and Shmatikov 2015 (CCS), section 5, as in the released code of Fu et al. 2022 (USENIX Security):
     epsilon 1.8 (strength .556), gamma .001, tau .0001, and .75, .5, .25 or .1 released. Their code sends all entries
     that it has not released in clear when it runs out of entries before c releases, as it does with .75; here they are
-    zero. It does not clip g before it adds noise to what leaves either, so that no sensitivity bounds an entry far
-    beyond gamma; here it is clipped. Their knob is the share released: for a given epsilon a smaller share takes less
-    noise, and tells more, so the strength is 1 / epsilon. The values released have magnitudes of gamma at most,
-    whatever the scale of g.
-
-    From the passive party it hides everything, at the usual settings: the noise of one value is c·9 / epsilon,
-    thousands of times gamma, and what leaves is coin flips of +-gamma. The passive party's model then hardly learns.
-    Costs 3·n draws and one pass over n numbers in Python. Fails with the model,
-    and at an epsilon where signs survive (planted toy data, batches of 64 x 2: from 1e5 on).
+    zero. It does not clip g before it adds noise to a released value, so that no sensitivity bounds an entry far beyond
+    gamma; here it is clipped. Their parameter is the share released. For a given epsilon a smaller share takes less
+    noise and reveals more, so the strength is 1 / epsilon. Released values have magnitudes of at most gamma, whatever
+    the scale of g.
 
     Guarantee: each release is epsilon-differentially private, epsilon = 1 / strength, for any change of all of its
     entries (Dwork and Roth 2014, section 3.6, NumericSparse; queries of sensitivity 1 >= 2·gamma: epsilon_1 and half of
-    epsilon_2 are spent). Releases add up: T batches with a row in them spend T·epsilon on it, which is large after an
-    epoch or two; that is what is told. By way of the model a row acts on batches that it is not in;
-    ``epsilon_transcript`` counts a release for every row of every batch, which is more than the truth by the size of a
-    batch. No epsilon is found for a whole training (``--epsilon``): divide it by the number of epochs.
+    epsilon_2 are spent). Releases add up: T batches with a row spend T·epsilon on it, which is reported, and large
+    after an epoch or two. Through the model, a row affects batches that do not contain it; ``epsilon_transcript``
+    counts a release for every row of every batch, which overestimates by a factor of the batch size. The noise cannot
+    be found for an epsilon of a whole training (``--epsilon``): divide it by the number of epochs.
 
     | case | result |
     |---|---|
@@ -48,9 +43,9 @@ class SparseVector(Defense):
 
     Args:
         strength: 1 / epsilon.
-        released: the share of entries that leaves at most, in (0, 1].
-        gamma: bound on the magnitude of an entry, at most half the sensitivity of 1.
-        tau: magnitude below which an entry is rather not released.
+        released: largest share of released entries, in (0, 1].
+        gamma: bound of the magnitude of an entry, at most half the sensitivity of 1.
+        tau: magnitude below which an entry is less likely to be released.
         at: the kinds of release to act on.
 
     Raises:
@@ -65,10 +60,16 @@ class SparseVector(Defense):
         "Fu et al. 2022, Label Inference Attacks Against Vertical Federated Learning, USENIX Security, section 6"
     )
     guarantee = (
-        "epsilon-differential privacy of all entries of each release together, epsilon = 1 / strength, against whoever "
-        "receives it; releases add up, so that one row spends that once an epoch"
+        "epsilon-differential privacy of all entries of each release together, epsilon = 1 / strength, against the "
+        "receiver; releases add up, so that one row spends it once an epoch"
     )
     version = 2
+    hides = "from the passive party: almost everything at the usual settings; released values are random signs of gamma"
+    costs = (
+        "3 n random numbers and one pass over n entries in Python; utility, because the passive party's model hardly "
+        "learns"
+    )
+    fails = "together with the model, and at an epsilon so large that signs survive"
 
     def __init__(
         self,

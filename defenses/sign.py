@@ -1,4 +1,4 @@
-"""Signs: of every entry the sign leaves, with one magnitude for all."""
+"""Signs: only the sign of every entry is released, with a common magnitude."""
 
 from __future__ import annotations
 
@@ -14,22 +14,14 @@ from vflsec.core.message import Kind
 
 
 class SignOnly(Defense):
-    """Entries leave as c · sign(g), where c is the mean |g| of the batch (B, d), or of the entry's own row.
+    """Entries are released as c · sign(g), where c is the mean magnitude of the batch (B, d), or of the row.
 
-    Each entry is replaced with probability ``strength``, independently and afresh at each release; 1 replaces all. A
-    mixture (1 - s)·g + s·c·sign(g) would be the smoother knob, and no protection: whoever knows s undoes it.
+    Each entry is replaced with probability ``strength``, independently and anew for each release; 1 replaces all. A
+    mixture (1 - s)·g + s·c·sign(g) would be smoother, but protects nothing: it can be inverted by anyone who knows s.
 
     Source: Bernstein et al. 2018 (arXiv 1802.04434, signSGD), section 1, with the mean magnitude as its scale as in
-    their later work on error feedback (Karimireddy et al. 2019, arXiv 1901.09847, section 4). Neither is a defense:
-    they save traffic. As one it was made here.
-
-    From the passive party it hides how long a row's gradient is: with ``scale="batch"`` and strength 1 all rows of a
-    batch without zeros are equally long. ``norm`` is left with what rows have in common, for a batch with more of the
-    rare class has a larger c (credit-default, one seed: .60, from .94); ``scale="row"`` keeps each row's mean magnitude
-    and hides only how it is spread over columns. Costs one mean and one draw of B·d numbers. Fails against
-    ``direction``, ``averaging`` and all that read the sign, because the sign of a loss's gradient is the label where
-    there are two classes. Below 1, what was hidden in one epoch leaves in another. Rows of zeros leave as zeros, and
-    stay visible. At ``embedding`` it hides the same from the active party, at prediction too.
+    later work on error feedback (Karimireddy et al. 2019, arXiv 1901.09847, section 4). Both save traffic and are no
+    defenses; the use as a defense is ours.
 
     Guarantee: none, empirical only.
 
@@ -40,8 +32,8 @@ class SignOnly(Defense):
     | empty batch | the empty batch |
 
     Args:
-        strength: the share of entries of which only the sign leaves, in [0, 1].
-        scale: whose mean magnitude is sent in their place.
+        strength: the share of entries of which only the sign is released, in [0, 1].
+        scale: whether c is the mean magnitude of the batch or of the row.
         at: the kinds of release to act on.
 
     Raises:
@@ -53,6 +45,17 @@ class SignOnly(Defense):
     points = (Kind.GRADIENT, Kind.EMBEDDING)
     reference = "after Bernstein et al. 2018 (signSGD), arXiv 1802.04434; as a defense made here"
     guarantee = "none, empirical only; it does not hide direction"
+    hides = (
+        "from the passive party: the length of gradients. With scale=batch and strength 1, all rows of a batch without "
+        "zeros are equally long; with scale=row, each keeps its mean magnitude. At embedding, the same from the active "
+        "party"
+    )
+    costs = "one mean and one draw of B d random numbers"
+    fails = (
+        "against direction, averaging and all that read the sign; against norm where c itself depends on the classes "
+        "in the batch; below strength 1, over epochs; rows of zeros stay visible"
+    )
+    contrib = True
 
     def __init__(
         self, strength: float, *, scale: Literal["batch", "row"] = "batch", at: Iterable[str] | None = None

@@ -84,7 +84,7 @@ def test_list_names_everything_with_a_summary():
             ],
         ),
         ("method", "fedhssl-moco", ["ssl_options: projector = 512, momentum = 0.99", "in-batch NT-Xent"]),
-        ("attack", "logistic", ["differs from the paper in:\n  * Two classes:", "Regularised logistic regression"]),
+        ("attack", "logistic", ["differs from the paper in:\n  * Two classes:", "Regularized logistic regression"]),
         ("protocol", "plain", ["active learns", "passive learns"]),
         ("dataset", "credit-default", ["CC BY 4.0", "passive_1 (10 columns)", "30000"]),
     ],

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vflsec.core.errors import UsageError
-from vflsec.defenses.discrete import Discretisation
+from vflsec.defenses.discrete import Discretization
 
 
 def rounded(g, strength, **options):
-    return Discretisation(strength, **options).on_gradient(g, None)
+    return Discretization(strength, **options).on_gradient(g, None)
 
 
 def naive(g, bins, bound, clip):
@@ -66,7 +66,7 @@ def test_empty_and_zero_batches(shape):
 )
 def test_impossible_options_are_refused(options, match):
     with pytest.raises(UsageError, match=match):
-        Discretisation(0.5, **options)
+        Discretization(0.5, **options)
 
 
 @pytest.mark.parametrize("strength", [1.0, 1.5, 1.7])
