@@ -16,7 +16,7 @@ from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.checks import one_of, positive, positive_or_none
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.regression import Searched, log_probabilities, searched, unfinished
+from vflsec.inference.regression import Searched, log_probabilities, searched, standardized, unfinished
 from vflsec.inference.releases import averages, latest
 
 FEWEST = 3
@@ -132,12 +132,12 @@ class AttributeInference(Attack):
         """
         known = view.aux_split
         if self.reads == "own":
-            return [[_standardized(dict(view.features), known)]]
+            return [[standardized(dict(view.features), known)]]
 
         def choices(received: Inputs) -> list[Inputs]:
             both = {split: torch.cat([h, view.features[split]], dim=1) for split, h in received.items()}
             chosen = {"received": [received], "both": [both], None: [received, both]}[self.reads]
-            return [_standardized(x, known) for x in chosen]
+            return [standardized(x, known) for x in chosen]
 
         single = latest(view, Kind.EMBEDDING, sender=view.victim)
         means = averages(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)
@@ -154,9 +154,3 @@ class AttributeFit(NamedTuple):
 def _same_for_all(inputs: Inputs, scores: Tensor) -> Guess:
     """Return the same scores (A,) for all rows."""
     return Guess({split: scores.expand(len(x), -1) for split, x in inputs.items()})
-
-
-def _standardized(inputs: Inputs, split: str) -> Inputs:
-    """Return ``inputs``, standardized by the rows of ``split``."""
-    mean, deviation = inputs[split].double().mean(dim=0), inputs[split].double().std(dim=0, correction=0)
-    return {name: (x - mean) / deviation.clamp_min(1e-12) for name, x in inputs.items()}

@@ -23,9 +23,7 @@ class Backdoor(IntegrityAttack):
 
     The trigger alone may change predictions, so the table shows its effect on the honest model beside the success.
 
-    Source: Liu et al. 2020 (arXiv 2007.03608): gamma 10, a random vector sent for poisoned rows. That known rows carry
-    the trigger is as in the released code of VFLAIR (Zou et al. 2024, arXiv 2310.09827). That poisoned rows borrow an
-    embedding of the right scale, and the trigger on a table, are ours.
+    Source: Liu et al. 2020 (arXiv 2007.03608), gamma 10; released code of VFLAIR (Zou et al. 2024, arXiv 2310.09827).
 
     Args:
         target: the class that the trigger stands for.

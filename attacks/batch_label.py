@@ -37,8 +37,7 @@ class BatchLabel(Attack):
     the model after training. For a model that does not end in a linear layer, A is its embeddings. Each of several
     colluding parties has an A of its own and observes the sums of its own columns of g.
 
-    Source: Zou et al. 2022, batch-level label inference (arXiv 2112.05409); code of VFLAIR. The source runs 10,000
-    steps of Adam on each batch separately, and needs no label without a top model.
+    Source: Zou et al. 2022, batch-level label inference (arXiv 2112.05409); code of VFLAIR.
 
     Args:
         rounds: of the alternation.
@@ -99,13 +98,13 @@ class Sums(NamedTuple):
         rows: (M, B) positions of the training rows in each batch.
         basis: for each party (M, B, r), of the column space of its A.
         values: for each party (M, r, d) the sums basis'g, in units of the root mean square of a row's gradient.
-        count: (n, 1) number of batches that contain each training row, at least 1.
+        shared: (n, 1) number of batches that contain each training row, at least 1.
     """
 
     rows: Tensor
     basis: Sequence[Tensor]
     values: Sequence[Tensor]
-    count: Tensor
+    shared: Tensor
 
     @property
     def widths(self) -> list[int]:
@@ -117,7 +116,7 @@ class Sums(NamedTuple):
         parts = zip(self.basis, self.values, torch.split(gradients, self.widths, dim=1), strict=True)
         changes = [basis @ (values - basis.mT @ block[self.rows]) for basis, values, block in parts]  # (M, B, d) each
         total = torch.zeros_like(gradients).index_add_(0, self.rows.flatten(), torch.cat(changes, dim=2).flatten(0, 1))
-        return gradients + total / self.count
+        return gradients + total / self.shared
 
 
 def summed(releases: Releases, layers: Sequence[Layer]) -> Sums:
@@ -153,7 +152,7 @@ def summed(releases: Releases, layers: Sequence[Layer]) -> Sums:
         rows=pad_sequence(batches, batch_first=True),
         basis=[_padded(one) for one in bases],
         values=[pad_sequence(one, batch_first=True) for one in values],
-        count=torch.bincount(releases.rows, minlength=releases.n_rows).clamp_min(1)[:, None],
+        shared=torch.bincount(releases.rows, minlength=releases.n_rows).clamp_min(1)[:, None],
     )
 
 

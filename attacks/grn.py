@@ -39,8 +39,7 @@ class GenerativeRegressionNetwork(Attack):
     stay at the mean.
 
     Source: Luo et al., ICDE 2021, "Feature inference attack on model predictions in vertical federated learning"
-    (arXiv 2010.10152), section V. Written from memory: the sizes of G and the penalty are ours, and the source
-    minimizes over many epochs.
+    (arXiv 2010.10152), section V.
 
     Args:
         victim: whose columns; None for the first passive party.
@@ -59,7 +58,7 @@ class GenerativeRegressionNetwork(Attack):
     verified = "unverified"
     differs = (
         "Written from memory of the source: the generator's size, the weight of the penalty and the number of "
-        "updates are ours.",
+        "updates are ours; the source minimizes over many epochs.",
         "The generator's last layer starts at zero, or at the auxiliary means; the guess is the mean over several "
         "draws of noise.",
     )
@@ -90,9 +89,7 @@ class GenerativeRegressionNetwork(Attack):
 
     def alone(self) -> Attack:
         """Return imputation: without the federation there is no prediction."""
-        attack = registry.build("attacks", "imputation", victim=self.victim)
-        assert isinstance(attack, Attack)
-        return attack
+        return registry.build("attacks", "imputation", victim=self.victim)  # type: ignore[no-any-return]
 
     @property
     def search(self) -> Mapping[str, Sequence[Any]]:

@@ -89,9 +89,7 @@ class BlackBoxInversion(Attack):
 
     def alone(self) -> Attack:
         """Return imputation with the same regression."""
-        attack = registry.build("attacks", "imputation", victim=self.victim, model=self.model, hidden=self.hidden)
-        assert isinstance(attack, Attack)
-        return attack
+        return registry.build("attacks", "imputation", victim=self.victim, model=self.model, hidden=self.hidden)  # type: ignore[no-any-return]
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return the columns (n, d) of every split with received embeddings."""

@@ -97,9 +97,7 @@ class WhiteBoxInversion(Attack):
 
     def alone(self) -> Attack:
         """Return imputation: without the federation, the adversary has own columns only."""
-        attack = registry.build("attacks", "imputation", victim=self.victim)
-        assert isinstance(attack, Attack)
-        return attack
+        return registry.build("attacks", "imputation", victim=self.victim)  # type: ignore[no-any-return]
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return the columns (n, d) of every split with received embeddings."""
@@ -112,13 +110,11 @@ class WhiteBoxInversion(Attack):
         if single is not None:
             h = received[view.aux_split] = self._averaged(f, view)
             noise[view.aux_split] = _noise(f, view, h, h)
-        prior = _prior(view, received, rng)
+        mean, root = _prior(view, received, rng)
         found, unsettled = {}, 0
         for split, h in received.items():
-            parts = zip(torch.split(h, self.rows), torch.split(prior.mean[split], self.rows), strict=True)
-            solved = [
-                _minimized(Objective(f, part, mean, prior.root, noise[split]), self.steps) for part, mean in parts
-            ]
+            parts = zip(torch.split(h, self.rows), torch.split(mean[split], self.rows), strict=True)
+            solved = [_minimized(Objective(f, part, m, root, noise[split]), self.steps) for part, m in parts]
             found[split] = on_simplex(torch.cat([x for x, _ in solved]), view.layout)
             unsettled += sum(count for _, count in solved)
         converged = unsettled <= SETTLED * sum(len(h) for h in received.values())
@@ -175,20 +171,16 @@ def _noise(f: nn.Module, view: View, h: Tensor, known: Tensor | None) -> Tensor:
     return error.square().mean(dim=0).clamp_min(least).sqrt()
 
 
-class ColumnPrior(NamedTuple):
-    """A Gaussian prior of the columns of rows: means (n, d) by split, and L (d, d) of the covariance C = L L^T."""
+def _prior(view: View, received: dict[str, Tensor], rng: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the prior's means (n, d) by split, and L (d, d) of its covariance C = L L^T.
 
-    mean: dict[str, Tensor]
-    root: Tensor
-
-
-def _prior(view: View, received: dict[str, Tensor], rng: torch.Generator) -> ColumnPrior:
-    """Return imputation's guess as the mean, with the covariance of its error on auxiliary rows that are left out."""
+    The means are imputation's guess, the covariance is that of its error on auxiliary rows that are left out.
+    """
     first, d, n_aux = next(iter(received.values())), view.n_classes, len(view.aux_rows)
     where = first.device
     if n_aux < FEWEST or view.aux_split not in received:
         means = {split: torch.zeros(len(h), d, dtype=h.dtype, device=where) for split, h in received.items()}
-        return ColumnPrior(means, torch.eye(d, dtype=first.dtype, device=where))
+        return means, torch.eye(d, dtype=first.dtype, device=where)
     own = [dict(view.features)]
     folds = torch.randperm(n_aux, generator=rng) % min(5, n_aux)
     guessed = regressed_columns(own, view, rng=rng).scores
@@ -199,7 +191,7 @@ def _prior(view: View, received: dict[str, Tensor], rng: torch.Generator) -> Col
         errors[folds == k] = (view.aux_labels.cpu() - scores[view.aux_rows.cpu()])[folds == k]
     covariance = LedoitWolf(assume_centered=True).fit(errors.numpy()).covariance_
     root = torch.from_numpy(np.linalg.cholesky(covariance + 1e-9 * np.eye(d))).to(where)
-    return ColumnPrior({split: guessed[split].double().to(where) for split in received}, root)
+    return {split: guessed[split].double().to(where) for split in received}, root
 
 
 class Objective(NamedTuple):

@@ -13,7 +13,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of, positive
 from vflsec.core.errors import InsufficientView
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.regression import searched
+from vflsec.inference.regression import searched, standardized
 
 NEIGHBORS = 3
 
@@ -84,8 +84,8 @@ class MembershipInference(Attack):
 
     def _classified(self, features: Tensor, view: View, rng: torch.Generator) -> Tensor:
         """Return the log odds (n,) of membership."""
-        mean, deviation = features.mean(dim=0), features.std(dim=0, correction=0).clamp_min(1e-12)
-        x, y = ((features - mean) / deviation).cpu().numpy(), view.aux_labels.cpu().numpy()
+        x = standardized({view.aux_split: features}, view.aux_split)[view.aux_split].cpu().numpy()
+        y = view.aux_labels.cpu().numpy()
         fewest = int(np.bincount(y, minlength=2).min())
         if fewest == 0:  # a single class
             return torch.zeros(len(x), dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -50,10 +51,7 @@ class ModelCompletion(Attack):
     includes the pass that guesses labels. The source guesses on unlabeled rows only. Labeled rows are balanced and
     unlabeled ones are not, so BatchNorm then centers the two passes differently, guesses drift to the rare class, and
     training on them ends in a constant guess. As in the source, the weight average has its own BatchNorm statistics,
-    averaged like the weights. For the first thousand updates it is a plain mean, while the source's average starts at
-    its random weights; after the full budget both are the same.
-
-    Fu's paper fine-tunes the bottom model; the released code in effect freezes it, and so does the default here.
+    averaged like the weights. After the full budget, it equals the source's.
 
     Args:
         mode: ``supervised`` or ``mixmatch``.
@@ -122,15 +120,8 @@ class ModelCompletion(Attack):
 
     def alone(self) -> Attack:
         """Return the same attack on an untrained bottom model, which is fitted too: the baseline of this attack."""
-        return ModelCompletion(
-            mode=self.mode,
-            freeze_bottom=False,
-            layers=self.layers,
-            epochs=self.epochs,
-            steps=self.steps,
-            lr=self.lr,
-            batch=self.batch,
-        )
+        options = {name: getattr(self, name) for name in inspect.signature(ModelCompletion).parameters}
+        return ModelCompletion(**{**options, "freeze_bottom": False})
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return logits (n, C) of the completed model."""

@@ -22,14 +22,10 @@ class GroupAverage(Defense):
     Source: class-blind averaging as a k-anonymous release (microaggregation, Domingo-Ferrer and Mateo-Sanz 2002), with
     random groups instead of similar ones: similar rows share a label, which their mean would confirm.
 
-    Guarantee: none, empirical only.
-
     | case | result |
     |---|---|
-    | strength 0 | the release itself, bit for bit |
     | fewer than 2·k rows | the mean of the batch, in every row |
     | one row | that row |
-    | empty batch | the empty batch |
 
     Args:
         strength: smallest number of other rows in a group, k - 1; an integer.

@@ -36,14 +36,7 @@ class ConfusionalAutoencoder(Defense):
     much weight in their own codes as possible: the attacker is assumed to know or guess the names.
 
     Only the active party decodes predictions. Others who see the top model's output, as with ``model.head=none``, see
-    codes.
-
-    Guarantee: none, empirical only.
-
-    | case | result |
-    |---|---|
-    | strength 0 | the labels themselves, and the predictions |
-    | lambda so large (100, say) that a code is decoded as its class with a probability below .6 | refused as diverged |
+    codes. Training diverges if lambda is so large that a code is decoded as its class with a probability below .6.
 
     Args:
         strength: lambda.

@@ -22,14 +22,10 @@ class Compression(Defense):
     Source: Fu et al. 2022 (USENIX Security), section 6, and their released code, which keeps .75, .5, .25 or .1 of the
     entries: strengths .25, .5, .75 and .9.
 
-    Guarantee: none, empirical only.
-
     | case | result |
     |---|---|
-    | strength 0 | the release itself, bit for bit |
     | strength 1, or so high that k <= 1 | zeros |
     | all magnitudes equal, or one entry only | zeros |
-    | empty batch | the empty batch |
 
     Args:
         strength: the share of entries that is zeroed, in [0, 1].
@@ -62,18 +58,15 @@ class Compression(Defense):
         super().__init__(strength, at=at)
         share(strength=strength)
 
-    def on_gradient(self, g: Tensor, release: Release) -> Tensor:
-        """Return the gradients (B, d) with zeros in place of the smaller entries."""
-        return self._largest(g)
-
-    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
-        """Return the embeddings (B, d) with zeros in place of the smaller entries."""
-        return self._largest(h)
-
-    def _largest(self, value: Tensor) -> Tensor:
+    def on_gradient(self, value: Tensor, release: Release) -> Tensor:
+        """Return gradients (B, d) with zeros in place of the smaller entries."""
         magnitude, n = value.abs(), value.numel()
         kept = int((1 - self.strength) * n + 1e-6)  # 1 - .9 is slightly less than .1
         if kept < 1:
             return torch.zeros_like(value)
         threshold = magnitude.flatten().kthvalue(n - kept + 1).values
         return torch.where(magnitude > threshold, value, 0.0)
+
+    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
+        """Return the embeddings (B, d) with zeros in place of the smaller entries."""
+        return self.on_gradient(h, release)

@@ -25,8 +25,7 @@ class DistanceCorrelation(Defense):
     others, on average. Every penalty that pushes two classes together has this effect; ``max-norm`` after it equalizes
     lengths. The estimate of dCor in a batch is biased upwards, more so in small batches.
 
-    Guarantee: none, empirical only. Strength 0 trains as without it, bit for bit. A batch of one class or of one row
-    adds nothing.
+    A batch of one class or of one row adds nothing.
 
     Args:
         strength: lambda.

@@ -25,14 +25,10 @@ class Discretization(Defense):
     only, because gradients of a mean loss shrink with the batch. Without a bound, the largest |g| of each release takes
     its place, which is independent of scale and reveals that number.
 
-    Guarantee: none, empirical only.
-
     | case | result |
     |---|---|
-    | strength 0 | the release itself, bit for bit |
     | all entries zero | zeros |
     | strength >= 2, no bound | zeros |
-    | empty batch | the empty batch |
 
     Args:
         strength: the spacing of the grid in units of the bound, 2 / bins.
@@ -71,15 +67,8 @@ class Discretization(Defense):
         self.bound = bound
         self.clip = clip
 
-    def on_gradient(self, g: Tensor, release: Release) -> Tensor:
-        """Return the gradients (B, d) on the grid."""
-        return self._rounded(g)
-
-    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
-        """Return the embeddings (B, d) on the grid."""
-        return self._rounded(h)
-
-    def _rounded(self, value: Tensor) -> Tensor:
+    def on_gradient(self, value: Tensor, release: Release) -> Tensor:
+        """Return gradients (B, d) on the grid."""
         if value.numel() == 0:
             return value
         bound = value.abs().max() if self.bound is None else value.new_tensor(self.bound)
@@ -87,3 +76,7 @@ class Discretization(Defense):
             value = value.clamp(-bound, bound)
         spacing = bound * self.strength
         return torch.where(spacing > 0, (value / spacing).round() * spacing, value)
+
+    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
+        """Return the embeddings (B, d) on the grid."""
+        return self.on_gradient(h, release)

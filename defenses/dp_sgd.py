@@ -53,7 +53,6 @@ class DPSGD(GaussianDP):
 
     | case | result |
     |---|---|
-    | strength 0 | training without it, bit for bit |
     | a row without a gradient | noise only |
     | a party that is malicious in training | does not carry it |
 

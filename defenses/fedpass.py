@@ -29,14 +29,8 @@ class Passports(Defense):
     layer in each passive party's bottom model, which hides its columns from the active party. This is the active
     party's half only, which hides labels.
 
-    Guarantee: none, empirical only; the paper's theorems bound the error of recovering W's input by an attacker who
-    knows neither, not that of guessing labels.
-
-    | case | result |
-    |---|---|
-    | strength 0 | no passport layer: training without it, bit for bit |
-    | strength close to 0 | a layer with constant passports |
-    | empty batch | the empty batch |
+    The paper's theorems bound the error of recovering W's input by an attacker who knows neither, not that of guessing
+    labels. A strength close to 0 gives a layer with constant passports.
 
     Args:
         strength: range, the width of the interval from which each entry of a passport is drawn.

@@ -38,15 +38,7 @@ class GaussianDP(ClippedNoise):
     Source: Dwork and Roth 2014, appendix A; accounting: opacus, Mironov 2017 (arXiv 1702.07476) and Gopi et al. 2021
     (arXiv 2106.02848); clipping: VFLAIR, row by row.
 
-    Guarantee: (epsilon, delta)-differential privacy of one row (its label, or the sender's columns of it) against the
-    receiver, in all releases of that row; what the model carries from row to row is in ``epsilon_transcript``. Noise
-    comes from a seeded generator of floats: it measures a mechanism and protects no real data.
-
-    | case | result |
-    |---|---|
-    | strength 0 | the release itself, bit for bit, not clipped |
-    | a zero row | noise only |
-    | empty batch | the empty batch |
+    Noise comes from a seeded generator of floats: it measures a mechanism and protects no real data.
 
     Args, besides those of ``ClippedNoise``:
         delta: at which epsilon is reported.

@@ -21,14 +21,10 @@ class IsotropicNoise(Defense):
     Embeddings and gradients are (B, m). A parameter tensor of two or more dimensions counts as (out, rest) rows, one of
     a single dimension as one row. BatchNorm's running statistics are released in clear.
 
-    Guarantee: none, empirical only. The scale depends on private data, so this is not differential privacy.
-
     | case | result |
     |---|---|
-    | lambda = 0 | the release itself, bit for bit |
     | all rows zero | the release itself |
     | one row | noise scaled by that row's norm |
-    | empty batch | the empty batch |
     """
 
     name = "iso"
@@ -43,24 +39,21 @@ class IsotropicNoise(Defense):
     costs = "one pass over the batch and B m random numbers; utility, because noise slows learning"
     fails = "over epochs: the noise is drawn anew, so the mean of a row's releases is its own value (averaging)"
 
+    def on_gradient(self, rows: Tensor, release: Release) -> Tensor:
+        """Return noised gradients (B, m)."""
+        if rows.numel() == 0:
+            return rows
+        scale = torch.linalg.vector_norm(rows, dim=1).max() * (self.strength / rows.shape[1] ** 0.5)
+        noise = torch.randn(rows.shape, generator=release.rng, device=rows.device, dtype=rows.dtype)
+        return noise.mul_(scale).add_(rows)
+
     def on_embedding(self, h: Tensor, release: Release) -> Tensor:
         """Return noised embeddings (B, m)."""
-        return self._noised(h, release.rng)
-
-    def on_gradient(self, g: Tensor, release: Release) -> Tensor:
-        """Return noised gradients (B, m)."""
-        return self._noised(g, release.rng)
+        return self.on_gradient(h, release)
 
     def on_parameters(self, p: Tensor, release: Release) -> Tensor:
         """Return a noised copy of one parameter tensor, any shape; running statistics stay as they are."""
         if release.buffer:  # a variance with noise may be negative
             return p
         rows = p.reshape(len(p), -1) if p.dim() > 1 else p.reshape(1, -1)
-        return self._noised(rows, release.rng).reshape(p.shape)
-
-    def _noised(self, rows: Tensor, rng: torch.Generator) -> Tensor:
-        if rows.numel() == 0:
-            return rows
-        scale = torch.linalg.vector_norm(rows, dim=1).max() * (self.strength / rows.shape[1] ** 0.5)
-        noise = torch.randn(rows.shape, generator=rng, device=rows.device, dtype=rows.dtype)
-        return noise.mul_(scale).add_(rows)
+        return self.on_gradient(rows, release).reshape(p.shape)

@@ -35,11 +35,8 @@ class DistilledGroups(Defense):
     (k-anonymity, as in the name), but the group still narrows it down, and the model learns no more than the group.
     With a larger epsilon the true class would be the least likely, which reveals the label: refused.
 
-    Guarantee: none, empirical only.
-
     | case | result |
     |---|---|
-    | strength 0 | the labels themselves |
     | k > C | k = C |
     | epsilon > (k - 1) / k | refused, before training |
 

@@ -19,14 +19,8 @@ class LabelDP(Defense):
 
     Source: Warner 1965; Ghazi et al. 2021 (arXiv 2102.06062), section 3.
 
-    Guarantee: epsilon-label-differential privacy, exact, of each training row's label against everybody but the active
-    party: replacing the label changes all messages and the model by at most epsilon, for any number of releases.
-    Columns are not protected, nor are labels of validation rows that choose an epoch.
-
-    | case | result |
-    |---|---|
-    | strength 0 | the labels themselves |
-    | strength towards infinity | uniformly random labels |
+    Replacing a label changes all messages and the model by at most epsilon, for any number of releases. Labels of
+    validation rows that choose an epoch are not protected.
     """
 
     name = "label-dp"

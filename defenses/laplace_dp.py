@@ -17,17 +17,9 @@ class LaplaceDP(ClippedNoise):
 
     Source: Dwork et al. 2006, section 3; clipping: VFLAIR, row by row.
 
-    Guarantee: pure epsilon-differential privacy of one row (its label, or the sender's columns of it) against the
-    receiver, in all releases of that row; what the model carries from row to row is in ``epsilon_transcript``. Noise
-    comes from a seeded generator of floats: it measures a mechanism and protects no real data. The least significant
-    bits of float32 distinguish two opposite rows beyond the stated epsilon (Mironov 2012, On significance of the least
-    significant bits for differential privacy).
-
-    | case | result |
-    |---|---|
-    | strength 0 | the release itself, bit for bit, not clipped |
-    | a zero row | noise only |
-    | empty batch | the empty batch |
+    Noise comes from a seeded generator of floats: it measures a mechanism and protects no real data. The least
+    significant bits of float32 distinguish two opposite rows beyond the stated epsilon (Mironov 2012, On significance
+    of the least significant bits for differential privacy).
     """
 
     name = "laplace-dp"

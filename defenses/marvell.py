@@ -65,12 +65,10 @@ class Marvell(Defense):
 
     | case | result |
     |---|---|
-    | s = 0 | the release itself, bit for bit |
     | one class in the batch, or Delta = 0 | white noise, of the last P to the receiver, else as ``iso``; logged |
     | d = 1 | two variances instead of four |
     | more than two classes | refused, unless one is named as ``positive``; the others are negatives then |
     | rows without labels | as one class, if the sender has labels of other rows (FedCVT); else refused |
-    | empty batch | the empty batch |
 
     Args:
         strength: s, power of the noise in units of g; the source's grid is 0.1 to 25.

@@ -19,15 +19,13 @@ class MaxNorm(Defense):
 
     Source: Li et al. 2022 (arXiv 2102.08504), ``max_norm``, called ``expectation`` in its code. The strength is ours.
 
-    Guarantee: none, empirical only. The noise keeps the line of a gradient, so that only its sign is uncertain. The
+    The noise keeps the line of a gradient, so that only its sign is uncertain. The
     longest row is released without noise.
 
     | case | result |
     |---|---|
-    | strength = 0 | the release itself, bit for bit |
     | a row of zeros | stays zero: it has no direction |
     | all rows equally long, one row | the release itself |
-    | empty batch | the empty batch |
     """
 
     name = "max-norm"

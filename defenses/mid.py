@@ -27,13 +27,7 @@ class InformationBottleneck(Defense):
     those of one class longer. This reveals no more than ``direction`` reads without it, and disappears if an attacker
     subtracts the mean of each message.
 
-    Guarantee: none, empirical only; the bound is on information in t, and gradients are sent.
-
-    | case | result |
-    |---|---|
-    | strength 0 | no bottleneck: training without it, bit for bit |
-    | strength close to 0 | a bottleneck without a penalty |
-    | empty batch | the empty batch |
+    A strength close to 0 gives a bottleneck without a penalty.
 
     Args:
         strength: lambda.

@@ -27,11 +27,8 @@ class Mixup(Defense):
     With w = 1/2 for all, half of a gradient depends on the label of its own row, and a quarter each on those of two
     random rows. Embeddings and predictions are unchanged: the active party sees every row separately.
 
-    Guarantee: none, empirical only.
-
     | case | result |
     |---|---|
-    | strength 0 | no mixing: training without it, bit for bit |
     | strength close to 0 | weights of 1: no mixing |
     | strength towards infinity | weights of 1/2 |
     | one row | that row |

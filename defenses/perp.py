@@ -24,16 +24,14 @@ class PerpendicularNoise(Defense):
 
     Source: Li et al. 2022 (arXiv 2102.08504), the ``perp`` baseline of its code. The strength is ours.
 
-    Guarantee: none, empirical only. A gradient turns by an angle whose cosine is ||g_i|| / t_i; the mean over its
+    A gradient turns by an angle whose cosine is ||g_i|| / t_i; the mean over its
     releases is still g_i. Gradients are (B, d) with d >= 2.
 
     | case | result |
     |---|---|
-    | strength = 0 | the release itself, bit for bit |
     | a row of zeros | a vector of the target norm, in any direction |
     | all rows zero | the release itself |
     | d = 1 | refused: nothing is perpendicular |
-    | empty batch | the empty batch |
 
     Args:
         strength: multiplies both bounds; the source's is 1.

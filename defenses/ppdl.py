@@ -35,12 +35,6 @@ class SparseVector(Defense):
     counts a release for every row of every batch, which overestimates by a factor of the batch size. The noise cannot
     be found for an epsilon of a whole training (``--epsilon``): divide it by the number of epochs.
 
-    | case | result |
-    |---|---|
-    | strength 0 | the release itself, bit for bit |
-    | all entries are visited before c releases | the others are zero |
-    | empty batch | the empty batch |
-
     Args:
         strength: 1 / epsilon.
         released: largest share of released entries, in (0, 1].

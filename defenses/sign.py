@@ -23,13 +23,9 @@ class SignOnly(Defense):
     later work on error feedback (Karimireddy et al. 2019, arXiv 1901.09847, section 4). Both save traffic and are no
     defenses; the use as a defense is ours.
 
-    Guarantee: none, empirical only.
-
     | case | result |
     |---|---|
-    | strength 0 | the release itself, bit for bit |
     | an entry is zero | zero |
-    | empty batch | the empty batch |
 
     Args:
         strength: the share of entries of which only the sign is released, in [0, 1].
@@ -64,17 +60,14 @@ class SignOnly(Defense):
         share(strength=strength)
         self.scale = scale
 
-    def on_gradient(self, g: Tensor, release: Release) -> Tensor:
-        """Return the gradients (B, d) with signs in place of entries."""
-        return self._signs(g, release.rng)
-
-    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
-        """Return the embeddings (B, d) with signs in place of entries."""
-        return self._signs(h, release.rng)
-
-    def _signs(self, value: Tensor, rng: torch.Generator) -> Tensor:
+    def on_gradient(self, value: Tensor, release: Release) -> Tensor:
+        """Return gradients (B, d) with signs in place of entries."""
         if value.numel() == 0:
             return value
         magnitude = value.abs().mean(dim=1, keepdim=True) if self.scale == "row" else value.abs().mean()
-        drawn = torch.rand(value.shape, generator=rng, device=value.device)  # in [0, 1): strength 1 replaces all
+        drawn = torch.rand(value.shape, generator=release.rng, device=value.device)  # below 1: strength 1 replaces all
         return torch.where(drawn < self.strength, value.sign() * magnitude, value)
+
+    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
+        """Return the embeddings (B, d) with signs in place of entries."""
+        return self.on_gradient(h, release)

@@ -56,7 +56,8 @@ class Defense(ABC):
 
     ``vflsec.core.hooks`` says of each hook who runs it, when, and what it changes.
 
-    Strength 0 is the exact identity, bit for bit, for every defense: it is the common baseline of every curve.
+    Strength 0 is the exact identity, bit for bit, for every defense: it is the common baseline of every curve. An empty
+    batch stays empty.
 
     Args:
         strength: how strong; 0 is off, larger never protects less on average.

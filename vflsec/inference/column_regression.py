@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vflsec.core.layout import Layout
 from vflsec.core.view import Guess, View
-from vflsec.inference.regression import unfinished
+from vflsec.inference.regression import standardized, unfinished
 
 PENALTIES = np.logspace(-1, 5, 13)
 
@@ -55,7 +55,8 @@ def regressed_columns(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         for inputs in tables:
-            values |= _regressed(standardized(inputs, view), known, y, model, hidden, seed)
+            x = {split: one.cpu().numpy() for split, one in standardized(inputs, view.aux_split).items()}
+            values |= _regressed(x, known, y, model, hidden, seed)
     found = {split: on_simplex(torch.from_numpy(columns), view.layout) for split, columns in values.items()}
     return Guess(found, converged=not unfinished(caught))
 
@@ -99,13 +100,6 @@ def _predictions(
     return {split: regression.predict(rows).reshape(len(rows), -1) for split, rows in x.items()}
 
 
-def standardized(inputs: Inputs, view: View) -> dict[str, np.ndarray]:
-    """Return inputs (n, p), standardized over the rows of the split that contains the auxiliary rows."""
-    reference = inputs[view.aux_split].double()
-    mean, deviation = reference.mean(dim=0), reference.std(dim=0, correction=0).clamp_min(1e-12)
-    return {split: ((x - mean) / deviation).cpu().numpy() for split, x in inputs.items()}
-
-
 def missed(x: Tensor, view: View) -> float:
     """Return the leave-one-out mean squared error of ridge regression on ``x`` (n, p) for the auxiliary rows.
 
@@ -113,7 +107,7 @@ def missed(x: Tensor, view: View) -> float:
     """
     if len(view.aux_rows) < 3:
         return 0.0
-    known = standardized({view.aux_split: x}, view)[view.aux_split][view.aux_rows.cpu().numpy()]
+    known = standardized({view.aux_split: x}, view.aux_split)[view.aux_split][view.aux_rows].cpu().numpy()
     y = view.aux_labels.cpu().double().numpy()
     several = y.shape[1] > 1
     score = RidgeCV(PENALTIES, alpha_per_target=several).fit(known, y if several else y[:, 0]).best_score_

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -68,6 +68,12 @@ def log_probabilities(model: ClassifierMixin, own: Tensor, n_classes: int) -> Te
     scores = torch.full((len(own), n_classes), float(known.min()) - 1.0, dtype=known.dtype)
     scores[:, torch.as_tensor(model.classes_)] = known
     return scores
+
+
+def standardized(inputs: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
+    """Return ``inputs`` (n, p) by split, standardized over the rows of ``split``."""
+    mean, deviation = inputs[split].double().mean(dim=0), inputs[split].double().std(dim=0, correction=0)
+    return {name: (x - mean) / deviation.clamp_min(1e-12) for name, x in inputs.items()}
 
 
 class Searched(NamedTuple):
