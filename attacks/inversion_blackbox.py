@@ -40,7 +40,6 @@ class BlackBoxInversion(Attack):
     """
 
     name = "inversion-blackbox"
-    baseline = True
     side = "either"
     target = "features"
     needs = frozenset({Need.EMBEDDINGS, Need.AUX_LABELS})

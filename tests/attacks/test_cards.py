@@ -8,6 +8,7 @@ import pytest
 from vflsec.core import registry
 from vflsec.core.attack import describe
 from vflsec.core.errors import UsageError
+from vflsec.core.view import Need
 
 
 @pytest.mark.parametrize("name", sorted(registry.entries("attacks")))
@@ -50,6 +51,12 @@ def test_a_renamed_attack_keeps_its_random_stream():
     with pytest.raises(UsageError, match="unknown attack 'replay'. It is now called exploit. Known: active-mc, "):
         registry.load("attacks", "replay")
     assert registry.load("attacks", "exploit").stream == "replay"
+
+
+def test_baselines_read_own_columns_and_nothing_else():
+    baselines = {name for name in registry.entries("attacks") if registry.load("attacks", name).baseline}
+    assert baselines == {"logistic", "trees", "squares", "pseudo-labels", "imputation"}
+    assert all(registry.load("attacks", name).needs <= {Need.OWN_FEATURES, Need.AUX_LABELS} for name in baselines)
 
 
 def test_unverified_attacks_and_those_without_a_source_are_marked():

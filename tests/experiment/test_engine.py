@@ -352,6 +352,7 @@ def test_a_cell_does_not_depend_on_what_ran_before_it(tmp_path):
         ({"model": {"head": "none", "aggregation": "sum"}}, {"mc", "direct"}, {}),
         ({"aux": {"n": 0}}, {"norm", "spectral"}, {"mc": "needs auxiliary labels"}),
         ({"methods": ["ss-vfl-i"]}, {"mc"}, {"norm": "needs received gradients"}),
+        ({"adversary": "active"}, {"inversion-blackbox", "attribute"}, {"norm": "is for the passive side"}),
         ({"methods": ["fedsplitnn", "ss-vfl-i"]}, {"mc"}, {"norm": "needs received gradients"}),
     ],
 )
