@@ -19,6 +19,7 @@ from pathlib import Path
 import click
 import jupytext
 import nbformat
+from draw_layers import svg
 from nbclient import NotebookClient
 
 import vflsec
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+LAYERS = ROOT / "docs" / "architecture.svg"
 PICTURE = ROOT / "docs" / "privacy_utility_curve.png"
 NOTEBOOK = ROOT / "notebooks" / "privacy_utility_curve.py"
 
@@ -128,16 +130,15 @@ def _paths(graph: Graph, start: str) -> Iterator[list[str]]:
             paths.append([*path, target])
 
 
-def picture(root: Path) -> str:
-    """Return the layers as a Mermaid flowchart, without the arrows that follow from others."""
+def arrows(root: Path) -> dict[str, set[str]]:
+    """Return what each package imports, without the imports that follow from others."""
     layers = by_layer(imports(root))
     reached = reach(layers)
     assert not cycles(layers), f"packages import each other: {cycles(layers)}"
-    lines = ["```mermaid", "flowchart TD"]
-    for layer in sorted(layers):
-        direct = {t for t in layers[layer] if not any(t in reached[other] for other in layers[layer])}
-        lines += [f"    {layer} --> {target}" for target in sorted(direct)]
-    return "\n".join([*lines, "```"])
+    return {
+        layer: {target for target in targets if not any(target in reached[other] for other in targets)}
+        for layer, targets in layers.items()
+    }
 
 
 def list_of_cycles(root: Path) -> str:
@@ -175,7 +176,6 @@ FROM_THE_CODE: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"catalogue": catalogue},
     CONTRIBUTING: {"map": lambda: table_of_folders(ROOT)},
     ARCHITECTURE: {
-        "picture": lambda: picture(ROOT),
         "layers": lambda: table_of_layers(ROOT),
         "cycles": lambda: list_of_cycles(ROOT),
     },
@@ -200,6 +200,8 @@ def is_stale() -> list[str]:
         stale += [
             f"the block {name!r} in {page.name}" for name, make in blocks.items() if block(text, name, make()) != text
         ]
+    if not LAYERS.is_file() or LAYERS.read_text(encoding="utf-8") != svg(arrows(ROOT)):
+        stale.append(LAYERS.name)
     written = nbformat.read(NOTEBOOK.with_suffix(".ipynb"), as_version=4)
     if [(c.cell_type, c.source) for c in written.cells] != [(c.cell_type, c.source) for c in notebook().cells]:
         stale.append(f"{NOTEBOOK.with_suffix('.ipynb').name}")
@@ -207,12 +209,13 @@ def is_stale() -> list[str]:
 
 
 def write_from_the_code() -> None:
-    """Write what is read from the code."""
+    """Write the blocks and the picture that are read from the code."""
     for page, blocks in FROM_THE_CODE.items():
         text = page.read_text(encoding="utf-8")
         for name, make in blocks.items():
             text = block(text, name, make())
         page.write_text(text, encoding="utf-8")
+    LAYERS.write_text(svg(arrows(ROOT)), encoding="utf-8")
 
 
 def write() -> None:

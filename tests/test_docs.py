@@ -79,7 +79,9 @@ def builder():
     """The script that writes the generated parts."""
     spec = importlib.util.spec_from_file_location("build_docs", ROOT / "scripts" / "build_docs.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        spec.loader.exec_module(module)
     return module
 
 
@@ -136,7 +138,8 @@ def test_arrows_and_cycles_of_known_code(builder, tmp_path):
         "vflsec.attacks": set(),
         "vflsec.attacks.one": {"vflsec.nn.losses.mean", "vflsec.core"},
     }
-    assert builder.picture(tmp_path).splitlines()[2:-1] == ["    api --> nn", "    attacks --> nn", "    nn --> core"]
+    arrows = builder.arrows(tmp_path)
+    assert arrows == {"vflsec": set(), "api": {"nn"}, "attacks": {"nn"}, "nn": {"core"}, "core": set()}
     assert builder.table_of_layers(tmp_path).splitlines()[2:] == [
         "| `vflsec/core` | Base. | nothing |",
         "| `vflsec/nn` | Networks. | `core` |",
@@ -150,7 +153,28 @@ def test_arrows_and_cycles_of_known_code(builder, tmp_path):
     assert builder.list_of_cycles(tmp_path) == "Number of import cycles: **0**"
     (tmp_path / "vflsec/core/c.py").write_text("def late():\n    import vflsec.api\n")
     with pytest.raises(AssertionError, match="packages import each other"):
-        builder.picture(tmp_path)
+        builder.arrows(tmp_path)
+
+
+def test_the_picture_has_each_package_above_those_that_it_imports(builder):
+    graph = {"top": {"middle", "base"}, "middle": {"base"}, "other": {"base"}, "base": set()}
+    picture = builder.svg(graph)
+    arrows = re.findall(r"<title>(\w+) imports (\w+)</title>", picture)
+    assert sorted(arrows) == sorted((source, target) for source, targets in graph.items() for target in targets)
+    boxes = re.findall(r'<text x="(.*?)" y="(.*?)" text-anchor="middle">(\w+)</text>', picture)
+    at = {name: (float(x), float(y)) for x, y, name in boxes}
+    assert at.keys() == graph.keys()
+    assert all(at[source][1] < at[target][1] for source, target in arrows)
+    assert abs(at["middle"][0] - at["other"][0]) > 92, "boxes of one layer overlap"
+    assert all(46 <= x <= 800 - 46 for x, _ in at.values())
+    assert builder.svg(graph) == picture
+
+
+def test_a_stale_picture_is_noticed(builder, monkeypatch, tmp_path):
+    monkeypatch.setattr(builder, "LAYERS", tmp_path / "architecture.svg")
+    assert builder.is_stale() == ["architecture.svg"]
+    (tmp_path / "architecture.svg").write_text(builder.svg({"core": set()}))
+    assert builder.is_stale() == ["architecture.svg"]
 
 
 def test_cycles_are_counted_by_group(builder):
