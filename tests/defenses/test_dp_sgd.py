@@ -233,7 +233,7 @@ def test_what_it_cannot_serve_is_refused_before_anything_is_trained(tmp_path, se
 
 
 def test_a_method_without_a_wire_refuses_it_too():
-    with pytest.raises(UsageError, match="got local: what it learns otherwise would not be protected"):
+    with pytest.raises(UsageError, match="got local: its other updates would not be protected"):
         vflsec.train(dataset="toy", method="local", defense="dp-sgd:strength=1.0", data={"options": {"rows": 300}})
 
 

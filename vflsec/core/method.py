@@ -163,8 +163,8 @@ class Method(ABC):
             UsageError: not all updates are by a mean over the rows of a labeled batch.
         """
         raise UsageError(
-            f"expected a method that trains by split learning alone for a defense of updates, got {self.name}, whose "
-            f"other updates would not be protected: choose --method fedsplitnn"
+            f"expected a method in which all training is split learning for a defense of updates, got {self.name}: "
+            f"its other updates would not be protected; choose --method fedsplitnn"
         )
 
     @final
