@@ -17,9 +17,9 @@ from typing import Any
 import click
 import numpy as np
 
-from vflsec.audit.audit import Truth
-from vflsec.audit.score_gram import ScoreGram
-from vflsec.paillier.exposure import Exposure
+from vflsec.secure.roles.exposure import Exposure
+from vflsec.secure.transcripts.audit import Truth
+from vflsec.secure.transcripts.score_gram import ScoreGram
 from vflsec.testing.recordings import LinearRun
 
 PAGE = Path(__file__).parents[1] / "docs" / "audit_a_recording.md"

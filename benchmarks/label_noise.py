@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
-from vflsec.audit.audit import Truth
-from vflsec.audit.delta_chain import DeltaChain
 from vflsec.core.errors import Diverged
 from vflsec.core.method import Trained
 from vflsec.core.statistics import over_seeds
@@ -29,8 +27,10 @@ from vflsec.experiment.cell import training_cell
 from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.score import measure
 from vflsec.experiment.training import one_thread
-from vflsec.paillier.layout import Layout
-from vflsec.paillier.recording import Header, Recorder, Recording
+from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.transcripts.audit import Truth
+from vflsec.secure.transcripts.delta_chain import DeltaChain
+from vflsec.secure.transcripts.recording import Header, Recorder, Recording
 
 PAGE = Path(__file__).parents[1] / "docs" / "audit_a_recording.md"
 NOISE = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)

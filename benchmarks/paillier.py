@@ -29,12 +29,12 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from vflsec.paillier.cost import units, work
-from vflsec.paillier.key_holder import KeyHolder
-from vflsec.paillier.keys import Keys
-from vflsec.paillier.label_holder import LabelHolder
-from vflsec.paillier.layout import MODES, Layout, Mode
-from vflsec.paillier.linear_sgd import PRECISION, LinearSgd
+from vflsec.secure.arithmetic.cost import units, work
+from vflsec.secure.arithmetic.keys import Keys
+from vflsec.secure.arithmetic.layout import MODES, Layout, Mode
+from vflsec.secure.arithmetic.linear_sgd import PRECISION, LinearSgd
+from vflsec.secure.roles.key_holder import KeyHolder
+from vflsec.secure.roles.label_holder import LabelHolder
 
 ROWS, WIDTH, RATE = 128, 10, 5e-4
 SAMPLES = 80_000

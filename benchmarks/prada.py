@@ -44,9 +44,9 @@ from vflsec.experiment.store import Store
 from vflsec.nn.domain_discriminators import DomainDiscriminators
 from vflsec.nn.feature_groups import DROPOUT
 from vflsec.nn.parallel import ParallelLinear, UnitLength, parallel_layers
-from vflsec.paillier.layout import Layout
 from vflsec.report.attribution import importance, swarm
 from vflsec.report.domains import domain_map
+from vflsec.secure.arithmetic.layout import Layout
 
 Measured = dict[str, Any]
 """What is kept of one training."""

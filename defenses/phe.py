@@ -10,7 +10,7 @@ import msgspec
 from vflsec.core.defense import Defense
 from vflsec.core.errors import UsageError
 from vflsec.core.options import shares_options
-from vflsec.paillier.layout import CipherSpec
+from vflsec.secure.arithmetic.layout import CipherSpec
 
 
 @shares_options(CipherSpec)

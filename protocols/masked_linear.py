@@ -16,13 +16,13 @@ from vflsec.core.options import shares_options
 from vflsec.core.party import Party
 from vflsec.core.protocol import LinearBoundary
 from vflsec.core.settings import TrainSpec
-from vflsec.paillier.layout import CipherSpec
+from vflsec.secure.arithmetic.layout import CipherSpec
 
 Said = TypeVar("Said")
 
 
 class Holder(Protocol):
-    """A role, as a backend implements it: ``KeyHolder`` and ``LabelHolder`` of ``vflsec.paillier`` are the models."""
+    """A role, as a backend implements it: ``KeyHolder`` and ``LabelHolder`` of ``vflsec.secure.roles`` are the models."""
 
     def state(self) -> Mapping[str, np.ndarray]:
         """Return what to save, arrays of fixed shapes."""
@@ -32,7 +32,7 @@ class Holder(Protocol):
 
 
 class Recorder(Protocol):
-    """Writes down what one role sees, as that of ``vflsec.paillier.recording`` does."""
+    """Writes down what one role sees, as that of ``vflsec.secure.transcripts.recording`` does."""
 
     def begin(self, step: int, *, rate: float | None) -> None:
         """Start a step."""

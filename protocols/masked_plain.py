@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vflsec.core.settings import TrainSpec
-from vflsec.paillier.linear_sgd import LinearSgd
 from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
+from vflsec.secure.arithmetic.linear_sgd import LinearSgd
 
 
 class PlainMaskedBoundary(MaskedLinearBoundary):

@@ -13,14 +13,14 @@ from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
 from vflsec.core.settings import TrainSpec
-from vflsec.paillier.codec import encode, rounded
-from vflsec.paillier.cost import estimate
-from vflsec.paillier.key_holder import KeyHolder
-from vflsec.paillier.keys import Keys
-from vflsec.paillier.label_holder import LabelHolder
-from vflsec.paillier.linear_sgd import LinearSgd
-from vflsec.paillier.recording import Header, Recorder
 from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
+from vflsec.secure.arithmetic.codec import encode, rounded
+from vflsec.secure.arithmetic.cost import estimate
+from vflsec.secure.arithmetic.keys import Keys
+from vflsec.secure.arithmetic.linear_sgd import LinearSgd
+from vflsec.secure.roles.key_holder import KeyHolder
+from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.transcripts.recording import Header, Recorder
 
 NOISE_BITS = 10  # that defenses may add to a loss gradient by noise
 PENALTY_BITS = 4  # that any other defense of the active party may add, by a penalty or by what it does to labels

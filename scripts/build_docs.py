@@ -94,7 +94,10 @@ def _imported(tree: ast.AST, package: str, files: Mapping[str, Path]) -> Iterato
 
 
 def by_layer(graph: Graph) -> dict[str, set[str]]:
-    """Return ``graph`` between packages: ``vflsec.nn.losses.byol`` is part of ``nn``, and ``vflsec.api`` is ``api``."""
+    """Return ``graph`` between packages: ``vflsec.nn.losses.byol`` is part of ``nn``, and ``vflsec.api`` is ``api``.
+
+    ``vflsec.secure`` has parts in several layers, so that each is a package of its own.
+    """
     layers: dict[str, set[str]] = {}
     for module, targets in graph.items():
         layers.setdefault(_layer(module), set()).update(map(_layer, targets))
@@ -102,7 +105,8 @@ def by_layer(graph: Graph) -> dict[str, set[str]]:
 
 
 def _layer(module: str) -> str:
-    return module.split(".")[1] if "." in module else module
+    parts = module.split(".")
+    return ".".join(parts[1 : 3 if parts[1] == "secure" else 2]) if len(parts) > 1 else module
 
 
 def reach(graph: Graph) -> dict[str, set[str]]:
@@ -153,7 +157,7 @@ def table_of_layers(root: Path) -> str:
     graph = by_layer(imports(root))
     lines = ["| folder | what it is for | imports |", "|---|---|---|"]
     for name, folder in packages(root).items():
-        if name.count(".") == 1:
+        if name.count(".") == _layer(name).count(".") + 1:
             arrows = ", ".join(f"`{target}`" for target in sorted(graph[_layer(name)])) or "nothing"
             lines.append(f"| `{folder.relative_to(root).as_posix()}` | {purpose(folder)} | {arrows} |")
     return "\n".join(lines)

@@ -5,8 +5,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from vflsec.audit.run import AUDITS
 from vflsec.cli import cli
+from vflsec.secure.transcripts.run import AUDITS
 from vflsec.testing.recordings import EncryptedRun, LinearRun
 
 

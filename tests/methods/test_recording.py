@@ -5,10 +5,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from vflsec.audit.audit import Truth
-from vflsec.audit.delta_chain import DeltaChain
-from vflsec.audit.score_gram import ScoreGram
-from vflsec.audit.wire import Wire
 from vflsec.cli import cli
 from vflsec.core.errors import UsageError
 from vflsec.core.method import Trained
@@ -17,7 +13,11 @@ from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.prada import PrADA
 from vflsec.methods.vertical_lr import VerticalLogisticRegression
-from vflsec.paillier.recording import Recording
+from vflsec.secure.transcripts.audit import Truth
+from vflsec.secure.transcripts.delta_chain import DeltaChain
+from vflsec.secure.transcripts.recording import Recording
+from vflsec.secure.transcripts.score_gram import ScoreGram
+from vflsec.secure.transcripts.wire import Wire
 from vflsec.testing.federations import toy_federation
 
 SGD = {"optimizer": "sgd", "momentum": 0.5, "lr": 0.1, "batch": 32, "epochs": 2}

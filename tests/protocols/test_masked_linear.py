@@ -22,9 +22,9 @@ from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.ss_vfl_i import SSVFLIndependent
 from vflsec.methods.vertical_lr import VerticalLogisticRegression
 from vflsec.nn.top import SharedTop, Top
-from vflsec.paillier.layout import CipherSpec
 from vflsec.protocols.masked_plain import PlainMaskedBoundary, Sealed
 from vflsec.protocols.paillier import PaillierBoundary
+from vflsec.secure.arithmetic.layout import CipherSpec
 from vflsec.testing.federations import toy_federation
 
 MODEL = ModelSpec(bottom=(6,), cut=3)

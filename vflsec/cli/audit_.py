@@ -37,9 +37,9 @@ def command(recording: Path, truth: Path | None, names: tuple[str, ...], max_lea
     from rich.console import Console
     from rich.progress import Progress
 
-    from vflsec.audit import run, table
-    from vflsec.audit.audit import Truth
-    from vflsec.paillier.recording import Recording
+    from vflsec.secure.transcripts import run, table
+    from vflsec.secure.transcripts.audit import Truth
+    from vflsec.secure.transcripts.recording import Recording
 
     limit = leak_limits(max_leak)
     for name, value in limit.items():

@@ -92,7 +92,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 @click.option("--days", type=click.IntRange(1, 36500), default=365, show_default=True, help="For which they hold.")
 def keys(folder: Path, role: str | None, days: int) -> None:
     """Make a private key and a certificate for a party, or for both."""
-    from vflsec.remote import identity
+    from vflsec.secure.remote import identity
 
     if role is None:
         identity.make_pair(folder, days)
@@ -112,10 +112,10 @@ def run(**given: Any) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
-    from vflsec.remote import job, session
-    from vflsec.remote.identity import Identity
-    from vflsec.remote.link import Dialer, Listener, parse_address
-    from vflsec.remote.snapshots import Snapshots
+    from vflsec.secure.remote import job, session
+    from vflsec.secure.remote.identity import Identity
+    from vflsec.secure.remote.link import Dialer, Listener, parse_address
+    from vflsec.secure.remote.snapshots import Snapshots
 
     torch.set_num_threads(1)  # batches are small, and the encryption needs the cores
     agreed = job.read(job_file)
@@ -161,7 +161,7 @@ def run(**given: Any) -> None:
 
 def _expose(agreed: Any, own: Any, role: str, limit: float | None) -> None:
     """Say how much of C's features p will be able to compute; end where that is more than ``limit``."""
-    from vflsec.paillier.exposure import Exposure
+    from vflsec.secure.roles.exposure import Exposure
 
     width = own.layout.width if role == "C" and agreed.model.width is None else agreed.model.width
     if width is None:
@@ -187,7 +187,7 @@ def _given(given: dict[str, Any], name: str) -> Any:
 def _own(agreed: Any, role: str, given: dict[str, Any]) -> Any:
     """Return the party's own rows: of the job's dataset, or of its own file."""
     from vflsec.data.files import PartyFile
-    from vflsec.remote import own
+    from vflsec.secure.remote import own
 
     if agreed.dataset is not None:
         if given["data"] is not None:

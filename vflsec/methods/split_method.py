@@ -22,7 +22,7 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.split_training import SplitTraining, selection_split
 from vflsec.nn.top import SharedTop, Top
-from vflsec.paillier.exposure import Exposure
+from vflsec.secure.roles.exposure import Exposure
 
 _BOTH = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
 SHOWS = {"passive": _BOTH | {Need.GRADIENTS}, "active": _BOTH | {Need.EMBEDDINGS}}

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.core.seeds import derive
-from vflsec.paillier.key_holder import KeyHolder
-from vflsec.paillier.keys import Keys
-from vflsec.paillier.label_holder import LabelHolder
-from vflsec.paillier.layout import Layout, Mode
-from vflsec.paillier.linear_sgd import LinearSgd
-from vflsec.paillier.messages import PaillierMessage
-from vflsec.paillier.recording import Header, Recorder, Recording
+from vflsec.secure.arithmetic.keys import Keys
+from vflsec.secure.arithmetic.layout import Layout, Mode
+from vflsec.secure.arithmetic.linear_sgd import LinearSgd
+from vflsec.secure.roles.key_holder import KeyHolder
+from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.roles.messages import PaillierMessage
+from vflsec.secure.transcripts.recording import Header, Recorder, Recording
 
 Floats = NDArray[np.float64]
 M = TypeVar("M", bound=PaillierMessage)

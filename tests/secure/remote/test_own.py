@@ -1,0 +1,131 @@
+"""What a party brings: its own columns alone, of rows that both split alike without a word about labels."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vflsec.core.errors import DataError, UsageError
+from vflsec.data.files import PartyFile
+from vflsec.data.partition import DataSpec, partition
+from vflsec.experiment.federation import load_dataset
+from vflsec.secure.remote import own
+from vflsec.secure.remote.job import Job
+
+BOTH = Job(name="loans", seed=4)
+
+
+@pytest.fixture
+def files(tmp_path):
+    rng = np.random.default_rng(0)
+    ids = [f"k{i}" for i in range(200)]
+    bank = pd.DataFrame({"id": ids, "age": rng.integers(20, 70, 200), "bad": rng.choice(["no", "yes"], 200)})
+    bureau = pd.DataFrame({"id": ids, "score": rng.normal(size=200), "town": rng.choice(["A", "B"], 200)})
+    bank.sample(frac=1, random_state=1).to_csv(tmp_path / "bank.csv", index=False)
+    bureau.sample(frac=1, random_state=2).to_csv(tmp_path / "bureau.csv", index=False)
+    return tmp_path
+
+
+def loaded(files, role, job=BOTH):
+    if role == "p":
+        return own.from_file(files / "bank.csv", job, "p", PartyFile(), key="id", label="bad")
+    town = PartyFile(categorical=["town"])
+    return own.from_file(files / "bureau.csv", job, "C", town, key="id", label=None)
+
+
+def test_both_hold_the_same_rows_in_the_same_order(files):
+    here, there = loaded(files, "C"), loaded(files, "p")
+    for split in ("train", "test"):
+        assert here.ids[split].equals(there.ids[split])
+    assert here.digest == there.digest
+    assert len(here.ids["test"]) == 60
+    assert here.features["train"].shape == (140, 4)  # a number; two towns, and one for towns never seen
+    assert here.labels is None
+    assert not here.classes
+    assert there.classes == ("no", "yes")
+
+
+def test_rows_and_labels_stay_together(files):
+    found = loaded(files, "p")
+    bank = pd.read_csv(files / "bank.csv").set_index("id")
+    expected = (bank.loc[found.ids["test"], "bad"] == "yes").to_numpy()
+    assert (found.labels["test"] == expected).all()
+
+
+def test_a_registered_dataset_is_split_as_everywhere_else():
+    job = Job(name="t", dataset="credit-default", seed=4)
+    data = partition(load_dataset("credit-default"), DataSpec(stratify=False), 4)
+    for role, party in own.PARTY.items():
+        found = own.from_dataset(job, role)
+        for split in ("train", "test"):
+            assert (found.ids[split].to_numpy() == data.ids[split]).all()
+            assert (found.features[split] == data.parties[party].features[split]).all()
+    assert (found.labels["test"] == data.labels["test"]).all()
+
+
+def test_an_official_test_set_is_kept():
+    found = own.split(pd.Index(["b", "d", "a", "c"]), BOTH, pd.Index(["c", "b", "of nobody"]))
+    assert found["train"].tolist() == ["a", "d"]
+    assert found["test"].tolist() == ["b", "c"]
+
+
+@pytest.mark.parametrize("change", ["drop", "rename", "swap"])
+def test_other_rows_have_another_digest(files, change):
+    bureau = pd.read_csv(files / "bureau.csv")
+    if change == "drop":
+        bureau = bureau[1:]
+    elif change == "rename":
+        bureau.loc[0, "id"] = "k999"
+    else:  # the same characters, cut elsewhere
+        bureau = bureau.replace({"id": {"k1": "k1k", "k2": "2"}})
+    before = loaded(files, "C").digest
+    bureau.to_csv(files / "bureau.csv", index=False)
+    assert loaded(files, "C").digest != before
+
+
+@pytest.mark.parametrize("role", ["C", "p"])
+@pytest.mark.parametrize(("test", "counts"), [(0.999, "0 and 200"), (0.001, "200 and 0")])
+def test_a_split_without_rows_is_refused_on_both_sides(files, role, test, counts):
+    with pytest.raises(UsageError, match=f"^expected training and test rows with test = {test}, got {counts} of 200 "):
+        loaded(files, role, Job(name="loans", test=test))
+
+
+def test_the_seed_decides_the_split(files):
+    other = Job(name="loans", seed=5)
+    assert loaded(files, "C").digest != loaded(files, "C", other).digest == loaded(files, "p", other).digest
+
+
+def test_what_is_wrong_with_a_file_is_said(files):
+    for said, call in {
+        "expected the label, got an unknown column 'default'": {"key": "id", "label": "default"},
+        "expected the id, got an unknown column 'key'": {"key": "key", "label": "bad"},
+    }.items():
+        with pytest.raises(DataError, match=said):
+            own.from_file(files / "bank.csv", BOTH, "p", PartyFile(), **call)
+    with pytest.raises(DataError, match="expected a file"):
+        own.from_file(files / "none.csv", BOTH, "p", PartyFile(), key="id", label="bad")
+    with pytest.raises(DataError, match="got a folder; name a file in it"):
+        own.from_file(files, BOTH, "p", PartyFile(), key="id", label="bad")
+    bank = pd.read_csv(files / "bank.csv")
+    bank["bad"] = ["yes", *["no"] * 199]
+    bank.to_csv(files / "bank.csv", index=False)
+    with pytest.raises(DataError, match="expected every class among"):
+        loaded(files, "p")
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "said"),
+    [
+        ("none.csv", {}, r"none\.csv, found none; check the path$"),
+        ("bank.csv", {"columns": ["id"]}, "^--columns: expected features, got the id 'id'; drop it there"),
+        ("bank.csv", {"signed_log": ["agee"]}, "^--signed-log: unknown column 'agee'. Did you mean age?"),
+        ("bureau.csv", {}, "got '[AB]'; correct it, or list the column in --categorical$"),
+        ("same.csv", {}, "got 1.0 only; drop it, or leave it out with --columns$"),
+        ("latin.csv", {}, "expected utf-8 text, got byte 0xe9; save it as UTF-8$"),
+    ],
+)
+def test_errors_of_a_file_from_the_command_line_say_nothing_of_toml(files, file, options, said):
+    (files / "same.csv").write_text("id,a\n1,1\n2,1\n")
+    (files / "latin.csv").write_bytes(b"id,a\n1,\xe9\n")
+    with pytest.raises(DataError, match=said) as error:
+        own.from_file(files / file, BOTH, "C", PartyFile(**options), key="id", label=None)
+    assert not any(word in str(error.value) for word in ("TOML", "parties.", "[...]"))

@@ -1,0 +1,112 @@
+"""A2: exact fixed-point products have W as their divisors; blurred ones have none."""
+
+import re
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vflsec.secure.transcripts.audit import Truth
+from vflsec.secure.transcripts.common_divisor import CommonDivisor
+from vflsec.secure.transcripts.recording import Recorder, Recording
+from vflsec.testing.recordings import LinearRun
+
+
+def rewritten(folder, c, change):
+    """Return C's recording with another delta^C; ``change`` gets the integers delta (B,) and W (g,)."""
+    rng = np.random.default_rng(0)
+    with Recorder(folder / "other", c.header) as recorder:
+        for step in c.steps():
+            delta, w = rng.integers(-(1 << 23), 1 << 23, size=128), rng.integers(-(1 << 28), 1 << 28, size=10)
+            recorder.begin(step.number, rate=step.rate)
+            recorder.note("embedding_gradient", np.ldexp(change(delta, w, rng).astype(float), -51))
+            share = np.array([int(v) << 36 for v in w], dtype=object)[:, None]
+            recorder.note("share", share)
+    return Recording(folder / "other")
+
+
+def truth(folder, header):
+    """Return p's recording with a share of zero, so that all of W is in C's."""
+    from msgspec.structs import replace
+
+    with Recorder(folder / "p", replace(header, role="p")) as recorder:
+        for number in range(2):
+            recorder.begin(number, rate=0.1)
+            recorder.note("share", np.array([0] * 10, dtype=object)[:, None])
+    return Recording(folder / "p")
+
+
+def audited(folder, change):
+    c, _ = LinearRun().record(folder)
+    c = rewritten(folder, c, change)
+    return CommonDivisor()(c, Truth(c, truth(folder, c.header)))
+
+
+def test_all_weights_are_read_from_exact_products(tmp_path):
+    finding = audited(tmp_path, lambda delta, w, rng: np.outer(delta, w))
+    assert finding.figures[0].value == 1.0
+    assert finding.verdict == "leaks"
+
+
+def test_noise_below_a_unit_of_the_weights_leaves_no_divisor(tmp_path):
+    def blurred(delta, w, rng):
+        return np.outer(delta, w) + rng.integers(0, np.abs(delta)[:, None] + 1, size=(128, 10))
+
+    finding = audited(tmp_path, blurred)
+    assert finding.figures[0].value == 0.0
+    assert finding.verdict == "holds"
+
+
+def test_one_exact_batch_of_two_is_not_averaged_away(tmp_path):
+    exact = iter([True, False])
+
+    def first_exact(delta, w, rng):
+        blur = 0 if next(exact) else rng.integers(0, np.abs(delta)[:, None] + 1, size=(128, 10))
+        return np.outer(delta, w) + blur
+
+    finding = audited(tmp_path, first_exact)
+    assert finding.figures[0].value == 1.0
+
+
+def test_a_single_exact_row_tells_its_loss_gradient(tmp_path):
+    def first_exact(delta, w, rng):  # as if a row were sent alone, all others being real multiples of it
+        ratio = np.float32(delta / delta[0])
+        return ratio[:, None] * (delta[0] * w).astype(float)[None]
+
+    c, _ = LinearRun().record(tmp_path)
+    finding = CommonDivisor()(rewritten(tmp_path, c, first_exact))
+    assert finding.figures[0].value == 1.0
+    assert finding.found == "2 of 2 columns and rows of delta^C have a common divisor: |W_j|, |delta_i|"
+
+
+def test_numbers_that_a_float_has_rounded_are_not_measured(tmp_path):
+    finding = audited(tmp_path, lambda delta, w, rng: np.outer(delta, w) * 16.0)
+    assert finding.verdict == "unmeasured"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 1 << 20), st.lists(st.integers(1, 1 << 20), min_size=8, max_size=20))
+def test_the_divisor_of_multiples_is_a_multiple_of_the_weight(w, deltas):
+    assert np.gcd.reduce(np.array(deltas) * w) % w == 0
+
+
+def test_several_outputs_are_not_measured(tmp_path):
+    c, _ = LinearRun(outputs=3).record(tmp_path)
+    assert "expected one output, got 3" in CommonDivisor()(c).found
+    assert CommonDivisor()(c).verdict == "unmeasured"
+
+
+def test_floats_of_a_simulation_are_no_fixed_point(tmp_path):
+    c, _ = LinearRun().record(tmp_path)
+    assert CommonDivisor()(c).verdict == "unmeasured"
+
+
+def test_numbers_rounded_to_a_larger_unit_have_no_divisor(tmp_path):
+    c, p = LinearRun(rounding=2.0**-24).record(tmp_path)
+    finding = CommonDivisor()(c)
+    assert finding.verdict == "holds"
+    assert re.fullmatch(
+        r"no column or row of delta\^C \(of \d+\) has a common divisor, which would be \|W_j\| or \|delta_i\|",
+        finding.found,
+    )
+    assert CommonDivisor()(c, Truth(c, p)).figures[0].value == 0.0

@@ -1,0 +1,213 @@
+"""A1: delta^C of consecutive batches gives C all labels and W, in every setting in which W is trained linearly."""
+
+import re
+
+import msgspec
+import numpy as np
+import pytest
+
+from vflsec.core.errors import DataError, InsufficientView
+from vflsec.secure.transcripts.audit import Truth
+from vflsec.secure.transcripts.delta_chain import DeltaChain
+from vflsec.secure.transcripts.recording import Recorder, Recording
+from vflsec.testing.recordings import LinearRun, generator
+
+
+def audited(folder, **settings):
+    c, p = LinearRun(**settings).record(folder)
+    return DeltaChain()(c, Truth(c, p))
+
+
+def error(folder, **settings):
+    """Relative error of W at every step, and the accuracy of labels."""
+    c, p = LinearRun(**settings).record(folder)
+    recovered = DeltaChain().run(c)
+    true = Truth(c, p).at([*recovered.steps, *(n + 1 for n in recovered.steps)])
+    after = settings.get("order") == "paper"
+    found = []
+    for number, arrays in recovered.steps.items():
+        if "weights" in true[number + after]:
+            w = true[number + after]["weights"]
+            found.append(min(np.abs(arrays["weights"] - s * w).max() for s in (1, -1)) / np.abs(w).max())
+    return max(found), DeltaChain()(c, Truth(c, p)).figures[0].value
+
+
+@pytest.mark.parametrize("order", ["current", "paper"])
+@pytest.mark.parametrize("rate", [0.1, 5e-4])
+@pytest.mark.parametrize(("rounding", "limit"), [(0.0, 5e-12), (2.0**-24, 2e-5)])
+def test_two_batches_give_all_labels_and_the_weights(tmp_path, order, rate, rounding, limit):
+    steps = 3 if order == "paper" else 2  # one more, so that p's recording has the W that is told
+    worst, accuracy = error(tmp_path, order=order, rate=rate, rounding=rounding, steps=steps)
+    assert accuracy == 1.0
+    assert worst < limit
+
+
+def test_more_batches_give_the_weights_better(tmp_path):
+    for name in ("few", "many"):
+        (tmp_path / name).mkdir()
+    few, _ = error(tmp_path / "few", rate=5e-4, rounding=2.0**-24, seed=3)
+    many, accuracy = error(tmp_path / "many", rate=5e-4, rounding=2.0**-24, seed=3, steps=32)
+    assert accuracy == 1.0
+    assert many < few / 2
+
+
+@pytest.mark.parametrize("order", ["current", "paper"])
+@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.0), (0.99, 1e-3), (0.0, 1e-2)])
+def test_momentum_and_weight_decay_hide_nothing(tmp_path, order, momentum, decay):
+    settings = {"order": order, "momentum": momentum, "weight_decay": decay}
+    worst, accuracy = error(tmp_path, steps=70, rounding=2.0**-24, **settings)  # three windows
+    assert accuracy == 1.0
+    assert worst < 2e-5
+
+
+@pytest.mark.parametrize(("outputs", "width"), [(3, 10), (4, 10), (10, 20)])
+def test_of_several_outputs_all_labels_but_for_the_names_of_classes(tmp_path, outputs, width):
+    finding = audited(tmp_path, outputs=outputs, width=width, steps=40, rate=0.5, rounding=2.0**-24)
+    labels, weights = finding.figures
+    assert labels.value > 0.999
+    assert weights.value > 0.99
+    assert finding.verdict == "leaks"
+
+
+def test_noise_that_keeps_the_rank_keeps_the_direction_of_the_weights(tmp_path):
+    clean = audited(tmp_path, steps=20).figures
+    assert [figure.value for figure in clean] == pytest.approx([1.0, 1.0, 1.0])
+    (tmp_path / "noisy").mkdir()
+    c, p = LinearRun(steps=20, row_noise=1.0).record(tmp_path / "noisy")
+    recovered = DeltaChain().run(c)
+    true = Truth(c, p).at(recovered.steps)
+    for number, arrays in recovered.steps.items():
+        found, w = arrays["weights"][:, 0], true[number]["weights"][:, 0]
+        assert abs(found @ w) / np.linalg.norm(found) / np.linalg.norm(w) == pytest.approx(1.0)
+
+
+class Epochs(LinearRun):
+    """Visits the same 2048 samples again and again, in a new order each time."""
+
+    def batches(self):
+        rng = generator(self.seed, "batches")
+        true = rng.normal(size=(self.columns, self.outputs))
+        x = rng.normal(size=(2048, self.columns))
+        labels = self._labels(x @ true + rng.normal(size=(2048, self.outputs)))
+        order = np.concatenate([rng.permutation(2048) for _ in range(-(-self.steps * self.batch // 2048))])
+        for rows in np.split(order[: self.steps * self.batch], self.steps):
+            yield rows, x[rows], labels[rows]
+
+
+@pytest.mark.parametrize(("noise", "steps", "least"), [(0.1, 40, 0.99), (1.0, 160, 0.85)])
+def test_noise_on_every_coordinate_averages_out_over_batches(tmp_path, noise, steps, least):
+    """Noise of 1 is larger than any loss gradient, and no sample is seen twice."""
+    c, p = LinearRun(steps=steps, noise=noise).record(tmp_path)
+    accuracy, ranking, weights = DeltaChain()(c, Truth(c, p)).figures
+    assert (ranking.of, ranking.metric) == ("labels", "auc")
+    assert ranking.value > least
+    assert accuracy.value > accuracy.chance
+    assert weights.value > 0.5
+
+
+def test_noise_averages_out_over_visits_of_a_sample(tmp_path):
+    c, p = Epochs(steps=160, noise=1.0).record(tmp_path)
+    finding = DeltaChain()(c, Truth(c, p))
+    accuracy, ranking, _ = finding.figures
+    assert ranking.value > 0.99
+    assert accuracy.value > 0.95
+    assert accuracy.n == ranking.n == 2048  # samples, not visits
+    assert "labels of 2048 samples from delta^C of 160 batches, pooled" in finding.found
+    assert 0.9 < float(re.search("noise of deviation (.*) on every coordinate", finding.found)[1]) < 1.1
+
+
+def test_of_several_outputs_noise_averages_out_too(tmp_path):
+    c, p = Epochs(outputs=3, steps=160, rate=0.5, noise=1.0).record(tmp_path)
+    labels, _ = DeltaChain()(c, Truth(c, p)).figures
+    assert labels.value > 0.9
+    assert labels.n == 2048
+
+
+def test_of_two_outputs_the_ranking_is_given_too(tmp_path):
+    c, p = Epochs(outputs=2, steps=80, rate=0.5, noise=0.5).record(tmp_path)
+    ranking = DeltaChain()(c, Truth(c, p)).figures[1]
+    assert ranking.metric == "auc"
+    assert ranking.value > 0.99
+
+
+def test_noise_of_ten_times_the_gradients_hides_them_for_forty_batches(tmp_path):
+    c, p = LinearRun(steps=40, noise=10.0).record(tmp_path)
+    accuracy, ranking, weights = DeltaChain()(c, Truth(c, p)).figures
+    assert ranking.value < 0.53
+    assert accuracy.value < accuracy.chance
+    assert weights.value < 0.05
+
+
+def test_pooling_needs_as_many_features_as_the_rank_alone(tmp_path):
+    c, p = Epochs(outputs=10, width=10, steps=64, rate=0.5).record(tmp_path)
+    finding = DeltaChain()(c, Truth(c, p))
+    assert "pooled" in finding.found
+    assert finding.figures[0].value > 0.99
+
+
+@pytest.mark.parametrize(("noise", "least"), [(0.3, 0.99), (1.0, 0.9)])
+def test_noise_that_keeps_the_rank_averages_out_over_visits(tmp_path, noise, least):
+    c, p = Epochs(steps=64, row_noise=noise).record(tmp_path)
+    ranking, weights = DeltaChain()(c, Truth(c, p)).figures[1:]
+    assert ranking.value > least
+    assert weights.value > 0.9
+
+
+def test_shapes_that_do_not_fit_are_one_line(tmp_path):
+    c, _ = LinearRun(steps=1).record(tmp_path)
+    with Recorder(tmp_path / "torn", c.header) as recorder:
+        recorder.begin(0, rate=0.1)
+        recorder.note("embedding_gradient", np.ones((2, 10)))
+        recorder.note("rows", np.arange(3))
+    with pytest.raises(DataError, match="of one batch of 10 features in step 0"):
+        DeltaChain()(Recording(tmp_path / "torn"))
+
+
+def test_one_batch_is_enough_for_labels(tmp_path):
+    c, p = LinearRun(steps=1).record(tmp_path)
+    finding = DeltaChain()(c, Truth(c, p))
+    assert [figure.value for figure in finding.figures[:2]] == [1.0, 1.0]
+
+
+def test_without_the_truth_it_says_how_well_all_fits(tmp_path):
+    c, _ = LinearRun(steps=20, rounding=2.0**-24).record(tmp_path)
+    (own,) = DeltaChain()(c).figures
+    assert own.metric == "consistency"
+    assert own.value > 1 - 1e-6
+    assert own.chance < 0.9
+
+
+def test_a_gap_in_the_recording_is_not_bridged(tmp_path):
+    c, p = LinearRun(steps=9, rounding=2.0**-24).record(tmp_path)
+    with Recorder(tmp_path / "gap", c.header) as recorder:
+        for step in c.steps():
+            if step.number != 4:
+                recorder.begin(step.number, rate=step.rate)
+                for name, array in step.notes.items():
+                    recorder.note(name, array)
+    gap = Recording(tmp_path / "gap")
+    assert sorted(DeltaChain().run(gap).steps) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert DeltaChain()(gap, Truth(gap, p)).figures[0].value == 1.0
+
+
+def test_too_little_is_no_acquittal(tmp_path):
+    wide, p = LinearRun(outputs=10, width=8).record(tmp_path)
+    finding = DeltaChain()(wide)
+    assert (finding.verdict, finding.figures) == ("unmeasured", ())
+    assert "at least 9 features for 10 outputs, got 8" in finding.found
+    (tmp_path / "one").mkdir()
+    with Recorder(tmp_path / "one" / "C", LinearRun(width=8).record(tmp_path / "one")[0].header) as recorder:
+        recorder.begin(0, rate=None)  # nothing is learned
+    assert "expected delta^C of a step that learns" in DeltaChain()(Recording(tmp_path / "one" / "C")).found
+    with pytest.raises(InsufficientView, match="for role C, got a recording of role p"):
+        DeltaChain()(p)
+
+
+def test_zero_gradients_are_passed_over(tmp_path):
+    c, _ = LinearRun(steps=4).record(tmp_path)
+    with Recorder(tmp_path / "zero", msgspec.structs.replace(c.header)) as recorder:
+        for step in c.steps():
+            recorder.begin(step.number, rate=step.rate)
+            recorder.note("mu", step.notes["mu"])
+            recorder.note("embedding_gradient", step.notes["embedding_gradient"] * (step.number > 0))
+    assert sorted(DeltaChain().run(Recording(tmp_path / "zero")).steps) == [1, 2, 3]

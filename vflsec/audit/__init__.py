@@ -1,1 +1,0 @@
-"""Audits of recordings: what a role of a protocol can read out of its own messages."""

@@ -1,0 +1,1 @@
+"""Integers and Paillier ciphertexts: keys, encoding, packing, powers and randomizers; no torch."""

@@ -1,0 +1,208 @@
+"""Party C: the key, the features and the bottom model."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from phe import PaillierPrivateKey, PaillierPublicKey
+from torch import Tensor, nn
+
+from vflsec.core.errors import ProtocolError, UsageError
+from vflsec.core.seeds import drawing
+from vflsec.nn.encoders import build_encoder
+from vflsec.secure.arithmetic.codec import encode, rounded
+from vflsec.secure.arithmetic.keys import Keys
+from vflsec.secure.arithmetic.layout import Layout, Mode
+from vflsec.secure.remote.hello import Hello
+from vflsec.secure.remote.job import Job
+from vflsec.secure.remote.messages import Committed
+from vflsec.secure.remote.own import PARTY, Own
+from vflsec.secure.remote.side import (
+    Batch,
+    Commit,
+    Exchange,
+    Side,
+    State,
+    below,
+    first_share,
+    learned,
+    relearn,
+    step,
+    under,
+)
+from vflsec.secure.roles.key_holder import KeyHolder
+from vflsec.secure.roles.messages import EncryptedDelta, MaskedGradient, MaskedScores
+from vflsec.secure.roles.noise import normal
+
+CHUNK = 8192
+"""Rows that are embedded at once where all are checked."""
+
+
+class FeatureSide(Side):
+    """C's side: encrypts its embedding, decrypts what comes back masked, and trains its bottom model.
+
+    C learns nothing but its own gradient delta^C = delta W^T, which tells the labels (``reveals`` of the roles); with
+    the columns themselves as embedding it gets none.
+
+    Args:
+        own: its rows.
+        job: the agreement.
+        keys: of this run.
+        seed: of C's own first weights, for tests; None draws one. Shares and noise do not depend on it.
+        batches: about how many are to come, by which tables are made larger or smaller; None for the whole job.
+        workers: processes that prepare randomizers.
+        randbits: source of the masks, of C's first share and of the key of its noise; ``secrets`` but in tests.
+
+    Raises:
+        UsageError: without an encoder, a number beyond 2^feature_bits; the line names its column and the value to set.
+    """
+
+    role = "C"
+
+    def __init__(
+        self,
+        own: Own,
+        job: Job,
+        keys: Keys,
+        *,
+        seed: int | None = None,
+        batches: int | None = None,
+        workers: int = 0,
+        randbits: Callable[[int], int] = secrets.randbits,
+    ) -> None:
+        super().__init__(own, job)
+        seed = secrets.randbits(62) if seed is None else seed
+        self._randbits = randbits
+        self.bottom: nn.Module = nn.Identity()
+        if self.gradients:
+            with drawing(seed, "model", PARTY["C"]):
+                self.bottom = build_encoder(own.layout, job.model.spec, job.model.outputs)
+        else:
+            for x in own.features.values():  # these are what is encrypted: all are checked before any is sent
+                encode(x, job.paillier.feature_precision, job.paillier.feature_bits, "features", own.layout.names)
+        width = job.model.width or own.layout.width
+        self.keys = keys
+        self.public = keys.public
+        self.agreed = self.layout(width)
+        self.holder = KeyHolder(
+            keys,
+            self.agreed,
+            optimizer=self._linear_sgd(),
+            share0=first_share(randbits, width, job.model.outputs) if job.model.share else None,
+            batches=len(self.schedule) if batches is None else batches,
+            workers=workers,
+            randbits=randbits,
+        )
+        self.optimizer = self._sgd(self.bottom) if self.gradients else None
+
+    def meet(self, theirs: Hello) -> Layout:
+        """Return the layout that C itself has laid out."""
+        return self.agreed
+
+    def learn(self, exchange: Exchange, batch: Batch, commit: Commit) -> None:
+        """Send features, scores and noised gradient; then learn from delta^C."""
+        exchange.note("rows", batch.rows.numpy())
+        self.bottom.train()
+        mu = self.bottom(self.x["train"][batch.rows])  # (B, g)
+        self._note(exchange, mu)
+        exchange.send(self.holder.features(_double(mu)))
+        exchange.send(self.holder.scores(exchange.receive(MaskedScores), self._score_noise(len(batch.rows))))
+        noised = self.holder.gradient(exchange.receive(MaskedGradient), batch.rate)
+        exchange.send(noised)
+        if self.optimizer is None:
+            exchange.receive(Committed)
+        else:
+            gradient = self.holder.embedding_gradient(exchange.receive(EncryptedDelta))  # (B, g)
+            exchange.note("embedding_gradient", gradient)
+            if not gradient.any():
+                raise ProtocolError(
+                    f"expected a gradient of batch {batch.number}, got zero for every row: the other party deviates "
+                    "from the protocol, or the model already fits every row; then agree on fewer epochs"
+                )
+            step(self.optimizer, mu, torch.from_numpy(gradient / len(batch.rows)).to(mu), batch.rate)
+            self._check_moved(batch.number + 1)
+        commit(noised)
+
+    @torch.no_grad()
+    def _check_moved(self, number: int) -> None:
+        """Check the embedding before the state counts: of the rows of batch ``number``, and of all rows between epochs.
+
+        A gradient that is well-formed and wrong would otherwise show only when the state before it is gone.
+
+        Raises:
+            UsageError: a number is not finite, or larger than the layout admits.
+        """
+        between = number % self.schedule.per_epoch == 0
+        parts = [*self.x.values()] if between else [self.x["train"][self.schedule[number].rows]]
+        self.bottom.eval()
+        for x in (chunk for part in parts for chunk in torch.split(part, CHUNK)):
+            try:
+                encode(_double(self.bottom(x)), self.agreed.feature_precision, self.agreed.feature_bits, "features")
+            except UsageError as error:
+                raise UsageError(
+                    f"after batch {number - 1}, which does not count, and unless the other party's gradient was wrong: "
+                    f"{error}"
+                ) from None
+
+    @torch.no_grad()
+    def infer(self, exchange: Exchange, rows: Tensor) -> None:
+        """Send features and scores of test rows."""
+        exchange.note("rows", (rows + len(self.own.ids["train"])).numpy())
+        self.bottom.eval()
+        mu = self.bottom(self.x["test"][rows])
+        self._note(exchange, mu)
+        exchange.send(self.holder.features(_double(mu), learns=False))
+        exchange.send(self.holder.scores(exchange.receive(MaskedScores), self._score_noise(len(rows))))
+
+    def _score_noise(self, rows: int) -> np.ndarray | None:
+        """Return noise (B, C) on the scores, or None; other noise if they are asked for again."""
+        deviation, outputs = self.job.paillier.score_noise, self.job.model.outputs
+        return deviation * normal(self._randbits, (rows, outputs)) if deviation else None
+
+    def _note(self, exchange: Exchange, mu: Tensor) -> None:
+        """Record C's features as they are encrypted, rounded, and its share of the weights."""
+        exchange.note("mu", rounded(_double(mu), self.agreed.feature_precision))
+        exchange.note("share", self.holder.share)
+
+    def state(self) -> State:
+        """Return bottom model, optimizer and C's share of the weights."""
+        own = learned(self.bottom, self.optimizer) if self.optimizer else {}
+        return {**below("bottom", own), **below("holder", self.holder.state())}
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from ``state``, which is of the same key."""
+        if self.optimizer:
+            relearn(self.bottom, self.optimizer, under("bottom", state))
+        self.holder.load(under("holder", state))
+
+    def models(self) -> State:
+        """Return the bottom model, and C's share of the top model's weights, without which p cannot predict."""
+        bottom = {f"bottom.{key}": value.numpy() for key, value in self.bottom.state_dict().items()}
+        return {**bottom, **below("share", self.holder.state())}
+
+    def close(self) -> None:
+        """End the processes that prepare randomizers."""
+        self.holder.close()
+
+
+def key_numbers(keys: Keys) -> dict[str, bytes]:
+    """Return the factors of ``keys``, and the orders of subgroup mode, little-endian."""
+    numbers = {"p": keys.private.p, "q": keys.private.q}
+    if keys.mode == "subgroup":
+        numbers |= {"order_p": int(keys.halves[0].order), "order_q": int(keys.halves[1].order)}
+    return {name: value.to_bytes(-(-value.bit_length() // 8), "little") for name, value in numbers.items()}
+
+
+def key_from(numbers: Mapping[str, bytes], mode: Mode) -> Keys:
+    """Return the keys of ``key_numbers``."""
+    found = {name: int.from_bytes(value, "little") for name, value in numbers.items()}
+    p, q = found["p"], found["q"]
+    orders = (found["order_p"], found["order_q"]) if mode == "subgroup" else None
+    return Keys(PaillierPrivateKey(PaillierPublicKey(p * q), p, q), mode, orders)
+
+
+def _double(mu: Tensor) -> np.ndarray:
+    return mu.detach().double().numpy()

@@ -1,0 +1,113 @@
+"""The handshake: do both parties mean the same job, rows and run, and after which batch do they go on?
+
+Each batch is committed by p first: it keeps the new state before it sends the last message of the batch, and C keeps
+its own when that has arrived. So p is level with C or ahead by one batch, whichever of the two is killed, and wherever.
+Both keep their last two states. They go on after the last batch that both have; p goes back by one if need be, and does
+the batch again with fresh masks. A party whose newest states are damaged, or led to numbers that cannot be used, says
+that it has ``lost`` them, and both go back to the last state that both still have, at worst the end of an epoch. That
+both states stem from one history is seen from a digest over what both have seen of every batch, so that a batch counts
+exactly once on both sides, or the parties part.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from vflsec.core.errors import PeerRefused
+from vflsec.secure.arithmetic.keys import PublicKey
+
+Text = Annotated[str, msgspec.Meta(max_length=1000)]
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The first message of either party on every connection.
+
+    Attributes:
+        role: who speaks.
+        settings: of the job, by dotted name.
+        counts: rows by split.
+        rows: digest of the row ids by split.
+        run: the run that the state belongs to; empty for a new party p.
+        history: digest after each number of batches that the party has kept its state of.
+        predicted: whether p has its predictions.
+        lost: whether newer states than those of the history are damaged or set aside, so that more than one batch is to
+            be done again.
+        layout: C's to say, for it alone knows how wide its embedding is.
+        key: C's to say.
+    """
+
+    role: Literal["C", "p"]
+    settings: Annotated[dict[Text, Text], msgspec.Meta(max_length=200)]
+    counts: Annotated[dict[Text, Count], msgspec.Meta(max_length=4)]
+    rows: Digest
+    run: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
+    history: Annotated[dict[Count, Digest], msgspec.Meta(min_length=1, max_length=4)]
+    predicted: bool = False
+    lost: bool = False
+    layout: Annotated[dict[Text, Any], msgspec.Meta(max_length=100)] = {}
+    key: PublicKey | None = None
+
+
+def agree(ours: Hello, theirs: Hello) -> int:
+    """Return after how many batches both go on.
+
+    Raises:
+        PeerRefused: another role, job, set of rows, run or history; both values are named.
+    """
+    if theirs.role == ours.role:
+        raise PeerRefused(f"expected a party of the other role, got {theirs.role} on both sides: give one --role")
+    differences = [
+        f"{name} = {ours.settings.get(name, 'none')} here and {theirs.settings.get(name, 'none')} there"
+        for name in sorted({*ours.settings, *theirs.settings})
+        if ours.settings.get(name) != theirs.settings.get(name)
+    ]
+    if differences:
+        raise PeerRefused(f"expected one job on both sides, got {'; '.join(differences)}")
+    if ours.counts != theirs.counts:
+        raise PeerRefused(
+            f"expected the same rows on both sides, got {_counts(ours)} here and {_counts(theirs)} there: "
+            "match the ids first, and give both files the same"
+        )
+    if ours.rows != theirs.rows:
+        raise PeerRefused(
+            f"expected the same rows on both sides, got other ids (digest {ours.rows[:12]} here and "
+            f"{theirs.rows[:12]} there): match the ids first, and give both files the same"
+        )
+    return _common(ours, theirs)
+
+
+def _common(ours: Hello, theirs: Hello) -> int:
+    """Return the last batch that both have kept, of one run and with one history."""
+    here, there = max(ours.history), max(theirs.history)
+    if ours.run != theirs.run:
+        if here or there:
+            raise PeerRefused(
+                f"expected one run on both sides, got {_run(ours)} here and {_run(theirs)} there: give both the "
+                "--out of that run, or two new ones"
+            )
+        return 0  # nothing is lost: p joins the run of C
+    common = {*ours.history} & {*theirs.history}
+    if not common or (max(here, there) - max(common) > 1 and not (ours.lost or theirs.lost)):
+        raise PeerRefused(
+            f"expected states at most one batch apart, got {here} batches here and {there} there: one side has gone "
+            "back to an old copy; restore its latest --out, or give both new ones"
+        )
+    step = max(common)
+    if ours.history[step] != theirs.history[step]:
+        raise PeerRefused(
+            f"expected one history of {step} batches, got {ours.history[step][:12]} here and "
+            f"{theirs.history[step][:12]} there: give both the --out of one run, or two new ones"
+        )
+    return step
+
+
+def _counts(hello: Hello) -> str:
+    return " and ".join(f"{count} {split}" for split, count in hello.counts.items())
+
+
+def _run(hello: Hello) -> str:
+    return f"{hello.run[:8] or 'none'} after {max(hello.history)} batches"

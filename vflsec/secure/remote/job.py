@@ -1,0 +1,195 @@
+"""What both parties agree on before they start: one TOML file, the same on both sides.
+
+    name = "loans"
+    seed = 0                    # of the split and of the order of batches, which both must draw alike
+    test = 0.3                  # share of the rows that is held out; ignored where the dataset has a test set
+    dataset = "credit-default"  # only to try it out: each process keeps its own party's columns alone
+
+    [model]
+    outputs = 1                 # 1: logistic regression on two classes; else the number of classes
+    encoder = "mlp"             # at C: mlp, tabular, or identity (its columns themselves: SecureLR)
+    hidden = [64]
+    width = 10                  # of the embedding; identity has the width of the columns
+
+    [train]
+    epochs = 5
+    batch = 128
+    lr = 0.1
+    momentum = 0.0
+    weight_decay = 0.0
+    schedule = "constant"       # or cosine, inverse-sqrt
+
+    [paillier]                  # the fields of vflsec.secure.arithmetic.layout.CipherSpec, all of them optional
+    bits = 2048
+    feature_bits = 4            # |feature| <= 2^4
+
+What is a party's own affair stands in no job: its file, its columns, and the seed of its first weights, which nobody
+else may know.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from vflsec.core.checks import positive
+from vflsec.core.errors import UsageError
+from vflsec.core.settings import ModelSpec, TrainSpec
+from vflsec.secure.arithmetic.layout import CipherSpec
+
+LARGEST = 1_000_000
+"""Of rows in a batch, and epochs."""
+WIDEST = 65_536
+"""Of any layer."""
+MOST_WEIGHTS = 1 << 28
+"""Between the layers of C's encoder: 1 GiB as float32."""
+LONGEST_SETTING = 1_000
+"""Characters that one setting may have when the parties compare theirs."""
+
+
+class JobModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shape of the networks: an encoder at C, and one linear layer over C's embedding and p's own columns.
+
+    Attributes:
+        outputs: 1 for logistic regression, else the number of classes C >= 2.
+        encoder: of C's columns.
+        hidden: widths of its hidden layers.
+        width: g, of C's embedding; None with ``identity`` alone.
+        share: whether C adds a random part to the first weights over its embedding, so that p never knows them. An
+            honest p that knew them could read a feature of the first batch off its scores.
+    """
+
+    outputs: int = 1
+    encoder: Literal["identity", "mlp", "tabular"] = "identity"
+    hidden: tuple[int, ...] = (64,)
+    width: int | None = None
+    share: bool = True
+
+    def __post_init__(self) -> None:
+        """Check every number, and that an encoder has its width."""
+        positive(**{"model.outputs": self.outputs})
+        if self.encoder == "identity" and self.width is not None:
+            raise UsageError(f"expected no model.width with model.encoder=identity, got {self.width}: leave it out")
+        if self.encoder != "identity" and self.width is None:
+            raise UsageError(f"expected model.width with model.encoder={self.encoder}, got none: say width = 10")
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The encoder's settings where it is a network."""
+        assert self.encoder != "identity", "there is nothing to build"
+        return ModelSpec(encoder=self.encoder, bottom=self.hidden, cut=self.width)
+
+
+class JobTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How everything is fitted: by SGD, for the weights that are shared between two parties admit nothing non-linear.
+
+    Attributes:
+        epochs: passes over the training rows.
+        batch: rows per update.
+        lr: learning rate.
+        momentum: of SGD.
+        weight_decay: L2 factor.
+        schedule: of the learning rate over epochs.
+    """
+
+    epochs: int = 5
+    batch: int = 128
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "cosine", "inverse-sqrt"] = "constant"
+
+    @property
+    def spec(self) -> TrainSpec:
+        """The same in the words of every method.
+
+        Raises:
+            UsageError: a number is out of its range.
+        """
+        return TrainSpec(optimizer="sgd", **msgspec.structs.asdict(self))
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole agreement.
+
+    Attributes:
+        name: for people.
+        seed: of what both must draw alike: the split, and the order of batches.
+        test: share of the rows that is held out.
+        dataset: a registered one, of which each process keeps its own party's columns; None: each brings a file.
+        options: of that dataset.
+        model: the shape of the networks.
+        train: how everything is fitted.
+        paillier: how the boundary is encrypted.
+    """
+
+    name: str
+    seed: int = 0
+    test: float = 0.3
+    dataset: str | None = None
+    options: dict[str, Any] = {}
+    model: JobModel = JobModel()
+    train: JobTraining = JobTraining()
+    paillier: CipherSpec = CipherSpec()
+
+    def __post_init__(self) -> None:
+        """Check what the types do not."""
+        if not 0 < self.test < 1:
+            raise UsageError(f"expected 0 < test < 1, got {self.test}")
+        if self.seed < 0:
+            raise UsageError(f"expected seed >= 0, got {self.seed}")
+        if self.options and self.dataset is None:
+            raise UsageError(f"expected options with a dataset alone, got {', '.join(self.options)}: drop them")
+        _ = self.train.spec
+        model, width = self.model, self.model.width or 1
+        for name, value, most in (
+            ("train.batch", self.train.batch, LARGEST),
+            ("train.epochs", self.train.epochs, LARGEST),
+            ("model.hidden", max(model.hidden, default=1), WIDEST),
+            ("model.width", width, WIDEST),
+            ("model.outputs", model.outputs, WIDEST),
+        ):
+            if value > most:
+                raise UsageError(f"expected {name} <= {most}, got {value}")
+        weights = sum(before * after for before, after in pairwise((*model.hidden, width)))
+        if weights > MOST_WEIGHTS:
+            raise UsageError(f"expected model.hidden with at most {MOST_WEIGHTS} weights, got {weights}: choose less")
+        for name, text in self.settings.items():
+            if len(text) > LONGEST_SETTING:
+                raise UsageError(f"expected {name} of at most {LONGEST_SETTING} characters, got {len(text)}")
+        self.paillier.allow(self.train.epochs)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Every setting by its dotted name, as text that two parties can compare."""
+        return {key: json.dumps(value, sort_keys=True) for key, value in _flat(msgspec.to_builtins(self))}
+
+
+def read(path: Path) -> Job:
+    """Return the job in the TOML file ``path``.
+
+    Raises:
+        UsageError: in one line, what is wrong with it.
+    """
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Job)
+    except OSError as error:
+        raise UsageError(f"expected a job in {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path.name}: expected TOML in utf-8: {error}") from None
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path.name}: {error}; vflsec party --help shows the form") from None
+
+
+def _flat(tree: Mapping[str, Any], stem: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{stem}{key}.")
+        else:
+            yield f"{stem}{key}", value

@@ -1,0 +1,225 @@
+"""Party p: the labels, its own columns and the linear top model."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+
+import msgspec
+import numpy as np
+import pandas as pd
+import torch
+from scipy.special import expit, log_softmax
+from torch import Tensor, nn
+
+from vflsec.core.errors import Diverged, PeerRefused, ProtocolError, UsageError
+from vflsec.core.metrics import METRICS, applicable
+from vflsec.core.seeds import drawing
+from vflsec.secure.arithmetic.keys import PublicKey
+from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.remote.hello import Hello
+from vflsec.secure.remote.job import Job
+from vflsec.secure.remote.messages import Committed
+from vflsec.secure.remote.own import Own
+from vflsec.secure.remote.side import (
+    Batch,
+    Commit,
+    Exchange,
+    Side,
+    State,
+    below,
+    first_share,
+    learned,
+    relearn,
+    step,
+    under,
+)
+from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.roles.messages import Features, NoisedGradient, Scores
+from vflsec.secure.roles.noise import normal
+
+
+class LabelSide(Side):
+    """p's side: computes on C's encrypted embedding, and learns the sum z^C of each row alone.
+
+    Args:
+        own: its rows, with labels.
+        job: the agreement.
+        seed: of p's own first weights over its own columns, for tests; None draws one. The share of the others and the
+            noise do not depend on it.
+        batches: about how many are to come, by which tables are made larger or smaller; None for the whole job.
+        workers: processes that prepare randomizers.
+        randbits: source of the masks, of p's first share and of the key of its noise; ``secrets`` but in tests.
+
+    Raises:
+        UsageError: the job's outputs do not fit the classes.
+    """
+
+    role = "p"
+
+    def __init__(
+        self,
+        own: Own,
+        job: Job,
+        *,
+        seed: int | None = None,
+        batches: int | None = None,
+        workers: int = 0,
+        randbits: Callable[[int], int] = secrets.randbits,
+    ) -> None:
+        super().__init__(own, job)
+        assert own.labels is not None, "p has labels"
+        classes, outputs = len(own.classes), job.model.outputs
+        if outputs not in ((1, 2) if classes == 2 else (classes,)):
+            expected = "1 or 2" if classes == 2 else str(classes)
+            raise UsageError(f"expected model.outputs = {expected} for {classes} classes, got {outputs}")
+        self.y = own.labels
+        self._seed = secrets.randbits(62) if seed is None else seed
+        self._batches = len(self.schedule) if batches is None else batches
+        self._workers, self._randbits = workers, randbits
+        self._public: PublicKey | None = None
+        self.scores = np.zeros((len(own.ids["test"]), outputs))
+        self.loss = float("nan")
+
+    def meet(self, theirs: Hello) -> Layout:
+        """Make the top model, as wide as C says that its embedding is, under C's key."""
+        width = theirs.layout.get("width")
+        if theirs.key is None or type(width) is not int or not 0 < width <= 1 << 20:
+            raise PeerRefused("expected the key and the width of the embedding from C, got none")
+        if self.job.model.width not in (None, width):
+            raise PeerRefused(f"expected an embedding of width {self.job.model.width} from C, got {width}")
+        layout = self.layout(width)
+        for name, value in msgspec.to_builtins(layout).items():
+            if theirs.layout.get(name) != value:
+                raise PeerRefused(
+                    f"expected one layout on both sides, got {name} = {value} here and {theirs.layout.get(name)} "
+                    "there: give both parties one vflsec"
+                )
+        theirs.key.check(layout.bits, layout.mode)
+        if theirs.key != self._public:
+            self._make(layout, theirs.key)
+        return layout
+
+    def _make(self, layout: Layout, public: PublicKey) -> None:
+        """Draw the linear layer over p's own columns and C's embedding, and give the latter's part to the role."""
+        self.close()
+        columns = self.own.layout.width
+        with drawing(self._seed, "model", "top"):
+            joint = nn.Linear(columns + layout.width, layout.outputs).double()  # as wide as if all were p's own
+        self.top = nn.Linear(columns, layout.outputs, dtype=torch.float64)
+        with torch.no_grad():
+            self.top.weight.copy_(joint.weight[:, :columns])
+            self.top.bias.copy_(joint.bias)
+        self.holder = LabelHolder(
+            public,
+            layout,
+            first_share(self._randbits, layout.width, layout.outputs, joint.in_features),
+            optimizer=self._linear_sgd(),
+            batches=self._batches,
+            workers=self._workers,
+            randbits=self._randbits,
+        )
+        self.optimizer = self._sgd(self.top)
+        self._public = public
+
+    def learn(self, exchange: Exchange, batch: Batch, commit: Commit) -> None:
+        """Score the rows, and send the masked gradient of the shared weights; keep the batch, then send delta^C."""
+        y = self.y["train"][batch.rows.numpy()]
+        exchange.note("rows", batch.rows.numpy())
+        exchange.note("labels", y)
+        exchange.note("share", self.holder.share)
+        shared, own = self._score(exchange, "train", batch.rows)
+        delta, self.loss = residual(shared + own.detach().numpy(), y)
+        if not np.isfinite(self.loss):
+            raise Diverged(f"the loss is {self.loss}: lower train.lr")
+        exchange.note("scores", shared)
+        exchange.note("delta", delta)
+        exchange.note("loss", np.array([self.loss]))
+        exchange.send(self.holder.masked_gradient(delta))
+        noised = exchange.receive(NoisedGradient)
+        if self.job.paillier.order == "paper":
+            self.holder.update(noised, batch.rate)
+        last = self.holder.embedding_gradient(delta, noised, self._noise(delta)) if self.gradients else Committed()
+        if self.job.paillier.order == "current":
+            self.holder.update(noised, batch.rate)
+        step(self.optimizer, own, torch.from_numpy(delta / len(batch.rows)), batch.rate)
+        commit(noised)
+        exchange.send(last)
+
+    def _noise(self, delta: np.ndarray) -> np.ndarray | None:
+        """Return noise (B, g) on delta^C, or None; other noise for a batch that is done again."""
+        deviation = self.job.paillier.noise
+        if not deviation:
+            return None
+        drawn = normal(self._randbits, (len(delta), self.holder.layout.width))
+        return deviation * float(np.linalg.norm(delta, axis=1).max()) * drawn
+
+    @torch.no_grad()
+    def infer(self, exchange: Exchange, rows: Tensor) -> None:
+        """Score test rows."""
+        exchange.note("rows", (rows + len(self.own.ids["train"])).numpy())
+        exchange.note("share", self.holder.share)
+        shared, own = self._score(exchange, "test", rows)
+        exchange.note("scores", shared)
+        self.scores[rows.numpy()] = shared + own.numpy()
+
+    def _score(self, exchange: Exchange, split: str, rows: Tensor) -> tuple[np.ndarray, Tensor]:
+        """Return C's part of the scores (B, C) and p's own."""
+        exchange.send(self.holder.masked_scores(exchange.receive(Features)))
+        own = self.top(self.x[split][rows].double())
+        scores = exchange.receive(Scores)
+        try:
+            shared = self.holder.scores(scores)
+        except ProtocolError as error:  # the share of the weights may be spoiled: the state before may do better
+            raise Diverged(str(error)) from None
+        if shared.shape != own.shape:
+            raise PeerRefused(f"expected scores of shape {tuple(own.shape)}, got {shared.shape}")
+        return shared, own
+
+    def logits(self) -> np.ndarray:
+        """Return the logits (n, classes) of the test rows."""
+        z = self.scores
+        return np.hstack([np.zeros_like(z), z]) if z.shape[1] == 1 else z
+
+    def predictions(self) -> bytes:
+        """Return ids, labels and scores of the test rows as CSV."""
+        labels = np.array(self.own.classes)[self.y["test"]]
+        columns = {"id": self.own.ids["test"], "label": labels}
+        scores = {f"score_{name}": z for name, z in zip(self.own.classes, self.logits().T, strict=True)}
+        return pd.DataFrame({**columns, **scores}).to_csv(index=False).encode()
+
+    def utility(self) -> dict[str, float]:
+        """Return every metric of the test rows, the headline first."""
+        return {name: METRICS[name](self.logits(), self.y["test"]) for name in applicable(len(self.own.classes))}
+
+    def state(self) -> State:
+        """Return the top model over p's own columns, its optimizer, and p's share of the weights over C's embedding."""
+        return {**below("top", learned(self.top, self.optimizer)), **below("holder", self.holder.state())}
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from ``state``."""
+        relearn(self.top, self.optimizer, under("top", state))
+        self.holder.load(under("holder", state))
+
+    def models(self) -> State:
+        """Return the top model over p's own columns, and p's share of the rest, which is noise without C's."""
+        top = {f"top.{key}": value.numpy() for key, value in self.top.state_dict().items()}
+        return {**top, **below("share", self.holder.state())}
+
+    def close(self) -> None:
+        """End the processes that prepare randomizers."""
+        if self._public is not None:
+            self.holder.close()
+
+
+def residual(z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the gradient (B, C) of each row's loss with respect to its scores, and the mean loss.
+
+    One output is a logistic regression, s(z) - y; more are a softmax, softmax(z) - onehot(y).
+    """
+    if z.shape[1] == 1:
+        target = y[:, None].astype(np.float64)
+        return expit(z) - target, float(np.logaddexp(0, z).mean() - (z * target).mean())
+    log_share = log_softmax(z, axis=1)
+    target = np.eye(z.shape[1])[y]
+    return np.exp(log_share) - target, float(-(log_share * target).sum(axis=1).mean())

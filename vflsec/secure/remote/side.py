@@ -1,0 +1,206 @@
+"""What both parties' sides of the joint training share: the order of batches, and a state that can be kept."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vflsec.core.seeds import generator
+from vflsec.nn.batches import batches
+from vflsec.secure.arithmetic.codec import Randbits
+from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.linear_sgd import LinearSgd
+from vflsec.secure.remote.hello import Hello
+from vflsec.secure.remote.job import Job
+from vflsec.secure.remote.own import Own
+from vflsec.secure.roles.messages import NoisedGradient
+
+M = TypeVar("M", bound=msgspec.Struct)
+State = dict[str, np.ndarray]
+Commit = Callable[[NoisedGradient], object]
+"""Keeps the state after a batch; the message, fresh in every attempt, stands for the batch in both histories."""
+
+
+class Exchange(Protocol):
+    """What a side says and hears in one batch, and what it computed by right, for those who record."""
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send ``message``."""
+
+    def receive(self, expected: type[M]) -> M:
+        """Return the next message, an ``expected`` one."""
+
+    def note(self, name: str, values: object) -> None:
+        """Record an array."""
+
+
+class Batch(NamedTuple):
+    """The number of an update, its rows, and its learning rate."""
+
+    number: int
+    rows: Tensor
+    rate: float
+
+
+class Schedule:
+    """The batches of all epochs, the same at both parties, as every method of split learning draws them.
+
+    Args:
+        job: the agreement.
+        rows: number of training rows.
+    """
+
+    def __init__(self, job: Job, rows: int) -> None:
+        self._job, self._rows = job, rows
+        self._epoch, self._batches = 0, self._draw(1)
+        self.per_epoch = len(self._batches)
+
+    def __len__(self) -> int:
+        """Return the number of batches of the whole job."""
+        return self.per_epoch * self._job.train.epochs
+
+    def __getitem__(self, step: int) -> Batch:
+        """Return batch ``step``, from 0."""
+        epoch, number = divmod(step, self.per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self._draw(epoch + 1)
+        return Batch(step, self._batches[number], self._job.train.spec.rate(epoch, self._job.train.epochs))
+
+    @property
+    def largest(self) -> int:
+        """Rows of the largest batch: one row left over joins the batch before."""
+        return max(len(rows) for rows in self._batches)
+
+    def _draw(self, epochs: int) -> list[Tensor]:
+        """Return the batches of the last of ``epochs`` epochs; one stream runs through all of them."""
+        order = generator(self._job.seed, "batches", "train")
+        for _ in range(epochs):
+            found = batches(self._rows, self._job.train.batch, order, torch.device("cpu"))
+        return found
+
+
+class Side(ABC):
+    """One party's models, its paillier role, and its part of every batch.
+
+    Args:
+        own: its rows.
+        job: the agreement.
+    """
+
+    role: ClassVar[Literal["C", "p"]]
+
+    def __init__(self, own: Own, job: Job) -> None:
+        self.own = own
+        self.job = job
+        self.schedule = Schedule(job, len(own.ids["train"]))
+        self.x = {split: torch.from_numpy(x) for split, x in own.features.items()}
+
+    @property
+    def gradients(self) -> bool:
+        """Whether C gets its gradient; one without a network needs none, and then learns nothing of the labels."""
+        return self.job.model.encoder != "identity"
+
+    def layout(self, width: int) -> Layout:
+        """Return the layout for an embedding of ``width``."""
+        return self.job.paillier.layout(width=width, outputs=self.job.model.outputs, batch=self.schedule.largest)
+
+    def test_batches(self) -> tuple[Tensor, ...]:
+        """Return the test rows in batches that the layout admits."""
+        return torch.split(torch.arange(len(self.own.ids["test"])), self.schedule.largest)
+
+    def samples(self, step: int) -> np.ndarray:
+        """Return which samples (B,) batch ``step`` has; those of test rows come after the last one of training."""
+        later = step - len(self.schedule)
+        if later < 0:
+            return self.schedule[step].rows.numpy()
+        return self.test_batches()[later].numpy() + len(self.own.ids["train"])
+
+    @abstractmethod
+    def meet(self, theirs: Hello) -> Layout:
+        """Take from the peer's greeting what the role needs, and return the layout.
+
+        Raises:
+            PeerRefused: it does not fit the job.
+        """
+
+    @abstractmethod
+    def learn(self, exchange: Exchange, batch: Batch, commit: Commit) -> None:
+        """Take part in one update; ``commit`` at the point from which the batch counts."""
+
+    @abstractmethod
+    def infer(self, exchange: Exchange, rows: Tensor) -> None:
+        """Take part in the prediction of test rows."""
+
+    @abstractmethod
+    def state(self) -> State:
+        """Return all that is needed to go on from here."""
+
+    @abstractmethod
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from ``state``."""
+
+    @abstractmethod
+    def models(self) -> State:
+        """Return what the party takes home."""
+
+    def close(self) -> None:  # noqa: B027  (a side may have nothing to end)
+        """End what runs beside."""
+
+    def _linear_sgd(self) -> LinearSgd:
+        return LinearSgd(self.job.train.momentum, self.job.train.weight_decay)
+
+    def _sgd(self, model: nn.Module) -> torch.optim.Optimizer:
+        return self.job.train.spec.optimize(model.parameters())
+
+
+def step(optimizer: torch.optim.Optimizer, output: Tensor, gradient: Tensor, rate: float) -> None:
+    """Move a model that returned ``output`` along the ``gradient`` of the loss with respect to it."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.zero_grad()
+    output.backward(gradient)  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def learned(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """Return copies of a model's tensors and of its optimizer's."""
+    found = {f"model/{key}": value for key, value in model.state_dict().items()}
+    for index, entries in optimizer.state_dict()["state"].items():
+        found |= {f"optimizer/{index}/{key}": value for key, value in entries.items() if isinstance(value, Tensor)}
+    return {key: value.detach().numpy().copy() for key, value in found.items()}
+
+
+def relearn(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, np.ndarray]) -> None:
+    """Put back what ``learned`` returned."""
+    model.load_state_dict({key: torch.from_numpy(value.copy()) for key, value in under("model", state).items()})
+    entries: dict[int, dict[str, Tensor]] = {}
+    for key, value in under("optimizer", state).items():
+        index, _, name = key.partition("/")
+        entries.setdefault(int(index), {})[name] = torch.from_numpy(value.copy())
+    optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def first_share(randbits: Randbits, width: int, outputs: int, inputs: int | None = None) -> np.ndarray:
+    """Return a party's first share of the weights (g, C), as wide as a linear layer of ``inputs`` columns draws them.
+
+    It comes from the source of the masks: no seed gives it away.
+    """
+    drawn = np.array([randbits(53) for _ in range(width * outputs)], np.float64).reshape(width, outputs)
+    return (np.ldexp(drawn, -52) - 1) / math.sqrt(inputs or width)
+
+
+def under(stem: str, state: Mapping[str, np.ndarray]) -> State:
+    """Return the entries below ``stem``."""
+    return {key.removeprefix(f"{stem}/"): value for key, value in state.items() if key.startswith(f"{stem}/")}
+
+
+def below(stem: str, state: Mapping[str, np.ndarray]) -> State:
+    """Return the entries, put below ``stem``."""
+    return {f"{stem}/{key}": value for key, value in state.items()}

@@ -1,0 +1,255 @@
+"""The party with the key and the features."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+from gmpy2 import mpz
+from numpy.typing import NDArray
+
+from vflsec.core.errors import ProtocolError, UsageError
+from vflsec.secure.arithmetic.codec import Randbits, decode, encode, join, pack, ring, uniform, unpack, unpack_signed
+from vflsec.secure.arithmetic.keys import Keys
+from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.linear_sgd import LinearSgd
+from vflsec.secure.arithmetic.randomizers import FactorSource, Pool
+from vflsec.secure.roles.messages import EncryptedDelta, Features, MaskedGradient, MaskedScores, NoisedGradient, Scores
+from vflsec.secure.roles.role import Role
+
+
+class KeyHolder(Role):
+    """Party C: it has the features mu (B, g) and the key, and of the weights W a share e that p does not know.
+
+    What it learns: delta^C = delta W^T (B, g) of every batch it learns from, exactly but for rounding. That is little
+    less than everything: delta's direction by one batch, and by two successive ones W and delta up to a common sign, so
+    the labels. Encryption hides nothing of this; a defense must change delta before it is released. Of what it gets
+    beside, z + masks and dW + masks are within 2^-sigma of numbers that depend on nothing, for each number; sums over
+    many steps, momentum and decay included, are functions of those. It can deviate from the protocol: an [[e]] that is
+    not its share tells it delta in one batch, and a key made for the purpose can make p's randomizers hide less; p does
+    not notice.
+
+    Source: PrADA, Algorithms 4 and 5, party C, with the optimizer mirrored on its noise.
+
+    Args:
+        keys: fresh for this run; their mode says how randomizers are drawn.
+        layout: agreed with p.
+        optimizer: of the weights, the same as p's.
+        share0: (g, C) what C adds to p's first weights. Without it p knows W_0, and can choose it to read a feature.
+        batches: about how many batches are to come; decides how large tables are, and for how many workers draw ahead.
+        workers: processes that prepare randomizers ahead; end them with ``close``.
+        randbits: source of the noise; ``secrets`` but in tests.
+
+    Attributes:
+        pool: of its randomizers.
+
+    Raises:
+        UsageError: a key or a share that does not suit the layout.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        layout: Layout,
+        *,
+        optimizer: LinearSgd,
+        share0: np.ndarray | None = None,
+        batches: int = 100,
+        workers: int = 0,
+        randbits: Randbits = secrets.randbits,
+    ) -> None:
+        share0 = np.zeros((layout.width, layout.outputs)) if share0 is None else np.asarray(share0)
+        super().__init__(layout, int(keys.n), share0, optimizer, randbits)
+        if keys.mode != layout.mode:
+            raise UsageError(f"expected a key of mode {layout.mode}, as in the layout, got one of mode {keys.mode}")
+        self.keys = keys
+        source = FactorSource(keys, batches * sum(layout.traffic))
+        self.pool = Pool(source, self.ciphertexts.square, workers=workers)
+        self._mu = np.zeros((0, layout.width), np.int64)
+        self._learns = False
+
+    def features(self, mu: np.ndarray, *, learns: bool = True) -> Features:
+        """Begin a turn: return the features mu (B, g), encrypted; with whole samples only if the model learns.
+
+        Raises:
+            UsageError: features that are not finite or out of range, of another width, or too many samples.
+        """
+        layout = self.layout
+        mu = np.asarray(mu)
+        if mu.ndim != 2 or mu.shape[1] != layout.width or not 1 <= len(mu) <= layout.batch:
+            raise UsageError(f"expected features (B <= {layout.batch}, {layout.width}), got {mu.shape}")
+        mu = encode(mu, layout.feature_precision, layout.feature_bits, "features")
+        packing, rows = layout.scores, layout.gradients
+        columns = [
+            pack(column, packing.slot)
+            for start in range(0, len(mu), packing.rows)
+            for column in mu[start : start + packing.rows].T.tolist()
+        ]
+        wide = np.pad(mu, ((0, 0), (0, rows.columns * rows.blocks - layout.width)))
+        packs = [
+            pack(wide[start : start + rows.rows, block : block + rows.columns].ravel().tolist(), rows.slot)
+            for block in range(0, wide.shape[1], rows.columns)
+            for start in range(0, len(mu), rows.rows)
+            if learns
+        ]
+        found = Features(
+            agreement=self.agreement,
+            turn=self.turn + 1,
+            rows=len(mu),
+            updates=self.updates,
+            columns=self._encrypt(columns),
+            packs=self._encrypt(packs),
+        )
+        self.turn, self._mu, self._learns, self._awaits = self.turn + 1, mu, learns, MaskedScores
+        return found
+
+    def scores(self, message: MaskedScores, noise: np.ndarray | None = None) -> Scores:
+        """Return z + r1 (B, C) modulo 2^L, r1 p's masks, with ``noise`` (B, C) added and within half a unit of mu more.
+
+        p gets z in clear. Exact to its last bit, one z would be a knapsack that gives several features to whoever knows
+        the weights; the noise is of the size that rounding the features has left in z anyway.
+
+        Raises:
+            ProtocolError: a message out of turn, or ciphertexts that p cannot have made of these features.
+            UsageError: noise of another shape, not finite, or as large as the largest score.
+        """
+        self._expect(message)
+        layout, rows = self.layout, len(self._mu)
+        packing, outputs = layout.scores, layout.outputs
+        added = self._score_noise(noise)
+        ciphers = self.ciphertexts.read(message.ciphers, packing.count(rows) * outputs, "masked scores")
+        masked = np.empty((rows, outputs), np.uint64)
+        for i, plaintext in enumerate(self._decrypt(ciphers)):
+            block, output = divmod(i, outputs)
+            part = slice(block * packing.rows, min(rows, (block + 1) * packing.rows))
+            slots = unpack(plaintext, packing.slot, part.stop - part.start)
+            masked[part, output] = ring(slots, layout.ring)
+        share = ring(self._weights(), layout.ring).reshape(layout.width, outputs)
+        unit = 1 << layout.weight_precision
+        blur = [uniform(unit, self.randbits) - unit // 2 + value for value in added]
+        masked += ring(blur, layout.ring).reshape(masked.shape)
+        scores = masked + self._mu.view(np.uint64) @ share  # modulo 2^64, and so modulo 2^L
+        scores &= np.uint64((1 << layout.ring) - 1)
+        self._awaits = MaskedGradient if self._learns else None
+        return Scores(agreement=self.agreement, turn=self.turn, values=scores.astype("<u8").tobytes())
+
+    def gradient(self, message: MaskedGradient, rate: float) -> NoisedGradient:
+        """Return dW + r2 + n (g, C), sums over the batch, and [[e]]; move C's share by its noise -n at this rate.
+
+        Raises:
+            ProtocolError: a message out of turn, or ciphertexts that p cannot have made of these features.
+            UsageError: a learning rate that is negative or not finite.
+        """
+        self._expect(message)
+        layout, rows = self.layout, len(self._mu)
+        packing, outputs = layout.gradients, layout.outputs
+        used = min(rows, packing.rows)
+        ciphers = self.ciphertexts.read(message.ciphers, packing.blocks * outputs * used, "masked gradients")
+        sums = np.zeros((packing.blocks * packing.columns, outputs), object)
+        for i, plaintext in enumerate(self._decrypt(ciphers)):
+            # sum k is right in row k of the packs, what else it holds is masked too
+            block, output, k = i // used // outputs, i // used % outputs, i % used
+            slots = unpack(plaintext, packing.slot, used * packing.columns)
+            own = slice(block * packing.columns, (block + 1) * packing.columns)
+            sums[own, output] += slots[k * packing.columns : (k + 1) * packing.columns]
+        noise = [uniform(layout.gradient_bound << layout.sigma, self.randbits) for _ in self._share]
+        noised = [a + b for a, b in zip(sums[: layout.width].ravel().tolist(), noise, strict=True)]
+        moved = self._moved([-n for n in noise], rows, rate)
+        weights = self._weights(moved.share if layout.order == "paper" else None)
+        answer = NoisedGradient(
+            agreement=self.agreement,
+            turn=self.turn,
+            rate=rate,
+            values=join(noised, layout.gradient_bytes),
+            share=self._encrypt(self._share_packs(weights)),
+        )
+        self._take(moved)  # last: where something failed before, the turn can be tried again
+        self._awaits = EncryptedDelta
+        return answer
+
+    def embedding_gradient(self, message: EncryptedDelta) -> NDArray[np.float64]:
+        """Return delta^C = delta W^T (B, g) for delta as p released it, not divided by B.
+
+        Raises:
+            ProtocolError: a message out of turn, coefficients that are not finite, or numbers beyond what was agreed.
+        """
+        self._expect(message)
+        layout, rows, rank = self.layout, len(self._mu), message.rank
+        packing = layout.deltas
+        if rank != (expected := min(rows, layout.outputs) if layout.low_rank else rows):
+            raise ProtocolError(f"expected {expected} rows of an embedding gradient, got {rank}")
+        ciphers = self.ciphertexts.read(message.ciphers, packing.count(rank), "embedding gradients")
+        coefficients = self._coefficients(message)
+        own = np.zeros((rank, packing.blocks * packing.columns))
+        chunks = packing.count(rank) // packing.blocks
+        for i, plaintext in enumerate(self._decrypt(ciphers)):
+            block, chunk = divmod(i, chunks)
+            part = slice(chunk * packing.rows, min(rank, (chunk + 1) * packing.rows))
+            count, n = (part.stop - part.start) * packing.columns, int(self.keys.n)
+            slots = unpack_signed(plaintext, packing.slot, count, layout.delta_row_bound, n)
+            values = decode(slots, layout.delta_precision + layout.weight_precision)
+            own[part, block * packing.columns : (block + 1) * packing.columns] = values.reshape(-1, packing.columns)
+        found = own[:, : layout.width]
+        found = found if coefficients is None else coefficients @ found
+        bound = layout.outputs * 2.0 ** (layout.delta_bits + layout.weight_bits)
+        if np.abs(found).max() > 1.001 * bound:  # how large is not said: p could have had its features decrypted
+            raise ProtocolError(f"expected |delta W^T| <= {bound:g}, got more: coefficients beyond what was agreed")
+        self._awaits = None
+        return found
+
+    def _score_noise(self, noise: np.ndarray | None) -> list[int]:
+        """Return noise (B·C) in the units of the scores; zeros without."""
+        layout, shape = self.layout, (len(self._mu), self.layout.outputs)
+        if noise is None:
+            return [0] * (shape[0] * shape[1])
+        noise = np.asarray(noise, np.float64)
+        if noise.shape != shape:
+            raise UsageError(f"expected noise {shape} on the scores, got {noise.shape}")
+        if not (np.abs(noise) < (most := 2.0 ** (layout.score_bits - 1))).all():
+            raise UsageError(f"expected finite noise below {most:g} on the scores, got other: lower score_noise")
+        units = layout.feature_precision + layout.weight_precision
+        return [round(value * 2.0**units) for value in noise.ravel().tolist()]
+
+    def close(self) -> None:
+        """End the processes that prepare randomizers."""
+        self.pool.close()
+
+    def _coefficients(self, message: EncryptedDelta) -> NDArray[np.float64] | None:
+        """Return those of ``message`` (B, rank), or None where every row was sent."""
+        rows = len(self._mu)
+        expected = 4 * rows * message.rank if self.layout.low_rank else 0
+        if len(message.coefficients) != expected:
+            raise ProtocolError(f"expected {expected} bytes of coefficients, got {len(message.coefficients)}")
+        if not self.layout.low_rank:
+            return None
+        single = np.frombuffer(message.coefficients, "<f4").reshape(rows, message.rank)
+        if not np.isfinite(single).all():
+            raise ProtocolError("expected finite coefficients, got NaN or infinity")
+        found = single.astype(np.float64)  # of a signaling NaN this would warn
+        largest = 2.0 ** max(message.rank - 1, 0)  # of what pivots give, see ``low_rank.factor``
+        if found.size and (most := np.abs(found).max()) > 1.001 * largest:
+            raise ProtocolError(f"expected at most {largest:g}, got {most:g}: coefficients beyond what was agreed")
+        return found
+
+    def _share_packs(self, weights: Sequence[int]) -> list[int]:
+        """Return C's share (g·C), packed; not reduced, as p's share takes off what is too much for the slots."""
+        packing = self.layout.deltas
+        table = np.array(weights, object).reshape(self.layout.width, self.layout.outputs)
+        return [
+            pack(table[start : start + packing.columns, output].tolist(), packing.slot)
+            for start in range(0, self.layout.width, packing.columns)
+            for output in range(self.layout.outputs)
+        ]
+
+    def _decrypt(self, ciphertexts: Sequence[mpz]) -> list[int]:
+        """Return the plaintexts of ``ciphertexts``, re-randomized first: p does not choose what is exponentiated."""
+        square = self.ciphertexts.square
+        pairs = zip(ciphertexts, self.pool.take(len(ciphertexts)), strict=True)
+        return self.keys.decrypt([ciphertext * fresh % square for ciphertext, fresh in pairs])
+
+    def _encrypt(self, plaintexts: Sequence[int]) -> bytes:
+        """Return fresh ciphertexts of ``plaintexts``, modulo n: the one way out for what only p's masks would hide."""
+        n, square = self.ciphertexts.n, self.ciphertexts.square
+        pairs = zip(plaintexts, self.pool.take(len(plaintexts)), strict=True)
+        return self.ciphertexts.write((1 + n * (plaintext % n)) * fresh % square for plaintext, fresh in pairs)

@@ -1,0 +1,289 @@
+"""What C reads out of the gradients that it decrypts: W, the loss gradients and every label, noise or not."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vflsec.core.errors import DataError, InsufficientView
+from vflsec.secure.transcripts import figures
+from vflsec.secure.transcripts.audit import Audit, Figure, Floats, Notes, Recovered, Truth
+from vflsec.secure.transcripts.pooled import LARGEST, Batch, pool
+from vflsec.secure.transcripts.recording import Header, Recording, Step
+from vflsec.secure.transcripts.simplex import rotation, upright
+
+WINDOW = 32
+"""Steps solved together: the farther W moves, the better is its size known; the cost grows with the third power."""
+
+CONSISTENT = 0.01
+"""Largest ratio of the first singular value that should vanish to the last that should not; above, there is noise."""
+
+RANK = 1e-9
+"""A delta^C whose last singular value lies below this, relative to the first, is not of full rank."""
+
+
+ROWS = 1 << 32
+"""More than a batch has: samples whose rows are not noted get numbers of their own below zero."""
+
+
+class Release(NamedTuple):
+    """The gradient of one step, delta W^T = ``rows`` ``axis``^T, of rank r."""
+
+    number: int
+    rate: float
+    rows: Floats  # (B, r)
+    axis: Floats  # (g, r), orthonormal
+    pull: Floats  # (g, r), mu^T rows / B
+    blind: Floats  # (g, r), the same of another order of mu's rows: what a wrong mu would give
+
+
+class Solved(NamedTuple):
+    """What a window gives, by step, up to one rotation (r, r) for all; ``residual`` is a ratio of singular values."""
+
+    weights: dict[int, Floats]  # (g, r)
+    delta: dict[int, Floats]  # (B, r)
+    residual: float
+    chance: float
+
+
+class DeltaChain(Audit):
+    """C recovers W^C, delta and the labels from delta^C of consecutive batches: PrADA's Proposition 3 is refuted.
+
+    delta^C has rank r = 1 (of C outputs under a softmax, C - 1), so its singular vectors give W_t = axis_t x_t and
+    delta_t = rows_t y_t up to an r × r matrix x_t, with y_t = x_t^-T. The update W_{t+1} = W_t - (rate / B) mu_t^T
+    delta_t, with momentum and weight decay if there are, is then linear in all x_t and y_t: its null space gives them
+    up to one matrix for all steps, and x_t^T y_t = 1 fixes that up to a rotation, for one output a sign. Known are
+    delta^C, mu, the rate and the optimizer, all of which C has by right. The rotation is found too, since a row of
+    softmax(z) - y has one negative entry; what remains open is the names of the classes.
+
+    Two consecutive batches are enough for r = 1. Where noise on delta^C, or too few features, spoil the updates,
+    ``vflsec.secure.transcripts.pooled`` pools the batches of the whole run instead: W moves little from one to the next, and a
+    sample's label is the same at every visit. Noise is then averaged out over batches and over visits.
+
+    Source: derived from PrADA (arXiv 2111.10120), Algorithm 5, lines 15 to 22; the extension to many batches,
+    momentum and several outputs is this package's.
+    """
+
+    name = "delta-chain"
+    role = "C"
+    reads = "delta^C and mu of all batches, the learning rate"
+    mitigation = "an extractor that does not train, so that no delta^C is sent; for noise see its measured table"
+    reference = "derived from PrADA, Algorithm 5; refutes its Proposition 3"
+
+    def run(self, recording: Recording) -> Recovered:
+        """Return ``delta``, ``labels`` and ``weights`` of each step that is used; outputs in any order."""
+        outputs, width = recording.header.layout.outputs, recording.header.layout.width
+        rank = max(1, outputs - 1)
+        if width < rank:
+            raise InsufficientView(f"expected at least {rank} features for {outputs} outputs, got {width}")
+        chained = _chained(recording, outputs, rank) if width >= 2 * rank else None
+        return chained or _pooled(recording, outputs)
+
+    def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
+        """Return labels of each sample, of two classes also their AUC, then W, without what all outputs share."""
+        after = truth.header.layout.order == "paper"  # delta^C of a step then tells W of the next
+        true = truth.at([*recovered.steps, *(number + 1 for number in recovered.steps)])
+        steps = [number for number in recovered.steps if "labels" in true[number]]
+        if not steps:
+            return ()
+        last = _last_visits([true[number] for number in steps])
+        guess = np.concatenate([recovered.steps[number]["labels"] for number in steps])[last]
+        labels = np.concatenate([true[number]["labels"] for number in steps])[last]
+        found = [figures.labels(guess, labels)]
+        if truth.header.layout.outputs <= 2 and len(np.unique(labels)) == 2:
+            delta = np.concatenate([recovered.steps[number]["delta"][:, -1] for number in steps])[last]
+            found.append(figures.ranking("labels", delta, labels))
+        names = figures.names(guess, labels)
+        known = [number for number in steps if "weights" in true[number + after]]
+        if known:
+            weights = np.stack([_named(recovered.steps[number]["weights"], names) for number in known])
+            found.append(
+                figures.vectors("weights", weights, np.stack([_centered(true[n + after]["weights"]) for n in known]))
+            )
+        return tuple(found)
+
+
+def _chained(recording: Recording, outputs: int, rank: int) -> Recovered | None:
+    """Return what the updates of consecutive batches give; None where there are none, or noise spoils them."""
+    rng = np.random.default_rng(figures.SEED)
+    steps: dict[int, dict[str, NDArray[Any]]] = {}
+    solved: list[Solved] = []
+    turn = np.eye(rank)
+    for window in _windows(recording, rank, rng):
+        now = _solve(window, recording.header)
+        shared = window[0].number
+        if solved and shared in solved[-1].weights:
+            turn = rotation(now.weights[shared], solved[-1].weights[shared]) @ turn
+        else:
+            turn = upright(np.concatenate(list(now.delta.values())), outputs, rng)
+        steps |= {number: _read(delta @ turn, now.weights[number] @ turn) for number, delta in now.delta.items()}
+        solved.append(now)
+    if not solved:
+        return None
+    residual, chance = (float(np.median(side)) for side in zip(*(one[2:] for one in solved), strict=True))
+    own = Figure(of="weights", metric="consistency", value=1 - residual, chance=1 - chance, n=len(steps))
+    if residual > CONSISTENT:
+        return None
+    found = f"W, delta and labels of {len(steps)} batches; the updates fit them up to {residual:.0e}"
+    return Recovered(found, steps, (own,))
+
+
+def _pooled(recording: Recording, outputs: int) -> Recovered:
+    """Return what the gradients of all batches give together."""
+    width = recording.header.layout.width
+    each = (batch for step in recording.steps() if (batch := _batch(step, width)))
+    batches = deque(each, maxlen=max(1, LARGEST // width**2))
+    if not batches:
+        raise InsufficientView("expected delta^C of a step that learns, and not all zero, got none")
+    found = pool(batches, outputs, np.random.default_rng(figures.SEED))
+    steps = {
+        batch.number: _read(found.delta[samples], found.weights[batch.number])
+        for batch, samples in zip(batches, found.samples, strict=True)
+    }
+    text = f"labels of {len(found.delta)} samples from delta^C of {len(batches)} batches, pooled"
+    text += f"; noise of deviation {found.noise:.2g} on every coordinate" if found.noise else ""
+    return Recovered(text, steps)
+
+
+def _batch(step: Step, width: int) -> Batch | None:
+    """Return what C has of a step; where no rows are noted, each is taken to be a sample of its own."""
+    if step.rate is None or not step.has("embedding_gradient") or not step.notes["embedding_gradient"].any():
+        return None
+    gradient = step.notes["embedding_gradient"]
+    rows = step.notes.get("rows", -1 - step.number * ROWS - np.arange(len(gradient)))
+    mu = step.notes.get("mu")
+    if len(rows) != len(gradient) or gradient.shape[1] != width or not (mu is None or mu.shape == gradient.shape):
+        raise DataError(
+            f"expected rows, mu and delta^C of one batch of {width} features in step {step.number}, got other"
+        )
+    return Batch(step.number, rows, mu, gradient)
+
+
+def _windows(recording: Recording, rank: int, rng: np.random.Generator) -> Iterator[list[Release]]:
+    """Yield runs of two to WINDOW consecutive learning steps; each goes on with the last step of the one before."""
+    window: list[Release] = []
+    last = -1
+    for step in recording.steps():
+        if step.rate is None and last == step.number - 1:  # inference moves nothing
+            last = step.number
+            continue
+        release = _release(step, rank, window[-1].axis if window else None, rng)
+        if window and (release is None or step.number != last + 1):
+            if len(window) > 1:
+                yield window
+            window = []
+        if release:
+            window.append(release)
+            if len(window) == WINDOW:
+                yield window
+                window = window[-1:]
+        last = step.number
+    if len(window) > 1:
+        yield window
+
+
+def _release(step: Step, rank: int, before: Floats | None, rng: np.random.Generator) -> Release | None:
+    """Return the factors of delta^C, the axes turned to agree with ``before``; None where it is not of this rank."""
+    if step.rate is None or not step.has("embedding_gradient", "mu"):
+        return None
+    left, sizes, right = np.linalg.svd(step.notes["embedding_gradient"], full_matrices=False)
+    if len(sizes) < rank or not sizes[rank - 1] > RANK * sizes[0]:
+        return None
+    axis, mu = right[:rank].T, step.notes["mu"]
+    turn = np.eye(rank) if before is None else rotation(axis, before)
+    rows = (left[:, :rank] * sizes[:rank]) @ turn
+    blind = rng.permutation(mu).T @ rows / len(mu)
+    return Release(step.number, step.rate, rows, axis @ turn, mu.T @ rows / len(mu), blind)
+
+
+def _solve(window: Sequence[Release], header: Header) -> Solved:
+    """Solve the updates of a window for x_t and y_t; where they do not fit, take the axes as they are."""
+    rank = window[0].rows.shape[1]
+    x, residual = _null_space(_updates(window, header, [release.pull for release in window]), len(window), rank)
+    _, chance = _null_space(_updates(window, header, [release.blind for release in window]), len(window), rank)
+    if residual > CONSISTENT:
+        x = np.broadcast_to(np.eye(rank), x.shape)
+    weights = {release.number: release.axis @ one for release, one in zip(window, x, strict=True)}
+    delta = {release.number: release.rows @ np.linalg.inv(one).T for release, one in zip(window, x, strict=True)}
+    return Solved(weights, delta, residual, chance)
+
+
+def _updates(window: Sequence[Release], header: Header, pulls: Sequence[Floats]) -> Floats:
+    """Return the updates as a system (equations, 2 T r) in x_0, ..., x_{T-1}, y_0, ..., y_{T-1}.
+
+    W_{t+1} - W_t = -rate_t V_t with V_t = momentum V_{t-1} + mu_t^T delta_t / B + weight_decay W_t, and V_{t-1} is what
+    the step before has moved.
+    """
+    rank, shift = window[0].rows.shape[1], int(header.layout.order == "paper")  # then the axis is that of W_{t+1}
+    rows = []
+    for t, (release, pull) in enumerate(zip(window, pulls, strict=True)):
+        after, now, before = t + 1 - shift, t - shift, t - 1 - shift
+        moves = header.momentum > 0 and release.number > 0
+        if after >= len(window) or now < 0 or (moves and before < 0):
+            continue
+        parts = {after: 1.0, now: release.rate * header.weight_decay - 1}
+        if moves:
+            kept = header.momentum * release.rate / window[t - 1].rate
+            parts |= {now: parts[now] - kept, before: kept}
+        row = np.zeros((len(pull), 2, len(window), rank))
+        for index, factor in parts.items():
+            row[:, 0, index] = factor * window[index].axis
+        row[:, 1, t] = release.rate * pull
+        rows.append(row.reshape(len(pull), -1))
+    return np.concatenate(rows) if rows else np.zeros((0, 2 * len(window) * rank))
+
+
+def _null_space(system: Floats, steps: int, rank: int) -> tuple[Floats, float]:
+    """Return x (T, r, r), scaled so that x_t^T y_t = 1 on average, and the ratio of singular values; 1 if it has none.
+
+    Unknowns that no equation holds stand for steps of which only one of x and y is determined; y = x^-T anyway.
+    """
+    used = np.abs(system).max(axis=0, initial=0) > 0
+    scale = np.linalg.norm(system, axis=0)
+    scale[: steps * rank] = 1  # axes are of length 1
+    scale[~used] = 1
+    if not used[: steps * rank].all():
+        return np.broadcast_to(np.eye(rank), (steps, rank, rank)), 1.0
+    _, sizes, right = np.linalg.svd((system / scale)[:, used])
+    sizes = np.append(sizes, np.zeros(used.sum() - len(sizes)))
+    found = np.zeros((2 * steps * rank, rank))
+    found[used] = right[-rank:].T / scale[used, None]
+    x, y = found.reshape(2, steps, rank, rank)
+    both = used[steps * rank :].reshape(steps, rank).all(axis=1)
+    product = np.mean(x[both].transpose(0, 2, 1) @ y[both], axis=0)  # R^T R, of the unknown R
+    values, vectors = np.linalg.eigh((product + product.T) / 2)
+    if not sizes[-rank - 1] > 0 or not values[0] > 0:
+        return np.broadcast_to(np.eye(rank), (steps, rank, rank)), 1.0
+    return x @ (vectors / np.sqrt(values)), float(sizes[-rank] / sizes[-rank - 1])
+
+
+def _read(delta: Floats, weights: Floats) -> dict[str, NDArray[Any]]:
+    """Return what a step tells: of one output class 1 where delta is negative, else the class whose entry is least."""
+    labels = (delta[:, 0] < 0).astype(np.int64) if delta.shape[1] == 1 else delta.argmin(axis=1)
+    return {"delta": delta, "labels": labels, "weights": weights}
+
+
+def _last_visits(notes: Sequence[Notes]) -> NDArray[np.int64]:
+    """Return where the last visit of each sample is among all rows; without their numbers, all rows."""
+    if not all("rows" in one for one in notes):
+        return np.arange(sum(len(one["labels"]) for one in notes))
+    rows = np.concatenate([one["rows"] for one in notes])
+    return len(rows) - 1 - np.unique(rows[::-1], return_index=True)[1]
+
+
+def _named(weights: Floats, names: NDArray[np.int64]) -> Floats:
+    """Return W with its outputs in the true order; of one output, with its sign turned where classes were swapped."""
+    if weights.shape[1] == 1:
+        return weights if names[0] == 0 else -weights
+    named = np.empty_like(weights)
+    named[:, names] = weights
+    return named
+
+
+def _centered(weights: Floats) -> Floats:
+    """Return W without what all outputs have in common."""
+    return weights if weights.shape[1] == 1 else weights - weights.mean(axis=1, keepdims=True)

@@ -1,0 +1,62 @@
+"""What C has answered: how many equations in its features an honest p has."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from vflsec.core.checks import count
+from vflsec.core.errors import InsufficientView
+from vflsec.secure.transcripts.audit import Audit, Figure, Recovered
+from vflsec.secure.transcripts.recording import Recording
+
+
+class ForwardPasses(Audit):
+    """C counts its forward passes of each sample: each is an inner product of its features with every column of W.
+
+    With k passes and C outputs p has k C linear equations in the g features of a sample. A batch that was answered
+    again after a broken connection counts as often as it was answered, and so do batches that were answered before
+    both parties went back to an older state. Features at rest are determined by g equations.
+    C's share of W_0 hides g C numbers, but they are the same for all samples, so that the count leaves them out. It is
+    on the directions of independent features, for the sample with the most passes. Features that depend on each other,
+    or have few values, are read from fewer; and a p that deviates reads as many bits of a sample from two answers as a
+    score has.
+
+    Source: counting of unknowns; the attacks are ``score-gram`` and ``score-regression``.
+    """
+
+    name = "forward-passes"
+    role = "C"
+    reads = "how often each sample was in a batch"
+    mitigation = "fewer passes x outputs of each sample than it has features (max_passes)"
+    reference = "counts the equations that score-gram solves"
+
+    def run(self, recording: Recording) -> Recovered:
+        """Return the count, the largest over samples of min(1, equations / g)."""
+        passes: Counter[int] = Counter()
+        beyond = np.zeros((0, 2), dtype=np.int64)
+        last = -1
+        for step in recording.steps():
+            if step.number != last + 1:
+                raise InsufficientView(f"expected all steps from 0 on, got {step.number} after {last}")
+            last = step.number
+            if step.has("rows"):
+                answers = int(step.notes["answers"][0]) if step.has("answers") else 1
+                passes.update(dict.fromkeys(step.notes["rows"].tolist(), answers))
+            beyond = step.notes.get("answers_beyond", beyond[:0])  # later steps that are recorded count by themselves
+        for sample, answers in beyond.tolist():
+            passes[sample] += answers
+        if not passes:
+            raise InsufficientView("expected which samples each batch has, got no notes of rows")
+        width, outputs = recording.header.layout.width, recording.header.layout.outputs
+        counts = np.array(list(passes.values()))
+        shares = np.minimum(counts * outputs / width, 1)
+        found = (
+            f"{count(counts.max(), 'pass', 'passes')} x {count(outputs, 'output')} of a sample at most, in its {width} "
+            f"features; {(shares == 1).sum()} of {len(counts)} samples are fully exposed"
+        )
+        own = Figure(
+            of="directions of features", metric="determined", value=float(shares.max()), chance=0.0, n=len(counts)
+        )
+        return Recovered(found, own=(own,))

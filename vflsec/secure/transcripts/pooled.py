@@ -1,0 +1,232 @@
+"""Labels out of noised delta^C, pooled over a whole run: W moves little from batch to batch, and labels never."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.signal import lfilter
+from scipy.special import expit
+
+from vflsec.secure.transcripts import figures
+from vflsec.secure.transcripts.audit import Floats
+from vflsec.secure.transcripts.simplex import rotation, simplex, upright
+
+LARGEST = 1 << 26
+"""Most numbers in the second moments (T, g, g) of all batches; where there are more, the last batches are taken."""
+
+DECAYS = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0)
+"""How much less each neighboring batch counts; the data choose."""
+
+ROUNDS = 4
+"""Of estimating W from the labels of other visits, then the labels from W."""
+
+EXACT = 1e-8
+"""Noise below this, relative to the signal and squared, is rounding: each batch then gives its own axis exactly."""
+
+FITTED = 2000
+"""Samples on which the model of the loss gradients is fitted."""
+
+SPREAD = 0.1
+"""Least deviation of an averaged loss gradient, so that the nodes below are close enough together."""
+
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+
+class Batch(NamedTuple):
+    """What C has of one step."""
+
+    number: int
+    rows: NDArray[np.int64]  # (B,) which samples
+    mu: Floats | None  # (B, g)
+    gradient: Floats  # (B, g), delta^C
+
+
+class Pooled(NamedTuple):
+    """What all batches together tell.
+
+    Attributes:
+        delta: (n, C) for each sample; as loss gradients it is least, of one output negative, at the label. Of one or
+            two outputs its size says how sure that is.
+        weights: by step, W (g, C); of more than two outputs, up to a factor.
+        samples: for each batch, where its rows are in ``delta``.
+        noise: deviation of the noise on each coordinate of delta^C; 0 where there is none.
+    """
+
+    delta: Floats
+    weights: dict[int, Floats]
+    samples: list[NDArray[np.int64]]
+    noise: float
+
+
+def pool(batches: Sequence[Batch], outputs: int, rng: np.random.Generator) -> Pooled:
+    """Return what delta^C of all ``batches`` tells of each sample, whatever noise is on every coordinate.
+
+    delta^C = delta W^T + noise has rank r = max(1, C - 1) but for the noise. The second moments of neighboring batches
+    are added, and their first r eigenvectors are the axes of W; how many neighbors is chosen by how well they predict
+    the batch left out. Projections on the axes, summed over all visits of a sample, average the noise out: W moves, the
+    label does not. Then W is estimated anew by regression on what the other visits of the same samples say, and so on.
+
+    Of one or two outputs, C also uses mu: its part mu W of the score says how likely each class is. The model is
+    delta = s - y, with y = 1 with probability s, and logit s normal around a multiple of mu W; its parameters maximize
+    the likelihood of the averages.
+
+    Args:
+        batches: learning steps, of which none is all zero.
+        outputs: C.
+        rng: for the rotation of several outputs.
+    """
+    rank = max(1, outputs - 1)
+    gradients = [batch.gradient for batch in batches]
+    counts = np.array([len(one) for one in gradients])
+    ids, found = np.unique(np.concatenate([batch.rows for batch in batches]), return_inverse=True)
+    samples = np.split(found, np.cumsum(counts)[:-1])
+    axes, noise, exact = _axes(gradients, rank)
+    several = np.bincount(found)[found] > 1
+    for _ in range(ROUNDS if several.mean() > 0.5 and not exact else 0):
+        visits, sure = _visits(gradients, axes, noise)
+        total, sureness = _sums(visits, sure, found, len(ids))
+        rest = np.where(several, sureness[found] - sure, 1.0)
+        others = np.where(several[:, None], total[found] - sure[:, None] * visits, 0.0) / rest[:, None]
+        others = others @ _whitening(others)
+        parts = np.split(others, np.cumsum(counts)[:-1])
+        axes = _regression(gradients, parts, noise)
+    visits, sure = _visits(gradients, axes, noise)
+    total, sureness = _sums(visits, sure, found, len(ids))
+    mean = total / sureness[:, None]
+    signal = max(float(np.average((visits**2).mean(axis=1) - 1 / sure, weights=sure**2)), 1e-12)
+    unit = 1.0
+    if rank > 1:
+        turn = upright(mean, outputs, rng)
+        delta = mean @ turn
+    else:
+        turn = np.ones((1, 1)) if outputs == 1 else simplex(2).T
+        odds = mean[:, 0] / np.sqrt(signal)
+        if len(batches) > 1 and all(batch.mu is not None for batch in batches):
+            scores = np.concatenate([batch.mu @ axis for batch, axis in zip(batches, axes, strict=True)])[:, 0]
+            own = np.bincount(found, sure * scores) / sureness
+            odds, unit = _odds(odds, 1 / (sureness * signal), np.bincount(found), own)
+        if (odds < 0).mean() > 0.5:  # of one output, class 1 is taken to be the rarer
+            odds, axes = -odds, -axes
+        delta = odds[:, None] @ turn
+    weights = {batch.number: axis @ turn * np.sqrt(signal) / unit for batch, axis in zip(batches, axes, strict=True)}
+    return Pooled(delta, weights, samples, 0.0 if exact else float(np.sqrt(np.median(noise))))
+
+
+def _axes(gradients: Sequence[Floats], rank: int) -> tuple[Floats, Floats, bool]:
+    """Return the axes (T, g, r) at their length, the noise's variance (T,), and whether there is none."""
+    moments = np.stack([one.T @ one for one in gradients])
+    counts = np.array([len(one) for one in gradients], dtype=np.float64)
+    sizes, vectors = np.linalg.eigh(moments / counts[:, None, None])
+    noise = sizes[:, :-rank].mean(axis=1) if sizes.shape[1] > rank else np.zeros(len(sizes))
+    exact = bool(np.median(noise / sizes[:, -1]) < EXACT)
+    noise = np.maximum(noise, EXACT * sizes[:, -1])
+    if not exact and len(gradients) > 1:
+        moments /= noise[:, None, None]
+
+        def predicted(decay: float) -> float:
+            around = np.linalg.eigh(_around(moments, decay) - moments)[1][:, :, -rank:]
+            return float(np.einsum("tgr,tgh,thr->", around, moments, around))
+
+        decay = max(DECAYS, key=predicted)
+        sizes, vectors = np.linalg.eigh(_around(moments, decay) / _around(counts, decay)[:, None, None])
+        sizes *= noise[:, None]
+    lengths = np.sqrt(np.maximum(sizes[:, -rank:] - noise[:, None], EXACT * sizes[:, -1:]))
+    axes = vectors[:, :, -rank:] * lengths[:, None]
+    for t in range(1, len(axes)):  # each is known up to a rotation of its outputs
+        axes[t] = axes[t] @ rotation(axes[t], axes[t - 1])
+    return axes, noise, exact
+
+
+def _around(values: Floats, decay: float) -> Floats:
+    """Return for each entry of the first axis the sum of all, those k away times ``decay``^k."""
+    before = lfilter([1.0], [1.0, -decay], values, axis=0)
+    after = lfilter([1.0], [1.0, -decay], values[::-1], axis=0)[::-1]
+    return np.asarray(before + after - values)
+
+
+def _visits(gradients: Sequence[Floats], axes: Floats, noise: Floats) -> tuple[Floats, Floats]:
+    """Return the loss gradients of each visit along the axes (N, r), and their sureness (N,), one over the variance."""
+    visits = np.concatenate([one @ np.linalg.pinv(axis).T for one, axis in zip(gradients, axes, strict=True)])
+    sure = (axes**2).sum(axis=1).mean(axis=1) / noise
+    sure = np.maximum(sure, EXACT * sure.max())  # a batch that nothing is known of counts for nothing
+    return visits, np.repeat(sure, [len(one) for one in gradients])
+
+
+def _sums(visits: Floats, sure: Floats, found: NDArray[np.int64], count: int) -> tuple[Floats, Floats]:
+    """Return the sums (n, r) of each sample's visits, weighted by ``sure``, and of the weights (n,)."""
+    total: Floats = np.stack([np.bincount(found, sure * column, count) for column in visits.T], axis=1, dtype=float)
+    return total, np.asarray(np.bincount(found, sure, count), dtype=np.float64)
+
+
+def _whitening(rows: Floats) -> Floats:
+    """Return the symmetric matrix after which the second moment of ``rows`` is the identity."""
+    sizes, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
+    return np.asarray(vectors / np.sqrt(np.maximum(sizes, 1e-300)) @ vectors.T)
+
+
+def _regression(gradients: Sequence[Floats], others: Sequence[Floats], noise: Floats) -> Floats:
+    """Return W (T, g, r), up to a factor, by regression of delta^C on what other visits say, over near batches."""
+    products = np.stack([one.T @ other / v for one, other, v in zip(gradients, others, noise, strict=True)])
+    counts = np.array([len(one) for one in gradients]) / noise
+
+    def predicted(decay: float) -> float:
+        around = _around(products, decay) - products
+        return float((around * products).sum() / max(np.sqrt((around**2).sum()), 1e-300))
+
+    decay = max(DECAYS, key=predicted)
+    return _around(products, decay) / _around(counts, decay)[:, None, None]
+
+
+def _odds(mean: Floats, variance: Floats, visits: NDArray[np.int64], scores: Floats) -> tuple[Floats, float]:
+    """Return minus the log odds of class 1 of each sample, and the root mean square of delta as p released it.
+
+    Args:
+        mean: (n,) averages of delta, in units of its root mean square.
+        variance: (n,) of the noise on delta^C in them, in the same units.
+        visits: (n,) how many each is of.
+        scores: (n,) C's part of z, in any unit.
+    """
+    scores = scores / max(float(np.sqrt(np.mean(scores**2))), 1e-300)
+    rng = np.random.default_rng(figures.SEED)
+    few = rng.permutation(len(mean))[:FITTED]
+
+    usual = np.array([2, 2, 2, 1])  # a prior's deviations, which keep it from wandering
+
+    def cost(parameters: Floats) -> float:
+        likelihood = _model(parameters, mean[few], variance[few], visits[few], scores[few])[0]
+        return float(((parameters / usual) ** 2).sum() / 2 - likelihood.sum())
+
+    starts = [np.array([slope, sign, 0.5, 0.3]) for slope in (0.0, 1.0) for sign in (-1, 1)]
+    options = {"maxiter": 150, "xatol": 0.02, "fatol": 0.05}
+    best = min((minimize(cost, x, method="Nelder-Mead", options=options) for x in starts), key=lambda one: one.fun)
+    _, odds, unit = _model(best.x, mean, variance, visits, scores)
+    return -odds, unit
+
+
+def _model(
+    parameters: Floats, mean: Floats, variance: Floats, visits: NDArray[np.int64], scores: Floats
+) -> tuple[Floats, Floats, float]:
+    """Return the log likelihood of each average, the log odds of class 1, and the root mean square of delta.
+
+    Args:
+        parameters: slope, intercept and deviation of logit s given C's part of the score; deviation of noise that p
+            has added to delta itself at each visit.
+        mean: as of ``_odds``, like the others; scores in units of their root mean square.
+        variance: see there.
+        visits: see there.
+        scores: see there.
+    """
+    slope, intercept, spread, more = parameters
+    s = expit(np.abs(slope) * scores[:, None] + intercept + spread * _NODES)
+    unit = float(np.sqrt(np.mean((s * (1 - s)) @ _WEIGHTS) + more**2))
+    x = mean[:, None] * unit
+    variance = variance[:, None] * unit**2 + more**2 / visits[:, None] + SPREAD**2
+    one = (s * np.exp(-((x - s + 1) ** 2) / 2 / variance)) @ _WEIGHTS
+    zero = ((1 - s) * np.exp(-((x - s) ** 2) / 2 / variance)) @ _WEIGHTS
+    one, zero = np.maximum(one, 1e-300), np.maximum(zero, 1e-300)
+    return np.log(one + zero) + np.log(unit) - np.log(variance[:, 0]) / 2, np.log(one) - np.log(zero), unit

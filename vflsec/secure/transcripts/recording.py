@@ -1,0 +1,384 @@
+"""The recording of one role over the steps of a run: what it sent and received, and what it computed from it by right.
+
+A file is MAGIC, then frames: length, CRC-32 of the value and CRC-32 of these two (4 bytes each, big-endian), and one
+msgpack value. First comes the Header, then for each step a Begin, and its Messages and Notes in the order in which
+they happened. Nothing in it is executed; a frame is read after its length was checked, so that memory is bounded by one
+step.
+
+    with Recorder(path, Header(role="C", layout=layout, n=keys.public.n)) as recorder:
+        recorder.begin(0, rate=0.1)
+        recorder.message("received", masked_scores)  # any msgspec Struct
+        recorder.note("embedding_gradient", gradient)  # (B, g)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, Self, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from vflsec.core.checks import one_of
+from vflsec.core.errors import DataError, StoreError, UsageError
+from vflsec.secure.arithmetic.layout import Layout
+
+MAGIC = b"\x89vflsec recording\r\n\x1a\n"
+VERSION = 3
+LARGEST_FRAME = 1 << 28
+"""Bytes of the largest frame: a batch of 4,096 rows by 10 features, a 4,096-bit key and no packing, is 42 MB."""
+
+NOTES: Mapping[str, int] = {
+    "rows": 1,  # (B,) which samples the batch has, so that a sample is known again
+    "answers": 1,  # C: (1,) how often it has answered this batch with scores, the steps that did not count included
+    "answers_beyond": 2,  # C: (m, 2) samples of later batches, done before a return to this one, and how often answered
+    "share": 2,  # (g, C) the role's share of W at the step's start, integers in units of 2^-64; W is the sum of both
+    "mu": 2,  # C: (B, g) its features, as rounded
+    "masked_scores": 2,  # C: (B, C) integers, what it decrypts; needed only where no Scores message has them
+    "embedding_gradient": 2,  # C: (B, g) delta^C as decrypted, not divided by B
+    "scores": 2,  # p: (B, C) z^C
+    "delta": 2,  # p: (B, C) its loss gradients, not divided by B, before any defense
+    "labels": 1,  # p: (B,)
+    "loss": 1,  # p: (1,) the mean loss of the batch
+}
+"""What a role may note, with the number of dimensions."""
+
+LARGEST_INTEGER = 1 << 10
+"""Bytes of the largest integer in a note."""
+
+Direction = Literal["sent", "received"]
+S = TypeVar("S", bound=msgspec.Struct)
+_HEAD = struct.Struct(">III")
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """What is the same in every step.
+
+    Attributes:
+        role: who recorded: ``C`` holds the key and the features, ``p`` the labels.
+        layout: what both parties agreed on.
+        n: the key's public modulus, little-endian; empty where nothing is encrypted.
+        momentum: of the optimizer of W.
+        weight_decay: of the optimizer of W.
+        score_precision: fractional bits of ``masked_scores``; None for the layout's.
+        version: of this format.
+    """
+
+    role: Literal["C", "p"]
+    layout: Layout
+    n: bytes = b""
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    score_precision: int | None = None
+    version: int = VERSION
+
+
+class Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A step starts. ``rate`` is None where nothing is learned: inference."""
+
+    step: int
+    rate: float | None
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """One protocol message as it was on the wire: the struct's name, and its msgpack."""
+
+    direction: Direction
+    kind: str
+    body: bytes
+
+    def decode(self, kind: type[S]) -> S:
+        """Return it as a struct.
+
+        Raises:
+            DataError: it is of another kind, or does not fit.
+        """
+        if self.kind != kind.__name__:
+            raise DataError(f"expected a recorded {kind.__name__}, got {self.kind}")
+        try:
+            return msgspec.msgpack.decode(self.body, type=kind)
+        except (ValueError, RecursionError) as error:  # a DecodeError, or text that is not in UTF-8
+            raise DataError(f"expected a recorded {kind.__name__}, got other bytes: {error}") from None
+
+
+class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """One array that the role computed, C-contiguous, little-endian: 8 bytes a number, or integers of one size."""
+
+    name: str
+    dtype: Literal["<f8", "<i8", "integer"]
+    shape: tuple[int, ...]
+    data: bytes
+
+    @classmethod
+    def of(cls, name: str, array: Any) -> Note:
+        """Encode ``array``; one of dtype object holds Python integers.
+
+        Raises:
+            UsageError: an unknown name, another number of dimensions, or a number that is not finite.
+        """
+        one_of(NOTES, note=name)
+        values = np.asarray(array)
+        if values.ndim != NOTES[name]:
+            raise UsageError(f"expected {name} of {NOTES[name]} dimensions, got shape {values.shape}")
+        if values.dtype == object:
+            numbers = [int(value) for value in values.ravel()]
+            size = max((value.bit_length() // 8 + 1 for value in numbers), default=1)
+            data = b"".join(value.to_bytes(size, "little", signed=True) for value in numbers)
+            return cls(name, "integer", values.shape, data)
+        values = values.astype("<f8" if values.dtype.kind == "f" else "<i8", order="C", casting="same_kind")
+        if not np.isfinite(values).all():
+            raise UsageError(f"expected finite {name}, got {(~np.isfinite(values)).sum()} numbers that are not")
+        return cls(name, "<f8" if values.dtype.kind == "f" else "<i8", values.shape, values.tobytes())
+
+    def array(self) -> NDArray[Any]:
+        """Return the array, read-only unless of Python integers.
+
+        Raises:
+            DataError: what was recorded is none.
+        """
+        if self.name not in NOTES or len(self.shape) != NOTES[self.name] or min(self.shape) < 0:
+            raise DataError(f"expected a note of {', '.join(NOTES)}, got {self.name!r} of shape {self.shape}")
+        count = math.prod(self.shape)
+        size = 8 if self.dtype != "integer" else len(self.data) // count if count else 0
+        fits = len(self.data) == size * count and (1 if count else 0) <= size <= LARGEST_INTEGER
+        if not fits or max(self.shape) > LARGEST_FRAME:
+            raise DataError(f"expected {count} numbers of {self.name} {self.shape}, got {len(self.data)} bytes")
+        if self.dtype == "integer":
+            pieces = (self.data[at : at + size] for at in range(0, len(self.data), size or 1))
+            integers = np.array([int.from_bytes(piece, "little", signed=True) for piece in pieces], dtype=object)
+            return integers.reshape(self.shape)
+        values = np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
+        if not np.isfinite(values).all():
+            raise DataError(f"expected finite {self.name} in the recording, got {(~np.isfinite(values)).sum()} others")
+        return values
+
+
+Frame = Header | Begin | Message | Note
+
+
+@dataclass
+class Step:
+    """One step as one role saw it."""
+
+    number: int
+    rate: float | None
+    messages: list[Message] = field(default_factory=list)
+    notes: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def has(self, *names: str) -> bool:
+        """Return whether all these notes are there; a step that was cut off lacks some."""
+        return all(name in self.notes for name in names)
+
+
+class Recorder:
+    """Writes the recording of one role; killed at any moment, it loses at most the frame being written.
+
+    Args:
+        path: a new file, made readable by its owner alone: it holds what the role must not show.
+        header: what is the same in every step.
+
+    Raises:
+        UsageError: the file exists, or cannot be made.
+    """
+
+    _cut: int | None = None
+    """The byte at which the steps start that do not count."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.path = path
+        with _writing(path):
+            self._file = open(path, "xb", opener=_private)  # noqa: SIM115  # closed by close
+            self._file.write(MAGIC)
+        self._write(header)
+
+    @classmethod
+    def resume(cls, path: Path, header: Header, step: int) -> Self:
+        """Go on with a recording whose steps from ``step`` on did not count; the next ``begin`` cuts them off.
+
+        Raises:
+            UsageError: the recording is of another run, or cannot be written.
+            DataError: the file is no recording.
+        """
+        recording = Recording(path)
+        if recording.header != header:
+            raise UsageError(f"expected the recording of this run in {path}, got one with other settings: name another")
+        end = recording.end(step)
+        made = cls.__new__(cls)
+        made.path = path
+        made._cut = end
+        with _writing(path):
+            made._file = path.open("ab")
+        return made
+
+    def begin(self, step: int, *, rate: float | None) -> None:
+        """Start a step; ``rate`` is its learning rate, None for inference."""
+        if self._cut is not None:
+            with _writing(self.path):
+                os.truncate(self.path, self._cut)
+            self._cut = None
+        self._write(Begin(step, rate))
+
+    def message(self, direction: Direction, message: msgspec.Struct) -> None:
+        """Add one protocol message."""
+        self._write(Message(direction, type(message).__name__, msgspec.msgpack.encode(message)))
+
+    def note(self, name: str, array: Any) -> None:
+        """Add an array that the role has by right; ``NOTES`` has the names and shapes."""
+        self._write(Note.of(name, array))
+
+    def close(self) -> None:
+        """Put all on the disk."""
+        with _writing(self.path):
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def _write(self, frame: Frame) -> None:
+        body = msgspec.msgpack.encode(frame)
+        if len(body) > LARGEST_FRAME:
+            raise UsageError(f"expected at most {LARGEST_FRAME} bytes in one frame of a recording, got {len(body)}")
+        with _writing(self.path):
+            self._file.write(_head(body) + body)
+            self._file.flush()
+
+
+def expect_writable(path: Path) -> None:
+    """Raise UsageError unless a recording can be begun, or gone on with, in ``path``."""
+    new = not path.exists()
+    with _writing(path):
+        path.open("ab").close()
+        if new:
+            path.unlink()
+
+
+class Recording:
+    """Reads a recording, step by step. Everything in the file is checked; a torn last frame counts as never written.
+
+    Attributes:
+        header: what is the same in every step.
+
+    Raises:
+        DataError: the file cannot be read, or is not a recording of this version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not is_recording(path):
+            raise DataError(f"expected a recording of vflsec, got {path}, which starts otherwise")
+        with path.open("rb") as file:
+            _, first = next(self._frames(file), (0, None))
+        if not isinstance(first, Header):
+            raise DataError(f"expected {path} to start with a header, got {type(first).__name__}")
+        if first.version != VERSION:
+            raise DataError(f"expected a recording of version {VERSION}, got {first.version} in {path}")
+        self.header = first
+
+    def steps(self, *, last: int | None = None) -> Iterator[Step]:
+        """Return the steps in order, up to step ``last``.
+
+        Raises:
+            DataError: a damaged frame; the text names the byte.
+        """
+        step: Step | None = None
+        with self.path.open("rb") as file:
+            for at, frame in self._frames(file):
+                if isinstance(frame, Begin):
+                    if step:
+                        if frame.step <= step.number:
+                            raise DataError(f"expected a step after {step.number}, got {frame.step} in {self.path}")
+                        yield step
+                    if last is not None and frame.step > last:
+                        return
+                    step = Step(frame.step, frame.rate)
+                elif isinstance(frame, Message | Note) and step:
+                    if isinstance(frame, Message):
+                        step.messages.append(frame)
+                    else:
+                        step.notes[frame.name] = frame.array()
+                elif step or not isinstance(frame, Header):
+                    raise DataError(f"expected a step at byte {at} of {self.path}, got {type(frame).__name__}")
+        if step:
+            yield step
+
+    def end(self, step: int) -> int:
+        """Return the byte at which step ``step`` starts, or would."""
+        at = len(MAGIC)
+        with self.path.open("rb") as file:
+            for at, frame in self._frames(file):
+                if isinstance(frame, Begin) and frame.step >= step:
+                    return at
+            return file.tell()
+
+    def _frames(self, file: BinaryIO) -> Iterator[tuple[int, Frame]]:
+        """Yield each whole frame with its first byte's position; leave ``file`` behind the last one."""
+        size = os.fstat(file.fileno()).st_size
+        at = file.seek(len(MAGIC))
+        while at + _HEAD.size <= size:
+            head = file.read(_HEAD.size)
+            length, checksum, _ = _HEAD.unpack(head)
+            if zlib.crc32(head[:8]) != int.from_bytes(head[8:], "big"):  # a wrong length would pass for a torn file
+                raise DataError(f"{self.path} is damaged at byte {at}: the checksum does not match")
+            if length > LARGEST_FRAME:
+                raise DataError(f"expected at most {LARGEST_FRAME} bytes, got {length} at byte {at} of {self.path}")
+            if at + _HEAD.size + length > size:
+                break
+            body = file.read(length)
+            if zlib.crc32(body) != checksum:
+                raise DataError(f"{self.path} is damaged at byte {at}: the checksum does not match")
+            try:
+                yield at, _DECODER.decode(body)
+            except (ValueError, RecursionError, UsageError) as error:
+                raise DataError(f"expected a frame at byte {at} of {self.path}, got other bytes: {error}") from None
+            at += _HEAD.size + length
+        file.seek(at)
+
+
+def is_recording(path: Path) -> bool:
+    """Return whether the file starts as a recording does.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _head(body: bytes) -> bytes:
+    """Return what stands before a frame's ``body``."""
+    start = struct.pack(">II", len(body), zlib.crc32(body))
+    return start + struct.pack(">I", zlib.crc32(start))
+
+
+_DECODER = msgspec.msgpack.Decoder(Frame)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise UsageError(f"expected a new file for the recording, got {path}, which exists: name another") from None
+    except OSError as error:
+        raise StoreError(f"cannot write the recording {path}: {error.strerror or error}") from None
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

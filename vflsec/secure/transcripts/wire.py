@@ -1,0 +1,319 @@
+"""What the messages give away by their form: exponents in clear, ciphertexts without fresh randomness."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gmpy2
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from vflsec.core.checks import count
+from vflsec.core.errors import DataError, InsufficientView
+from vflsec.secure.arithmetic.codec import cut
+from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.transcripts import figures
+from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
+from vflsec.secure.transcripts.recording import Message, Recording
+
+CIPHERTEXTS = ("columns", "packs", "ciphers", "share")
+"""Fields of messages that hold ciphertexts."""
+
+SURPLUS = 40
+"""Bits that must agree before products count as bare: by accident they do once in 2^40 times."""
+
+COMPUTED = 4
+"""Answers of each kind that are computed anew: what is not re-randomized is so in every step."""
+
+WIDEST = 34
+"""Bits of the largest exponent that is searched, in 2^(bits / 2) multiplications."""
+
+ANSWERS = ("MaskedScores", "MaskedGradient", "EncryptedDelta")
+"""Kinds of messages whose re-randomization is tested."""
+
+
+class Wire(Audit):
+    """Reads the form of messages, without a key: a static check of an implementation on its own traffic.
+
+    * Exponents: floats that carry their exponent in clear tell the magnitude of what is encrypted; that of delta_i
+      alone ranks the labels.
+    * Bare ciphertexts: modulo n a ciphertext is its randomizer. One that is 1 has none; two that are equal share one,
+      and their quotient gives the difference of their plaintexts; a ciphertext sent twice tells that nothing changed.
+    * Bare products: the Jacobi symbol of a product of powers follows from those of the factors and the parities of the
+      exponents. If all symbols of answers are so explained by those of what was asked, the answers were not
+      re-randomized, and C, who chose the randomizers, can read the exponents off them. Under subgroup keys all symbols
+      are 1, and so is every other character of small order, as the group's order has no small factor: the symbols then
+      say nothing.
+    * Known or small exponents, under any key: p's own recording has the weights that made its masked scores, and the
+      loss gradients that made its masked gradients, so that the bare product is computed and compared. A row of
+      delta^C of one output is a power of one ciphertext; its exponent, a loss gradient of some 24 bits, is searched by
+      baby steps and giant steps.
+
+    What it finds is certain but for odds of 2^-40; what it does not find may still be there. It says which kinds of
+    answers could not be tested.
+
+    Source: the documentation and source of common Paillier libraries, where all of these are the default.
+    """
+
+    name = "wire"
+    role = "either"
+    reads = "the form of all messages"
+    mitigation = "one public exponent for each kind of message; one exit for each party that masks and re-randomizes"
+    reference = "defaults of common Paillier libraries"
+
+    def run(self, recording: Recording) -> Recovered:
+        """Return the share of messages that give something away; by step and kind, the exponents of p's messages."""
+        n = int.from_bytes(recording.header.n, "little")
+        if not n:
+            raise InsufficientView("expected encrypted messages, got a recording without a key")
+        from_p = "sent" if recording.header.role == "p" else "received"
+        seen: dict[int, int] = {}
+        faults: Counter[str] = Counter()
+        layout = recording.header.layout
+        parity, powers = _Parity(layout), _Powers(layout, n)
+        steps: dict[int, dict[str, NDArray[Any]]] = {}
+        messages = bad = 0
+        for step in recording.steps():
+            contents = [_content(message, n) for message in step.messages]
+            for message, content in zip(step.messages, contents, strict=True):
+                found = set(_faults(content, n, seen))
+                faults.update(found)
+                messages += 1
+                bad += bool(found)
+                if len(content.exponents) and message.direction == from_p:
+                    steps.setdefault(step.number, {})[content.kind] = content.exponents
+            parity.read(contents, n)
+            powers.read(contents, step.notes if recording.header.role == "p" else {})
+        if not messages:
+            raise InsufficientView("expected messages, got a recording of notes only")
+        for kind in sorted({*parity.bare, *powers.bare}):
+            faults[f"{kind} not re-randomized"] = parity.answers[kind]
+            bad = min(messages, bad + parity.answers[kind])
+        text = "; ".join(f"{fault}: {count(n_bad, 'message')}" for fault, n_bad in sorted(faults.items()))
+        text = f"{text}; of {messages} in all" if faults else f"no fault in {count(messages, 'message')}"
+        unmeasured = []
+        for kind in (kind for kind in ANSWERS if parity.answers[kind]):
+            if ways := _ways(kind, parity, powers):
+                text += f"; re-randomization of {kind} tested by {ways}"
+            else:
+                unmeasured.append(f"re-randomization of {kind}: {_why_not(kind, parity)}")
+        own = Figure(of="messages", metric="share", value=bad / messages, chance=0.0, n=messages)  # a full count
+        return Recovered(text, steps, (own,), tuple(unmeasured))
+
+    def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
+        """Return the share of messages with a fault, then how exponents in clear rank the labels, of the worst kind."""
+        true = truth.at(list(recovered.steps))
+        found = []
+        for kind in sorted({kind for arrays in recovered.steps.values() for kind in arrays}):
+            scores, labels = [], []
+            for number, arrays in recovered.steps.items():
+                known = true[number].get("labels")
+                if known is not None and kind in arrays and len(arrays[kind]) % len(known) == 0:
+                    scores.append(
+                        arrays[kind].reshape(-1, len(known)).mean(axis=0)
+                    )  # blocks of features, in each the rows
+                    labels.append(known)
+            if labels and len(np.unique(np.concatenate(labels))) == 2:
+                found.append(figures.ranking("labels", np.concatenate(scores), np.concatenate(labels)))
+        return (*recovered.own, *sorted(found, key=lambda figure: -figure.value)[:1])
+
+
+class _Content(NamedTuple):
+    """A message as its ciphertexts by field, the exponents that it carries in clear, and its number of rows."""
+
+    kind: str
+    ciphers: Mapping[str, Sequence[int]]
+    exponents: NDArray[np.int64]
+    rank: int
+
+
+def _content(message: Message, n: int) -> _Content:
+    """Read a message by its form alone, whatever implementation wrote it: integers in lists are exponents."""
+    try:
+        fields = msgspec.msgpack.decode(message.body)
+    except msgspec.DecodeError as error:
+        raise DataError(f"expected a recorded {message.kind} in msgpack, got other bytes: {error}") from None
+    fields = fields if isinstance(fields, dict) else {}
+    size = 2 * (n.bit_length() // 8)
+    ciphers = {
+        name: cut(data, size, len(data) // size, f"ciphertexts in a recorded {message.kind}")
+        for name, data in fields.items()
+        if name in CIPHERTEXTS and isinstance(data, bytes)
+    }
+    lists = [one for one in fields.values() if isinstance(one, list) and all(isinstance(x, int) for x in one)]
+    exponents = np.array([x for one in lists for x in one if abs(x) < 1 << 31], dtype=np.int64)
+    rank = fields.get("rank", 0)
+    return _Content(message.kind, ciphers, exponents, rank if isinstance(rank, int) else 0)
+
+
+def _faults(content: _Content, n: int, seen: dict[int, int]) -> Iterator[str]:
+    """Yield what the form of one message gives away; ``seen`` has hashes of all randomizers and their ciphertexts."""
+    if len(np.unique(content.exponents)) > 1:
+        yield f"exponents in clear in {content.kind}"
+    for cipher in (cipher for ciphers in content.ciphers.values() for cipher in ciphers):
+        randomizer = cipher % n
+        before = seen.get(hash(randomizer))
+        seen[hash(randomizer)] = hash(cipher)
+        if randomizer == 1:
+            yield f"no randomizer in {content.kind}"
+        elif before is not None:
+            what = "ciphertext" if before == hash(cipher) else "randomizer"
+            yield f"a {what} used before in {content.kind}"
+
+
+class _Parity:
+    """Whether the Jacobi symbols of answers are those of products of powers of what was asked.
+
+    Two tests, since implementations differ in how they align exponents: factors whose symbols are all 1 have no other
+    product; and where one set of powers serves many answers, their parities solve a linear system over two elements.
+
+    Attributes:
+        answers: messages of each kind.
+        varies: whether any symbol of what was asked is not 1; else the symbols say nothing.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.answers: Counter[str] = Counter()
+        self.varies = False
+        self._agreed: Counter[tuple[str, str]] = Counter()
+        self._refuted: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def bare(self) -> list[str]:
+        """The kinds that were not re-randomized."""
+        found = {test[0] for test, bits in self._agreed.items() if bits >= SURPLUS and not self._refuted[test]}
+        return sorted(found) if self.varies else []
+
+    def bits(self, kind: str) -> int:
+        """Return how many bits of this kind have been compared; 0 where all symbols are 1."""
+        counts = (n for tests in (self._agreed, self._refuted) for test, n in tests.items() if test[0] == kind)
+        return sum(counts) if self.varies else 0
+
+    def read(self, contents: Sequence[_Content], n: int) -> None:
+        """Compare the messages of one step."""
+        symbols = {
+            (content.kind, name): [gmpy2.jacobi(cipher, n) < 0 for cipher in ciphers]
+            for content in contents
+            for name, ciphers in content.ciphers.items()
+        }
+        self.answers.update(content.kind for content in contents if content.kind in ANSWERS)
+        of_c = ("Features", "columns"), ("Features", "packs"), ("NoisedGradient", "share")
+        self.varies = self.varies or any(any(symbols.get(one, [])) for one in of_c)
+        width, outputs = self.layout.width, self.layout.outputs
+        asked, answered = symbols.get(("Features", "columns"), []), symbols.get(("MaskedScores", "ciphers"), [])
+        blocks = len(asked) // width
+        for output in range(outputs if len(answered) == blocks * outputs else 0):
+            factors = [asked[block * width : (block + 1) * width] for block in range(blocks)]
+            self._compare("MaskedScores", factors, answered[output::outputs])
+        asked, answered = symbols.get(("NoisedGradient", "share"), []), symbols.get(("EncryptedDelta", "ciphers"), [])
+        blocks = len(asked) // outputs
+        chunks = len(answered) // blocks if blocks else 0
+        shares = [asked[i // chunks * outputs : (i // chunks + 1) * outputs] for i in range(blocks * chunks)]
+        self._count(("EncryptedDelta", "ones"), shares, answered)  # each has powers of its own
+
+    def _compare(self, kind: str, factors: Sequence[Sequence[bool]], products: Sequence[bool]) -> None:
+        self._count((kind, "ones"), factors, products)
+        basis: dict[int, int] = {}
+        for one, product in zip(factors, products, strict=True):
+            row = sum(1 << i + 1 for i, factor in enumerate(one) if factor) | product
+            while row > 1 and row.bit_length() in basis:
+                row ^= basis[row.bit_length()]
+            if row > 1:
+                basis[row.bit_length()] = row
+            else:
+                (self._refuted if row else self._agreed)[kind, "linear"] += 1
+
+    def _count(self, test: tuple[str, str], factors: Sequence[Sequence[bool]], products: Sequence[bool]) -> None:
+        for one, product in zip(factors, products, strict=False):
+            if not any(one):
+                (self._refuted if product else self._agreed)[test] += 1
+
+
+class _Powers:
+    """Whether answers are the bare powers of what was asked, where the exponents are known or small: under any key.
+
+    Attributes:
+        tested: how many answers of each kind were computed.
+        bare: the kinds that were not re-randomized.
+    """
+
+    def __init__(self, layout: Layout, n: int) -> None:
+        self.layout, self.n = layout, gmpy2.mpz(n)
+        self.tested: Counter[str] = Counter()
+        self.bare: set[str] = set()
+
+    def read(self, contents: Sequence[_Content], notes: Mapping[str, NDArray[Any]]) -> None:
+        """Test the first answers of one step; ``notes`` are p's, none in C's recording."""
+        share, delta = notes.get("share"), notes.get("delta")  # (g, C) in units of 2^-64; (B, C)
+        by_kind = {content.kind: content for content in contents}
+        layout = self.layout
+        asked, answered = _ciphers(by_kind, "Features", "columns"), _ciphers(by_kind, "MaskedScores", "ciphers")
+        if share is not None and len(share) == layout.width <= len(asked) and answered:
+            unit = 64 - layout.weight_precision
+            exponents = [(int(w) + (1 << unit - 1) >> unit) % (1 << layout.ring) for w in share[:, 0]]
+            self._note("MaskedScores", lambda: self._product(asked, exponents) == answered[0] % self.n)
+        asked, answered = _ciphers(by_kind, "Features", "packs"), _ciphers(by_kind, "MaskedGradient", "ciphers")
+        if delta is not None and len(delta) and asked and answered:
+            every = min(len(delta), layout.gradients.rows)  # the first ciphertext sums the first row of each pack
+            units = np.rint(np.ldexp(delta[::every, 0], layout.delta_precision)).astype(np.int64).tolist()
+            self._note("MaskedGradient", lambda: self._product(asked, units) == answered[0] % self.n)
+        asked, answered = _ciphers(by_kind, "NoisedGradient", "share"), _ciphers(by_kind, "EncryptedDelta", "ciphers")
+        bits = layout.delta_precision + layout.delta_bits + 1
+        rank = by_kind["EncryptedDelta"].rank if answered else 0
+        if asked and layout.outputs == 1 and bits <= WIDEST and 0 < rank <= len(answered) * layout.deltas.rows:
+            in_one = min(layout.deltas.rows, rank)
+            last = -(-rank // in_one) - 1  # of the first block of features
+            if rank - last * in_one == 1 and last < len(answered):  # this one holds a single row
+                self._note("EncryptedDelta", lambda: self._is_small_power(asked[0], answered[last], bits))
+
+    def _note(self, kind: str, test: Callable[[], bool]) -> None:
+        if self.tested[kind] < COMPUTED:
+            self.tested[kind] += 1
+            if test():
+                self.bare.add(kind)
+
+    def _product(self, bases: Sequence[int], exponents: Sequence[int]) -> gmpy2.mpz:
+        product = gmpy2.mpz(1)
+        for base, exponent in zip(bases, exponents, strict=False):
+            product = product * gmpy2.powmod(base, exponent, self.n) % self.n
+        return product
+
+    def _is_small_power(self, base: int, power: int, bits: int) -> bool:
+        """Return whether ``power`` is ``base``^x modulo n for some |x| <= 2^bits."""
+        if gmpy2.gcd(base, self.n) != 1:
+            return False
+        step = 1 << (bits + 2) // 2
+        baby, small = gmpy2.mpz(1), {}
+        for x in range(step):
+            small[baby] = x
+            baby = baby * base % self.n
+        giant = gmpy2.invert(baby, self.n)
+        at = power * gmpy2.powmod(base, 1 << bits, self.n) % self.n
+        for _ in range((2 << bits) // step + 1):
+            if at in small:
+                return True
+            at = at * giant % self.n
+        return False
+
+
+def _ciphers(by_kind: Mapping[str, _Content], kind: str, name: str) -> Sequence[int]:
+    return by_kind[kind].ciphers.get(name, ()) if kind in by_kind else ()
+
+
+def _ways(kind: str, parity: _Parity, powers: _Powers) -> str:
+    """Return how the re-randomization of one kind of message was tested; empty where it was not."""
+    ways = [f"{bits} bits"] if (bits := parity.bits(kind)) >= SURPLUS else []
+    ways += [count(tested, "product")] if (tested := powers.tested[kind]) else []
+    return " and ".join(ways)
+
+
+def _why_not(kind: str, parity: _Parity) -> str:
+    if kind == "MaskedGradient":
+        return "it takes the loss gradients, which p's recording has"
+    if not parity.varies:
+        return "all Jacobi symbols are 1, as under subgroup keys"
+    return f"{count(parity.bits(kind), 'bit')} could be compared, and {SURPLUS} are needed"
