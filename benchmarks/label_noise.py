@@ -27,7 +27,7 @@ from vflsec.experiment.cell import training_cell
 from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.score import measure
 from vflsec.experiment.training import one_thread
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.delta_chain import DeltaChain
 from vflsec.secure.transcripts.recording import Header, Recorder, Recording
@@ -74,7 +74,7 @@ def run(method: str, noise: float, rate: float, seed: int, **settings: Any) -> F
     learner.build(federation)
     with tempfile.TemporaryDirectory() as folder, one_thread():
         boundary = learner._boundaries["passive_1"]
-        layout = Layout(
+        layout = CipherLayout(
             width=learner.width(federation.passive[0]),
             outputs=1 if learner.logistic else federation.n_classes,
             batch=boundary.batch,

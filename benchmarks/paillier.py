@@ -31,10 +31,10 @@ from threadpoolctl import threadpool_limits
 
 from vflsec.secure.arithmetic.cost import units, work
 from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.layout import MODES, Layout, Mode
+from vflsec.secure.arithmetic.layout import MODES, CipherLayout, Mode
 from vflsec.secure.arithmetic.linear_sgd import PRECISION, LinearSgd
-from vflsec.secure.roles.key_holder import KeyHolder
-from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.roles.active import ActiveRole
+from vflsec.secure.roles.passive import PassiveRole
 
 ROWS, WIDTH, RATE = 128, 10, 5e-4
 SAMPLES = 80_000
@@ -91,10 +91,10 @@ class Pair:
         workers: processes for each role.
     """
 
-    def __init__(self, keys: Keys, layout: Layout, task: Task, batches: int, workers: int = 0) -> None:
+    def __init__(self, keys: Keys, layout: CipherLayout, task: Task, batches: int, workers: int = 0) -> None:
         settings = {"optimizer": LinearSgd(), "batches": batches, "workers": workers}
-        self.c = KeyHolder(keys, layout, **settings)
-        self.p = LabelHolder(keys.public, layout, task.weights, **settings)
+        self.c = PassiveRole(keys, layout, **settings)
+        self.p = ActiveRole(keys.public, layout, task.weights, **settings)
 
     def step(self, mu: np.ndarray, y: np.ndarray) -> None:
         """Learn from one batch."""
@@ -126,7 +126,7 @@ class Measured(NamedTuple):
     limit: float
 
 
-def ours(layout: Layout) -> Measured:
+def ours(layout: CipherLayout) -> Measured:
     """Return what one batch takes."""
     task, pairs = Task(layout.width), []
     setup = clock(lambda: pairs.append(Pair(Keys.generate(layout.bits, layout.mode), layout, task, SAMPLES // ROWS)))
@@ -145,7 +145,7 @@ def ours(layout: Layout) -> Measured:
     return Measured(statistics.median(rounds), setup, statistics.median(around))
 
 
-def limit(layout: Layout) -> float:
+def limit(layout: CipherLayout) -> float:
     """Return the seconds that the counted multiplications of one batch take."""
     pairs = zip(work(layout, SAMPLES // ROWS), units(layout.bits, layout.mode, UNIT_SECONDS), strict=True)
     return sum(count * seconds for count, seconds in pairs)
@@ -245,7 +245,7 @@ def side_by_side(bits: int, rows: int) -> Table:
     forms += [(f"standard, {name}", settings) for name, settings in VARIANTS.items()]
     before = others()
     for name, settings in forms:
-        seconds, setup, share = ours(Layout(width=WIDTH, batch=ROWS, bits=bits, **settings))
+        seconds, setup, share = ours(CipherLayout(width=WIDTH, batch=ROWS, bits=bits, **settings))
         after = others()
         ratios = [(a + b) / 2 / seconds for a, b in zip(before, after, strict=True)]
         cells = [f"{seconds * 1e3:.1f}", *(f"{ratio:.0f}" for ratio in ratios), f"{share:.0%}"]
@@ -258,7 +258,7 @@ def growth() -> Table:
     """Return the table of the cost by rows and by features."""
     table = Table("2048 bits, standard", "ciphertexts", "CPU ms a batch", "ms by 128 x 10")
     for rows, width in ((64, 10), (128, 10), (256, 10), (512, 10), (128, 5), (128, 20), (128, 40)):
-        layout = Layout(width=width, batch=rows)
+        layout = CipherLayout(width=width, batch=rows)
         seconds = ours(layout).seconds * 1e3
         share = rows * width / (ROWS * WIDTH)
         count = " + ".join(map(str, layout.traffic))
@@ -268,7 +268,7 @@ def growth() -> Table:
 
 def epoch(bits: int, mode: Mode, batches: int) -> list[str]:
     """Return the row of one epoch on two cores: two processes prepare randomizers, this one does the rest."""
-    layout, task = Layout(width=WIDTH, batch=ROWS, bits=bits, mode=mode), Task()
+    layout, task = CipherLayout(width=WIDTH, batch=ROWS, bits=bits, mode=mode), Task()
     data = [task.batch(ROWS) for _ in range(batches)]
     plain = task.weights.copy()
     for mu, y in data:

@@ -46,7 +46,7 @@ from vflsec.nn.feature_groups import DROPOUT
 from vflsec.nn.parallel import ParallelLinear, UnitLength, parallel_layers
 from vflsec.report.attribution import importance, swarm
 from vflsec.report.domains import domain_map
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 
 Measured = dict[str, Any]
 """What is kept of one training."""
@@ -521,7 +521,7 @@ def encrypted(store: Store) -> str:
         rates = [f"train.lr={8e-4 * (1 + k * 1e-7)!r}" for k in NEARBY_STEPS]
         tuned = [learn._replace(settings=(*learn.settings, rate)) for rate in rates]
         spread = [timed(arm, 160, prada, store)["auc"] for arm in tuned]
-    bits = Layout(width=1).bits
+    bits = CipherLayout(width=1).bits
     lines = [
         "## The same under encryption",
         "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,37 +17,12 @@ from vflsec.core.party import Party
 from vflsec.core.protocol import LinearBoundary
 from vflsec.core.settings import TrainSpec
 from vflsec.secure.arithmetic.layout import CipherSpec
+from vflsec.secure.transcripts.recording import Recorder
 
 Said = TypeVar("Said")
 
 
-class Holder(Protocol):
-    """A role, as a backend implements it: ``KeyHolder`` and ``LabelHolder`` of ``vflsec.secure.roles`` are the models."""
-
-    def state(self) -> Mapping[str, np.ndarray]:
-        """Return what to save, arrays of fixed shapes."""
-
-    def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from a saved state."""
-
-
-class Recorder(Protocol):
-    """Writes down what one role sees, as that of ``vflsec.secure.transcripts.recording`` does."""
-
-    def begin(self, step: int, *, rate: float | None) -> None:
-        """Start a step."""
-
-    def message(self, direction: Literal["sent", "received"], message: Any) -> None:
-        """Add a message."""
-
-    def note(self, name: str, array: Any) -> None:
-        """Add an array that the role has by right."""
-
-    def close(self) -> None:
-        """Put all on the disk."""
-
-
-class Roles(NamedTuple):
+class RolePair(NamedTuple):
     """The two roles of one run: the passive party holds the key, the active party the labels."""
 
     key_holder: Any
@@ -106,12 +81,12 @@ class MaskedLinearBoundary(LinearBoundary):
         self.shares = {passive.name: _Share(), active.name: _Share()}
         self.recorders: dict[str, Recorder] = {}
         """By party, while a recording is made."""
-        self._roles: Roles | None = None
+        self._roles: RolePair | None = None
         self._steps = 0
         self._passes: dict[str, np.ndarray] = {}
 
     @abstractmethod
-    def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> Roles:
+    def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> RolePair:
         """Return fresh roles that start from W_0 = ``weight`` + ``own`` (g, C): p's part and C's."""
 
     @property
@@ -258,7 +233,7 @@ class MaskedLinearBoundary(LinearBoundary):
         names = list(self.passive.features)
         return sum(len(self.passive.features[name]) for name in names[: names.index(split)])
 
-    def _current(self) -> Roles:
+    def _current(self) -> RolePair:
         """The roles, at the shares that the parties' models hold: stored ones may have been loaded since."""
         assert self._roles is not None, "join comes before the first exchange"
         for role, share in zip(self._roles, self.shares.values(), strict=True):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vflsec.core.settings import TrainSpec
-from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
+from vflsec.protocols.masked_linear import MaskedLinearBoundary, RolePair
 from vflsec.secure.arithmetic.linear_sgd import LinearSgd
 
 
@@ -23,14 +23,14 @@ class PlainMaskedBoundary(MaskedLinearBoundary):
 
     name = "masked-plain"
 
-    def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> Roles:
+    def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> RolePair:
         """Return roles whose masks come from a fixed seed, so that a run can be repeated bit for bit."""
         LinearSgd.of(train.optimizer, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)
         key, rng = object(), np.random.default_rng(0)
         share = _Share(own.copy(), train.momentum, train.weight_decay)
-        return Roles(
-            _SealedKeyHolder(key, share, rng),
-            _SealedLabelHolder(_Share(weight.copy(), train.momentum, train.weight_decay), rng),
+        return RolePair(
+            _SealedPassiveRole(key, share, rng),
+            _SealedActiveRole(_Share(weight.copy(), train.momentum, train.weight_decay), rng),
         )
 
 
@@ -106,7 +106,7 @@ class _Share:
         self.weight, self.velocity = state["weight"], state["velocity"]
 
 
-class _SealedKeyHolder:
+class _SealedPassiveRole:
     """Party C: the key, the features, the share e."""
 
     def __init__(self, key: object, share: _Share, rng: np.random.Generator) -> None:
@@ -131,7 +131,7 @@ class _SealedKeyHolder:
         return message.open(self.key)
 
 
-class _SealedLabelHolder:
+class _SealedActiveRole:
     """Party p: the labels, the share W - e."""
 
     def __init__(self, share: _Share, rng: np.random.Generator) -> None:

@@ -13,13 +13,13 @@ from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
 from vflsec.core.settings import TrainSpec
-from vflsec.protocols.masked_linear import MaskedLinearBoundary, Roles
+from vflsec.protocols.masked_linear import MaskedLinearBoundary, RolePair
 from vflsec.secure.arithmetic.codec import encode, rounded
 from vflsec.secure.arithmetic.cost import estimate
 from vflsec.secure.arithmetic.keys import Keys
 from vflsec.secure.arithmetic.linear_sgd import LinearSgd
-from vflsec.secure.roles.key_holder import KeyHolder
-from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.roles.active import ActiveRole
+from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts.recording import Header, Recorder
 
 NOISE_BITS = 10  # that defenses may add to a loss gradient by noise
@@ -51,7 +51,7 @@ class PaillierBoundary(MaskedLinearBoundary):
             return NOISE_BITS
         return PENALTY_BITS if others else 0
 
-    def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> Roles:
+    def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> RolePair:
         """Return roles with a fresh key."""
         optimizer = _optimizer(train)
         width, outputs = weight.shape
@@ -59,9 +59,9 @@ class PaillierBoundary(MaskedLinearBoundary):
             width=width, outputs=outputs, batch=self.batch, delta_bits=self.delta_bits
         )
         keys = Keys.generate(layout.bits, layout.mode)
-        return Roles(
-            KeyHolder(keys, layout, optimizer=optimizer, share0=own, batches=self.batches),
-            LabelHolder(keys.public, layout, weight, optimizer=optimizer, batches=self.batches),
+        return RolePair(
+            PassiveRole(keys, layout, optimizer=optimizer, share0=own, batches=self.batches),
+            ActiveRole(keys.public, layout, weight, optimizer=optimizer, batches=self.batches),
         )
 
     def check(self, h: Tensor, columns: Sequence[str] | None) -> None:

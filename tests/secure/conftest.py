@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.arithmetic.linear_sgd import PRECISION, LinearSgd
-from vflsec.secure.roles.key_holder import KeyHolder
-from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.roles.active import ActiveRole
+from vflsec.secure.roles.passive import PassiveRole
 
 
 @pytest.fixture(scope="session")
@@ -24,8 +24,8 @@ def keys():
 class Pair:
     """The two roles, and what they have said."""
 
-    c: KeyHolder
-    p: LabelHolder
+    c: PassiveRole
+    p: ActiveRole
     said: list = field(default_factory=list)
     updates_first: bool = False
 
@@ -66,12 +66,12 @@ def make_pair(keys):
     def make(weights, *, keys=keys, share0=None, optimizer=None, steps=1, seed=None, **settings):
         weights = np.asarray(weights, float)
         bits = keys.private.public_key.n.bit_length()
-        layout = Layout(width=weights.shape[0], outputs=weights.shape[1], bits=bits, mode=keys.mode, **settings)
+        layout = CipherLayout(width=weights.shape[0], outputs=weights.shape[1], bits=bits, mode=keys.mode, **settings)
         optimizer = optimizer or LinearSgd()
         drawn = [random.Random(seed).getrandbits if seed else secrets.randbits for _ in range(2)]  # noqa: S311
         return Pair(
-            KeyHolder(keys, layout, optimizer=optimizer, share0=share0, batches=steps, randbits=drawn[0]),
-            LabelHolder(keys.public, layout, weights, optimizer=optimizer, batches=steps, randbits=drawn[1]),
+            PassiveRole(keys, layout, optimizer=optimizer, share0=share0, batches=steps, randbits=drawn[0]),
+            ActiveRole(keys.public, layout, weights, optimizer=optimizer, batches=steps, randbits=drawn[1]),
         )
 
     return make

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from vflsec.core.seeds import derive
 from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.layout import Layout, Mode
+from vflsec.secure.arithmetic.layout import CipherLayout, Mode
 from vflsec.secure.arithmetic.linear_sgd import LinearSgd
-from vflsec.secure.roles.key_holder import KeyHolder
-from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.roles.active import ActiveRole
 from vflsec.secure.roles.messages import PaillierMessage
+from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts.recording import Header, Recorder, Recording
 
 Floats = NDArray[np.float64]
@@ -40,7 +40,7 @@ class LinearRun:
         batch: B.
         steps: T.
         rate: of W.
-        order: as in ``Layout``.
+        order: as in ``CipherLayout``.
         momentum: of W.
         weight_decay: of W.
         seed: of everything.
@@ -80,7 +80,7 @@ class LinearRun:
 
     def record(self, folder: Path) -> tuple[Recording, Recording]:
         """Train; return the recordings of C and p, new files in ``folder``."""
-        layout = Layout(width=self.width, outputs=self.outputs, batch=self.batch, order=self.order)
+        layout = CipherLayout(width=self.width, outputs=self.outputs, batch=self.batch, order=self.order)
         with _recorders(folder, layout, self.momentum, self.weight_decay) as (c, p):
             for number, (seen_by_c, seen_by_p) in enumerate(self._train()):
                 for recorder, notes in ((c, seen_by_c), (p, seen_by_p)):
@@ -189,13 +189,13 @@ class EncryptedRun:
     mode: Mode = "standard"
     share0: float = 0.0
     inference: int = 0
-    key_holder: type[KeyHolder] = KeyHolder
-    label_holder: type[LabelHolder] = LabelHolder
+    key_holder: type[PassiveRole] = PassiveRole
+    label_holder: type[ActiveRole] = ActiveRole
 
     def record(self, folder: Path) -> tuple[Recording, Recording]:
         """Train and infer; return the recordings of C and p, new files in ``folder``."""
         run = self.run
-        layout = Layout(
+        layout = CipherLayout(
             width=run.width,
             outputs=run.outputs,
             batch=run.batch,
@@ -231,7 +231,7 @@ class _Wire:
         self.at_c, self.at_p = at_c, at_p
 
     def infer(
-        self, number: int, c: KeyHolder, p: LabelHolder, rows: Any, mu: Floats, rate: float | None = None
+        self, number: int, c: PassiveRole, p: ActiveRole, rows: Any, mu: Floats, rate: float | None = None
     ) -> Floats:
         """Record a forward pass; return z^C."""
         for recorder, role in ((self.at_c, c), (self.at_p, p)):
@@ -248,8 +248,8 @@ class _Wire:
     def learn(
         self,
         number: int,
-        c: KeyHolder,
-        p: LabelHolder,
+        c: PassiveRole,
+        p: ActiveRole,
         rows: Any,
         mu: Floats,
         labels: NDArray[np.int64],
@@ -283,7 +283,7 @@ class _Wire:
 
 @contextmanager
 def _recorders(
-    folder: Path, layout: Layout, momentum: float, weight_decay: float, n: bytes = b""
+    folder: Path, layout: CipherLayout, momentum: float, weight_decay: float, n: bytes = b""
 ) -> Iterator[tuple[Recorder, Recorder]]:
     headers = [Header(role=role, layout=layout, n=n, momentum=momentum, weight_decay=weight_decay) for role in _ROLES]
     with Recorder(folder / "C.recording", headers[0]) as c, Recorder(folder / "p.recording", headers[1]) as p:

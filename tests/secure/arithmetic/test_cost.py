@@ -7,7 +7,7 @@ import pytest
 from vflsec.secure.arithmetic import cost
 from vflsec.secure.arithmetic.fixed_base import FixedBase
 from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -46,7 +46,7 @@ class Counted:
 
 @pytest.mark.parametrize(("mode", "bits"), [("standard", 1024), ("subgroup", 256)])
 def test_a_randomizer_takes_two_multiplications_for_two_digits_and_one_for_its_slope(mode, bits):
-    layout, batches = Layout(width=10, mode=mode), 3
+    layout, batches = CipherLayout(width=10, mode=mode), 3
     draws = sum(layout.traffic)  # modulo each of two primes
     table = FixedBase(7, gmpy2.mpz(2) ** 1024 - 1, bits, uses=batches * draws)
     pairs = cost.work(layout, batches).half / (2 * draws)
@@ -60,7 +60,7 @@ def test_a_randomizer_takes_two_multiplications_for_two_digits_and_one_for_its_s
 def test_the_count_of_a_forward_pass_is_that_of_its_multiplications(outputs):
     from vflsec.secure.arithmetic.multiexp import Straus, straus_schedule
 
-    layout = Layout(width=10, outputs=outputs, batch=15)
+    layout = CipherLayout(width=10, outputs=outputs, batch=15)
     rng, modulus = np.random.default_rng(0), gmpy2.mpz(2**127 - 1)
     Counted.count, runs = 0, 20
     for _ in range(runs):
@@ -73,8 +73,8 @@ def test_the_count_of_a_forward_pass_is_that_of_its_multiplications(outputs):
 
 
 def test_the_modes_differ_where_they_should():
-    layout = Layout(width=10)
-    standard, subgroup = (cost.work(Layout(width=10, mode=mode), 625) for mode in ("standard", "subgroup"))
+    layout = CipherLayout(width=10)
+    standard, subgroup = (cost.work(CipherLayout(width=10, mode=mode), 625) for mode in ("standard", "subgroup"))
     assert layout.traffic == (155, 12)
     assert standard.half > 3 * subgroup.half > 0
     assert standard.full == subgroup.full
@@ -86,7 +86,7 @@ def test_the_modes_differ_where_they_should():
 
 def test_work_grows_linearly_with_rows_and_features():
     def total(**settings):
-        return np.array(cost.work(Layout(**{"width": 10, "batch": 120, **settings}), 625)[:4])
+        return np.array(cost.work(CipherLayout(**{"width": 10, "batch": 120, **settings}), 625)[:4])
 
     *most, digits = total(batch=480) / total()
     assert np.allclose(most, 4, rtol=0.25)
@@ -97,7 +97,7 @@ def test_work_grows_linearly_with_rows_and_features():
 @pytest.mark.statistical
 def test_the_estimate_is_what_decryption_takes():
     """Its unit is measured: half of a decryption, within a factor that a busy machine explains."""
-    keys, layout = Keys.generate(2048), Layout(width=10)
-    assert 0.02 < cost.estimate(Layout(width=10, mode="subgroup")) < cost.estimate(layout) < 5
+    keys, layout = Keys.generate(2048), CipherLayout(width=10)
+    assert 0.02 < cost.estimate(CipherLayout(width=10, mode="subgroup")) < cost.estimate(layout) < 5
     seconds = cost._seconds(lambda: keys.decrypt([keys.n + 1]), 1, 0.6)
     assert 0.5 < 2 * cost.units(2048).powers / seconds < 2

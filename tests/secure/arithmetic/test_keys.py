@@ -10,7 +10,7 @@ from phe import PaillierPrivateKey, PaillierPublicKey
 
 from vflsec.core.errors import ProtocolError, UsageError
 from vflsec.secure.arithmetic.keys import MODES, ORDER_BITS, Keys, PublicKey, residue_generator
-from vflsec.secure.arithmetic.randomizers import FactorSource, label_holder_source
+from vflsec.secure.arithmetic.randomizers import FactorSource, active_source
 
 
 @pytest.fixture(scope="module", params=MODES)
@@ -20,7 +20,7 @@ def pair(request):
 
 def test_decryption_is_phes(pair):
     n = int(pair.n)
-    fresh = FactorSource(pair, 4).draw(2) + label_holder_source(pair.public, 2).draw(2)
+    fresh = FactorSource(pair, 4).draw(2) + active_source(pair.public, 2).draw(2)
     for plaintext, randomizer in zip([0, 1, n - 1, secrets.randbelow(n)], fresh, strict=True):
         ciphertext = (1 + n * plaintext) * randomizer % (n * n)
         assert pair.decrypt([mpz(ciphertext)]) == [pair.private.raw_decrypt(int(ciphertext))] == [plaintext]

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from vflsec.core.errors import UsageError
-from vflsec.secure.arithmetic.layout import SPARE_BITS, Layout, Packing
+from vflsec.secure.arithmetic.layout import SPARE_BITS, CipherLayout, Packing
 
 settings = st.fixed_dictionaries(
     {
@@ -24,7 +24,7 @@ settings = st.fixed_dictionaries(
 
 def layouts(kw):
     try:
-        return Layout(**kw)
+        return CipherLayout(**kw)
     except UsageError:
         assume(False)
 
@@ -51,7 +51,7 @@ def test_no_slot_overflows_in_the_worst_case(layout):
 
 @given(settings.map(layouts))
 def test_two_processes_compare_what_they_agree_on(layout):
-    again = msgspec.msgpack.decode(msgspec.msgpack.encode(layout), type=Layout)
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(layout), type=CipherLayout)
     assert again == layout
     assert again.fingerprint(12345) == layout.fingerprint(12345) != layout.fingerprint(12347)
     assert again.fingerprint(12345) != msgspec.structs.replace(layout, sigma=81).fingerprint(12345)
@@ -62,14 +62,14 @@ def test_two_processes_compare_what_they_agree_on(layout):
     [(2048, (134, 15), (97, 2), (63, 3)), (3072, (134, 22), (97, 3), (63, 4))],
 )
 def test_the_layout_of_128_samples_of_ten_features(bits, scores, gradients, deltas):
-    layout = Layout(width=10, bits=bits)
+    layout = CipherLayout(width=10, bits=bits)
     assert layout.scores == Packing(scores[0], 1, scores[1], 1)
     assert layout.gradients == Packing(gradients[0], 10, gradients[1], 1)
     assert layout.deltas == Packing(deltas[0], 10, deltas[1], 1)
 
 
 def test_a_row_that_does_not_fit_one_ciphertext_spans_several():
-    layout = Layout(width=64, batch=128)
+    layout = CipherLayout(width=64, batch=128)
     assert layout.gradients == Packing(97, 16, 1, 4)
     assert layout.gradients.count(128) == 512
 
@@ -93,10 +93,10 @@ def test_a_row_that_does_not_fit_one_ciphertext_spans_several():
 )
 def test_layouts_that_cannot_be_are_refused(settings, why):
     with pytest.raises(UsageError, match=why):
-        Layout(**{"width": 10, **settings})
+        CipherLayout(**{"width": 10, **settings})
 
 
 def test_more_outputs_than_features_send_every_row():
-    assert Layout(width=10, outputs=10).low_rank
-    assert not Layout(width=9, outputs=10).low_rank
-    assert not Layout(width=10, delta="outer").low_rank
+    assert CipherLayout(width=10, outputs=10).low_rank
+    assert not CipherLayout(width=9, outputs=10).low_rank
+    assert not CipherLayout(width=10, delta="outer").low_rank

@@ -17,13 +17,13 @@ from remote_pair import Masks, make_job, owns, run_both, session
 
 from vflsec.core.errors import DataError, PeerLost, StoreError, VflsecError
 from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.arithmetic.linear_sgd import LinearSgd
 from vflsec.secure.remote.hello import agree
 from vflsec.secure.remote.messages import FIRST, KINDS
-from vflsec.secure.remote.wire import HEADER, MAGIC, VERSION, Wire, plain
-from vflsec.secure.roles.key_holder import KeyHolder
-from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.remote.wire import HEADER, MAGIC, VERSION, Connection, plain
+from vflsec.secure.roles.active import ActiveRole
+from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts import recording
 from vflsec.secure.transcripts.recording import Recording
 
@@ -110,7 +110,7 @@ class Line:
         return len(frame)
 
 
-class Lying(Wire):
+class Lying(Connection):
     """Sends a payload that is not the message's own, under its digest."""
 
     payload = b""
@@ -130,24 +130,28 @@ def crossed(message, how, rng):
     one, there = socket.socketpair()
     with one, there:
         change = (lambda frame: damaged(bytes(frame), rng)) if how == "other bytes" else bytes
-        sender = (Lying if how == "lie" else Wire)(Line(one, change), KINDS, LIMITS, 1)
+        sender = (Lying if how == "lie" else Connection)(Line(one, change), KINDS, LIMITS, 1)
         if how == "lie":
             sender.payload = mutated(message, rng)
         sender.send(message, 3)
         one.shutdown(socket.SHUT_WR)
-        return Wire(there, KINDS, LIMITS, 1).receive(type(message), 3)
+        return Connection(there, KINDS, LIMITS, 1).receive(type(message), 3)
 
 
 class Pair:
     """Both roles of the encrypted layer in one process, with what they need to do one batch again and again."""
 
     def __init__(self):
-        keys, layout, sgd = Keys.generate(1024), Layout(width=3, outputs=2, batch=6, bits=1024), LinearSgd(0.5, 0.0)
+        keys, layout, sgd = (
+            Keys.generate(1024),
+            CipherLayout(width=3, outputs=2, batch=6, bits=1024),
+            LinearSgd(0.5, 0.0),
+        )
         draw = np.random.default_rng(0)
         self.masks = {role: Masks(role) for role in ("C", "p")}
-        self.c = KeyHolder(keys, layout, optimizer=sgd, batches=1, randbits=self.masks["C"])
+        self.c = PassiveRole(keys, layout, optimizer=sgd, batches=1, randbits=self.masks["C"])
         first = draw.normal(size=(3, 2))
-        self.p = LabelHolder(keys.public, layout, first, optimizer=sgd, batches=1, randbits=self.masks["p"])
+        self.p = ActiveRole(keys.public, layout, first, optimizer=sgd, batches=1, randbits=self.masks["p"])
         self.mu, self.delta = draw.normal(size=(6, 3)), draw.normal(size=(6, 2)) / 4
         self.before = self.c.state(), self.p.state()
 

@@ -13,16 +13,16 @@ import pytest
 from remote_pair import HERE, killed_at_a_state, make_job, owns, run_both, session, work
 
 from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
-from vflsec.secure.remote.feature_side import FeatureSide
-from vflsec.secure.remote.label_side import LabelSide
+from vflsec.secure.remote.active_side import ActiveSide
 from vflsec.secure.remote.messages import Done
+from vflsec.secure.remote.passive_side import PassiveSide
 from vflsec.secure.remote.session import Talk
 from vflsec.secure.remote.side import Schedule
 from vflsec.secure.remote.snapshots import Journal
-from vflsec.secure.remote.wire import Wire
-from vflsec.secure.roles.key_holder import KeyHolder
-from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.remote.wire import Connection
+from vflsec.secure.roles.active import ActiveRole
 from vflsec.secure.roles.messages import EncryptedDelta, Scores
+from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts.forward_passes import ForwardPasses
 from vflsec.secure.transcripts.recording import Recording
 
@@ -156,14 +156,14 @@ def coefficients(value):
 
 LIES = {  # who, which answer, how it is changed, and what is said where
     "rank 0": (
-        LabelHolder, "embedding_gradient", lambda holder, m: replace(m, rank=0, coefficients=b"", ciphers=b""),
+        ActiveRole, "embedding_gradient", lambda holder, m: replace(m, rank=0, coefficients=b"", ciphers=b""),
         "C", ProtocolError, "expected 1 rows of an embedding gradient, got 0",
     ),
-    "coefficients of 100": (LabelHolder, "embedding_gradient", coefficients(100), "C", ProtocolError, "coefficients"),
-    "coefficients of 1000": (LabelHolder, "embedding_gradient", coefficients(1e3), "C", ProtocolError, "coefficients"),
-    "NaN": (LabelHolder, "embedding_gradient", coefficients(np.nan), "C", ProtocolError, "finite coefficients"),
+    "coefficients of 100": (ActiveRole, "embedding_gradient", coefficients(100), "C", ProtocolError, "coefficients"),
+    "coefficients of 1000": (ActiveRole, "embedding_gradient", coefficients(1e3), "C", ProtocolError, "coefficients"),
+    "NaN": (ActiveRole, "embedding_gradient", coefficients(np.nan), "C", ProtocolError, "finite coefficients"),
     "signaling NaN": (
-        LabelHolder,
+        ActiveRole,
         "embedding_gradient",
         lambda holder, m: replace(m, coefficients=b"\x00\x00\xa0\x7f" * (len(m.coefficients) // 4)),
         "C",
@@ -171,27 +171,27 @@ LIES = {  # who, which answer, how it is changed, and what is said where
         "finite coefficients",
     ),
     "wrong rank": (
-        LabelHolder, "embedding_gradient", lambda holder, m: replace(m, rank=-1),
+        ActiveRole, "embedding_gradient", lambda holder, m: replace(m, rank=-1),
         "C", ProtocolError, "expected 1 rows of an embedding gradient, got -1",
     ),
     "wrong rate": (
-        KeyHolder, "gradient", lambda holder, m: replace(m, rate=2 * m.rate),
+        PassiveRole, "gradient", lambda holder, m: replace(m, rate=2 * m.rate),
         "p", ProtocolError, "take the learning rate 0.2, got 0.4",
     ),
     "wrong rows": (
-        KeyHolder, "features", lambda holder, m: replace(m, rows=m.rows - 1),
+        PassiveRole, "features", lambda holder, m: replace(m, rows=m.rows - 1),
         "p", (ProtocolError, PeerRefused), "expected .* got",
     ),
     "zero gradient": (
-        KeyHolder, "gradient", lambda holder, m: replace(m, values=bytes(len(m.values))),
+        PassiveRole, "gradient", lambda holder, m: replace(m, values=bytes(len(m.values))),
         "p", Diverged, "expected scores below 4096",
     ),
     "zero scores": (
-        KeyHolder, "scores", lambda holder, m: replace(m, values=bytes(len(m.values))),
+        PassiveRole, "scores", lambda holder, m: replace(m, values=bytes(len(m.values))),
         "p", Diverged, "expected scores below 4096",
     ),
     "another share": (
-        KeyHolder, "gradient",
+        PassiveRole, "gradient",
         lambda holder, m: replace(m, share=holder._encrypt([1 << 900] * (len(m.share) // holder.ciphertexts.size))),
         "C", ProtocolError, "a plaintext overflows",
     ),
@@ -223,13 +223,13 @@ def test_a_lie_ends_in_one_line_and_an_honest_peer_goes_on(keys, tmp_path, monke
 
 
 def test_a_zero_delta_is_refused(keys, tmp_path, monkeypatch, calm):
-    whole = LabelHolder.embedding_gradient
+    whole = ActiveRole.embedding_gradient
 
     def lies(holder, delta, *rest):
         return whole(holder, 0 * delta if holder.turn == 3 else delta, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LabelHolder, "embedding_gradient", lies)
+        patch.setattr(ActiveRole, "embedding_gradient", lies)
         _, _, errors = run_both(keys, JOB, OWN, tmp_path, masks=True)
     assert isinstance(errors["C"], ProtocolError)
     assert "expected a gradient of batch 2, got zero for every row" in str(errors["C"])
@@ -241,7 +241,7 @@ def test_a_zero_delta_is_refused(keys, tmp_path, monkeypatch, calm):
 def test_a_gradient_that_drives_the_embedding_out_of_range_never_counts(keys, tmp_path):
     """It is within what the layout admits, so that only C's own model shows that it is wrong."""
     job = make_job(epochs=1, lr=1.0)
-    whole = LabelHolder.embedding_gradient
+    whole = ActiveRole.embedding_gradient
 
     def lies(holder, *rest):
         holder._used = [weight * 200 for weight in holder._used]
@@ -250,7 +250,7 @@ def test_a_gradient_that_drives_the_embedding_out_of_range_never_counts(keys, tm
     calm, _, errors = run_both(keys, job, OWN, tmp_path / "calm", masks=True)
     assert not errors
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LabelHolder, "embedding_gradient", lies)
+        patch.setattr(ActiveRole, "embedding_gradient", lies)
         _, _, errors = run_both(keys, job, OWN, tmp_path / "lied", masks=True)
     assert isinstance(errors["C"], UsageError)
     assert str(errors["C"]).startswith("after batch 0, which does not count, and unless the other party's gradient was")
@@ -262,7 +262,7 @@ def test_a_gradient_that_drives_the_embedding_out_of_range_never_counts(keys, tm
 
 def test_a_lie_that_shows_late_goes_back_to_the_end_of_an_epoch(keys, tmp_path, monkeypatch):
     """C spoils p's share in batch 2, which p notices in batch 5: the last two states of both are spoiled."""
-    learn, gradient, shares = LabelSide.learn, KeyHolder.gradient, {}
+    learn, gradient, shares = ActiveSide.learn, PassiveRole.gradient, {}
 
     def notices(side, exchange, batch, commit):
         if (side.holder.share != shares.setdefault(batch.number, side.holder.share)).any() and batch.number == 5:
@@ -273,11 +273,11 @@ def test_a_lie_that_shows_late_goes_back_to_the_end_of_an_epoch(keys, tmp_path, 
         honest = gradient(holder, *rest)
         return replace(honest, values=b"\x07" + honest.values[1:]) if holder.turn == 3 else honest
 
-    monkeypatch.setattr(LabelSide, "learn", notices)
+    monkeypatch.setattr(ActiveSide, "learn", notices)
     calm, _, errors = run_both(keys, JOB, OWN, tmp_path / "calm", masks=True)
     assert not errors
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KeyHolder, "gradient", lies)
+        patch.setattr(PassiveRole, "gradient", lies)
         _, _, errors = run_both(keys, JOB, OWN, tmp_path / "lied", masks=True)
     assert isinstance(errors["p"], Diverged)
     told = []
@@ -291,7 +291,7 @@ def test_a_lie_that_shows_late_goes_back_to_the_end_of_an_epoch(keys, tmp_path, 
 
 def test_an_error_that_comes_back_goes_back_further_each_time(keys, tmp_path, monkeypatch):
     """C's own error may come from its settings: only a state that fails twice is set aside, then those before it."""
-    learn, starts = FeatureSide.learn, []
+    learn, starts = PassiveSide.learn, []
 
     def fails(side, exchange, batch, commit):
         starts[-1].append(batch.number)
@@ -299,7 +299,7 @@ def test_an_error_that_comes_back_goes_back_further_each_time(keys, tmp_path, mo
             raise UsageError("features out of range")
         learn(side, exchange, batch, commit)
 
-    monkeypatch.setattr(FeatureSide, "learn", fails)
+    monkeypatch.setattr(PassiveSide, "learn", fails)
     for _ in range(3):
         starts.append([])
         _, _, errors = run_both(keys, JOB, OWN, tmp_path)
@@ -448,7 +448,7 @@ def test_answers_before_a_return_to_an_older_state_are_counted(keys, tmp_path):
 
 
 def test_a_break_before_the_farewell_leaves_the_recording_whole(keys, tmp_path):
-    send, broken = Wire.send, []
+    send, broken = Connection.send, []
 
     def breaks(wire, message, step=0):
         if isinstance(message, Done) and not broken:
@@ -458,7 +458,7 @@ def test_a_break_before_the_farewell_leaves_the_recording_whole(keys, tmp_path):
 
     paths = {role: tmp_path / f"{role}.recording" for role in OWN}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Wire, "send", breaks)
+        patch.setattr(Connection, "send", breaks)
         _, _, errors = run_both(keys, JOB, OWN, tmp_path, each={role: {"record": path} for role, path in paths.items()})
     assert broken
     assert not errors

@@ -16,7 +16,7 @@ from vflsec.secure.remote.identity import Identity
 from vflsec.secure.remote.link import Dialer, Listener
 from vflsec.secure.remote.messages import FIRST, KINDS, Done, limits
 from vflsec.secure.remote.session import Session, Talk
-from vflsec.secure.remote.wire import HEADER, MAGIC, VERSION, Wire
+from vflsec.secure.remote.wire import HEADER, MAGIC, VERSION, Connection
 from vflsec.secure.roles.messages import EncryptedDelta, Features, NoisedGradient, Scores
 from vflsec.secure.transcripts.recording import Recording
 
@@ -302,14 +302,14 @@ def test_a_finished_run_says_its_result_again_without_a_peer(keys, tmp_path):
 
 def test_a_p_whose_last_word_is_lost_has_its_result(keys, tmp_path, monkeypatch):
     monkeypatch.setattr("vflsec.secure.remote.session.FAREWELL", 0.5)
-    send = Wire.send
+    send = Connection.send
 
     def mute(wire, message, step=0):
         if isinstance(message, Done) and threading.current_thread().name == "C":
             raise Crash
         send(wire, message, step)
 
-    monkeypatch.setattr(Wire, "send", mute)
+    monkeypatch.setattr(Connection, "send", mute)
     with Listener((HERE, 0), Identity(keys / "C"), 5) as listener:
         c = session("C", JOB, OWN["C"], tmp_path / "C", listener)
         p = session("p", JOB, OWN["p"], tmp_path / "p", Dialer((HERE, listener.port), Identity(keys / "p"), 1))
@@ -355,7 +355,7 @@ def test_what_the_right_peer_says_wrong_is_refused_and_nothing_is_lost(keys, tmp
         with pytest.raises(ProtocolError, match=said):
             c.finish()
         c.snapshots.close()
-        wire = Wire(there, KINDS, FIRST, 2)
+        wire = Connection(there, KINDS, FIRST, 2)
         assert wire.receive(Hello).role == "C"
         with pytest.raises((PeerRefused, PeerLost)):
             wire.receive(Hello)
@@ -450,7 +450,7 @@ def test_a_recording_goes_on_after_a_break(keys, tmp_path):
 
 def test_limits_leave_room_for_every_message(keys, tmp_path, monkeypatch):
     largest = {}
-    send = Wire.send
+    send = Connection.send
 
     def measuring(wire, message, step=0):
         size = len(msgspec.msgpack.encode(message))
@@ -458,7 +458,7 @@ def test_limits_leave_room_for_every_message(keys, tmp_path, monkeypatch):
         assert size <= wire.limits[type(message)]
         send(wire, message, step)
 
-    monkeypatch.setattr(Wire, "send", measuring)
+    monkeypatch.setattr(Connection, "send", measuring)
     made, _, errors = run_both(keys, JOB, OWN, tmp_path)
     assert not errors
     bounds = limits(made["C"].side.agreed)

@@ -18,14 +18,14 @@ from vflsec.nn.encoders import build_encoder
 from vflsec.secure.arithmetic.keys import Keys
 from vflsec.secure.arithmetic.layout import CipherSpec
 from vflsec.secure.arithmetic.linear_sgd import LinearSgd
-from vflsec.secure.remote.feature_side import FeatureSide
+from vflsec.secure.remote.active_side import residual
 from vflsec.secure.remote.hello import Hello
-from vflsec.secure.remote.label_side import residual
+from vflsec.secure.remote.passive_side import PassiveSide
 from vflsec.secure.remote.session import make_side
 from vflsec.secure.remote.side import Schedule, first_share
 from vflsec.secure.remote.snapshots import Snapshots
-from vflsec.secure.roles.key_holder import KeyHolder
-from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.roles.active import ActiveRole
+from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts.recording import Recording
 
 
@@ -81,9 +81,9 @@ def in_process(job, own):
     layout = job.paillier.layout(width=width, outputs=job.model.outputs, batch=schedule.largest)
     sgd = {"optimizer": LinearSgd(job.train.momentum, job.train.weight_decay)}
     masks, keys = {role: Masks(role) for role in own}, Keys.generate(1024)
-    c = KeyHolder(keys, layout, share0=share, randbits=masks["C"], **sgd)
+    c = PassiveRole(keys, layout, share0=share, randbits=masks["C"], **sgd)
     first = joint.weight[:, columns:].detach().numpy().T.copy()
-    p = LabelHolder(keys.public, layout, first, randbits=masks["p"], **sgd)
+    p = ActiveRole(keys.public, layout, first, randbits=masks["p"], **sgd)
     top = nn.Linear(columns, layout.outputs, dtype=torch.float64)
     top.weight.data, top.bias.data = joint.weight.data[:, :columns].clone(), joint.bias.data.clone()
     optimizers = [job.train.spec.optimize(m.parameters()) for m in (bottom, top) if list(m.parameters())]
@@ -169,7 +169,7 @@ def test_columns_out_of_range_are_found_before_any_is_sent(tmp_path, split):
 
 
 def test_features_that_grow_in_mid_run_keep_it_and_it_goes_on_with_more_bits(keys, tmp_path, monkeypatch):
-    learn, begun = FeatureSide.learn, []
+    learn, begun = PassiveSide.learn, []
 
     def growing(side, exchange, batch, commit):
         if batch.number == 2 and side.agreed.feature_bits == 4:
@@ -179,7 +179,7 @@ def test_features_that_grow_in_mid_run_keep_it_and_it_goes_on_with_more_bits(key
         begun.append(batch.number)
         learn(side, exchange, batch, commit)
 
-    monkeypatch.setattr(FeatureSide, "learn", growing)
+    monkeypatch.setattr(PassiveSide, "learn", growing)
     jobs = [make_job(epochs=2, paillier=CipherSpec(bits=1024, feature_bits=bits)) for bits in (4, 9)]
     own = owns(jobs[0])
     _, _, errors = run_both(keys, jobs[0], own, tmp_path)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vflsec.core.errors import PeerLost, PeerRefused, ProtocolError
-from vflsec.secure.remote.wire import HEADER, MAGIC, VERSION, Refusal, Wire
+from vflsec.secure.remote.wire import HEADER, MAGIC, VERSION, Connection, Refusal
 
 
 class Ping(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ LIMITS = {Ping: 2_000_000, Pong: 10}
 @pytest.fixture
 def ends():
     one, other = socket.socketpair()
-    yield Wire(one, KINDS, LIMITS, 2), Wire(other, KINDS, LIMITS, 2)
+    yield Connection(one, KINDS, LIMITS, 2), Connection(other, KINDS, LIMITS, 2)
     one.close()
     other.close()
 
@@ -38,7 +38,7 @@ def ends():
 @pytest.fixture
 def raw():
     one, other = socket.socketpair()
-    yield one, Wire(other, KINDS, LIMITS, 0.5)
+    yield one, Connection(other, KINDS, LIMITS, 0.5)
     one.close()
     other.close()
 
@@ -99,7 +99,7 @@ def test_no_garbage_is_taken_for_a_message(garbage, flips):
     for bit in flips:
         content[bit // 8 % len(content)] ^= 1 << bit % 8
     one, other = socket.socketpair()
-    wire = Wire(other, KINDS, LIMITS, 2)
+    wire = Connection(other, KINDS, LIMITS, 2)
     with one, other:
         one.sendall(content)
         one.close()
@@ -160,7 +160,7 @@ def test_a_peer_that_does_not_read_is_lost_in_time(raw):
 def test_a_peer_that_connects_anew_ends_the_wait():
     one, other = socket.socketpair()
     with one, other, pytest.raises(PeerLost, match="connected anew"):
-        Wire(other, KINDS, LIMITS, 60, superseded=lambda: True).receive(Ping)
+        Connection(other, KINDS, LIMITS, 60, superseded=lambda: True).receive(Ping)
 
 
 def test_a_refusal_is_bounded(raw):
@@ -168,4 +168,4 @@ def test_a_refusal_is_bounded(raw):
     raw[0].sendall(frame(reason, kind=0))
     with pytest.raises(ProtocolError, match="another form"):
         raw[1].receive(Ping)
-    assert Wire(raw[0], KINDS, LIMITS, 1).limits[Refusal] < 10_000
+    assert Connection(raw[0], KINDS, LIMITS, 1).limits[Refusal] < 10_000

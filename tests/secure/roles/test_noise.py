@@ -8,11 +8,11 @@ from scipy.stats import kstest
 
 from vflsec.core.errors import UsageError
 from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.arithmetic.linear_sgd import LinearSgd
-from vflsec.secure.roles.key_holder import KeyHolder
-from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.roles.active import ActiveRole
 from vflsec.secure.roles.noise import normal
+from vflsec.secure.roles.passive import PassiveRole
 
 WIDTH, OUTPUTS, ROWS = 5, 2, 9
 
@@ -22,15 +22,15 @@ def turn(layout, delta, noise):
     keys = Keys.generate(1024)
     rng = np.random.default_rng(0)
     weights = np.round(rng.normal(size=(WIDTH, OUTPUTS)) * 2**20) / 2**20
-    c = KeyHolder(keys, layout, optimizer=LinearSgd(), batches=1)
-    p = LabelHolder(keys.public, layout, weights, optimizer=LinearSgd(), batches=1)
+    c = PassiveRole(keys, layout, optimizer=LinearSgd(), batches=1)
+    p = ActiveRole(keys.public, layout, weights, optimizer=LinearSgd(), batches=1)
     p.scores(c.scores(p.masked_scores(c.features(rng.normal(size=(ROWS, WIDTH))))))
     noised = c.gradient(p.masked_gradient(delta), 0.0)
     return c.embedding_gradient(p.embedding_gradient(delta, noised, noise)), weights
 
 
 def layout(**options):
-    return Layout(width=WIDTH, outputs=OUTPUTS, batch=ROWS, bits=1024, **{"delta": "outer", **options})
+    return CipherLayout(width=WIDTH, outputs=OUTPUTS, batch=ROWS, bits=1024, **{"delta": "outer", **options})
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 100.0])
@@ -62,8 +62,8 @@ def scored(layout, noise):
     """Return what p learns of the scores, and the exact ones."""
     keys, rng = Keys.generate(1024), np.random.default_rng(0)
     weights, mu = (np.round(rng.normal(size=size) * 2**20) / 2**20 for size in ((WIDTH, OUTPUTS), (ROWS, WIDTH)))
-    c = KeyHolder(keys, layout, optimizer=LinearSgd(), batches=1)
-    p = LabelHolder(keys.public, layout, weights, optimizer=LinearSgd(), batches=1)
+    c = PassiveRole(keys, layout, optimizer=LinearSgd(), batches=1)
+    p = ActiveRole(keys.public, layout, weights, optimizer=LinearSgd(), batches=1)
     return p.scores(c.scores(p.masked_scores(c.features(mu)), noise)), mu @ weights
 
 

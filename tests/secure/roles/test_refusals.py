@@ -7,11 +7,11 @@ import pytest
 from vflsec.core.errors import ProtocolError, UsageError
 from vflsec.secure.arithmetic.codec import cut, join
 from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.arithmetic.linear_sgd import LinearSgd
-from vflsec.secure.roles.key_holder import KeyHolder
-from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.roles.active import ActiveRole
 from vflsec.secure.roles.messages import Message, Scores
+from vflsec.secure.roles.passive import PassiveRole
 
 RATE = 0.1
 SIZE = 256  # bytes of a ciphertext
@@ -75,16 +75,16 @@ def test_gradients_without_an_integer(turn, value, why):
 
 
 def test_weights_out_of_range_and_of_another_shape(keys):
-    layout = Layout(width=6, batch=7, bits=1024)
+    layout = CipherLayout(width=6, batch=7, bits=1024)
     for weights, why in (
         (np.full((6, 1), 1025.0), r"expected \|weights\| <= 1024, got 1025"),
         (np.full((6, 1), np.nan), "expected finite weights"),
         (np.zeros((5, 1)), r"expected weights \(6, 1\), got \(5, 1\)"),
     ):
         with pytest.raises(UsageError, match=why):
-            LabelHolder(keys.public, layout, weights, optimizer=LinearSgd())
+            ActiveRole(keys.public, layout, weights, optimizer=LinearSgd())
         with pytest.raises(UsageError, match=why):
-            KeyHolder(keys, layout, share0=weights, optimizer=LinearSgd())
+            PassiveRole(keys, layout, share0=weights, optimizer=LinearSgd())
 
 
 @pytest.mark.parametrize(("weights", "rank"), [(np.zeros((6, 1)), 0), (np.ones((6, 3)), 1)])
@@ -100,11 +100,11 @@ def test_first_weights_under_which_coefficients_tell_more_than_the_gradient(make
 
 
 def test_a_key_of_another_size(keys):
-    layout = Layout(width=6, batch=7, bits=1536)
+    layout = CipherLayout(width=6, batch=7, bits=1536)
     with pytest.raises(UsageError, match="expected a key of 1536 bits, as in the layout, got one of 1024"):
-        KeyHolder(keys, layout, optimizer=LinearSgd())
+        PassiveRole(keys, layout, optimizer=LinearSgd())
     with pytest.raises(ProtocolError, match="expected a key of 1536 bits, got one of 1024"):
-        LabelHolder(keys.public, layout, np.zeros((6, 1)), optimizer=LinearSgd())
+        ActiveRole(keys.public, layout, np.zeros((6, 1)), optimizer=LinearSgd())
 
 
 def broken_ciphers(keys, data):

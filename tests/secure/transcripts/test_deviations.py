@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from vflsec.secure.arithmetic.codec import cut, join
-from vflsec.secure.arithmetic.layout import Layout
-from vflsec.secure.roles.key_holder import KeyHolder
-from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.arithmetic.layout import CipherLayout
+from vflsec.secure.roles.active import ActiveRole
+from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.chosen_weights import ChosenWeights
 from vflsec.secure.transcripts.forward_passes import ForwardPasses
@@ -17,7 +17,7 @@ from vflsec.secure.transcripts.shifted_scores import ShiftedScores
 from vflsec.testing.recordings import EncryptedRun, LinearRun
 
 
-class Prober(LabelHolder):
+class Prober(ActiveRole):
     """After each forward pass it adds a unit vector to the weights that it uses in the next."""
 
     asked = 0
@@ -91,7 +91,7 @@ def test_the_bound_grows_with_the_passes(tmp_path):
         assert bound == {"few": 2 / 4, "many": 1.0}[name]
 
 
-class Shifter(KeyHolder):
+class Shifter(PassiveRole):
     """Adds 40 to all scores of one batch."""
 
     def scores(self, message):
@@ -138,12 +138,12 @@ def test_honest_scores_do_not_jump(tmp_path):
 
 
 def test_what_is_not_recorded_is_not_acquitted(tmp_path):
-    with Recorder(tmp_path / "C", Header(role="C", layout=Layout(width=2))) as recorder:
+    with Recorder(tmp_path / "C", Header(role="C", layout=CipherLayout(width=2))) as recorder:
         recorder.begin(3, rate=0.1)
         recorder.note("rows", np.arange(4))
     assert "expected all steps from 0 on, got 3 after -1" in ForwardPasses()(Recording(tmp_path / "C")).found
     assert ShiftedScores()(Recording(tmp_path / "C")).found == "expected delta^C of a training step, got none"
-    with Recorder(tmp_path / "p", Header(role="p", layout=Layout(width=2))) as recorder:
+    with Recorder(tmp_path / "p", Header(role="p", layout=CipherLayout(width=2))) as recorder:
         recorder.begin(0, rate=0.1)
     for audit in (ScoreDrift(), ChosenWeights()):
         assert audit(Recording(tmp_path / "p")).verdict == "unmeasured"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vflsec.core.errors import UsageError
-from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.roles.active import ActiveRole
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.common_divisor import CommonDivisor
 from vflsec.secure.transcripts.delta_chain import DeltaChain
@@ -45,14 +45,14 @@ def test_noise_needs_rows_of_its_own(tmp_path):
         EncryptedRun(run=LinearRun(steps=1, width=4, batch=8, noise=1.0), delta="rank1").record(tmp_path)
 
 
-class Exact(LabelHolder):
+class Exact(ActiveRole):
     """Sends the products as they are, without noise below a unit."""
 
     def _blur(self, rows, noise):
         return [0 * mask for mask in super()._blur(rows, noise)]
 
 
-@pytest.mark.parametrize(("holder", "value"), [(LabelHolder, 0.0), (Exact, 1.0)])
+@pytest.mark.parametrize(("holder", "value"), [(ActiveRole, 0.0), (Exact, 1.0)])
 def test_exact_products_are_read_and_blurred_ones_are_not(tmp_path, holder, value):
     run = EncryptedRun(run=LinearRun(steps=2, width=4, batch=24), delta="outer", label_holder=holder)
     c, p = run.record(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts import small_masks
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.low_bits import LowBits, solve
@@ -19,7 +19,7 @@ from vflsec.secure.transcripts.small_masks import SmallMasks, narrowest
 
 def recorded(folder, mu, masked, share, precision, rate=None):
     """Return the recordings of C and p of one step: what C decrypts, and p's share of W as the truth."""
-    layout = Layout(width=mu.shape[1], batch=max(len(mu), 1), outputs=masked.shape[1])
+    layout = CipherLayout(width=mu.shape[1], batch=max(len(mu), 1), outputs=masked.shape[1])
     exact = np.array([int(Fraction(float(w)) * (1 << 64)) for w in share.ravel()], dtype=object).reshape(share.shape)
     with Recorder(folder / "C", Header(role="C", layout=layout, score_precision=precision)) as recorder:
         recorder.begin(0, rate=rate)
@@ -231,7 +231,7 @@ def test_the_narrowest_band_is_that_of_the_dense_programme():
 def test_an_update_between_batches_separates_them(tmp_path):
     rng = np.random.default_rng(7)
     mu = rng.normal(size=(16, 2))
-    layout = Layout(width=2, batch=16)
+    layout = CipherLayout(width=2, batch=16)
     with Recorder(tmp_path / "C", Header(role="C", layout=layout, score_precision=30)) as recorder:
         for number in range(20):
             recorder.begin(number, rate=0.1)
@@ -243,7 +243,7 @@ def test_an_update_between_batches_separates_them(tmp_path):
 
 
 def test_without_masked_scores_nothing_is_measured(tmp_path):
-    with Recorder(tmp_path / "C", Header(role="C", layout=Layout(width=2, batch=16))) as recorder:
+    with Recorder(tmp_path / "C", Header(role="C", layout=CipherLayout(width=2, batch=16))) as recorder:
         recorder.begin(0, rate=0.1)
         recorder.note("mu", np.ones((16, 2)))
     c = Recording(tmp_path / "C")

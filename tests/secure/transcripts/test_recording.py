@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vflsec.core.errors import DataError, UsageError
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts import recording
 from vflsec.secure.transcripts.recording import MAGIC, Header, Recorder, Recording
 
-HEADER = Header(role="C", layout=Layout(width=2, batch=3), n=b"\x17")
+HEADER = Header(role="C", layout=CipherLayout(width=2, batch=3), n=b"\x17")
 
 
 class Ping(msgspec.Struct):

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.recording import Header, Recorder, Recording
 from vflsec.secure.transcripts.score_decoding import ScoreDecoding
@@ -15,7 +15,7 @@ WIDTH = 10
 
 def recordings(folder, mu, passes, rates):
     """Steps of the same rows, with the scores of ``passes`` and learning rates, as both roles record them."""
-    layout = Layout(width=mu.shape[1], outputs=passes[0].shape[1], batch=len(mu))
+    layout = CipherLayout(width=mu.shape[1], outputs=passes[0].shape[1], batch=len(mu))
     for role in ("C", "p"):
         with Recorder(folder / role, Header(role=role, layout=layout)) as recorder:
             for number, (scores, rate) in enumerate(zip(passes, rates, strict=True)):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.forward_passes import ForwardPasses
 from vflsec.secure.transcripts.recording import Header, Recorder, Recording
@@ -12,7 +12,7 @@ from vflsec.secure.transcripts.score_regression import ScoreRegression
 
 def recordings(folder, mu, scores, answers=1):
     """One pass of all rows, as both roles record it."""
-    layout = Layout(width=mu.shape[1], batch=len(mu))
+    layout = CipherLayout(width=mu.shape[1], batch=len(mu))
     for role in ("C", "p"):
         with Recorder(folder / role, Header(role=role, layout=layout)) as recorder:
             recorder.begin(0, rate=None)

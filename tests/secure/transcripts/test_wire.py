@@ -9,9 +9,9 @@ import phe
 import pytest
 
 from vflsec.secure.arithmetic.keys import MODES
-from vflsec.secure.arithmetic.layout import Layout
-from vflsec.secure.roles.key_holder import KeyHolder
-from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.arithmetic.layout import CipherLayout
+from vflsec.secure.roles.active import ActiveRole
+from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.recording import Header, Recorder, Recording
 from vflsec.secure.transcripts.wire import Wire, _Powers
@@ -54,7 +54,7 @@ def naive(folder, keys, *, secure, positives=0.24, batch=48, width=3, steps=6, s
     public, _ = keys
     rng = np.random.default_rng(seed)
     n = public.n.to_bytes(64, "little")
-    layout = Layout(width=width, batch=batch)
+    layout = CipherLayout(width=width, batch=batch)
     share = 0.3 * rng.normal(size=width)
     with (
         Recorder(folder / "C", Header(role="C", layout=layout, n=n)) as c,
@@ -134,7 +134,7 @@ def test_ours_has_no_fault(tmp_path, delta, mode):
         assert len(finding.figures) == 1  # no exponents to rank labels by
 
 
-class Bare(LabelHolder):
+class Bare(ActiveRole):
     """Adds masks and forgets to re-randomize."""
 
     def _release(self, ciphertexts, masks):
@@ -152,7 +152,7 @@ def test_answers_that_are_not_fresh_are_found_without_a_key(tmp_path):
     assert finding.verdict == "leaks"
 
 
-class BareGradient(LabelHolder):
+class BareGradient(ActiveRole):
     """Forgets to re-randomize the masked gradient alone."""
 
     def masked_gradient(self, delta):
@@ -202,14 +202,14 @@ def test_a_recording_of_subgroup_keys_says_what_is_not_measured(tmp_path):
 @pytest.mark.parametrize("bits", [5, 8])
 def test_small_powers_are_found_and_no_others(bits):
     n = 1000003 * 1000033
-    powers = _Powers(Layout(width=2), n)
+    powers = _Powers(CipherLayout(width=2), n)
     for x in (0, 1, -1, 7, -(2**bits), 2**bits):
         assert powers._is_small_power(12345, pow(12345, x, n), bits)
     for x in (2**bits * 5, -(2**bits) * 5, 10**8):
         assert not powers._is_small_power(12345, pow(12345, x, n), bits)
 
 
-class Stale(KeyHolder):
+class Stale(PassiveRole):
     """Takes the same randomizers twice."""
 
     def _encrypt(self, plaintexts):
@@ -226,7 +226,7 @@ def test_randomizers_used_twice_are_found(tmp_path, mode):
     assert "a randomizer used before in Features" in Wire()(c).found
 
 
-class Unmasked(KeyHolder):
+class Unmasked(PassiveRole):
     """Encrypts without a randomizer."""
 
     def _encrypt(self, plaintexts):

@@ -12,7 +12,7 @@ from gmpy2 import mpz
 
 from vflsec.secure.arithmetic.fixed_base import fixed_base_window
 from vflsec.secure.arithmetic.keys import ORDER_BITS
-from vflsec.secure.arithmetic.layout import Layout, Mode
+from vflsec.secure.arithmetic.layout import CipherLayout, Mode
 from vflsec.secure.arithmetic.multiexp import fixed_window, pippenger_window, straus_window
 from vflsec.secure.arithmetic.randomizers import COSETS, SLACK, WITHOUT_TABLE
 
@@ -35,7 +35,7 @@ class Work(NamedTuple):
     residues: float
 
 
-def work(layout: Layout, batches: int = 100) -> Work:
+def work(layout: CipherLayout, batches: int = 100) -> Work:
     """Return the work of a full batch that the model learns from, among ``batches`` of them: expected counts."""
     to_labels, to_key = layout.traffic
     mode, exponent = layout.mode, _order_bits(layout.bits, layout.mode)
@@ -64,7 +64,7 @@ def units(bits: int, mode: Mode = "standard", seconds: float = 0.4) -> Work:
     )
 
 
-def estimate(layout: Layout, batches: int = 100) -> float:
+def estimate(layout: CipherLayout, batches: int = 100) -> float:
     """Return the CPU seconds that a full batch takes of both parties together, by a calibration of two seconds.
 
     Tables are not counted; they are a few seconds once. Two cores take a little more than half of it in wall time.
@@ -79,14 +79,14 @@ def _pairs(places: int) -> int:
     return -(-places // 2) + 1
 
 
-def _forward(layout: Layout) -> float:
+def _forward(layout: CipherLayout) -> float:
     """Multiplications modulo n^2 of z~ = mu W~: one table of odd powers for each feature and block of samples."""
     window = straus_window(layout.ring, layout.outputs)
     product = layout.ring + layout.width * layout.ring / (window + 1)
     return layout.scores.count(layout.batch) * (layout.width * (1 << window - 1) + layout.outputs * product)
 
 
-def _gradient(layout: Layout) -> float:
+def _gradient(layout: CipherLayout) -> float:
     """Multiplications modulo n^2 of dW = mu^T delta."""
     packing, bits = layout.gradients, layout.delta_precision + layout.delta_bits
     bases, rows = packing.count(layout.batch) // packing.blocks, min(layout.batch, packing.rows)
@@ -97,7 +97,7 @@ def _gradient(layout: Layout) -> float:
     return packing.blocks * (3 * (bases + 1) + origin + layout.outputs * rows * product)
 
 
-def _delta(layout: Layout) -> float:
+def _delta(layout: CipherLayout) -> float:
     """Multiplications modulo n^2 of delta W^T."""
     rows = min(layout.outputs, layout.batch) if layout.low_rank else layout.batch
     packing, bits = layout.deltas, layout.delta_precision + layout.delta_bits

@@ -87,7 +87,7 @@ class Keys:
 
     Source: Paillier 1999; decryption through the factors, ibid. section 7; subgroup keys, Damgard et al. 2007 and
     Ma et al. 2021. Decryption takes powers with secret exponents by gmpy2, which is not constant in time. So
-    ``KeyHolder`` multiplies every ciphertext by a fresh randomizer first: whoever sends it does not know, let alone
+    ``PassiveRole`` multiplies every ciphertext by a fresh randomizer first: whoever sends it does not know, let alone
     choose, the base. That ends what is learned from chosen bases; it does not end what a process on the same processor
     sees of caches and branches, which depend on the exponent.
 

@@ -139,12 +139,12 @@ class CipherSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """
         return self.ring - 2 - self.feature_precision - self.weight_precision
 
-    def layout(self, *, width: int, outputs: int, batch: int, delta_bits: int = 0) -> Layout:
+    def layout(self, *, width: int, outputs: int, batch: int, delta_bits: int = 0) -> CipherLayout:
         """Return the layout for these shapes; ``delta_bits`` is what None stands for."""
         settings = msgspec.structs.asdict(self)
         if self.delta_bits is None:
             settings["delta_bits"] = delta_bits
-        return Layout(width=width, outputs=outputs, batch=batch, **settings)
+        return CipherLayout(width=width, outputs=outputs, batch=batch, **settings)
 
     def allow(self, passes: int, what: str = "training samples") -> None:
         """Raise UsageError if a run needs more ``passes`` of ``what`` than C answers; asked before training."""
@@ -155,7 +155,7 @@ class CipherSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
 
 
-class Layout(CipherSpec, frozen=True, kw_only=True):
+class CipherLayout(CipherSpec, frozen=True, kw_only=True):
     """The agreement of the two parties: the settings and the shapes; two processes compare theirs before they begin.
 
     Every kind of number has one public exponent, so that nothing travels but integers of a fixed range. The features

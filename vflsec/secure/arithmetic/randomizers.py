@@ -27,7 +27,7 @@ _AHEAD = 8  # chunks that a process may be ahead
 _COUNT_BYTES = 8  # of a request
 
 
-class Source(ABC):
+class RandomizerSource(ABC):
     """Draws randomizers; builds its tables when it is first asked, in the process that asks.
 
     Attributes:
@@ -43,7 +43,7 @@ class Source(ABC):
         """Return ``count`` fresh ones."""
 
 
-class FactorSource(Source):
+class FactorSource(RandomizerSource):
     """Of the key holder, through the factors of n: a power of one generator modulo each prime square.
 
     Args:
@@ -71,7 +71,7 @@ class FactorSource(Source):
         return [a + p.square * ((b - a) * self._p_to_q % q.square) for a, b in zip(modulo_p, modulo_q, strict=True)]
 
 
-class CosetSource(Source):
+class CosetSource(RandomizerSource):
     """Of the other party, who does not know the order of the group and must hide from who does.
 
     A power of one random n-th residue, with an exponent longer than the order by 64 bits, times a random subset product
@@ -95,7 +95,7 @@ class CosetSource(Source):
         return self._table.powers([secrets.randbits(self._table.top + COSETS) for _ in range(count)])
 
 
-class PowerSource(Source):
+class PowerSource(RandomizerSource):
     """r^n for a uniform r each: no table, the choice for few.
 
     Args:
@@ -114,7 +114,7 @@ class PowerSource(Source):
         return [gmpy2.powmod(secrets.randbelow(int(self.n) - 1) + 1, self.n, square) for _ in range(count)]
 
 
-class SubgroupSource(Source):
+class SubgroupSource(RandomizerSource):
     """Of the other party, in subgroup mode: a power of the public generator.
 
     Args:
@@ -135,7 +135,7 @@ class SubgroupSource(Source):
         return self._table.powers([secrets.randbits(bits) for _ in range(count)])
 
 
-def label_holder_source(public: PublicKey, uses: int) -> Source:
+def active_source(public: PublicKey, uses: int) -> RandomizerSource:
     """Return what p draws about ``uses`` randomizers from."""
     if public.generator:
         return SubgroupSource(public, uses)
@@ -156,7 +156,7 @@ class Pool:
         UsageError: children on a system that cannot fork.
     """
 
-    def __init__(self, source: Source, modulus: mpz, *, workers: int = 0) -> None:
+    def __init__(self, source: RandomizerSource, modulus: mpz, *, workers: int = 0) -> None:
         if workers and "fork" not in multiprocessing.get_all_start_methods():
             raise UsageError(f"expected workers=0 on a system that cannot fork, got {workers}")
         self._source, self._size = source, -(-modulus.bit_length() // 8)
@@ -235,7 +235,7 @@ class Pool:
         self._asked.clear()
 
 
-def _serve(source: Source, size: int, link: Connection, parents: Connection) -> None:
+def _serve(source: RandomizerSource, size: int, link: Connection, parents: Connection) -> None:
     """Draw as many as each request says, until the parent is gone; what it does not yet read waits in a thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers it
     parents.close()

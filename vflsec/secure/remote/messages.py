@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.remote.hello import Hello
 from vflsec.secure.roles.messages import (
     EncryptedDelta,
@@ -41,7 +41,7 @@ FIRST: dict[type[msgspec.Struct], int] = {Hello: 1 << 16, Committed: 16, Done: 1
 """Largest payloads in bytes before the layout is known."""
 
 
-def limits(layout: Layout) -> dict[type[msgspec.Struct], int]:
+def limits(layout: CipherLayout) -> dict[type[msgspec.Struct], int]:
     """Return the largest payload of each type in bytes: a full batch, and room for the fields beside the numbers."""
     cipher, fields = layout.bits // 4, 512
     rows, outputs, scores, gradients, deltas = (

@@ -16,15 +16,15 @@ from safetensors.numpy import save
 
 from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
 from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.remote.feature_side import FeatureSide, key_from, key_numbers
+from vflsec.secure.remote.active_side import ActiveSide
 from vflsec.secure.remote.hello import Hello, agree
 from vflsec.secure.remote.job import Job
-from vflsec.secure.remote.label_side import LabelSide
 from vflsec.secure.remote.link import Link
 from vflsec.secure.remote.messages import FIRST, KINDS, Done, limits
 from vflsec.secure.remote.own import Own
+from vflsec.secure.remote.passive_side import PassiveSide, key_from, key_numbers
 from vflsec.secure.remote.snapshots import Facts, Journal, Snapshots
-from vflsec.secure.remote.wire import Wire, plain
+from vflsec.secure.remote.wire import Connection, plain
 from vflsec.secure.roles.messages import EncryptedDelta, MaskedScores, NoisedGradient
 from vflsec.secure.transcripts.recording import Header, Recorder, expect_writable
 
@@ -45,7 +45,7 @@ SECURE_BITS = 2048
 M = TypeVar("M", bound=msgspec.Struct)
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class PartyResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a party knows at the end; of utility, C knows nothing.
 
     Attributes:
@@ -74,7 +74,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str] = {}
     digest: str = ""
 
-    def sealed(self) -> Result:
+    def sealed(self) -> PartyResult:
         """Return it with its digest."""
         content = msgspec.json.encode(msgspec.structs.replace(self, digest=""))
         return msgspec.structs.replace(self, digest=sha256(content).hexdigest())
@@ -93,7 +93,7 @@ class Talk:
 
     def __init__(
         self,
-        wire: Wire,
+        wire: Connection,
         step: int,
         recorder: Recorder | None,
         answer: Callable[[int], int] = lambda step: 1,
@@ -125,7 +125,7 @@ class Talk:
 
 def make_side(
     role: str, own: Own, job: Job, snapshots: Snapshots, *, seed: int | None = None, workers: int = 0, **options: Any
-) -> FeatureSide | LabelSide:
+) -> PassiveSide | ActiveSide:
     """Return the side of ``role``; C's has the key of the run that ``snapshots`` keeps, or a new one.
 
     Args:
@@ -138,10 +138,10 @@ def make_side(
         options: of the side; for tests.
     """
     if role == "p":
-        return LabelSide(own, job, seed=seed, workers=workers, **options)
+        return ActiveSide(own, job, seed=seed, workers=workers, **options)
     cipher = job.paillier
     keys = key_from(snapshots.load_key(), cipher.mode) if snapshots.kept() else Keys.generate(cipher.bits, cipher.mode)
-    return FeatureSide(own, job, keys, seed=seed, workers=workers, **options)
+    return PassiveSide(own, job, keys, seed=seed, workers=workers, **options)
 
 
 class Session:
@@ -166,7 +166,7 @@ class Session:
 
     def __init__(
         self,
-        side: FeatureSide | LabelSide,
+        side: PassiveSide | ActiveSide,
         link: Link,
         snapshots: Snapshots,
         *,
@@ -206,7 +206,7 @@ class Session:
         self._deadline = 0.0
         self._pause = 0.1
 
-    def finish(self) -> Result:
+    def finish(self) -> PartyResult:
         """Run until both sides are done; return what we know then.
 
         Raises:
@@ -321,11 +321,11 @@ class Session:
                 f"parties go on from the one after batch {max(older)}"
             )
 
-    def _connect(self) -> Wire:
+    def _connect(self) -> Connection:
         left = max(self._deadline - time.monotonic(), 0.1)
-        return Wire(self.link.open(left), KINDS, FIRST, self.timeout, self.link.superseded)
+        return Connection(self.link.open(left), KINDS, FIRST, self.timeout, self.link.superseded)
 
-    def _talk(self, wire: Wire) -> None:
+    def _talk(self, wire: Connection) -> None:
         """Greet, train what is left, predict, part; tell the peer if it is us who cannot go on."""
         met = False
         with ExitStack() as stack:
@@ -351,7 +351,7 @@ class Session:
             finally:
                 self._sent, self._received = self._sent + wire.sent, self._received + wire.received
 
-    def _greet(self, wire: Wire) -> tuple[int, bool]:
+    def _greet(self, wire: Connection) -> tuple[int, bool]:
         """Return after which batch both go on, with our side in its state of then, and whether p has predicted."""
         ours, side = self._hello(), self.side
         if self.link.speaks_first:  # who dials listens first, so that it hears why it is turned away
@@ -378,8 +378,8 @@ class Session:
             history=self.history,
             predicted=self.result is not None,
             lost=bool(self.snapshots.damaged) or self._journal.failed >= max(self.history),
-            layout=msgspec.to_builtins(side.agreed) if isinstance(side, FeatureSide) else {},
-            key=side.public if isinstance(side, FeatureSide) else None,
+            layout=msgspec.to_builtins(side.agreed) if isinstance(side, PassiveSide) else {},
+            key=side.public if isinstance(side, PassiveSide) else None,
         )
 
     def _resume(self, step: int, run: str) -> None:
@@ -388,7 +388,7 @@ class Session:
         if self.run != run or self.history == {0: NOTHING}:
             assert step == 0, "a party that joins a run has no batch"
             self.run, self.history = run, {}
-            if isinstance(self.side, FeatureSide):
+            if isinstance(self.side, PassiveSide):
                 self.snapshots.save_key(key_numbers(self.side.keys))
             self.snapshots.save_journal(self._journal)
             self._keep(0, sha256(run.encode()).hexdigest())
@@ -400,7 +400,7 @@ class Session:
         self.snapshots.forget_after(step)
         self.snapshots.damaged = []
 
-    def _train(self, wire: Wire, start: int, recorder: Recorder | None) -> None:
+    def _train(self, wire: Connection, start: int, recorder: Recorder | None) -> None:
         for step in range(start, self.batches):
 
             def commit(message: NoisedGradient, step: int = step) -> None:
@@ -413,17 +413,17 @@ class Session:
             self._advance(step + 1)
             self.progress(step + 1, self.batches)
 
-    def _predict(self, wire: Wire, recorder: Recorder | None) -> None:
+    def _predict(self, wire: Connection, recorder: Recorder | None) -> None:
         for number, rows in enumerate(self.side.test_batches(), start=self.batches):
             self._begin(recorder, number, None)
             self.side.infer(Talk(wire, number, recorder, self._answer), rows)
             self._advance(number + 1)
-        if isinstance(self.side, LabelSide):
+        if isinstance(self.side, ActiveSide):
             self._settle(wire)
 
-    def _part(self, wire: Wire) -> None:
+    def _part(self, wire: Connection) -> None:
         """Let p say that it has its predictions, and C that it has heard so."""
-        if isinstance(self.side, LabelSide):
+        if isinstance(self.side, ActiveSide):
             self._alive()
             wire.send(Done())
             wire.receive(Done)
@@ -433,20 +433,20 @@ class Session:
             self._settle(wire)
             wire.send(Done())
 
-    def _settle(self, wire: Wire) -> None:
+    def _settle(self, wire: Connection) -> None:
         """Write what we take home: the models, p's predictions, and last the result that says that all is there."""
         side, files = self.side, self.snapshots
         content = {f"{side.role}.safetensors": save(side.models())}
-        if isinstance(side, LabelSide):
+        if isinstance(side, ActiveSide):
             content["predictions.csv"] = side.predictions()
-        self.result = Result(
+        self.result = PartyResult(
             role=side.role,
             run=self.run,
             batches=self.batches,
             history=self.history[self.batches],
             settings=side.job.settings,
             rows=side.own.digest,
-            utility=side.utility() if isinstance(side, LabelSide) else {},
+            utility=side.utility() if isinstance(side, ActiveSide) else {},
             sent=self._sent + wire.sent,
             received=self._received + wire.received,
             files={name: sha256(written).hexdigest() for name, written in content.items()},
@@ -479,7 +479,7 @@ class Session:
             self._expect_own(facts)
         return found
 
-    def _expect_own(self, found: Facts | Result) -> None:
+    def _expect_own(self, found: Facts | PartyResult) -> None:
         ours = {"role": self.side.role, "rows": self.side.own.digest, **self.side.job.settings}
         theirs = {"role": found.role, "rows": found.rows, **found.settings}
         for name in sorted({*ours, *theirs} - WIDTHS):
@@ -489,13 +489,13 @@ class Session:
                     f"and {ours.get(name)} now: choose another --out, or go back to that job"
                 )
 
-    def _result(self) -> Result | None:
+    def _result(self) -> PartyResult | None:
         """Return the result of a run that has come to its end, or None."""
         path, found = self.snapshots.folder / RESULT, self.snapshots.read(RESULT)
         if found is None:
             return None
         try:
-            result = msgspec.json.decode(found, type=Result)
+            result = msgspec.json.decode(found, type=PartyResult)
         except ValueError as error:  # a DecodeError, or text that is not in UTF-8
             raise StoreError(
                 f"expected a result in {path}, got {error}: restore a copy, or choose another --out"

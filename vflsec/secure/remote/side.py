@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vflsec.core.seeds import generator
 from vflsec.nn.batches import batches
 from vflsec.secure.arithmetic.codec import Randbits
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.arithmetic.linear_sgd import LinearSgd
 from vflsec.secure.remote.hello import Hello
 from vflsec.secure.remote.job import Job
@@ -107,7 +107,7 @@ class Side(ABC):
         """Whether C gets its gradient; one without a network needs none, and then learns nothing of the labels."""
         return self.job.model.encoder != "identity"
 
-    def layout(self, width: int) -> Layout:
+    def layout(self, width: int) -> CipherLayout:
         """Return the layout for an embedding of ``width``."""
         return self.job.paillier.layout(width=width, outputs=self.job.model.outputs, batch=self.schedule.largest)
 
@@ -123,7 +123,7 @@ class Side(ABC):
         return self.test_batches()[later].numpy() + len(self.own.ids["train"])
 
     @abstractmethod
-    def meet(self, theirs: Hello) -> Layout:
+    def meet(self, theirs: Hello) -> CipherLayout:
         """Take from the peer's greeting what the role needs, and return the layout.
 
         Raises:

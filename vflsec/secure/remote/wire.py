@@ -38,7 +38,7 @@ class Refusal(msgspec.Struct, frozen=True):
     reason: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
-class Wire:
+class Connection:
     """One authenticated connection, on which both sides take turns.
 
     Args:

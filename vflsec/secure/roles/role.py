@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from vflsec.core.errors import ProtocolError, UsageError
 from vflsec.secure.arithmetic.ciphertexts import Ciphertexts
 from vflsec.secure.arithmetic.codec import Randbits, cut, encode, join
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.arithmetic.linear_sgd import PRECISION, LinearSgd, Moved
 from vflsec.secure.roles.messages import PaillierMessage
 
@@ -33,7 +33,9 @@ class Role:
         updates: how often its share has moved.
     """
 
-    def __init__(self, layout: Layout, n: int, weights: np.ndarray, optimizer: LinearSgd, randbits: Randbits) -> None:
+    def __init__(
+        self, layout: CipherLayout, n: int, weights: np.ndarray, optimizer: LinearSgd, randbits: Randbits
+    ) -> None:
         if n.bit_length() != layout.bits:
             raise UsageError(f"expected a key of {layout.bits} bits, as in the layout, got one of {n.bit_length()}")
         if weights.shape != (layout.width, layout.outputs):

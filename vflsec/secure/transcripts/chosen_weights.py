@@ -10,7 +10,7 @@ from vflsec.core.checks import count
 from vflsec.core.errors import InsufficientView
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
-from vflsec.secure.transcripts.recording import Recording, Step
+from vflsec.secure.transcripts.recording import RecordedStep, Recording
 
 
 class ChosenWeights(Audit):
@@ -65,9 +65,9 @@ class ChosenWeights(Audit):
         return (max(each, key=lambda figure: figure.value),)
 
 
-def _passes(recording: Recording) -> Iterator[list[Step]]:
+def _passes(recording: Recording) -> Iterator[list[RecordedStep]]:
     """Yield the passes of each batch between two updates, where there are several."""
-    batches: dict[bytes, list[Step]] = {}
+    batches: dict[bytes, list[RecordedStep]] = {}
     for step in recording.steps():
         if step.has("rows", "scores", "share"):
             batches.setdefault(step.notes["rows"].tobytes(), []).append(step)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from vflsec.core.errors import InsufficientView
 from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
-from vflsec.secure.transcripts.recording import Recording, Step
+from vflsec.secure.transcripts.recording import RecordedStep, Recording
 
 ROWS = 8
 """Fewest exact rows whose common divisor is looked for: of unrelated numbers it is above 1 once in 256 times."""
@@ -88,7 +88,7 @@ class CommonDivisor(Audit):
         return (Figure(of="weights", metric="share", value=max(hits) / width, chance=0.0, n=width),)
 
 
-def _exact_rows(step: Step, unit: int) -> NDArray[np.int64]:
+def _exact_rows(step: RecordedStep, unit: int) -> NDArray[np.int64]:
     """Return the rows of delta^C (k, g) that are whole multiples of 2^-unit, and not zero."""
     if step.rate is None or not step.has("embedding_gradient"):
         return np.zeros((0, 1), dtype=np.int64)

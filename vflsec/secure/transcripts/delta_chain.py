@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from vflsec.core.errors import DataError, InsufficientView
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Floats, Notes, Recovered, Truth
-from vflsec.secure.transcripts.pooled import LARGEST, Batch, pool
-from vflsec.secure.transcripts.recording import Header, Recording, Step
+from vflsec.secure.transcripts.pooled import LARGEST, GradientBatch, pool
+from vflsec.secure.transcripts.recording import Header, RecordedStep, Recording
 from vflsec.secure.transcripts.simplex import rotation, upright
 
 WINDOW = 32
@@ -30,7 +30,7 @@ ROWS = 1 << 32
 """More than a batch has: samples whose rows are not noted get numbers of their own below zero."""
 
 
-class Release(NamedTuple):
+class GradientFactors(NamedTuple):
     """The gradient of one step, delta W^T = ``rows`` ``axis``^T, of rank r."""
 
     number: int
@@ -61,8 +61,8 @@ class DeltaChain(Audit):
     softmax(z) - y has one negative entry; what remains open is the names of the classes.
 
     Two consecutive batches are enough for r = 1. Where noise on delta^C, or too few features, spoil the updates,
-    ``vflsec.secure.transcripts.pooled`` pools the batches of the whole run instead: W moves little from one to the next, and a
-    sample's label is the same at every visit. Noise is then averaged out over batches and over visits.
+    ``vflsec.secure.transcripts.pooled`` pools the batches of the whole run instead: W moves little from one to the
+    next, and a sample's label is the same at every visit. Averages over batches and visits then cancel the noise.
 
     Source: derived from PrADA (arXiv 2111.10120), Algorithm 5, lines 15 to 22; the extension to many batches,
     momentum and several outputs is this package's.
@@ -149,7 +149,7 @@ def _pooled(recording: Recording, outputs: int) -> Recovered:
     return Recovered(text, steps)
 
 
-def _batch(step: Step, width: int) -> Batch | None:
+def _batch(step: RecordedStep, width: int) -> GradientBatch | None:
     """Return what C has of a step; where no rows are noted, each is taken to be a sample of its own."""
     if step.rate is None or not step.has("embedding_gradient") or not step.notes["embedding_gradient"].any():
         return None
@@ -160,12 +160,12 @@ def _batch(step: Step, width: int) -> Batch | None:
         raise DataError(
             f"expected rows, mu and delta^C of one batch of {width} features in step {step.number}, got other"
         )
-    return Batch(step.number, rows, mu, gradient)
+    return GradientBatch(step.number, rows, mu, gradient)
 
 
-def _windows(recording: Recording, rank: int, rng: np.random.Generator) -> Iterator[list[Release]]:
+def _windows(recording: Recording, rank: int, rng: np.random.Generator) -> Iterator[list[GradientFactors]]:
     """Yield runs of two to WINDOW consecutive learning steps; each goes on with the last step of the one before."""
-    window: list[Release] = []
+    window: list[GradientFactors] = []
     last = -1
     for step in recording.steps():
         if step.rate is None and last == step.number - 1:  # inference moves nothing
@@ -186,7 +186,7 @@ def _windows(recording: Recording, rank: int, rng: np.random.Generator) -> Itera
         yield window
 
 
-def _release(step: Step, rank: int, before: Floats | None, rng: np.random.Generator) -> Release | None:
+def _release(step: RecordedStep, rank: int, before: Floats | None, rng: np.random.Generator) -> GradientFactors | None:
     """Return the factors of delta^C, the axes turned to agree with ``before``; None where it is not of this rank."""
     if step.rate is None or not step.has("embedding_gradient", "mu"):
         return None
@@ -197,10 +197,10 @@ def _release(step: Step, rank: int, before: Floats | None, rng: np.random.Genera
     turn = np.eye(rank) if before is None else rotation(axis, before)
     rows = (left[:, :rank] * sizes[:rank]) @ turn
     blind = rng.permutation(mu).T @ rows / len(mu)
-    return Release(step.number, step.rate, rows, axis @ turn, mu.T @ rows / len(mu), blind)
+    return GradientFactors(step.number, step.rate, rows, axis @ turn, mu.T @ rows / len(mu), blind)
 
 
-def _solve(window: Sequence[Release], header: Header) -> Solved:
+def _solve(window: Sequence[GradientFactors], header: Header) -> Solved:
     """Solve the updates of a window for x_t and y_t; where they do not fit, take the axes as they are."""
     rank = window[0].rows.shape[1]
     x, residual = _null_space(_updates(window, header, [release.pull for release in window]), len(window), rank)
@@ -212,7 +212,7 @@ def _solve(window: Sequence[Release], header: Header) -> Solved:
     return Solved(weights, delta, residual, chance)
 
 
-def _updates(window: Sequence[Release], header: Header, pulls: Sequence[Floats]) -> Floats:
+def _updates(window: Sequence[GradientFactors], header: Header, pulls: Sequence[Floats]) -> Floats:
     """Return the updates as a system (equations, 2 T r) in x_0, ..., x_{T-1}, y_0, ..., y_{T-1}.
 
     W_{t+1} - W_t = -rate_t V_t with V_t = momentum V_{t-1} + mu_t^T delta_t / B + weight_decay W_t, and V_{t-1} is what

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from vflsec.secure.arithmetic.codec import cut
 from vflsec.secure.roles.messages import Scores
 from vflsec.secure.transcripts.audit import Integers
-from vflsec.secure.transcripts.recording import Header, Step
+from vflsec.secure.transcripts.recording import Header, RecordedStep
 
 
 class Masked(NamedTuple):
@@ -30,7 +30,7 @@ class Masked(NamedTuple):
     precision: int
 
 
-def masked_scores(step: Step, header: Header) -> Masked | None:
+def masked_scores(step: RecordedStep, header: Header) -> Masked | None:
     """Return what C decrypted in a step: its note, else what it sent back, which is the same modulo 2^L plus mu e."""
     layout = header.layout
     if not step.has("mu"):

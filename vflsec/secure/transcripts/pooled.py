@@ -37,7 +37,7 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
-class Batch(NamedTuple):
+class GradientBatch(NamedTuple):
     """What C has of one step."""
 
     number: int
@@ -46,7 +46,7 @@ class Batch(NamedTuple):
     gradient: Floats  # (B, g), delta^C
 
 
-class Pooled(NamedTuple):
+class PooledLabels(NamedTuple):
     """What all batches together tell.
 
     Attributes:
@@ -63,7 +63,7 @@ class Pooled(NamedTuple):
     noise: float
 
 
-def pool(batches: Sequence[Batch], outputs: int, rng: np.random.Generator) -> Pooled:
+def pool(batches: Sequence[GradientBatch], outputs: int, rng: np.random.Generator) -> PooledLabels:
     """Return what delta^C of all ``batches`` tells of each sample, whatever noise is on every coordinate.
 
     delta^C = delta W^T + noise has rank r = max(1, C - 1) but for the noise. The second moments of neighboring batches
@@ -114,7 +114,7 @@ def pool(batches: Sequence[Batch], outputs: int, rng: np.random.Generator) -> Po
             odds, axes = -odds, -axes
         delta = odds[:, None] @ turn
     weights = {batch.number: axis @ turn * np.sqrt(signal) / unit for batch, axis in zip(batches, axes, strict=True)}
-    return Pooled(delta, weights, samples, 0.0 if exact else float(np.sqrt(np.median(noise))))
+    return PooledLabels(delta, weights, samples, 0.0 if exact else float(np.sqrt(np.median(noise))))
 
 
 def _axes(gradients: Sequence[Floats], rank: int) -> tuple[Floats, Floats, bool]:

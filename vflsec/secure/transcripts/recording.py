@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from vflsec.core.checks import one_of
 from vflsec.core.errors import DataError, StoreError, UsageError
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 
 MAGIC = b"\x89vflsec recording\r\n\x1a\n"
 VERSION = 3
@@ -73,7 +73,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     role: Literal["C", "p"]
-    layout: Layout
+    layout: CipherLayout
     n: bytes = b""
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -88,7 +88,7 @@ class Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     rate: float | None
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class RecordedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="Message"):
     """One protocol message as it was on the wire: the struct's name, and its msgpack."""
 
     direction: Direction
@@ -161,16 +161,16 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
         return values
 
 
-Frame = Header | Begin | Message | Note
+Frame = Header | Begin | RecordedMessage | Note
 
 
 @dataclass
-class Step:
+class RecordedStep:
     """One step as one role saw it."""
 
     number: int
     rate: float | None
-    messages: list[Message] = field(default_factory=list)
+    messages: list[RecordedMessage] = field(default_factory=list)
     notes: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     def has(self, *names: str) -> bool:
@@ -228,7 +228,7 @@ class Recorder:
 
     def message(self, direction: Direction, message: msgspec.Struct) -> None:
         """Add one protocol message."""
-        self._write(Message(direction, type(message).__name__, msgspec.msgpack.encode(message)))
+        self._write(RecordedMessage(direction, type(message).__name__, msgspec.msgpack.encode(message)))
 
     def note(self, name: str, array: Any) -> None:
         """Add an array that the role has by right; ``NOTES`` has the names and shapes."""
@@ -288,13 +288,13 @@ class Recording:
             raise DataError(f"expected a recording of version {VERSION}, got {first.version} in {path}")
         self.header = first
 
-    def steps(self, *, last: int | None = None) -> Iterator[Step]:
+    def steps(self, *, last: int | None = None) -> Iterator[RecordedStep]:
         """Return the steps in order, up to step ``last``.
 
         Raises:
             DataError: a damaged frame; the text names the byte.
         """
-        step: Step | None = None
+        step: RecordedStep | None = None
         with self.path.open("rb") as file:
             for at, frame in self._frames(file):
                 if isinstance(frame, Begin):
@@ -304,9 +304,9 @@ class Recording:
                         yield step
                     if last is not None and frame.step > last:
                         return
-                    step = Step(frame.step, frame.rate)
-                elif isinstance(frame, Message | Note) and step:
-                    if isinstance(frame, Message):
+                    step = RecordedStep(frame.step, frame.rate)
+                elif isinstance(frame, RecordedMessage | Note) and step:
+                    if isinstance(frame, RecordedMessage):
                         step.messages.append(frame)
                     else:
                         step.notes[frame.name] = frame.array()

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from vflsec.core.errors import InsufficientView
 from vflsec.secure.transcripts.audit import Floats
-from vflsec.secure.transcripts.recording import Header, Recording, Step
+from vflsec.secure.transcripts.recording import Header, RecordedStep, Recording
 
 ABOVE_NOISE = 3
 """How far a direction must stand above what rounding makes of none."""
 
 
-def same_batch(recording: Recording) -> list[Step]:
+def same_batch(recording: Recording) -> list[RecordedStep]:
     """Return the longest run of learning steps on one batch, all in the order of rows of the first."""
-    longest: list[Step] = []
-    run: list[Step] = []
+    longest: list[RecordedStep] = []
+    run: list[RecordedStep] = []
     last = -1
     for step in recording.steps():
         follows, last = step.number == last + 1, step.number
@@ -39,17 +39,17 @@ def same_batch(recording: Recording) -> list[Step]:
     return longest
 
 
-def _reordered(step: Step, rows: NDArray[np.int64]) -> Step | None:
+def _reordered(step: RecordedStep, rows: NDArray[np.int64]) -> RecordedStep | None:
     """Return what p has of a step in the order of ``rows``, or None if it is of other rows."""
     own = step.notes["rows"]
     if not np.array_equal(np.sort(own), np.sort(rows)):
         return None
     order = np.argsort(own, kind="stable")[np.argsort(np.argsort(rows, kind="stable"))]
     notes = {name: step.notes[name][order] for name in ("rows", "scores", "delta")}
-    return Step(step.number, step.rate, notes=notes)
+    return RecordedStep(step.number, step.rate, notes=notes)
 
 
-def moved(steps: list[Step], header: Header) -> tuple[Floats, Floats]:
+def moved(steps: list[RecordedStep], header: Header) -> tuple[Floats, Floats]:
     """Return (H, K H) as columns, (B, (T - 1) C) each.
 
     W_t = kept_t W_0 - mu^T h_t, so that z_t - kept_t z_0 = -K h_t; kept_t is 1 without weight decay.

@@ -53,7 +53,7 @@ class Visit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Fitted:
+class ScoreFit:
     """What explains the scores best.
 
     Attributes:
@@ -120,14 +120,14 @@ class ScoreModel:
         )[:n]
         self._visits = self._visits_of_rows()
 
-    def fit(self, start: Fitted | None = None, sweeps: int = SWEEPS) -> Fitted:
+    def fit(self, start: ScoreFit | None = None, sweeps: int = SWEEPS) -> ScoreFit:
         """Return the best fit near ``start``, or near the principal directions of the scores."""
         features, weights = self._start() if start is None else (start.features, start.weights)
         missing = self.basis.shape[1] - features.shape[1]
         features = np.pad(features, ((0, 0), (0, missing), (0, 0)))
         features, weights = self._descend(features, weights, sweeps)
         off = self.scores - self._predicted(features, self._weights(features, weights))
-        return Fitted(features, weights, self._relative(off, self.fitted), self._relative(off, self.left))
+        return ScoreFit(features, weights, self._relative(off, self.fitted), self._relative(off, self.left))
 
     def _relative(self, off: Floats, which: NDArray[np.bool_]) -> float:
         return float(np.sqrt((off[which] ** 2).sum() / (self.scores[which] ** 2).sum())) if which.any() else np.nan

@@ -11,9 +11,9 @@ from vflsec.core.checks import count
 from vflsec.core.errors import InsufficientView
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Floats, Recovered, Truth
-from vflsec.secure.transcripts.recording import Header, Recording, Step
+from vflsec.secure.transcripts.recording import Header, RecordedStep, Recording
 from vflsec.secure.transcripts.same_batch import factor, moved, same_batch
-from vflsec.secure.transcripts.score_fit import SWEEPS, Fitted, ScoreModel, Visit
+from vflsec.secure.transcripts.score_fit import SWEEPS, ScoreFit, ScoreModel, Visit
 
 HELD_OUT = 0.02
 """Share of the scores that is left out of the fit, to judge it."""
@@ -36,8 +36,8 @@ class ScoreGram(Audit):
     rows and test rows count as well. A few known rows then fix the rotation.
 
     Frozen features are determined once each sample has as many independent scores as features
-    (``vflsec.secure.roles.exposure``). Features that move are fitted as a line in time, and noise is estimated. One batch
-    at all steps is solved in closed form.
+    (``vflsec.secure.roles.exposure``). Features that move are fitted as a line in time, and noise is estimated. One
+    batch at all steps is solved in closed form.
 
     Source: derived from PrADA (arXiv 2111.10120), Algorithms 4 and 5.
     """
@@ -53,7 +53,7 @@ class ScoreGram(Audit):
         steps = same_batch(recording)
         return self._of_one_batch(steps, recording.header) if len(steps) >= 3 else self._of_all(recording)
 
-    def _of_one_batch(self, steps: list[Step], header: Header) -> Recovered:
+    def _of_one_batch(self, steps: list[RecordedStep], header: Header) -> Recovered:
         """Solve in closed form what one batch shows at many steps."""
         sums, changes = moved(steps, header)
         mu, asymmetry = factor(sums, changes, header)
@@ -160,7 +160,7 @@ class _Table:
         outputs = self.header.layout.outputs
         return passes if outputs == 1 else passes * (outputs - 1) + 1
 
-    def fit(self, *, drifts: bool = False, permuted: bool = False, start: Fitted | None = None) -> Fitted:
+    def fit(self, *, drifts: bool = False, permuted: bool = False, start: ScoreFit | None = None) -> ScoreFit:
         """Return the best fit; ``permuted`` gives each loss gradient to another row of its batch."""
         visits = self.visits
         if permuted:
@@ -178,7 +178,7 @@ class _Table:
             held_out=HELD_OUT,
         ).fit(start, PERMUTED if permuted else SWEEPS)
 
-    def recovered(self, fitted: Fitted) -> dict[int, dict[str, Floats | NDArray[np.int64]]]:
+    def recovered(self, fitted: ScoreFit) -> dict[int, dict[str, Floats | NDArray[np.int64]]]:
         """Return rows and features of each sample at the step of its first visit."""
         found: dict[int, dict[str, Floats | NDArray[np.int64]]] = {}
         new = np.ones(len(self.rows), dtype=bool)
@@ -191,9 +191,9 @@ class _Table:
         return found
 
 
-def _unbroken(recording: Recording) -> list[Step]:
+def _unbroken(recording: Recording) -> list[RecordedStep]:
     """Return the longest run of steps in which p has all that moves W."""
-    runs: list[list[Step]] = [[]]
+    runs: list[list[RecordedStep]] = [[]]
     last = -1
     for step in recording.steps():
         complete = step.rate is None or step.has("rows", "scores", "delta")
@@ -202,5 +202,5 @@ def _unbroken(recording: Recording) -> list[Step]:
         last = step.number
         if complete:
             notes = {name: array for name, array in step.notes.items() if name in ("rows", "scores", "delta")}
-            runs[-1].append(Step(step.number, step.rate, notes=notes))
+            runs[-1].append(RecordedStep(step.number, step.rate, notes=notes))
     return max(runs, key=len)

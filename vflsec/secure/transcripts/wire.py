@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from vflsec.core.checks import count
 from vflsec.core.errors import DataError, InsufficientView
 from vflsec.secure.arithmetic.codec import cut
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
-from vflsec.secure.transcripts.recording import Message, Recording
+from vflsec.secure.transcripts.recording import RecordedMessage, Recording
 
 CIPHERTEXTS = ("columns", "packs", "ciphers", "share")
 """Fields of messages that hold ciphertexts."""
@@ -130,7 +130,7 @@ class _Content(NamedTuple):
     rank: int
 
 
-def _content(message: Message, n: int) -> _Content:
+def _content(message: RecordedMessage, n: int) -> _Content:
     """Read a message by its form alone, whatever implementation wrote it: integers in lists are exponents."""
     try:
         fields = msgspec.msgpack.decode(message.body)
@@ -175,7 +175,7 @@ class _Parity:
         varies: whether any symbol of what was asked is not 1; else the symbols say nothing.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: CipherLayout) -> None:
         self.layout = layout
         self.answers: Counter[str] = Counter()
         self.varies = False
@@ -241,7 +241,7 @@ class _Powers:
         bare: the kinds that were not re-randomized.
     """
 
-    def __init__(self, layout: Layout, n: int) -> None:
+    def __init__(self, layout: CipherLayout, n: int) -> None:
         self.layout, self.n = layout, gmpy2.mpz(n)
         self.tested: Counter[str] = Counter()
         self.bare: set[str] = set()

@@ -16,7 +16,7 @@ from vflsec.core.errors import Diverged, PeerRefused, ProtocolError, UsageError
 from vflsec.core.metrics import METRICS, applicable
 from vflsec.core.seeds import drawing
 from vflsec.secure.arithmetic.keys import PublicKey
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.remote.hello import Hello
 from vflsec.secure.remote.job import Job
 from vflsec.secure.remote.messages import Committed
@@ -34,12 +34,12 @@ from vflsec.secure.remote.side import (
     step,
     under,
 )
-from vflsec.secure.roles.label_holder import LabelHolder
+from vflsec.secure.roles.active import ActiveRole
 from vflsec.secure.roles.messages import Features, NoisedGradient, Scores
 from vflsec.secure.roles.noise import normal
 
 
-class LabelSide(Side):
+class ActiveSide(Side):
     """p's side: computes on C's encrypted embedding, and learns the sum z^C of each row alone.
 
     Args:
@@ -81,7 +81,7 @@ class LabelSide(Side):
         self.scores = np.zeros((len(own.ids["test"]), outputs))
         self.loss = float("nan")
 
-    def meet(self, theirs: Hello) -> Layout:
+    def meet(self, theirs: Hello) -> CipherLayout:
         """Make the top model, as wide as C says that its embedding is, under C's key."""
         width = theirs.layout.get("width")
         if theirs.key is None or type(width) is not int or not 0 < width <= 1 << 20:
@@ -100,7 +100,7 @@ class LabelSide(Side):
             self._make(layout, theirs.key)
         return layout
 
-    def _make(self, layout: Layout, public: PublicKey) -> None:
+    def _make(self, layout: CipherLayout, public: PublicKey) -> None:
         """Draw the linear layer over p's own columns and C's embedding, and give the latter's part to the role."""
         self.close()
         columns = self.own.layout.width
@@ -110,7 +110,7 @@ class LabelSide(Side):
         with torch.no_grad():
             self.top.weight.copy_(joint.weight[:, :columns])
             self.top.bias.copy_(joint.bias)
-        self.holder = LabelHolder(
+        self.holder = ActiveRole(
             public,
             layout,
             first_share(self._randbits, layout.width, layout.outputs, joint.in_features),

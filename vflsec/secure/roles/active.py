@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from vflsec.core.errors import ProtocolError, UsageError
 from vflsec.secure.arithmetic.codec import Randbits, centered, cut, encode, pack, ring, uniform
 from vflsec.secure.arithmetic.keys import PublicKey
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.arithmetic.linear_sgd import LinearSgd, Moved
 from vflsec.secure.arithmetic.low_rank import factor
 from vflsec.secure.arithmetic.multiexp import FixedWindow, Pippenger, Schedule, Straus, straus_schedule
-from vflsec.secure.arithmetic.randomizers import Pool, label_holder_source
+from vflsec.secure.arithmetic.randomizers import Pool, active_source
 from vflsec.secure.roles.messages import EncryptedDelta, Features, MaskedGradient, MaskedScores, NoisedGradient, Scores
 from vflsec.secure.roles.role import Role
 
 
-class LabelHolder(Role):
+class ActiveRole(Role):
     """Party p: it has the labels, and of the weights W the share W~ = W - e.
 
     What it learns: the scores z = mu W (B, C) of every sample, in clear; its own shares; dW + n, within 2^-sigma of
@@ -53,7 +53,7 @@ class LabelHolder(Role):
     def __init__(
         self,
         public: PublicKey,
-        layout: Layout,
+        layout: CipherLayout,
         weights: np.ndarray,
         *,
         optimizer: LinearSgd,
@@ -68,7 +68,7 @@ class LabelHolder(Role):
                 f"expected first weights of rank {layout.outputs} for delta=rank1, got rank {rank}: the coefficients "
                 "would tell of delta what delta W^T does not; start from random weights, or take delta=outer"
             )
-        source = label_holder_source(public, batches * layout.traffic.to_key)
+        source = active_source(public, batches * layout.traffic.to_key)
         self.pool = Pool(source, self.ciphertexts.square, workers=workers)
         self._rows = 0
         self._used: list[int] = []  # the share in this turn's forward pass

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from vflsec.core.errors import ProtocolError, UsageError
 from vflsec.secure.arithmetic.codec import Randbits, decode, encode, join, pack, ring, uniform, unpack, unpack_signed
 from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.layout import Layout
+from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.arithmetic.linear_sgd import LinearSgd
 from vflsec.secure.arithmetic.randomizers import FactorSource, Pool
 from vflsec.secure.roles.messages import EncryptedDelta, Features, MaskedGradient, MaskedScores, NoisedGradient, Scores
 from vflsec.secure.roles.role import Role
 
 
-class KeyHolder(Role):
+class PassiveRole(Role):
     """Party C: it has the features mu (B, g) and the key, and of the weights W a share e that p does not know.
 
     What it learns: delta^C = delta W^T (B, g) of every batch it learns from, exactly but for rounding. That is little
@@ -51,7 +51,7 @@ class KeyHolder(Role):
     def __init__(
         self,
         keys: Keys,
-        layout: Layout,
+        layout: CipherLayout,
         *,
         optimizer: LinearSgd,
         share0: np.ndarray | None = None,

@@ -15,7 +15,7 @@ from vflsec.core.seeds import drawing
 from vflsec.nn.encoders import build_encoder
 from vflsec.secure.arithmetic.codec import encode, rounded
 from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.layout import Layout, Mode
+from vflsec.secure.arithmetic.layout import CipherLayout, Mode
 from vflsec.secure.remote.hello import Hello
 from vflsec.secure.remote.job import Job
 from vflsec.secure.remote.messages import Committed
@@ -33,15 +33,15 @@ from vflsec.secure.remote.side import (
     step,
     under,
 )
-from vflsec.secure.roles.key_holder import KeyHolder
 from vflsec.secure.roles.messages import EncryptedDelta, MaskedGradient, MaskedScores
 from vflsec.secure.roles.noise import normal
+from vflsec.secure.roles.passive import PassiveRole
 
 CHUNK = 8192
 """Rows that are embedded at once where all are checked."""
 
 
-class FeatureSide(Side):
+class PassiveSide(Side):
     """C's side: encrypts its embedding, decrypts what comes back masked, and trains its bottom model.
 
     C learns nothing but its own gradient delta^C = delta W^T, which tells the labels (``reveals`` of the roles); with
@@ -87,7 +87,7 @@ class FeatureSide(Side):
         self.keys = keys
         self.public = keys.public
         self.agreed = self.layout(width)
-        self.holder = KeyHolder(
+        self.holder = PassiveRole(
             keys,
             self.agreed,
             optimizer=self._linear_sgd(),
@@ -98,7 +98,7 @@ class FeatureSide(Side):
         )
         self.optimizer = self._sgd(self.bottom) if self.gradients else None
 
-    def meet(self, theirs: Hello) -> Layout:
+    def meet(self, theirs: Hello) -> CipherLayout:
         """Return the layout that C itself has laid out."""
         return self.agreed
 
