@@ -41,7 +41,7 @@ class DistilledGroups(Defense):
     | epsilon > (k - 1) / k | refused, before training |
 
     Args:
-        strength: epsilon, the weight of the other classes.
+        strength: epsilon of the paper, the weight of the other classes together; it is no privacy budget.
         k: classes in a group, including the true one; None for all C.
 
     Raises:
@@ -49,7 +49,7 @@ class DistilledGroups(Defense):
     """
 
     name = "kd-k"
-    strength_name = "epsilon"
+    strength_name = "weight"
     strengths = (0.1, 0.3, 0.45)
     points = ()
     reference = (

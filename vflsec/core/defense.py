@@ -109,7 +109,10 @@ class Defense(ABC):
             if point in on_labels:  # it acts there whatever else is said
                 continue
             phase, _, kind = point.rpartition(".")
-            one_of([*(kind.value for kind in self.points), *on_labels], at=kind)
+            known = [*(kind.value for kind in self.points), *on_labels]
+            if not known:
+                raise UsageError(f"expected {self.name} without a point, since it changes no message, got @{point}")
+            one_of(known, at=kind)
             phases.setdefault(Kind(kind), set()).add(phase)
         self.at = frozenset(phases)
         self.phases = {kind: frozenset(found) for kind, found in phases.items() if "" not in found}

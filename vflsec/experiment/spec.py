@@ -428,9 +428,13 @@ def _complete(defense: Any, *, shared: bool, epsilons: bool) -> Any:
 
 def _by_epsilon(name: str) -> Mapping[str, Any]:
     """Return the options under which the strength of a defense is 1/epsilon."""
-    options: Mapping[str, Any] | None = registry.load("defenses", name).by_epsilon
+    kind = registry.load("defenses", name)
+    options: Mapping[str, Any] | None = kind.by_epsilon
     if options is None:
-        raise UsageError(f"expected a defense whose noise is found for an epsilon, got {name}: use --lambda")
+        raise UsageError(
+            f"expected a defense with differential privacy for an epsilon, got {name}: set its strength with "
+            f"{name}:{kind.strength_name}=... or --lambda"
+        )
     return options
 
 
