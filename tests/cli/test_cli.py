@@ -1,6 +1,7 @@
 """The command line, as a person meets it: help, lists, cards, tables, exit codes, one line for every mistake."""
 
 import contextlib
+import itertools
 import json
 import re
 import signal
@@ -16,6 +17,7 @@ from vflsec.cli import COMMANDS, cli
 from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.method import Method
+from vflsec.core.party import Party
 
 SMALL = ["--dataset", "toy", "--set", "train.epochs=2", "--set", "aux.folds=0", "--set", "aux.n=20", "--jobs", "1"]
 TOY = ["--dataset", "toy"]
@@ -377,7 +379,26 @@ cli.main()
 """
 
 
-def test_an_interrupted_training_is_exit_130_and_one_line():
+def test_an_interrupted_training_is_exit_130_and_one_line(monkeypatch):
+    send, messages = Party.send, itertools.count()
+
+    def interrupted(*arguments, **options):
+        if next(messages) == 50:
+            signal.raise_signal(signal.SIGINT)
+        return send(*arguments, **options)
+
+    monkeypatch.setattr(Party, "send", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = run("train", *TOY, "--set", "train.epochs=100000")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.exit_code == 130
+    assert result.stderr.split() == ["interrupted"]
+
+
+@pytest.mark.chaos
+def test_a_process_that_is_interrupted_in_training_is_exit_130_and_one_line():
     words = [sys.executable, "-c", SAYS_WHEN_IT_TRAINS, "train", "--set", "train.epochs=100000"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "training\n"

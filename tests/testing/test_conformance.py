@@ -1,5 +1,6 @@
 """The suites run over the whole registry, and each check catches a plug-in broken in the way it is for."""
 
+import functools
 import inspect
 from unittest import SkipTest
 
@@ -15,6 +16,7 @@ from vflsec.core.message import Kind
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Guess, Need
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.protocols.paillier import PaillierBoundary
 from vflsec.protocols.plain import PlainBoundary
 from vflsec.testing.conformance import (
     AttackConformance,
@@ -54,6 +56,12 @@ STRENGTHS = {  # a weak and a strong setting, where 1 and 10 are not
     "ppdl": {"weak": 1e-5, "strong": 10.0},
     "sign": {"weak": 0.5, "strong": 1.0},
 }
+COSTLY = ("attribute-fusion", "forest-training", "fusion", "self-training")
+OF_MANY_DRAWS = (
+    "test_beats_chance_on_a_planted_leak",
+    "test_is_at_chance_against_shuffled_labels",
+    "test_is_at_chance_without_a_signal",
+)
 SMALL = {"projector": 16, "predictor": 8}  # heads of self-supervised methods
 
 
@@ -65,11 +73,22 @@ def small(name):
     return registry.build("methods", name, train, ModelSpec(bottom=(8, 8), encoder=method.encoder), **options)
 
 
+def statistical(check):
+    """The check ``check``, marked."""
+
+    @functools.wraps(check)
+    def marked(self):
+        check(self)
+
+    return pytest.mark.statistical(marked)
+
+
 def _over_the_registry(kind, suite, make, names=None):
     for name in sorted(registry.entries(kind)) if names is None else names:
         body = {"make": make(name), "exempt": EXEMPT.get(name, {}), "__module__": __name__}
         body |= {"side": SIDE[name]} if name in SIDE else {}
         body |= STRENGTHS.get(name, {})
+        body |= {check: statistical(getattr(suite, check)) for check in OF_MANY_DRAWS if name in COSTLY}
         title = f"Test{suite.__name__}_{name}"
         globals()[title] = type(title, (suite,), body)
 
@@ -93,7 +112,20 @@ _over_the_registry(
     MethodConformance,
     lambda name: lambda self: small(name),
 )
-_over_the_registry("protocols", ProtocolConformance, lambda name: lambda self: registry.load("protocols", name))
+
+
+class SmallKeys(PaillierBoundary):
+    """A key for tests alone."""
+
+    def __init__(self, passive, active):
+        super().__init__(passive, active, bits=1024)
+
+
+def protocol(name):
+    return lambda self: SmallKeys if name == SmallKeys.name else registry.load("protocols", name)
+
+
+_over_the_registry("protocols", ProtocolConformance, protocol)
 
 
 class TestMixMatch(AttackConformance):
