@@ -195,10 +195,10 @@ def test_every_engine_of_the_encrypted_layer_once(monkeypatch):
     job = load("paillier")
     monkeypatch.setattr(job, "ROUNDS", 1)
     monkeypatch.setattr(job, "BATCHES", 1)
-    layout = job.Layout(width=10, batch=16, bits=1024)
+    layout = job.CipherLayout(width=10, batch=16, bits=1024)
     keys = job.Keys.generate(1024)
     assert job.naive(keys.private.public_key, keys.private, 2) > 0
-    subgroup = job.Layout(width=10, batch=16, bits=1024, mode="subgroup")
+    subgroup = job.CipherLayout(width=10, batch=16, bits=1024, mode="subgroup")
     assert all(min(job.ours(one)) > 0 for one in (layout, subgroup))
     assert 0 < job.limit(subgroup) < job.limit(layout)
     *_, error = job.epoch(1024, "subgroup", 2)

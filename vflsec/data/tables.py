@@ -140,9 +140,9 @@ def _check_lines(path: Path, encoding: str, separator: str, *, toml: bool) -> No
                 if not fields:
                     blank = blank or lines.line_num  # allowed at the end of the file only
                 elif blank or len(fields) != len(header):
-                    line, got = (blank, 0) if blank else (lines.line_num, len(fields))
+                    line, n_fields = (blank, 0) if blank else (lines.line_num, len(fields))
                     raise DataError(
-                        f"{path.name}, line {line}: expected {len(header)} fields as in the header, got {got}; "
+                        f"{path.name}, line {line}: expected {len(header)} fields as in the header, got {n_fields}; "
                         f"is the file cut off, or is {separator!r} not its separator?"
                     )
     except UnicodeDecodeError as error:

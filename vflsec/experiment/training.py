@@ -54,9 +54,7 @@ def train(
     record: Path | None = None,
     with_source: bool = False,
 ) -> tuple[Trained | None, CellFacts]:
-    """Train ``cell`` and return it with its facts: status, utility, loss by epoch, traffic, seconds.
-
-    A diverged training gives no model and no number.
+    """Train ``cell`` and return it with its facts; if it diverged, there is no model and no number.
 
     Args:
         cell: what to train.
@@ -72,8 +70,7 @@ def train(
     unrecorded = frozenset() if with_source else method.source_phases
     if tap:
         federation.channel.taps.append(lambda message: None if message.phase in unrecorded else tap(message))
-    facts = CellFacts()
-    trained = None
+    facts, trained = CellFacts(), None
     try:
         method.build(federation)
         facts.notes = method.notes(federation)
@@ -84,11 +81,10 @@ def train(
             recorded = bool(tap and tap.kinds & method.messages[phase] and phase not in unrecorded)
             stage = advance(cell, phase, method, federation, store=store, afresh=recorded, progress=progress)
             history[phase], facts.spread[phase] = stage.history, stage.spread
-        last = method.phases[-1]
-        history[last] = method.run(last, federation, progress)
+        history[method.phases[-1]] = method.run(method.phases[-1], federation, progress)
         trained = Trained(method, federation, history)
         facts.history, facts.reached = history, federation.reached
-        _measure(trained, facts, last, derive(cell.seed, "bootstrap"))
+        _measure(trained, facts, derive(cell.seed, "bootstrap"))
     except Diverged as error:
         trained = None
         facts.status, facts.error = "diverged", str(error)
@@ -100,7 +96,7 @@ def train(
     return trained, facts
 
 
-def _measure(trained: Trained, facts: CellFacts, last: str, seed: int) -> None:
+def _measure(trained: Trained, facts: CellFacts, seed: int) -> None:
     """Add the utility and the spreads of a trained federation to its facts, and the status if it has collapsed.
 
     Raises:
@@ -108,9 +104,9 @@ def _measure(trained: Trained, facts: CellFacts, last: str, seed: int) -> None:
     """
     method, federation = trained.method, trained.federation
     logits = trained.predict("test")
-    facts.spread[last] = spreads(method, federation)
+    spread = facts.spread[method.phases[-1]] = spreads(method, federation)
     malicious = integrity_attacks(federation.malicious)
-    collapsed = collapse({name: value for name, value in facts.spread[last].items() if name not in malicious})
+    collapsed = collapse({name: value for name, value in spread.items() if name not in malicious})
     if float(F.log_softmax(logits, dim=1).std(dim=0).max()) < COLLAPSED:
         collapsed = "the model predicts the same for every test row"
     if collapsed:

@@ -43,7 +43,7 @@ MANY = 6
 NEAR = 0.01
 """Points whose utility and leak differ by less lie on each other."""
 
-GREY = "#999999"
+GRAY = "#999999"
 
 NARROW = 0.1
 """Leaks that lie closer than this are drawn on an axis as long as this, or noise would look like a difference."""
@@ -186,7 +186,7 @@ def draw(summary: Summary) -> Curve:
 
 
 def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point]) -> bool:
-    """Draw the headlines on one target, each attack in grey, and what to hold them against.
+    """Draw the headlines on one target, each attack in gray, and what to hold them against.
 
     Return whether there are several headlines.
     """
@@ -196,7 +196,7 @@ def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point]) ->
         style = "-" if len(curves) == 1 else ""  # of several defenses they would be a tangle
         for i, line in enumerate(lines(points)):
             label = None if i else "each attack"
-            axes.plot(line.utility, line.leak, f"{style}.", color=GREY, linewidth=0.8, ms=3, zorder=1.5, label=label)
+            axes.plot(line.utility, line.leak, f"{style}.", color=GRAY, linewidth=0.8, ms=3, zorder=1.5, label=label)
     else:  # of a single attack it goes without saying
         curves = [line._replace(attacks=["" if name in attacks else name for name in line.attacks]) for line in curves]
     if len(curves) > 1:  # names beside the points of several curves would cover each other
@@ -244,8 +244,8 @@ def _draw_legend(axes: Axes, *, several: bool) -> None:
     if not axes.get_legend_handles_labels()[0]:
         return
     if several:
-        grey = any(line.get_color() == GREY for line in axes.lines)
-        title = ("strongest attack on each defense\n" if grey else "") + "number: strength λ"
+        gray = any(line.get_color() == GRAY for line in axes.lines)
+        title = ("strongest attack on each defense\n" if gray else "") + "number: strength λ"
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0,
                     labelspacing=0.9, alignment="left", title=title, title_fontsize=8)  # fmt: skip
     else:

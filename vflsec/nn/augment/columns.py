@@ -20,7 +20,7 @@ class ColumnChoice:
     Args:
         layout: of the party's matrix.
         rate: share of the raw columns, 0 to 1.
-        device: where rows lie.
+        device: of the rows.
 
     Attributes:
         columns: n.

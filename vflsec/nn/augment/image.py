@@ -64,7 +64,7 @@ class ImageAugmentation:
         """Return altered copies of rows (B, c·h·w)."""
         if not len(x):  # a grouped convolution needs a group
             return x.clone()
-        # As many draws for each row whatever is switched off: what is left on stays the same.
+        # The same number of draws whatever is switched off, so that the other changes stay the same.
         draws = torch.rand(13, len(x), generator=generator, device=x.device, dtype=x.dtype)
         images = x.reshape(-1, *self.image)
         images = self._crop(images, *draws[:4])
@@ -86,13 +86,13 @@ class ImageAugmentation:
         grid = torch.stack([across, down], dim=3)  # (B, h, w, 2)
         return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
-    def _color(self, images: Tensor, jittered: Tensor, grey: Tensor, change: Tensor) -> Tensor:
-        """Jitter where ``jittered`` (B,), drop colors where ``grey``; ``change`` is U(-1, 1) of shape (4, B)."""
+    def _color(self, images: Tensor, jittered: Tensor, gray: Tensor, change: Tensor) -> Tensor:
+        """Jitter where ``jittered`` (B,), drop colors where ``gray``; ``change`` is U(-1, 1) of shape (4, B)."""
         brightness, contrast, saturation, hue = change * change.new_tensor(self.jitter).unsqueeze(1) * jittered
         if self.image[0] == 3:
             to_yiq = images.new_tensor(YIQ)
-            turn = _chroma(torch.where(grey, 0, 1 + saturation), 2 * math.pi * hue)
-            images = torch.einsum("bdc,bchw->bdhw", torch.linalg.inv(to_yiq) @ turn @ to_yiq, images)
+            rotation = _chroma(torch.where(gray, 0, 1 + saturation), 2 * math.pi * hue)
+            images = torch.einsum("bdc,bchw->bdhw", torch.linalg.inv(to_yiq) @ rotation @ to_yiq, images)
             light = torch.einsum("c,bchw->bhw", to_yiq[0], images)
         else:
             light = images
@@ -129,7 +129,7 @@ def _each(values: Tensor) -> Tensor:
 
 
 def _chroma(saturation: Tensor, angle: Tensor) -> Tensor:
-    """Return (B, 3, 3), which keep the first coordinate, stretch the others by ``saturation`` and turn them."""
+    """Return (B, 3, 3), which keep the first coordinate, stretch the others by ``saturation`` and rotate them."""
     real, imaginary = saturation * angle.cos(), saturation * angle.sin()
     nothing, one = torch.zeros_like(angle), torch.ones_like(angle)
     rows = [one, nothing, nothing, nothing, real, -imaginary, nothing, imaginary, real]

@@ -27,7 +27,7 @@ class ScarfCorruption:
     """
 
     def __init__(self, layout: Layout, reference: Tensor, rate: float = 0.6) -> None:
-        assert reference.shape == (len(reference), layout.width), "the reference lies as the layout says"
+        assert reference.shape == (len(reference), layout.width), "the reference has another width than its layout"
         self._chosen = ColumnChoice(layout, rate, reference.device)
         self._reference = reference
 

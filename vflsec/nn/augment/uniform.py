@@ -32,7 +32,7 @@ class UniformCorruption:
     """
 
     def __init__(self, layout: Layout, reference: Tensor, rate: float = 0.3) -> None:
-        assert reference.shape == (len(reference), layout.width), "the reference lies as the layout says"
+        assert reference.shape == (len(reference), layout.width), "the reference has another width than its layout"
         self._chosen = ColumnChoice(layout, rate, reference.device)
         self._low, self._high = reference.amin(dim=0), reference.amax(dim=0)  # (d,)
         for column in layout.columns:
