@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -120,7 +121,11 @@ def baselines(spec: EvalSpec) -> Iterator[Baseline]:
                 asking = attack if attack in of_source else next(iter(of_source), None) if is_base else None
                 bare = msgspec.structs.replace(attack, after=None)
                 alone = without_federation(build_attack(bare))
-                settings = [attack_settings(bare), [alone.name, alone.version] if alone else [], spec.adversary]
+                settings: list[Any] = [
+                    attack_settings(bare),
+                    [alone.name, alone.version] if alone else [],
+                    spec.adversary,
+                ]
                 settings += [msgspec.to_builtins(spec.aux), *(["of the source", asking.after] if asking else [])]
                 key = digest(["prior", cell.data_key if is_base else cell.key, *settings])  # baselines read no model
                 baseline = Baseline(
