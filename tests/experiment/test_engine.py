@@ -151,9 +151,8 @@ def test_a_lost_record_is_attacked_again_without_training(tmp_path, monkeypatch)
 def test_an_attack_that_reads_messages_gets_them(tmp_path):
     file = tmp_path / "counts.py"
     file.write_text(COUNTS_GRADIENTS)
-    store = finish(
-        tmp_path / "run", attacks=[{"name": f"{file}:Counts"}], strengths=[5], seeds=1, aux=WITHOUT_BASELINES
-    )
+    more = {"strengths": [5], "seeds": 1, "aux": WITHOUT_BASELINES}
+    store = finish(tmp_path / "run", attacks=[{"name": f"{file}:Counts"}], **more)
     found = [r for r in store.records().values() if isinstance(r, Result)]
     assert [r.budget for r in found] == [{"rows": 2 * 210.0, "senders": 1.0}] * 2
 

@@ -158,7 +158,6 @@ class MethodConformance(Suite):
         with refused(Diverged, naming="nan"):
             self.make().fit(federation)
 
-
     def _first_models(self) -> dict[str, Tensor]:
         """Return the parameters of one training, while torch's global generator holds seed 1."""
         if not self._models:
