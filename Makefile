@@ -26,14 +26,14 @@ types:
 	cd $(OUTSIDE) && PYTHONPATH=. $(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache
 
 test-fast:
-	$(BIN)/pytest -m "not (slow or chaos or cluster or statistical)"
+	$(BIN)/pytest -m "not (slow or chaos or cluster or long or statistical)"
 
 test:
 	$(BIN)/pytest
 
 # All that `make test` leaves out: few tests that take long, so that the two workers take them from each other.
 test-extended:
-	$(BIN)/pytest --dist worksteal -m "chaos or cluster or statistical"
+	$(BIN)/pytest --dist worksteal -m "chaos or cluster or long or statistical"
 
 # Rewrites what is generated: the README's table, catalogue and picture, the map in CONTRIBUTING.md, the picture of the
 # packages, and the notebook. It trains, and takes a few minutes.

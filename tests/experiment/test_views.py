@@ -58,7 +58,7 @@ def settings(name, adversary="passive_1", attacks=("mc",), parties=3, **more):
 
 def mountable(spec):
     """Each registered attack that can be mounted, with the phase after which it strikes: the last, or a former one."""
-    ((method, federation),) = engine._built(spec)
+    ((_, method, federation),) = engine._built(spec)
     for name in registry.entries("attacks"):
         for after in (None, *method.phases[:-1]):
             attack = plan.build_attack(specs.parse_attack(name))
@@ -82,7 +82,7 @@ def cases():
 def test_whatever_a_role_receives_some_attack_reads(method, options):
     parties = 2 if method == "fedcvt" else 3
     spec = settings(method, parties=parties, method={method: options})
-    ((made, federation),) = engine._built(spec)
+    ((_, made, federation),) = engine._built(spec)
     taps = {name: Transcript(frozenset({name}), frozenset(Kind)) for name in (*federation.parties, *made.observers())}
     federation.channel.taps += taps.values()
     trained = made.fit(federation)
@@ -151,7 +151,7 @@ def test_labels_of_two_active_parties_are_not_compared():
 
 def test_views_of_the_source_hold_its_rows_and_what_was_said_of_them():
     spec = settings("prada")
-    ((method, federation),) = engine._built(spec)
+    ((_, method, federation),) = engine._built(spec)
     tap = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
     federation.channel.taps.append(tap)
     method.run("pretrain", federation)
