@@ -98,6 +98,19 @@ def test_cards(kind, name, words):
     assert kind == "dataset" or max(map(len, result.output.splitlines())) <= 80
 
 
+def test_a_card_is_data_too():
+    for kind, name, facts in (
+        ("attack", "residual", {"costs", "fails", "contrib", "differs", "options"}),
+        ("defense", "sign", {"hides", "costs", "fails", "contrib", "options"}),
+        ("dataset", "credit-default", {"parties", "licence"}),
+    ):
+        assert facts <= json.loads(run("show", kind, name, "--format", "json").output).keys()
+    listed = run("list", "defenses").output
+    assert "(contrib)" in listed
+    assert listed.endswith(f"\ncontrib: {registry.CONTRIB}\n")
+    assert "contrib" not in run("list", "datasets").output
+
+
 def test_a_card_has_no_empty_heading():
     card = run("show", "attack", "model-recovery").output
     assert "differs from the paper" not in card  # its reference is none
