@@ -161,3 +161,56 @@ def test_listing_imports_no_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+PRESETS = """
+from vflsec.core.registry import preset
+
+Gentle = preset("vflsec.defenses.iso:IsotropicNoise", "Isotropic noise, gently.", strengths=(0.1, 0.2))
+Wrong = preset("vflsec.defenses.iso:IsotropicNoise", "Isotropic noise.", strenghts=(0.1,))
+Lost = preset("no_such_module:Class", "Of nothing.")
+Again = preset("vflsec.attacks.norm:Norm", "The norm of gradients, again.", version=9)
+"""
+
+
+@pytest.fixture
+def presets(tmp_path):
+    path = tmp_path / "presets.py"
+    path.write_text(PRESETS)
+    return path
+
+
+def test_a_preset_in_a_file_is_a_subclass_with_other_settings(presets):
+    base = registry.load("defenses", "iso")
+    found = registry.load("defenses", f"{presets}:Gentle")
+    assert issubclass(found, base)
+    assert (found.name, found.strengths, found.__doc__) == ("Gentle", (0.1, 0.2), "Isotropic noise, gently.")
+    assert found.version == base.version
+    assert found is registry.load("defenses", f"{presets}:Gentle"), "the same class each time"
+    assert registry.build("defenses", f"{presets}:Gentle", 2.0).strength == 2.0
+    assert base.strengths != found.strengths
+    assert registry.identity("defenses", f"{presets}:Gentle").startswith("Gentle#")
+
+
+def test_a_preset_with_a_setting_that_its_class_has_not_is_refused(presets):
+    with pytest.raises(UsageError, match="preset Wrong: unknown setting 'strenghts'. Did you mean strengths?"):
+        registry.load("defenses", f"{presets}:Wrong")
+
+
+def test_a_preset_of_another_kind_is_refused(presets):
+    with pytest.raises(UsageError, match="to be a subclass of vflsec.core.attack.Attack"):
+        registry.load("attacks", f"{presets}:Gentle")
+
+
+def test_a_preset_of_a_class_that_does_not_import_gets_one_line(presets):
+    with pytest.raises(UsageError, match="preset Lost: no_such_module:Class cannot be imported: No module named"):
+        registry.load("defenses", f"{presets}:Lost")
+
+
+def test_a_plugin_may_be_a_preset(plugged, presets, monkeypatch):
+    monkeypatch.syspath_prepend(presets.parent)
+    plugged(("norm-again", "presets:Again", "their-package"))
+    found = registry.load("attacks", "norm-again")
+    assert (found.name, found.version) == ("norm-again", 9)
+    assert isinstance(registry.build("attacks", "norm-again"), registry.load("attacks", "norm"))
+    assert registry.summary(registry.entries("attacks")["norm-again"]) == "plug-in from their-package 1.2"

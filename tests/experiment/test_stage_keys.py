@@ -12,11 +12,8 @@ from vflsec.core.errors import UsageError
 from vflsec.core.message import Message
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-<<<<<<< HEAD
-from vflsec.experiment.cell import Cell
-=======
 from vflsec.defenses import coae
->>>>>>> c42a0e9 (Mark Paillier's longest trainings, and end fits of CoAE's codes early)
+from vflsec.experiment.cell import Cell
 from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.spec import parse_defense
 

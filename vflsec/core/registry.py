@@ -213,7 +213,11 @@ def _resolve(target: str | Preset) -> Any:
 @cache  # so that an entry is the same class each time it is loaded
 def _specialized(name: str, preset: Preset) -> Any:
     """Return the subclass that ``preset`` describes."""
-    base, settings = _resolve(preset.target), dict(preset.settings)
+    try:
+        base = _resolve(preset.target)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"preset {name}: {preset.target} cannot be imported: {error}") from error
+    settings = dict(preset.settings)
     declared = {attribute for one in base.__mro__ for attribute in (*vars(one), *vars(one).get("__annotations__", ()))}
     for setting in settings:
         if setting not in declared:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 from safetensors import SafetensorError
 
-from vflsec.core import registry
+from vflsec.core import files, registry
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import sureness
 from vflsec.core.errors import Diverged, VflsecError, plain
@@ -124,6 +124,7 @@ def _trained(
     with_source = bool(phases & registry.load("methods", task.cell.method).source_phases)
     trained, facts = train(task.cell, device, store=store, tap=transcript, with_source=with_source)
     stored.write(facts, lambda folder: trained.save(folder) if trained else folder.mkdir())
+    files.discard(stored.partial)
     return trained, facts, tuple(transcript.messages)
 
 

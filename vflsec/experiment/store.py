@@ -1,7 +1,7 @@
 """A results folder: settings, environment, one append-only line per result, and each cell's models.
 
 DIR/spec.toml   DIR/env.json   DIR/manifest.json   DIR/records.jsonl   DIR/cells/<key>/{cell.json,<party>.safetensors}
-A stage that several cells share is a cell of its own; while it is being computed, DIR/cells/<key>.partial.
+A stage that several cells share is a cell of its own; while one is being trained, DIR/cells/<key>.partial.
 """
 
 from __future__ import annotations
@@ -78,6 +78,9 @@ class Store:
         for pattern in (f"cells/{files.UNFINISHED}*", "cells/*.partial-*"):
             for unfinished in self.folder.glob(pattern):
                 files.discard(unfinished)
+        for partial in self.folder.glob("cells/*.partial"):
+            if partial.with_suffix("").joinpath("cell.json").exists():  # killed between its end and this
+                files.discard(partial)
 
     def records(self, *, skip_damaged: bool = False) -> dict[str, Record]:
         """Return all finished results by key, see ``read_records``."""
@@ -158,7 +161,7 @@ class CellFolder:
 
     @property
     def partial(self) -> Path:
-        """The file with the state of a stage while it is being computed."""
+        """The file with the state of a phase while it is being trained."""
         return self.path.with_name(f"{self.path.name}.partial")
 
     def read(self) -> CellFacts | StageFacts | None:

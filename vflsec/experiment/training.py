@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 from torch.nn import functional as F
 
 from vflsec.core.checkpoint import Checkpoint
-from vflsec.core.errors import Diverged
+from vflsec.core.errors import Diverged, VflsecError
 from vflsec.core.federation import Federation, load_states, save_states
 from vflsec.core.integrity import integrity_attacks
 from vflsec.core.message import Kind, Route, Transcript
@@ -27,6 +27,9 @@ from vflsec.experiment.store import Store
 
 COLLAPSED = 1e-6
 """A model whose log-probabilities vary by less than this over the test rows has collapsed."""
+
+SECONDS_BETWEEN_CHECKPOINTS = 1.0
+"""Of the last phase, whose epochs may be shorter than a write to the disk."""
 
 COLLAPSED_SPREAD = 0.01
 """Embeddings whose spread, at most 1, is not above this have collapsed."""
@@ -60,8 +63,8 @@ def train(
         cell: what to train.
         device: ``cpu`` or ``cuda``.
         progress: called with phase, epochs done, epochs in all.
-        store: of stages; without it all are run.
-        tap: records the adversary's messages. They are never stored, so a stage that sends any is run again.
+        store: of stages, and of the state of an interrupted phase; without it all are run.
+        tap: records the adversary's messages. They are never stored, so a phase that sends any is run as a whole.
         with_source: whether the adversary also records phases that are about the source's rows.
         record: a folder in which to record what both roles of each encrypted boundary see, for ``vflsec audit``.
     """
@@ -81,13 +84,22 @@ def train(
             recorded = bool(tap and tap.kinds & method.messages[phase] and phase not in unrecorded)
             stage = advance(cell, phase, method, federation, store=store, afresh=recorded, progress=progress)
             history[phase], facts.spread[phase] = stage.history, stage.spread
-        history[method.phases[-1]] = method.run(method.phases[-1], federation, progress)
+        last = method.phases[-1]
+        recorded = bool(tap and tap.kinds & method.messages[last])
+        partial = store.cell(cell.key).partial if store and not recorded else None
+        federation.checkpoint = Checkpoint(partial, every=SECONDS_BETWEEN_CHECKPOINTS)
+        history[last] = method.run(last, federation, progress)
         trained = Trained(method, federation, history)
         facts.history, facts.reached = history, federation.reached
         _measure(trained, facts, derive(cell.seed, "bootstrap"))
     except Diverged as error:
         trained = None
         facts.status, facts.error = "diverged", str(error)
+    except VflsecError:
+        raise
+    except Exception:
+        federation.checkpoint.remove()  # the mistake may be mended by then, and what it did to the state stays
+        raise
     finally:
         method.close()
     facts.traffic = [(*route, nbytes) for route, nbytes in federation.channel.traffic.items()]

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.errors import Diverged
 from vflsec.core.federation import Federation
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
@@ -16,6 +15,7 @@ from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
 from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import TrainSpec
+from vflsec.methods.epochs import Epochs, set_rate
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.batches import batches
 from vflsec.nn.domain_discriminators import DomainDiscriminators
@@ -85,51 +85,43 @@ class AdversarialTraining(SplitTraining):
         self._targets: dict[tuple[str, int], Sequence[Tensor]] = {}
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
-        """Train in place; return the mean loss on the source's labels by epoch. A killed run goes on.
+        """Train in place; return the mean loss on the source's labels by epoch.
 
         Raises:
             Diverged: a loss is not finite.
         """
         federation, spec = self.federation, self.spec
-        own = federation.active
-        labels, self.targets = own.defenses.training_targets(
-            own.labels["source"],
-            own.features["source"],
-            n_classes=federation.n_classes,
-            rng=generator(federation.seed, "labels", phase, device=federation.device),
-        )
-        optimizers = self._optimizers()
-        modules = {party.name: party.modules for party in federation.parties.values()}
-        history = federation.checkpoint.restore(modules, optimizers, federation.channel)
+        labels, optimizers = self._prepare_targets("source", phase), self._optimizers()
         assert spec.epochs is not None
+        epochs = Epochs(
+            federation,
+            phase,
+            progress,
+            spec.epochs,
+            kept={party.name: party.modules for party in federation.parties.values()},
+            optimizers=optimizers,
+            boundaries=self.boundaries.values(),
+            lr="train.pretrain.lr",
+        )
         self._switch(training=True)
-        for epoch in range(len(history), spec.epochs):
+        for epoch in epochs:
             federation.begin(phase, epoch)
             order = generator(federation.seed, "batches", phase, epoch)
-            total, parts = (
-                torch.zeros((), device=federation.device),
-                batches(len(labels), spec.batch, order, federation.device),
-            )
+            total = torch.zeros((), device=federation.device)
+            parts = batches(len(labels), spec.batch, order, federation.device)
             with drawing(federation.seed, "dropout", phase, epoch):
                 for number, rows in enumerate(parts, epoch * len(parts)):
                     rate = self._schedule(number / len(parts), optimizers)
                     step = Step(number, phase, rows, labels[rows], split="source", rate=rate)
                     total += self._update(step, optimizers) * len(rows)
-            history.append(float(total) / len(labels))
-            if not history[-1] < float("inf"):
-                raise Diverged(f"the loss is {history[-1]} after epoch {epoch + 1}: lower train.pretrain.lr")
-            federation.checkpoint.save(modules, optimizers, history, federation.channel)
-            progress(phase, epoch + 1, spec.epochs)
-        return history
+            epochs.end(float(total) / len(labels))
+        return epochs.losses
 
     def _schedule(self, epochs: float, optimizers: Sequence[torch.optim.Optimizer]) -> float:
         """Set alpha and the learning rate after so many ``epochs``, the last one in part; return the rate."""
         ramp = 1.0 if self.ramp_epochs is None else reversal(epochs / self.ramp_epochs)
         self._alpha, rate = self.adaptation * ramp, self.spec.lr * decay(epochs / self.decay_epochs)
-        honest = optimizers[:2] if self.alternating else optimizers[:1]  # a malicious party keeps its own rate
-        for optimizer in honest:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+        set_rate(optimizers[: 2 if self.alternating else 1], rate)  # a malicious party keeps its own rate
         return rate
 
     def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:

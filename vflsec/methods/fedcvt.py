@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -214,6 +214,7 @@ class _CrossViewTraining(SplitTraining):
             name: self._endless(len(party.features["local"]), phase, "local", name)
             for name, party in federation.parties.items()
         }
+        self.kept = {"unlabeled": self._unlabeled, **{f"local/{name}": rows for name, rows in self._local.items()}}
         own, rng = federation.active, generator(federation.seed, "labels", phase, "local", device=federation.device)
         labels = own.labels["local"]
         features = own.features["local"][: len(labels)]
@@ -221,13 +222,11 @@ class _CrossViewTraining(SplitTraining):
         self._local_targets = known if len(labels) else _unknown(federation.n_rows("local"), known)
         return super().fit(phase, progress)
 
-    def _endless(self, count: int, *stream: str) -> Iterator[Tensor]:
-        """Yield batches of ``count`` rows, pass after pass; nothing if there are none."""
+    def _endless(self, count: int, *stream: str) -> _EndlessBatches:
+        """Return batches of ``count`` rows, no larger than there are labeled rows."""
+        size = min(self.spec.batch, self.federation.n_rows("train"))
         order = generator(self.federation.seed, "batches", *stream)
-        while count:
-            yield from batches(
-                count, min(self.spec.batch, self.federation.n_rows("train")), order, self.federation.device
-            )
+        return _EndlessBatches(count, size, order, self.federation.device)
 
     def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
         """One exchange: representations of three batches up, loss, gradients down; every party updates its own models.
@@ -265,9 +264,8 @@ class _CrossViewTraining(SplitTraining):
     def _draw(self, step: Step) -> tuple[Tensor, Tensor, list[Step]]:
         """Return the active party's columns and targets of its three batches, and where the passive party's are."""
         active, (passive,) = self.federation.active, self.federation.passive
-        nobody = step.rows[:0]
-        unlabeled = next(self._unlabeled, nobody)
-        own, theirs = (next(self._local[party.name], nobody) for party in (active, passive))
+        unlabeled = self._unlabeled.draw()
+        own, theirs = (self._local[party.name].draw() for party in (active, passive))
         batch = {"train": step.rows, "unlabeled": unlabeled, "local": own}
         columns = torch.cat([active.features[split][rows] for split, rows in batch.items()])
         given = torch.cat([self.targets[step.rows], _unknown(len(unlabeled), self.targets), self._local_targets[own]])
@@ -305,6 +303,34 @@ class _CrossViewTraining(SplitTraining):
         loss = loss + rules.orthogonal * likeness(a)
         loss = loss + rules.estimate * F.mse_loss(a_by_b[:aligned], a[:aligned])
         return loss + rules.estimate * F.mse_loss(b_by_a[:aligned], b[:aligned])
+
+
+class _EndlessBatches:
+    """Random batches of ``count`` rows, pass after pass; empty ones if there are no rows."""
+
+    def __init__(self, count: int, size: int, order: torch.Generator, device: torch.device) -> None:
+        self.count, self.size, self.order, self.device = count, size, order, device
+        self._begin(0)
+
+    def _begin(self, place: int) -> None:
+        """Start a pass at the batch with the number ``place``."""
+        self._before = self.order.get_state()
+        self._batches = batches(self.count, self.size, self.order, self.device)
+        self._place = place
+
+    def draw(self) -> Tensor:
+        """Return the next batch."""
+        if self._place == len(self._batches):
+            self._begin(0)
+        self._place += 1
+        return self._batches[self._place - 1]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"before": self._before, "place": torch.tensor(self._place)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.order.set_state(state["before"])
+        self._begin(int(state["place"]))
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, temperature: float) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vflsec.core import hooks, registry
 from vflsec.core.checks import non_negative, positive, unknown
-from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.errors import UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, Kind, Message
 from vflsec.core.method import Progress
@@ -25,6 +25,7 @@ from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.inference.releases import flattened, parameters
 from vflsec.methods.cross_party_ssl import CrossPartySSL
+from vflsec.methods.epochs import Epochs
 from vflsec.methods.local_ssl import LocalSSL
 from vflsec.methods.split_method import SHOWS, SPLIT, SplitMethod
 from vflsec.nn.augment import two_views
@@ -339,15 +340,24 @@ class FedHSSL(SplitMethod):
         )
 
     def _pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
-        """Algorithm 1; a killed run goes on after the last finished global iteration."""
+        """Run algorithm 1; return the mean loss of each global iteration."""
         cross, local, optimizers = self._steps(federation)
         average = self._average(federation) if self.pma else None
         modules = {f"{role}/{name}": tower for role, own in self._towers.items() for name, tower in own.items()}
         kept = {f"shared/{name}": party.modules["shared"] for name, party in federation.parties.items() if average}
-        history = federation.checkpoint.restore({**modules, **kept}, optimizers, federation.channel)
-        for iteration in range(len(history), self.iterations):
+        epochs = Epochs(
+            federation,
+            phase,
+            progress,
+            self.iterations,
+            kept={**modules, **kept},
+            optimizers=optimizers,
+            unit="iteration",
+            lr="train.pretrain.lr",
+        )
+        for iteration in epochs:
             federation.begin(phase, iteration)
-            for optimizer in optimizers:
+            for optimizer in optimizers:  # the second group, a predictor's, keeps its rate
                 optimizer.param_groups[0]["lr"] = self.lr * 0.5 * (1 + math.cos(math.pi * iteration / self.iterations))
             passes = [step.steps(phase, iteration) for step in cross]
             passes += [step.steps(federation.seed, phase, name, iteration) for name, step in local.items()]
@@ -356,12 +366,8 @@ class FedHSSL(SplitMethod):
                 for name, shared in self._shared().items():
                     federation.parties[name].modules["shared"].get_buffer("values").copy_(learned(shared))
                 average.run(self._shared(), step=iteration, phase=phase)
-            history.append(sum(losses) / len(losses))
-            if not history[-1] < float("inf"):
-                raise Diverged(f"the loss is {history[-1]} after iteration {iteration + 1}: lower train.pretrain.lr")
-            federation.checkpoint.save({**modules, **kept}, optimizers, history, federation.channel)
-            progress(phase, iteration + 1, self.iterations)
-        return history
+            epochs.end(sum(losses) / len(losses))
+        return epochs.losses
 
     def _steps(
         self, federation: Federation

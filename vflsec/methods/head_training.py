@@ -13,7 +13,9 @@ from vflsec.core.method import Progress
 from vflsec.core.protocol import Boundary
 from vflsec.core.seeds import generator
 from vflsec.core.settings import TrainSpec
-from vflsec.methods.split_training import SplitTraining, selection_split
+from vflsec.methods.early_stopping import selection_split
+from vflsec.methods.epochs import Streams
+from vflsec.methods.split_training import SplitTraining
 
 Alter = Callable[[Tensor, torch.Generator], Tensor]
 Embedded = tuple[Tensor, dict[str, Tensor]]
@@ -38,7 +40,8 @@ class HeadTraining(SplitTraining):
     ) -> None:
         super().__init__(federation, bottoms, top, boundaries, spec)
         self.alter = alter
-        self._noise: dict[str, torch.Generator] = {}
+        self._noise = Streams()
+        self.kept["noise"] = self._noise
         self._sent: dict[str, Embedded] = {}  # by split
 
     def fit(self, phase: str, progress: Progress) -> list[float]:

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from vflsec.core.federation import Federation
 from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
+from vflsec.methods.early_stopping import selection_split
+from vflsec.methods.epochs import Epochs
 from vflsec.methods.local_training import LocalTraining, labeled_rows, local_model, logits
-from vflsec.methods.split_training import selection_split
 
 
 class Local(Method):
@@ -42,12 +43,20 @@ class Local(Method):
         """Fit the model and return its mean loss by epoch."""
         rows, labels = labeled_rows(federation)
         training = LocalTraining(federation, federation.active.modules["local"], rows, labels, self.train_spec)
-        history: list[float] = []
-        while not training.state.done:
-            history.append(training.epoch())
-            progress(phase, len(history), training.state.epochs)
+        state, optimizers = training.state, [training.optimizer]
+        epochs = Epochs(
+            federation,
+            phase,
+            progress,
+            state.epochs,
+            kept={"local": state},
+            optimizers=optimizers,
+            done=lambda: state.done,
+        )
+        for _ in epochs:
+            epochs.end(training.epoch())
         training.finish()
-        return history
+        return epochs.losses
 
     def predict(self, federation: Federation, split: str) -> Tensor:
         """Return logits (n, C) from the active party's columns alone."""

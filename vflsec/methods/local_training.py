@@ -14,8 +14,9 @@ from vflsec.core.metrics import METRICS
 from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.stack import DefenseStack
-from vflsec.methods.early_stopping import EarlyStopping
-from vflsec.methods.split_training import PREDICTION_BATCH, selection_split
+from vflsec.methods.early_stopping import EarlyStopping, selection_split
+from vflsec.methods.epochs import set_rate
+from vflsec.methods.split_model import PREDICTION_BATCH
 from vflsec.nn.batches import batches
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.top import Top
@@ -60,9 +61,7 @@ class LocalTraining:
         self.labels = labels
         self.spec = spec
         self.selection = selection_split(spec, federation)
-        self.state = EarlyStopping(model, epochs=spec.n_epochs(len(labels)), patience=spec.patience).to(
-            federation.device
-        )
+        self.state = EarlyStopping(model, epochs=spec.n_epochs(len(labels)), patience=spec.patience)
         self.optimizer = spec.optimize(model.parameters())
 
     def epoch(self) -> float:
@@ -71,9 +70,8 @@ class LocalTraining:
         Raises:
             Diverged: the loss, or a logit of a held-out row, is not finite.
         """
-        number, spec = int(self.state.epoch), self.spec
-        for group in self.optimizer.param_groups:
-            group["lr"] = spec.rate(number, self.state.epochs)
+        number, spec = self.state.epoch, self.spec
+        set_rate([self.optimizer], spec.rate(number, self.state.epochs))
         order = generator(self.federation.seed, "batches", "local", number)
         self.model.train()
         total = torch.zeros((), device=self.federation.device)

@@ -64,7 +64,7 @@ class ScarfSSL:
         self.batch = batch
         self.temperature = temperature
         self.corrupt = ScarfCorruption(party.layout, self.rows, rate)
-        self.state = EarlyStopping(model, epochs=epochs, patience=PATIENCE).to(own.device)
+        self.state = EarlyStopping(model, epochs=epochs, patience=PATIENCE)
         self.optimizer = torch.optim.Adam(model.parameters(), lr, fused=True)
         self._streams = (seed, party.name)
 
@@ -74,7 +74,7 @@ class ScarfSSL:
         Raises:
             Diverged: the loss, or that of the rows held out, is not finite.
         """
-        number, (seed, name) = int(self.state.epoch), self._streams
+        number, (seed, name) = self.state.epoch, self._streams
         order = generator(seed, "batches", "scarf", name, number)
         noise = generator(seed, "corruption", name, number, device=self.rows.device)
         self.model.train()

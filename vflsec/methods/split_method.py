@@ -20,7 +20,8 @@ from vflsec.core.protocol import Boundary, LinearBoundary
 from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
-from vflsec.methods.split_training import SplitTraining, selection_split
+from vflsec.methods.early_stopping import selection_split
+from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.top import SharedTop, Top
 from vflsec.secure.roles.exposure import Exposure
 

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from vflsec.core import hooks
 from vflsec.core.checks import one_of, positive
-from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.errors import UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.seeds import drawing
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
+from vflsec.methods.epochs import Epochs, set_rate
 from vflsec.methods.local_contrastive import LocalCL, LocalMoCo
 from vflsec.methods.split_method import SplitMethod
 from vflsec.nn.bottoms import Encoder
@@ -133,21 +134,25 @@ class SSVFL(SplitMethod):
         return self.lr * 0.1 ** sum(10 * iteration >= tenths * self.iterations for tenths in (6, 8))
 
     def _pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
-        """LocalCL at every party; a killed run goes on after the last finished global iteration."""
+        """Run LocalCL at every party; return the mean loss of each global iteration."""
         learners = {party.name: self._learner(party, federation.seed) for party in federation.parties.values()}
         optimizers = [learner.optimizer for learner in learners.values()]
-        history = federation.checkpoint.restore(learners, optimizers, federation.channel)
-        for iteration in range(len(history), self.iterations):
-            for optimizer in optimizers:
-                optimizer.param_groups[0]["lr"] = self.rate(iteration)
+        epochs = Epochs(
+            federation,
+            phase,
+            progress,
+            self.iterations,
+            kept=learners,
+            optimizers=optimizers,
+            unit="iteration",
+            lr="train.pretrain.lr",
+        )
+        for iteration in epochs:
+            set_rate(optimizers, self.rate(iteration))
             passes = [learner.steps(federation.seed, phase, name, iteration) for name, learner in learners.items()]
             losses = [float(loss) for steps in passes for loss in steps]
-            history.append(sum(losses) / len(losses))
-            if not history[-1] < float("inf"):
-                raise Diverged(f"the loss is {history[-1]} after iteration {iteration + 1}: lower train.pretrain.lr")
-            federation.checkpoint.save(learners, optimizers, history, federation.channel)
-            progress(phase, iteration + 1, self.iterations)
-        return history
+            epochs.end(sum(losses) / len(losses))
+        return epochs.losses
 
     def _learner(self, party: Party, seed: int) -> LocalCL:
         with drawing(seed, "queue", party.name):

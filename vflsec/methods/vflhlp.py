@@ -18,6 +18,7 @@ from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
+from vflsec.methods.epochs import Epochs
 from vflsec.methods.local_training import LocalTraining, labeled_rows, local_model
 from vflsec.methods.scarf_ssl import LEAST_ROWS, ScarfSSL, own_rows
 from vflsec.methods.split_method import SPLIT, SplitMethod
@@ -197,22 +198,23 @@ class VFLHLP(SplitMethod):
         yield head.bias, local_head.bias
 
     def _pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
-        """Steps 1 and 2; the mean loss of the parties that still learn, by global iteration.
-
-        A killed run goes on after the last finished one.
-        """
+        """Run steps 1 and 2; return the mean loss of the parties that still learn, by global iteration."""
         learners = dict(self._learners(federation))
-        states = {name: learner.state for name, learner in learners.items()}
-        optimizers = [learner.optimizer for learner in learners.values()]
-        history = federation.checkpoint.restore(states, optimizers, federation.channel)
-        while learning := [learner for learner in learners.values() if not learner.state.done]:
-            losses = [learner.epoch() for learner in learning]
-            history.append(sum(losses) / len(losses))
-            federation.checkpoint.save(states, optimizers, history, federation.channel)
-            progress(phase, len(history), max(state.epochs for state in states.values()))
+        epochs = Epochs(
+            federation,
+            phase,
+            progress,
+            max(learner.state.epochs for learner in learners.values()),
+            kept={name: learner.state for name, learner in learners.items()},
+            optimizers=[learner.optimizer for learner in learners.values()],
+            done=lambda: all(learner.state.done for learner in learners.values()),
+        )
+        for _ in epochs:
+            losses = [learner.epoch() for learner in learners.values() if not learner.state.done]
+            epochs.end(sum(losses) / len(losses))
         for learner in learners.values():
             learner.finish()
-        return history
+        return epochs.losses
 
     def _learners(self, federation: Federation) -> Iterator[tuple[str, LocalTraining | ScarfSSL]]:
         given = self.train_spec.pretrain

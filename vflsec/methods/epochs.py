@@ -1,0 +1,158 @@
+"""The epochs of a phase: which are left to run, when they end, and how an interrupted phase goes on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vflsec.core.checkpoint import Checkpoint, Stateful
+from vflsec.core.defense import Defense
+from vflsec.core.errors import Diverged
+from vflsec.core.federation import Federation
+from vflsec.core.method import Progress
+from vflsec.core.protocol import Boundary
+
+
+class Epochs:
+    """The epochs that a phase still has to run; the trainer loops over them and reports the loss of each.
+
+    ::
+
+        epochs = Epochs(federation, phase, progress, total, kept={"model": model}, optimizers=[optimizer])
+        for epoch in epochs:
+            ...
+            epochs.end(loss)
+        return epochs.losses
+
+    After each epoch, the state is written to the federation's checkpoint, and progress is reported. A phase that was
+    interrupted starts from there and gives, bit for bit, what it would have given. Where training changes something
+    that is not kept, it starts from its first epoch instead: an attack that acts in training, a boundary that holds
+    more than its parties (encrypted weights), a defense whose attributes change but for its modules and generators.
+
+    Args:
+        federation: parties, wire and checkpoint.
+        phase: the method's phase.
+        progress: called with the phase, the epochs done, and those in all.
+        total: the number of epochs, at most.
+        kept: models, and whatever else changes from one epoch to the next; not the streams of parties and defenses.
+        optimizers: of the models.
+        boundaries: that the phase trains through.
+        done: whether to stop early, asked before each epoch.
+        unit: what messages call an epoch.
+        lr: the setting to lower when training diverges.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        phase: str,
+        progress: Progress,
+        total: int,
+        *,
+        kept: Mapping[str, Stateful],
+        optimizers: Sequence[torch.optim.Optimizer],
+        boundaries: Iterable[Boundary] = (),
+        done: Callable[[], bool] = lambda: False,
+        unit: str = "epoch",
+        lr: str = "train.lr",
+    ) -> None:
+        self.federation = federation
+        self.phase = phase
+        self.total = total
+        self._progress, self._done, self._unit, self._lr = progress, done, unit, lr
+        self._kept = {**kept, "run": _RunState(federation)}
+        self._optimizers = optimizers
+        holding = [boundary for boundary in boundaries if not vars(boundary).keys() <= {"passive", "active"}]
+        self._checkpoint = Checkpoint() if federation.malicious or holding else federation.checkpoint
+        self._defenses = _attributes(federation)
+        self.losses = self._checkpoint.restore(self._kept, optimizers, federation.channel)
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the number of each epoch, from 0; keep the state and report progress after it."""
+        while len(self.losses) < self.total and not self._done():
+            yield len(self.losses)
+            if self._checkpoint.path is not None and not _equal(self._defenses, _attributes(self.federation)):
+                self._checkpoint = Checkpoint()
+            self._checkpoint.save(self._kept, self._optimizers, self.losses, self.federation.channel)
+            self._progress(self.phase, len(self.losses), self.total)
+
+    def end(self, loss: float) -> None:
+        """Record the mean loss of an epoch.
+
+        Raises:
+            Diverged: it is not finite.
+        """
+        self.losses.append(loss)
+        if not loss < float("inf"):
+            raise Diverged(f"the loss is {loss} after {self._unit} {len(self.losses)}: lower {self._lr}")
+
+
+def set_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
+    """Set the learning rate of all parameter groups."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+
+def global_stream(device: torch.device) -> torch.Generator:
+    """Return torch's own generator on ``device``, from which Dropout draws."""
+    return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+
+
+class Streams(dict[str, torch.Generator]):
+    """Random streams by name, as a checkpoint keeps them."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state of each."""
+        return {name: stream.get_state() for name, stream in self.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go back to a state that ``state_dict`` returned."""
+        for name, stream in self.items():
+            stream.set_state(state[name])
+
+
+class _RunState:
+    """The streams of parties and defenses, and whether ``train.target`` was reached."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+
+    def state_dict(self) -> dict[str, Tensor]:
+        reached = {f"reached/{key}": torch.tensor(x, dtype=torch.float64) for key, x in self.federation.reached.items()}
+        return {**reached, **self._streams().state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._streams().load_state_dict(state)
+        reached = {key.removeprefix("reached/"): float(x) for key, x in state.items() if key.startswith("reached/")}
+        self.federation.reached.update(reached)
+
+    def _streams(self) -> Streams:
+        found = Streams()
+        for party in self.federation.everybody:
+            found[f"noise/{party.name}"] = party.rng
+            for number, defense in enumerate(party.defenses):
+                own = {key: value for key, value in vars(defense).items() if isinstance(value, torch.Generator)}
+                found |= {f"defense/{party.name}/{number}/{key}": stream for key, stream in own.items()}
+        return found
+
+
+def _attributes(federation: Federation) -> list[dict[str, Any]]:
+    """Return a copy of all attributes of the parties' defenses, but for modules and generators."""
+    return [_plain(defense) for party in federation.everybody for defense in party.defenses]
+
+
+def _plain(defense: Defense) -> dict[str, Any]:
+    found = vars(defense).items()
+    return {key: copy.deepcopy(value) for key, value in found if not isinstance(value, nn.Module | torch.Generator)}
+
+
+def _equal(before: object, now: object) -> bool:
+    try:
+        return bool(before == now)
+    except (RuntimeError, ValueError):  # of tensors and arrays, whose entries are compared one by one
+        return False
