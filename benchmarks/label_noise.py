@@ -79,7 +79,7 @@ def run(method: str, noise: float, rate: float, seed: int, **settings: Any) -> F
             outputs=1 if learner.logistic else federation.n_classes,
             batch=boundary.batch,
         )
-        files = [Path(folder, role) for role in ("C", "p")]
+        files = [Path(folder, role) for role in ("passive", "active")]
         for name, file in zip(boundary.shares, files, strict=True):
             boundary.recorders[name] = Notes(file, Header(role=file.name, layout=layout))
         try:

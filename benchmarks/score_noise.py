@@ -63,14 +63,14 @@ def run(job: str, noise: float, seed: int) -> Found:
         with socket.create_server(("127.0.0.1", 0)) as free:
             address = f"127.0.0.1:{free.getsockname()[1]}"
         both = []
-        for role, where in (("C", f"--listen {address}"), ("p", f"--connect {address}")):
+        for role, where in (("passive", f"--listen {address}"), ("active", f"--connect {address}")):
             words = f"party --role {role} {where} --job job.toml --keys KEYS --out {role} --record {role}.recording"
             both.append(subprocess.Popen(command(words), cwd=folder, stdout=subprocess.DEVNULL))  # noqa: S603
         if any([process.wait() for process in both]):
             raise click.ClickException("expected both parties to end well")
-        words = "audit p.recording --truth C.recording --audit score-regression --format json"
+        words = "audit active.recording --truth passive.recording --audit score-regression --format json"
         audit = subprocess.run(command(words), cwd=folder, check=True, capture_output=True)  # noqa: S603
-        utility = json.loads((folder / "p" / "result.json").read_text(encoding="utf-8"))["utility"]
+        utility = json.loads((folder / "active" / "result.json").read_text(encoding="utf-8"))["utility"]
     (figure,) = json.loads(audit.stdout)["findings"][0]["figures"]
     return Found(utility["auc"], utility["accuracy"], figure["value"])
 

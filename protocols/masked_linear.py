@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,36 +17,35 @@ from vflsec.core.party import Party
 from vflsec.core.protocol import LinearBoundary
 from vflsec.core.settings import TrainSpec
 from vflsec.secure.arithmetic.layout import CipherSpec
+from vflsec.secure.roles.exchange import Exchange, Seat
 from vflsec.secure.transcripts.recording import Recorder
-
-Said = TypeVar("Said")
 
 
 class RolePair(NamedTuple):
-    """The two roles of one run: the passive party holds the key, the active party the labels."""
+    """The two roles of one run."""
 
-    key_holder: Any
-    label_holder: Any
+    passive: Any
+    active: Any
 
 
 @shares_options(CipherSpec)
 class MaskedLinearBoundary(LinearBoundary):
     """A linear layer between a passive party's features and the active party's labels, whose weights are shared.
 
-    The passive party C holds the key, the features mu (B, g) and a share e of the weights; the active party p holds the
-    labels and the share W~ = W - e. Forward, p learns z = mu W and not mu; backward, C learns delta^C = delta W^T and
-    neither delta nor W by themselves. In each exchange:
+    The passive party (C in the paper) holds the key, the features mu (B, g) and a share e of the weights; the active
+    party (p in the paper) holds the labels and the share W~ = W - e. Forward, the active party learns z = mu W and not
+    mu; backward, the passive party learns delta^C = delta W^T and neither delta nor W by themselves. In each exchange:
 
         C -> p  [[mu]]                    p -> C  [[mu W~ + r1]]             C -> p  mu W + r1
         p -> C  [[mu^T delta + r2]]       C -> p  mu^T delta + r2 + n, [[e]]     p -> C  [[delta W^T]]
 
-    Defenses act on what a party is left with: those on embeddings change mu before it is encrypted, those on gradients
-    change the delta from which delta^C is made (the weights learn from the true one, which the mask r2 hides).
+    Defenses on embeddings change mu before it is encrypted. Those on gradients change the delta from which delta^C is
+    computed; the weights learn from the original one, which the mask r2 hides.
 
-    The passive party holds a random part of W_0, so that the active party never knows it. With ``noise`` the active
-    party adds Gaussian noise to every coordinate of delta^C, of this deviation relative to the largest row of delta:
-    noise on delta itself, as defenses on gradients make it, leaves all rows multiples of one vector. With
-    ``score_noise`` the passive party adds Gaussian noise to every score before the active party sees it.
+    The passive party draws a random part of W_0, so that the active party never knows it. With ``noise`` the active
+    party adds Gaussian noise to every coordinate of delta^C; its deviation is relative to the largest row of delta.
+    Noise on delta itself, as defenses on gradients add it, leaves all rows multiples of one vector. With
+    ``score_noise`` the passive party adds Gaussian noise to every score.
 
     Source: PrADA (Kang et al. 2022), Algorithms 4 and 5, corrected: delta at time t from the weights at time t, masks
     subtracted, 1/B, every mask fresh.
@@ -87,7 +86,7 @@ class MaskedLinearBoundary(LinearBoundary):
 
     @abstractmethod
     def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> RolePair:
-        """Return fresh roles that start from W_0 = ``weight`` + ``own`` (g, C): p's part and C's."""
+        """Return new roles; ``weight`` is the active party's part of W_0 (g, C), and ``own`` the passive party's."""
 
     @property
     def batch(self) -> int:
@@ -121,7 +120,6 @@ class MaskedLinearBoundary(LinearBoundary):
 
     def forward(self, h: Tensor, step: Step) -> Tensor:
         """Return z = h W (B, C), all that the active party learns of the embedding (B, g)."""
-        holder, labels = self._current()
         self._count(step)
         mu = self.passive.defend(Kind.EMBEDDING, h, step, to=self.active.name)
         parts = []
@@ -129,41 +127,39 @@ class MaskedLinearBoundary(LinearBoundary):
             part = step._replace(rows=step.rows[rows.to(step.rows.device)])
             own = _numbers(mu[rows.to(mu.device)])
             self._begin(part)
-            self._note(self.passive, mu=own)
-            features = self._from_passive(holder.features(own, learns=step.learns), part)
-            masked = self._from_active(labels.masked_scores(features), part)
-            scores = holder.scores(masked, self._score_noise(len(own)))
-            parts.append(labels.scores(self._from_passive(scores, part)))
-            self._note(self.active, scores=parts[-1])
+            parts.append(self._exchange(part).scores(own, self._score_noise(len(own)), learns=step.learns))
         z = torch.as_tensor(np.concatenate(parts), dtype=h.dtype, device=h.device)
         return self.active.open(Kind.EMBEDDING, z, step, sender=self.passive.name)
 
     def backward(self, g: Tensor, step: Step) -> Tensor:
         """Return delta^C = g W^T (B, g), all that the passive party learns of the gradient (B, C) of the mean loss."""
-        holder, labels = self._current()
         released = self.active.defend(Kind.GRADIENT, g, step, to=self.passive.name)
-        noised = self._weights_learn(g, step)  # first, as order=paper needs it; else the weights before it are used
+        noised = self._update_weights(g, step)
         delta = _numbers(released) * len(g)
-        sent = self._from_active(labels.embedding_gradient(delta, noised, self._noise(delta)), step)
-        gradient = holder.embedding_gradient(sent)
-        self._note(self.passive, embedding_gradient=gradient)
+        gradient = self._exchange(step).embedding_gradient(noised, delta, self._noise(delta))
         found = torch.as_tensor(gradient / len(g), dtype=g.dtype, device=g.device)
         return self.passive.open(Kind.GRADIENT, found, step, sender=self.active.name)
 
     def learn(self, g: Tensor, step: Step) -> None:
-        """Leave delta^C unsent: a passive party whose models stay has no use for it, other than to read labels."""
-        self._weights_learn(g, step)
+        """Update the weights alone: a passive party whose models are frozen could use delta^C only to infer labels."""
+        self._update_weights(g, step)
 
-    def _weights_learn(self, g: Tensor, step: Step) -> Any:
-        """Move both shares of the weights; return what p makes delta^C from."""
-        holder, labels = self._current()
-        delta = _numbers(g) * len(g)
-        self._note(self.active, delta=delta, **({} if step.labels is None else {"labels": step.labels.cpu().numpy()}))
-        masked = self._from_active(labels.masked_gradient(delta), step)
-        noised = self._from_passive(holder.gradient(masked, step.rate), step)
-        labels.update(noised, step.rate)
+    def _update_weights(self, g: Tensor, step: Step) -> Any:
+        """Update both shares of the weights; return what delta^C is computed from."""
+        recorder = self.recorders.get(self.active.name)
+        if recorder and step.labels is not None:
+            recorder.note("labels", step.labels.cpu().numpy())
+        noised = self._exchange(step).weights(_numbers(g) * len(g), rate=step.rate)
         self._keep()
         return noised
+
+    def _exchange(self, step: Step) -> Exchange:
+        passive, active = self._current()
+        line: list[Any] = []
+        return Exchange(
+            passive=Seat(passive, _Port(self.passive, self.active, step, line, self.recorders.get(self.passive.name))),
+            active=Seat(active, _Port(self.active, self.passive, step, line, self.recorders.get(self.active.name))),
+        )
 
     def _noise(self, delta: np.ndarray) -> np.ndarray | None:
         """Noise (B, g) on delta^C, or None."""
@@ -191,42 +187,13 @@ class MaskedLinearBoundary(LinearBoundary):
             )
         counts[rows] += 1
 
-    def _from_passive(self, said: Said, step: Step) -> Said:
-        return self._say(self.passive, self.active, said, step)
-
-    def _from_active(self, said: Said, step: Step) -> Said:
-        return self._say(self.active, self.passive, said, step)
-
-    def _say(self, sender: Party, receiver: Party, said: Said, step: Step) -> Said:
-        message = sender.send(
-            Kind.CIPHERTEXT,
-            {"value": said},
-            to=receiver.name,
-            step=step.number,
-            phase=step.phase,
-            rows=step.rows,
-            split=step.split,
-        )
-        heard: Said = message.payload["value"]
-        if self.recorders:
-            self.recorders[sender.name].message("sent", heard)
-            self.recorders[receiver.name].message("received", heard)
-        return heard
-
     def _begin(self, step: Step) -> None:
         """Begin a step of the recordings: each forward pass is one, whatever the training calls it."""
         rows = step.rows.cpu().numpy() + self._first_row(step.split)
-        for role, recorder in zip(self._current(), self.recorders.values(), strict=False):
+        for recorder in self.recorders.values():
             recorder.begin(self._steps, rate=step.rate if step.learns else None)
             recorder.note("rows", rows)
-            recorder.note("share", role.share)
         self._steps += 1
-
-    def _note(self, party: Party, **arrays: np.ndarray) -> None:
-        """Record what ``party`` has computed by right."""
-        if recorder := self.recorders.get(party.name):
-            for name, array in arrays.items():
-                recorder.note(name, array)
 
     def _first_row(self, split: str) -> int:
         """The number of rows in the splits before ``split``, so that no two samples have one number."""
@@ -234,7 +201,7 @@ class MaskedLinearBoundary(LinearBoundary):
         return sum(len(self.passive.features[name]) for name in names[: names.index(split)])
 
     def _current(self) -> RolePair:
-        """The roles, at the shares that the parties' models hold: stored ones may have been loaded since."""
+        """Return the roles, with the shares of the parties' models: stored ones may have been loaded since."""
         assert self._roles is not None, "join comes before the first exchange"
         for role, share in zip(self._roles, self.shares.values(), strict=True):
             if share.loaded:
@@ -249,14 +216,48 @@ class MaskedLinearBoundary(LinearBoundary):
 
 
 def own_part(weight: np.ndarray, normal: np.ndarray) -> np.ndarray:
-    """Return C's part e_0 of W_0 (g, C), so that p does not know W_0: as if each had drawn a normal part by itself.
+    """Return the passive party's part e_0 of W_0 (g, C), as if each party had drawn a normal part by itself.
+
+    The active party then does not know W_0.
 
     Args:
-        weight: W_0, which a run in clear would start from too; p holds the rest of it.
-        normal: (g, C) standard normal numbers, of C's own.
+        weight: W_0, from which a run without encryption would start too; the active party holds the rest of it.
+        normal: (g, C) standard normal numbers of the passive party.
     """
     part: np.ndarray = (weight + np.sqrt(np.mean(weight**2)) * normal) / 2
     return part
+
+
+class _Port:
+    """A party's port: messages go through ``Party.send``, and into the recording if there is one."""
+
+    def __init__(self, party: Party, peer: Party, step: Step, line: list[Any], recorder: Recorder | None) -> None:
+        self._party, self._peer, self._step, self._line, self._recorder = party, peer, step, line, recorder
+
+    def send(self, message: Any) -> None:
+        step = self._step
+        sent = self._party.send(
+            Kind.CIPHERTEXT,
+            {"value": message},
+            to=self._peer.name,
+            step=step.number,
+            phase=step.phase,
+            rows=step.rows,
+            split=step.split,
+        )
+        self._line.append(sent.payload["value"])
+        if self._recorder:
+            self._recorder.message("sent", message)
+
+    def receive(self, expected: type[Any]) -> Any:
+        message = self._line.pop()
+        if self._recorder:
+            self._recorder.message("received", message)
+        return message
+
+    def note(self, name: str, values: Any) -> None:
+        if self._recorder:
+            self._recorder.note(name, values)
 
 
 class _Share(nn.Module):

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
-from vflsec.core.party import Party
 from vflsec.core.settings import TrainSpec
 from vflsec.protocols.masked_linear import MaskedLinearBoundary, RolePair
-from vflsec.secure.arithmetic.codec import encode, rounded
+from vflsec.secure.arithmetic.codec import encode
 from vflsec.secure.arithmetic.cost import estimate
 from vflsec.secure.arithmetic.keys import Keys
 from vflsec.secure.arithmetic.linear_sgd import LinearSgd
 from vflsec.secure.roles.active import ActiveRole
+from vflsec.secure.roles.messages import ROLES
 from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts.recording import Header, Recorder
 
@@ -70,7 +69,7 @@ class PaillierBoundary(MaskedLinearBoundary):
         encode(numbers, self.spec.feature_precision, self.spec.feature_bits, "features", columns)
 
     def record(self, folder: Path) -> None:
-        """Write down what C and p see from now on, in ``C.recording`` and ``p.recording``; ``close`` ends it.
+        """Record what each party sees from now on, in ``passive.recording`` and ``active.recording``, until ``close``.
 
         Raises:
             UsageError: there is a recording already, or none can be written.
@@ -79,12 +78,15 @@ class PaillierBoundary(MaskedLinearBoundary):
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot make {folder}: {error.strerror or error}") from None
-        roles: tuple[Literal["C", "p"], ...] = ("C", "p")
-        holder = self._current().key_holder
-        momentum, weight_decay = float(holder.optimizer.momentum), float(holder.optimizer.weight_decay)
-        n = holder.keys.public.n
-        for name, role in zip(self.shares, roles, strict=True):
-            header = Header(role=role, layout=self.layout, n=n, momentum=momentum, weight_decay=weight_decay)
+        passive = self._current().passive
+        for name, role in zip(self.shares, ROLES, strict=True):
+            header = Header(
+                role=role,
+                layout=self.layout,
+                n=passive.keys.public.n,
+                momentum=float(passive.optimizer.momentum),
+                weight_decay=float(passive.optimizer.weight_decay),
+            )
             self.recorders[name] = Recorder(folder / f"{role}.recording", header)
 
     def close(self) -> None:
@@ -92,12 +94,6 @@ class PaillierBoundary(MaskedLinearBoundary):
         for recorder in self.recorders.values():
             recorder.close()
         self.recorders.clear()
-
-    def _note(self, party: Party, **arrays: np.ndarray) -> None:
-        """Record features as they are encrypted, rounded."""
-        if "mu" in arrays:
-            arrays["mu"] = rounded(arrays["mu"], self.layout.feature_precision)
-        super()._note(party, **arrays)
 
     def seconds(self, batches: int) -> float:
         """Return the CPU seconds of both parties for ``batches`` full batches, by a calibration of two seconds."""

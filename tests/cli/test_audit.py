@@ -37,7 +37,7 @@ def test_json_is_one_object(recorded):
     c, p = recorded
     result = run(c, "--truth", p, "--format", "json", "--audit", "delta-chain,low-bits")
     found = json.loads(result.stdout)
-    assert (found["schema"], found["role"], found["steps"], found["scored"]) == (1, "C", 10, True)
+    assert (found["schema"], found["role"], found["steps"], found["scored"]) == (1, "passive", 10, True)
     assert [(one["audit"], one["verdict"]) for one in found["findings"]] == [
         ("delta-chain", "leaks"),
         ("low-bits", "holds"),
@@ -99,11 +99,11 @@ def test_mistakes_are_one_line(recorded, tmp_path):
         ((tmp_path,), "Is a directory"),
         ((__file__,), "expected a recording of vflsec"),
         ((tmp_path / "broken",), "broken"),
-        ((c, "--truth", c), "two of role C"),
+        ((c, "--truth", c), "two of role passive"),
         ((c, "--truth", other), "of one run"),
-        ((c, "--audit", "score-gram"), "audit score-gram reads a recording of role p, and C"),
+        ((c, "--audit", "score-gram"), "audit score-gram reads a recording of role active, and passive"),
         ((c, "--audit", "delta-chian"), "Did you mean delta-chain?"),
-        ((c, "--max-leak", "score-gram=1"), "audit score-gram reads a recording of role p, and C"),
+        ((c, "--max-leak", "score-gram=1"), "audit score-gram reads a recording of role active, and passive"),
         ((c, "--max-leak", "delta-chain"), "expected NAME=LIMIT"),
     ):
         result = run(*words)

@@ -582,7 +582,7 @@ def test_what_scores_will_tell_is_a_gate_before_training(command, limit, code, t
     words += ["--seeds", 1, "--attack", "logistic", "--jobs", 1, "--set", "aux.folds=0"] if command == "eval" else []
     found = run(command, *words, "--max-exposure", limit)
     assert found.exit_code == code, found.output
-    assert "exposure 0.33: 2 passes x 1 output give p 2 equations in the 6 features" in found.stderr
+    assert "exposure 0.33: 2 passes x 1 output give the active party 2 equations in the 6 features" in found.stderr
     assert ("gate failed: exposure 0.33 > 0.3; nothing was sent" in found.stderr) == bool(code)
     assert (tmp_path / "out").exists() != bool(code)
 

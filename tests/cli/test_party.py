@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,8 +50,10 @@ def companies(tmp_path_factory):
 
 
 def options(folder, role, *more):
-    own = {"C": ["--data", folder / "bureau.csv"], "p": ["--data", folder / "bank.csv", "--label", "bad"]}[role]
-    where = ["--listen", "127.0.0.1:0"] if role == "C" else []
+    own = {"passive": ["--data", folder / "bureau.csv"], "active": ["--data", folder / "bank.csv", "--label", "bad"]}[
+        role
+    ]
+    where = ["--listen", "127.0.0.1:0"] if role == "passive" else []
     job, keys, out = folder / "job.toml", folder / "keys", folder / f"out-{role}"
     return ["--role", role, "--job", job, "--keys", keys, "--out", out, "--id", "key", *own, *where, *more]
 
@@ -63,14 +66,26 @@ def test_help_teaches():
 
 
 def test_keys_of_one_party_alone(tmp_path):
-    made = run("keys", tmp_path, "--role", "C")
+    made = run("keys", tmp_path, "--role", "passive")
     assert made.exit_code == 0
     assert "put its own there as peer.pem" in made.output
     assert re.search(r"sha256 [0-9a-f]{64}", made.output)
-    assert {path.name for path in (tmp_path / "C").iterdir()} == {"key.pem", "certificate.pem"}
-    again = run("keys", tmp_path, "--role", "C")
+    assert {path.name for path in (tmp_path / "passive").iterdir()} == {"key.pem", "certificate.pem"}
+    again = run("keys", tmp_path, "--role", "passive")
     assert again.exit_code == 2
     assert "never overwritten" in again.output
+
+
+def test_the_letters_of_the_roles_are_understood(companies, tmp_path):
+    """Older commands call the roles C and p, and keep keys in folders of these names."""
+    assert run("keys", tmp_path, "--role", "p").exit_code == 0
+    assert (tmp_path / "active" / "key.pem").is_file()
+    shutil.copytree(companies / "keys" / "passive", tmp_path / "older" / "C")
+    words = options(companies, "passive", "--keys", tmp_path / "older", "--out", tmp_path / "out", "--patience", "0.1")
+    words[words.index("passive")] = "C"
+    found = run(*words)
+    assert "listening on 127.0.0.1" in found.output
+    assert found.exit_code == 3
 
 
 @pytest.mark.parametrize(
@@ -84,7 +99,7 @@ def test_keys_of_one_party_alone(tmp_path):
         ({"--listen": "7700"}, "expected HOST:PORT, got '7700'"),
         ({"--listen": f"{'a' * 70}:7700"}, "expected a host with dot-separated parts of 1 to 63 characters, got 'aaa"),
         ({"--listen": None, "--connect": "a..b:7700"}, "expected a host with dot-separated parts of 1 to 63 charact"),
-        ({"--label": "score"}, "expected --label from p alone, got score from C"),
+        ({"--label": "score"}, "expected --label from the active party alone, got score from passive"),
         ({"--id": "id"}, "expected the id, got an unknown column 'id'"),
         ({"--columns": "scor"}, "Did you mean score?"),
         ({"--keys": "nowhere"}, "make one with vflsec party keys"),
@@ -93,7 +108,7 @@ def test_keys_of_one_party_alone(tmp_path):
     ],
 )
 def test_a_mistake_is_one_line(companies, change, said):
-    given = dict(zip(options(companies, "C")[::2], options(companies, "C")[1::2], strict=True)) | change
+    given = dict(zip(options(companies, "passive")[::2], options(companies, "passive")[1::2], strict=True)) | change
     found = run(*[word for key, value in given.items() if value is not None for word in (key, value)])
     assert found.exit_code == 2
     assert said in found.output
@@ -113,29 +128,31 @@ def test_a_number_out_of_range_is_refused(tmp_path, words):
 @pytest.mark.parametrize("name", ["state-00000003.bin", "key.bin", "journal.bin"])
 def test_a_folder_in_the_place_of_a_state_is_one_line(companies, tmp_path, name):
     (tmp_path / "out" / name).mkdir(parents=True)
-    found = run(*options(companies, "C", "--out", tmp_path / "out", "--patience", "0.1"))
+    found = run(*options(companies, "passive", "--out", tmp_path / "out", "--patience", "0.1"))
     assert found.exit_code == 2
     assert f"{name}, got a folder: move it away, or choose another --out" in found.output.splitlines()[-1]
     assert "listening" not in found.output
     (tmp_path / "out" / name).rmdir()
-    assert run(*options(companies, "C", "--out", tmp_path / "out", "--patience", "0.1")).exit_code == 3  # not locked
+    assert (
+        run(*options(companies, "passive", "--out", tmp_path / "out", "--patience", "0.1")).exit_code == 3
+    )  # not locked
 
 
 def test_a_folder_in_the_place_of_the_result_is_one_line(companies, tmp_path):
     (tmp_path / "result.json").mkdir()
-    found = run(*options(companies, "C", "--out", tmp_path, "--patience", "0.1"))
+    found = run(*options(companies, "passive", "--out", tmp_path, "--patience", "0.1"))
     assert found.exit_code == 2
     assert "result.json: Is a directory; move it away, or choose another --out" in found.output.splitlines()[-1]
 
 
 def test_a_file_that_only_looks_like_a_state_is_none(companies, tmp_path):
     (tmp_path / "state-0000000003.bin").touch()
-    assert run(*options(companies, "C", "--out", tmp_path, "--patience", "0.1")).exit_code == 3
+    assert run(*options(companies, "passive", "--out", tmp_path, "--patience", "0.1")).exit_code == 3
 
 
 def test_a_file_beside_a_named_dataset_is_refused(companies, tmp_path):
     (tmp_path / "job.toml").write_text('name = "x"\ndataset = "toy"\n')
-    found = run(*options(companies, "C", "--job", tmp_path / "job.toml"))
+    found = run(*options(companies, "passive", "--job", tmp_path / "job.toml"))
     assert found.exit_code == 2
     assert "expected no --data with the job's dataset toy" in found.output
 
@@ -143,8 +160,11 @@ def test_a_file_beside_a_named_dataset_is_refused(companies, tmp_path):
 @pytest.mark.parametrize(("limit", "code"), [("0.5", 1), ("1", 3)])
 def test_too_much_exposure_ends_before_anything_is_sent(companies, tmp_path, limit, code):
     out = tmp_path / "out"
-    found = run(*options(companies, "C", "--out", out, "--patience", "0.3", "--max-exposure", limit))
-    assert "exposure 1.00: 6 passes x 1 output give p 6 equations in the 3 features of each of 210" in found.output
+    found = run(*options(companies, "passive", "--out", out, "--patience", "0.3", "--max-exposure", limit))
+    assert (
+        "exposure 1.00: 6 passes x 1 output give the active party 6 equations in the 3 features of each of 210"
+        in found.output
+    )
     assert found.exit_code == code
     assert ("nothing was sent" in found.output) == (code == 1)
     assert ("listening" in found.output) == (code == 3)
@@ -152,14 +172,14 @@ def test_too_much_exposure_ends_before_anything_is_sent(companies, tmp_path, lim
 
 def test_p_cannot_check_a_width_that_it_does_not_know(companies, tmp_path):
     (tmp_path / "job.toml").write_text('name = "x"\n')
-    words = [*options(companies, "p", "--job", tmp_path / "job.toml"), "--connect", "127.0.0.1:1"]
+    words = [*options(companies, "active", "--job", tmp_path / "job.toml"), "--connect", "127.0.0.1:1"]
     found = run(*words, "--max-exposure", "0.5")
     assert found.exit_code == 2
-    assert "expected --max-exposure at C" in found.output
+    assert "expected --max-exposure from the passive party alone" in found.output
 
 
 def test_a_peer_that_never_comes_ends_with_3_and_the_way_to_go_on(companies):
-    found = run(*options(companies, "C", "--out", companies / "alone", "--patience", "0.3"))
+    found = run(*options(companies, "passive", "--out", companies / "alone", "--patience", "0.3"))
     assert found.exit_code == 3
     assert "0 of 24 batches are done, and kept in" in found.output
     assert "run the same command again" in found.output
@@ -167,7 +187,7 @@ def test_a_peer_that_never_comes_ends_with_3_and_the_way_to_go_on(companies):
 
 def test_each_message_is_one_line_of_a_log(companies, tmp_path):
     where = f"[{'0000:' * 7}0001]:1"  # a long name of this machine, where nobody listens
-    found = run(*options(companies, "p", "--out", tmp_path, "--patience", "0.3", "--connect", where))
+    found = run(*options(companies, "active", "--out", tmp_path, "--patience", "0.3", "--connect", where))
     assert found.exit_code == 3
     lines = [line for line in found.stderr.splitlines() if line.startswith("cannot reach")]
     assert lines
@@ -182,19 +202,19 @@ def begin(folder, role, *more):
 
 @pytest.mark.chaos
 def test_two_processes_train_and_resume_after_a_kill(companies):
-    c = begin(companies, "C")
+    c = begin(companies, "passive")
     assert c.stderr.readline().startswith("exposure ")
     port = re.search(r"listening on 127.0.0.1:(\d+)", c.stderr.readline())[1]
-    connect = ["--connect", f"127.0.0.1:{port}", "--record", companies / "p.recording"]
-    p = begin(companies, "p", *connect)
+    connect = ["--connect", f"127.0.0.1:{port}", "--record", companies / "active.recording"]
+    p = begin(companies, "active", *connect)
     deadline = time.monotonic() + 120
-    while not (companies / "out-p" / "state-00000003.bin").exists():
+    while not (companies / "out-active" / "state-00000003.bin").exists():
         assert time.monotonic() < deadline
         assert p.poll() is None
         time.sleep(0.01)
     p.send_signal(signal.SIGKILL)
     p.communicate()
-    p = begin(companies, "p", *connect)
+    p = begin(companies, "active", *connect)
     (said, told), (said_c, told_c) = p.communicate(timeout=120), c.communicate(timeout=120)
     assert p.returncode == c.returncode == 0, (told, told_c)
     utility = dict(line.split()[:2] for line in said.splitlines())
@@ -204,7 +224,7 @@ def test_two_processes_train_and_resume_after_a_kill(companies):
     assert "24 batches" in told_c
     history = [re.search(r"history (\w+)", text)[1] for text in (told, told_c)]
     assert history[0] == history[1]
-    predictions = pd.read_csv(companies / "out-p" / "predictions.csv")
+    predictions = pd.read_csv(companies / "out-active" / "predictions.csv")
     assert len(predictions) == 90
-    result = json.loads((companies / "out-C" / "result.json").read_text())
+    result = json.loads((companies / "out-passive" / "result.json").read_text())
     assert result["utility"] == {}

@@ -39,7 +39,7 @@ def record(folder, kind, *, train=None, model=None, source=0, parties=2):
 
 
 def both(folder):
-    return Recording(folder / "C.recording"), Recording(folder / "p.recording")
+    return Recording(folder / "passive.recording"), Recording(folder / "active.recording")
 
 
 def test_the_notes_of_both_roles_are_one_regression(tmp_path):
@@ -94,15 +94,15 @@ def test_scores_tell_p_the_geometry_of_columns_that_stay(tmp_path):
 def test_each_passive_party_has_its_own(tmp_path):
     record(tmp_path, FedSplitNN, model={"bottom": (6,), "cut": 3}, parties=3, train={"epochs": 1})
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.recording")) == [
-        f"passive_{k}/{role}.recording" for k in (1, 2) for role in ("C", "p")
+        f"passive_{k}/{role}.recording" for k in (1, 2) for role in ("passive", "active")
     ]
-    keys = {Recording(path).header.n for path in tmp_path.rglob("C.recording")}
+    keys = {Recording(path).header.n for path in tmp_path.rglob("passive.recording")}
     assert len(keys) == 2
 
 
 def test_an_older_recording_is_not_overwritten(tmp_path):
     (tmp_path / "passive_1").mkdir()
-    (tmp_path / "passive_1" / "C.recording").write_text("mine")
+    (tmp_path / "passive_1" / "passive.recording").write_text("mine")
     with pytest.raises(UsageError, match="expected a new file for the recording"):
         record(tmp_path, VerticalLogisticRegression)
 
@@ -132,7 +132,7 @@ def test_train_records_and_audit_reads(tmp_path):
     defense = ["--defense", "phe:on=1,bits=1024"]
     result = CliRunner().invoke(cli, ["train", "--dataset", "digits", *defense, *arguments, "--record", where])
     assert result.exit_code == 0, result.output
-    c, p = (str(tmp_path / "r" / "passive_1" / f"{role}.recording") for role in ("C", "p"))
+    c, p = (str(tmp_path / "r" / "passive_1" / f"{role}.recording") for role in ("passive", "active"))
     assert f"recording: {c}" in result.stderr.replace("\n", "")
     for own, other in ((c, p), (p, c)):
         result = CliRunner().invoke(cli, ["audit", own, "--truth", other, "--audit", "wire"])

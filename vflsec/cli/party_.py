@@ -10,6 +10,7 @@ import click
 
 from vflsec.cli.options import expose, max_exposure
 from vflsec.core.errors import UsageError
+from vflsec.secure.roles.messages import LETTERS, ROLES
 
 
 class Seconds(click.FloatRange):
@@ -22,14 +23,18 @@ class Seconds(click.FloatRange):
 
 
 SECONDS = Seconds(min=0.1)
+ROLE = {
+    "type": click.Choice([*ROLES, *LETTERS]),
+    "callback": lambda ctx, param, value: LETTERS.get(value, value),
+}
 
 
 @click.group("party", invoke_without_command=True)
-@click.option("--role", type=click.Choice(["C", "p"]), help="C has the features and the key, p the labels.")
+@click.option("--role", help="passive has features and the key, active the labels.", **ROLE)
 @click.option("--job", type=click.Path(path_type=Path), help="The agreement: one TOML file, the same on both sides.")
 @click.option("--data", type=click.Path(path_type=Path), help="Our own CSV or Parquet file; nobody else needs it.")
 @click.option("--id", "key", default="id", show_default=True, help="The column of row ids.")
-@click.option("--label", help="The column of labels; p's alone.")
+@click.option("--label", help="The column of labels, of the active party.")
 @click.option("--columns", help="Our columns, by commas.  [default: all others]")
 @click.option("--categorical", default="", help="Those of them that are categories, by commas.")
 @click.option("--signed-log", default="", help="Those that are heavy-tailed numbers, such as money, by commas.")
@@ -47,15 +52,15 @@ SECONDS = Seconds(min=0.1)
 def command(ctx: click.Context, /, **given: Any) -> None:
     """One of two companies that train together over the network.
 
-    Party C holds columns and a Paillier key, party p holds columns and the labels. C's embedding crosses encrypted;
-    p computes on it under encryption, and neither ever holds the weights between them, only a share. What each party
-    learns all the same, `vflsec show protocol paillier` says.
+    The passive party holds columns and a Paillier key, the active party columns and the labels. The active party
+    computes on the passive party's encrypted embedding; of the weights between them each holds only a share.
+    `vflsec show protocol paillier` lists what each party learns all the same.
 
     \b
     1. Make keys. To try it out on one machine, for both:
          vflsec party keys KEYS
        Each company its own, and exchange certificate.pem, which becomes peer.pem there:
-         vflsec party keys KEYS --role C
+         vflsec party keys KEYS --role passive
     2. Agree on a job, the same file on both sides:
     \b
          name = "loans"
@@ -63,7 +68,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
          dataset = "credit-default"  # to try it out; else each gives its own --data
          [model]
          outputs = 1                 # logistic regression; or the number of classes
-         encoder = "mlp"             # at C; identity: its columns themselves
+         encoder = "mlp"             # of the passive party; identity: its columns
          hidden = [64]
          width = 10
          [train]
@@ -72,15 +77,15 @@ def command(ctx: click.Context, /, **given: Any) -> None:
          lr = 0.1
          [paillier]
          bits = 2048
-         max_passes = 1              # at C: passes of each sample that it answers
+         max_passes = 1              # passes of each sample that it answers
     \b
     3. Start both, in any order:
-         vflsec party --role C --job job.toml --keys KEYS --listen 0.0.0.0:7700 --out C
-         vflsec party --role p --job job.toml --keys KEYS --connect HOST:7700 --out p
+         vflsec party --role passive --job job.toml --keys KEYS --listen 0.0.0.0:7700 --out passive
+         vflsec party --role active --job job.toml --keys KEYS --connect HOST:7700 --out active
 
     Both must hold the same ids: match them beforehand. If a process or the connection breaks, start it again with the
-    same command: both go on at the last batch that both have kept. p prints the utility on test rows; C learns nothing
-    of it.
+    same command: both resume after the last batch that both have kept. The active party prints the utility on test
+    rows; the passive party does not learn it.
     """
     if ctx.invoked_subcommand is None:
         run(**given)
@@ -88,7 +93,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 
 @command.command("keys")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--role", type=click.Choice(["C", "p"]), help="Only ours.  [default: both, to try it out]")
+@click.option("--role", help="Only ours.  [default: both, to try it out]", **ROLE)
 @click.option("--days", type=click.IntRange(1, 36500), default=365, show_default=True, help="For which they hold.")
 def keys(folder: Path, role: str | None, days: int) -> None:
     """Make a private key and a certificate for a party, or for both."""
@@ -96,7 +101,9 @@ def keys(folder: Path, role: str | None, days: int) -> None:
 
     if role is None:
         identity.make_pair(folder, days)
-        click.echo(f"made {folder / 'C'} and {folder / 'p'}: each party takes its own, and keeps key.pem to itself")
+        click.echo(
+            f"made {folder / 'passive'} and {folder / 'active'}: each party takes its own, and keeps key.pem secret"
+        )
         return
     identity.make(folder / role, role, days)
     click.echo(f"made {folder / role}: give certificate.pem to the other party, and put its own there as peer.pem")
@@ -104,7 +111,7 @@ def keys(folder: Path, role: str | None, days: int) -> None:
 
 
 def run(**given: Any) -> None:
-    """Take part in a run, from the options of the command line."""
+    """Take part in a run, with the options of the command line."""
     role, job_file, keys_folder, out = (_given(given, name) for name in ("role", "job", "keys", "out"))
     if (given["listen"] is None) == (given["connect"] is None):
         raise UsageError("expected either --listen or --connect, and the other one at the other party")
@@ -120,7 +127,7 @@ def run(**given: Any) -> None:
     torch.set_num_threads(1)  # batches are small, and the encryption needs the cores
     agreed = job.read(job_file)
     own = _own(agreed, role, given)
-    identity = Identity(keys_folder / role)
+    identity = Identity(_folder(keys_folder, role))
     where = parse_address(given["listen"] or given["connect"])
     _expose(agreed, own, role, given["max_exposure"])
     console = Console(stderr=True)
@@ -155,18 +162,20 @@ def run(**given: Any) -> None:
         snapshots.close()
     for name, value in found.utility.items():
         click.echo(f"{name:10} {value:.4f}")
-    click.echo(f"{'traffic':10} {(found.sent + found.received) / 1e6:.1f} MB", err=role == "C")
+    click.echo(f"{'traffic':10} {(found.sent + found.received) / 1e6:.1f} MB", err=role == "passive")
     click.echo(f"run {found.run[:8]}, {found.batches} batches, history {found.history[:12]}: {out}", err=True)
 
 
 def _expose(agreed: Any, own: Any, role: str, limit: float | None) -> None:
-    """Say how much of C's features p will be able to compute; end where that is more than ``limit``."""
+    """Print how much of the passive party's features its peer can compute; stop if that is more than ``limit``."""
     from vflsec.secure.roles.exposure import Exposure
 
-    width = own.layout.width if role == "C" and agreed.model.width is None else agreed.model.width
+    width = own.layout.width if role == "passive" and agreed.model.width is None else agreed.model.width
     if width is None:
         if limit is not None:
-            raise UsageError("expected --max-exposure at C, for p does not know how many columns C has: leave it out")
+            raise UsageError(
+                "expected --max-exposure from the passive party alone, which knows how many columns it has: leave it out"
+            )
         return
     found = Exposure(
         passes=agreed.train.epochs,
@@ -194,14 +203,20 @@ def _own(agreed: Any, role: str, given: dict[str, Any]) -> Any:
             raise UsageError(f"expected no --data with the job's dataset {agreed.dataset}, got {given['data']}")
         return own.from_dataset(agreed, role)
     label = given["label"]
-    if (label is None) == (role == "p"):
-        raise UsageError(f"expected --label from p alone, got {label or 'none'} from {role}")
+    if (label is None) == (role == "active"):
+        raise UsageError(f"expected --label from the active party alone, got {label or 'none'} from {role}")
     files = PartyFile(
         columns=_names(given["columns"]) if given["columns"] is not None else None,
         categorical=_names(given["categorical"]),
         signed_log=_names(given["signed_log"]),
     )
     return own.from_file(_given(given, "data"), agreed, role, files, key=given["key"], label=label)
+
+
+def _folder(keys: Path, role: str) -> Path:
+    """Return the folder of a role's keys, which older versions named by the letter of the paper."""
+    (older,) = (keys / letter for letter, name in LETTERS.items() if name == role)
+    return older if older.is_dir() and not (keys / role).exists() else keys / role
 
 
 def _names(text: str) -> list[str]:

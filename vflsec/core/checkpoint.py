@@ -1,26 +1,88 @@
-"""The state of a phase between its epochs, in a file, so that an interrupted phase goes on where it stopped."""
+"""Checkpoints: tensors and facts about them in one sealed file, replaced as a whole.
+
+A phase keeps one between its epochs, and a party of a two-company run one after each batch, so that a run that was killed
+resumes where it stopped.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
+from safetensors.numpy import load, save
+from torch import Tensor, nn
 
-from vflsec.core import files
 from vflsec.core.errors import StoreError
+from vflsec.core.files import replace, seal, unseal
 from vflsec.core.message import Channel, Kind, Route
 
 _LOG = logging.getLogger(__name__)
+
+F = TypeVar("F")
+State = dict[str, np.ndarray]
+
+
+class _File(msgspec.Struct, frozen=True):
+    """The content of a checkpoint: facts in msgpack, tensors as safetensors."""
+
+    facts: msgspec.Raw
+    tensors: bytes
+
+
+def write(path: Path, facts: object, tensors: Mapping[str, np.ndarray]) -> None:
+    """Replace the checkpoint ``path``.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    content = save({key: np.asarray(value, order="C") for key, value in tensors.items()})
+    replace(path, seal(msgspec.msgpack.encode(_File(msgspec.Raw(msgspec.msgpack.encode(facts)), content))))
+
+
+def read(path: Path, kind: type[F]) -> tuple[F, State]:
+    """Return the facts, as a ``kind``, and the tensors of a checkpoint.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged, or no checkpoint.
+    """
+    file = msgspec.msgpack.decode(unseal(path.read_bytes()), type=_File)
+    try:
+        return msgspec.msgpack.decode(file.facts, type=kind), load(file.tensors)
+    except SafetensorError as error:
+        raise ValueError(f"damaged tensors: {error}") from None
+
+
+def model_state(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> State:
+    """Return copies of a model's tensors and of its optimizer's."""
+    tensors = {f"model/{key}": value for key, value in model.state_dict().items()}
+    return _numbers(tensors | (_optimizer_state(optimizer, "optimizer") if optimizer else {}))
+
+
+def load_model_state(
+    state: Mapping[str, np.ndarray], model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """Put back what ``model_state`` returned."""
+    model.load_state_dict(_tensors(under("model", state)))
+    if optimizer:
+        _load_optimizer(optimizer, under("optimizer", state))
+
+
+def under(stem: str, state: Mapping[str, np.ndarray]) -> State:
+    """Return the entries whose names start with ``stem/``, without that."""
+    return {key.removeprefix(f"{stem}/"): value for key, value in state.items() if key.startswith(f"{stem}/")}
+
+
+def below(stem: str, state: Mapping[str, np.ndarray]) -> State:
+    """Return the entries with ``stem/`` before their names."""
+    return {f"{stem}/{key}": value for key, value in state.items()}
 
 
 class Stateful(Protocol):
@@ -62,25 +124,19 @@ class Checkpoint:
         """
         if self.path is None or time.monotonic() - self._written < self.every:
             return
-        tensors = {f"{name}/{key}": value for name, one in kept.items() for key, value in one.state_dict().items()}
+        tensors: dict[str, Tensor] = {f"heard/{k}": counts for k, counts in enumerate(channel.counts.values())}
+        for name, one in kept.items():
+            tensors |= {f"{name}/{key}": value for key, value in one.state_dict().items()}
         for k, optimizer in enumerate(optimizers):
-            for index, entries in optimizer.state_dict()["state"].items():
-                found = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
-                tensors |= {f"optimizer/{k}/{index}/{key}": value for key, value in found.items()}
-        tensors |= {f"heard/{k}": counts for k, counts in enumerate(channel.counts.values())}
+            tensors |= _optimizer_state(optimizer, f"optimizer/{k}")
         facts = {
             "history": list(history),
             "traffic": [[*route, nbytes] for route, nbytes in channel.traffic.items()],
             "heard": [[*route, split] for route, split in channel.counts],
         }
-        tensors["facts"] = torch.from_numpy(np.frombuffer(msgspec.json.encode(facts), dtype=np.uint8).copy())
-        content = save({key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()})
-        temporary = self.path.with_name(f"{self.path.name}-{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            files.discard(temporary)
-            files.create(temporary, files.seal(content))
-            temporary.replace(self.path)
+            write(self.path, facts, _numbers(tensors))
         except OSError as error:  # of the disk, and no result of the training
             raise StoreError(f"cannot write {self.path}: {error}; choose another --out") from None
         self._written = time.monotonic()
@@ -95,29 +151,48 @@ class Checkpoint:
         if self.path is None or not self.path.is_file():
             return []
         try:
-            tensors = load(files.unseal(self.path.read_bytes()))
-            facts = msgspec.json.decode(tensors["facts"].numpy().tobytes())
-        except (OSError, ValueError, SafetensorError, msgspec.DecodeError, KeyError) as error:
+            facts, state = read(self.path, dict[str, Any])
+        except (OSError, ValueError) as error:
             _LOG.warning("%s is damaged (%s): training starts again", self.path, error)
             return []
         for name, one in kept.items():
-            start = f"{name}/"
-            one.load_state_dict({key.removeprefix(start): v for key, v in tensors.items() if key.startswith(start)})
+            one.load_state_dict(_tensors(under(name, state)))
         for k, optimizer in enumerate(optimizers):
-            states: dict[int, dict[str, Tensor]] = {}
-            for key, value in tensors.items():
-                if key.startswith(f"optimizer/{k}/"):
-                    _, _, index, entry = key.split("/")
-                    states.setdefault(int(index), {})[entry] = value
-            optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+            _load_optimizer(optimizer, under(f"optimizer/{k}", state))
         for phase, sender, receiver, kind, nbytes in facts["traffic"]:
             channel.traffic[Route(phase, sender, receiver, Kind(kind))] = nbytes
         device = next((p.device for one in optimizers for group in one.param_groups for p in group["params"]), "cpu")
         for k, (phase, sender, receiver, kind, split) in enumerate(facts["heard"]):
-            channel.counts[Route(phase, sender, receiver, Kind(kind)), split] = tensors[f"heard/{k}"].to(device)
+            counts = torch.from_numpy(state[f"heard/{k}"]).to(device)
+            channel.counts[Route(phase, sender, receiver, Kind(kind)), split] = counts
         return list(facts["history"])
 
     def remove(self) -> None:
         """Remove the file."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer, stem: str) -> dict[str, Tensor]:
+    return {
+        f"{stem}/{index}/{key}": value
+        for index, entries in optimizer.state_dict()["state"].items()
+        for key, value in entries.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, np.ndarray]) -> None:
+    entries: dict[int, dict[str, Tensor]] = {}
+    for key, value in _tensors(state).items():
+        index, _, name = key.partition("/")
+        entries.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _numbers(tensors: Mapping[str, Tensor]) -> State:
+    return {key: value.detach().cpu().numpy().copy() for key, value in tensors.items()}
+
+
+def _tensors(state: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    return {key: torch.from_numpy(value.copy()) for key, value in state.items()}

@@ -16,13 +16,12 @@ from vflsec.secure.arithmetic.keys import Keys
 from vflsec.secure.arithmetic.layout import CipherLayout, Mode
 from vflsec.secure.arithmetic.linear_sgd import LinearSgd
 from vflsec.secure.roles.active import ActiveRole
-from vflsec.secure.roles.messages import PaillierMessage
+from vflsec.secure.roles.messages import ROLES, PaillierMessage
 from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts.recording import Header, Recorder, Recording
 
 Floats = NDArray[np.float64]
 M = TypeVar("M", bound=PaillierMessage)
-_ROLES: tuple[Literal["C"], Literal["p"]] = ("C", "p")
 
 
 def generator(seed: int, *names: object) -> np.random.Generator:
@@ -285,6 +284,9 @@ class _Wire:
 def _recorders(
     folder: Path, layout: CipherLayout, momentum: float, weight_decay: float, n: bytes = b""
 ) -> Iterator[tuple[Recorder, Recorder]]:
-    headers = [Header(role=role, layout=layout, n=n, momentum=momentum, weight_decay=weight_decay) for role in _ROLES]
-    with Recorder(folder / "C.recording", headers[0]) as c, Recorder(folder / "p.recording", headers[1]) as p:
+    headers = [Header(role=role, layout=layout, n=n, momentum=momentum, weight_decay=weight_decay) for role in ROLES]
+    with (
+        Recorder(folder / "passive.recording", headers[0]) as c,
+        Recorder(folder / "active.recording", headers[1]) as p,
+    ):
         yield c, p

@@ -23,6 +23,6 @@ def stranger(tmp_path_factory, keys):
     """A folder with identities C and p of another pair, who would like to talk to the first."""
     folder = tmp_path_factory.mktemp("stranger")
     identity.make_pair(folder)
-    for role, other in ("C", "p"), ("p", "C"):
+    for role, other in ("passive", "active"), ("active", "passive"):
         (folder / role / identity.PEER).write_bytes((keys / other / identity.CERTIFICATE).read_bytes())
     return folder

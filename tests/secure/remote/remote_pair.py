@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 import torch._dynamo  # which every first optimizer would import, for seconds
 
+from vflsec.core.checkpoint import under
 from vflsec.core.layout import Layout
 from vflsec.secure.arithmetic.layout import CipherSpec
 from vflsec.secure.remote.identity import Identity
@@ -19,12 +20,11 @@ from vflsec.secure.remote.job import Job, JobModel, JobTraining
 from vflsec.secure.remote.link import Dialer, Listener
 from vflsec.secure.remote.own import Own, split
 from vflsec.secure.remote.session import Session, make_side
-from vflsec.secure.remote.side import under
 from vflsec.secure.remote.snapshots import Snapshots
 
 HERE = "127.0.0.1"
 CIPHER = CipherSpec(bits=1024)
-SEEDS = {"C": 11, "p": 12}
+SEEDS = {"passive": 11, "active": 12}
 
 
 def make_job(*, rows=40, encoder="mlp", outputs=1, model=None, paillier=CIPHER, **train):
@@ -47,8 +47,8 @@ def owns(job, rows=40, classes=2):
     positions = {name: found.astype(int).to_numpy() for name, found in ids.items()}
     names = tuple(f"class {c}" for c in range(classes))
     return {
-        "C": Own({s: x[at, :4].copy() for s, at in positions.items()}, Layout.numeric(4), ids),
-        "p": Own(
+        "passive": Own({s: x[at, :4].copy() for s, at in positions.items()}, Layout.numeric(4), ids),
+        "active": Own(
             {s: x[at, 4:].copy() for s, at in positions.items()},
             Layout.numeric(2),
             ids,
@@ -88,9 +88,9 @@ def session(role, job, own, folder, link, masks=None, **options):
 def run_both(keys, job, own, folder, *, masks=False, each=None, **options):
     """Run both sides to their ends, with the options of both and of ``each``; return sessions, results and errors."""
     found, errors, made = {}, {}, {}
-    with Listener((HERE, 0), Identity(keys / "C"), 5) as listener:
-        links = {"C": listener, "p": Dialer((HERE, listener.port), Identity(keys / "p"), 5)}
-        for role in ("C", "p"):
+    with Listener((HERE, 0), Identity(keys / "passive"), 5) as listener:
+        links = {"passive": listener, "active": Dialer((HERE, listener.port), Identity(keys / "active"), 5)}
+        for role in ("passive", "active"):
             drawn = Masks(role) if masks else None
             own_options = {**options, **(each or {}).get(role, {})}
             made[role] = session(role, job, own[role], folder / role, links[role], drawn, **own_options)
@@ -120,7 +120,7 @@ def work(role, keys, job, own, folder, port, pause, repeats=10):
         time.sleep(pause)
         masks.begin(step)
 
-    link = Listener((HERE, port), identity, 2) if role == "C" else Dialer((HERE, port), identity, 2)
+    link = Listener((HERE, port), identity, 2) if role == "passive" else Dialer((HERE, port), identity, 2)
     with link:
         made = session(role, job, own, folder, link, masks, timeout=1.5, patience=60, begin=begin, repeats=repeats)
         made.finish()
@@ -135,7 +135,7 @@ def shares(state):
 
 def weights(models):
     """The weights over C's embedding (g, C), from what both parties take home."""
-    total = sum(shares(under("share", models[role])) for role in ("C", "p"))
+    total = sum(shares(under("share", models[role])) for role in ("passive", "active"))
     return (total / 2**64).astype(float)
 
 
@@ -153,4 +153,4 @@ def killed_at_a_state(kills, folder, *given):
         whole(descriptor)
 
     os.fsync = fsync
-    work("C", *given[:3], folder, *given[3:])
+    work("passive", *given[:3], folder, *given[3:])

@@ -91,7 +91,7 @@ def heard(connection):
 
 
 def with_another_certificate(port, stranger):
-    with Dialer((HERE, port), Identity(stranger / "p"), 2).open(2) as there:
+    with Dialer((HERE, port), Identity(stranger / "active"), 2).open(2) as there:
         there.sendall(OVERSIZE)
         return heard(there)
 
@@ -151,7 +151,7 @@ def test_chaos(keys, stranger, tmp_path):
     proxy = Proxy(port, rng)
     stop, turned_away = threading.Event(), []
     siege = threading.Thread(target=besiege, args=(port, stranger, stop, turned_away))
-    ports, running = {"C": port, "p": proxy.port}, {}
+    ports, running = {"passive": port, "active": proxy.port}, {}
 
     def start(role):
         folder = tmp_path / "chaos" / role
@@ -160,14 +160,14 @@ def test_chaos(keys, stranger, tmp_path):
         )
         running[role].start()
 
-    started, kills = time.monotonic(), {"C": 0, "p": 0}
+    started, kills = time.monotonic(), {"passive": 0, "active": 0}
     try:
         for role in ports:
             start(role)
         siege.start()
         while any(process.exitcode != 0 for process in running.values()):
             assert time.monotonic() - started < LONGEST, f"hangs: {kills} kills, {proxy.done}"
-            role = rng.choice(["C", "p"])
+            role = rng.choice(["passive", "active"])
             if rng.random() < 0.6:  # in the middle of the work, not of the start
                 wait_for_batches(tmp_path / "chaos" / role, rng.randint(1, 3), running[role])
             running[role].join(rng.uniform(0, 0.15))
@@ -195,7 +195,7 @@ def test_chaos(keys, stranger, tmp_path):
     assert len({name for name, _ in turned_away}) == 3
     assert not any(answer for _, answer in turned_away)
     results = {}
-    for role in ("C", "p"):
+    for role in ("passive", "active"):
         folder = tmp_path / "chaos" / role
         ended, expected = load_file(folder / f"{role}.safetensors"), calm[role].side.models()
         assert set(ended) == set(expected)
@@ -203,6 +203,6 @@ def test_chaos(keys, stranger, tmp_path):
             assert (value == expected[key]).all(), f"{role}: {key}"
         results[role] = msgspec.json.decode((folder / "result.json").read_bytes())
         assert not list(folder.glob("state-*")), "the key and all states go with the run"
-    assert results["C"]["history"] == results["p"]["history"]
-    assert results["p"]["utility"] == calm["p"].result.utility
-    assert results["C"]["utility"] == {}
+    assert results["passive"]["history"] == results["active"]["history"]
+    assert results["active"]["utility"] == calm["active"].result.utility
+    assert results["passive"]["utility"] == {}

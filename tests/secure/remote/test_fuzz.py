@@ -148,10 +148,10 @@ class Pair:
             LinearSgd(0.5, 0.0),
         )
         draw = np.random.default_rng(0)
-        self.masks = {role: Masks(role) for role in ("C", "p")}
-        self.c = PassiveRole(keys, layout, optimizer=sgd, batches=1, randbits=self.masks["C"])
+        self.masks = {role: Masks(role) for role in ("passive", "active")}
+        self.c = PassiveRole(keys, layout, optimizer=sgd, batches=1, randbits=self.masks["passive"])
         first = draw.normal(size=(3, 2))
-        self.p = ActiveRole(keys.public, layout, first, optimizer=sgd, batches=1, randbits=self.masks["p"])
+        self.p = ActiveRole(keys.public, layout, first, optimizer=sgd, batches=1, randbits=self.masks["active"])
         self.mu, self.delta = draw.normal(size=(6, 3)), draw.normal(size=(6, 2)) / 4
         self.before = self.c.state(), self.p.state()
 
@@ -242,7 +242,7 @@ def test_greetings(keys, interrupted, tmp_path):
     for role, one in made.items():
         hellos[role] = one._hello()
     for number in range(TRIES):
-        role, other_role = ("C", "p") if number % 2 else ("p", "C")
+        role, other_role = ("passive", "active") if number % 2 else ("active", "passive")
         try:
             theirs = crossed(hellos[other_role], "lie", draw)
             assert agree(hellos[role], theirs) in made[role].history
@@ -310,7 +310,7 @@ def test_recordings(interrupted, tmp_path):
     """A damaged recording is refused; a cut one ends earlier; frames with the right checksums hold no surprise."""
     draw, said = rng("recordings"), Counter()
     for number in range(TRIES):
-        whole = interrupted[0] / f"{draw.choice(['C', 'p'])}.recording"
+        whole = interrupted[0] / f"{draw.choice(['passive', 'active'])}.recording"
         if number < 2:
             said["steps"] += len(contents(whole))
         data, path = whole.read_bytes(), tmp_path / "recording"

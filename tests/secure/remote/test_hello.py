@@ -38,19 +38,19 @@ def hello(role, kept=(0,), *, run=RUN, job=JOB, rows="rows", **more):
     ],
 )
 def test_both_go_on_after_the_last_batch_that_both_have(here, there, start):
-    assert agree(hello("C", here), hello("p", there)) == start
-    assert agree(hello("p", there), hello("C", here)) == start
+    assert agree(hello("passive", here), hello("active", there)) == start
+    assert agree(hello("active", there), hello("passive", here)) == start
 
 
 def test_a_new_p_joins_a_run_without_batches():
-    assert agree(hello("C"), hello("p", run="")) == 0
-    assert agree(hello("p", run=OTHER), hello("C")) == 0
+    assert agree(hello("passive"), hello("active", run="")) == 0
+    assert agree(hello("active", run=OTHER), hello("passive")) == 0
 
 
 @pytest.mark.parametrize(
     ("theirs", "said"),
     [
-        ({"role": "C"}, "other role, got C on both sides"),
+        ({"role": "passive"}, "other role, got passive on both sides"),
         ({"job": Job(name="x", seed=1)}, "seed = 0 here and 1 there"),
         ({"job": Job(name="x", train=JobTraining(lr=0.5))}, "train.lr = 0.1 here and 0.5 there"),
         ({"counts": {"train": 70, "test": 31}}, "70 train and 30 test here and 70 train and 31 test there"),
@@ -63,47 +63,48 @@ def test_a_new_p_joins_a_run_without_batches():
     ],
 )
 def test_another_peer_is_refused_and_both_values_are_named(theirs, said):
-    theirs = {"role": "p", "kept": (4, 5), **theirs}
+    theirs = {"role": "active", "kept": (4, 5), **theirs}
     with pytest.raises(PeerRefused, match=said) as error:
-        agree(hello("C", (4, 5)), hello(**theirs))
+        agree(hello("passive", (4, 5)), hello(**theirs))
     assert "\n" not in str(error.value)
     with pytest.raises(PeerRefused):
-        agree(hello(**theirs), hello("C", (4, 5)))
+        agree(hello(**theirs), hello("passive", (4, 5)))
 
 
 @given(st.lists(st.sampled_from(["kill C", "kill p", "cut", "C commits", "p commits"]), max_size=60))
 def test_wherever_either_side_is_killed_both_go_on_from_one_state(events):
     """A model of the exchange: each side's disk and memory hold what was done, as a list of attempts."""
-    disks = {"C": [()], "p": [()]}  # histories kept, the newest last
+    disks = {"passive": [()], "active": [()]}  # histories kept, the newest last
     attempt = 0
     current, waiting = (), None
 
     def greet():
         nonlocal current, waiting
         ours, theirs = (
-            hello(role, run=RUN, history={len(h): digest(h) for h in disks[role]}, kept=()) for role in ("C", "p")
+            hello(role, run=RUN, history={len(h): digest(h) for h in disks[role]}, kept=())
+            for role in ("passive", "active")
         )
         step = agree(ours, theirs)
-        assert max(len(h) for h in disks["C"]) - step in (0,), "C never goes back"
+        assert max(len(h) for h in disks["passive"]) - step in (0,), "C never goes back"
         for role, kept in disks.items():
             disks[role] = [h for h in kept if len(h) <= step]
             assert len(disks[role][-1]) == step
-        assert disks["C"][-1] == disks["p"][-1], "one history"
-        current, waiting = disks["C"][-1], None
+        assert disks["passive"][-1] == disks["active"][-1], "one history"
+        current, waiting = disks["passive"][-1], None
 
     greet()
     for event in events:
         if event == "p commits" and waiting is None:
             attempt += 1
             waiting = (*current, attempt)
-            disks["p"] = [*disks["p"], waiting][-2:]
+            disks["active"] = [*disks["active"], waiting][-2:]
         elif event == "C commits" and waiting is not None:
-            disks["C"] = [*disks["C"], waiting][-2:]
+            disks["passive"] = [*disks["passive"], waiting][-2:]
             current, waiting = waiting, None
         elif event.startswith(("kill", "cut")):
             greet()
     greet()
-    assert len(set(disks["C"][-1])) == len(disks["C"][-1]), "each attempt counts once"
+    assert len(set(disks["passive"][-1])) == len(disks["passive"][-1]), "each attempt counts once"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_wherever_either_side_is_killed_both_go_on_from_one_state(events):
     ],
 )
 def test_a_greeting_out_of_range_is_refused(change):
-    whole = msgspec.to_builtins(hello("C"), builtin_types=(bytes,))
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(whole), type=Hello) == hello("C")
+    whole = msgspec.to_builtins(hello("passive"), builtin_types=(bytes,))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(whole), type=Hello) == hello("passive")
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode({**whole, **change}), type=Hello)

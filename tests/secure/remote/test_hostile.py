@@ -16,9 +16,9 @@ from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, S
 from vflsec.secure.remote.active_side import ActiveSide
 from vflsec.secure.remote.messages import Done
 from vflsec.secure.remote.passive_side import PassiveSide
-from vflsec.secure.remote.session import Talk
 from vflsec.secure.remote.side import Schedule
 from vflsec.secure.remote.snapshots import Journal
+from vflsec.secure.remote.talk import Talk
 from vflsec.secure.remote.wire import Connection
 from vflsec.secure.roles.active import ActiveRole
 from vflsec.secure.roles.messages import EncryptedDelta, Scores
@@ -64,7 +64,7 @@ def asks_again(keys, folder, batch, *, times=100, **options):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Talk, "receive", hangs_up)
-        each = {"C": {"tell": told.append, **options}}
+        each = {"passive": {"tell": told.append, **options}}
         _, _, errors = run_both(keys, JOB, OWN, folder, masks=True, each=each)
     return answers, errors, told
 
@@ -74,16 +74,16 @@ def test_a_p_that_hangs_up_gets_three_answers_more_and_no_others(keys, tmp_path,
     answers, errors, told = asks_again(keys, tmp_path, batch)
     assert answers[batch] == 4
     assert all(count == 1 for step, count in answers.items() if step != batch)
-    assert isinstance(errors["C"], PeerRefused)
-    assert errors["C"].exit_code == 2
-    assert str(errors["C"]).startswith(f"batch {batch} is not answered again: it was answered 4 times")
+    assert isinstance(errors["passive"], PeerRefused)
+    assert errors["passive"].exit_code == 2
+    assert str(errors["passive"]).startswith(f"batch {batch} is not answered again: it was answered 4 times")
     lines = [line for line in told if "trying again" in line]
     assert f"(answers to batch {batch}: 1; repeats: 0 of 3, and 0 of 63 in all)" in lines[0]
     assert f"(answers to batch {batch}: 4; repeats: 3 of 3, and 3 of 63 in all)" in lines[-1]
     answers, errors, _ = asks_again(keys, tmp_path, batch)  # a restart forgets nothing
     assert batch not in answers
-    assert isinstance(errors["C"], PeerRefused)
-    made, _, errors = run_both(keys, JOB, OWN, tmp_path, masks=True, each={"C": {"repeats": 4}})
+    assert isinstance(errors["passive"], PeerRefused)
+    made, _, errors = run_both(keys, JOB, OWN, tmp_path, masks=True, each={"passive": {"repeats": 4}})
     assert not errors
     assert_same(made, calm)
 
@@ -100,30 +100,32 @@ def test_a_c_that_hangs_up_gets_three_gradients_more(keys, tmp_path, calm):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Talk, "receive", hangs_up)
-        _, _, errors = run_both(keys, JOB, OWN, tmp_path, masks=True, each={"C": {"repeats": 100}})
+        _, _, errors = run_both(keys, JOB, OWN, tmp_path, masks=True, each={"passive": {"repeats": 100}})
     assert len(answers) == 4
-    assert isinstance(errors["p"], PeerRefused)
-    assert "start p with more --repeats" in str(errors["p"])
+    assert isinstance(errors["active"], PeerRefused)
+    assert "start active with more --repeats" in str(errors["active"])
     made, _, errors = run_both(keys, JOB, OWN, tmp_path, masks=True, repeats=5)
     assert not errors
     assert_same(made, calm)
 
 
 def test_repeats_are_limited_in_all(keys, tmp_path):
-    made = session("C", JOB, OWN["C"], tmp_path, None, repeats=1)  # of one batch; twenty in all, and one of test rows
+    made = session(
+        "passive", JOB, OWN["passive"], tmp_path, None, repeats=1
+    )  # of one batch; twenty in all, and one of test rows
     for step in range(30):
-        made._answer(step)
+        made.answers.count(step)
     for step in range(21):
-        made._answer(step)
+        made.answers.count(step)
     with pytest.raises(PeerRefused, match="21 repeats of all batches .limits: 1 repeats of one, 21 of all"):
-        made._answer(21)
+        made.answers.count(21)
     made.snapshots.close()
 
 
 def test_an_answer_is_counted_before_it_leaves(keys, tmp_path):
-    made = session("C", JOB, OWN["C"], tmp_path, None)
+    made = session("passive", JOB, OWN["passive"], tmp_path, None)
     for _ in range(3):
-        made._answer(0)
+        made.answers.count(0)
     assert made.snapshots.load_journal() == Journal(answered=1, repeats={0: 2})
     made.snapshots.close()
 
@@ -157,43 +159,47 @@ def coefficients(value):
 LIES = {  # who, which answer, how it is changed, and what is said where
     "rank 0": (
         ActiveRole, "embedding_gradient", lambda holder, m: replace(m, rank=0, coefficients=b"", ciphers=b""),
-        "C", ProtocolError, "expected 1 rows of an embedding gradient, got 0",
+        "passive", ProtocolError, "expected 1 rows of an embedding gradient, got 0",
     ),
-    "coefficients of 100": (ActiveRole, "embedding_gradient", coefficients(100), "C", ProtocolError, "coefficients"),
-    "coefficients of 1000": (ActiveRole, "embedding_gradient", coefficients(1e3), "C", ProtocolError, "coefficients"),
-    "NaN": (ActiveRole, "embedding_gradient", coefficients(np.nan), "C", ProtocolError, "finite coefficients"),
+    "coefficients of 100": (
+        ActiveRole, "embedding_gradient", coefficients(100), "passive", ProtocolError, "coefficients",
+    ),
+    "coefficients of 1000": (
+        ActiveRole, "embedding_gradient", coefficients(1e3), "passive", ProtocolError, "coefficients",
+    ),
+    "NaN": (ActiveRole, "embedding_gradient", coefficients(np.nan), "passive", ProtocolError, "finite coefficients"),
     "signaling NaN": (
         ActiveRole,
         "embedding_gradient",
         lambda holder, m: replace(m, coefficients=b"\x00\x00\xa0\x7f" * (len(m.coefficients) // 4)),
-        "C",
+        "passive",
         ProtocolError,
         "finite coefficients",
     ),
     "wrong rank": (
         ActiveRole, "embedding_gradient", lambda holder, m: replace(m, rank=-1),
-        "C", ProtocolError, "expected 1 rows of an embedding gradient, got -1",
+        "passive", ProtocolError, "expected 1 rows of an embedding gradient, got -1",
     ),
     "wrong rate": (
         PassiveRole, "gradient", lambda holder, m: replace(m, rate=2 * m.rate),
-        "p", ProtocolError, "take the learning rate 0.2, got 0.4",
+        "active", ProtocolError, "take the learning rate 0.2, got 0.4",
     ),
     "wrong rows": (
         PassiveRole, "features", lambda holder, m: replace(m, rows=m.rows - 1),
-        "p", (ProtocolError, PeerRefused), "expected .* got",
+        "active", (ProtocolError, PeerRefused), "expected .* got",
     ),
     "zero gradient": (
         PassiveRole, "gradient", lambda holder, m: replace(m, values=bytes(len(m.values))),
-        "p", Diverged, "expected scores below 4096",
+        "active", Diverged, "expected scores below 4096",
     ),
     "zero scores": (
         PassiveRole, "scores", lambda holder, m: replace(m, values=bytes(len(m.values))),
-        "p", Diverged, "expected scores below 4096",
+        "active", Diverged, "expected scores below 4096",
     ),
     "another share": (
         PassiveRole, "gradient",
         lambda holder, m: replace(m, share=holder._encrypt([1 << 900] * (len(m.share) // holder.ciphertexts.size))),
-        "C", ProtocolError, "a plaintext overflows",
+        "passive", ProtocolError, "a plaintext overflows",
     ),
 }  # fmt: skip
 
@@ -231,8 +237,8 @@ def test_a_zero_delta_is_refused(keys, tmp_path, monkeypatch, calm):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ActiveRole, "embedding_gradient", lies)
         _, _, errors = run_both(keys, JOB, OWN, tmp_path, masks=True)
-    assert isinstance(errors["C"], ProtocolError)
-    assert "expected a gradient of batch 2, got zero for every row" in str(errors["C"])
+    assert isinstance(errors["passive"], ProtocolError)
+    assert "expected a gradient of batch 2, got zero for every row" in str(errors["passive"])
     made, _, errors = run_both(keys, JOB, OWN, tmp_path, masks=True)
     assert not errors
     assert_same(made, calm)
@@ -252,9 +258,11 @@ def test_a_gradient_that_drives_the_embedding_out_of_range_never_counts(keys, tm
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ActiveRole, "embedding_gradient", lies)
         _, _, errors = run_both(keys, job, OWN, tmp_path / "lied", masks=True)
-    assert isinstance(errors["C"], UsageError)
-    assert str(errors["C"]).startswith("after batch 0, which does not count, and unless the other party's gradient was")
-    assert "expected |features| <= 16, got" in str(errors["C"])
+    assert isinstance(errors["passive"], UsageError)
+    assert str(errors["passive"]).startswith(
+        "after batch 0, which does not count, and unless the other party's gradient was"
+    )
+    assert "expected |features| <= 16, got" in str(errors["passive"])
     made, _, errors = run_both(keys, job, OWN, tmp_path / "lied", masks=True)
     assert not errors
     assert_same(made, {role: side.side.models() for role, side in calm.items()})
@@ -279,10 +287,10 @@ def test_a_lie_that_shows_late_goes_back_to_the_end_of_an_epoch(keys, tmp_path, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PassiveRole, "gradient", lies)
         _, _, errors = run_both(keys, JOB, OWN, tmp_path / "lied", masks=True)
-    assert isinstance(errors["p"], Diverged)
+    assert isinstance(errors["active"], Diverged)
     told = []
-    _, _, errors = run_both(keys, JOB, OWN, tmp_path / "lied", masks=True, each={"p": {"tell": told.append}})
-    assert isinstance(errors["p"], Diverged)  # from the state before the newest one, which is spoiled too
+    _, _, errors = run_both(keys, JOB, OWN, tmp_path / "lied", masks=True, each={"active": {"tell": told.append}})
+    assert isinstance(errors["active"], Diverged)  # from the state before the newest one, which is spoiled too
     assert "both parties go on from the one after batch 2" in told[-1]
     made, _, errors = run_both(keys, JOB, OWN, tmp_path / "lied", masks=True)
     assert not errors
@@ -303,7 +311,7 @@ def test_an_error_that_comes_back_goes_back_further_each_time(keys, tmp_path, mo
     for _ in range(3):
         starts.append([])
         _, _, errors = run_both(keys, JOB, OWN, tmp_path)
-        assert isinstance(errors["C"], UsageError)
+        assert isinstance(errors["passive"], UsageError)
     starts.append([])
     _, _, errors = run_both(keys, JOB, OWN, tmp_path)
     assert not errors
@@ -332,7 +340,7 @@ def killed_while_writing(name, times, sizes):
     return fsync
 
 
-@pytest.mark.parametrize("name", ["state-00000002", "key", "journal", "result", "C.safetensors"])
+@pytest.mark.parametrize("name", ["state-00000002", "key", "journal", "result", "passive.safetensors"])
 def test_nothing_secret_survives_a_kill_in_the_middle_of_a_write(keys, tmp_path, monkeypatch, name):
     sizes = []
     with pytest.MonkeyPatch.context() as patch:
@@ -344,7 +352,7 @@ def test_nothing_secret_survives_a_kill_in_the_middle_of_a_write(keys, tmp_path,
     _, _, errors = run_both(keys, JOB, OWN, tmp_path)
     assert not errors
     left = {path.name for role in OWN for path in (tmp_path / role).iterdir()}
-    assert left == {".lock", "result.json", "C.safetensors", "p.safetensors", "predictions.csv"}
+    assert left == {".lock", "result.json", "passive.safetensors", "active.safetensors", "predictions.csv"}
 
 
 KILLS = int(os.environ.get("VFLSEC_STATE_KILLS", "50"))
@@ -359,18 +367,18 @@ def test_no_key_is_left_after_kills_at_the_writing_of_states(keys, tmp_path):
     kills, killed = context.Value("i", KILLS), 0
     with socket.create_server((HERE, 0)) as free:
         port = free.getsockname()[1]
-    p = context.Process(target=work, args=("p", keys, job, OWN["p"], tmp_path / "p", port, 0))
+    p = context.Process(target=work, args=("active", keys, job, OWN["active"], tmp_path / "active", port, 0))
     p.start()
     try:
         while True:
             c = context.Process(
-                target=killed_at_a_state, args=(kills, tmp_path / "C", keys, job, OWN["C"], port, 0, KILLS)
+                target=killed_at_a_state, args=(kills, tmp_path / "passive", keys, job, OWN["passive"], port, 0, KILLS)
             )
             c.start()
             c.join(60)
             if c.exitcode != -signal.SIGKILL:
                 break
-            assert list((tmp_path / "C").glob(".writing-*"))
+            assert list((tmp_path / "passive").glob(".writing-*"))
             killed += 1
         p.join(60)
         assert (c.exitcode, p.exitcode) == (0, 0)
@@ -380,7 +388,7 @@ def test_no_key_is_left_after_kills_at_the_writing_of_states(keys, tmp_path):
             process.join()
     assert killed == KILLS
     left = {path.name for role in OWN for path in (tmp_path / role).iterdir()}
-    assert left == {".lock", "result.json", "C.safetensors", "p.safetensors", "predictions.csv"}
+    assert left == {".lock", "result.json", "passive.safetensors", "active.safetensors", "predictions.csv"}
 
 
 # Small keys -----------------------------------------------------------------------------------------------------------
@@ -398,7 +406,7 @@ def test_a_small_key_is_warned_of_on_both_sides(keys, tmp_path):
 
 def passes_read(answers):
     """How often p has read each sample, by the scores that it got of each batch."""
-    schedule, found = Schedule(JOB, len(OWN["C"].ids["train"])), Counter()
+    schedule, found = Schedule(JOB, len(OWN["passive"].ids["train"])), Counter()
     for step, times in answers.items():
         if step < len(schedule):
             found.update(dict.fromkeys(schedule[step].rows.tolist(), times))
@@ -409,14 +417,16 @@ def passes_read(answers):
 @pytest.mark.parametrize("times", [2, 100])
 def test_the_recording_counts_answers_to_a_batch_that_is_never_done(keys, tmp_path, batch, times):
     """C refuses the fifth, and there the recording ends."""
-    answers, _, _ = asks_again(keys, tmp_path, batch, times=times, record=tmp_path / "C.recording")
-    recorded = {step.number: int(step.notes["answers"][0]) for step in Recording(tmp_path / "C.recording").steps()}
+    answers, _, _ = asks_again(keys, tmp_path, batch, times=times, record=tmp_path / "passive.recording")
+    recorded = {
+        step.number: int(step.notes["answers"][0]) for step in Recording(tmp_path / "passive.recording").steps()
+    }
     assert recorded == answers
 
 
 def test_answers_before_a_return_to_an_older_state_are_counted(keys, tmp_path):
     """Both go back from batch 5 to batch 2, and p stops there: what C answered beyond has been read all the same."""
-    answers, receive, path = Counter(), Talk.receive, tmp_path / "C.recording"
+    answers, receive, path = Counter(), Talk.receive, tmp_path / "passive.recording"
 
     def stops_at(batch):
         def stops(talk, expected):
@@ -429,10 +439,10 @@ def test_answers_before_a_return_to_an_older_state_are_counted(keys, tmp_path):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Talk, "receive", stops)
-            run_both(keys, JOB, OWN, tmp_path, each={"C": {"record": path}})
+            run_both(keys, JOB, OWN, tmp_path, each={"passive": {"record": path}})
 
     stops_at(5)
-    for state in sorted((tmp_path / "p").glob("state-*"))[-2:]:
+    for state in sorted((tmp_path / "active").glob("state-*"))[-2:]:
         state.write_bytes(b"x")
     stops_at(2)
     assert max(answers) == 5
@@ -441,7 +451,7 @@ def test_answers_before_a_return_to_an_older_state_are_counted(keys, tmp_path):
     most = max(passes_read(answers).values())
     (figure,) = ForwardPasses()(Recording(path)).figures
     assert figure.value == min(1, most * layout.outputs / layout.width)
-    _, _, errors = run_both(keys, JOB, OWN, tmp_path, each={"C": {"record": path}})
+    _, _, errors = run_both(keys, JOB, OWN, tmp_path, each={"passive": {"record": path}})
     assert not errors
     ended = {step.number: int(step.notes["answers"][0]) for step in Recording(path).steps()}
     assert ended == {step: answers[step] + 1 - (step in (0, 1)) for step in ended}
@@ -463,12 +473,12 @@ def test_a_break_before_the_farewell_leaves_the_recording_whole(keys, tmp_path):
     assert broken
     assert not errors
     tested = {role: [s.number for s in Recording(path).steps() if s.rate is None] for role, path in paths.items()}
-    assert tested["C"] == tested["p"] == [6]
+    assert tested["passive"] == tested["active"] == [6]
 
 
-@pytest.mark.parametrize("name", ["missing/C.recording", "folder"])
+@pytest.mark.parametrize("name", ["missing/passive.recording", "folder"])
 def test_a_recording_that_cannot_be_written_is_noticed_before_anybody_connects(tmp_path, name):
     (tmp_path / "folder").mkdir()
-    alone = session("C", JOB, OWN["C"], tmp_path / "C", link=None, record=tmp_path / name)
+    alone = session("passive", JOB, OWN["passive"], tmp_path / "passive", link=None, record=tmp_path / name)
     with pytest.raises(StoreError, match="cannot write the recording"):
         alone.finish()

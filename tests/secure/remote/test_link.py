@@ -30,7 +30,7 @@ def told():
 
 @pytest.fixture
 def listener(keys, told):
-    with Listener((HERE, 0), Identity(keys / "C"), 2, told.append) as found:
+    with Listener((HERE, 0), Identity(keys / "passive"), 2, told.append) as found:
         yield found
 
 
@@ -39,10 +39,10 @@ def dialer(listener, folder):
 
 
 def test_both_sides_know_who_is_there(listener, keys):
-    there = dialer(listener, keys / "p").open(2)
+    there = dialer(listener, keys / "active").open(2)
     here = listener.open(2)
     assert here.version() == there.version() == "TLSv1.3"
-    assert here.getpeercert(binary_form=True) == Identity(keys / "C").peer
+    assert here.getpeercert(binary_form=True) == Identity(keys / "passive").peer
     there.sendall(b"hello")
     assert here.recv(5) == b"hello"
     for connection in (here, there):
@@ -50,7 +50,7 @@ def test_both_sides_know_who_is_there(listener, keys):
 
 
 def test_a_stranger_is_turned_away_on_either_side(listener, keys, stranger, told):
-    there = dialer(listener, stranger / "p").open(2)  # in TLS 1.3 who dials is done before it is judged
+    there = dialer(listener, stranger / "active").open(2)  # in TLS 1.3 who dials is done before it is judged
     with pytest.raises(ssl.SSLError, match="(?i)unknown ca"):
         there.recv(1)
     there.close()
@@ -58,8 +58,8 @@ def test_a_stranger_is_turned_away_on_either_side(listener, keys, stranger, told
         listener.open(0.2)
     assert "another certificate" in told[0]
     refused = pytest.raises(PeerRefused, match=r"ask it for its certificate\.pem")
-    with Listener((HERE, 0), Identity(stranger / "C"), 2) as impostor, refused:
-        dialer(impostor, keys / "p").open(2)
+    with Listener((HERE, 0), Identity(stranger / "passive"), 2) as impostor, refused:
+        dialer(impostor, keys / "active").open(2)
 
 
 def test_a_peer_without_certificate_is_turned_away(listener, keys, told):
@@ -75,11 +75,11 @@ def test_a_peer_without_certificate_is_turned_away(listener, keys, told):
 
 def test_an_expired_certificate_is_refused(tmp_path):
     for role in identity.ROLES:
-        identity.make(tmp_path / role, role, days=-0.5 if role == "p" else 1)
-    for role, other in ("C", "p"), ("p", "C"):
+        identity.make(tmp_path / role, role, days=-0.5 if role == "active" else 1)
+    for role, other in ("passive", "active"), ("active", "passive"):
         (tmp_path / role / identity.PEER).write_bytes((tmp_path / other / identity.CERTIFICATE).read_bytes())
-    with Listener((HERE, 0), Identity(tmp_path / "p"), 2) as listener, pytest.raises(PeerRefused, match="expired"):
-        dialer(listener, tmp_path / "C").open(2)
+    with Listener((HERE, 0), Identity(tmp_path / "active"), 2) as listener, pytest.raises(PeerRefused, match="expired"):
+        dialer(listener, tmp_path / "passive").open(2)
 
 
 @pytest.mark.parametrize("words", [b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01" + bytes(range(200)), b""])
@@ -97,7 +97,7 @@ def test_plain_text_and_garbage_get_nothing(listener, words, told):
 
 def test_silent_strangers_do_not_keep_the_peer_waiting(listener, keys):
     silent = [socket.create_connection((HERE, listener.port), timeout=2) for _ in range(HANDSHAKES - 1)]
-    there = dialer(listener, keys / "p").open(2)
+    there = dialer(listener, keys / "active").open(2)
     listener.open(2).close()
     there.close()
     for connection in silent:
@@ -114,12 +114,12 @@ def strangers(listener, count, words=b""):
 
 @pytest.mark.parametrize("words", [b"", b"\x16"])  # silent, or silent in the middle of a handshake
 def test_among_500_strangers_the_peer_joins_within_its_handshake_time(keys, words):
-    with Listener((HERE, 0), Identity(keys / "C"), 60) as listener, contextlib.ExitStack() as ends:
+    with Listener((HERE, 0), Identity(keys / "passive"), 60) as listener, contextlib.ExitStack() as ends:
         for connection in strangers(listener, 500, words):
             ends.enter_context(connection)
         _wait_for(lambda: len(listener._newcomers) == HANDSHAKES)
         started = time.monotonic()
-        there = ends.enter_context(Dialer((HERE, listener.port), Identity(keys / "p"), HANDSHAKE).open(HANDSHAKE))
+        there = ends.enter_context(Dialer((HERE, listener.port), Identity(keys / "active"), HANDSHAKE).open(HANDSHAKE))
         here = ends.enter_context(listener.open(HANDSHAKE))
         there.sendall(b"here")
         assert here.recv(4) == b"here"
@@ -128,7 +128,7 @@ def test_among_500_strangers_the_peer_joins_within_its_handshake_time(keys, word
 
 
 def test_the_oldest_silent_one_gives_way(keys):
-    with Listener((HERE, 0), Identity(keys / "C"), 60) as listener, contextlib.ExitStack() as ends:
+    with Listener((HERE, 0), Identity(keys / "passive"), 60) as listener, contextlib.ExitStack() as ends:
         speaks = ends.enter_context(strangers(listener, 1, b"\x16")[0])
         _wait_for(lambda: any(listener._newcomers.values()))
         silent = [ends.enter_context(each) for each in strangers(listener, HANDSHAKES)]
@@ -141,7 +141,7 @@ def test_the_oldest_silent_one_gives_way(keys):
 
 def test_a_handshake_has_its_own_short_time(keys, monkeypatch):
     monkeypatch.setattr("vflsec.secure.remote.link.HANDSHAKE", 0.3)
-    with Listener((HERE, 0), Identity(keys / "C"), 60) as listener:
+    with Listener((HERE, 0), Identity(keys / "passive"), 60) as listener:
         started = time.monotonic()
         for words in (b"", b"\x16"):
             with strangers(listener, 1, words)[0] as connection:
@@ -150,15 +150,15 @@ def test_a_handshake_has_its_own_short_time(keys, monkeypatch):
 
 
 def test_the_last_connection_of_the_peer_counts(listener, keys):
-    first = dialer(listener, keys / "p").open(2)
+    first = dialer(listener, keys / "active").open(2)
     _wait_for(listener.superseded)
-    second = dialer(listener, keys / "p").open(2)
+    second = dialer(listener, keys / "active").open(2)
     _wait_for(lambda: listener._arrived.qsize() == 2)
     here = listener.open(2)
     assert not listener.superseded()
     second.sendall(b"2")
     assert here.recv(1) == b"2"
-    third = dialer(listener, keys / "p").open(2)
+    third = dialer(listener, keys / "active").open(2)
     _wait_for(listener.superseded)
     for connection in (first, second, third, here):
         connection.close()
@@ -168,22 +168,22 @@ def test_nobody_there(keys):
     with socket.create_server((HERE, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match="cannot listen on 127.0.0.1"):
-            Listener((HERE, port), Identity(keys / "C"), 1)
+            Listener((HERE, port), Identity(keys / "passive"), 1)
     with pytest.raises(PeerLost, match="cannot reach 127.0.0.1"):
-        Dialer((HERE, port), Identity(keys / "C"), 1).open(1)
+        Dialer((HERE, port), Identity(keys / "passive"), 1).open(1)
 
 
 def test_a_silent_server_is_given_up(keys):
     with socket.create_server((HERE, 0)) as server:
         started = time.monotonic()
         with pytest.raises(PeerLost, match="in time"):
-            Dialer((HERE, server.getsockname()[1]), Identity(keys / "C"), 0.3).open(5)
+            Dialer((HERE, server.getsockname()[1]), Identity(keys / "passive"), 0.3).open(5)
         assert time.monotonic() - started < 3
 
 
 def test_a_closed_listener_leaves_no_thread(keys):
     before = threading.active_count()
-    Listener((HERE, 0), Identity(keys / "C"), 1).close()
+    Listener((HERE, 0), Identity(keys / "passive"), 1).close()
     _wait_for(lambda: threading.active_count() <= before)
 
 

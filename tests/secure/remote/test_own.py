@@ -26,14 +26,14 @@ def files(tmp_path):
 
 
 def loaded(files, role, job=BOTH):
-    if role == "p":
-        return own.from_file(files / "bank.csv", job, "p", PartyFile(), key="id", label="bad")
+    if role == "active":
+        return own.from_file(files / "bank.csv", job, "active", PartyFile(), key="id", label="bad")
     town = PartyFile(categorical=["town"])
-    return own.from_file(files / "bureau.csv", job, "C", town, key="id", label=None)
+    return own.from_file(files / "bureau.csv", job, "passive", town, key="id", label=None)
 
 
 def test_both_hold_the_same_rows_in_the_same_order(files):
-    here, there = loaded(files, "C"), loaded(files, "p")
+    here, there = loaded(files, "passive"), loaded(files, "active")
     for split in ("train", "test"):
         assert here.ids[split].equals(there.ids[split])
     assert here.digest == there.digest
@@ -45,7 +45,7 @@ def test_both_hold_the_same_rows_in_the_same_order(files):
 
 
 def test_rows_and_labels_stay_together(files):
-    found = loaded(files, "p")
+    found = loaded(files, "active")
     bank = pd.read_csv(files / "bank.csv").set_index("id")
     expected = (bank.loc[found.ids["test"], "bad"] == "yes").to_numpy()
     assert (found.labels["test"] == expected).all()
@@ -77,12 +77,12 @@ def test_other_rows_have_another_digest(files, change):
         bureau.loc[0, "id"] = "k999"
     else:  # the same characters, cut elsewhere
         bureau = bureau.replace({"id": {"k1": "k1k", "k2": "2"}})
-    before = loaded(files, "C").digest
+    before = loaded(files, "passive").digest
     bureau.to_csv(files / "bureau.csv", index=False)
-    assert loaded(files, "C").digest != before
+    assert loaded(files, "passive").digest != before
 
 
-@pytest.mark.parametrize("role", ["C", "p"])
+@pytest.mark.parametrize("role", ["passive", "active"])
 @pytest.mark.parametrize(("test", "counts"), [(0.999, "0 and 200"), (0.001, "200 and 0")])
 def test_a_split_without_rows_is_refused_on_both_sides(files, role, test, counts):
     with pytest.raises(UsageError, match=f"^expected training and test rows with test = {test}, got {counts} of 200 "):
@@ -91,7 +91,11 @@ def test_a_split_without_rows_is_refused_on_both_sides(files, role, test, counts
 
 def test_the_seed_decides_the_split(files):
     other = Job(name="loans", seed=5)
-    assert loaded(files, "C").digest != loaded(files, "C", other).digest == loaded(files, "p", other).digest
+    assert (
+        loaded(files, "passive").digest
+        != loaded(files, "passive", other).digest
+        == loaded(files, "active", other).digest
+    )
 
 
 def test_what_is_wrong_with_a_file_is_said(files):
@@ -100,16 +104,16 @@ def test_what_is_wrong_with_a_file_is_said(files):
         "expected the id, got an unknown column 'key'": {"key": "key", "label": "bad"},
     }.items():
         with pytest.raises(DataError, match=said):
-            own.from_file(files / "bank.csv", BOTH, "p", PartyFile(), **call)
+            own.from_file(files / "bank.csv", BOTH, "active", PartyFile(), **call)
     with pytest.raises(DataError, match="expected a file"):
-        own.from_file(files / "none.csv", BOTH, "p", PartyFile(), key="id", label="bad")
+        own.from_file(files / "none.csv", BOTH, "active", PartyFile(), key="id", label="bad")
     with pytest.raises(DataError, match="got a folder; name a file in it"):
-        own.from_file(files, BOTH, "p", PartyFile(), key="id", label="bad")
+        own.from_file(files, BOTH, "active", PartyFile(), key="id", label="bad")
     bank = pd.read_csv(files / "bank.csv")
     bank["bad"] = ["yes", *["no"] * 199]
     bank.to_csv(files / "bank.csv", index=False)
     with pytest.raises(DataError, match="expected every class among"):
-        loaded(files, "p")
+        loaded(files, "active")
 
 
 @pytest.mark.parametrize(
@@ -127,5 +131,5 @@ def test_errors_of_a_file_from_the_command_line_say_nothing_of_toml(files, file,
     (files / "same.csv").write_text("id,a\n1,1\n2,1\n")
     (files / "latin.csv").write_bytes(b"id,a\n1,\xe9\n")
     with pytest.raises(DataError, match=said) as error:
-        own.from_file(files / file, BOTH, "C", PartyFile(**options), key="id", label=None)
+        own.from_file(files / file, BOTH, "passive", PartyFile(**options), key="id", label=None)
     assert not any(word in str(error.value) for word in ("TOML", "parties.", "[...]"))

@@ -15,7 +15,8 @@ from vflsec.secure.remote.hello import Hello
 from vflsec.secure.remote.identity import Identity
 from vflsec.secure.remote.link import Dialer, Listener
 from vflsec.secure.remote.messages import FIRST, KINDS, Done, limits
-from vflsec.secure.remote.session import Session, Talk
+from vflsec.secure.remote.session import Session
+from vflsec.secure.remote.talk import Talk
 from vflsec.secure.remote.wire import HEADER, MAGIC, VERSION, Connection
 from vflsec.secure.roles.messages import EncryptedDelta, Features, NoisedGradient, Scores
 from vflsec.secure.transcripts.recording import Recording
@@ -76,19 +77,19 @@ def crash_at(monkeypatch, role, method, kind, step):
 @pytest.mark.parametrize(
     ("role", "method", "kind", "step"),
     [
-        ("p", "receive", Features, 0),
-        ("p", "send", EncryptedDelta, 3),  # p has kept a batch that C has not
-        ("C", "receive", EncryptedDelta, 3),
-        ("C", "send", NoisedGradient, 4),  # C's share has moved in memory alone
-        ("p", "receive", NoisedGradient, 5),
-        ("C", "send", Scores, 6),  # in the middle of the predictions
-        ("p", "receive", Scores, 6),
+        ("active", "receive", Features, 0),
+        ("active", "send", EncryptedDelta, 3),  # p has kept a batch that C has not
+        ("passive", "receive", EncryptedDelta, 3),
+        ("passive", "send", NoisedGradient, 4),  # C's share has moved in memory alone
+        ("active", "receive", NoisedGradient, 5),
+        ("passive", "send", Scores, 6),  # in the middle of the predictions
+        ("active", "receive", Scores, 6),
     ],
 )
 def test_whoever_dies_wherever_the_numbers_are_the_same(keys, tmp_path, monkeypatch, calm, role, method, kind, step):
     happened = crash_at(monkeypatch, role, method, kind, step)
-    with Listener((HERE, 0), Identity(keys / "C"), 5) as listener:
-        links = {"C": listener, "p": Dialer((HERE, listener.port), Identity(keys / "p"), 5)}
+    with Listener((HERE, 0), Identity(keys / "passive"), 5) as listener:
+        links = {"passive": listener, "active": Dialer((HERE, listener.port), Identity(keys / "active"), 5)}
         models, deaths = {}, []
 
         def live(own_role):
@@ -115,18 +116,18 @@ def test_whoever_dies_wherever_the_numbers_are_the_same(keys, tmp_path, monkeypa
 
 def begun(keys, folder, *, batches=2, job=JOB, masks=False):
     """Run both sides until C gives up for p has died after ``batches``; returns C's error."""
-    drawn = {role: Masks(role) if masks else None for role in ("C", "p")}
+    drawn = {role: Masks(role) if masks else None for role in ("passive", "active")}
 
     def stop(step):
         if step == batches:
             raise Crash
         if masks:
-            drawn["p"].begin(step)
+            drawn["active"].begin(step)
 
-    with Listener((HERE, 0), Identity(keys / "C"), 5) as listener:
-        dialer = Dialer((HERE, listener.port), Identity(keys / "p"), 5)
-        c = session("C", job, OWN["C"], folder / "C", listener, drawn["C"], patience=1)
-        p = session("p", job, OWN["p"], folder / "p", dialer, drawn["p"], begin=stop)
+    with Listener((HERE, 0), Identity(keys / "passive"), 5) as listener:
+        dialer = Dialer((HERE, listener.port), Identity(keys / "active"), 5)
+        c = session("passive", job, OWN["passive"], folder / "passive", listener, drawn["passive"], patience=1)
+        p = session("active", job, OWN["active"], folder / "active", dialer, drawn["active"], begin=stop)
         thread = threading.Thread(target=fails, args=(Crash, p.finish))
         thread.start()
         with pytest.raises(PeerLost) as error:
@@ -149,7 +150,7 @@ def test_a_peer_that_vanishes_ends_the_wait_and_the_line_says_how_to_go_on(keys,
     assert "run the same command again" in line
     _, found, errors = run_both(keys, JOB, OWN, tmp_path)
     assert not errors
-    assert found["C"].batches == 6
+    assert found["passive"].batches == 6
 
 
 def test_states_are_private_and_gone_at_the_end(keys, tmp_path):
@@ -157,18 +158,23 @@ def test_states_are_private_and_gone_at_the_end(keys, tmp_path):
     files = sorted(path for path in tmp_path.glob("*/*") if path.name != ".lock")
     three = [f"state-{step:08}.bin" for step in range(3)]  # the last two, and the one before the epoch
     expected = [
-        *(f"C/{name}" for name in ["journal.bin", "key.bin", *three]),
-        *(f"p/{n}" for n in ["journal.bin", *three]),
+        *(f"active/{n}" for n in ["journal.bin", *three]),
+        *(f"passive/{name}" for name in ["journal.bin", "key.bin", *three]),
     ]
     assert [str(path.relative_to(tmp_path)) for path in files] == expected
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
-    assert (tmp_path / "C").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "passive").stat().st_mode & 0o777 == 0o700
     run_both(keys, JOB, OWN, tmp_path)
-    assert {path.name for path in tmp_path.glob("C/*")} == {".lock", "C.safetensors", "result.json"}
-    assert {path.name for path in tmp_path.glob("p/*")} == {".lock", "p.safetensors", "predictions.csv", "result.json"}
+    assert {path.name for path in tmp_path.glob("passive/*")} == {".lock", "passive.safetensors", "result.json"}
+    assert {path.name for path in tmp_path.glob("active/*")} == {
+        ".lock",
+        "active.safetensors",
+        "predictions.csv",
+        "result.json",
+    }
 
 
-@pytest.mark.parametrize("replaced", ["C", "p"])
+@pytest.mark.parametrize("replaced", ["passive", "active"])
 def test_a_peer_without_the_run_s_state_is_refused_and_nothing_is_lost(keys, tmp_path, replaced):
     begun(keys, tmp_path)
     (tmp_path / replaced).rename(tmp_path / "elsewhere")
@@ -176,7 +182,7 @@ def test_a_peer_without_the_run_s_state_is_refused_and_nothing_is_lost(keys, tmp
     _, found, errors = run_both(keys, JOB, OWN, tmp_path)
     assert not found
     assert all(isinstance(error, PeerRefused) for error in errors.values())
-    other = "p" if replaced == "C" else "C"
+    other = "active" if replaced == "passive" else "passive"
     assert "expected one run on both sides" in str(errors[other])
     assert {name: content for name, content in states(tmp_path).items() if name in before} == before
     shutil.rmtree(tmp_path / replaced)
@@ -186,12 +192,12 @@ def test_a_peer_without_the_run_s_state_is_refused_and_nothing_is_lost(keys, tmp
 
 def test_an_old_copy_is_refused(keys, tmp_path):
     begun(keys, tmp_path, batches=1)
-    shutil.copytree(tmp_path / "p", tmp_path / "copy")
+    shutil.copytree(tmp_path / "active", tmp_path / "copy")
     begun(keys, tmp_path, batches=5)
-    shutil.rmtree(tmp_path / "p")
-    (tmp_path / "copy").rename(tmp_path / "p")
+    shutil.rmtree(tmp_path / "active")
+    (tmp_path / "copy").rename(tmp_path / "active")
     _, _, errors = run_both(keys, JOB, OWN, tmp_path)
-    assert "one side has gone back to an old copy" in str(errors["C"])
+    assert "one side has gone back to an old copy" in str(errors["passive"])
 
 
 @pytest.mark.parametrize(
@@ -203,10 +209,10 @@ def test_an_old_copy_is_refused(keys, tmp_path):
 )
 def test_another_job_is_refused_on_both_sides(keys, tmp_path, change, said):
     other = make_job(**{"momentum": 0.5, "epochs": 3, **change})
-    with Listener((HERE, 0), Identity(keys / "C"), 5) as listener:
-        dialer = Dialer((HERE, listener.port), Identity(keys / "p"), 5)
-        c = session("C", JOB, OWN["C"], tmp_path / "C", listener)
-        p = session("p", other, OWN["p"], tmp_path / "p", dialer)
+    with Listener((HERE, 0), Identity(keys / "passive"), 5) as listener:
+        dialer = Dialer((HERE, listener.port), Identity(keys / "active"), 5)
+        c = session("passive", JOB, OWN["passive"], tmp_path / "passive", listener)
+        p = session("active", other, OWN["active"], tmp_path / "active", dialer)
         errors = []
         thread = threading.Thread(target=lambda: errors.append(fails(PeerRefused, p.finish)))
         thread.start()
@@ -218,14 +224,14 @@ def test_another_job_is_refused_on_both_sides(keys, tmp_path, change, said):
 
 def test_other_rows_are_refused(keys, tmp_path):
     fewer = owns(JOB, rows=39)
-    _, _, errors = run_both(keys, JOB, {"C": OWN["C"], "p": fewer["p"]}, tmp_path)
-    assert "28 train and 12 test here and 27 train and 12 test there" in str(errors["C"])
+    _, _, errors = run_both(keys, JOB, {"passive": OWN["passive"], "active": fewer["active"]}, tmp_path)
+    assert "28 train and 12 test here and 27 train and 12 test there" in str(errors["passive"])
 
 
 def test_a_run_of_another_job_is_not_gone_on_with(keys, tmp_path):
     begun(keys, tmp_path)
     with pytest.raises(StoreError, match=r"got train.lr = 0.2 there and 0.3 now"):
-        session("C", make_job(momentum=0.5, epochs=3, lr=0.3), OWN["C"], tmp_path / "C", None)
+        session("passive", make_job(momentum=0.5, epochs=3, lr=0.3), OWN["passive"], tmp_path / "passive", None)
 
 
 def damage(path):
@@ -236,21 +242,21 @@ def damage(path):
 
 def test_where_every_state_is_damaged_nothing_goes_on(keys, tmp_path):
     begun(keys, tmp_path)
-    for path in (tmp_path / "p").glob("state-*"):
+    for path in (tmp_path / "active").glob("state-*"):
         damage(path)
     with pytest.raises(StoreError, match=r"checksum does not match: restore a copy, or start anew"):
-        session("p", JOB, OWN["p"], tmp_path / "p", None)
+        session("active", JOB, OWN["active"], tmp_path / "active", None)
 
 
 @pytest.mark.parametrize("name", ["key.bin", "journal.bin"])
 def test_a_damaged_key_or_journal_is_refused(keys, tmp_path, name):
     begun(keys, tmp_path)
-    damage(tmp_path / "C" / name)
+    damage(tmp_path / "passive" / name)
     with pytest.raises(StoreError, match=rf"expected .*{name} as it was written, got a file whose checksum"):
-        session("C", JOB, OWN["C"], tmp_path / "C", None)
+        session("passive", JOB, OWN["passive"], tmp_path / "passive", None)
 
 
-@pytest.mark.parametrize(("role", "which"), [("C", [-1]), ("p", [-1]), ("p", [-1, -2])])
+@pytest.mark.parametrize(("role", "which"), [("passive", [-1]), ("active", [-1]), ("active", [-1, -2])])
 def test_both_go_on_from_the_last_state_that_is_not_damaged(keys, tmp_path, calm, role, which):
     begun(keys, tmp_path, batches=5, masks=True)
     for at in which:
@@ -264,31 +270,31 @@ def test_both_go_on_from_the_last_state_that_is_not_damaged(keys, tmp_path, calm
 
 def test_a_damaged_result_is_refused(keys, tmp_path):
     run_both(keys, JOB, OWN, tmp_path)
-    folder = tmp_path / "p"
+    folder = tmp_path / "active"
     whole = {path.name: path.read_bytes() for path in folder.glob("*") if path.name != ".lock"}
     wrong = {
         "result.json": [whole["result.json"].replace(b'"auc": ', b'"auc": 1'), b"\xff", whole["result.json"][:99]],
         "predictions.csv": [whole["predictions.csv"].replace(b"0", b"1", 1)],
-        "p.safetensors": [whole["p.safetensors"][:-1]],
+        "active.safetensors": [whole["active.safetensors"][:-1]],
     }
     for name, contents in wrong.items():
         for content in contents:
             (folder / name).write_bytes(content)
             with pytest.raises(StoreError, match=f"{name}.* restore a copy"):
-                session("p", JOB, OWN["p"], folder, None)
+                session("active", JOB, OWN["active"], folder, None)
         (folder / name).write_bytes(whole[name])
     (folder / "predictions.csv").unlink()  # taken away, which is what it is there for
-    assert session("p", JOB, OWN["p"], folder, None).finish().batches == 6
+    assert session("active", JOB, OWN["active"], folder, None).finish().batches == 6
 
 
 def test_one_folder_is_for_one_process(tmp_path):
-    made = session("p", JOB, OWN["p"], tmp_path / "p", None)
+    made = session("active", JOB, OWN["active"], tmp_path / "active", None)
     with pytest.raises(StoreError, match="another vflsec party works in"):
-        session("p", JOB, OWN["p"], tmp_path / "p", None)
+        session("active", JOB, OWN["active"], tmp_path / "active", None)
     made.snapshots.close()
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="choose another --out"):
-        session("p", JOB, OWN["p"], tmp_path / "file" / "p", None)
+        session("active", JOB, OWN["active"], tmp_path / "file" / "active", None)
 
 
 def test_a_finished_run_says_its_result_again_without_a_peer(keys, tmp_path):
@@ -305,20 +311,26 @@ def test_a_p_whose_last_word_is_lost_has_its_result(keys, tmp_path, monkeypatch)
     send = Connection.send
 
     def mute(wire, message, step=0):
-        if isinstance(message, Done) and threading.current_thread().name == "C":
+        if isinstance(message, Done) and threading.current_thread().name == "passive":
             raise Crash
         send(wire, message, step)
 
     monkeypatch.setattr(Connection, "send", mute)
-    with Listener((HERE, 0), Identity(keys / "C"), 5) as listener:
-        c = session("C", JOB, OWN["C"], tmp_path / "C", listener)
-        p = session("p", JOB, OWN["p"], tmp_path / "p", Dialer((HERE, listener.port), Identity(keys / "p"), 1))
+    with Listener((HERE, 0), Identity(keys / "passive"), 5) as listener:
+        c = session("passive", JOB, OWN["passive"], tmp_path / "passive", listener)
+        p = session(
+            "active",
+            JOB,
+            OWN["active"],
+            tmp_path / "active",
+            Dialer((HERE, listener.port), Identity(keys / "active"), 1),
+        )
 
         def end():
             fails(Crash, c.finish)
             listener.close()
 
-        thread = threading.Thread(target=end, name="C")
+        thread = threading.Thread(target=end, name="passive")
         thread.start()
         told = []
         p.tell = told.append
@@ -326,7 +338,7 @@ def test_a_p_whose_last_word_is_lost_has_its_result(keys, tmp_path, monkeypatch)
         thread.join()
     assert "nothing is missing here" in told[-1]
     c.snapshots.close()
-    again = session("C", JOB, OWN["C"], tmp_path / "C", None)
+    again = session("passive", JOB, OWN["passive"], tmp_path / "passive", None)
     assert again.finish().history == p.result.history
 
 
@@ -348,15 +360,15 @@ def frame(payload, *, version=VERSION, kind=1, length=None):
 def test_what_the_right_peer_says_wrong_is_refused_and_nothing_is_lost(keys, tmp_path, words, said):
     begun(keys, tmp_path)
     before = states(tmp_path)
-    with Listener((HERE, 0), Identity(keys / "C"), 5) as listener:
-        c = session("C", JOB, OWN["C"], tmp_path / "C", listener)
-        there = Dialer((HERE, listener.port), Identity(keys / "p"), 5).open(5)
+    with Listener((HERE, 0), Identity(keys / "passive"), 5) as listener:
+        c = session("passive", JOB, OWN["passive"], tmp_path / "passive", listener)
+        there = Dialer((HERE, listener.port), Identity(keys / "active"), 5).open(5)
         there.sendall(words)
         with pytest.raises(ProtocolError, match=said):
             c.finish()
         c.snapshots.close()
         wire = Connection(there, KINDS, FIRST, 2)
-        assert wire.receive(Hello).role == "C"
+        assert wire.receive(Hello).role == "passive"
         with pytest.raises((PeerRefused, PeerLost)):
             wire.receive(Hello)
         there.close()
@@ -366,12 +378,12 @@ def test_what_the_right_peer_says_wrong_is_refused_and_nothing_is_lost(keys, tmp
 def test_own_errors_end_the_peer_as_well_and_tell_it_nothing(keys, tmp_path):
     job = make_job()  # whose features are not known before the first batch
     own = owns(job)
-    own["C"].features["train"][3, 1] = 12345.0
+    own["passive"].features["train"][3, 1] = 12345.0
     _, _, errors = run_both(keys, job, own, tmp_path)
-    assert isinstance(errors["C"], UsageError)
-    assert isinstance(errors["p"], PeerRefused)
-    assert "an error of its own" in str(errors["p"])
-    assert "12345" not in str(errors["p"])
+    assert isinstance(errors["passive"], UsageError)
+    assert isinstance(errors["active"], PeerRefused)
+    assert "an error of its own" in str(errors["active"])
+    assert "12345" not in str(errors["active"])
 
 
 def test_a_malicious_p_has_no_more_time_by_repeating(keys, tmp_path):
@@ -383,10 +395,10 @@ def test_a_malicious_p_has_no_more_time_by_repeating(keys, tmp_path):
         if step == 1:
             raise PeerLost("p has seen enough")
 
-    with Listener((HERE, 0), Identity(keys / "C"), 5) as listener:
-        dialer = Dialer((HERE, listener.port), Identity(keys / "p"), 5)
-        c = session("C", JOB, OWN["C"], tmp_path / "C", listener, patience=1)
-        p = session("p", JOB, OWN["p"], tmp_path / "p", dialer, patience=2, begin=stop)
+    with Listener((HERE, 0), Identity(keys / "passive"), 5) as listener:
+        dialer = Dialer((HERE, listener.port), Identity(keys / "active"), 5)
+        c = session("passive", JOB, OWN["passive"], tmp_path / "passive", listener, patience=1)
+        p = session("active", JOB, OWN["active"], tmp_path / "active", dialer, patience=2, begin=stop)
         thread = threading.Thread(target=fails, args=(PeerLost, p.finish))
         thread.start()
         started = time.monotonic()
@@ -407,10 +419,14 @@ def test_a_recording_holds_what_each_saw_once(keys, tmp_path, encoder):
     made, _, errors = run_both(keys, job, own, tmp_path, each=each)
     assert not errors
     found = {role: list(Recording(path).steps()) for role, path in recorded.items()}
-    batches = len(made["C"].side.schedule)
-    assert [step.number for step in found["C"]] == [step.number for step in found["p"]] == list(range(batches + 1))
-    assert [step.rate for step in found["p"]] == [*[job.train.lr] * batches, None]
-    for here, there in zip(found["C"], found["p"], strict=True):
+    batches = len(made["passive"].side.schedule)
+    assert (
+        [step.number for step in found["passive"]]
+        == [step.number for step in found["active"]]
+        == list(range(batches + 1))
+    )
+    assert [step.rate for step in found["active"]] == [*[job.train.lr] * batches, None]
+    for here, there in zip(found["passive"], found["active"], strict=True):
         kinds = [(m.kind, m.body) for m in here.messages]
         assert kinds == [(m.kind, m.body) for m in there.messages]
         assert [m.direction for m in here.messages] != [m.direction for m in there.messages]
@@ -419,11 +435,11 @@ def test_a_recording_holds_what_each_saw_once(keys, tmp_path, encoder):
         assert np.abs(z - there.notes["scores"]).max() < 1e-6
         assert "labels" not in here.notes
         assert "mu" not in there.notes
-    header = Recording(recorded["C"]).header
-    assert header.layout == made["C"].side.agreed
-    assert recorded["C"].stat().st_mode & 0o777 == 0o600
+    header = Recording(recorded["passive"]).header
+    assert header.layout == made["passive"].side.agreed
+    assert recorded["passive"].stat().st_mode & 0o777 == 0o600
     if encoder == "identity":
-        assert not any(m.kind == "EncryptedDelta" for step in found["C"] for m in step.messages)
+        assert not any(m.kind == "EncryptedDelta" for step in found["passive"] for m in step.messages)
 
 
 def test_a_recording_goes_on_after_a_break(keys, tmp_path):
@@ -431,16 +447,16 @@ def test_a_recording_goes_on_after_a_break(keys, tmp_path):
         if step == 2:
             raise Crash
 
-    path = tmp_path / "p.recording"
-    with Listener((HERE, 0), Identity(keys / "C"), 5) as listener:
-        dialer = Dialer((HERE, listener.port), Identity(keys / "p"), 5)
-        c = session("C", JOB, OWN["C"], tmp_path / "C", listener)
+    path = tmp_path / "active.recording"
+    with Listener((HERE, 0), Identity(keys / "passive"), 5) as listener:
+        dialer = Dialer((HERE, listener.port), Identity(keys / "active"), 5)
+        c = session("passive", JOB, OWN["passive"], tmp_path / "passive", listener)
         thread = threading.Thread(target=c.finish)
         thread.start()
-        first = session("p", JOB, OWN["p"], tmp_path / "p", dialer, begin=stop, record=path)
+        first = session("active", JOB, OWN["active"], tmp_path / "active", dialer, begin=stop, record=path)
         fails(Crash, first.finish)
         first.snapshots.close()
-        second = session("p", JOB, OWN["p"], tmp_path / "p", dialer, record=path)
+        second = session("active", JOB, OWN["active"], tmp_path / "active", dialer, record=path)
         second.finish()
         thread.join()
         for made in (c, second):
@@ -461,6 +477,6 @@ def test_limits_leave_room_for_every_message(keys, tmp_path, monkeypatch):
     monkeypatch.setattr(Connection, "send", measuring)
     made, _, errors = run_both(keys, JOB, OWN, tmp_path)
     assert not errors
-    bounds = limits(made["C"].side.agreed)
+    bounds = limits(made["passive"].side.agreed)
     assert set(largest) == {*bounds} - {k for k in bounds if k.__name__ == "Committed"}
     assert all(bounds[kind] <= size + 512 for kind, size in largest.items() if kind not in FIRST)

@@ -21,12 +21,12 @@ def test_the_share_is_equations_per_feature(passes, outputs, width, share):
 def test_the_line_names_what_it_counts():
     line = str(Exposure(passes=2, outputs=10, width=16, rows=100))
     assert line == (
-        "exposure 1.00: 2 passes x 10 outputs give p 20 equations in the 16 features of each of 100 training samples; "
-        "p can compute all of them up to a rotation"
+        "exposure 1.00: 2 passes x 10 outputs give the active party 20 equations in the 16 features of each of 100 "
+        "training samples; it can compute all of them up to a rotation"
     )
     assert "which move" in str(Exposure(passes=2, outputs=10, width=16, rows=100, frozen=False))
     once = str(Exposure(passes=1, outputs=1, width=16, rows=100))
-    assert "1 pass x 1 output give p 1 equation in the 16 features" in once
+    assert "1 pass x 1 output give the active party 1 equation in the 16 features" in once
     assert "features that depend on each other, or have few values, are read from fewer" in once
 
 

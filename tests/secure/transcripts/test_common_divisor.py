@@ -29,11 +29,11 @@ def truth(folder, header):
     """Return p's recording with a share of zero, so that all of W is in C's."""
     from msgspec.structs import replace
 
-    with Recorder(folder / "p", replace(header, role="p")) as recorder:
+    with Recorder(folder / "active", replace(header, role="active")) as recorder:
         for number in range(2):
             recorder.begin(number, rate=0.1)
             recorder.note("share", np.array([0] * 10, dtype=object)[:, None])
-    return Recording(folder / "p")
+    return Recording(folder / "active")
 
 
 def audited(folder, change):

@@ -196,10 +196,10 @@ def test_too_little_is_no_acquittal(tmp_path):
     assert (finding.verdict, finding.figures) == ("unmeasured", ())
     assert "at least 9 features for 10 outputs, got 8" in finding.found
     (tmp_path / "one").mkdir()
-    with Recorder(tmp_path / "one" / "C", LinearRun(width=8).record(tmp_path / "one")[0].header) as recorder:
+    with Recorder(tmp_path / "one" / "passive", LinearRun(width=8).record(tmp_path / "one")[0].header) as recorder:
         recorder.begin(0, rate=None)  # nothing is learned
-    assert "expected delta^C of a step that learns" in DeltaChain()(Recording(tmp_path / "one" / "C")).found
-    with pytest.raises(InsufficientView, match="for role C, got a recording of role p"):
+    assert "expected delta^C of a step that learns" in DeltaChain()(Recording(tmp_path / "one" / "passive")).found
+    with pytest.raises(InsufficientView, match="for role passive, got a recording of role active"):
         DeltaChain()(p)
 
 

@@ -138,12 +138,12 @@ def test_honest_scores_do_not_jump(tmp_path):
 
 
 def test_what_is_not_recorded_is_not_acquitted(tmp_path):
-    with Recorder(tmp_path / "C", Header(role="C", layout=CipherLayout(width=2))) as recorder:
+    with Recorder(tmp_path / "passive", Header(role="passive", layout=CipherLayout(width=2))) as recorder:
         recorder.begin(3, rate=0.1)
         recorder.note("rows", np.arange(4))
-    assert "expected all steps from 0 on, got 3 after -1" in ForwardPasses()(Recording(tmp_path / "C")).found
-    assert ShiftedScores()(Recording(tmp_path / "C")).found == "expected delta^C of a training step, got none"
-    with Recorder(tmp_path / "p", Header(role="p", layout=CipherLayout(width=2))) as recorder:
+    assert "expected all steps from 0 on, got 3 after -1" in ForwardPasses()(Recording(tmp_path / "passive")).found
+    assert ShiftedScores()(Recording(tmp_path / "passive")).found == "expected delta^C of a training step, got none"
+    with Recorder(tmp_path / "active", Header(role="active", layout=CipherLayout(width=2))) as recorder:
         recorder.begin(0, rate=0.1)
     for audit in (ScoreDrift(), ChosenWeights()):
-        assert audit(Recording(tmp_path / "p")).verdict == "unmeasured"
+        assert audit(Recording(tmp_path / "active")).verdict == "unmeasured"

@@ -16,13 +16,13 @@ WIDTH = 10
 def recordings(folder, mu, passes, rates):
     """Steps of the same rows, with the scores of ``passes`` and learning rates, as both roles record them."""
     layout = CipherLayout(width=mu.shape[1], outputs=passes[0].shape[1], batch=len(mu))
-    for role in ("C", "p"):
+    for role in ("passive", "active"):
         with Recorder(folder / role, Header(role=role, layout=layout)) as recorder:
             for number, (scores, rate) in enumerate(zip(passes, rates, strict=True)):
                 recorder.begin(number, rate=rate)
                 recorder.note("rows", np.arange(len(mu)) + number * len(mu))
-                recorder.note(*(("mu", mu) if role == "C" else ("scores", scores)))
-    return Recording(folder / "C"), Recording(folder / "p")
+                recorder.note(*(("mu", mu) if role == "passive" else ("scores", scores)))
+    return Recording(folder / "passive"), Recording(folder / "active")
 
 
 def found(folder, mu, passes, rates=(None,)):

@@ -13,16 +13,16 @@ from vflsec.secure.transcripts.score_regression import ScoreRegression
 def recordings(folder, mu, scores, answers=1):
     """One pass of all rows, as both roles record it."""
     layout = CipherLayout(width=mu.shape[1], batch=len(mu))
-    for role in ("C", "p"):
+    for role in ("passive", "active"):
         with Recorder(folder / role, Header(role=role, layout=layout)) as recorder:
             recorder.begin(0, rate=None)
             recorder.note("rows", np.arange(len(mu)))
-            if role == "C":
+            if role == "passive":
                 recorder.note("mu", mu)
                 recorder.note("answers", np.array([answers]))
             else:
                 recorder.note("scores", scores)
-    return Recording(folder / "C"), Recording(folder / "p")
+    return Recording(folder / "passive"), Recording(folder / "active")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9])

@@ -57,8 +57,8 @@ def naive(folder, keys, *, secure, positives=0.24, batch=48, width=3, steps=6, s
     layout = CipherLayout(width=width, batch=batch)
     share = 0.3 * rng.normal(size=width)
     with (
-        Recorder(folder / "C", Header(role="C", layout=layout, n=n)) as c,
-        Recorder(folder / "p", Header(role="p", layout=layout, n=n)) as p,
+        Recorder(folder / "passive", Header(role="passive", layout=layout, n=n)) as c,
+        Recorder(folder / "active", Header(role="active", layout=layout, n=n)) as p,
     ):
 
         def send(message, sender, receiver):
@@ -86,7 +86,7 @@ def naive(folder, keys, *, secure, positives=0.24, batch=48, width=3, steps=6, s
             delta = loss_gradient(z[:, None], labels)[:, 0]
             whole = [a + float(w) for a, w in zip(e, share, strict=True)]
             send(EncryptedDelta(*wire([a * float(d) for a in whole for d in delta], secure=secure)), p, c)
-    return Recording(folder / "C"), Recording(folder / "p")
+    return Recording(folder / "passive"), Recording(folder / "active")
 
 
 def test_what_a_common_library_sends_is_found(tmp_path, keys):

@@ -50,12 +50,6 @@ def encode(
     return found
 
 
-def rounded(x: np.ndarray, precision: int) -> NDArray[np.float64]:
-    """Return what ``encode`` keeps of ``x``: multiples of 2^-``precision``."""
-    found: NDArray[np.float64] = np.ldexp(np.rint(np.ldexp(x, precision)), -precision)
-    return found
-
-
 def decode(values: Iterable[int], precision: int) -> NDArray[np.float64]:
     """Return integers in units of 2^-precision as floats."""
     found: NDArray[np.float64] = np.ldexp(np.array([float(value) for value in values]), -precision)

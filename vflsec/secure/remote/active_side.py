@@ -12,7 +12,8 @@ import torch
 from scipy.special import expit, log_softmax
 from torch import Tensor, nn
 
-from vflsec.core.errors import Diverged, PeerRefused, ProtocolError, UsageError
+from vflsec.core.checkpoint import State, below, load_model_state, model_state, under
+from vflsec.core.errors import Diverged, PeerRefused, UsageError
 from vflsec.core.metrics import METRICS, applicable
 from vflsec.core.seeds import drawing
 from vflsec.secure.arithmetic.keys import PublicKey
@@ -21,21 +22,9 @@ from vflsec.secure.remote.hello import Hello
 from vflsec.secure.remote.job import Job
 from vflsec.secure.remote.messages import Committed
 from vflsec.secure.remote.own import Own
-from vflsec.secure.remote.side import (
-    Batch,
-    Commit,
-    Exchange,
-    Side,
-    State,
-    below,
-    first_share,
-    learned,
-    relearn,
-    step,
-    under,
-)
-from vflsec.secure.roles.active import ActiveRole
-from vflsec.secure.roles.messages import Features, NoisedGradient, Scores
+from vflsec.secure.remote.side import Batch, Commit, Side, first_share, step
+from vflsec.secure.roles.active import ActiveRole, ScoresTooLarge
+from vflsec.secure.roles.exchange import Exchange, Port, Seat
 from vflsec.secure.roles.noise import normal
 
 
@@ -55,7 +44,7 @@ class ActiveSide(Side):
         UsageError: the job's outputs do not fit the classes.
     """
 
-    role = "p"
+    role = "active"
 
     def __init__(
         self,
@@ -122,29 +111,23 @@ class ActiveSide(Side):
         self.optimizer = self._sgd(self.top)
         self._public = public
 
-    def learn(self, exchange: Exchange, batch: Batch, commit: Commit) -> None:
-        """Score the rows, and send the masked gradient of the shared weights; keep the batch, then send delta^C."""
+    def learn(self, port: Port, batch: Batch, commit: Commit) -> None:
+        """Compute the scores and the loss, update both models, and send delta^C once the batch is kept."""
         y = self.y["train"][batch.rows.numpy()]
-        exchange.note("rows", batch.rows.numpy())
-        exchange.note("labels", y)
-        exchange.note("share", self.holder.share)
-        shared, own = self._score(exchange, "train", batch.rows)
+        port.note("labels", y)
+        shared, own = self._score(port, "train", batch.rows)
         delta, self.loss = residual(shared + own.detach().numpy(), y)
         if not np.isfinite(self.loss):
             raise Diverged(f"the loss is {self.loss}: lower train.lr")
-        exchange.note("scores", shared)
-        exchange.note("delta", delta)
-        exchange.note("loss", np.array([self.loss]))
-        exchange.send(self.holder.masked_gradient(delta))
-        noised = exchange.receive(NoisedGradient)
-        if self.job.paillier.order == "paper":
-            self.holder.update(noised, batch.rate)
-        last = self.holder.embedding_gradient(delta, noised, self._noise(delta)) if self.gradients else Committed()
-        if self.job.paillier.order == "current":
-            self.holder.update(noised, batch.rate)
+        port.note("loss", np.array([self.loss]))
+        exchange = self._exchange(port)
+        noised = exchange.weights(delta, rate=batch.rate)
         step(self.optimizer, own, torch.from_numpy(delta / len(batch.rows)), batch.rate)
-        commit(noised)
-        exchange.send(last)
+        if self.gradients:
+            exchange.embedding_gradient(noised, delta, self._noise(delta), before_sending=lambda: commit(noised))
+        else:
+            commit(noised)
+            port.send(Committed())
 
     def _noise(self, delta: np.ndarray) -> np.ndarray | None:
         """Return noise (B, g) on delta^C, or None; other noise for a batch that is done again."""
@@ -155,23 +138,21 @@ class ActiveSide(Side):
         return deviation * float(np.linalg.norm(delta, axis=1).max()) * drawn
 
     @torch.no_grad()
-    def infer(self, exchange: Exchange, rows: Tensor) -> None:
-        """Score test rows."""
-        exchange.note("rows", (rows + len(self.own.ids["train"])).numpy())
-        exchange.note("share", self.holder.share)
-        shared, own = self._score(exchange, "test", rows)
-        exchange.note("scores", shared)
+    def infer(self, port: Port, rows: Tensor) -> None:
+        """Compute the scores of test rows."""
+        shared, own = self._score(port, "test", rows)
         self.scores[rows.numpy()] = shared + own.numpy()
 
-    def _score(self, exchange: Exchange, split: str, rows: Tensor) -> tuple[np.ndarray, Tensor]:
-        """Return C's part of the scores (B, C) and p's own."""
-        exchange.send(self.holder.masked_scores(exchange.receive(Features)))
-        own = self.top(self.x[split][rows].double())
-        scores = exchange.receive(Scores)
+    def _exchange(self, port: Port) -> Exchange:
+        return Exchange(active=Seat(self.holder, port))
+
+    def _score(self, port: Port, split: str, rows: Tensor) -> tuple[np.ndarray, Tensor]:
+        """Return the passive party's part of the scores (B, C), and the active party's own."""
         try:
-            shared = self.holder.scores(scores)
-        except ProtocolError as error:  # the share of the weights may be spoiled: the state before may do better
+            shared: np.ndarray = self._exchange(port).scores()
+        except ScoresTooLarge as error:  # the weights may be spoiled: going back to an earlier state may help
             raise Diverged(str(error)) from None
+        own = self.top(self.x[split][rows].double())
         if shared.shape != own.shape:
             raise PeerRefused(f"expected scores of shape {tuple(own.shape)}, got {shared.shape}")
         return shared, own
@@ -194,11 +175,11 @@ class ActiveSide(Side):
 
     def state(self) -> State:
         """Return the top model over p's own columns, its optimizer, and p's share of the weights over C's embedding."""
-        return {**below("top", learned(self.top, self.optimizer)), **below("holder", self.holder.state())}
+        return {**below("top", model_state(self.top, self.optimizer)), **below("holder", self.holder.state())}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on from ``state``."""
-        relearn(self.top, self.optimizer, under("top", state))
+        load_model_state(under("top", state), self.top, self.optimizer)
         self.holder.load(under("holder", state))
 
     def models(self) -> State:

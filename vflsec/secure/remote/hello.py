@@ -11,12 +11,13 @@ exactly once on both sides, or the parties part.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
 from vflsec.core.errors import PeerRefused
 from vflsec.secure.arithmetic.keys import PublicKey
+from vflsec.secure.roles.messages import RoleName
 
 Text = Annotated[str, msgspec.Meta(max_length=1000)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -40,7 +41,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         key: C's to say.
     """
 
-    role: Literal["C", "p"]
+    role: RoleName
     settings: Annotated[dict[Text, Text], msgspec.Meta(max_length=200)]
     counts: Annotated[dict[Text, Count], msgspec.Meta(max_length=4)]
     rows: Digest

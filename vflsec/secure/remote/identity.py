@@ -14,8 +14,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from vflsec.core.errors import UsageError
 from vflsec.core.files import create
+from vflsec.secure.roles.messages import ROLES
 
-ROLES = ("C", "p")
 KEY, CERTIFICATE, PEER = "key.pem", "certificate.pem", "peer.pem"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -17,8 +18,9 @@ from vflsec.data.encode import ColumnEncoder
 from vflsec.data.files import PartyFile, load_party
 from vflsec.experiment.federation import load_dataset
 from vflsec.secure.remote.job import Job
+from vflsec.secure.roles.messages import RoleName
 
-PARTY = {"C": "passive_1", "p": "active"}
+PARTY: Mapping[RoleName, str] = {"passive": "passive_1", "active": "active"}
 """What a role is called where all parties are in one process."""
 
 
@@ -52,7 +54,7 @@ class Own:
         return found.hexdigest()
 
 
-def from_dataset(job: Job, role: str) -> Own:
+def from_dataset(job: Job, role: RoleName) -> Own:
     """Return the columns of ``role`` in the job's registered dataset, and nothing of the other party's.
 
     Raises:
@@ -64,17 +66,17 @@ def from_dataset(job: Job, role: str) -> Own:
     if len(dataset.parties) != 2:
         raise UsageError(f"expected a dataset of two parties, got {len(dataset.parties)} in {job.dataset}")
     table = next(party for party in dataset.parties if party.name == PARTY[role])
-    labels = dataset.labels if role == "p" else None
-    return arrange(table, job, labels, dataset.classes if role == "p" else (), dataset.test_ids)
+    labels = dataset.labels if role == "active" else None
+    return arrange(table, job, labels, dataset.classes if role == "active" else (), dataset.test_ids)
 
 
-def from_file(path: Path, job: Job, role: str, own: PartyFile, *, key: str, label: str | None) -> Own:
+def from_file(path: Path, job: Job, role: RoleName, own: PartyFile, *, key: str, label: str | None) -> Own:
     """Return the columns of ``role`` in its own file.
 
     Args:
         path: CSV with a header line, or Parquet.
         job: the agreement.
-        role: ``C`` or ``p``.
+        role: ``passive`` or ``active``.
         own: which columns, and what they are.
         key: the column of row ids.
         label: the column of labels; None at C.

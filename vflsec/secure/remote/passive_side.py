@@ -10,30 +10,19 @@ import torch
 from phe import PaillierPrivateKey, PaillierPublicKey
 from torch import Tensor, nn
 
+from vflsec.core.checkpoint import State, below, load_model_state, model_state, under
 from vflsec.core.errors import ProtocolError, UsageError
 from vflsec.core.seeds import drawing
 from vflsec.nn.encoders import build_encoder
-from vflsec.secure.arithmetic.codec import encode, rounded
+from vflsec.secure.arithmetic.codec import encode
 from vflsec.secure.arithmetic.keys import Keys
 from vflsec.secure.arithmetic.layout import CipherLayout, Mode
 from vflsec.secure.remote.hello import Hello
 from vflsec.secure.remote.job import Job
 from vflsec.secure.remote.messages import Committed
 from vflsec.secure.remote.own import PARTY, Own
-from vflsec.secure.remote.side import (
-    Batch,
-    Commit,
-    Exchange,
-    Side,
-    State,
-    below,
-    first_share,
-    learned,
-    relearn,
-    step,
-    under,
-)
-from vflsec.secure.roles.messages import EncryptedDelta, MaskedGradient, MaskedScores
+from vflsec.secure.remote.side import Batch, Commit, Side, first_share, step
+from vflsec.secure.roles.exchange import Exchange, Port, Seat
 from vflsec.secure.roles.noise import normal
 from vflsec.secure.roles.passive import PassiveRole
 
@@ -60,7 +49,7 @@ class PassiveSide(Side):
         UsageError: without an encoder, a number beyond 2^feature_bits; the line names its column and the value to set.
     """
 
-    role = "C"
+    role = "passive"
 
     def __init__(
         self,
@@ -78,7 +67,7 @@ class PassiveSide(Side):
         self._randbits = randbits
         self.bottom: nn.Module = nn.Identity()
         if self.gradients:
-            with drawing(seed, "model", PARTY["C"]):
+            with drawing(seed, "model", PARTY["passive"]):
                 self.bottom = build_encoder(own.layout, job.model.spec, job.model.outputs)
         else:
             for x in own.features.values():  # these are what is encrypted: all are checked before any is sent
@@ -102,21 +91,17 @@ class PassiveSide(Side):
         """Return the layout that C itself has laid out."""
         return self.agreed
 
-    def learn(self, exchange: Exchange, batch: Batch, commit: Commit) -> None:
-        """Send features, scores and noised gradient; then learn from delta^C."""
-        exchange.note("rows", batch.rows.numpy())
+    def learn(self, port: Port, batch: Batch, commit: Commit) -> None:
+        """Send features, scores and the noised gradient of the weights; then train the bottom model on delta^C."""
         self.bottom.train()
         mu = self.bottom(self.x["train"][batch.rows])  # (B, g)
-        self._note(exchange, mu)
-        exchange.send(self.holder.features(_double(mu)))
-        exchange.send(self.holder.scores(exchange.receive(MaskedScores), self._score_noise(len(batch.rows))))
-        noised = self.holder.gradient(exchange.receive(MaskedGradient), batch.rate)
-        exchange.send(noised)
+        exchange = self._exchange(port)
+        exchange.scores(_double(mu), self._score_noise(len(batch.rows)))
+        noised = exchange.weights(rate=batch.rate)
         if self.optimizer is None:
-            exchange.receive(Committed)
+            port.receive(Committed)
         else:
-            gradient = self.holder.embedding_gradient(exchange.receive(EncryptedDelta))  # (B, g)
-            exchange.note("embedding_gradient", gradient)
+            gradient = exchange.embedding_gradient(noised)  # (B, g)
             if not gradient.any():
                 raise ProtocolError(
                     f"expected a gradient of batch {batch.number}, got zero for every row: the other party deviates "
@@ -148,34 +133,29 @@ class PassiveSide(Side):
                 ) from None
 
     @torch.no_grad()
-    def infer(self, exchange: Exchange, rows: Tensor) -> None:
+    def infer(self, port: Port, rows: Tensor) -> None:
         """Send features and scores of test rows."""
-        exchange.note("rows", (rows + len(self.own.ids["train"])).numpy())
         self.bottom.eval()
         mu = self.bottom(self.x["test"][rows])
-        self._note(exchange, mu)
-        exchange.send(self.holder.features(_double(mu), learns=False))
-        exchange.send(self.holder.scores(exchange.receive(MaskedScores), self._score_noise(len(rows))))
+        self._exchange(port).scores(_double(mu), self._score_noise(len(rows)), learns=False)
+
+    def _exchange(self, port: Port) -> Exchange:
+        return Exchange(passive=Seat(self.holder, port))
 
     def _score_noise(self, rows: int) -> np.ndarray | None:
         """Return noise (B, C) on the scores, or None; other noise if they are asked for again."""
         deviation, outputs = self.job.paillier.score_noise, self.job.model.outputs
         return deviation * normal(self._randbits, (rows, outputs)) if deviation else None
 
-    def _note(self, exchange: Exchange, mu: Tensor) -> None:
-        """Record C's features as they are encrypted, rounded, and its share of the weights."""
-        exchange.note("mu", rounded(_double(mu), self.agreed.feature_precision))
-        exchange.note("share", self.holder.share)
-
     def state(self) -> State:
         """Return bottom model, optimizer and C's share of the weights."""
-        own = learned(self.bottom, self.optimizer) if self.optimizer else {}
+        own = model_state(self.bottom, self.optimizer) if self.optimizer else {}
         return {**below("bottom", own), **below("holder", self.holder.state())}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on from ``state``, which is of the same key."""
         if self.optimizer:
-            relearn(self.bottom, self.optimizer, under("bottom", state))
+            load_model_state(under("bottom", state), self.bottom, self.optimizer)
         self.holder.load(under("holder", state))
 
     def models(self) -> State:

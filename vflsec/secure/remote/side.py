@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vflsec.core.checkpoint import State
 from vflsec.core.seeds import generator
 from vflsec.nn.batches import batches
 from vflsec.secure.arithmetic.codec import Randbits
@@ -20,25 +20,11 @@ from vflsec.secure.arithmetic.linear_sgd import LinearSgd
 from vflsec.secure.remote.hello import Hello
 from vflsec.secure.remote.job import Job
 from vflsec.secure.remote.own import Own
-from vflsec.secure.roles.messages import NoisedGradient
+from vflsec.secure.roles.exchange import Port
+from vflsec.secure.roles.messages import NoisedGradient, RoleName
 
-M = TypeVar("M", bound=msgspec.Struct)
-State = dict[str, np.ndarray]
 Commit = Callable[[NoisedGradient], object]
 """Keeps the state after a batch; the message, fresh in every attempt, stands for the batch in both histories."""
-
-
-class Exchange(Protocol):
-    """What a side says and hears in one batch, and what it computed by right, for those who record."""
-
-    def send(self, message: msgspec.Struct) -> None:
-        """Send ``message``."""
-
-    def receive(self, expected: type[M]) -> M:
-        """Return the next message, an ``expected`` one."""
-
-    def note(self, name: str, values: object) -> None:
-        """Record an array."""
 
 
 class Batch(NamedTuple):
@@ -94,7 +80,7 @@ class Side(ABC):
         job: the agreement.
     """
 
-    role: ClassVar[Literal["C", "p"]]
+    role: ClassVar[RoleName]
 
     def __init__(self, own: Own, job: Job) -> None:
         self.own = own
@@ -131,11 +117,11 @@ class Side(ABC):
         """
 
     @abstractmethod
-    def learn(self, exchange: Exchange, batch: Batch, commit: Commit) -> None:
+    def learn(self, port: Port, batch: Batch, commit: Commit) -> None:
         """Take part in one update; ``commit`` at the point from which the batch counts."""
 
     @abstractmethod
-    def infer(self, exchange: Exchange, rows: Tensor) -> None:
+    def infer(self, port: Port, rows: Tensor) -> None:
         """Take part in the prediction of test rows."""
 
     @abstractmethod
@@ -169,24 +155,6 @@ def step(optimizer: torch.optim.Optimizer, output: Tensor, gradient: Tensor, rat
     optimizer.step()
 
 
-def learned(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Return copies of a model's tensors and of its optimizer's."""
-    found = {f"model/{key}": value for key, value in model.state_dict().items()}
-    for index, entries in optimizer.state_dict()["state"].items():
-        found |= {f"optimizer/{index}/{key}": value for key, value in entries.items() if isinstance(value, Tensor)}
-    return {key: value.detach().numpy().copy() for key, value in found.items()}
-
-
-def relearn(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, np.ndarray]) -> None:
-    """Put back what ``learned`` returned."""
-    model.load_state_dict({key: torch.from_numpy(value.copy()) for key, value in under("model", state).items()})
-    entries: dict[int, dict[str, Tensor]] = {}
-    for key, value in under("optimizer", state).items():
-        index, _, name = key.partition("/")
-        entries.setdefault(int(index), {})[name] = torch.from_numpy(value.copy())
-    optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
 def first_share(randbits: Randbits, width: int, outputs: int, inputs: int | None = None) -> np.ndarray:
     """Return a party's first share of the weights (g, C), as wide as a linear layer of ``inputs`` columns draws them.
 
@@ -194,13 +162,3 @@ def first_share(randbits: Randbits, width: int, outputs: int, inputs: int | None
     """
     drawn = np.array([randbits(53) for _ in range(width * outputs)], np.float64).reshape(width, outputs)
     return (np.ldexp(drawn, -52) - 1) / math.sqrt(inputs or width)
-
-
-def under(stem: str, state: Mapping[str, np.ndarray]) -> State:
-    """Return the entries below ``stem``."""
-    return {key.removeprefix(f"{stem}/"): value for key, value in state.items() if key.startswith(f"{stem}/")}
-
-
-def below(stem: str, state: Mapping[str, np.ndarray]) -> State:
-    """Return the entries, put below ``stem``."""
-    return {f"{stem}/{key}": value for key, value in state.items()}

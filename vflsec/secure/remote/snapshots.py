@@ -1,4 +1,4 @@
-"""What a party keeps on its disk while a run lasts: states to go back to, C's key, and a journal.
+"""The files that a party keeps while a run lasts: checkpoints to go back to, the passive party's key, and a journal.
 
 Each file is sealed with a SHA-256, written as a whole or not at all, and readable by its owner alone.
 """
@@ -6,35 +6,36 @@ Each file is sealed with a SHA-256, written as a whole or not at all, and readab
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 from filelock import FileLock, Timeout
-from safetensors.numpy import load, save
 
+from vflsec.core import checkpoint
 from vflsec.core.errors import StoreError
 from vflsec.core.files import replace, seal, sweep, sync, unseal
 
 KEPT = 2
-"""Parties that commit one after the other are one batch apart at most, and the one ahead must be able to go back."""
+"""Newest checkpoints that are kept: the parties are at most one batch apart, and the one ahead may have to go back."""
 EPOCHS_KEPT = 2
-"""States at the ends of epochs, kept to go back further where a newer state turns out to be spoiled."""
+"""Checkpoints at the ends of epochs that are kept beside these, in case newer ones turn out to be unusable."""
 KEY, JOURNAL = "key.bin", "journal.bin"
 T = TypeVar("T")
 _STATE = re.compile(r"state-(\d{8}|[1-9]\d{8,})\.bin")
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot says of itself.
+    """What a checkpoint belongs to.
 
     Attributes:
-        role: whose it is.
-        run: of which run; empty before the parties have met.
-        step: how many batches are done.
-        history: SHA-256 over what both parties saw of all batches until now.
+        role: ``passive`` or ``active``.
+        run: identifier of the run; empty before the parties have met.
+        step: number of batches done.
+        history: SHA-256 over the messages of all batches until now.
         settings: the job.
         rows: digest of the row ids.
     """
@@ -48,12 +49,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal(msgspec.Struct, forbid_unknown_fields=True):
-    """What must survive a restart although it is part of no state.
+    """What must survive a restart although no checkpoint holds it.
 
     Attributes:
-        answered: batches that were answered at least once, by C with scores or by p with delta^C; they come in order.
+        answered: number of batches that were answered at least once, by the passive party with scores or by the active
+            party with delta^C; batches come in order.
         repeats: how often a batch was answered again, by its number.
-        failed: the last batch that could not be done because of the state before it, or -1.
+        failed: the last batch whose checkpoint the next batch failed on, or -1.
     """
 
     answered: int = 0
@@ -61,24 +63,17 @@ class Journal(msgspec.Struct, forbid_unknown_fields=True):
     failed: int = -1
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """One state file: what it says of itself, and its tensors as safetensors."""
-
-    facts: Facts
-    tensors: bytes
-
-
 class Snapshots:
-    """The files of a run in ``folder``. What a killed process left unfinished is removed at the start.
+    """The files of a run in ``folder``; unfinished files of a killed process are removed first.
 
     Args:
-        folder: made if need be. One process at a time has it, until it ends, however it ends.
+        folder: created if needed. It is locked while this process has it.
 
     Attributes:
-        damaged: numbers of the states that ``kept`` found damaged.
+        damaged: numbers of the checkpoints that ``kept`` could not read.
 
     Raises:
-        StoreError: another process has it, it cannot be written, or a folder has the name of one of the files.
+        StoreError: another process has the folder, it cannot be written, or a file's name belongs to a folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,27 +88,27 @@ class Snapshots:
             raise StoreError(f"another vflsec party works in {folder}: wait for it, or choose another --out") from None
         except OSError as error:
             raise StoreError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
-        for path in (*map(self._path, self._steps()), folder / KEY, folder / JOURNAL):
+        for path in self._files():
             if path.is_dir():
                 self.close()
                 raise StoreError(f"expected a file {path}, got a folder: move it away, or choose another --out")
 
     def save(self, facts: Facts, state: Mapping[str, np.ndarray], epoch: int = 1) -> list[int]:
-        """Keep the state after ``facts.step`` batches, and of the others the one before and the last ends of epochs.
+        """Write a checkpoint after ``facts.step`` batches, and remove those that are no longer needed.
 
         Args:
-            facts: what the state is.
-            state: its arrays.
+            facts: what it belongs to.
+            state: its tensors.
             epoch: batches in an epoch.
 
         Returns:
-            The numbers of all states that are kept now.
+            The numbers of all checkpoints that are kept now.
 
         Raises:
             StoreError: the disk is full, or the folder gone.
         """
-        tensors = save({key: np.asarray(value, order="C") for key, value in state.items()})
-        self._write_sealed(self._path(facts.step).name, Kept(facts, tensors))
+        with self._writing():
+            checkpoint.write(self._path(facts.step), facts, state)
         steps = self._steps()
         ends = [step for step in steps[:-KEPT] if step % epoch == 0]
         kept = sorted({*steps[-KEPT:], *ends[-EPOCHS_KEPT:]})
@@ -121,25 +116,24 @@ class Snapshots:
             self._path(step).unlink()
         return kept
 
-    def load(self, step: int) -> dict[str, np.ndarray]:
-        """Return the state after ``step`` batches.
+    def load(self, step: int) -> checkpoint.State:
+        """Return the tensors after ``step`` batches.
 
         Raises:
-            StoreError: it is damaged.
+            StoreError: the checkpoint is damaged.
         """
-        found: dict[str, np.ndarray] = load(self._read(step).tensors)
-        return found
+        return self._read(step)[1]
 
     def kept(self) -> dict[int, Facts]:
-        """Return what is known of each intact state, by the number of batches done.
+        """Return the facts of each intact checkpoint by its number of batches.
 
         Raises:
-            StoreError: none is intact.
+            StoreError: there are some, and none is intact.
         """
         found, self.damaged, steps = {}, [], self._steps()
         for step in steps:
             try:
-                found[step] = self._read(step).facts
+                found[step] = self._read(step)[0]
             except StoreError:
                 self.damaged.append(step)
                 if len(self.damaged) == len(steps):
@@ -147,34 +141,34 @@ class Snapshots:
         return found
 
     def forget_after(self, step: int) -> None:
-        """Drop the states of batches after ``step``: they are to be done again."""
+        """Remove the checkpoints after ``step``: their batches are to be done again."""
         for later in self._steps():
             if later > step:
                 self._path(later).unlink()
         sync(self.folder)
 
     def clear(self) -> None:
-        """Drop all states, the journal and C's key: the run is over."""
+        """Remove all checkpoints, the journal and the key: the run is over."""
         sweep(self.folder)
-        for path in (*map(self._path, self._steps()), self.folder / KEY, self.folder / JOURNAL):
+        for path in self._files():
             path.unlink(missing_ok=True)
         sync(self.folder)
 
     def save_key(self, numbers: Mapping[str, bytes]) -> None:
-        """Keep C's private key, once for the whole run.
+        """Keep the passive party's private key, once for the whole run.
 
         Raises:
             StoreError: the disk is full, or the folder gone.
         """
-        self._write_sealed(KEY, dict(numbers))
+        self.write(KEY, seal(msgspec.msgpack.encode(dict(numbers))))
 
     def load_key(self) -> dict[str, bytes]:
-        """Return C's private key.
+        """Return the passive party's private key.
 
         Raises:
             StoreError: it is missing or damaged.
         """
-        return self._read_sealed(KEY, dict[str, bytes])
+        return self._sealed(KEY, dict[str, bytes])
 
     def save_journal(self, journal: Journal) -> None:
         """Keep the journal.
@@ -182,29 +176,27 @@ class Snapshots:
         Raises:
             StoreError: the disk is full, or the folder gone.
         """
-        self._write_sealed(JOURNAL, journal)
+        self.write(JOURNAL, seal(msgspec.msgpack.encode(journal)))
 
     def load_journal(self) -> Journal:
-        """Return the journal of the run, which is written before its first state.
+        """Return the journal, which is written before the first checkpoint.
 
         Raises:
-            StoreError: it is missing or damaged: nobody knows then how often a batch was answered.
+            StoreError: it is missing or damaged, so that repeated answers can no longer be counted.
         """
-        return self._read_sealed(JOURNAL, Journal)
+        return self._sealed(JOURNAL, Journal)
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file beside the states, for its owner alone.
+        """Write a file beside the checkpoints, for its owner alone.
 
         Raises:
             StoreError: the disk is full, or the folder gone.
         """
-        try:
+        with self._writing():
             replace(self.folder / name, content)
-        except OSError as error:
-            raise StoreError(f"cannot write to {self.folder}: {error.strerror}; make room and start again") from None
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file beside the states, or None where there is none.
+        """Return the content of a file beside the checkpoints, or None where there is none.
 
         Raises:
             StoreError: it cannot be read.
@@ -220,7 +212,7 @@ class Snapshots:
             ) from None
 
     def close(self) -> None:
-        """Leave the folder to others."""
+        """Unlock the folder."""
         self._lock.release()
 
     def _steps(self) -> list[int]:
@@ -230,18 +222,29 @@ class Snapshots:
     def _path(self, step: int) -> Path:
         return self.folder / f"state-{step:08}.bin"
 
-    def _read(self, step: int) -> Kept:
-        return self._read_sealed(self._path(step).name, Kept)
+    def _files(self) -> list[Path]:
+        return [*map(self._path, self._steps()), self.folder / KEY, self.folder / JOURNAL]
 
-    def _write_sealed(self, name: str, value: object) -> None:
-        self.write(name, seal(msgspec.msgpack.encode(value)))
+    def _read(self, step: int) -> tuple[Facts, checkpoint.State]:
+        with _reading(self._path(step)) as path:
+            return checkpoint.read(path, Facts)
 
-    def _read_sealed(self, name: str, kind: type[T]) -> T:
-        path = self.folder / name
-        try:
+    def _sealed(self, name: str, kind: type[T]) -> T:
+        with _reading(self.folder / name) as path:
             return msgspec.msgpack.decode(unseal(path.read_bytes()), type=kind)
-        except (OSError, ValueError) as error:  # DecodeError is a ValueError
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise StoreError(
-                f"expected {path} as it was written, got {reason}: restore a copy, or start anew"
-            ) from None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(f"cannot write to {self.folder}: {error.strerror}; make room and start again") from None
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Path]:
+    try:
+        yield path
+    except (OSError, ValueError) as error:  # a DecodeError is a ValueError
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StoreError(f"expected {path} as it was written, got {reason}: restore a copy, or start anew") from None

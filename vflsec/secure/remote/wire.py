@@ -24,7 +24,7 @@ import msgspec
 from vflsec.core.errors import PeerLost, PeerRefused, ProtocolError
 
 MAGIC = b"vfls"
-VERSION = 2
+VERSION = 3
 HEADER = struct.Struct(">4sHBQI16s")
 LOOK_UP = 0.5
 """Seconds between two looks whether the peer has connected anew."""

@@ -22,6 +22,10 @@ from vflsec.secure.roles.messages import EncryptedDelta, Features, MaskedGradien
 from vflsec.secure.roles.role import Role
 
 
+class ScoresTooLarge(ProtocolError):
+    """Scores beyond 2^score_bits: the model diverges, or the passive party sends other numbers."""
+
+
 class ActiveRole(Role):
     """Party p: it has the labels, and of the weights W the share W~ = W - e.
 
@@ -131,7 +135,7 @@ class ActiveRole(Role):
         precision = layout.feature_precision + layout.weight_precision
         found = np.ldexp(scores.astype(np.float64), -precision)
         if (most := np.abs(found).max()) >= 2.0**layout.score_bits:
-            raise ProtocolError(
+            raise ScoresTooLarge(
                 f"expected scores below {2**layout.score_bits}, got {most:g}: the model diverges, or the other party "
                 "answers with other numbers; take a smaller learning rate, or agree on a larger ring"
             )

@@ -58,10 +58,9 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
         asked = f"{count(self.passes, 'pass', 'passes')} x {count(self.outputs, 'output')}"
         equations = count(self.equations, "equation")
         counted = (
-            f"exposure {self.share:.2f}: {asked} give p {equations} in the {self.width} features of each of "
+            f"exposure {self.share:.2f}: {asked} give the active party {equations} in the {self.width} features of each of "
             f"{self.rows} training samples"
         )
         if not self.frozen:
             return f"{counted}, which move; {FEWER}"
-        told = "p can compute all of them up to a rotation"
-        return f"{counted}; {told if self.share == 1 else FEWER}"
+        return f"{counted}; {'it can compute all of them up to a rotation' if self.share == 1 else FEWER}"

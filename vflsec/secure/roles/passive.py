@@ -69,6 +69,11 @@ class PassiveRole(Role):
         self._mu = np.zeros((0, layout.width), np.int64)
         self._learns = False
 
+    @property
+    def mu(self) -> NDArray[np.float64]:
+        """The features (B, g) of this turn as they were encrypted, rounded."""
+        return np.ldexp(self._mu.astype(np.float64), -self.layout.feature_precision)
+
     def features(self, mu: np.ndarray, *, learns: bool = True) -> Features:
         """Begin a turn: return the features mu (B, g), encrypted; with whole samples only if the model learns.
 

@@ -111,8 +111,8 @@ class Truth:
     def at(self, numbers: Collection[int]) -> dict[int, dict[str, NDArray[Any]]]:
         """Return the notes of both roles at these steps.
 
-        Their shares of W are called ``C share`` and ``p share``; where both are there, also ``sum``, in the same
-        units, and ``weights``, as floats; all (g, C).
+        Their shares of W are called ``passive share`` and ``active share``. Where both are there, ``sum`` is their sum
+        in the same units, and ``weights`` the same as floats; all (g, C).
         """
         found: dict[int, dict[str, NDArray[Any]]] = {number: {} for number in numbers}
         for recording in self.recordings:
@@ -123,8 +123,8 @@ class Truth:
                         own[f"{recording.header.role} share"] = own.pop("share")
                     found[step.number] |= own
         for notes in found.values():
-            if "C share" in notes and "p share" in notes:
-                notes["sum"] = notes["C share"] + notes["p share"]
+            if "passive share" in notes and "active share" in notes:
+                notes["sum"] = notes["passive share"] + notes["active share"]
                 notes["weights"] = np.ldexp(notes["sum"].astype(np.float64), -64)
         return found
 
@@ -134,14 +134,14 @@ class Audit(ABC):
 
     Class attributes:
         name: short.
-        role: who can mount it, C or p.
+        role: who can mount it, ``passive``, ``active`` or ``either``.
         reads: what it uses.
         mitigation: what stops it.
         reference: where the attack is from.
     """
 
     name: ClassVar[str]
-    role: ClassVar[Literal["C", "p", "either"]]
+    role: ClassVar[Literal["passive", "active", "either"]]
     reads: ClassVar[str]
     mitigation: ClassVar[str]
     reference: ClassVar[str]

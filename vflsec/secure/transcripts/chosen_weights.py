@@ -24,7 +24,7 @@ class ChosenWeights(Audit):
     """
 
     name = "chosen-weights"
-    role = "p"
+    role = "active"
     reads = "z^C of the same samples under several shares of its own, between two updates"
     mitigation = "at C: few forward passes of each sample; a share of its own in W_0 takes one of them from p, no more"
     reference = "derived from PrADA, Algorithm 4, with a p that deviates"

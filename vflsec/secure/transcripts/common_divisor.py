@@ -31,7 +31,7 @@ class CommonDivisor(Audit):
     """
 
     name = "common-divisor"
-    role = "C"
+    role = "passive"
     reads = "one batch of delta^C"
     mitigation = "noise below a unit of W on what is encrypted, which is always added; delta-chain reads W all the same"
     reference = "derived from PrADA, Algorithm 5, line 22"

@@ -69,7 +69,7 @@ class DeltaChain(Audit):
     """
 
     name = "delta-chain"
-    role = "C"
+    role = "passive"
     reads = "delta^C and mu of all batches, the learning rate"
     mitigation = "an extractor that does not train, so that no delta^C is sent; for noise see its measured table"
     reference = "derived from PrADA, Algorithm 5; refutes its Proposition 3"

@@ -27,7 +27,7 @@ class ForwardPasses(Audit):
     """
 
     name = "forward-passes"
-    role = "C"
+    role = "passive"
     reads = "how often each sample was in a batch"
     mitigation = "fewer passes x outputs of each sample than it has features (max_passes)"
     reference = "counts the equations that score-gram solves"

@@ -35,7 +35,7 @@ class LowBits(Audit):
     """
 
     name = "low-bits"
-    role = "C"
+    role = "passive"
     reads = "masked scores of one batch, and mu"
     mitigation = "masks that are integers at the unit of the message, uniform over 2^sigma times its range"
     reference = "derived from PrADA, Algorithm 4, in floating-point encodings"
@@ -78,7 +78,7 @@ class LowBits(Audit):
         hits = [
             int((arrays["share"] == true[number][name]).sum())
             for number, arrays in recovered.steps.items()
-            for name in ("p share", "sum")
+            for name in ("active share", "sum")
             if name in true[number]
         ]
         if not hits:

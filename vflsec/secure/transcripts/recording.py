@@ -5,7 +5,7 @@ msgpack value. First comes the Header, then for each step a Begin, and its Messa
 they happened. Nothing in it is executed; a frame is read after its length was checked, so that memory is bounded by one
 step.
 
-    with Recorder(path, Header(role="C", layout=layout, n=keys.public.n)) as recorder:
+    with Recorder(path, Header(role="passive", layout=layout, n=keys.public.n)) as recorder:
         recorder.begin(0, rate=0.1)
         recorder.message("received", masked_scores)  # any msgspec Struct
         recorder.note("embedding_gradient", gradient)  # (B, g)
@@ -30,9 +30,12 @@ from numpy.typing import NDArray
 from vflsec.core.checks import one_of
 from vflsec.core.errors import DataError, StoreError, UsageError
 from vflsec.secure.arithmetic.layout import CipherLayout
+from vflsec.secure.roles.messages import LETTERS
 
 MAGIC = b"\x89vflsec recording\r\n\x1a\n"
-VERSION = 3
+VERSION = 4
+READABLE = (3, 4)
+"""Versions that are read; version 3 called the roles by the letters of the paper."""
 LARGEST_FRAME = 1 << 28
 """Bytes of the largest frame: a batch of 4,096 rows by 10 features, a 4,096-bit key and no packing, is 42 MB."""
 
@@ -63,7 +66,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What is the same in every step.
 
     Attributes:
-        role: who recorded: ``C`` holds the key and the features, ``p`` the labels.
+        role: who recorded: ``passive`` holds the key and the features, ``active`` the labels.
         layout: what both parties agreed on.
         n: the key's public modulus, little-endian; empty where nothing is encrypted.
         momentum: of the optimizer of W.
@@ -72,13 +75,18 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         version: of this format.
     """
 
-    role: Literal["C", "p"]
+    role: Literal["passive", "active", "C", "p"]
     layout: CipherLayout
     n: bytes = b""
     momentum: float = 0.0
     weight_decay: float = 0.0
     score_precision: int | None = None
     version: int = VERSION
+
+    def __post_init__(self) -> None:
+        """Replace the letter of a role by its name."""
+        if self.role in LETTERS:
+            msgspec.structs.force_setattr(self, "role", LETTERS[self.role])
 
 
 class Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -284,9 +292,9 @@ class Recording:
             _, first = next(self._frames(file), (0, None))
         if not isinstance(first, Header):
             raise DataError(f"expected {path} to start with a header, got {type(first).__name__}")
-        if first.version != VERSION:
+        if first.version not in READABLE:
             raise DataError(f"expected a recording of version {VERSION}, got {first.version} in {path}")
-        self.header = first
+        self.header = msgspec.structs.replace(first, version=VERSION)
 
     def steps(self, *, last: int | None = None) -> Iterator[RecordedStep]:
         """Return the steps in order, up to step ``last``.

@@ -28,7 +28,7 @@ class ScoreDecoding(Audit):
     """
 
     name = "score-decoding"
-    role = "p"
+    role = "active"
     reads = "z^C of the samples that were scored under the same weights, and the features of a few known ones"
     mitigation = "features of many values, or that C's extractor moves; score_noise"
     reference = "exhaustive search; derived from PrADA, Algorithm 4"

@@ -28,7 +28,7 @@ class ScoreDrift(Audit):
     """
 
     name = "score-drift"
-    role = "p"
+    role = "active"
     reads = "z^C of successive batches"
     mitigation = "stop at the first jump: the labels of that batch are known to C once delta^C is sent"
     reference = "guards against shifted-scores"

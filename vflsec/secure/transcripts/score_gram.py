@@ -43,7 +43,7 @@ class ScoreGram(Audit):
     """
 
     name = "score-gram"
-    role = "p"
+    role = "active"
     reads = "the scores of each sample at several steps, and p's own loss gradients"
     mitigation = "fewer passes x outputs of each sample than it has features; moving extractors and noise only blunt it"
     reference = "derived from PrADA, Algorithms 4 and 5; refutes its Proposition 1"

@@ -21,7 +21,7 @@ class ScoreRegression(Audit):
     """
 
     name = "score-regression"
-    role = "p"
+    role = "active"
     reads = "z^C of each sample, and the features of a few known ones"
     mitigation = "score_noise as large as the scores; features that depend less on each other"
     reference = "Hoerl and Kennard 1970; derived from PrADA, Algorithm 4"

@@ -27,7 +27,7 @@ class ShiftedScores(Audit):
     """
 
     name = "shifted-scores"
-    role = "C"
+    role = "passive"
     reads = "delta^C of a batch whose scores C has shifted"
     mitigation = "at p: look for jumps, as score-drift does, before delta^C is sent; smaller shifts go unnoticed"
     reference = "derived from PrADA, Algorithm 4, with a C that deviates"

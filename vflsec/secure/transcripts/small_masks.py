@@ -46,7 +46,7 @@ class SmallMasks(Audit):
     """
 
     name = "small-masks"
-    role = "C"
+    role = "passive"
     reads = "masked scores under one W, and mu"
     mitigation = "masks uniform over 2^sigma times the range of what they hide, sigma at least 40"
     reference = "derived from PrADA, Algorithm 4, line 8"
@@ -80,7 +80,7 @@ class SmallMasks(Audit):
         found = []
         for number, notes in truth.at(list(recovered.steps)).items():
             guess, mu, (p,) = (recovered.steps[number][name] for name in ("weights", "mu", "p"))
-            true = [np.ldexp(notes[name].astype(float), -64) for name in ("sum", "p share") if name in notes]
+            true = [np.ldexp(notes[name].astype(float), -64) for name in ("sum", "active share") if name in notes]
             sides = [
                 (figures.vectors("weights", guess, w), figures.vectors("scores", mu @ guess, mu @ w)) for w in true
             ]

@@ -69,7 +69,7 @@ class Wire(Audit):
         n = int.from_bytes(recording.header.n, "little")
         if not n:
             raise InsufficientView("expected encrypted messages, got a recording without a key")
-        from_p = "sent" if recording.header.role == "p" else "received"
+        from_p = "sent" if recording.header.role == "active" else "received"
         seen: dict[int, int] = {}
         faults: Counter[str] = Counter()
         layout = recording.header.layout
@@ -86,7 +86,7 @@ class Wire(Audit):
                 if len(content.exponents) and message.direction == from_p:
                     steps.setdefault(step.number, {})[content.kind] = content.exponents
             parity.read(contents, n)
-            powers.read(contents, step.notes if recording.header.role == "p" else {})
+            powers.read(contents, step.notes if recording.header.role == "active" else {})
         if not messages:
             raise InsufficientView("expected messages, got a recording of notes only")
         for kind in sorted({*parity.bare, *powers.bare}):
