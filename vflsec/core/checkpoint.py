@@ -1,7 +1,6 @@
 """Checkpoints: tensors and facts about them in one sealed file, replaced as a whole.
 
-A phase keeps one between its epochs, and a party of a two-company run one after each batch, so that a run that was killed
-resumes where it stopped.
+A phase keeps one between its epochs, and a party of a two-company run one after each batch. A killed run resumes from it.
 """
 
 from __future__ import annotations
