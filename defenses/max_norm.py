@@ -19,8 +19,8 @@ class MaxNorm(Defense):
 
     Source: Li et al. 2022 (arXiv 2102.08504), ``max_norm``, called ``expectation`` in its code. The strength is ours.
 
-    The noise keeps the line of a gradient, so that only its sign is uncertain. The
-    longest row is released without noise.
+    The noise keeps the line of a gradient, so that only its sign is uncertain. The longest row is released without
+    noise.
 
     | case | result |
     |---|---|

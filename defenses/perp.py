@@ -24,8 +24,8 @@ class PerpendicularNoise(Defense):
 
     Source: Li et al. 2022 (arXiv 2102.08504), the ``perp`` baseline of its code. The strength is ours.
 
-    A gradient turns by an angle whose cosine is ||g_i|| / t_i; the mean over its
-    releases is still g_i. Gradients are (B, d) with d >= 2.
+    A gradient turns by an angle whose cosine is ||g_i|| / t_i; the mean over its releases is still g_i. Gradients are
+    (B, d) with d >= 2.
 
     | case | result |
     |---|---|
