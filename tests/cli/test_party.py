@@ -161,10 +161,8 @@ def test_a_file_beside_a_named_dataset_is_refused(companies, tmp_path):
 def test_too_much_exposure_ends_before_anything_is_sent(companies, tmp_path, limit, code):
     out = tmp_path / "out"
     found = run(*options(companies, "passive", "--out", out, "--patience", "0.3", "--max-exposure", limit))
-    assert (
-        "exposure 1.00: 6 passes x 1 output give the active party 6 equations in the 3 features of each of 210"
-        in found.output
-    )
+    line = "exposure 1.00: 6 passes x 1 output give the active party 6 equations in the 3 features of each of 210"
+    assert line in found.output
     assert found.exit_code == code
     assert ("nothing was sent" in found.output) == (code == 1)
     assert ("listening" in found.output) == (code == 3)

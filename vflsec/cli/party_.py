@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,20 @@ class Seconds(click.FloatRange):
 
 
 SECONDS = Seconds(min=0.1)
-ROLE = {
-    "type": click.Choice([*ROLES, *LETTERS]),
-    "callback": lambda ctx, param, value: LETTERS.get(value, value),
-}
+
+
+def role_option(text: str) -> Callable[[Any], Any]:
+    """Return ``--role``, which also takes the letters of the paper."""
+    return click.option(
+        "--role",
+        type=click.Choice([*ROLES, *LETTERS]),
+        callback=lambda ctx, param, value: LETTERS.get(value, value),
+        help=text,
+    )
 
 
 @click.group("party", invoke_without_command=True)
-@click.option("--role", help="passive has features and the key, active the labels.", **ROLE)
+@role_option("passive has features and the key, active the labels.")
 @click.option("--job", type=click.Path(path_type=Path), help="The agreement: one TOML file, the same on both sides.")
 @click.option("--data", type=click.Path(path_type=Path), help="Our own CSV or Parquet file; nobody else needs it.")
 @click.option("--id", "key", default="id", show_default=True, help="The column of row ids.")
@@ -93,7 +100,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 
 @command.command("keys")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--role", help="Only ours.  [default: both, to try it out]", **ROLE)
+@role_option("Only ours.  [default: both, to try it out]")
 @click.option("--days", type=click.IntRange(1, 36500), default=365, show_default=True, help="For which they hold.")
 def keys(folder: Path, role: str | None, days: int) -> None:
     """Make a private key and a certificate for a party, or for both."""
@@ -174,7 +181,7 @@ def _expose(agreed: Any, own: Any, role: str, limit: float | None) -> None:
     if width is None:
         if limit is not None:
             raise UsageError(
-                "expected --max-exposure from the passive party alone, which knows how many columns it has: leave it out"
+                "expected --max-exposure from the passive party alone, which knows its number of columns: leave it out"
             )
         return
     found = Exposure(
@@ -193,7 +200,7 @@ def _given(given: dict[str, Any], name: str) -> Any:
     return given[name]
 
 
-def _own(agreed: Any, role: str, given: dict[str, Any]) -> Any:
+def _own(agreed: Any, role: Any, given: dict[str, Any]) -> Any:
     """Return the party's own rows: of the job's dataset, or of its own file."""
     from vflsec.data.files import PartyFile
     from vflsec.secure.remote import own

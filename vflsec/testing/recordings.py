@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,12 @@ from vflsec.secure.arithmetic.keys import Keys
 from vflsec.secure.arithmetic.layout import CipherLayout, Mode
 from vflsec.secure.arithmetic.linear_sgd import LinearSgd
 from vflsec.secure.roles.active import ActiveRole
-from vflsec.secure.roles.messages import ROLES, PaillierMessage
+from vflsec.secure.roles.exchange import Exchange, Seat
+from vflsec.secure.roles.messages import ROLES
 from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts.recording import Header, Recorder, Recording
 
 Floats = NDArray[np.float64]
-M = TypeVar("M", bound=PaillierMessage)
 
 
 def generator(seed: int, *names: object) -> np.random.Generator:
@@ -78,7 +78,7 @@ class LinearRun:
     score_noise: float = 0.0
 
     def record(self, folder: Path) -> tuple[Recording, Recording]:
-        """Train; return the recordings of C and p, new files in ``folder``."""
+        """Train; return the recordings of the passive and the active party, new files in ``folder``."""
         layout = CipherLayout(width=self.width, outputs=self.outputs, batch=self.batch, order=self.order)
         with _recorders(folder, layout, self.momentum, self.weight_decay) as (c, p):
             for number, (seen_by_c, seen_by_p) in enumerate(self._train()):
@@ -176,10 +176,15 @@ class EncryptedRun:
         delta: form of delta^C on the wire.
         bits: of the key; 1024 is for tests.
         mode: of the key.
-        share0: standard deviation of C's own part of W_0; 0 for none.
+        share0: standard deviation of the passive party's part of W_0; 0 for none.
         inference: forward passes of the last batch after training.
+<<<<<<< HEAD
         key_holder: the class of C, which may deviate.
         label_holder: the class of p, likewise.
+=======
+        passive: class of the passive role, for one that deviates from the protocol.
+        active: class of the active role, likewise.
+>>>>>>> 577649f (Let the roles share what they have in common)
     """
 
     run: LinearRun
@@ -188,11 +193,11 @@ class EncryptedRun:
     mode: Mode = "standard"
     share0: float = 0.0
     inference: int = 0
-    key_holder: type[PassiveRole] = PassiveRole
-    label_holder: type[ActiveRole] = ActiveRole
+    passive: type[PassiveRole] = PassiveRole
+    active: type[ActiveRole] = ActiveRole
 
     def record(self, folder: Path) -> tuple[Recording, Recording]:
-        """Train and infer; return the recordings of C and p, new files in ``folder``."""
+        """Train and infer; return the recordings of the passive and the active party, new files in ``folder``."""
         run = self.run
         layout = CipherLayout(
             width=run.width,
@@ -207,76 +212,51 @@ class EncryptedRun:
         weights, extractor = run.start()
         rng = generator(run.seed, "noise")
         keys = Keys.generate(self.bits, self.mode)
-        c = self.key_holder(
-            keys, layout, optimizer=optimizer, batches=1, share0=self.share0 * rng.normal(size=weights.shape)
-        )
-        p = self.label_holder(keys.public, layout, weights, optimizer=optimizer, batches=1)
-        with _recorders(folder, layout, run.momentum, run.weight_decay, keys.public.n) as (at_c, at_p):
-            wire = _Wire(at_c, at_p)
+        share0 = self.share0 * rng.normal(size=weights.shape)
+        passive = self.passive(keys, layout, optimizer=optimizer, batches=1, share0=share0)
+        active = self.active(keys.public, layout, weights, optimizer=optimizer, batches=1)
+        with _recorders(folder, layout, run.momentum, run.weight_decay, keys.public.n) as recorders:
+            line: list[Any] = []
+            seats = (Seat(role, _Port(one, line)) for role, one in zip((passive, active), recorders, strict=True))
+            exchange = Exchange(**dict(zip(ROLES, seats, strict=True)))
+
+            def scores(number: int, rows: NDArray[np.int64], rate: float | None) -> Floats:
+                for recorder in recorders:
+                    recorder.begin(number, rate=rate)
+                    recorder.note("rows", rows)
+                found: Floats = exchange.scores(mu, learns=rate is not None)
+                return found
+
             for number, (rows, x, labels) in enumerate(run.batches()):
                 noise = run.noise * rng.normal(size=(run.batch, run.width)) if run.noise else None
                 unit = 2.0**-layout.feature_precision
                 mu: Floats = np.asarray(np.round(x @ extractor / unit) * unit)
-                wire.learn(number, c, p, rows, mu, labels, run.rate, noise)
+                delta = loss_gradient(scores(number, rows, run.rate), labels)
+                recorders[1].note("labels", labels)
+                exchange.embedding_gradient(exchange.weights(delta, rate=run.rate), delta, noise)
             for number in range(run.steps, run.steps + self.inference):
-                wire.infer(number, c, p, rows, mu)
-        return Recording(at_c.path), Recording(at_p.path)
+                scores(number, rows, None)
+        return Recording(recorders[0].path), Recording(recorders[1].path)
 
 
+<<<<<<< HEAD
 class _Wire:
     """Passes messages between the roles, and records them on both sides."""
+=======
+class _Port:
+    """Hands messages to the other role, and records them."""
+>>>>>>> 577649f (Let the roles share what they have in common)
 
-    def __init__(self, at_c: Recorder, at_p: Recorder) -> None:
-        self.at_c, self.at_p = at_c, at_p
+    def __init__(self, recorder: Recorder, line: list[Any]) -> None:
+        self.recorder, self.line, self.note = recorder, line, recorder.note
 
-    def infer(
-        self, number: int, c: PassiveRole, p: ActiveRole, rows: Any, mu: Floats, rate: float | None = None
-    ) -> Floats:
-        """Record a forward pass; return z^C."""
-        for recorder, role in ((self.at_c, c), (self.at_p, p)):
-            recorder.begin(number, rate=rate)
-            recorder.note("rows", rows)
-            recorder.note("share", role.share)
-        self.at_c.note("mu", mu)
-        features = self.to_p(c.features(mu, learns=rate is not None))
-        masked = self.to_c(p.masked_scores(features))
-        scores = p.scores(self.to_p(c.scores(masked)))
-        self.at_p.note("scores", scores)
-        return scores
+    def send(self, message: Any) -> None:
+        self.recorder.message("sent", message)
+        self.line.append(message)
 
-    def learn(
-        self,
-        number: int,
-        c: PassiveRole,
-        p: ActiveRole,
-        rows: Any,
-        mu: Floats,
-        labels: NDArray[np.int64],
-        rate: float,
-        noise: Floats | None,
-    ) -> None:
-        """Record a step of training."""
-        delta = loss_gradient(self.infer(number, c, p, rows, mu, rate), labels)
-        self.at_p.note("delta", delta)
-        self.at_p.note("labels", labels)
-        noised = self.to_p(c.gradient(self.to_c(p.masked_gradient(delta)), rate))
-        if p.layout.order == "paper":
-            p.update(noised, rate)
-        encrypted = self.to_c(p.embedding_gradient(delta, noised, noise))
-        if p.layout.order == "current":
-            p.update(noised, rate)
-        self.at_c.note("embedding_gradient", c.embedding_gradient(encrypted))
-
-    def to_p(self, message: M) -> M:
-        """Return ``message`` of C, recorded."""
-        self.at_c.message("sent", message)
-        self.at_p.message("received", message)
-        return message
-
-    def to_c(self, message: M) -> M:
-        """Return ``message`` of p, recorded."""
-        self.at_p.message("sent", message)
-        self.at_c.message("received", message)
+    def receive(self, expected: type[Any]) -> Any:
+        message = self.line.pop()
+        self.recorder.message("received", message)
         return message
 
 

@@ -32,7 +32,7 @@ class Prober(ActiveRole):
 
 @pytest.mark.parametrize(("passes", "least", "most"), [(5, 0.999999, 1.0), (3, 0.3, 0.7)])
 def test_weights_of_its_choice_give_p_the_features(tmp_path, passes, least, most):
-    run = EncryptedRun(run=LinearRun(steps=2, width=4, batch=8), inference=passes, label_holder=Prober)
+    run = EncryptedRun(run=LinearRun(steps=2, width=4, batch=8), inference=passes, active=Prober)
     c, p = run.record(tmp_path)
     finding = ChosenWeights()(p, Truth(p, c))
     assert least < finding.figures[0].value <= most
@@ -94,8 +94,8 @@ def test_the_bound_grows_with_the_passes(tmp_path):
 class Shifter(PassiveRole):
     """Adds 40 to all scores of one batch."""
 
-    def scores(self, message):
-        honest = super().scores(message)
+    def scores(self, message, noise=None):
+        honest = super().scores(message, noise)
         if self.turn != 12:
             return honest
         layout = self.layout
@@ -107,7 +107,7 @@ class Shifter(PassiveRole):
 
 @pytest.fixture(scope="module")
 def shifted(tmp_path_factory):
-    run = EncryptedRun(run=LinearRun(steps=12, width=2, batch=32), key_holder=Shifter)
+    run = EncryptedRun(run=LinearRun(steps=12, width=2, batch=32), passive=Shifter)
     return run.record(tmp_path_factory.mktemp("shifted"))
 
 

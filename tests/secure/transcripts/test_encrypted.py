@@ -54,7 +54,7 @@ class Exact(ActiveRole):
 
 @pytest.mark.parametrize(("holder", "value"), [(ActiveRole, 0.0), (Exact, 1.0)])
 def test_exact_products_are_read_and_blurred_ones_are_not(tmp_path, holder, value):
-    run = EncryptedRun(run=LinearRun(steps=2, width=4, batch=24), delta="outer", label_holder=holder)
+    run = EncryptedRun(run=LinearRun(steps=2, width=4, batch=24), delta="outer", active=holder)
     c, p = run.record(tmp_path)
     assert CommonDivisor()(c, Truth(c, p)).figures[0].value == value
 

@@ -144,7 +144,7 @@ class Bare(ActiveRole):
 
 
 def test_answers_that_are_not_fresh_are_found_without_a_key(tmp_path):
-    run = EncryptedRun(run=LinearRun(steps=30, width=2, batch=80), delta="outer", label_holder=Bare)
+    run = EncryptedRun(run=LinearRun(steps=30, width=2, batch=80), delta="outer", active=Bare)
     c, _ = run.record(tmp_path)
     finding = Wire()(c)
     assert "MaskedScores not re-randomized" in finding.found
@@ -168,7 +168,7 @@ class BareGradient(ActiveRole):
 def test_a_masked_gradient_that_is_not_fresh_is_found_in_ps_recording(tmp_path, mode, delta, outputs):
     """Its exponents are the loss gradients. C's recording does not have them, and says so."""
     run = LinearRun(steps=3, width=2, batch=12, outputs=outputs)
-    c, p = EncryptedRun(run=run, mode=mode, delta=delta, label_holder=BareGradient).record(tmp_path)
+    c, p = EncryptedRun(run=run, mode=mode, delta=delta, active=BareGradient).record(tmp_path)
     assert "MaskedGradient not re-randomized: 3 messages" in Wire()(p).found
     assert any(line.startswith("re-randomization of MaskedGradient: ") for line in Wire()(c).unmeasured)
     (tmp_path / "fresh").mkdir()
@@ -179,7 +179,7 @@ def test_a_masked_gradient_that_is_not_fresh_is_found_in_ps_recording(tmp_path, 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_powers_of_known_or_small_exponents_are_found_under_any_key(tmp_path, mode):
-    run = EncryptedRun(run=LinearRun(steps=1, width=2, batch=8), label_holder=Bare, mode=mode)
+    run = EncryptedRun(run=LinearRun(steps=1, width=2, batch=8), active=Bare, mode=mode)
     c, p = run.record(tmp_path)
     assert "EncryptedDelta not re-randomized: 1 message" in Wire()(c).found  # a power of 24 bits
     assert "MaskedScores not re-randomized" not in Wire()(c).found  # C does not know the weights
@@ -190,7 +190,7 @@ def test_powers_of_known_or_small_exponents_are_found_under_any_key(tmp_path, mo
 
 def test_a_recording_of_subgroup_keys_says_what_is_not_measured(tmp_path):
     run = LinearRun(steps=30, width=2, batch=80)  # enough bits under a standard key, see above
-    c, p = EncryptedRun(run=run, mode="subgroup", label_holder=Bare, delta="outer").record(tmp_path)
+    c, p = EncryptedRun(run=run, mode="subgroup", active=Bare, delta="outer").record(tmp_path)
     why = "re-randomization of MaskedScores: all Jacobi symbols are 1, as under subgroup keys"
     assert why in Wire()(c).unmeasured
     assert "re-randomization of MaskedScores tested by 4 products" in Wire()(p).found
@@ -222,7 +222,7 @@ class Stale(PassiveRole):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_randomizers_used_twice_are_found(tmp_path, mode):
-    c, _ = EncryptedRun(run=LinearRun(steps=2, width=2, batch=8), key_holder=Stale, mode=mode).record(tmp_path)
+    c, _ = EncryptedRun(run=LinearRun(steps=2, width=2, batch=8), passive=Stale, mode=mode).record(tmp_path)
     assert "a randomizer used before in Features" in Wire()(c).found
 
 
@@ -236,7 +236,7 @@ class Unmasked(PassiveRole):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_ciphertexts_without_a_randomizer_are_found(tmp_path, mode):
-    c, _ = EncryptedRun(run=LinearRun(steps=1, width=2, batch=8), key_holder=Unmasked, mode=mode).record(tmp_path)
+    c, _ = EncryptedRun(run=LinearRun(steps=1, width=2, batch=8), passive=Unmasked, mode=mode).record(tmp_path)
     finding = Wire()(c)
     assert "no randomizer in Features: 1 message" in finding.found
     assert finding.verdict == "leaks"

@@ -1,4 +1,4 @@
-"""The party with the labels."""
+"""The active party: the labels."""
 
 from __future__ import annotations
 
@@ -27,31 +27,28 @@ class ScoresTooLarge(ProtocolError):
 
 
 class ActiveRole(Role):
-    """Party p: it has the labels, and of the weights W the share W~ = W - e.
+    """The party with the labels; of the weights W it has the share W~ = W - e.
 
     What it learns: the scores z = mu W (B, C) of every sample, in clear; its own shares; dW + n, within 2^-sigma of
-    numbers that depend on nothing, for each number. Where mu stays as it is from batch to batch, scores of the same
-    samples at many W give mu mu^T, that is mu up to a rotation. Without ``share0`` at C it knows W_0. It can deviate
-    from the protocol and use other weights than its share, and so read features; C does not notice, nor does it limit
-    how often a sample is asked for.
+    numbers that depend on nothing, for each number. Where mu stays the same from batch to batch, scores of the same
+    samples at many W give mu mu^T, that is mu up to a rotation. Without ``share0`` of the other party it knows W_0. It
+    can deviate from the protocol, use other weights than its share, and so read features. The other party does not
+    notice, and does not limit how often a sample is scored.
 
     Source: PrADA, Algorithms 4 and 5, party p, with the sign of line 14 (17) and delta as derivative by the score.
 
     Args:
-        public: C's key.
-        layout: agreed with C.
-        weights: (g, C) p's first share of W, all of W_0 unless C adds its own.
-        optimizer: of the weights, the same as C's.
-        batches: about how many batches are to come; for few, no table is built, and workers draw ahead for no more.
+        public: the other party's key.
+        layout: agreed with the other party.
+        weights: (g, C) the first share of W; all of W_0 unless the other party adds its own.
+        optimizer: of the weights, the same as the other party's.
+        batches: expected number of batches, by which tables and the work ahead are sized; for few, there is no table.
         workers: processes that prepare randomizers ahead; end them with ``close``.
         randbits: source of the masks; ``secrets`` but in tests.
 
-    Attributes:
-        pool: of its randomizers.
-
     Raises:
         UsageError: weights that do not suit the layout.
-        ProtocolError: a key that is none.
+        ProtocolError: not a valid key.
     """
 
     def __init__(
@@ -85,7 +82,7 @@ class ActiveRole(Role):
         """Return [[mu W~ + r1]], r1 (B, C) independent masks.
 
         Raises:
-            ProtocolError: a message of an earlier turn, or what is no ciphertext.
+            ProtocolError: a message of an earlier turn, or something that is no ciphertext.
         """
         self._agrees(message)
         layout, rows = self.layout, message.rows
@@ -162,7 +159,7 @@ class ActiveRole(Role):
             powers = Pippenger(bases, self.ciphertexts.square, layout.delta_precision + layout.delta_bits)
             own = slice(block * packing.columns, (block + 1) * packing.columns)
             for output in range(outputs):
-                for k in range(used):  # row k of every pack; the rows beside it come out weighted wrongly, and masked
+                for k in range(used):  # row k of every pack; the other rows have wrong weights, and are masked
                     mask = [self._mask(layout.gradient_bound) for _ in range(used * packing.columns)]
                     totals[own, output] += mask[k * packing.columns : (k + 1) * packing.columns]
                     exponents = weights[k::used, output].tolist()
@@ -176,14 +173,14 @@ class ActiveRole(Role):
     def embedding_gradient(
         self, delta: np.ndarray, message: NoisedGradient, noise: np.ndarray | None = None
     ) -> EncryptedDelta:
-        """Return [[delta W^T + noise]] for delta (B, C) as released: what defenses left of it; not divided by B.
+        """Return [[delta W^T + noise]] for the released delta (B, C), not divided by B.
 
-        W is that of the forward pass, or with order=paper that which ``update`` gives, before or after. Noise
-        (B, g) on every coordinate is added under encryption, so that C sees only the sum. It needs delta=outer: rows
-        of delta W^T that stand for others have no noise of their own.
+        W is that of the forward pass, or with order=paper that after ``update``, whether it has been called or not.
+        Noise (B, g) is added under encryption, so that the other party sees only the sum. It needs delta=outer: with
+        rank1, one row of delta W^T stands for several.
 
         Raises:
-            ProtocolError: a message out of turn, or what is no ciphertext.
+            ProtocolError: a message out of turn, or something that is no ciphertext.
             UsageError: numbers that are not finite or out of range, another shape, or a call out of turn.
         """
         self._expect(message)
@@ -192,7 +189,11 @@ class ActiveRole(Role):
         if self._released:
             raise UsageError("expected embedding_gradient once in a turn")
         rows, coefficients = self._delta(delta), b""
-        added = self._noise(noise)
+        if noise is not None and layout.low_rank:
+            raise UsageError("expected delta=outer in the layout for noise on every coordinate, got rank1: set it")
+        bits = layout.delta_bits + layout.weight_bits - 1  # half of what a row may be, so that the sum has room
+        precision = layout.delta_precision + layout.weight_precision
+        added = self._units(noise, (self._rows, layout.width), bits, precision, "", "raise weight_bits")
         if layout.low_rank:
             unit = 2.0**-layout.delta_precision
             chosen, real = factor(np.asarray(delta, np.float64) + unit * self._dither(rows.shape), unit)
@@ -217,10 +218,10 @@ class ActiveRole(Role):
         )
 
     def update(self, message: NoisedGradient, rate: float) -> None:
-        """Move p's share by dW + n, divided by B, at this rate.
+        """Update the share by dW + n, divided by B, at this rate.
 
         Raises:
-            ProtocolError: a message out of turn, or C has taken another rate.
+            ProtocolError: a message out of turn, or another rate at the other party.
             UsageError: a learning rate that is negative or not finite, or a second update in a turn.
         """
         self._expect(message)
@@ -232,16 +233,12 @@ class ActiveRole(Role):
         self._updated = True
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from a saved state; a turn that was begun is forgotten, its features and masks with it."""
+        """Restore a saved state; the features and masks of an unfinished turn are discarded."""
         super().load(state)
         self._packs, self._score_masks, self._gradient_masks = [], self._score_masks[:0], []
 
-    def close(self) -> None:
-        """End the processes that prepare randomizers."""
-        self.pool.close()
-
     def _next(self, message: NoisedGradient) -> Moved:
-        """Return the share as ``message`` moves it, or has moved it."""
+        """Return the share after the update by ``message``."""
         if self._updated:
             return Moved(self._share, self._velocity)
         values = cut(message.values, self.layout.gradient_bytes, len(self._share), "noised gradients")
@@ -275,29 +272,13 @@ class ActiveRole(Role):
         chunks[-1] += [0] * (len(bases) - len(chunks[-1]))
         return [powers.product(chunk) for chunk in chunks]
 
-    def _noise(self, noise: np.ndarray | None) -> NDArray[np.object_]:
-        """Return noise on every coordinate (B, g) as integers in the units of delta W^T; zeros without."""
-        layout = self.layout
-        if noise is None:
-            return np.zeros((self._rows, layout.width), object)
-        if layout.low_rank:
-            raise UsageError("expected delta=outer in the layout for noise on every coordinate, got rank1: set it")
-        noise = np.asarray(noise, np.float64)
-        if noise.shape != (self._rows, layout.width):
-            raise UsageError(f"expected noise {(self._rows, layout.width)}, got {noise.shape}")
-        bits = layout.delta_bits + layout.weight_bits  # half of what a row may be, so that the sum has room
-        if not (np.abs(noise) < 2.0 ** (bits - 1)).all():
-            raise UsageError(f"expected finite noise below {2.0 ** (bits - 1):g}, got other: raise weight_bits")
-        units = layout.delta_precision + layout.weight_precision
-        return np.array([round(value * 2.0**units) for value in noise.ravel()], object).reshape(noise.shape)
-
     def _blur(self, rows: NDArray[np.int64], noise: NDArray[np.object_]) -> list[int]:
         """Return what is added to packed rows, (R, columns) or more.
 
-        That is ``noise``, and up to half a unit of W: exact products would have a common divisor. It hides the scale
-        of one row. Where every row is sent, ratios of rows would still be those of integers, which a search over 2^23
-        scales reads; so there it is at least half a unit of delta times a weight of 1. Where weights are much
-        larger than 1, ``outer`` may give away delta and W up to a sign in one batch, and not in two alone.
+        It is ``noise`` plus up to half a unit of W, because exact products have a common divisor. That hides the scale
+        of one row. Where every row is sent, ratios of rows would still be ratios of integers, which a search over 2^23
+        scales finds; the sum is then at least half a unit of delta times a weight of 1. Where weights are much larger
+        than 1, ``outer`` may reveal delta and W up to a sign in one batch instead of two.
         """
         packing, least = self.layout.deltas, 1 if self.layout.low_rank else 1 << self.layout.weight_precision
         sizes = np.abs(rows).sum(axis=1)
@@ -311,7 +292,7 @@ class ActiveRole(Role):
         return [pack(chunk.ravel().tolist(), packing.slot) for chunk in chunks]
 
     def _dither(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        """Return noise in ±1/2: float32 gradients are multiples of 2^-24 or so, and exact ratios tell the scale."""
+        """Return noise in ±1/2: float32 gradients are multiples of 2^-24 or so, and exact ratios reveal the scale."""
         drawn = [self.randbits(53) for _ in range(math.prod(shape))]
         return np.ldexp(np.array(drawn, np.float64), -53).reshape(shape) - 0.5
 
@@ -320,7 +301,7 @@ class ActiveRole(Role):
         return bound + uniform(bound << self.layout.sigma, self.randbits)
 
     def _release(self, ciphertexts: Sequence[mpz], masks: Sequence[int]) -> bytes:
-        """Return ciphertexts with masks added, re-randomized: the one way out, which nothing leaves without either."""
+        """Return ciphertexts with masks, re-randomized: the only form in which results are sent."""
         n, square = self.ciphertexts.n, self.ciphertexts.square
         fresh = self.pool.take(len(ciphertexts))
         return self.ciphertexts.write(

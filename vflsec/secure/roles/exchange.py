@@ -22,7 +22,7 @@ class Port(Protocol):
     def send(self, message: Any) -> None:
         """Send ``message``."""
 
-    def receive(self, expected: type[M]) -> M:
+    def receive(self, expected: type[Any]) -> Any:
         """Return the next message, which must be an ``expected`` one."""
 
     def note(self, name: str, values: Any) -> None:

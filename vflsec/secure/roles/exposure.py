@@ -58,8 +58,8 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
         asked = f"{count(self.passes, 'pass', 'passes')} x {count(self.outputs, 'output')}"
         equations = count(self.equations, "equation")
         counted = (
-            f"exposure {self.share:.2f}: {asked} give the active party {equations} in the {self.width} features of each of "
-            f"{self.rows} training samples"
+            f"exposure {self.share:.2f}: {asked} give the active party {equations} in the {self.width} features of "
+            f"each of {self.rows} training samples"
         )
         if not self.frozen:
             return f"{counted}, which move; {FEWER}"

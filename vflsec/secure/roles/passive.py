@@ -1,4 +1,4 @@
-"""The party with the key and the features."""
+"""The passive party: the key and the features."""
 
 from __future__ import annotations
 
@@ -20,29 +20,27 @@ from vflsec.secure.roles.role import Role
 
 
 class PassiveRole(Role):
-    """Party C: it has the features mu (B, g) and the key, and of the weights W a share e that p does not know.
+    """The party with the features mu (B, g) and the key; of the weights W it has a share e that the other lacks.
 
-    What it learns: delta^C = delta W^T (B, g) of every batch it learns from, exactly but for rounding. That is little
-    less than everything: delta's direction by one batch, and by two successive ones W and delta up to a common sign, so
-    the labels. Encryption hides nothing of this; a defense must change delta before it is released. Of what it gets
-    beside, z + masks and dW + masks are within 2^-sigma of numbers that depend on nothing, for each number; sums over
-    many steps, momentum and decay included, are functions of those. It can deviate from the protocol: an [[e]] that is
-    not its share tells it delta in one batch, and a key made for the purpose can make p's randomizers hide less; p does
-    not notice.
+    What it learns: delta^C = delta W^T (B, g) of every batch that trains the model, exactly but for rounding. One batch
+    gives the direction of delta, and two consecutive ones W and delta up to a common sign, and so the labels.
+    Encryption hides nothing of this; a defense must change delta before it is released. Everything else that it
+    receives, z + masks and dW + masks, is within 2^-sigma of numbers that depend on nothing, for each number; sums over
+    many steps, with momentum and decay, are functions of those. It can deviate from the protocol: an [[e]] that is not
+    its share reveals delta in one batch, and a key made for the purpose weakens the other party's randomizers. The
+    other party does not notice.
 
     Source: PrADA, Algorithms 4 and 5, party C, with the optimizer mirrored on its noise.
 
     Args:
-        keys: fresh for this run; their mode says how randomizers are drawn.
-        layout: agreed with p.
-        optimizer: of the weights, the same as p's.
-        share0: (g, C) what C adds to p's first weights. Without it p knows W_0, and can choose it to read a feature.
-        batches: about how many batches are to come; decides how large tables are, and for how many workers draw ahead.
+        keys: fresh for this run; their mode decides how randomizers are drawn.
+        layout: agreed with the other party.
+        optimizer: of the weights, the same as the other party's.
+        share0: (g, C) added to the other party's first weights. Without it the other party knows W_0, and can choose it
+            so that it reads a feature.
+        batches: expected number of batches, by which tables and the work ahead are sized.
         workers: processes that prepare randomizers ahead; end them with ``close``.
         randbits: source of the noise; ``secrets`` but in tests.
-
-    Attributes:
-        pool: of its randomizers.
 
     Raises:
         UsageError: a key or a share that does not suit the layout.
@@ -75,7 +73,7 @@ class PassiveRole(Role):
         return np.ldexp(self._mu.astype(np.float64), -self.layout.feature_precision)
 
     def features(self, mu: np.ndarray, *, learns: bool = True) -> Features:
-        """Begin a turn: return the features mu (B, g), encrypted; with whole samples only if the model learns.
+        """Begin a turn: return the encrypted features mu (B, g), with whole samples only if the batch trains the model.
 
         Raises:
             UsageError: features that are not finite or out of range, of another width, or too many samples.
@@ -110,19 +108,21 @@ class PassiveRole(Role):
         return found
 
     def scores(self, message: MaskedScores, noise: np.ndarray | None = None) -> Scores:
-        """Return z + r1 (B, C) modulo 2^L, r1 p's masks, with ``noise`` (B, C) added and within half a unit of mu more.
+        """Return z + r1 + ``noise`` (B, C) modulo 2^L, r1 the other party's masks, and half a unit of mu more or less.
 
-        p gets z in clear. Exact to its last bit, one z would be a knapsack that gives several features to whoever knows
-        the weights; the noise is of the size that rounding the features has left in z anyway.
+        The other party gets z in clear. An exact z would be a knapsack that gives several features to whoever knows the
+        weights; the added half unit is as large as the error of z from rounding the features.
 
         Raises:
-            ProtocolError: a message out of turn, or ciphertexts that p cannot have made of these features.
+            ProtocolError: a message out of turn, or ciphertexts that cannot come from these features.
             UsageError: noise of another shape, not finite, or as large as the largest score.
         """
         self._expect(message)
         layout, rows = self.layout, len(self._mu)
         packing, outputs = layout.scores, layout.outputs
-        added = self._score_noise(noise)
+        precision = layout.feature_precision + layout.weight_precision
+        shape = (rows, outputs)
+        added = self._units(noise, shape, layout.score_bits - 1, precision, " on the scores", "lower score_noise")
         ciphers = self.ciphertexts.read(message.ciphers, packing.count(rows) * outputs, "masked scores")
         masked = np.empty((rows, outputs), np.uint64)
         for i, plaintext in enumerate(self._decrypt(ciphers)):
@@ -132,7 +132,7 @@ class PassiveRole(Role):
             masked[part, output] = ring(slots, layout.ring)
         share = ring(self._weights(), layout.ring).reshape(layout.width, outputs)
         unit = 1 << layout.weight_precision
-        blur = [uniform(unit, self.randbits) - unit // 2 + value for value in added]
+        blur = [uniform(unit, self.randbits) - unit // 2 + value for value in added.flat]
         masked += ring(blur, layout.ring).reshape(masked.shape)
         scores = masked + self._mu.view(np.uint64) @ share  # modulo 2^64, and so modulo 2^L
         scores &= np.uint64((1 << layout.ring) - 1)
@@ -140,10 +140,10 @@ class PassiveRole(Role):
         return Scores(agreement=self.agreement, turn=self.turn, values=scores.astype("<u8").tobytes())
 
     def gradient(self, message: MaskedGradient, rate: float) -> NoisedGradient:
-        """Return dW + r2 + n (g, C), sums over the batch, and [[e]]; move C's share by its noise -n at this rate.
+        """Return dW + r2 + n (g, C), sums over the batch, and [[e]]; update the share by the noise -n at this rate.
 
         Raises:
-            ProtocolError: a message out of turn, or ciphertexts that p cannot have made of these features.
+            ProtocolError: a message out of turn, or ciphertexts that cannot come from these features.
             UsageError: a learning rate that is negative or not finite.
         """
         self._expect(message)
@@ -153,7 +153,7 @@ class PassiveRole(Role):
         ciphers = self.ciphertexts.read(message.ciphers, packing.blocks * outputs * used, "masked gradients")
         sums = np.zeros((packing.blocks * packing.columns, outputs), object)
         for i, plaintext in enumerate(self._decrypt(ciphers)):
-            # sum k is right in row k of the packs, what else it holds is masked too
+            # sum k is correct in row k of the packs; its other slots are masked too
             block, output, k = i // used // outputs, i // used % outputs, i % used
             slots = unpack(plaintext, packing.slot, used * packing.columns)
             own = slice(block * packing.columns, (block + 1) * packing.columns)
@@ -174,7 +174,7 @@ class PassiveRole(Role):
         return answer
 
     def embedding_gradient(self, message: EncryptedDelta) -> NDArray[np.float64]:
-        """Return delta^C = delta W^T (B, g) for delta as p released it, not divided by B.
+        """Return delta^C = delta W^T (B, g) of the released delta, not divided by B.
 
         Raises:
             ProtocolError: a message out of turn, coefficients that are not finite, or numbers beyond what was agreed.
@@ -198,30 +198,13 @@ class PassiveRole(Role):
         found = own[:, : layout.width]
         found = found if coefficients is None else coefficients @ found
         bound = layout.outputs * 2.0 ** (layout.delta_bits + layout.weight_bits)
-        if np.abs(found).max() > 1.001 * bound:  # how large is not said: p could have had its features decrypted
+        if np.abs(found).max() > 1.001 * bound:  # the message hides the size, which could be a decrypted feature
             raise ProtocolError(f"expected |delta W^T| <= {bound:g}, got more: coefficients beyond what was agreed")
         self._awaits = None
         return found
 
-    def _score_noise(self, noise: np.ndarray | None) -> list[int]:
-        """Return noise (B·C) in the units of the scores; zeros without."""
-        layout, shape = self.layout, (len(self._mu), self.layout.outputs)
-        if noise is None:
-            return [0] * (shape[0] * shape[1])
-        noise = np.asarray(noise, np.float64)
-        if noise.shape != shape:
-            raise UsageError(f"expected noise {shape} on the scores, got {noise.shape}")
-        if not (np.abs(noise) < (most := 2.0 ** (layout.score_bits - 1))).all():
-            raise UsageError(f"expected finite noise below {most:g} on the scores, got other: lower score_noise")
-        units = layout.feature_precision + layout.weight_precision
-        return [round(value * 2.0**units) for value in noise.ravel().tolist()]
-
-    def close(self) -> None:
-        """End the processes that prepare randomizers."""
-        self.pool.close()
-
     def _coefficients(self, message: EncryptedDelta) -> NDArray[np.float64] | None:
-        """Return those of ``message`` (B, rank), or None where every row was sent."""
+        """Return the coefficients (B, rank) in ``message``, or None where every row was sent."""
         rows = len(self._mu)
         expected = 4 * rows * message.rank if self.layout.low_rank else 0
         if len(message.coefficients) != expected:
@@ -238,7 +221,7 @@ class PassiveRole(Role):
         return found
 
     def _share_packs(self, weights: Sequence[int]) -> list[int]:
-        """Return C's share (g·C), packed; not reduced, as p's share takes off what is too much for the slots."""
+        """Return the share (g·C), packed but not reduced: the other party's share cancels what exceeds the slots."""
         packing = self.layout.deltas
         table = np.array(weights, object).reshape(self.layout.width, self.layout.outputs)
         return [
@@ -248,13 +231,13 @@ class PassiveRole(Role):
         ]
 
     def _decrypt(self, ciphertexts: Sequence[mpz]) -> list[int]:
-        """Return the plaintexts of ``ciphertexts``, re-randomized first: p does not choose what is exponentiated."""
+        """Return the plaintexts of ``ciphertexts``, re-randomized so that nobody chooses what is decrypted."""
         square = self.ciphertexts.square
         pairs = zip(ciphertexts, self.pool.take(len(ciphertexts)), strict=True)
         return self.keys.decrypt([ciphertext * fresh % square for ciphertext, fresh in pairs])
 
     def _encrypt(self, plaintexts: Sequence[int]) -> bytes:
-        """Return fresh ciphertexts of ``plaintexts``, modulo n: the one way out for what only p's masks would hide."""
+        """Return fresh ciphertexts of ``plaintexts`` modulo n, the only form in which they are sent."""
         n, square = self.ciphertexts.n, self.ciphertexts.square
         pairs = zip(plaintexts, self.pool.take(len(plaintexts)), strict=True)
         return self.ciphertexts.write((1 + n * (plaintext % n)) * fresh % square for plaintext, fresh in pairs)

@@ -1,4 +1,4 @@
-"""What both roles are: a share of the weights that an optimizer moves, and the turn of the exchange."""
+"""What both roles have in common: a share of the weights that an optimizer moves, and the order of messages."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from vflsec.secure.arithmetic.ciphertexts import Ciphertexts
 from vflsec.secure.arithmetic.codec import Randbits, cut, encode, join
 from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.arithmetic.linear_sgd import PRECISION, LinearSgd, Moved
+from vflsec.secure.arithmetic.randomizers import Pool
 from vflsec.secure.roles.messages import PaillierMessage
 
 _STATE_BYTES = 32  # of one number of a saved share or velocity: 2^255 units are masks of 10^20 steps
@@ -22,16 +23,19 @@ class Role:
     """One party of the encrypted linear layer.
 
     Args:
-        layout: agreed.
-        n: modulus of C's key.
-        weights: (g, C) its first share.
-        optimizer: agreed.
-        randbits: source of its masks.
+        layout: agreed with the other party.
+        n: modulus of the key.
+        weights: (g, C) the first share of this party.
+        optimizer: of the weights, the same at both parties.
+        randbits: source of masks and noise.
 
     Attributes:
+        pool: of randomizers.
         turn: number of the last forward pass that was begun.
-        updates: how often its share has moved.
+        updates: number of updates of the share.
     """
+
+    pool: Pool
 
     def __init__(
         self, layout: CipherLayout, n: int, weights: np.ndarray, optimizer: LinearSgd, randbits: Randbits
@@ -53,11 +57,11 @@ class Role:
 
     @property
     def share(self) -> NDArray[np.object_]:
-        """Its share of W (g, C), integers in units of 2^-64; those of both roles add up to W."""
+        """This party's share of W (g, C), integers in units of 2^-64; both shares add up to W."""
         return np.array(self._share, dtype=object).reshape(self.layout.width, self.layout.outputs)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return what to save between turns: ``share`` and ``velocity``, uint8 (g, C, 32); ``turn`` and ``updates``."""
+        """Return the state between turns: ``share`` and ``velocity``, uint8 (g, C, 32), ``turn`` and ``updates``."""
         shape = (self.layout.width, self.layout.outputs, _STATE_BYTES)
         return {
             name: np.frombuffer(join(values, _STATE_BYTES, signed=True), np.uint8).reshape(shape).copy()
@@ -65,10 +69,10 @@ class Role:
         } | {name: np.array(getattr(self, name), np.int64) for name in ("turn", "updates")}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from a saved state; a turn that was begun is forgotten.
+        """Restore a saved state; an unfinished turn is discarded.
 
         Raises:
-            UsageError: another shape, or something is missing.
+            UsageError: another shape, or a missing entry.
         """
         shape = (self.layout.width, self.layout.outputs, _STATE_BYTES)
         if missing := {"share", "velocity", "turn", "updates"} - set(state):
@@ -82,6 +86,27 @@ class Role:
             found.append(cut(array.tobytes(), _STATE_BYTES, count, name, signed=True))
         self._share, self._velocity = found
         self.turn, self.updates, self._awaits = int(state["turn"]), int(state["updates"]), None
+
+    def close(self) -> None:
+        """End the processes that prepare randomizers."""
+        self.pool.close()
+
+    def _units(
+        self, noise: np.ndarray | None, shape: tuple[int, int], bits: int, precision: int, on: str, way_out: str
+    ) -> NDArray[np.object_]:
+        """Return noise of this shape, below 2^bits, as integers in units of 2^-precision; zeros for None.
+
+        Raises:
+            UsageError: another shape, not finite, or too large; ``on`` and ``way_out`` complete the message.
+        """
+        if noise is None:
+            return np.zeros(shape, object)
+        noise = np.asarray(noise, np.float64)
+        if noise.shape != shape:
+            raise UsageError(f"expected noise {shape}{on}, got {noise.shape}")
+        if not (np.abs(noise) < (most := 2.0**bits)).all():
+            raise UsageError(f"expected finite noise below {most:g}{on}, got other: {way_out}")
+        return np.array([round(value * 2.0**precision) for value in noise.ravel().tolist()], object).reshape(shape)
 
     def _weights(self, share: Sequence[int] | None = None) -> list[int]:
         """Return the share (g·C), or another, in units of the weights; the parties' add up to W within one unit."""
@@ -101,12 +126,12 @@ class Role:
         return moved
 
     def _take(self, moved: Moved) -> None:
-        """Go on from the share as moved."""
+        """Take over the updated share."""
         self._share, self._velocity = moved
         self.updates += 1
 
     def _expect(self, message: PaillierMessage) -> None:
-        """Raise ProtocolError unless ``message`` is the one that this turn waits for."""
+        """Raise ProtocolError unless ``message`` is the next one of this turn."""
         self._agrees(message)
         if type(message) is not self._awaits:
             waits = f"a message {self._awaits.__name__}" if self._awaits else "the next turn to begin"
