@@ -93,12 +93,11 @@ def train(
         facts.history, facts.reached = history, federation.reached
         _measure(trained, facts, derive(cell.seed, "bootstrap"))
     except Diverged as error:
-        trained = None
-        facts.status, facts.error = "diverged", str(error)
+        trained, facts.status, facts.error = None, "diverged", str(error)
     except VflsecError:
         raise
     except Exception:
-        federation.checkpoint.remove()  # the mistake may be mended by then, and what it did to the state stays
+        federation.checkpoint.remove()  # after a fix the training starts again, without what the error left in its state
         raise
     finally:
         method.close()

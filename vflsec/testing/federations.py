@@ -48,8 +48,7 @@ def toy(
             the sign of a product of two columns, which a model trained on many labels learns, but not on few.
             ``none``: the columns are independent of the class.
         seed: of the draw.
-        source: rows of another active party, of which passive parties hold columns as well; 0 for no such party. Their
-            columns are shifted by one.
+        source: rows of a second active party, with columns shifted by one, which passive parties hold as well; or 0.
 
     Raises:
         UsageError: an unknown signal, or numbers too small.
@@ -75,9 +74,8 @@ def toy(
             source_table = PartyTable("source", foreign)
         tables.append(PartyTable(name, pd.concat([frame, foreign]) if source and name != "active" else frame))
     all_labels = pd.Series(np.concatenate([labels, source_labels]), index=everyone)
-    names_of_classes = tuple(f"class_{c}" for c in range(classes))
-    card = _card(rows, classes, signal)
-    return VerticalDataset("toy", tuple(tables), all_labels, names_of_classes, card=card, source=source_table)
+    named, card = tuple(f"class_{c}" for c in range(classes)), _card(rows, classes, signal)
+    return VerticalDataset("toy", tuple(tables), all_labels, named, card=card, source=source_table)
 
 
 def _with_signal(x: np.ndarray, labels: np.ndarray, signal: str, means: np.ndarray | None) -> np.ndarray:
