@@ -1,6 +1,7 @@
 """Checkpoints: tensors and facts about them in one sealed file, replaced as a whole.
 
-A phase keeps one between its epochs, and a party of a two-company run one after each batch. A killed run resumes from it.
+A phase keeps one between its epochs, and a party of a two-company run one after each batch. A killed run resumes
+from the last one.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Method(ABC):
         """
         found = [p for p in inspect.signature(cls.__init__).parameters.values() if p.name not in {"self", *unused}]
         own = [p.replace(default=defaults.get(p.name, p.default)) for p in found]
-        cls.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]  (which inspect.signature reads)
+        cls.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
 
     @classmethod
     def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:  # noqa: ARG003  (for subclasses)

@@ -133,7 +133,7 @@ class _RunState:
 
     def _streams(self) -> Streams:
         found = Streams()
-        for party in self.federation.everybody:
+        for party in self.federation.all_parties:
             found[f"noise/{party.name}"] = party.rng
             for number, defense in enumerate(party.defenses):
                 own = {key: value for key, value in vars(defense).items() if isinstance(value, torch.Generator)}
@@ -143,7 +143,7 @@ class _RunState:
 
 def _attributes(federation: Federation) -> list[dict[str, Any]]:
     """Return a copy of all attributes of the parties' defenses, but for modules and generators."""
-    return [_plain(defense) for party in federation.everybody for defense in party.defenses]
+    return [_plain(defense) for party in federation.all_parties for defense in party.defenses]
 
 
 def _plain(defense: Defense) -> dict[str, Any]:

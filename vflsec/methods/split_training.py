@@ -140,8 +140,9 @@ class SplitTraining(SplitModel):
 
     def _clip(self) -> None:
         """Bound the gradients of each party by themselves; a common norm would reveal those of the others."""
-        for party in self.federation.parties.values() if self.spec.clip else ():
-            nn.utils.clip_grad_norm_(party.modules.parameters(), self.spec.clip)
+        if self.spec.clip:
+            for party in self.federation.parties.values():
+                nn.utils.clip_grad_norm_(party.modules.parameters(), self.spec.clip)
 
     def _loss(self, own: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
         defenses = self.federation.active.defenses

@@ -178,13 +178,8 @@ class EncryptedRun:
         mode: of the key.
         share0: standard deviation of the passive party's part of W_0; 0 for none.
         inference: forward passes of the last batch after training.
-<<<<<<< HEAD
-        key_holder: the class of C, which may deviate.
-        label_holder: the class of p, likewise.
-=======
         passive: class of the passive role, for one that deviates from the protocol.
         active: class of the active role, likewise.
->>>>>>> 577649f (Let the roles share what they have in common)
     """
 
     run: LinearRun
@@ -239,13 +234,8 @@ class EncryptedRun:
         return Recording(recorders[0].path), Recording(recorders[1].path)
 
 
-<<<<<<< HEAD
-class _Wire:
-    """Passes messages between the roles, and records them on both sides."""
-=======
 class _Port:
-    """Hands messages to the other role, and records them."""
->>>>>>> 577649f (Let the roles share what they have in common)
+    """Passes messages to the other role, and records them."""
 
     def __init__(self, recorder: Recorder, line: list[Any]) -> None:
         self.recorder, self.line, self.note = recorder, line, recorder.note
