@@ -97,7 +97,7 @@ def train(
     except VflsecError:
         raise
     except Exception:
-        federation.checkpoint.remove()  # after a fix the training starts again, without what the error left in its state
+        federation.checkpoint.remove()  # after a fix, the training starts again without what the error left there
         raise
     finally:
         method.close()
