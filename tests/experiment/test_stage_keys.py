@@ -98,7 +98,7 @@ def _one_thread():
 
 @pytest.fixture(autouse=True)
 def _short_codes(monkeypatch):
-    """Stop the fit of CoAE's codes early: other codes than these change the targets as well."""
+    """Stop the fit of CoAE early: any codes change the targets."""
     monkeypatch.setattr(coae, "STEPS", 50)
     monkeypatch.setattr(coae, "SURE", 0.0)
 
