@@ -226,16 +226,16 @@ def test_the_state_of_a_finished_cell_is_swept(tmp_path):
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_ends_the_phase(loss):
-    epochs = Epochs(tiny_federation(), "train", lambda *_: None, 3, kept={}, optimizers=[], unit="turn", lr="x.y")
-    next(iter(epochs))
-    with pytest.raises(Diverged, match=f"the loss is {loss} after turn 1: lower x.y"):
+    epochs = Epochs(tiny_federation(), "train", lambda *_: None, 3, kept={}, optimizers=[])
+    assert next(iter(epochs)) == 0
+    with pytest.raises(Diverged, match=f"the loss is {loss} after epoch 1: lower train.lr"):
         epochs.end(loss)
 
 
 def test_every_phase_reports_each_of_its_epochs_once():
     for name in ("fedsplitnn", "vflhlp-a", "ss-vfl-c", "fedcssl-moco"):
-        seen, wanted = [], cell(name)
-        federation, method, _ = build(wanted)
+        federation, method, _ = build(cell(name))
         for phase in method.phases:
+            seen = []
             history = method.run(phase, federation, lambda *progress, seen=seen: seen.append(progress))
-            assert [done for where, done, _ in seen if where == phase] == list(range(1, len(history) + 1))
+            assert [(where, done) for where, done, _ in seen] == [(phase, n + 1) for n in range(len(history))]

@@ -1,4 +1,4 @@
-"""Split learning with a source party while each passive party makes its people look like the target's."""
+"""Split learning with a source party, with adversarial domain adaptation at each passive party."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def decay(q: float) -> float:
 
 
 class AdversarialTraining(SplitTraining):
-    """Pre-training of PrADA: the source's labels are learned, and in the same steps the two domains are made alike.
+    """Pre-training of PrADA: learns the source's labels and, in the same steps, adapts the two domains to each other.
 
     Each step is one exchange on rows of the source, as in split learning. Besides, each passive party takes as many
-    rows to adapt to, and its discriminators learn to tell the two apart while its extractors unlearn it, by a reversed
+    rows to adapt to. Its discriminators learn to distinguish the two, its extractors to prevent that, by a reversed
     gradient of weight alpha. Or, ``alternating``, algorithm 1 as printed: first that step alone, then mu is computed
     with the changed extractors for the exchange.
 
@@ -54,7 +54,7 @@ class AdversarialTraining(SplitTraining):
         boundaries: the protocol to each passive party by name.
         spec: how to fit; ``epochs`` is a number.
         discriminators: by passive party.
-        adaptation: lambda; with 0 discriminators learn and nobody hears of it.
+        adaptation: lambda; with 0 discriminators learn without effect on the extractors.
         ramp_epochs: length of the ramp of alpha; None for a constant alpha.
         decay_epochs: epochs after which the learning rate has fallen to a sixth.
         alternating: take the two steps one after the other.
@@ -101,7 +101,6 @@ class AdversarialTraining(SplitTraining):
             kept={party.name: party.modules for party in federation.parties.values()},
             optimizers=optimizers,
             boundaries=self.boundaries.values(),
-            lr="train.pretrain.lr",
         )
         self._switch(training=True)
         for epoch in epochs:
@@ -140,7 +139,7 @@ class AdversarialTraining(SplitTraining):
         return () if self.alternating else (self._domain_loss(party, step),)
 
     def _domain_loss(self, party: Party, step: Step) -> Tensor:
-        """How well the party's discriminators tell rows of the source from rows to adapt to; reversed below them."""
+        """Return the loss of the party's discriminators; its gradient is reversed below them."""
         bottom = self._bottom(party)
         target = bottom.extract(party.features["adaptation"][self._target_rows(party, step.number)])
         return self.discriminators[party.name].loss(bottom.extracted, target, self._alpha)

@@ -55,32 +55,32 @@ class CrossPartySSL:
         per_pass = batches(federation.n_rows("aligned"), self.batch, order, federation.device)
         for number, rows in enumerate(per_pass, start=iteration * len(per_pass)):
             z = {name: self._project(party, rows) for name, party in federation.parties.items()}
-            say = partial(self._say, number=number, phase=phase, rows=rows)
-            heard = {party.name: [say(active, party, z[active.name])] for party in federation.passive}
-            heard[active.name] = [say(party, active, z[party.name]) for party in federation.passive]
+            send = partial(self._send, number=number, phase=phase, rows=rows)
+            received = {party.name: [send(active, party, z[active.name])] for party in federation.passive}
+            received[active.name] = [send(party, active, z[party.name]) for party in federation.passive]
             losses = {
-                name: self._learn(party, z[name], heard[name], rows) for name, party in federation.parties.items()
+                name: self._learn(party, z[name], received[name], rows) for name, party in federation.parties.items()
             }
             yield losses[active.name]
 
     def _project(self, party: Party, rows: Tensor) -> Tensor:
         return self.towers[party.name].project(party.features["aligned"][rows])  # (B, d)
 
-    def _say(self, sender: Party, receiver: Party, z: Tensor, *, number: int, phase: str, rows: Tensor) -> Tensor:
+    def _send(self, sender: Party, receiver: Party, z: Tensor, *, number: int, phase: str, rows: Tensor) -> Tensor:
         message = sender.send(
             Kind.EMBEDDING, {"value": z}, to=receiver.name, step=number, phase=phase, rows=rows, split="aligned"
         )
         received: Tensor = message.payload["value"]
         return received
 
-    def _learn(self, party: Party, z: Tensor, heard: list[Tensor], rows: Tensor) -> Tensor:
+    def _learn(self, party: Party, z: Tensor, received: list[Tensor], rows: Tensor) -> Tensor:
         """Every update of one party on one exchange; return its loss before them."""
         tower, optimizer = self.towers[party.name], self.optimizers[party.name]
         first = None
         for _ in range(self.updates):
             z = self._project(party, rows) if first is not None else z
             p = tower.predict(z)
-            loss = torch.stack([tower.cross_loss(p, other) for other in heard]).mean()
+            loss = torch.stack([tower.cross_loss(p, other) for other in received]).mean()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -42,8 +42,6 @@ class Epochs:
         optimizers: of the models.
         boundaries: that the phase trains through.
         done: whether to stop early, asked before each epoch.
-        unit: what messages call an epoch.
-        lr: the setting to lower when training diverges.
     """
 
     def __init__(
@@ -57,13 +55,11 @@ class Epochs:
         optimizers: Sequence[torch.optim.Optimizer],
         boundaries: Iterable[Boundary] = (),
         done: Callable[[], bool] = lambda: False,
-        unit: str = "epoch",
-        lr: str = "train.lr",
     ) -> None:
         self.federation = federation
         self.phase = phase
         self.total = total
-        self._progress, self._done, self._unit, self._lr = progress, done, unit, lr
+        self._progress, self._done = progress, done
         self._kept = {**kept, "run": _RunState(federation)}
         self._optimizers = optimizers
         holding = [boundary for boundary in boundaries if not vars(boundary).keys() <= {"passive", "active"}]
@@ -88,7 +84,8 @@ class Epochs:
         """
         self.losses.append(loss)
         if not loss < float("inf"):
-            raise Diverged(f"the loss is {loss} after {self._unit} {len(self.losses)}: lower {self._lr}")
+            lr = "train.pretrain.lr" if self.phase == "pretrain" else "train.lr"
+            raise Diverged(f"the loss is {loss} after epoch {len(self.losses)}: lower {lr}")
 
 
 def set_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:

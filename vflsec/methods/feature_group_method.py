@@ -20,7 +20,6 @@ from vflsec.nn.frozen import Frozen
 
 UNGROUPED_WIDTH = 4
 """Numbers that the aggregator of all columns together returns, as in the authors' code."""
-UNGROUPED_DIFFERS = ("The extractor sends four numbers, as in the authors' code; the paper does not say how many.",)
 
 
 class FeatureGroupMethod(SplitMethod):
@@ -33,6 +32,7 @@ class FeatureGroupMethod(SplitMethod):
     Class attributes:
         grouped: whether columns are read in groups; else one extractor reads all of them.
         interacting: whether pairs of groups are groups as well.
+        ungrouped_differs: what else differs from the paper without groups.
 
     Args:
         train: how models are fitted.
@@ -49,6 +49,9 @@ class FeatureGroupMethod(SplitMethod):
         "neither.",
         "Columns without groups of their own are one group, with layers of 2n, n and n/2.",
     )
+    ungrouped_differs: ClassVar[tuple[str, ...]] = (
+        "The extractor sends four numbers, as in the authors' code; the paper does not say how many.",
+    )
     messages = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     logistic = True
     grouped: ClassVar[bool] = True
@@ -58,7 +61,8 @@ class FeatureGroupMethod(SplitMethod):
         """Add what differs without groups."""
         super().__init_subclass__()
         if not cls.grouped:
-            cls.derive(differs=(*cls.differs, *UNGROUPED_DIFFERS))
+            shared = tuple(sentence for sentence in cls.differs if sentence not in cls.ungrouped_differs)
+            cls.derive(differs=shared + cls.ungrouped_differs)
 
     def build_party(self, party: Party, federation: Federation) -> None:
         """Give a passive party its extractors and aggregators; the active party's columns stay as they are."""
@@ -98,4 +102,4 @@ class FeatureGroupMethod(SplitMethod):
         if any(boundary.modules() for boundary in self._boundaries.values()):
             stay = {name: Frozen(bottom) for name, bottom in bottoms.items()}
             return SharedHeadTraining(federation, stay, top, self._boundaries, self.train_spec)
-        return HeadTraining(federation, bottoms, top, self._boundaries, self.train_spec, {})
+        return HeadTraining(federation, bottoms, top, self._boundaries, self.train_spec)

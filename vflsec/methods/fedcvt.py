@@ -1,4 +1,4 @@
-"""FedCVT: semi-supervised split learning of two parties, who estimate what the other lacks."""
+"""FedCVT: semi-supervised split learning of two parties that estimate missing representations."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.batches import batches
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.pooled import PooledEncoder
-from vflsec.nn.top import Top
+from vflsec.nn.top import build_top
 
 UNKNOWN = -100
-"""Stands for a label that nobody has, as zeros do among probabilities; ``cross_entropy`` leaves such rows out."""
+"""Target of a row without a label; among probabilities it is a row of zeros. ``cross_entropy`` leaves such rows out."""
 
 
 class _Rules(NamedTuple):
@@ -65,21 +65,11 @@ class FedCVT(SplitMethod):
     its own orthogonality at home. So A sees representations of people whom it may not know, and B sees gradients of
     rows without a label; neither is so in FedSplitNN. A needs r_B in clear: the boundary is ``plain``.
 
-    *Choices.* In the paper all of A's rows have labels. Where paper and released code differ, the code is followed; but
-
-    - aligned rows without label are candidates for pseudo-labels, which in the code they are not; and so are unaligned
-      rows of A without label. Those with a label teach f_A and f_AB;
-    - both estimates attend to all aligned rows, where the code's estimate of r_A attends to labeled ones alone;
-    - the code's additional loss on labels that attention estimates is left out: the paper has none;
-    - an epoch is a pass over the labeled rows, and an update takes as many rows of each other sort as of these;
-    - one threshold serves all three classifiers, whose probabilities are not sharpened first, and representations are
-      not normalized, which in the code those of images are. Default weights, temperature and threshold are those of
-      most of the code's configurations; that for Avazu (``temperature=0.5, estimate=1``) loses the differences between
-      people without the loss that is left out;
-    - with ``train.local_steps`` above one, B's gradients and what A received are reused, as in FedBCD.
-
-    Without unlabeled and unaligned rows the losses on labels and the penalties are left; ``threshold=1`` takes the
-    pseudo-labels away.
+    Where the paper and the authors' code differ, the code is followed. Default weights, temperature and threshold are
+    those of most of its configurations; that for Avazu (``temperature=0.5, estimate=1``) makes representations of all
+    people alike without the additional loss, left out here. With ``train.local_steps`` above one, the gradients of B
+    and what A received are reused, as in FedBCD. Without unlabeled and unaligned rows the losses on labels and the
+    penalties are left; ``threshold=1`` takes the pseudo-labels away.
 
     Source: FedCVT (Kang, Liu, Liang 2022, ACM TIST 13(4), arXiv 2008.10838), eq. 1 to 8; its code, yankang18/FedCVT.
     Semi-supervised baseline of FedHSSL (He et al. 2022, arXiv 2208.08934), table IV.
@@ -105,7 +95,7 @@ class FedCVT(SplitMethod):
         "The authors' additional loss on labels that attention estimates is left out; the paper has none.",
         "An epoch is a pass over the labeled rows, and an update takes as many rows of every other sort.",
         "One threshold serves all three classifiers, whose probabilities are not sharpened; representations are "
-        "not normalized.",
+        "not normalized, which in the authors' code those of images are.",
         "Where paper and authors' code differ otherwise, the code is followed: scaled attention with a "
         "temperature, root mean square of products as the orthogonality term, weights and threshold.",
         "Networks and training follow model and train.",
@@ -139,16 +129,9 @@ class FedCVT(SplitMethod):
     def build(self, federation: Federation) -> None:
         """Draw what split learning has, and the active party's two classifiers of a single view."""
         super().build(federation)
-        spec = self.model_spec
         for party in federation.parties.values():
             with drawing(federation.seed, "model", "top", party.name):
-                classifier = Top(
-                    [self.width(party)],
-                    federation.n_classes,
-                    aggregation=spec.aggregation,
-                    head=spec.head,
-                    hidden=spec.head_hidden,
-                )
+                classifier = build_top([self.width(party)], federation.n_classes, self.model_spec)
             federation.active.modules[f"top_{party.name}"] = classifier.to(federation.device)
 
     def build_party(self, party: Party, federation: Federation) -> None:
@@ -240,7 +223,7 @@ class _CrossViewTraining(SplitTraining):
         sent = bottom(x)  # (n, 2d), in one pass, so that BatchNorm sees one batch
         arrived = []
         for h, where in zip(sent.split([len(where.rows) for where in steps]), steps, strict=True):
-            received = self._up(passive.name, h, where) if len(h) else h  # of nobody, nothing is said
+            received = self._up(passive.name, h, where) if len(h) else h  # without rows, nothing is sent
             arrived.append(received.detach().requires_grad_())
         first, down = torch.zeros(()), torch.zeros_like(sent)
         for local_step in range(self.spec.local_steps):
@@ -253,7 +236,7 @@ class _CrossViewTraining(SplitTraining):
                 got = zip(arrived, steps, strict=True)
                 down = torch.cat([self._down(passive.name, h, where) if len(h) else h.detach() for h, where in got])
             again = bottom(x) if local_step else sent
-            term = self.rules.orthogonal * likeness(again)  # of its own representations: it asks nobody
+            term = self.rules.orthogonal * likeness(again)  # of its own representations alone
             torch.autograd.backward([again, term], [down, None])
             first = first if local_step else (loss + term).detach()
             self._clip()
@@ -391,5 +374,5 @@ def _common(h: Tensor) -> Tensor:
 
 
 def _unknown(count: int, like: Tensor) -> Tensor:
-    """Return targets of nobody, in the form of ``like``."""
+    """Return targets of rows without a label, in the form of ``like``."""
     return like.new_full((count,), UNKNOWN) if like.dim() == 1 else like.new_zeros(count, like.shape[1])

@@ -9,8 +9,8 @@ from functools import partial
 from itertools import chain, zip_longest
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 
 from vflsec.core import hooks, registry
 from vflsec.core.checks import non_negative, positive, unknown
@@ -27,6 +27,7 @@ from vflsec.inference.releases import flattened, parameters
 from vflsec.methods.cross_party_ssl import CrossPartySSL
 from vflsec.methods.epochs import Epochs
 from vflsec.methods.local_ssl import LocalSSL
+from vflsec.methods.local_training import own_rows
 from vflsec.methods.split_method import SHOWS, SPLIT, SplitMethod
 from vflsec.nn.augment import two_views
 from vflsec.nn.byol import BYOL
@@ -331,30 +332,15 @@ class FedHSSL(SplitMethod):
         encoder.load_state_dict({**state, **found})
         return {f"own bottom, {other}'s top encoder": encoder.eval()}
 
-    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
-        """Pre-train, or fine-tune."""
-        return (
-            self._pretrain(phase, federation, progress)
-            if phase == "pretrain"
-            else super().train(phase, federation, progress)
-        )
-
-    def _pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
+    def pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Run algorithm 1; return the mean loss of each global iteration."""
         cross, local, optimizers = self._steps(federation)
         average = self._average(federation) if self.pma else None
-        modules = {f"{role}/{name}": tower for role, own in self._towers.items() for name, tower in own.items()}
-        kept = {f"shared/{name}": party.modules["shared"] for name, party in federation.parties.items() if average}
-        epochs = Epochs(
-            federation,
-            phase,
-            progress,
-            self.iterations,
-            kept={**modules, **kept},
-            optimizers=optimizers,
-            unit="iteration",
-            lr="train.pretrain.lr",
-        )
+        modules: dict[str, nn.Module] = {
+            f"{role}/{name}": tower for role, own in self._towers.items() for name, tower in own.items()
+        }
+        modules |= {f"shared/{name}": party.modules["shared"] for name, party in federation.parties.items() if average}
+        epochs = Epochs(federation, phase, progress, self.iterations, kept=modules, optimizers=optimizers)
         for iteration in epochs:
             federation.begin(phase, iteration)
             for optimizer in optimizers:  # the second group, a predictor's, keeps its rate
@@ -369,9 +355,7 @@ class FedHSSL(SplitMethod):
             epochs.end(sum(losses) / len(losses))
         return epochs.losses
 
-    def _steps(
-        self, federation: Federation
-    ) -> tuple[list[CrossPartySSL], dict[str, LocalSSL], list[torch.optim.Optimizer]]:
+    def _steps(self, federation: Federation) -> tuple[list[CrossPartySSL], dict[str, LocalSSL], list[Optimizer]]:
         """Steps 1 and 2, and the optimizers of all towers."""
         optimizers = {
             role: {name: self._optimizer(tower) for name, tower in own.items()} for role, own in self._towers.items()
@@ -383,7 +367,7 @@ class FedHSSL(SplitMethod):
         local = {}
         for name, tower in self._towers["local"].items():
             party = federation.parties[name]
-            rows = torch.cat([party.features["aligned"], party.features["local"]])
+            rows = own_rows(party)
             local[name] = LocalSSL(
                 rows,
                 tower,
@@ -395,10 +379,10 @@ class FedHSSL(SplitMethod):
             )
         return cross, local, [optimizer for own in optimizers.values() for optimizer in own.values()]
 
-    def _optimizer(self, tower: Siamese) -> torch.optim.Optimizer:
+    def _optimizer(self, tower: Siamese) -> Optimizer:
         scheduled, fixed = tower.online_parameters()
         groups = [{"params": scheduled}, *([{"params": fixed}] if fixed else [])]
-        return torch.optim.SGD(groups, self.lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
+        return SGD(groups, self.lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
 
     def _shared(self) -> dict[str, dict[str, nn.Module]]:
         """What step 3 averages: local top encoder, projector and predictor of each party."""

@@ -1,18 +1,16 @@
-"""Training of the active party's head on bottom models that stay as they are."""
+"""Training of the active party's head on frozen bottom models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vflsec.core.federation import Federation
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
-from vflsec.core.protocol import Boundary
 from vflsec.core.seeds import generator
-from vflsec.core.settings import TrainSpec
 from vflsec.methods.early_stopping import selection_split
 from vflsec.methods.epochs import Streams
 from vflsec.methods.split_training import SplitTraining
@@ -23,26 +21,18 @@ Embedded = tuple[Tensor, dict[str, Tensor]]
 
 
 class HeadTraining(SplitTraining):
-    """Training of the top model alone, on what every bottom model made of the rows once; no gradient leaves it.
+    """Training of the top model alone, on embeddings that are sent once; no gradient is sent.
 
     Args, besides those of ``SplitTraining``:
-        alter: by party, what changes rows before each of many transfers; empty for one transfer of rows as they are.
+        alter: by party, what changes rows before each transfer; without it, rows are sent once, as they are.
     """
 
-    def __init__(
-        self,
-        federation: Federation,
-        bottoms: Mapping[str, nn.Module],
-        top: nn.Module,
-        boundaries: Mapping[str, Boundary],
-        spec: TrainSpec,
-        alter: Mapping[str, Alter],
-    ) -> None:
-        super().__init__(federation, bottoms, top, boundaries, spec)
-        self.alter = alter
+    def __init__(self, *args: Any, alter: Mapping[str, Alter] | None = None) -> None:
+        super().__init__(*args)
+        self.alter = alter or {}
         self._noise = Streams()
-        self.kept["noise"] = self._noise
         self._sent: dict[str, Embedded] = {}  # by split
+        self.kept["noise"] = self._noise
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
         """Have rows sent once, and train the head on them; return the mean loss of each epoch."""
@@ -58,7 +48,7 @@ class HeadTraining(SplitTraining):
 
     @torch.no_grad()
     def predict(self, split: str, phase: str = "predict") -> Tensor:
-        """Return logits (n, C) for ``split``; where an epoch is chosen by it, from what was sent before the first."""
+        """Return logits (n, C) for ``split``; where it chooses the epoch, from what was sent before training."""
         if phase == "predict" or split not in self._sent:
             return super().predict(split, phase)
         self._switch(training=False)

@@ -1,4 +1,4 @@
-"""The active party alone: what a federation must beat."""
+"""The active party alone, the baseline of every federation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vflsec.methods.local_training import LocalTraining, labeled_rows, local_mod
 class Local(Method):
     """Supervised training of the active party on its own columns of all its labeled rows, aligned or not.
 
-    A reference for utility, and no federation: nothing is said, so that there is no adversary, and no defense has
-    anything to act on. Passive parties have no model; their representation is their columns.
+    A reference for utility, and no federation: no message is sent, so that there is no adversary, and no defense acts.
+    Passive parties have no model; their representation is their columns.
 
     Source: VFLHLP (Li et al. 2024, arXiv 2405.11884), section 5, the baseline Local-A; its step 1 fits the same model.
 

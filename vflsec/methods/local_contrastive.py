@@ -1,4 +1,4 @@
-"""LocalCL: contrastive learning of one party on all its own rows, without a word to anybody."""
+"""LocalCL: contrastive learning of one party on all its own rows; no message is sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AVERAGE, QUEUE = 0.999, 65_536
 
 
 class LocalCL(nn.Module):
-    """Each view of a row is to be told, by what the model makes of it, from all other views in the batch.
+    """The model learns to distinguish the two views of a row from all other views in the batch.
 
     The loss is NT-Xent, both ways, with 2B - 2 negatives, straight on the model's output: there is no projector behind
     it. The optimizer is SGD with momentum 0.9 and weight decay 1e-4.
@@ -70,13 +70,13 @@ class LocalCL(nn.Module):
         return nt_xent(self.model(first), self.model(second), TEMPERATURE)
 
     def after_step(self) -> None:
-        """Bring up to date what follows the model."""
+        """Update what follows the model."""
 
 
 class LocalMoCo(LocalCL):
     """View 1 of a row is to find its key, view 2, among keys of other rows, which a queue remembers: MoCo v1.
 
-    Keys are made by a slow average of the model. It and the queue are scaffolding, which nobody needs afterwards. The
+    Keys are made by a slow average of the model. It and the queue are not used after training. The
     queue starts with random directions, drawn from torch's global stream.
 
     Source: He et al. 2020 (MoCo), arXiv 1911.05722, algorithm 1, with temperature 0.2, as the released code of SS-VFL

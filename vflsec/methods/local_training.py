@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from vflsec.core.errors import Diverged
 from vflsec.core.federation import Federation
 from vflsec.core.metrics import METRICS
+from vflsec.core.party import Party
 from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.stack import DefenseStack
@@ -19,14 +20,13 @@ from vflsec.methods.epochs import set_rate
 from vflsec.methods.split_model import PREDICTION_BATCH
 from vflsec.nn.batches import batches
 from vflsec.nn.encoders import build_encoder
-from vflsec.nn.top import Top
+from vflsec.nn.top import build_top
 
 
 class LocalTraining:
     """Fits the active party's model on its own rows, by the rules of ``SplitTraining`` for what both can do.
 
-    Random streams are named by epoch: together with ``state`` and ``optimizer``, which a checkpoint can keep, this is
-    all that it takes to go on after a kill.
+    Random streams are named by epoch: a checkpoint of ``state`` and ``optimizer`` is all that it takes to resume.
 
     Args:
         federation: for its seed, device and metric, and the active party's held-out rows to choose an epoch on.
@@ -34,7 +34,7 @@ class LocalTraining:
         rows: (n, d).
         labels: (n,) class numbers, or (n, C) probabilities.
         spec: how to fit.
-        defenses: those that made these labels, for what the model gives is to be read as they say.
+        defenses: those that changed the labels; they decode the model's logits.
 
     Attributes:
         state: the model, its best state, and how far training is.
@@ -111,14 +111,13 @@ def local_model(federation: Federation, spec: ModelSpec) -> nn.Sequential:
     """
     with drawing(federation.seed, "model", federation.active.name, "alone"):
         encoder = build_encoder(federation.active.layout, spec, federation.n_classes)
-        top = Top(
-            [encoder.width],
-            federation.n_classes,
-            aggregation=spec.aggregation,
-            head=spec.head,
-            hidden=spec.head_hidden,
-        )
+        top = build_top([encoder.width], federation.n_classes, spec)
     return nn.Sequential(OrderedDict(encoder=encoder, head=top.head)).to(federation.device)
+
+
+def own_rows(party: Party) -> Tensor:
+    """Return all training rows (n, d) that ``party`` may learn from without labels, aligned or not."""
+    return torch.cat([party.features["aligned"], party.features["local"]])
 
 
 def labeled_rows(federation: Federation) -> tuple[Tensor, Tensor]:

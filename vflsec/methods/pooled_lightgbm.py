@@ -126,7 +126,7 @@ class _Trees(nn.Module):
         return scores.float().to(x.device)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Make room first: how long the text is, only training tells."""
+        """Make room first: the length of the text is known only after training."""
         stored = state_dict.get(f"{prefix}text")
         if stored is not None:
             self.text = torch.empty_like(stored, device=self.text.device)

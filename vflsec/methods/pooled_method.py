@@ -1,4 +1,4 @@
-"""What references on pooled columns share: one party that would have everybody's columns."""
+"""Base class of references on pooled columns, as if one party had the columns of all."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 class PooledMethod(Method):
     """A classical model of the columns of all parties side by side, of the labeled aligned rows.
 
-    A reference for utility, and no federation: it supposes that all columns lie in one place. Nothing is said, there is
-    no adversary, and no defense has anything to act on. Parties have no model of their own; their representation is
+    A reference for utility, and no federation: it assumes that all columns are in one place. No message is sent,
+    there is no adversary, and no defense acts. Parties have no model of their own; their representation is
     their columns.
 
     Args:

@@ -28,35 +28,27 @@ from vflsec.nn.feature_groups import FeatureGroups
 
 UNGROUPED: dict[str, Any] = {"width": 36, "spectral": False}
 """The discriminator of all columns together, as in the authors' code."""
-UNGROUPED_DISCRIMINATOR_DIFFERS = (
-    "The discriminator is 36 wide and has no spectral normalization, as in the authors' code.",
-)
 
 
 class PrADA(FeatureGroupMethod):
     """Adversarial domain adaptation over feature groups from a source, then a logistic regression of few labels.
 
     1. Pre-training of the source B with the passive party C, on the source's labeled rows: a logistic regression of
-       B's, and C's extractors and aggregators, one for each feature group and each pair of groups. Meanwhile C, alone,
-       makes what extractors return of B's people and of A's alike.
+       B's, and C's extractors and aggregators, one for each feature group and each pair of groups. At the same time C
+       trains its extractors to return similar values for B's people and for A's, which takes no message.
     2. Fine-tuning of the active party A with C: a new logistic regression of A's own columns and C's g numbers, on A's
-       labeled rows. The paper has C's extractors and aggregators learn on; its authors' code has them stay.
+       labeled rows.
 
-    Fine-tuning follows ``train``; the paper has the rate 8e-4 and batches of 128, and the authors' code ``sgd`` with
-    momentum 0.99. Pre-training has the paper's rate 5e-4 and batches of 128, and the code's SGD with momentum 0.99 and
-    weight decay 1e-5, but not its length: the code stops by the labels of A's validation rows, which no party of this
-    phase has.
-
-    Attacks are on A's people. In pre-training C and B exchange messages about B's people: an attack on labels that
-    needs gradients and strikes at ``@pretrain`` is on B's labels, and ``--adversary source`` attacks C's columns of B's
-    people there. Attacks on integrity begin in pre-training.
+    Attacks are on A's people. Messages of pre-training are about B's people: an attack on labels that reads gradients
+    at ``@pretrain`` is on B's labels, and ``--adversary source`` attacks C's columns of B's people there. Attacks on
+    integrity begin in pre-training.
 
     Source: PrADA (Kang et al. 2022, "Privacy-preserving Federated Adversarial Domain Adaptation over Feature Groups for
     Interpretability"), sections 5 and 6, algorithms 1 and 2; its authors' code.
 
     Args:
         train: how models are fitted.
-        model: the head must be linear on concatenated inputs; encoders have no say here.
+        model: the head must be linear on concatenated inputs; encoders are not read.
         boundary: the protocol at the cut layer, to both active parties.
         alternating: pre-train as algorithm 1 is printed; else all in one step, as the code does.
         adaptation: lambda of eq. 4, the weight of the reversed gradient; 0 adapts nothing.
@@ -93,18 +85,16 @@ class PrADA(FeatureGroupMethod):
         "Encryption (phe) corrects algorithms 4 and 5: gradients by the weights before the update, fresh masks, "
         "and momentum.",
     )
+    ungrouped_differs = (
+        *FeatureGroupMethod.ungrouped_differs,
+        "The discriminator is 36 wide and has no spectral normalization, as in the authors' code.",
+    )
     phases = ("pretrain", "finetune")
     messages = {"pretrain": SPLIT, "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     learns = {"pretrain": hooks.SPLIT_LEARNING, "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012
     stored_modules = frozenset({"bottom"})
     last_phase_options = frozenset({"finetune_extractors"})
     source_phases = frozenset({"pretrain"})
-
-    def __init_subclass__(cls) -> None:
-        """Add what differs without groups."""
-        super().__init_subclass__()
-        if not cls.grouped:
-            cls.differs = (*cls.differs, *UNGROUPED_DISCRIMINATOR_DIFFERS)
 
     def __init__(
         self,
@@ -168,7 +158,7 @@ class PrADA(FeatureGroupMethod):
             party.modules.to(federation.device)
 
     def discriminators(self, bottom: nn.Module) -> DomainDiscriminators:
-        """Draw what tells the domains apart by the outputs of a passive party's extractors."""
+        """Draw the discriminators of the outputs of a passive party's extractors."""
         assert isinstance(bottom, FeatureGroups)
         return DomainDiscriminators(bottom.widths, **({} if self.grouped else UNGROUPED))
 
@@ -216,11 +206,9 @@ class PrADA(FeatureGroupMethod):
         batches = self.pretrain_spec.n_batches(_rows(self.source_federation(federation)))
         return sum(one.seconds(batches) for one in self._source_boundaries.values()) + super().cryptography(federation)
 
-    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
-        """Pre-train, or fine-tune."""
-        if phase == "pretrain":
-            return self.adversarial(federation).fit(phase, progress)
-        return super().train(phase, federation, progress)
+    def pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
+        """Learn from the source while domains are adapted; return the mean loss on the source's labels by epoch."""
+        return self.adversarial(federation).fit(phase, progress)
 
     def adversarial(self, federation: Federation) -> AdversarialTraining:
         """Return the pre-training."""

@@ -11,17 +11,18 @@ from vflsec.core.errors import Diverged
 from vflsec.core.party import Party
 from vflsec.core.seeds import generator
 from vflsec.methods.early_stopping import EarlyStopping
+from vflsec.methods.local_training import own_rows
 from vflsec.nn.augment.scarf import ScarfCorruption
 from vflsec.nn.batches import batches
 from vflsec.nn.losses.scarf import scarf_loss
 
 HELD_OUT, PATIENCE = 0.1, 3
 LEAST_ROWS = 4
-"""Two to learn from and two to validate on: one row alone has nothing to be told from."""
+"""Two to learn from and two to validate on: a loss needs a second row to compare with."""
 
 
 class ScarfSSL:
-    """Step 2 of VFLHLP: the encoder tells which corrupted row of a batch stems from which clean one.
+    """Step 2 of VFLHLP: the encoder learns to match each corrupted row of a batch with its clean row.
 
     Rows are those of the party itself, aligned or not; nothing is sent. A tenth of them is held out, always corrupted
     in the same way: training stops when their loss has not fallen for three epochs, and the best state is taken.
@@ -109,8 +110,3 @@ class ScarfSSL:
 
     def _loss(self, rows: Tensor, noise: torch.Generator) -> Tensor:
         return scarf_loss(self.model(rows), self.model(self.corrupt(rows, noise)), self.temperature)
-
-
-def own_rows(party: Party) -> Tensor:
-    """Return all rows (n, d) that ``party`` may learn from without labels, aligned or not."""
-    return torch.cat([party.features["aligned"], party.features["local"]])

@@ -1,4 +1,4 @@
-"""Training of a head that protocols hold in shares, on bottom models that stay as they are."""
+"""Training of a head that protocols hold in shares, on frozen bottom models."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class SharedHeadTraining(SplitTraining):
     """
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
-        """Train as ``SplitTraining`` does, after a look at every row: embeddings at rest are known before any is sent.
+        """Train as ``SplitTraining`` does, but checks every row first: frozen embeddings are known before any is sent.
 
         Raises:
             UsageError: a boundary cannot carry one of them.
         """
-        self._switch(training=False)  # a look at rows is no training: running statistics stay
+        self._switch(training=False)  # running statistics must not change
         for party in self.federation.passive:
             bottom, boundary = self.bottoms[party.name], self.boundaries[party.name]
             assert isinstance(bottom, Frozen)
@@ -35,9 +35,9 @@ class SharedHeadTraining(SplitTraining):
         return super().fit(phase, progress)
 
     def _down(self, name: str, h: Tensor, step: Step) -> Tensor:
-        """Let the weights learn; the zeros go no further than the embedding, which is a leaf."""
+        """Update the weights; the zeros that are returned end at the embedding, which is a leaf."""
         boundary, bottom = self.boundaries[name], self.bottoms[name]
-        if not isinstance(boundary, LinearBoundary):  # one that can learn only by saying something
+        if not isinstance(boundary, LinearBoundary):  # one that learns only by sending
             return super()._down(name, h, step)
         assert isinstance(bottom, Frozen)
         assert h.grad is not None

@@ -1,4 +1,4 @@
-"""What all methods share that end in supervised split learning: FedSplitNN itself, and fine-tuning."""
+"""Base class of methods that end in supervised split learning: FedSplitNN itself, and fine-tuning."""
 
 from __future__ import annotations
 
@@ -22,32 +22,30 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.early_stopping import selection_split
 from vflsec.methods.split_training import SplitTraining
-from vflsec.nn.top import SharedTop, Top
+from vflsec.nn.top import SharedTop, Top, build_top
 from vflsec.secure.roles.exposure import Exposure
 
 _BOTH = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
 SHOWS = {"passive": _BOTH | {Need.GRADIENTS}, "active": _BOTH | {Need.EMBEDDINGS}}
-"""What either side sees of split learning."""
+"""What each side sees of split learning."""
 
 BATCH_NORM = nn.BatchNorm1d | nn.BatchNorm2d
 
 SPLIT = frozenset({Kind.EMBEDDING, Kind.GRADIENT})
-"""What is said in split learning."""
+"""The messages of split learning."""
 
 
 class SplitMethod(Method):
-    """A method whose last phase is split learning on the aligned labeled rows, from wherever its bottom models start.
+    """A method whose last phase is split learning on the aligned labeled rows.
 
     Class attributes:
         shares_head: whether a protocol may hold the passive parties' parts of a linear head.
+        logistic: whether the head of two classes has one output.
 
     Args:
         train: how models are fitted.
         model: the shape of the networks.
         boundary: the protocol at the cut layer.
-
-    Class attributes:
-        logistic: whether the head of two classes has one output.
     """
 
     visible_to = SHOWS
@@ -77,17 +75,11 @@ class SplitMethod(Method):
 
         What a boundary itself learns follows ``train``, over so many ``rows``.
         """
-        spec = self.model_spec
         boundaries: dict[str, Boundary] = {}
         with drawing(federation.seed, "model", *stream):
-            federation.active.modules["top"] = Top(
-                [self.width(party) for party in federation.parties.values()],
-                federation.n_classes,
-                aggregation=spec.aggregation,
-                head=spec.head,
-                hidden=spec.head_hidden,
-                logistic=self.logistic,
-            )
+            widths = [self.width(party) for party in federation.parties.values()]
+            top = build_top(widths, federation.n_classes, self.model_spec, logistic=self.logistic)
+            federation.active.modules["top"] = top
         name, options = self._protocol(federation)
         for party in federation.passive:
             boundaries[party.name] = registry.build("protocols", name, party, federation.active, **options)
@@ -188,7 +180,7 @@ class SplitMethod(Method):
         ]
 
     def exposures(self, federation: Federation) -> list[tuple[str, float]]:
-        """Return how much the scores of a masked linear layer will tell of each passive party's features."""
+        """Return how much the scores of a masked linear layer will reveal of each passive party's features."""
         top = federation.active.modules["top"]
         if not isinstance(top, SharedTop):
             return []
@@ -215,12 +207,18 @@ class SplitMethod(Method):
         return sum(boundary.seconds(batches) for boundary in self._boundaries.values())
 
     def planned(self, phase: str, federation: Federation) -> int | None:
-        """Return the number of epochs of the last phase: in each, every row crosses once; of others nothing is said."""
+        """Return the epochs of the last phase, in each of which every row is sent once; None for other phases."""
         return self.train_spec.n_epochs(federation.n_rows("train")) if phase == self.phases[-1] else None
 
     def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
-        """Run the last phase, split learning."""
+        """Run the last phase, split learning; ``pretrain`` runs the one before it."""
+        if phase != self.phases[-1]:
+            return self.pretrain(phase, federation, progress)
         return self.split(federation).fit(phase, progress)
+
+    def pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
+        """Run the phase before split learning, of a method that has one; return its loss by epoch."""
+        raise NotImplementedError(f"{type(self).__name__} has no phase {phase}")
 
     def predict(self, federation: Federation, split: str) -> Tensor:
         """Return logits (n, C)."""

@@ -34,7 +34,7 @@ class SplitTraining(SplitModel):
 
     Attributes:
         targets: (n,) class numbers, or (n, C) probabilities, of the training rows; only the active party has them, so
-            that no step holds them. ``fit`` replaces the labels by what the active party's defenses make of them.
+            that no step holds them. ``fit`` replaces the labels by those of the active party's defenses.
         kept: what else changes from one epoch to the next, by name, for a checkpoint.
     """
 

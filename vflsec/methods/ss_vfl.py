@@ -1,12 +1,11 @@
-"""What both SS-VFL methods share: a party model with a linear projection, and the pre-training of each party alone."""
+"""Base class of the SS-VFL methods: a linear projection per party, and the pre-training of each party alone."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
 import msgspec
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vflsec.core import hooks
 from vflsec.core.checks import one_of, positive
@@ -18,6 +17,7 @@ from vflsec.core.seeds import drawing
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.epochs import Epochs, set_rate
 from vflsec.methods.local_contrastive import LocalCL, LocalMoCo
+from vflsec.methods.local_training import own_rows
 from vflsec.methods.split_method import SplitMethod
 from vflsec.nn.bottoms import Encoder
 from vflsec.nn.encoders import build_encoder
@@ -29,19 +29,18 @@ WIDTH = 128
 class SSVFL(SplitMethod):
     """Contrastive learning of each party by itself, then learning from labels on top of it.
 
-    A party's model is its encoder with a linear projection at its end, to the cut layer. Nothing is said in
-    pre-training: each party has its aligned and its local rows, and could do the same without a federation. So could an
-    adversary: what it infers from that belongs to *alone*.
+    A party's model is its encoder with a linear projection at its end, to the cut layer. Pre-training sends nothing:
+    each party uses its aligned and its local rows, and could do so without a federation. What an adversary infers from
+    that belongs to *alone*.
 
-    The released code loads the pre-trained weights without those of the projection, which starts again at random. So it
-    is here, unless ``keep_projection``.
+    As in the released code, the projection starts again at random after pre-training, unless ``keep_projection``.
 
     Source: SS-VFL (Castiglia et al. 2022), section 3.
 
     Args:
         train: how models are fitted. ``pretrain`` defaults to batches of 128 and the learning rate 0.03, divided by ten
-            after 60 % and after 80 % of the epochs, as released; and to 40 epochs, which is what FedHSSL takes and two
-            cores can bear, where the paper has 200.
+            after 60 % and after 80 % of the epochs, as released; and to 40 epochs, as in FedHSSL, where the paper has
+            200.
         model: the shape of the networks.
         boundary: the protocol at the cut layer.
         localcl: what a party learns from its rows: ``moco``, as released, or ``inbatch``, as printed.
@@ -122,9 +121,7 @@ class SSVFL(SplitMethod):
 
     def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Pre-train, or learn from labels."""
-        if phase == "pretrain":
-            return self._pretrain(phase, federation, progress)
-        if not self.keep_projection:
+        if phase != "pretrain" and not self.keep_projection:
             for party in federation.parties.values():
                 self._draw_projection(party, federation.seed)
         return super().train(phase, federation, progress)
@@ -133,20 +130,11 @@ class SSVFL(SplitMethod):
         """Return the learning rate of pre-training in ``iteration`` (from 0)."""
         return self.lr * 0.1 ** sum(10 * iteration >= tenths * self.iterations for tenths in (6, 8))
 
-    def _pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
+    def pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Run LocalCL at every party; return the mean loss of each global iteration."""
         learners = {party.name: self._learner(party, federation.seed) for party in federation.parties.values()}
         optimizers = [learner.optimizer for learner in learners.values()]
-        epochs = Epochs(
-            federation,
-            phase,
-            progress,
-            self.iterations,
-            kept=learners,
-            optimizers=optimizers,
-            unit="iteration",
-            lr="train.pretrain.lr",
-        )
+        epochs = Epochs(federation, phase, progress, self.iterations, kept=learners, optimizers=optimizers)
         for iteration in epochs:
             set_rate(optimizers, self.rate(iteration))
             passes = [learner.steps(federation.seed, phase, name, iteration) for name, learner in learners.items()]
@@ -165,11 +153,6 @@ class SSVFL(SplitMethod):
         with drawing(seed, "projection", party.name):
             fresh = nn.Linear(projection.in_features, projection.out_features)
         projection.load_state_dict(fresh.state_dict())
-
-
-def own_rows(party: Party) -> Tensor:
-    """Return all training rows (n, d) that a party can learn from without labels."""
-    return torch.cat([party.features["aligned"], party.features["local"]])
 
 
 def _bottom(party: Party) -> Encoder:

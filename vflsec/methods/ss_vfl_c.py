@@ -10,7 +10,7 @@ from vflsec.methods.ss_vfl import SSVFL
 class SSVFLCoupled(SSVFL):
     """Contrastive pre-training of each party alone, then split learning of all of it.
 
-    It says as much in an epoch as split learning from nothing does, and shows as much: gradients come down.
+    An epoch sends and reveals as much as one of split learning from scratch.
 
     Source: SS-VFL (Castiglia et al. 2022), algorithm 2.
 

@@ -1,4 +1,4 @@
-"""SS-VFL-I: parties pre-train alone and send what they make of the labeled rows once; a head is trained on that."""
+"""SS-VFL-I: parties pre-train alone and send embeddings of the labeled rows once; a head is trained on these."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from vflsec.core.message import Kind
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.head_training import Alter, HeadTraining
+from vflsec.methods.local_training import own_rows
 from vflsec.methods.split_method import SHOWS
 from vflsec.methods.split_training import SplitTraining
-from vflsec.methods.ss_vfl import SSVFL, own_rows
+from vflsec.methods.ss_vfl import SSVFL
 from vflsec.nn.augment import ImageAugmentation, UniformCorruption
 
 
 class SSVFLIndependent(SSVFL):
     """Contrastive pre-training of each party alone; bottom models stay as they are, and the head alone is trained.
 
-    Each passive party sends its embedding of every labeled row once, and never hears a gradient: what the labels are
-    leaves the active party in no form. An epoch of the head costs no byte, so all of training costs what one epoch of
-    split learning sends up. Validation rows, where an epoch is chosen by them, are sent with the others.
+    Each passive party sends its embedding of every labeled row once and receives no gradient: the labels leave the
+    active party in no form. An epoch of the head costs no byte, so all of training costs what one epoch of split
+    learning sends up. Validation rows, where an epoch is chosen by them, are sent with the others.
 
     The head follows ``train``, as every method that it is compared with does. For the small scale of frozen features
     the released code has ``train.optimizer`` ``sgd`` and ``server_lr`` 100. A boundary's own weights stay as drawn.
@@ -83,7 +84,7 @@ class SSVFLIndependent(SSVFL):
         alter = {}
         if self.recompute_augmented:
             alter = {party.name: _alteration(party.layout, own_rows(party)) for party in federation.parties.values()}
-        return HeadTraining(federation, bottoms, federation.active.modules["top"], self._boundaries, spec, alter)
+        return HeadTraining(federation, bottoms, federation.active.modules["top"], self._boundaries, spec, alter=alter)
 
 
 def _alteration(layout: Layout, rows: Tensor) -> Alter:

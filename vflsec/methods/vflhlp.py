@@ -19,8 +19,8 @@ from vflsec.core.party import Party
 from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.epochs import Epochs
-from vflsec.methods.local_training import LocalTraining, labeled_rows, local_model
-from vflsec.methods.scarf_ssl import LEAST_ROWS, ScarfSSL, own_rows
+from vflsec.methods.local_training import LocalTraining, labeled_rows, local_model, own_rows
+from vflsec.methods.scarf_ssl import LEAST_ROWS, ScarfSSL
 from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.encoders import build_encoder
@@ -167,14 +167,6 @@ class VFLHLP(SplitMethod):
                     "raise data.aligned or data.overlap"
                 )
 
-    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
-        """Pre-train, or fine-tune."""
-        return (
-            self._pretrain(phase, federation, progress)
-            if phase == "pretrain"
-            else super().train(phase, federation, progress)
-        )
-
     def split(self, federation: Federation) -> SplitTraining:
         """Return the training across the cut layer, with the active party's constraint."""
         training = super().split(federation)
@@ -197,7 +189,7 @@ class VFLHLP(SplitMethod):
         yield head.weight[:, : local_head.in_features], local_head.weight  # the active party's embedding comes first
         yield head.bias, local_head.bias
 
-    def _pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
+    def pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Run steps 1 and 2; return the mean loss of the parties that still learn, by global iteration."""
         learners = dict(self._learners(federation))
         epochs = Epochs(
@@ -222,12 +214,9 @@ class VFLHLP(SplitMethod):
             numbers = {key: value for key, value in msgspec.structs.asdict(given).items() if value is not None}
             spec = msgspec.structs.replace(self.train_spec, **numbers)
             labels = torch.cat([self._labels(federation, "train"), self._labels(federation, "local")])
-            model, rows, told = (
-                federation.active.modules["pretrained"],
-                labeled_rows(federation)[0],
-                federation.active.defenses,
-            )
-            yield federation.active.name, LocalTraining(federation, model, rows, labels, spec, defenses=told)
+            own, rows = federation.active, labeled_rows(federation)[0]
+            model = own.modules["pretrained"]
+            yield own.name, LocalTraining(federation, model, rows, labels, spec, defenses=own.defenses)
         for party in federation.passive if self.initializes else ():
             scarf = self.pretraining
             assert scarf.epochs is not None
@@ -248,7 +237,7 @@ class VFLHLP(SplitMethod):
             )
 
     def _labels(self, federation: Federation, split: str) -> Tensor:
-        """The active party's labels as fine-tuning sees them, (n,) class scarf or (n, C) probabilities.
+        """The active party's labels as fine-tuning sees them, (n,) class numbers or (n, C) probabilities.
 
         A defense that changes labels changes each one once: two draws could be averaged, and true labels would reach
         the gradients by way of the constraint.

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vflsec.core.settings import ModelSpec
+
 
 class Top(nn.Module):
     """Aggregation and head: K embeddings of (B, d_k) -> logits (B, C).
@@ -50,6 +52,18 @@ class Top(nn.Module):
         """Return logits (B, C)."""
         logits: Tensor = self.head(aggregate(embeddings, self.aggregation))
         return functional.pad(logits, (1, 0)) if self.logistic else logits
+
+
+def build_top(widths: Sequence[int], n_classes: int, spec: ModelSpec, *, logistic: bool = False) -> Top:
+    """Return the top model that ``spec`` describes."""
+    return Top(
+        widths,
+        n_classes,
+        aggregation=spec.aggregation,
+        head=spec.head,
+        hidden=spec.head_hidden,
+        logistic=logistic,
+    )
 
 
 class SharedTop(nn.Module):
