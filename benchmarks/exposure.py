@@ -1,4 +1,4 @@
-"""What p reads of C's features through the scores, and what blunts it, beside utility.
+"""What the active party reads of the passive party's features through the scores, and what blunts it, beside utility.
 
     python benchmarks/exposure.py            compute and print the table
     python benchmarks/exposure.py --write    write it into docs/audit_a_recording.md as well

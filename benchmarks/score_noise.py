@@ -86,13 +86,15 @@ def text(lines: Sequence[tuple[float, Sequence[Found]]], alone: float) -> str:
 
 
 def follows(lines: Sequence[tuple[float, Sequence[Found]]], alone: float) -> str:
-    """Return how little of the features stays readable where the run is worth more than p's own columns."""
+    """Return how little of the features stays readable where the run beats the active party alone."""
     means = [np.mean([(run.auc, run.features) for run in runs], axis=0) for _, runs in lines]
     readable = [features for auc, features in means if auc > alone]
-    found = f"A model of p's own columns alone (`--method local`) has an AUC of {alone:.3f}: "
+    found = f"A model of the active party's own columns alone (`--method local`) has an AUC of {alone:.3f}: "
     if not readable:
         return found + "no setting is worth the run."
-    return found + f"where a run is worth more, p reads the features with an R² of {min(readable):.2f} or more."
+    return (
+        found + f"where a run is worth more, that party reads the features with an R² of {min(readable):.2f} or more."
+    )
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -272,6 +272,20 @@ def test_the_worked_example_runs_and_passes_the_suite(tmp_path):
     assert len(ran) >= 5
 
 
+def test_the_example_of_the_encrypted_layer_runs(capsys):
+    page = (ROOT / "docs" / "encrypted_layer.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert len([line for line in code.splitlines() if line]) <= 20
+    found = {}
+    exec(code, found)  # noqa: S102  (the page's own code)
+    off_scores, off_gradient = map(float, capsys.readouterr().out.split())
+    assert off_scores < 1e-5
+    assert off_gradient < 1e-5
+    before, x, delta = found["weights"], found["x"], found["delta"]
+    after = (found["passive"].share + found["active"].share).astype(float) / 2**64
+    assert after == pytest.approx(before - 0.1 * x.T @ delta / len(x), abs=1e-5)
+
+
 def test_the_python_of_the_readme_is_the_api():
     import vflsec
 
