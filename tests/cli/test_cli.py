@@ -102,7 +102,7 @@ def test_a_card_is_data_too():
     for kind, name, facts in (
         ("attack", "residual", {"costs", "fails", "contrib", "differs", "options"}),
         ("defense", "sign", {"hides", "costs", "fails", "contrib", "options"}),
-        ("dataset", "credit-default", {"parties", "licence"}),
+        ("dataset", "credit-default", {"parties", "license"}),
     ):
         assert facts <= json.loads(run("show", kind, name, "--format", "json").output).keys()
     listed = run("list", "defenses").output

@@ -76,7 +76,7 @@ def test_values(text, value):
         (specs.parse_defense, "iso:lambda", r"expected defense iso:option=value, got 'lambda'"),
         (specs.parse_defense, "iso:lambda=much", r"expected a number for lambda in 'iso:lambda=much', got 'much'"),
         (specs.parse_defense, "izo", r"unknown defense 'izo'. Did you mean iso\?"),
-        (specs.parse_attack, "mc@a+b", "expected one phase after which mc strikes"),
+        (specs.parse_attack, "mc@a+b", "expected one phase after which mc attacks"),
     ],
 )
 def test_wrong_references(parse, text, message):
@@ -261,12 +261,12 @@ def test_epsilons_stand_for_strengths():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"defenses": ["iso"], "epsilons": [1]}, "got iso: use --lambda"),
+        ({"defenses": ["iso"], "epsilons": [1]}, "got iso: set its strength with iso:lambda=... or --lambda"),
         ({"defenses": ["label-dp"], "epsilons": [1], "strengths": [1]}, "the strength once"),
         ({"defenses": ["label-dp:epsilon=2"], "epsilons": [1]}, "the strength once"),
         ({"defenses": ["gaussian-dp:epsilon=2,strength=1"]}, "the strength once"),
         ({"defenses": ["label-dp"], "epsilons": [0]}, "epsilon > 0, got 0"),
-        ({"fixed": ["iso:epsilon=2"]}, "got iso: use --lambda"),
+        ({"fixed": ["iso:epsilon=2"]}, "got iso: set its strength with iso:lambda=... or --lambda"),
         ({"fixed": ["label-dp"]}, "write label-dp:epsilon=5"),
         ({"epsilons": [1]}, "got no defense"),
     ],

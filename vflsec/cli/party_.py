@@ -57,7 +57,7 @@ def role_option(text: str) -> Callable[[Any], Any]:
 @click.option("--workers", type=click.IntRange(0, 256), default=0, help="Processes that prepare encryption ahead.")
 @click.pass_context
 def command(ctx: click.Context, /, **given: Any) -> None:
-    """One of two companies that train together over the network.
+    """Run one of two companies that train together over the network.
 
     The passive party holds columns and a Paillier key, the active party columns and the labels. The active party
     computes on the passive party's encrypted embedding; of the weights between them each holds only a share.
