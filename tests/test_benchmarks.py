@@ -190,7 +190,7 @@ def test_a_table_of_methods(methods, monkeypatch, tmp_path):
     assert methods.mean_bytes(found["tiny"]["fedsplitnn"]["all"]) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_engine_of_the_encrypted_layer_once(monkeypatch):
     job = load("paillier")
     monkeypatch.setattr(job, "ROUNDS", 1)
