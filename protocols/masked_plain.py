@@ -77,7 +77,7 @@ class Sealed:
 
 @dataclass(frozen=True)
 class Noised:
-    """The gradient (g, C) under both parties' masks, and C's share of the weights, sealed."""
+    """The gradient (g, C) under both parties' masks, and the passive party's share of the weights, sealed."""
 
     gradient: np.ndarray
     share: Sealed

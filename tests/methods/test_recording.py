@@ -94,7 +94,7 @@ def test_scores_tell_p_the_geometry_of_columns_that_stay(tmp_path):
 def test_each_passive_party_has_its_own(tmp_path):
     record(tmp_path, FedSplitNN, model={"bottom": (6,), "cut": 3}, parties=3, train={"epochs": 1})
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.recording")) == [
-        f"passive_{k}/{role}.recording" for k in (1, 2) for role in ("passive", "active")
+        f"passive_{k}/{role}.recording" for k in (1, 2) for role in ("active", "passive")
     ]
     keys = {Recording(path).header.n for path in tmp_path.rglob("passive.recording")}
     assert len(keys) == 2

@@ -25,7 +25,7 @@ class Work(NamedTuple):
         powers: powers modulo such a square, two for each decryption.
         full: multiplications modulo n^2.
         digits: multiplications by two residues modulo n^2: two digits of a randomizer of p.
-        residues: powers r^n modulo n^2, where p has no table.
+        residues: powers r^n modulo n^2, where the active party has no table.
     """
 
     half: float
@@ -40,7 +40,7 @@ def work(layout: CipherLayout, batches: int = 100) -> Work:
     to_labels, to_key = layout.traffic
     mode, exponent = layout.mode, _order_bits(layout.bits, layout.mode)
     window = fixed_base_window(layout.bits, exponent, batches * (to_labels + to_key))
-    half = 2 * (to_labels + to_key) * _pairs(-(-exponent // window))  # C draws for what it decrypts, too
+    half = 2 * (to_labels + to_key) * _pairs(-(-exponent // window))  # the decrypting party draws as well
     full = to_labels + 3 * to_key + _forward(layout) + _gradient(layout) + _delta(layout)
     if mode != "subgroup" and batches * to_key <= WITHOUT_TABLE:
         return Work(half, 2 * to_key, full, 0, to_key)

@@ -22,7 +22,7 @@ _SMALL = 1 << 20  # prime factors of p - 1 below it are known
 
 
 class PublicKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What p gets of a key.
+    """What the active party gets of a key.
 
     Attributes:
         n: the modulus, little-endian.
@@ -79,11 +79,12 @@ class Keys:
     A Paillier ciphertext of m is (1 + n)^m times a randomizer, a random n-th residue modulo n^2. Under the decisional
     composite residuosity assumption (DCR) it tells nothing about m. The modes differ in which residues are drawn:
 
-    * ``standard``: C's are uniform, up to a subgroup of an index without prime factors below 2^20, where there is one;
-      p's, which must hide from C who knows the factors of n, are within 2^-40 of uniform. Assumes DCR alone.
+    * ``standard``: the passive party's are uniform, up to a subgroup of an index without prime factors below 2^20,
+      where there is one; the active party's, which must hide from the passive party who knows the factors of n, are
+      within 2^-40 of uniform. Assumes DCR alone.
     * ``subgroup``: p - 1 and q - 1 each have a prime factor of 256 bits, and randomizers lie in the subgroup of these
       orders, whose generator is public. Also assumes that this subgroup cannot be told from all n-th residues, which
-      the factors' special form must not help. p's are within 2^-64 of uniform on the subgroup.
+      the factors' special form must not help. The active party's are within 2^-64 of uniform on the subgroup.
 
     Source: Paillier 1999; decryption through the factors, ibid. section 7; subgroup keys, Damgard et al. 2007 and
     Ma et al. 2021. Decryption takes powers with secret exponents by gmpy2, which is not constant in time. So

@@ -15,7 +15,7 @@ Mode = Literal["standard", "subgroup"]
 MODES = ("standard", "subgroup")
 MOST_BITS = 16  # that feature_bits, weight_bits and delta_bits may be
 SPARE_BITS = 12  # left empty above the slots: a plaintext that fills them is not one of ours
-_DECRYPTIONS = 10  # encryptions that one ciphertext to C costs, re-randomized at p and C, and decrypted
+_DECRYPTIONS = 10  # encryptions that re-randomizing a ciphertext at both parties and decrypting it cost
 
 
 class Packing(NamedTuple):
@@ -42,8 +42,8 @@ class Traffic(NamedTuple):
     """How many ciphertexts cross for a full batch that the model learns from.
 
     Attributes:
-        to_labels: from C to p; C encrypts them.
-        to_key: from p to C; p re-randomizes them, and C does so again before it decrypts them.
+        to_labels: from the passive to the active party; the passive party encrypts them.
+        to_key: from the active to the passive party; both re-randomize them, and the passive party decrypts them.
     """
 
     to_labels: int
@@ -147,7 +147,7 @@ class CipherSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return CipherLayout(width=width, outputs=outputs, batch=batch, **settings)
 
     def allow(self, passes: int, what: str = "training samples") -> None:
-        """Raise UsageError if a run needs more ``passes`` of ``what`` than C answers; asked before training."""
+        """Raise UsageError if a run needs more ``passes`` of ``what`` than ``max_passes``; called before training."""
         if 0 < self.max_passes < passes:
             raise UsageError(
                 f"expected at most max_passes = {self.max_passes} passes of the {what}, got a run that takes {passes}: "
@@ -213,7 +213,7 @@ class CipherLayout(CipherSpec, frozen=True, kw_only=True):
 
     @property
     def score_bound(self) -> int:
-        """Largest |mu W~| as an integer, for one sample and output, with p's share W~ anywhere in the ring."""
+        """Largest |mu W~| as an integer, for one sample and output, with W~ anywhere in the ring."""
         return self.width * self.feature_bound << self.ring
 
     @property
@@ -246,7 +246,7 @@ class CipherLayout(CipherSpec, frozen=True, kw_only=True):
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of one gradient under p's masks, one for each row in a pack, and C's noise."""
+        """Bytes of one gradient under masks, one for each row in a pack, and noise."""
         return (self.gradient_bound * (self.gradients.rows + 1) * (2 + (1 << self.sigma))).bit_length() // 8 + 1
 
     @cached_property

@@ -24,9 +24,10 @@ class LinearSgd:
     """V <- momentum V + gradient + weight_decay W, W <- W - rate V, as integers, on W or on any share of it.
 
     The recursion is linear, so that two parties who each apply it to their share of W and to their share of the
-    gradient hold shares of the W that it would have given: p sees dW + n, C mirrors it with -n. Both must use the same
-    numbers at every step. The numbers are taken as the exact dyadic fractions that floats are, and what a step rounds
-    is one unit of 2^-64. Shares are not reduced: they grow with their masks, and their sum is W exactly.
+    gradient hold shares of the W that it would have given: the active party sees dW + n, the passive party mirrors it
+    with -n. Both must use the same numbers at every step. The numbers are taken as the exact dyadic fractions that
+    floats are, and what a step rounds is one unit of 2^-64. Shares are not reduced: they grow with their masks, and
+    their sum is W exactly.
 
     Source: algorithms dossier, PrADA, optimizers; torch.optim.SGD without dampening.
 

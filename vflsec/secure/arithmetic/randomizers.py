@@ -136,7 +136,7 @@ class SubgroupSource(RandomizerSource):
 
 
 def active_source(public: PublicKey, uses: int) -> RandomizerSource:
-    """Return what p draws about ``uses`` randomizers from."""
+    """Return what the active party draws about ``uses`` randomizers from."""
     if public.generator:
         return SubgroupSource(public, uses)
     return (CosetSource if uses > WITHOUT_TABLE else PowerSource)(public.modulus, uses)

@@ -1,9 +1,9 @@
-"""Party p: the labels, its own columns and the linear top model."""
+"""The active party: the labels, its own columns and the linear top model."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,16 +29,9 @@ from vflsec.secure.roles.noise import normal
 
 
 class ActiveSide(Side):
-    """p's side: computes on C's encrypted embedding, and learns the sum z^C of each row alone.
+    """The active party's side: computes on encrypted embeddings, and learns their part of each score alone.
 
-    Args:
-        own: its rows, with labels.
-        job: the agreement.
-        seed: of p's own first weights over its own columns, for tests; None draws one. The share of the others and the
-            noise do not depend on it.
-        batches: about how many are to come, by which tables are made larger or smaller; None for the whole job.
-        workers: processes that prepare randomizers.
-        randbits: source of the masks, of p's first share and of the key of its noise; ``secrets`` but in tests.
+    See ``Side`` for the arguments.
 
     Raises:
         UsageError: the job's outputs do not fit the classes.
@@ -46,37 +39,25 @@ class ActiveSide(Side):
 
     role = "active"
 
-    def __init__(
-        self,
-        own: Own,
-        job: Job,
-        *,
-        seed: int | None = None,
-        batches: int | None = None,
-        workers: int = 0,
-        randbits: Callable[[int], int] = secrets.randbits,
-    ) -> None:
-        super().__init__(own, job)
-        assert own.labels is not None, "p has labels"
+    def __init__(self, own: Own, job: Job, **options: Any) -> None:
+        super().__init__(own, job, **options)
+        assert own.labels is not None, "the active party has labels"
         classes, outputs = len(own.classes), job.model.outputs
         if outputs not in ((1, 2) if classes == 2 else (classes,)):
             expected = "1 or 2" if classes == 2 else str(classes)
             raise UsageError(f"expected model.outputs = {expected} for {classes} classes, got {outputs}")
         self.y = own.labels
-        self._seed = secrets.randbits(62) if seed is None else seed
-        self._batches = len(self.schedule) if batches is None else batches
-        self._workers, self._randbits = workers, randbits
         self._public: PublicKey | None = None
         self.scores = np.zeros((len(own.ids["test"]), outputs))
         self.loss = float("nan")
 
     def meet(self, theirs: Hello) -> CipherLayout:
-        """Make the top model, as wide as C says that its embedding is, under C's key."""
+        """Make the top model for the width and the key of the passive party."""
         width = theirs.layout.get("width")
         if theirs.key is None or type(width) is not int or not 0 < width <= 1 << 20:
-            raise PeerRefused("expected the key and the width of the embedding from C, got none")
+            raise PeerRefused("expected the key and the width of the embedding from the passive party, got none")
         if self.job.model.width not in (None, width):
-            raise PeerRefused(f"expected an embedding of width {self.job.model.width} from C, got {width}")
+            raise PeerRefused(f"expected an embedding of width {self.job.model.width}, got {width} from the peer")
         layout = self.layout(width)
         for name, value in msgspec.to_builtins(layout).items():
             if theirs.layout.get(name) != value:
@@ -90,11 +71,11 @@ class ActiveSide(Side):
         return layout
 
     def _make(self, layout: CipherLayout, public: PublicKey) -> None:
-        """Draw the linear layer over p's own columns and C's embedding, and give the latter's part to the role."""
+        """Draw the linear layer over own columns and embedding, and give the part of the embedding to the role."""
         self.close()
         columns = self.own.layout.width
         with drawing(self._seed, "model", "top"):
-            joint = nn.Linear(columns + layout.width, layout.outputs).double()  # as wide as if all were p's own
+            joint = nn.Linear(columns + layout.width, layout.outputs).double()  # drawn as if all columns were its own
         self.top = nn.Linear(columns, layout.outputs, dtype=torch.float64)
         with torch.no_grad():
             self.top.weight.copy_(joint.weight[:, :columns])
@@ -130,7 +111,7 @@ class ActiveSide(Side):
             port.send(Committed())
 
     def _noise(self, delta: np.ndarray) -> np.ndarray | None:
-        """Return noise (B, g) on delta^C, or None; other noise for a batch that is done again."""
+        """Return noise (B, g) on delta^C, or None; new noise for a batch that is done again."""
         deviation = self.job.paillier.noise
         if not deviation:
             return None
@@ -174,16 +155,16 @@ class ActiveSide(Side):
         return {name: METRICS[name](self.logits(), self.y["test"]) for name in applicable(len(self.own.classes))}
 
     def state(self) -> State:
-        """Return the top model over p's own columns, its optimizer, and p's share of the weights over C's embedding."""
+        """Return the top model over the own columns, its optimizer, and the share of the weights over the embedding."""
         return {**below("top", model_state(self.top, self.optimizer)), **below("holder", self.holder.state())}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from ``state``."""
+        """Restore ``state``."""
         load_model_state(under("top", state), self.top, self.optimizer)
         self.holder.load(under("holder", state))
 
     def models(self) -> State:
-        """Return the top model over p's own columns, and p's share of the rest, which is noise without C's."""
+        """Return the top model over the own columns, and the share of the rest, which is noise by itself."""
         top = {f"top.{key}": value.numpy() for key, value in self.top.state_dict().items()}
         return {**top, **below("share", self.holder.state())}
 

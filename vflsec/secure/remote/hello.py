@@ -1,12 +1,11 @@
-"""The handshake: do both parties mean the same job, rows and run, and after which batch do they go on?
+"""The handshake: the parties compare job, rows and run, and agree on the batch after which they resume.
 
-Each batch is committed by p first: it keeps the new state before it sends the last message of the batch, and C keeps
-its own when that has arrived. So p is level with C or ahead by one batch, whichever of the two is killed, and wherever.
-Both keep their last two states. They go on after the last batch that both have; p goes back by one if need be, and does
-the batch again with fresh masks. A party whose newest states are damaged, or led to numbers that cannot be used, says
-that it has ``lost`` them, and both go back to the last state that both still have, at worst the end of an epoch. That
-both states stem from one history is seen from a digest over what both have seen of every batch, so that a batch counts
-exactly once on both sides, or the parties part.
+The active party saves its new state before it sends the last message of a batch, and the passive party saves its own
+when that message has arrived. Whichever of them is killed, the active party is thus level or ahead by one batch. Both
+keep their last two states and resume after the last batch that both have; the active party goes back by one if need
+be, and the batch is done again with fresh masks. A party whose newest states are damaged or unusable declares them
+``lost``, and both go back to the last common state, at worst the end of an epoch. A digest over the messages of every
+batch tells whether both states have one history, so that a batch counts exactly once on both sides.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The first message of either party on every connection.
 
     Attributes:
-        role: who speaks.
+        role: of the sender.
         settings: of the job, by dotted name.
         counts: rows by split.
         rows: digest of the row ids by split.
-        run: the run that the state belongs to; empty for a new party p.
-        history: digest after each number of batches that the party has kept its state of.
-        predicted: whether p has its predictions.
-        lost: whether newer states than those of the history are damaged or set aside, so that more than one batch is to
-            be done again.
-        layout: C's to say, for it alone knows how wide its embedding is.
-        key: C's to say.
+        run: the run that the state belongs to; empty for a new active party.
+        history: digest after each number of batches of which the state is kept.
+        predicted: whether the active party has its predictions.
+        lost: whether newer states than those in the history were damaged or dropped, so that more than one batch has
+            to be done again.
+        layout: from the passive party, which alone knows the width of its embedding.
+        key: from the passive party.
     """
 
     role: RoleName
@@ -54,7 +53,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def agree(ours: Hello, theirs: Hello) -> int:
-    """Return after how many batches both go on.
+    """Return the number of batches after which both resume.
 
     Raises:
         PeerRefused: another role, job, set of rows, run or history; both values are named.
@@ -82,7 +81,7 @@ def agree(ours: Hello, theirs: Hello) -> int:
 
 
 def _common(ours: Hello, theirs: Hello) -> int:
-    """Return the last batch that both have kept, of one run and with one history."""
+    """Return the last batch of one run and history of which both have the state."""
     here, there = max(ours.history), max(theirs.history)
     if ours.run != theirs.run:
         if here or there:
@@ -90,7 +89,7 @@ def _common(ours: Hello, theirs: Hello) -> int:
                 f"expected one run on both sides, got {_run(ours)} here and {_run(theirs)} there: give both the "
                 "--out of that run, or two new ones"
             )
-        return 0  # nothing is lost: p joins the run of C
+        return 0  # nothing is lost: the active party joins the run
     common = {*ours.history} & {*theirs.history}
     if not common or (max(here, there) - max(common) > 1 and not (ours.lost or theirs.lost)):
         raise PeerRefused(

@@ -7,7 +7,7 @@
 
     [model]
     outputs = 1                 # 1: logistic regression on two classes; else the number of classes
-    encoder = "mlp"             # at C: mlp, tabular, or identity (its columns themselves: SecureLR)
+    encoder = "mlp"             # at the passive party: mlp, tabular, or identity (its columns themselves: SecureLR)
     hidden = [64]
     width = 10                  # of the embedding; identity has the width of the columns
 
@@ -48,21 +48,22 @@ LARGEST = 1_000_000
 WIDEST = 65_536
 """Of any layer."""
 MOST_WEIGHTS = 1 << 28
-"""Between the layers of C's encoder: 1 GiB as float32."""
+"""Between the layers of the passive party's encoder: 1 GiB as float32."""
 LONGEST_SETTING = 1_000
 """Characters that one setting may have when the parties compare theirs."""
 
 
 class JobModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The shape of the networks: an encoder at C, and one linear layer over C's embedding and p's own columns.
+    """The networks: the passive party's encoder, and a linear layer over its embedding and the active party's columns.
 
     Attributes:
         outputs: 1 for logistic regression, else the number of classes C >= 2.
-        encoder: of C's columns.
+        encoder: of the passive party's columns.
         hidden: widths of its hidden layers.
-        width: g, of C's embedding; None with ``identity`` alone.
-        share: whether C adds a random part to the first weights over its embedding, so that p never knows them. An
-            honest p that knew them could read a feature of the first batch off its scores.
+        width: g, of the passive party's embedding; None with ``identity`` alone.
+        share: whether the passive party adds a random part to the first weights over its embedding, so that the active
+            party never knows them. An honest active party that knew them could read a feature of the first batch off
+            its scores.
     """
 
     outputs: int = 1

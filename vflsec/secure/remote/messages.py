@@ -17,7 +17,7 @@ from vflsec.secure.roles.messages import (
 
 
 class Committed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """p has kept the batch, and C has no gradient to get."""
+    """The active party has saved the batch, and there is no gradient to send."""
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""What one party brings to the job: its own columns of the rows that both hold, and at p the labels."""
+"""What one party brings to a job: its columns of the common rows, and the labels at the active party."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Own:
         features: float32 (n, d) of ``train`` and ``test``.
         layout: what the d columns are.
         ids: (n,) of both splits.
-        labels: class index (n,) of both splits; None at C.
-        classes: their names; none at C.
+        labels: class index (n,) of both splits; None at the passive party.
+        classes: their names; none at the passive party.
     """
 
     features: dict[str, np.ndarray]
@@ -79,7 +79,7 @@ def from_file(path: Path, job: Job, role: RoleName, own: PartyFile, *, key: str,
         role: ``passive`` or ``active``.
         own: which columns, and what they are.
         key: the column of row ids.
-        label: the column of labels; None at C.
+        label: the column of labels; None at the passive party.
 
     Raises:
         DataError: the file is wrong; the line names column and row.
@@ -95,9 +95,9 @@ def arrange(
     classes: tuple[str, ...],
     test_ids: pd.Index | None = None,
 ) -> Own:
-    """Split and encode a party's rows, by nothing that the other party does not know as well.
+    """Split and encode a party's rows, using only what both parties know.
 
-    That is why the split keeps no class shares: C has no labels. It is the one that ``data.stratify=false`` draws.
+    The passive party has no labels, so that the split is not stratified; it is the one of ``data.stratify=false``.
 
     Raises:
         DataError: a class is missing in either split.

@@ -1,9 +1,9 @@
-"""Party C: the key, the features and the bottom model."""
+"""The passive party: the key, the features and the bottom model."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,46 +31,30 @@ CHUNK = 8192
 
 
 class PassiveSide(Side):
-    """C's side: encrypts its embedding, decrypts what comes back masked, and trains its bottom model.
+    """The passive party's side: encrypts its embedding, decrypts masked numbers, and trains its bottom model.
 
-    C learns nothing but its own gradient delta^C = delta W^T, which tells the labels (``reveals`` of the roles); with
-    the columns themselves as embedding it gets none.
+    It learns nothing but its own gradient delta^C = delta W^T, which reveals the labels (``reveals`` of the protocol);
+    with the columns themselves as embedding it gets none. See ``Side`` for the other arguments.
 
     Args:
         own: its rows.
         job: the agreement.
         keys: of this run.
-        seed: of C's own first weights, for tests; None draws one. Shares and noise do not depend on it.
-        batches: about how many are to come, by which tables are made larger or smaller; None for the whole job.
-        workers: processes that prepare randomizers.
-        randbits: source of the masks, of C's first share and of the key of its noise; ``secrets`` but in tests.
 
     Raises:
-        UsageError: without an encoder, a number beyond 2^feature_bits; the line names its column and the value to set.
+        UsageError: without an encoder, a number beyond 2^feature_bits; the message names its column and the setting.
     """
 
     role = "passive"
 
-    def __init__(
-        self,
-        own: Own,
-        job: Job,
-        keys: Keys,
-        *,
-        seed: int | None = None,
-        batches: int | None = None,
-        workers: int = 0,
-        randbits: Callable[[int], int] = secrets.randbits,
-    ) -> None:
-        super().__init__(own, job)
-        seed = secrets.randbits(62) if seed is None else seed
-        self._randbits = randbits
+    def __init__(self, own: Own, job: Job, keys: Keys, **options: Any) -> None:
+        super().__init__(own, job, **options)
         self.bottom: nn.Module = nn.Identity()
         if self.gradients:
-            with drawing(seed, "model", PARTY["passive"]):
+            with drawing(self._seed, "model", PARTY["passive"]):
                 self.bottom = build_encoder(own.layout, job.model.spec, job.model.outputs)
         else:
-            for x in own.features.values():  # these are what is encrypted: all are checked before any is sent
+            for x in own.features.values():  # these are encrypted as they are: all are checked before any is sent
                 encode(x, job.paillier.feature_precision, job.paillier.feature_bits, "features", own.layout.names)
         width = job.model.width or own.layout.width
         self.keys = keys
@@ -80,15 +64,15 @@ class PassiveSide(Side):
             keys,
             self.agreed,
             optimizer=self._linear_sgd(),
-            share0=first_share(randbits, width, job.model.outputs) if job.model.share else None,
-            batches=len(self.schedule) if batches is None else batches,
-            workers=workers,
-            randbits=randbits,
+            share0=first_share(self._randbits, width, job.model.outputs) if job.model.share else None,
+            batches=self._batches,
+            workers=self._workers,
+            randbits=self._randbits,
         )
         self.optimizer = self._sgd(self.bottom) if self.gradients else None
 
     def meet(self, theirs: Hello) -> CipherLayout:
-        """Return the layout that C itself has laid out."""
+        """Return the layout that this side has made."""
         return self.agreed
 
     def learn(self, port: Port, batch: Batch, commit: Commit) -> None:
@@ -113,9 +97,9 @@ class PassiveSide(Side):
 
     @torch.no_grad()
     def _check_moved(self, number: int) -> None:
-        """Check the embedding before the state counts: of the rows of batch ``number``, and of all rows between epochs.
+        """Check the embedding of the rows of batch ``number``, or of all rows between epochs, before saving the state.
 
-        A gradient that is well-formed and wrong would otherwise show only when the state before it is gone.
+        Otherwise a wrong gradient would be noticed only after the state before it has been deleted.
 
         Raises:
             UsageError: a number is not finite, or larger than the layout admits.
@@ -143,23 +127,23 @@ class PassiveSide(Side):
         return Exchange(passive=Seat(self.holder, port))
 
     def _score_noise(self, rows: int) -> np.ndarray | None:
-        """Return noise (B, C) on the scores, or None; other noise if they are asked for again."""
+        """Return noise (B, C) on the scores, or None; new noise if they are requested again."""
         deviation, outputs = self.job.paillier.score_noise, self.job.model.outputs
         return deviation * normal(self._randbits, (rows, outputs)) if deviation else None
 
     def state(self) -> State:
-        """Return bottom model, optimizer and C's share of the weights."""
+        """Return the bottom model, its optimizer and the share of the weights."""
         own = model_state(self.bottom, self.optimizer) if self.optimizer else {}
         return {**below("bottom", own), **below("holder", self.holder.state())}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from ``state``, which is of the same key."""
+        """Restore ``state``, which belongs to the same key."""
         if self.optimizer:
             load_model_state(under("bottom", state), self.bottom, self.optimizer)
         self.holder.load(under("holder", state))
 
     def models(self) -> State:
-        """Return the bottom model, and C's share of the top model's weights, without which p cannot predict."""
+        """Return the bottom model, and the share of the top model's weights, without which nobody can predict."""
         bottom = {f"bottom.{key}": value.numpy() for key, value in self.bottom.state_dict().items()}
         return {**bottom, **below("share", self.holder.state())}
 

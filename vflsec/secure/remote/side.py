@@ -1,8 +1,9 @@
-"""What both parties' sides of the joint training share: the order of batches, and a state that can be kept."""
+"""What both sides of a run have in common: the order of batches, and a state that can be saved."""
 
 from __future__ import annotations
 
 import math
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple
@@ -24,7 +25,7 @@ from vflsec.secure.roles.exchange import Port
 from vflsec.secure.roles.messages import NoisedGradient, RoleName
 
 Commit = Callable[[NoisedGradient], object]
-"""Keeps the state after a batch; the message, fresh in every attempt, stands for the batch in both histories."""
+"""Saves the state after a batch; the message, new in every attempt, identifies the batch in both histories."""
 
 
 class Batch(NamedTuple):
@@ -73,24 +74,40 @@ class Schedule:
 
 
 class Side(ABC):
-    """One party's models, its paillier role, and its part of every batch.
+    """One party's models, its role in the encrypted layer, and its part of every batch.
 
     Args:
         own: its rows.
         job: the agreement.
+        seed: of the first weights of its own models, for tests; None draws one. Shares and noise do not depend on it.
+        batches: expected number of batches, by which tables are sized; None for the whole job.
+        workers: processes that prepare randomizers.
+        randbits: source of masks, of the first share and of the noise; ``secrets`` but in tests.
     """
 
     role: ClassVar[RoleName]
 
-    def __init__(self, own: Own, job: Job) -> None:
+    def __init__(
+        self,
+        own: Own,
+        job: Job,
+        *,
+        seed: int | None = None,
+        batches: int | None = None,
+        workers: int = 0,
+        randbits: Randbits = secrets.randbits,
+    ) -> None:
         self.own = own
         self.job = job
         self.schedule = Schedule(job, len(own.ids["train"]))
         self.x = {split: torch.from_numpy(x) for split, x in own.features.items()}
+        self._seed = secrets.randbits(62) if seed is None else seed
+        self._batches = len(self.schedule) if batches is None else batches
+        self._workers, self._randbits = workers, randbits
 
     @property
     def gradients(self) -> bool:
-        """Whether C gets its gradient; one without a network needs none, and then learns nothing of the labels."""
+        """Whether the passive party gets delta^C; without a network it needs none, and learns nothing of the labels."""
         return self.job.model.encoder != "identity"
 
     def layout(self, width: int) -> CipherLayout:
@@ -102,7 +119,7 @@ class Side(ABC):
         return torch.split(torch.arange(len(self.own.ids["test"])), self.schedule.largest)
 
     def samples(self, step: int) -> np.ndarray:
-        """Return which samples (B,) batch ``step`` has; those of test rows come after the last one of training."""
+        """Return the samples (B,) of batch ``step``; batches of test rows follow those of training."""
         later = step - len(self.schedule)
         if later < 0:
             return self.schedule[step].rows.numpy()
@@ -110,7 +127,7 @@ class Side(ABC):
 
     @abstractmethod
     def meet(self, theirs: Hello) -> CipherLayout:
-        """Take from the peer's greeting what the role needs, and return the layout.
+        """Read what the role needs from the peer's greeting, and return the layout.
 
         Raises:
             PeerRefused: it does not fit the job.
@@ -118,7 +135,7 @@ class Side(ABC):
 
     @abstractmethod
     def learn(self, port: Port, batch: Batch, commit: Commit) -> None:
-        """Take part in one update; ``commit`` at the point from which the batch counts."""
+        """Take part in one update; call ``commit`` when the batch is done."""
 
     @abstractmethod
     def infer(self, port: Port, rows: Tensor) -> None:
@@ -126,18 +143,18 @@ class Side(ABC):
 
     @abstractmethod
     def state(self) -> State:
-        """Return all that is needed to go on from here."""
+        """Return what is needed to resume."""
 
     @abstractmethod
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from ``state``."""
+        """Restore ``state``."""
 
     @abstractmethod
     def models(self) -> State:
-        """Return what the party takes home."""
+        """Return the trained models of this party."""
 
-    def close(self) -> None:  # noqa: B027  (a side may have nothing to end)
-        """End what runs beside."""
+    def close(self) -> None:  # noqa: B027  (a side may have none)
+        """End the processes that it has started."""
 
     def _linear_sgd(self) -> LinearSgd:
         return LinearSgd(self.job.train.momentum, self.job.train.weight_decay)
@@ -156,9 +173,9 @@ def step(optimizer: torch.optim.Optimizer, output: Tensor, gradient: Tensor, rat
 
 
 def first_share(randbits: Randbits, width: int, outputs: int, inputs: int | None = None) -> np.ndarray:
-    """Return a party's first share of the weights (g, C), as wide as a linear layer of ``inputs`` columns draws them.
+    """Return a first share of the weights (g, C), in the range of a linear layer of ``inputs`` columns.
 
-    It comes from the source of the masks: no seed gives it away.
+    It comes from the source of the masks, so that no seed reveals it.
     """
     drawn = np.array([randbits(53) for _ in range(width * outputs)], np.float64).reshape(width, outputs)
     return (np.ldexp(drawn, -52) - 1) / math.sqrt(inputs or width)

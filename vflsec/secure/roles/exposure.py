@@ -1,11 +1,11 @@
-"""How much of C's features p will be able to compute from the scores, counted before training.
+"""How much of the passive party's features the active party can compute from the scores, counted before training.
 
-Every pass of a sample gives p one linear equation in its features for each output. Frozen features of width g are
-determined, up to a rotation that a few known rows fix, once there are g of them: p knows how the weights move, and the
-g C numbers of W_0 that it does not know are shared by all samples. With fewer, p learns that share of the directions of
-independent numbers. It is no bound on what can be read: one direction may hold most of the variance of features that
-depend on each other (``score-regression`` measures it), and one score of fifty bits determines many columns that have
-few values each (``score-decoding``). Features that move give equations in ever other numbers.
+Every pass of a sample gives one linear equation in its features for each output. Frozen features of width g are
+determined, up to a rotation that a few known rows fix, once there are g equations: the active party knows the updates
+of W, and the g C numbers of W_0 are shared by all samples. Fewer equations determine that share of the directions of
+independent numbers. This is no bound: one direction may hold most of the variance of features that depend on each
+other (``score-regression`` measures it), and one score of fifty bits determines many columns of few values each
+(``score-decoding``). Features that move give equations in ever new numbers.
 
 Source: counting of unknowns; ``score-gram`` is the attack.
 """
@@ -20,7 +20,7 @@ FEWER = "features that depend on each other, or have few values, are read from f
 
 
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scores of a run determine of C's features.
+    """What the scores of a run determine of the passive party's features.
 
     Attributes:
         passes: of each training sample.

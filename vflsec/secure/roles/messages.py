@@ -1,11 +1,11 @@
-"""What the two parties of the encrypted linear layer say to each other: integers of fixed width, as bytes.
+"""The messages of the encrypted linear layer: integers of fixed width, as bytes.
 
-    C -> p   Features          [[mu]]
-    p -> C   MaskedScores      [[mu W~ + r1]]
-    C -> p   Scores            mu W + r1 mod 2^L
-    p -> C   MaskedGradient    [[mu^T delta + r2]]
-    C -> p   NoisedGradient    mu^T delta + r2 + n, and [[e]]
-    p -> C   EncryptedDelta    [[delta W^T]]
+    passive -> active   Features          [[mu]]
+    active -> passive   MaskedScores      [[mu W~ + r1]]
+    passive -> active   Scores            mu W + r1 mod 2^L
+    active -> passive   MaskedGradient    [[mu^T delta + r2]]
+    passive -> active   NoisedGradient    mu^T delta + r2 + n, and [[e]]
+    active -> passive   EncryptedDelta    [[delta W^T]]
 
 Ciphertexts are little-endian, each of twice the key's bytes.
 """
@@ -41,11 +41,11 @@ class PaillierMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbi
 
 
 class Features(PaillierMessage, frozen=True):
-    """C's features, encrypted.
+    """The encrypted features.
 
     Attributes:
         rows: the number B of samples.
-        updates: how often C's share has moved; p's must have as often.
+        updates: number of updates of the sender's share; the receiver's must be equal.
         columns: ciphertexts, one feature of many samples in each: blocks of samples, in each the features in order.
         packs: ciphertexts of whole samples, for the gradient of the weights: blocks of features, in each the samples
             in order; empty at inference.
@@ -58,30 +58,30 @@ class Features(PaillierMessage, frozen=True):
 
 
 class MaskedScores(PaillierMessage, frozen=True):
-    """p's share of the scores under masks, for each block of samples and each output; ``ciphers`` are ciphertexts."""
+    """The active party's part of the scores under masks: ciphertexts of each block of samples and each output."""
 
     ciphers: bytes
 
 
 class Scores(PaillierMessage, frozen=True):
-    """The scores (B, C) under p's masks, each 8 bytes modulo 2^L."""
+    """The scores (B, C) under the active party's masks, each 8 bytes modulo 2^L."""
 
     values: bytes
 
 
 class MaskedGradient(PaillierMessage, frozen=True):
-    """p's gradient of the weights under masks; ``ciphers``: for each block of features, each output and row in pack."""
+    """The gradient of the weights under masks: ciphertexts of each block of features, output and row in a pack."""
 
     ciphers: bytes
 
 
 class NoisedGradient(PaillierMessage, frozen=True):
-    """The gradient of the weights (g, C), summed over the batch, under p's masks and C's noise.
+    """The gradient of the weights (g, C), summed over the batch, under masks and noise.
 
     Attributes:
-        rate: the learning rate that C has moved its share by.
-        values: integers of ``LabelHolder``'s and ``KeyHolder``'s common width.
-        share: ciphertexts of C's share of the weights, for each block of features and each output.
+        rate: the learning rate of the passive party's update.
+        values: integers of ``CipherLayout.gradient_bytes`` each.
+        share: ciphertexts of the passive party's share of the weights, for each block of features and each output.
     """
 
     rate: float
@@ -93,7 +93,7 @@ class EncryptedDelta(PaillierMessage, frozen=True):
     """Rows of delta W^T, encrypted.
 
     Attributes:
-        rank: how many rows were encrypted, a number that the layout and B fix: rows of zeros fill up what delta lacks.
+        rank: number of encrypted rows, which follows from layout and B; rows of zeros fill up a delta of smaller rank.
         coefficients: (B, rank) of all rows by those sent, float32; empty if every row was sent.
         ciphers: ciphertexts, blocks of features, in each the rows in order.
     """

@@ -1,4 +1,4 @@
-"""What a malicious p reads by weights of its choice: single features of C."""
+"""What a malicious active party reads by weights of its choice: single features."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from vflsec.secure.transcripts.recording import RecordedStep, Recording
 
 
 class ChosenWeights(Audit):
-    """p computes scores with other weights than its share: two passes that differ by a unit vector read a feature.
+    """Scores under chosen weights: two passes whose weights differ by a unit vector give a feature.
 
-    C cannot see which W~ p has used. While C's share e stays as it is, between two updates, z' - z = mu (W~' - W~) for
-    the same samples, in clear and with a difference that p chose. g + 1 passes give all of mu. At the first step p may
-    even know W_0, unless C has added a share of its own.
+    The active party computes scores with other weights than its share. The passive party cannot see which W~ the active
+    party has used. While the passive party's share e stays as it is, between two updates, z' - z = mu (W~' - W~) for
+    the same samples, in clear and with a difference that the active party chose. g + 1 passes give all of mu. At the
+    first step the active party may even know W_0, unless the passive party has added a share of its own.
 
-    Source: derived from PrADA (arXiv 2111.10120), Algorithm 4, line 6, with a p that deviates.
+    Source: derived from PrADA (arXiv 2111.10120), Algorithm 4, line 6, with an active party that deviates.
     """
 
     name = "chosen-weights"
     role = "active"
     reads = "z^C of the same samples under several shares of its own, between two updates"
-    mitigation = "at C: few forward passes of each sample; a share of its own in W_0 takes one of them from p, no more"
-    reference = "derived from PrADA, Algorithm 4, with a p that deviates"
+    mitigation = (
+        "few forward passes of each sample; the passive party's share of W_0 makes one of them useless, no more"
+    )
+    reference = "derived from PrADA, Algorithm 4, with an active party that deviates"
 
     def run(self, recording: Recording) -> Recovered:
         """Return ``mu`` (B, g), the part of it that the chosen weights span, at the first pass of each batch."""

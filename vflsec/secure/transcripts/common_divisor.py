@@ -1,4 +1,4 @@
-"""What C reads out of exact fixed-point products: their common divisors."""
+"""What the passive party reads out of exact fixed-point products: their common divisors."""
 
 from __future__ import annotations
 

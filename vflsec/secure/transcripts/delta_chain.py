@@ -1,4 +1,4 @@
-"""What C reads out of the gradients that it decrypts: W, the loss gradients and every label, noise or not."""
+"""What the passive party reads out of delta^C: W, the loss gradients and every label, with or without noise."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Solved(NamedTuple):
 
 
 class DeltaChain(Audit):
-    """C recovers W^C, delta and the labels from delta^C of consecutive batches: PrADA's Proposition 3 is refuted.
+    """Delta^C of consecutive batches gives W, delta and the labels, which refutes PrADA's Proposition 3.
 
     delta^C has rank r = 1 (of C outputs under a softmax, C - 1), so its singular vectors give W_t = axis_t x_t and
     delta_t = rows_t y_t up to an r × r matrix x_t, with y_t = x_t^-T. The update W_{t+1} = W_t - (rate / B) mu_t^T
     delta_t, with momentum and weight decay if there are, is then linear in all x_t and y_t: its null space gives them
     up to one matrix for all steps, and x_t^T y_t = 1 fixes that up to a rotation, for one output a sign. Known are
-    delta^C, mu, the rate and the optimizer, all of which C has by right. The rotation is found too, since a row of
-    softmax(z) - y has one negative entry; what remains open is the names of the classes.
+    delta^C, mu, the rate and the optimizer, all of which the passive party has by right. The rotation is found too,
+    since a row of softmax(z) - y has one negative entry; what remains open is the names of the classes.
 
     Two consecutive batches are enough for r = 1. Where noise on delta^C, or too few features, spoil the updates,
     ``vflsec.secure.transcripts.pooled`` pools the batches of the whole run instead: W moves little from one to the
@@ -150,7 +150,7 @@ def _pooled(recording: Recording, outputs: int) -> Recovered:
 
 
 def _batch(step: RecordedStep, width: int) -> GradientBatch | None:
-    """Return what C has of a step; where no rows are noted, each is taken to be a sample of its own."""
+    """Return what the passive party has of a step; where no rows are noted, each is taken to be a sample of its own."""
     if step.rate is None or not step.has("embedding_gradient") or not step.notes["embedding_gradient"].any():
         return None
     gradient = step.notes["embedding_gradient"]

@@ -1,4 +1,4 @@
-"""What C has answered: how many equations in its features an honest p has."""
+"""What the passive party has answered: how many equations in its features an honest active party has."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from vflsec.secure.transcripts.recording import Recording
 
 
 class ForwardPasses(Audit):
-    """C counts its forward passes of each sample: each is an inner product of its features with every column of W.
+    """Counts the forward passes of each sample: each gives the inner products of its features with the columns of W.
 
-    With k passes and C outputs p has k C linear equations in the g features of a sample. A batch that was answered
-    again after a broken connection counts as often as it was answered, and so do batches that were answered before
-    both parties went back to an older state. Features at rest are determined by g equations.
-    C's share of W_0 hides g C numbers, but they are the same for all samples, so that the count leaves them out. It is
-    on the directions of independent features, for the sample with the most passes. Features that depend on each other,
-    or have few values, are read from fewer; and a p that deviates reads as many bits of a sample from two answers as a
-    score has.
+    With k passes and C outputs the active party has k C linear equations in the g features of a sample. A batch that
+    was answered again after a broken connection counts as often as it was answered, and so do batches that were
+    answered before both parties went back to an older state. Features at rest are determined by g equations. The
+    passive party's share of W_0 hides g C numbers, but they are the same for all samples, so that the count leaves them
+    out. It is on the directions of independent features, for the sample with the most passes. Features that depend on
+    each other, or have few values, are read from fewer; and an active party that deviates reads as many bits of a
+    sample from two answers as a score has.
 
     Source: counting of unknowns; the attacks are ``score-gram`` and ``score-regression``.
     """

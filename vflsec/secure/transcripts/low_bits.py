@@ -1,4 +1,4 @@
-"""What C reads below masks that are coarser than what they hide: the low-order bits."""
+"""What the passive party reads below masks that are coarser than what they hide: the low-order bits."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SURPLUS = 40
 
 
 class LowBits(Audit):
-    """C solves for W below the granularity of float masks: they are no masks, whatever their size.
+    """The passive party solves for W below the granularity of float masks: they are no masks, whatever their size.
 
     A homomorphic sum is exact. A product of two floats reaches down to 2^-110, a float mask of 2^10 only to 2^-42, and
-    what lies below it is mu W unmasked: mu W = v modulo 2^k, in integers, with mu and v known to C. With a few rows
-    more than features, Gaussian elimination modulo 2^k gives W, and whether it can be solved says whether the low k
-    bits are bare; the largest such k is searched. A larger mask is coarser and bares more. Masks that are uniform
-    integers at the unit of the message leave no bit bare, and the system has no solution modulo 2 already.
+    what lies below it is mu W unmasked: mu W = v modulo 2^k, in integers, with mu and v known to the passive party.
+    With a few rows more than features, Gaussian elimination modulo 2^k gives W, and whether it can be solved says
+    whether the low k bits are bare; the largest such k is searched. A larger mask is coarser and bares more. Masks that
+    are uniform integers at the unit of the message leave no bit bare, and the system has no solution modulo 2 already.
 
     Source: derived from PrADA (arXiv 2111.10120), Algorithm 4, line 8, with the floating-point encoding of common
     Paillier libraries; refutes its Proposition 3 for them.
@@ -64,7 +64,7 @@ class LowBits(Audit):
             raise InsufficientView(f"expected masked scores of more than {header.layout.width} samples, got none")
         found = f"low-order bits are bare in {len(bare)} of {count(len(steps), 'batch', 'batches')}"
         if bare:
-            found += f", {min(bare)} of them, which give p's share of W"
+            found += f", {min(bare)} of them, which give the active party's share of W"
         else:
             needed = -(-SURPLUS // (rows - header.layout.width))
             found += f"; {'one bare bit' if needed == 1 else f'{needed} bare bits'} would have been noticed"
@@ -73,7 +73,7 @@ class LowBits(Audit):
         return Recovered(found, steps, (own,))
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return the share of weights that one batch gives to the last bit, p's share of them or all of W."""
+        """Return the proportion of exact weights from one batch, of the active party's share or of all of W."""
         true = truth.at(list(recovered.steps))
         hits = [
             int((arrays["share"] == true[number][name]).sum())

@@ -1,4 +1,4 @@
-"""What C decrypts in a forward pass: scores under p's masks."""
+"""What the passive party decrypts in a forward pass: scores under the active party's masks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Masked(NamedTuple):
 
     Attributes:
         mu: (B, g) integers in units of 2^-``feature_precision``.
-        scores: (B, C) integers in units of 2^-``precision``; modulo 2^L they are mu W + masks, where C has added its
-            share before it noted them, else mu W~ + masks.
+        scores: (B, C) integers in units of 2^-``precision``; modulo 2^L they are mu W + masks, where the passive party
+            has added its share before it noted them, else mu W~ + masks.
         feature_precision: the least that makes every mu an integer.
         precision: fractional bits of the scores.
     """

@@ -38,7 +38,7 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
 class GradientBatch(NamedTuple):
-    """What C has of one step."""
+    """What the passive party has of one step."""
 
     number: int
     rows: NDArray[np.int64]  # (B,) which samples
@@ -71,9 +71,9 @@ def pool(batches: Sequence[GradientBatch], outputs: int, rng: np.random.Generato
     the batch left out. Projections on the axes, summed over all visits of a sample, average the noise out: W moves, the
     label does not. Then W is estimated anew by regression on what the other visits of the same samples say, and so on.
 
-    Of one or two outputs, C also uses mu: its part mu W of the score says how likely each class is. The model is
-    delta = s - y, with y = 1 with probability s, and logit s normal around a multiple of mu W; its parameters maximize
-    the likelihood of the averages.
+    Of one or two outputs, the passive party also uses mu: its part mu W of the score says how likely each class is. The
+    model is delta = s - y, with y = 1 with probability s, and logit s normal around a multiple of mu W; its parameters
+    maximize the likelihood of the averages.
 
     Args:
         batches: learning steps, of which none is all zero.
@@ -183,13 +183,13 @@ def _regression(gradients: Sequence[Floats], others: Sequence[Floats], noise: Fl
 
 
 def _odds(mean: Floats, variance: Floats, visits: NDArray[np.int64], scores: Floats) -> tuple[Floats, float]:
-    """Return minus the log odds of class 1 of each sample, and the root mean square of delta as p released it.
+    """Return minus the log odds of class 1 of each sample, and the root mean square of the released delta.
 
     Args:
         mean: (n,) averages of delta, in units of its root mean square.
         variance: (n,) of the noise on delta^C in them, in the same units.
         visits: (n,) how many each is of.
-        scores: (n,) C's part of z, in any unit.
+        scores: (n,) the passive party's part of z, in any unit.
     """
     scores = scores / max(float(np.sqrt(np.mean(scores**2))), 1e-300)
     rng = np.random.default_rng(figures.SEED)
@@ -214,8 +214,8 @@ def _model(
     """Return the log likelihood of each average, the log odds of class 1, and the root mean square of delta.
 
     Args:
-        parameters: slope, intercept and deviation of logit s given C's part of the score; deviation of noise that p
-            has added to delta itself at each visit.
+        parameters: slope, intercept and deviation of logit s given the passive party's part of the score; deviation of
+            noise that was added to delta itself at each visit.
         mean: as of ``_odds``, like the others; scores in units of their root mean square.
         variance: see there.
         visits: see there.

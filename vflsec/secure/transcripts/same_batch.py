@@ -1,8 +1,8 @@
-"""The inner products of C's features from one batch that p sees at many steps, in closed form.
+"""The inner products of the features of one batch that is scored at many steps, in closed form.
 
-With the same batch at every step W_t = W_0 - mu^T h_t, where h_t sums p's own past loss gradients times the learning
-rate, with momentum and weight decay if there are. So z_t - z_0 = -K h_t for the matrix K = mu mu^T of all inner
-products, which has rank g: after g + 1 steps the Nyström formula K = Y (H^T Y)^+ Y^T, with Y = K H, gives it.
+With the same batch at every step W_t = W_0 - mu^T h_t, where h_t sums the active party's own past loss gradients times
+the learning rate, with momentum and weight decay if there are. So z_t - z_0 = -K h_t for the matrix K = mu mu^T of all
+inner products, which has rank g: after g + 1 steps the Nyström formula K = Y (H^T Y)^+ Y^T, with Y = K H, gives it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def same_batch(recording: Recording) -> list[RecordedStep]:
 
 
 def _reordered(step: RecordedStep, rows: NDArray[np.int64]) -> RecordedStep | None:
-    """Return what p has of a step in the order of ``rows``, or None if it is of other rows."""
+    """Return what the active party has of a step in the order of ``rows``, or None if it is of other rows."""
     own = step.notes["rows"]
     if not np.array_equal(np.sort(own), np.sort(rows)):
         return None

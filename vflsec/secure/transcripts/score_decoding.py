@@ -1,4 +1,4 @@
-"""What p decodes from one score of a sample whose features have few values."""
+"""What the active party decodes from one score of a sample whose features have few values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRIED = 1 << 20
 
 
 class ScoreDecoding(Audit):
-    """p tries all combinations of the features' values and takes the one whose score is nearest to the received one.
+    """Tries all combinations of the features' values, and takes the one whose score is nearest to the received one.
 
     A few known samples under the same weights, three for each feature, say which values the features have and, by least
     squares, which weights. Weights stay the same from one training step to the next, so that all test rows
@@ -30,7 +30,7 @@ class ScoreDecoding(Audit):
     name = "score-decoding"
     role = "active"
     reads = "z^C of the samples that were scored under the same weights, and the features of a few known ones"
-    mitigation = "features of many values, or that C's extractor moves; score_noise"
+    mitigation = "features of many values, or that the passive party's extractor moves; score_noise"
     reference = "exhaustive search; derived from PrADA, Algorithm 4"
 
     def run(self, recording: Recording) -> Recovered:
@@ -46,13 +46,13 @@ class ScoreDecoding(Audit):
             raise InsufficientView("expected scores with the rows that they are of, got none")
         steps = max(groups.values(), key=lambda one: sum(len(notes["rows"]) for notes in one.values()))
         found = (
-            "C's features, by trying their values; the known rows are taken from --truth. It takes "
+            "the passive party's features, by trying their values; the known rows are taken from --truth. It takes "
             f"6 rows for each feature under the same weights, and at most {TRIED:,} combinations of values"
         )
         return Recovered(found, steps)
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return the share of samples of which every feature is right, among those that p does not know."""
+        """Return the proportion of unknown samples of which every feature is right."""
         true = truth.at(list(recovered.steps))
         both = [(true[n]["mu"], notes["scores"]) for n, notes in recovered.steps.items() if "mu" in true[n]]
         if not both:

@@ -1,4 +1,4 @@
-"""What p can notice: scores that jump, because C has shifted them."""
+"""What the active party can notice: scores that jump, because the passive party has shifted them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JUMP = 4
 
 
 class ScoreDrift(Audit):
-    """p looks for samples whose score is far beyond all scores of the batches before: C may have shifted them.
+    """Looks for scores far beyond those of the batches before: the passive party may have shifted them.
 
     Shifted scores tell C the labels (``shifted-scores``), and honest ones do not jump. A shift that stays below what
     is usual is not noticed, and tells C little. The first batches, which have none before them, are not judged.
@@ -30,7 +30,7 @@ class ScoreDrift(Audit):
     name = "score-drift"
     role = "active"
     reads = "z^C of successive batches"
-    mitigation = "stop at the first jump: the labels of that batch are known to C once delta^C is sent"
+    mitigation = "stop at the first jump: the labels of that batch are known to the passive party once delta^C is sent"
     reference = "guards against shifted-scores"
 
     def run(self, recording: Recording) -> Recovered:

@@ -1,29 +1,20 @@
-"""The features and the first weights that explain the scores of a run: a low-rank bilinear least-squares problem.
-
-The scores of row i at step t are z_t(i) = M_i(t) (kept_t W_0 - P_t), where P_t sums the loss gradients of all earlier
-batches, each multiplied by the features of its rows, with the learning rate, momentum and weight decay of the run. All
-but M and W_0 is known to the party that has the scores. M is determined up to a rotation.
-"""
+"""The fit of ``score_model``: the features and the first weights that explain the scores of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve
 
-Floats = NDArray[np.float64]
+from vflsec.secure.transcripts.audit import Floats
+from vflsec.secure.transcripts.score_model import ScoreModel
 
 SWEEPS = 150
 """Gauss-Newton steps, at most."""
 INNER = 100
 """Steps of conjugate gradients in each of them, at most."""
-SAMPLE = 6000
-"""Scores from which the preconditioner and the start are made."""
 ENOUGH = 1e-7
 """Relative residual at which the fit ends."""
 FLOOR = 1e-3
@@ -32,24 +23,6 @@ POLISH = 1e-10
 """Ridge of the step that fits the linear map, relative to each column's size."""
 CALM = 3e-3
 """Relative change of the estimated noise below which a step counts as converged; three in a row end the fit."""
-
-
-class Visit(NamedTuple):
-    """One step as p sees it.
-
-    Attributes:
-        rows: (B,) which samples, numbered from 0.
-        scores: (B, C).
-        delta: (B, C) loss gradients divided by B; None where nothing is learned.
-        rate: of learning; 0 where nothing is learned.
-        time: from 0 to 1 over the run.
-    """
-
-    rows: NDArray[np.int64]
-    scores: Floats
-    delta: Floats | None
-    rate: float
-    time: float
 
 
 @dataclass(frozen=True)
@@ -69,262 +42,129 @@ class ScoreFit:
     held_out: float
 
 
-class ScoreModel:
-    """The model above, for the visits of one recording.
+def fit(model: ScoreModel, start: ScoreFit | None = None, sweeps: int = SWEEPS) -> ScoreFit:
+    """Return the best fit near ``start``, or near the principal directions of the scores."""
+    features, weights = _start(model) if start is None else (start.features, start.weights)
+    missing = model.basis.shape[1] - features.shape[1]
+    features = np.pad(features, ((0, 0), (0, missing), (0, 0)))
+    features, weights = _descend(model, features, weights, sweeps)
+    off = model.scores - model.predicted(features, model.weights(features, weights))
+    return ScoreFit(features, weights, _relative(model, off, model.fitted), _relative(model, off, model.left))
 
-    Args:
-        visits: the steps in order.
-        n: number of samples.
-        width: g.
-        momentum: of the optimizer of W.
-        weight_decay: of the optimizer of W.
-        drifts: whether features move linearly in time.
-        held_out: share of the scores that is left out of the fit.
-        seed: of the sample of scores.
+
+def _relative(model: ScoreModel, off: Floats, which: NDArray[np.bool_]) -> float:
+    return float(np.sqrt((off[which] ** 2).sum() / (model.scores[which] ** 2).sum())) if which.any() else np.nan
+
+
+def _start(model: ScoreModel) -> tuple[Floats, Floats]:
+    """Return features and W_0 from the principal directions of the scores.
+
+    If W were the same during each epoch, the table of rows by visits would have rank g, and its left directions
+    would be the features up to a linear map. The map, squared, and W_0 follow from the update rule by linear least
+    squares. Rows with another number of visits than most start at zero.
     """
+    g, places, outputs = model.width, model.places, model.scores.shape[2]
+    counts = (places >= 0).sum(axis=1)
+    usual = int(np.bincount(counts).argmax())
+    known = counts == usual
+    seen = model.fitted.reshape(-1, outputs)[places[known, :usual]]
+    table = np.where(seen, model.scores.reshape(-1, outputs)[places[known, :usual]], 0).reshape(known.sum(), -1)
+    left = np.linalg.svd(table, full_matrices=False)[0][:, :g] * np.sqrt(len(table))
+    features = np.zeros((model.n, 1, g))
+    features[known, 0, : left.shape[1]] = left
+    features[known, 0, left.shape[1] :] = model.rng.normal(size=(len(left), g - left.shape[1]))
+    at = model.at(features)
+    design, target = _update_rule(model, at, model.moved(at), np.append(known, False))
+    above, right = np.triu_indices(g)
+    free = g * outputs
+    scaled = np.c_[design[:, :free], design[:, free:] @ (above == right)]
+    size = max(float(_ridge(scaled, target, 1e-10)[-1]), 1e-3)
+    prior = np.r_[np.zeros(free), size * (above == right)]
+    found = prior + _ridge(design, target - design @ prior, np.r_[np.full(free, 1e-10), np.full(len(above), 1e-3)])
+    values, axes = np.linalg.eigh(_symmetric(found[free:], g))
+    linear = axes * np.sqrt(np.maximum(values, 0.05 * size))
+    return features @ linear, np.linalg.solve(linear, found[:free].reshape(-1, g).T).T
 
-    def __init__(
-        self,
-        visits: Sequence[Visit],
-        n: int,
-        width: int,
-        *,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        drifts: bool = False,
-        held_out: float = 0.0,
-        seed: int = 0,
-    ) -> None:
-        self.n, self.width = n, width
-        self.rng = np.random.default_rng(seed)
-        self.momentum, self.weight_decay = momentum, weight_decay
-        steps, most = len(visits), max(len(visit.rows) for visit in visits)
-        outputs = visits[0].scores.shape[1]
-        self.rows = np.full((steps, most), n)  # row n is zero: it pads short batches
-        self.scores, self.delta = np.zeros((steps, most, outputs)), np.zeros((steps, most, outputs))
-        for s, visit in enumerate(visits):
-            self.rows[s, : len(visit.rows)] = visit.rows
-            self.scores[s, : len(visit.rows)] = visit.scores
-            if visit.delta is not None:
-                self.delta[s, : len(visit.rows)] = visit.delta
-        self.rates = np.array([visit.rate for visit in visits])
-        self.learns = np.array([visit.delta is not None for visit in visits])
-        time = np.array([visit.time for visit in visits])
-        self.basis = np.stack([np.ones(steps), time], axis=1) if drifts else np.ones((steps, 1))  # (S, k)
-        seen = np.broadcast_to((self.rows < n)[..., None], self.scores.shape)
-        left = self.rng.random(self.scores.shape) < held_out
-        self.fitted, self.left = seen & ~left, seen & left
-        self.kept = self._kept()
-        self._gather = sparse.csr_matrix(
-            (np.ones(self.rows.size), (self.rows.ravel(), np.arange(self.rows.size))), shape=(n + 1, self.rows.size)
-        )[:n]
-        self._visits = self._visits_of_rows()
 
-    def fit(self, start: ScoreFit | None = None, sweeps: int = SWEEPS) -> ScoreFit:
-        """Return the best fit near ``start``, or near the principal directions of the scores."""
-        features, weights = self._start() if start is None else (start.features, start.weights)
-        missing = self.basis.shape[1] - features.shape[1]
-        features = np.pad(features, ((0, 0), (0, missing), (0, 0)))
-        features, weights = self._descend(features, weights, sweeps)
-        off = self.scores - self._predicted(features, self._weights(features, weights))
-        return ScoreFit(features, weights, self._relative(off, self.fitted), self._relative(off, self.left))
+def _update_rule(model: ScoreModel, at: Floats, moved: Floats, known: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Return the linear system in W_0 (C g) and the upper half of K, for a sample of the scores of known rows."""
+    g, outputs = model.width, model.scores.shape[2]
+    s, b = model.sampled()
+    own, past = at[s, b], moved[s]  # (N, g), (N, C, g)
+    above, right = np.triu_indices(g)
+    design = np.zeros((len(s), outputs, outputs * g + len(above)))
+    for c in range(outputs):
+        design[:, c, c * g : (c + 1) * g] = own * model.kept[s][:, None]
+        mirrored = np.where(above != right, own[:, right] * past[:, c, above], 0)
+        design[:, c, outputs * g :] = -(own[:, above] * past[:, c, right] + mirrored)
+    use = model.fitted[s, b] & known[model.rows[s, b]][:, None]
+    return design[use], model.scores[s, b][use]
 
-    def _relative(self, off: Floats, which: NDArray[np.bool_]) -> float:
-        return float(np.sqrt((off[which] ** 2).sum() / (self.scores[which] ** 2).sum())) if which.any() else np.nan
 
-    def _kept(self) -> Floats:
-        """Return (S,) which share of W_0 weight decay has left."""
-        kept, velocity, found = 1.0, 0.0, np.ones(len(self.rates))
-        for s, (rate, learns) in enumerate(zip(self.rates, self.learns, strict=True)):
-            found[s] = kept
-            if learns:
-                velocity = self.momentum * velocity + self.weight_decay * kept
-                kept -= rate * velocity
-        return found
+def _descend(model: ScoreModel, features: Floats, first: Floats, sweeps: int) -> tuple[Floats, Floats]:
+    """Return the most probable features and W_0 near the start, by damped Gauss-Newton steps.
 
-    def _visits_of_rows(self) -> NDArray[np.int64]:
-        """Return (n, V) the positions in ``rows`` at which each row is, and -1."""
-        flat = self.rows.ravel()
-        order = np.argsort(flat, kind="stable")[: (flat < self.n).sum()]
-        counts = np.bincount(flat[order], minlength=self.n)
-        found = np.full((self.n, counts.max()), -1)
-        found[flat[order], np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)] = order
-        return found
-
-    # M and W_0 to scores, and the derivative with its adjoint
-
-    def _at(self, features: Floats) -> Floats:
-        """Return (S, B, g) the features of each visit."""
-        padded = np.concatenate([features, np.zeros((1, *features.shape[1:]))])
-        found: Floats = padded[:, 0][self.rows]
-        if features.shape[1] > 1:
-            found = found + self.basis[:, 1, None, None] * padded[:, 1][self.rows]
-        return found
-
-    def _moved(self, at: Floats) -> Floats:
-        """Return (S, C, g) P_t."""
-        gradients = self.delta.transpose(0, 2, 1) @ at
-        moved, velocity = np.zeros_like(gradients), np.zeros_like(gradients[0])
-        if not self.momentum and not self.weight_decay:
-            moved[1:] = np.cumsum(self.rates[:-1, None, None] * gradients[:-1], axis=0)
-            return moved
-        now = np.zeros_like(velocity)
-        for s in range(len(gradients)):
-            moved[s] = now
-            if self.learns[s]:
-                velocity = self.momentum * velocity + gradients[s] - self.weight_decay * now
-                now = now + self.rates[s] * velocity
-        return moved
-
-    def _moved_adjoint(self, outer: Floats) -> Floats:
-        """Return (S, C, g) the derivative by each step's gradient of what has the derivative ``outer`` by P_t."""
-        found = np.zeros_like(outer)
-        if not self.momentum and not self.weight_decay:
-            found[:-1] = self.rates[:-1, None, None] * np.cumsum(outer[::-1], axis=0)[::-1][1:]
-            return found
-        now, velocity = np.zeros_like(outer[0]), np.zeros_like(outer[0])
-        for s in range(len(outer) - 1, -1, -1):
-            if self.learns[s]:
-                velocity = velocity + self.rates[s] * now
-                found[s] = velocity
-                now = now - self.weight_decay * velocity
-                velocity = self.momentum * velocity
-            now = now + outer[s]
-        return found
-
-    def _weights(self, features: Floats, first: Floats) -> Floats:
-        """Return (S, C, g) the weights at each step."""
-        return self.kept[:, None, None] * first - self._moved(self._at(features))
-
-    def _predicted(self, features: Floats, weights: Floats) -> Floats:
-        return self._at(features) @ weights.transpose(0, 2, 1)
-
-    def _spread(self, visits: Floats) -> Floats:
-        """Return (n, k, g) the adjoint of ``_at``."""
-        found = [
-            self._gather @ (visits * self.basis[:, j, None, None]).reshape(-1, self.width)
-            for j in range(self.basis.shape[1])
-        ]
-        return np.stack(found, axis=1)
-
-    # the start
-
-    def _start(self) -> tuple[Floats, Floats]:
-        """Return features and W_0 from the principal directions of the scores.
-
-        If W were the same during each epoch, the table of rows by visits would have rank g, and its left directions
-        would be the features up to a linear map. The map, squared, and W_0 follow from the update rule by linear least
-        squares. Rows with another number of visits than most start at zero.
-        """
-        g, places, outputs = self.width, self._visits, self.scores.shape[2]
-        counts = (places >= 0).sum(axis=1)
-        usual = int(np.bincount(counts).argmax())
-        known = counts == usual
-        seen = self.fitted.reshape(-1, outputs)[places[known, :usual]]
-        table = np.where(seen, self.scores.reshape(-1, outputs)[places[known, :usual]], 0).reshape(known.sum(), -1)
-        left = np.linalg.svd(table, full_matrices=False)[0][:, :g] * np.sqrt(len(table))
-        features = np.zeros((self.n, 1, g))
-        features[known, 0, : left.shape[1]] = left
-        features[known, 0, left.shape[1] :] = self.rng.normal(size=(len(left), g - left.shape[1]))
-        at = self._at(features)
-        design, target = self._update_rule(at, self._moved(at), np.append(known, False))
-        above, right = np.triu_indices(g)
-        free = g * outputs
-        scaled = np.c_[design[:, :free], design[:, free:] @ (above == right)]
-        size = max(float(_ridge(scaled, target, 1e-10)[-1]), 1e-3)
-        prior = np.r_[np.zeros(free), size * (above == right)]
-        found = prior + _ridge(design, target - design @ prior, np.r_[np.full(free, 1e-10), np.full(len(above), 1e-3)])
-        values, axes = np.linalg.eigh(_symmetric(found[free:], g))
-        linear = axes * np.sqrt(np.maximum(values, 0.05 * size))
-        return features @ linear, np.linalg.solve(linear, found[:free].reshape(-1, g).T).T
-
-    def _update_rule(self, at: Floats, moved: Floats, known: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """Return the linear system in W_0 (C g) and the upper half of K, for a sample of the scores of known rows."""
-        g, outputs = self.width, self.scores.shape[2]
-        s, b = self._sampled()
-        own, past = at[s, b], moved[s]  # (N, g), (N, C, g)
-        above, right = np.triu_indices(g)
-        design = np.zeros((len(s), outputs, outputs * g + len(above)))
-        for c in range(outputs):
-            design[:, c, c * g : (c + 1) * g] = own * self.kept[s][:, None]
-            mirrored = np.where(above != right, own[:, right] * past[:, c, above], 0)
-            design[:, c, outputs * g :] = -(own[:, above] * past[:, c, right] + mirrored)
-        use = self.fitted[s, b] & known[self.rows[s, b]][:, None]
-        return design[use], self.scores[s, b][use]
-
-    def _sampled(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the steps and places of some visits."""
-        s, b = np.nonzero(self.rows < self.n)
-        most = max(SAMPLE // self.scores.shape[2], 4 * self.width)
-        if len(s) > most:
-            pick = np.sort(self.rng.choice(len(s), most, replace=False))
-            s, b = s[pick], b[pick]
-        return s, b
-
-    # Gauss-Newton
-
-    def _descend(self, features: Floats, first: Floats, sweeps: int) -> tuple[Floats, Floats]:
-        """Return the most probable features and W_0 near the start, by damped Gauss-Newton steps.
-
-        Features and noise are Gaussian, and their covariances follow from the scores too: with few noisy scores of each
-        row, the likelier directions count for more.
-        """
-        damping, growth = 0.1, 2.0
-        weights = self._weights(features, first)
-        total = float((self.scores[self.fitted] ** 2).sum())
-        prior = _Prior.first(features, total / self.fitted.sum())
-        loss, off = self._loss(features, weights, prior)
-        calm = 0
-        for _ in range(sweeps):
-            system = _System(self, features, weights, prior)
-            towards = system.adjoint(off)
-            towards = (towards[0] - prior.pulled(features), towards[1])
-            while True:
-                move, expected = system.solve(towards, damping)
-                nearer, start = features + move[0], first + move[1]
-                there = self._weights(nearer, start)
-                lower, rest = self._loss(nearer, there, prior)
-                ratio = (loss - lower) / expected
-                if ratio > 0:
-                    break
-                damping, growth = damping * growth, growth * 2
-                if growth > 1e6:
-                    return features, first
-            features, first, weights, off = self._polished(nearer, start, there, rest)
-            damping, growth = max(damping * max(0.2, 1 - (2 * ratio - 1) ** 3), 1e-13), 2.0
-            squares = float((off**2).sum())
-            before, prior = prior.noise, system.prior(features, squares)
-            loss, off = self._loss(features, weights, prior)
-            calm = calm + 1 if abs(before / prior.noise - 1) < CALM else 0
-            if squares < ENOUGH**2 * total or calm == 3:
+    Features and noise are Gaussian, and their covariances follow from the scores too: with few noisy scores of each
+    row, the likelier directions count for more.
+    """
+    damping, growth = 0.1, 2.0
+    weights = model.weights(features, first)
+    total = float((model.scores[model.fitted] ** 2).sum())
+    prior = _Prior.first(features, total / model.fitted.sum())
+    loss, off = _loss(model, features, weights, prior)
+    calm = 0
+    for _ in range(sweeps):
+        system = _System(model, features, weights, prior)
+        towards = system.adjoint(off)
+        towards = (towards[0] - prior.pulled(features), towards[1])
+        while True:
+            move, expected = system.solve(towards, damping)
+            nearer, start = features + move[0], first + move[1]
+            there = model.weights(nearer, start)
+            lower, rest = _loss(model, nearer, there, prior)
+            ratio = (loss - lower) / expected
+            if ratio > 0:
                 break
-        return features, first
+            damping, growth = damping * growth, growth * 2
+            if growth > 1e6:
+                return features, first
+        features, first, weights, off = _polished(model, nearer, start, there, rest)
+        damping, growth = max(damping * max(0.2, 1 - (2 * ratio - 1) ** 3), 1e-13), 2.0
+        squares = float((off**2).sum())
+        before, prior = prior.noise, system.prior(features, squares)
+        loss, off = _loss(model, features, weights, prior)
+        calm = calm + 1 if abs(before / prior.noise - 1) < CALM else 0
+        if squares < ENOUGH**2 * total or calm == 3:
+            break
+    return features, first
 
-    def _polished(self, features: Floats, first: Floats, weights: Floats, off: Floats) -> tuple[Floats, ...]:
-        """Return the same with the best linear map of all features, if that fits better.
 
-        The weights depend on the square of the map, a linear unknown, so that this step needs no damping. Without it
-        the descent follows a long curved valley.
-        """
-        at = self._at(features)
-        design, target = self._update_rule(at, self._moved(at), np.ones(self.n + 1, dtype=bool))
-        above, right = np.triu_indices(self.width)
-        now = np.r_[first.ravel(), above == right]
-        found = now + _ridge(design, target - design @ now, POLISH)
-        values, axes = np.linalg.eigh(_symmetric(found[first.size :], self.width))
-        if values[0] > 0:
-            root = (axes * np.sqrt(values)) @ axes.T
-            mapped, start = features @ root, np.linalg.solve(root, found[: first.size].reshape(first.shape).T).T
-            there = self._weights(mapped, start)
-            rest = np.where(self.fitted, self.scores - self._predicted(mapped, there), 0)
-            if (rest**2).sum() < (off**2).sum():
-                return mapped, start, there, rest
-        return features, first, weights, off
+def _polished(model: ScoreModel, features: Floats, first: Floats, weights: Floats, off: Floats) -> tuple[Floats, ...]:
+    """Return the same with the best linear map of all features, if that fits better.
 
-    def _loss(self, features: Floats, weights: Floats, prior: _Prior) -> tuple[float, Floats]:
-        """Return the squared residuals and what the prior adds to them, and the residuals."""
-        off = np.where(self.fitted, self.scores - self._predicted(features, weights), 0)
-        return float((off**2).sum() + (prior.pulled(features) * features).sum()), off
+    The weights depend on the square of the map, a linear unknown, so that this step needs no damping. Without it
+    the descent follows a long curved valley.
+    """
+    at = model.at(features)
+    design, target = _update_rule(model, at, model.moved(at), np.ones(model.n + 1, dtype=bool))
+    above, right = np.triu_indices(model.width)
+    now = np.r_[first.ravel(), above == right]
+    found = now + _ridge(design, target - design @ now, POLISH)
+    values, axes = np.linalg.eigh(_symmetric(found[first.size :], model.width))
+    if values[0] > 0:
+        root = (axes * np.sqrt(values)) @ axes.T
+        mapped, start = features @ root, np.linalg.solve(root, found[: first.size].reshape(first.shape).T).T
+        there = model.weights(mapped, start)
+        rest = np.where(model.fitted, model.scores - model.predicted(mapped, there), 0)
+        if (rest**2).sum() < (off**2).sum():
+            return mapped, start, there, rest
+    return features, first, weights, off
+
+
+def _loss(model: ScoreModel, features: Floats, weights: Floats, prior: _Prior) -> tuple[float, Floats]:
+    """Return the squared residuals and what the prior adds to them, and the residuals."""
+    off = np.where(model.fitted, model.scores - model.predicted(features, weights), 0)
+    return float((off**2).sum() + (prior.pulled(features) * features).sum()), off
 
 
 @dataclass(frozen=True)
@@ -358,9 +198,9 @@ class _System:
         self.model, self.weights = model, weights
         n, k, g = features.shape
         outputs = weights.shape[1]
-        self.at = model._at(features)
+        self.at = model.at(features)
         # each row's own curvature
-        places = model._visits
+        places = model.places
         step = np.where(places >= 0, places // model.rows.shape[1], 0)
         use = (places >= 0)[..., None] & model.fitted.reshape(-1, outputs)[places]
         per_visit = np.where(use[..., None], weights[step], 0)  # (n, V, C, g)
@@ -374,7 +214,7 @@ class _System:
         self.damped_rows = self.rows + FLOOR * size * np.eye(k * g)
         self.damped_first = self.first + FLOOR * np.trace(self.first) / g * np.eye(g)
         # the linear map and W_0, on a sample
-        s, b = model._sampled()
+        s, b = model.sampled()
         own, now = self.at[s, b], weights[s]
         past = model.kept[s][:, None, None] * weights[0] - now  # P_t, since nothing has moved at the first step
         mapped = own[:, None, :, None] * now[:, :, None, :]
@@ -400,8 +240,8 @@ class _System:
     def apply(self, d_features: Floats, d_first: Floats) -> Floats:
         """Return (S, B, C) the change of the scores."""
         model = self.model
-        at = model._at(d_features)
-        weights = model.kept[:, None, None] * d_first - model._moved(at)
+        at = model.at(d_features)
+        weights = model.kept[:, None, None] * d_first - model.moved(at)
         change = at @ self.weights.transpose(0, 2, 1) + self.at @ weights.transpose(0, 2, 1)
         return np.where(model.fitted, change, 0)
 
@@ -409,8 +249,8 @@ class _System:
         """Return the derivative by the features and by W_0."""
         model = self.model
         outer = off.transpose(0, 2, 1) @ self.at  # (S, C, g)
-        visits = off @ self.weights - model.delta @ model._moved_adjoint(outer)
-        return model._spread(visits), np.tensordot(model.kept, outer, axes=1)
+        visits = off @ self.weights - model.delta @ model.moved_adjoint(outer)
+        return model.spread(visits), np.tensordot(model.kept, outer, axes=1)
 
     def prior(self, features: Floats, loss: float) -> _Prior:
         """Return the covariances that the features and the residuals bear out: one step of empirical Bayes."""

@@ -1,4 +1,4 @@
-"""What p reads out of the scores: the geometry of C's features."""
+"""What the active party reads out of the scores: the geometry of the passive party's features."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Floats, Recovered, Truth
 from vflsec.secure.transcripts.recording import Header, RecordedStep, Recording
 from vflsec.secure.transcripts.same_batch import factor, moved, same_batch
-from vflsec.secure.transcripts.score_fit import SWEEPS, ScoreFit, ScoreModel, Visit
+from vflsec.secure.transcripts.score_fit import SWEEPS, ScoreFit, fit
+from vflsec.secure.transcripts.score_model import ScoreModel, Visit
 
 HELD_OUT = 0.02
 """Share of the scores that is left out of the fit, to judge it."""
@@ -28,12 +29,13 @@ SCORED = 2000
 
 
 class ScoreGram(Audit):
-    """p computes C's features up to a rotation from its own scores: PrADA's Proposition 1 is refuted.
+    """The scores give the passive party's features up to a rotation, which refutes PrADA's Proposition 1.
 
-    p knows how W moves: by its own loss gradients times C's features. So every score is z_t(i) = M_i (kept_t W_0 -
-    P_t), where P_t sums the features of past batches times p's loss gradients and learning rates, with momentum and
-    weight decay. p fits the features M and W_0 to all scores of the run, in whatever batches they came; validation
-    rows and test rows count as well. A few known rows then fix the rotation.
+    The active party knows how W moves: by its own loss gradients times the passive party's features. So every score is
+    z_t(i) = M_i (kept_t W_0 - P_t), where P_t sums the features of past batches times the active party's loss gradients
+    and learning rates, with momentum and weight decay. The active party fits the features M and W_0 to all scores of
+    the run, in whatever batches they came; validation rows and test rows count as well. A few known rows then fix the
+    rotation.
 
     Frozen features are determined once each sample has as many independent scores as features
     (``vflsec.secure.roles.exposure``). Features that move are fitted as a line in time, and noise is estimated. One
@@ -44,7 +46,7 @@ class ScoreGram(Audit):
 
     name = "score-gram"
     role = "active"
-    reads = "the scores of each sample at several steps, and p's own loss gradients"
+    reads = "the scores of each sample at several steps, and the active party's own loss gradients"
     mitigation = "fewer passes x outputs of each sample than it has features; moving extractors and noise only blunt it"
     reference = "derived from PrADA, Algorithms 4 and 5; refutes its Proposition 1"
 
@@ -168,7 +170,7 @@ class _Table:
             visits = [
                 visit._replace(delta=None if visit.delta is None else rng.permutation(visit.delta)) for visit in visits
             ]
-        return ScoreModel(
+        model = ScoreModel(
             visits,
             len(self.rows),
             self.header.layout.width,
@@ -176,7 +178,8 @@ class _Table:
             weight_decay=self.header.weight_decay,
             drifts=drifts,
             held_out=HELD_OUT,
-        ).fit(start, PERMUTED if permuted else SWEEPS)
+        )
+        return fit(model, start, PERMUTED if permuted else SWEEPS)
 
     def recovered(self, fitted: ScoreFit) -> dict[int, dict[str, Floats | NDArray[np.int64]]]:
         """Return rows and features of each sample at the step of its first visit."""
@@ -192,7 +195,7 @@ class _Table:
 
 
 def _unbroken(recording: Recording) -> list[RecordedStep]:
-    """Return the longest run of steps in which p has all that moves W."""
+    """Return the longest run of steps in which the active party has all that moves W."""
     runs: list[list[RecordedStep]] = [[]]
     last = -1
     for step in recording.steps():

@@ -1,4 +1,4 @@
-"""What p reads out of the scores by regression on a few samples whose features it knows."""
+"""What the active party reads out of the scores by regression on a few samples whose features it knows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from vflsec.secure.transcripts.recording import Recording
 
 
 class ScoreRegression(Audit):
-    """p regresses C's features on the scores: where features depend on each other, one score tells much of all.
+    """Regresses features on scores: where features depend on each other, one score predicts much of all.
 
-    Of each sample p has the scores of its last pass, their squares, and the mean over all passes. A ridge regression
-    on three samples for each feature, which p is taken to know, predicts the features of all others. It needs no second
+    Of each sample the active party has the scores of its last pass, their squares, and the mean over all passes. A
+    ridge regression on three samples for each feature, which the active party is taken to know, predicts the features
+    of all others. It needs no second
     pass: training itself turns the embedding's main direction towards the weights.
 
     Source: ridge regression, Hoerl and Kennard 1970; derived from PrADA (arXiv 2111.10120), Algorithm 4.
@@ -35,10 +36,10 @@ class ScoreRegression(Audit):
         }
         if not steps:
             raise InsufficientView("expected scores with the rows that they are of, got none")
-        return Recovered("C's features, predicted from the scores; the known rows are taken from --truth", steps)
+        return Recovered("features, predicted from the scores; the known rows are taken from --truth", steps)
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return R2 of the features, as C had them at each sample's last pass, of samples that p does not know."""
+        """Return R2 of the features at the last pass of each sample, of the samples that are not known."""
         true = truth.at(list(recovered.steps))
         sums: dict[int, np.ndarray] = {}
         counts: dict[int, int] = {}

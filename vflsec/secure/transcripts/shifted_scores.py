@@ -1,4 +1,4 @@
-"""What a malicious C reads by shifting scores: labels, in one batch."""
+"""What a malicious passive party reads by shifting scores: labels, in one batch."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ ZERO = 1e-3
 
 
 class ShiftedScores(Audit):
-    """C adds a large number to the scores that it returns: the loss gradient is then 1 - y, and delta^C tells it.
+    """Shifts scores by a large number: the loss gradient is then 1 - y, and delta^C reveals it.
 
-    Where all scores are far up, p's sigmoid is 1 and delta_i = 1 - y_i: gradients of class 1 vanish, those of class 0
-    are one vector. One batch is enough, without any algebra. p sees it as a jump of its scores and its loss.
+    Where all scores are far up, the active party's sigmoid is 1 and delta_i = 1 - y_i: gradients of class 1 vanish,
+    those of class 0 are one vector. One batch is enough, without any algebra. The active party sees it as a jump of its
+    scores and its loss.
 
-    Source: derived from PrADA (arXiv 2111.10120), Algorithm 4, line 11, with a C that deviates.
+    Source: derived from PrADA (arXiv 2111.10120), Algorithm 4, line 11, with a passive party that deviates.
     """
 
     name = "shifted-scores"
     role = "passive"
-    reads = "delta^C of a batch whose scores C has shifted"
-    mitigation = "at p: look for jumps, as score-drift does, before delta^C is sent; smaller shifts go unnoticed"
-    reference = "derived from PrADA, Algorithm 4, with a C that deviates"
+    reads = "delta^C of a batch whose scores the passive party has shifted"
+    mitigation = "score-drift at the active party, before it sends delta^C; smaller shifts go unnoticed"
+    reference = "derived from PrADA, Algorithm 4, with a passive party that deviates"
 
     def run(self, recording: Recording) -> Recovered:
         """Return ``labels`` of each step whose gradients are all either nothing or of one length."""
@@ -50,7 +51,7 @@ class ShiftedScores(Audit):
         if not rows:
             raise InsufficientView("expected delta^C of a training step, got none")
         if not steps:
-            raise InsufficientView("no sign that C shifted scores; noise on delta^C could hide it")
+            raise InsufficientView("no sign that the passive party shifted scores; noise on delta^C could hide it")
         read = sum(len(arrays["labels"]) for arrays in steps.values())
         own = figures.share("labels", read, rows)
         return Recovered(f"labels of {count(len(steps), 'batch', 'batches')} whose scores were shifted", steps, (own,))

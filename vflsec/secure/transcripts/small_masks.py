@@ -1,4 +1,4 @@
-"""What C reads through masks that are not much larger than what they hide: they average out."""
+"""What the passive party reads through masks that are not much larger than what they hide: they average out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEVEL = 2 / (PERMUTATIONS + 1)
 
 
 class SmallMasks(Audit):
-    """C finds the W whose masks lie in the narrowest band: the error falls with 1 / n, not with 1 / sqrt(n).
+    """Finds the W whose masks lie in the narrowest band: the error falls with 1 / n, not with 1 / sqrt(n).
 
     While W stays as it is, at inference or between slow updates, n masked scores v = mu W + r with r uniform in a
     band are linear constraints on W. The W that leaves the narrowest band for v - mu W, a linear programme, is the
@@ -76,7 +76,7 @@ class SmallMasks(Audit):
         return Recovered(found, {number: {"weights": weights, "mu": mu, "p": np.array([p])}}, (_judged(own, p),))
 
     def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return which share was recovered of W, or of p's share where only that was under the masks, and of mu W."""
+        """Return how much was recovered of W, or of the active party's share if only that was masked, and of mu W."""
         found = []
         for number, notes in truth.at(list(recovered.steps)).items():
             guess, mu, (p,) = (recovered.steps[number][name] for name in ("weights", "mu", "p"))

@@ -47,10 +47,10 @@ class Wire(Audit):
       re-randomized, and C, who chose the randomizers, can read the exponents off them. Under subgroup keys all symbols
       are 1, and so is every other character of small order, as the group's order has no small factor: the symbols then
       say nothing.
-    * Known or small exponents, under any key: p's own recording has the weights that made its masked scores, and the
-      loss gradients that made its masked gradients, so that the bare product is computed and compared. A row of
-      delta^C of one output is a power of one ciphertext; its exponent, a loss gradient of some 24 bits, is searched by
-      baby steps and giant steps.
+    * Known or small exponents, under any key: the active party's own recording has the weights that made its masked
+      scores, and the loss gradients that made its masked gradients, so that the bare product is computed and compared.
+      A row of delta^C of one output is a power of one ciphertext; its exponent, a loss gradient of some 24 bits, is
+      searched by baby steps and giant steps.
 
     What it finds is certain but for odds of 2^-40; what it does not find may still be there. It says which kinds of
     answers could not be tested.
@@ -65,7 +65,7 @@ class Wire(Audit):
     reference = "defaults of common Paillier libraries"
 
     def run(self, recording: Recording) -> Recovered:
-        """Return the share of messages that give something away; by step and kind, the exponents of p's messages."""
+        """Return the proportion of faulty messages; by step and kind, the exponents in the active party's messages."""
         n = int.from_bytes(recording.header.n, "little")
         if not n:
             raise InsufficientView("expected encrypted messages, got a recording without a key")
@@ -247,7 +247,7 @@ class _Powers:
         self.bare: set[str] = set()
 
     def read(self, contents: Sequence[_Content], notes: Mapping[str, NDArray[Any]]) -> None:
-        """Test the first answers of one step; ``notes`` are p's, none in C's recording."""
+        """Test the first answers of one step; ``notes`` are the active party's, or empty."""
         share, delta = notes.get("share"), notes.get("delta")  # (g, C) in units of 2^-64; (B, C)
         by_kind = {content.kind: content for content in contents}
         layout = self.layout
@@ -313,7 +313,7 @@ def _ways(kind: str, parity: _Parity, powers: _Powers) -> str:
 
 def _why_not(kind: str, parity: _Parity) -> str:
     if kind == "MaskedGradient":
-        return "it takes the loss gradients, which p's recording has"
+        return "it takes the loss gradients, which the active party's recording has"
     if not parity.varies:
         return "all Jacobi symbols are 1, as under subgroup keys"
     return f"{count(parity.bits(kind), 'bit')} could be compared, and {SURPLUS} are needed"
