@@ -49,7 +49,7 @@ def role_option(text: str) -> Callable[[Any], Any]:
 @click.option("--connect", metavar="HOST:PORT", help="... or reach it there.")
 @click.option("--keys", type=click.Path(path_type=Path), help="Folder that vflsec party keys has made.")
 @click.option("--out", type=click.Path(path_type=Path), help="Our models and results; meanwhile, our state.")
-@click.option("--record", type=click.Path(path_type=Path), help="Record all that we see by right, for vflsec audit.")
+@click.option("--record", type=click.Path(path_type=Path), help="Record what this party sees, for vflsec audit.")
 @max_exposure
 @click.option("--timeout", type=SECONDS, default=60.0, show_default=True, help="Seconds a message may take.")
 @click.option("--patience", type=SECONDS, default=300.0, show_default=True, help="Seconds for a peer to return.")

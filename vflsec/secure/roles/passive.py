@@ -132,7 +132,7 @@ class PassiveRole(Role):
             masked[part, output] = ring(slots, layout.ring)
         share = ring(self._weights(), layout.ring).reshape(layout.width, outputs)
         unit = 1 << layout.weight_precision
-        blur = [uniform(unit, self.randbits) - unit // 2 + int(value) for value in added.flat]
+        blur = [uniform(unit, self.randbits) - unit // 2 + value for value in added.ravel().tolist()]
         masked += ring(blur, layout.ring).reshape(masked.shape)
         scores = masked + self._mu.view(np.uint64) @ share  # modulo 2^64, and so modulo 2^L
         scores &= np.uint64((1 << layout.ring) - 1)

@@ -1,4 +1,4 @@
-"""The recording of one role over the steps of a run: what it sent and received, and what it computed from it by right.
+"""The recording of one role over the steps of a run: what it sent, received and computed.
 
 A file is MAGIC, then frames: length, CRC-32 of the value and CRC-32 of these two (4 bytes each, big-endian), and one
 msgpack value. First comes the Header, then for each step a Begin, and its Messages and Notes in the order in which
@@ -40,19 +40,19 @@ LARGEST_FRAME = 1 << 28
 """Bytes of the largest frame: a batch of 4,096 rows by 10 features, a 4,096-bit key and no packing, is 42 MB."""
 
 NOTES: Mapping[str, int] = {
-    "rows": 1,  # (B,) which samples the batch has, so that a sample is known again
-    "answers": 1,  # C: (1,) how often it has answered this batch with scores, the steps that did not count included
-    "answers_beyond": 2,  # C: (m, 2) samples of later batches, done before a return to this one, and how often answered
+    "rows": 1,  # (B,) which samples the batch has
+    "answers": 1,  # passive: (1,) how often it has answered this batch with scores, repeats included
+    "answers_beyond": 2,  # passive: (m, 2) samples of later batches that were answered before, and how often
     "share": 2,  # (g, C) the role's share of W at the step's start, integers in units of 2^-64; W is the sum of both
-    "mu": 2,  # C: (B, g) its features, as rounded
-    "masked_scores": 2,  # C: (B, C) integers, what it decrypts; needed only where no Scores message has them
-    "embedding_gradient": 2,  # C: (B, g) delta^C as decrypted, not divided by B
-    "scores": 2,  # p: (B, C) z^C
-    "delta": 2,  # p: (B, C) its loss gradients, not divided by B, before any defense
-    "labels": 1,  # p: (B,)
-    "loss": 1,  # p: (1,) the mean loss of the batch
+    "mu": 2,  # passive: (B, g) its features, as rounded
+    "masked_scores": 2,  # passive: (B, C) integers, what it decrypts; needed only where no Scores message has them
+    "embedding_gradient": 2,  # passive: (B, g) delta^C as decrypted, not divided by B
+    "scores": 2,  # active: (B, C) z^C
+    "delta": 2,  # active: (B, C) its loss gradients, not divided by B, before any defense
+    "labels": 1,  # active: (B,)
+    "loss": 1,  # active: (1,) the mean loss of the batch
 }
-"""What a role may note, with the number of dimensions."""
+"""The arrays that a role may note, with their number of dimensions."""
 
 LARGEST_INTEGER = 1 << 10
 """Bytes of the largest integer in a note."""
@@ -239,7 +239,7 @@ class Recorder:
         self._write(RecordedMessage(direction, type(message).__name__, msgspec.msgpack.encode(message)))
 
     def note(self, name: str, array: Any) -> None:
-        """Add an array that the role has by right; ``NOTES`` has the names and shapes."""
+        """Add an array that the role has computed; ``NOTES`` has names and shapes."""
         self._write(Note.of(name, array))
 
     def close(self) -> None:
