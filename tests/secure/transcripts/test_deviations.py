@@ -134,7 +134,7 @@ def test_honest_scores_do_not_jump(tmp_path):
         assert ScoreDrift()(p).verdict == "holds"
         finding = ShiftedScores()(c)
         assert finding.verdict == "unmeasured"
-        assert finding.found == "no sign that C shifted scores; noise on delta^C could hide it"
+        assert finding.found == "no sign that the passive party shifted scores; noise on delta^C could hide it"
 
 
 def test_what_is_not_recorded_is_not_acquitted(tmp_path):
