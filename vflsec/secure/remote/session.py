@@ -46,16 +46,7 @@ SECURE_BITS = 2048
 """Bits of the smallest key that needs no warning: about 112 bits of security."""
 
 
-def make_side(
-    role: RoleName,
-    own: Own,
-    job: Job,
-    snapshots: Snapshots,
-    *,
-    seed: int | None = None,
-    workers: int = 0,
-    **options: Any,
-) -> PassiveSide | ActiveSide:
+def make_side(role: RoleName, own: Own, job: Job, snapshots: Snapshots, **options: Any) -> PassiveSide | ActiveSide:
     """Return the side of ``role``; the passive one has the key of the run in ``snapshots``, or a new one.
 
     Args:
@@ -63,15 +54,13 @@ def make_side(
         own: its rows.
         job: the agreement.
         snapshots: what is kept of the run.
-        seed: of its own first weights; None draws one.
-        workers: processes that prepare randomizers.
-        options: of the side; for tests.
+        options: of the side.
     """
     if role == "active":
-        return ActiveSide(own, job, seed=seed, workers=workers, **options)
+        return ActiveSide(own, job, **options)
     cipher = job.paillier
     keys = key_from(snapshots.load_key(), cipher.mode) if snapshots.kept() else Keys.generate(cipher.bits, cipher.mode)
-    return PassiveSide(own, job, keys, seed=seed, workers=workers, **options)
+    return PassiveSide(own, job, keys, **options)
 
 
 class Session:
