@@ -100,7 +100,7 @@ def test_settings_that_do_not_exist_name_the_nearest():
 
 
 def test_all_warns_of_what_it_leaves_out(tmp_path):
-    quick = ["mc:epochs=5", "active-mc:epochs=5", "self-training:turns=1", "forest-training:turns=1"]
+    quick = ["mc:epochs=5", "active-mc:epochs=5", "self-training:iterations=1", "forest-training:iterations=1"]
     settings = {**ATTACKED, "attack": [*quick, "all"], "seeds": 1}
     with pytest.warns(UserWarning, match="left out of all attacks: .*direct: needs model.head=none"):
         report = vflsec.evaluate(**settings, out=tmp_path)

@@ -221,7 +221,7 @@ def test_epsilon_is_asked_for_met_and_told_as_that_of_the_models(tmp_path):
         ({"methods": ["ss-vfl-i"], "model": {"encoder": "mlp"}}, "choose --method fedsplitnn"),
         ({"fixed": ["dcor:lambda=1"]}, "got the penalty of dcor on batches: drop one, or .* by=passive"),
         ({"fixed": ["mid:lambda=1"]}, "got the penalty of mid"),
-        ({"defense": "dp-sgd@embedding"}, "at"),
+        ({"defense": "dp-sgd@embedding"}, "expected dp-sgd without a point"),
         ({"defense": "dp-sgd:clip=0.0"}, "expected clip > 0"),
     ],
 )

@@ -56,7 +56,7 @@ def last_phase(wanted, path=None, progress=lambda *_: None):
 
 
 def state(federation):
-    return {f"{p.name}.{key}": v for p in federation.everybody for key, v in p.modules.state_dict().items()}
+    return {f"{p.name}.{key}": v for p in federation.all_parties for key, v in p.modules.state_dict().items()}
 
 
 def same(one, other):

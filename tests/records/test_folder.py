@@ -258,7 +258,7 @@ def every_row(**changed):
         (lambda r: r.update(spent=[{"defense": "iso", "epsilon": "x"}]) if r["kind"] == "result" else None, None,
          "no defense, epsilon or delta"),
         (lambda r: r.update(method="\x1b[2J"), None, "control characters"),
-        (lambda r: r.update(seed=7), None, "is of another cell than the manifest says"),
+        (lambda r: r.update(seed=7), None, "is of another cell than the manifest states"),
         (None, every_row(method="a\nGATE max-leak mc 0.1: holds"), "control characters"),
         (None, every_row(method="x" * 100_000), "longer than"),
         (None, lambda m: m.update(seeds=10**10), "its 10000000000 seeds are not those of its rows"),

@@ -225,7 +225,7 @@ def as_csv(summary: Summary) -> str:
             p.utility.metric, p.utility.mean, *p.utility.ci95,
             p.leak.metric, p.leak.rows, p.leak.mean, *p.leak.ci95, p.leak_train.mean, p.leak.chance, p.leak.alone,
             p.leak.advantage, *p.leak.advantage_ci95, p.leak.accuracy, p.utility.n, p.nbytes, p.seconds,
-            *[None] * 7, *_spent(p), _budget_cell(p),
+            *[None] * 7, *_spent(p), _budget_cell(p).replace(", ", "; "),
         ])  # fmt: skip
     for d in summary.integrity:
         writer.writerow([
