@@ -11,9 +11,10 @@ from vflsec.api import evaluate, train
 from vflsec.core.errors import UsageError
 from vflsec.experiment import spec as specs
 from vflsec.experiment import training
+from vflsec.experiment.cell import training_cell
 from vflsec.experiment.federation import build_method
 from vflsec.experiment.manifest import manifest_of
-from vflsec.experiment.plan import priors, rows, training_cell
+from vflsec.experiment.plan import baselines, rows
 from vflsec.experiment.spec import EvalSpec, MethodSpec, parse_method
 from vflsec.experiment.store import Store
 from vflsec.report.report import Report
@@ -102,7 +103,7 @@ def test_an_option_in_the_name_is_the_option_in_the_table():
     (mine,), (theirs,) = rows(named), rows(table)
     assert (mine.method, theirs.method) == (f"{NAME}:pma=false", NAME)
     assert mine.key != theirs.key, "each record names its method"
-    assert {prior.key for prior in priors(named)} == {prior.key for prior in priors(table)}
+    assert {one.key for one in baselines(named)} == {one.key for one in baselines(table)}
     plain = training_cell(specs.read({**QUICK, "methods": [NAME]}), NAME, 0)
     assert plain.key != one.key
     assert training.train(one, "cpu")[1].utility == training.train(other, "cpu")[1].utility

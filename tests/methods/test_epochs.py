@@ -146,11 +146,10 @@ def test_a_kill_while_the_state_is_written_leaves_the_one_before(tmp_path, monke
         last_phase(wanted, path, killed_after(2))
     before = path.read_bytes()
 
-    def torn(file, content):
-        file.write_bytes(content[: len(content) // 2])
+    def killed(_):
         raise Killed
 
-    monkeypatch.setattr("vflsec.core.files.create", torn)
+    monkeypatch.setattr("vflsec.core.files.os.fsync", killed)  # before the new file takes the place of the old one
     with pytest.raises(Killed):
         last_phase(wanted, path)
     assert path.read_bytes() == before
@@ -158,7 +157,7 @@ def test_a_kill_while_the_state_is_written_leaves_the_one_before(tmp_path, monke
 
 def task(spec):
     (row,) = rows(spec)
-    return runner.Task(cell=row.cell, rows=(row,), priors=(), adversary=spec.adversary, aux=spec.aux)
+    return runner.Task(cell=row.cell, rows=(row,), baselines=(), adversary=spec.adversary, aux=spec.aux)
 
 
 def evaluation(attack):

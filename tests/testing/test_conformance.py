@@ -28,8 +28,8 @@ from vflsec.testing.conformance import (
 
 QUICK = {  # options that keep a plug-in cheap
     "mc": {"epochs": 60, "lr": 0.02},
-    "self-training": {"turns": 3},
-    "forest-training": {"turns": 3},
+    "self-training": {"iterations": 3},
+    "forest-training": {"iterations": 3},
 }
 SIDE = {
     "membership": "active",
