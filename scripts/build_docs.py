@@ -142,6 +142,7 @@ def arrows(root: Path) -> dict[str, set[str]]:
     return {
         layer: {target for target in targets if not any(target in reached[other] for other in targets)}
         for layer, targets in layers.items()
+        if targets or any(layer in others for others in layers.values())  # else it only holds other packages
     }
 
 

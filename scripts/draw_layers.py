@@ -16,7 +16,7 @@ Place = tuple[str, ...]
 """A box ``(package,)``, or ``(importer, imported, layer)`` where an arrow passes a layer."""
 
 WIDTH, ROW, BOX_HEIGHT = 800, 82, 30
-BOX_WIDTH, GAP = 92.0, 34.0
+BOX_WIDTH, LETTER, GAP = 92.0, 8.0, 34.0
 SWEEPS = 24
 
 
@@ -75,9 +75,9 @@ def svg(graph: Graph) -> str:
             f"<title>{source} imports {target}</title></path>"
         )
     for package in sorted(graph):
-        x, middle = at[package,], y[package,]
+        x, middle, width = at[package,], y[package,], _width((package,))
         lines.append(
-            f'<rect x="{x - BOX_WIDTH / 2:.1f}" y="{middle - BOX_HEIGHT / 2:.1f}" width="{BOX_WIDTH:.0f}"'
+            f'<rect x="{x - width / 2:.1f}" y="{middle - BOX_HEIGHT / 2:.1f}" width="{width:.0f}"'
             f' height="{BOX_HEIGHT}" rx="5" fill="#e8f1f8" stroke="#0072b2"/>'
         )
         lines.append(f'<text x="{x:.1f}" y="{middle + 5:.1f}" text-anchor="middle">{package}</text>')
@@ -102,13 +102,18 @@ def _positions(rows: list[list[Place]], neighbors: Mapping[Place, list[Place]]) 
 
 def _spread(row: list[Place]) -> dict[Place, float]:
     """Return the x of each place of a row, evenly spaced over the picture in this order."""
-    widths = [BOX_WIDTH if len(place) == 1 else GAP / 2 for place in row]
+    widths = [_width(place) for place in row]
     free = (WIDTH - sum(widths)) / (len(row) + 1)
     at, x = {}, 0.0
     for place, width in zip(row, widths, strict=True):
         at[place] = x + free + width / 2
         x += free + width
     return at
+
+
+def _width(place: Place) -> float:
+    """Return the width of a box, in which its name has room, or of an arrow that passes."""
+    return max(BOX_WIDTH, LETTER * (len(place[0]) + 2)) if len(place) == 1 else GAP / 2
 
 
 def _crossings(rows: list[list[Place]], neighbors: Mapping[Place, list[Place]], at: Mapping[Place, float]) -> int:
