@@ -240,7 +240,7 @@ def test_all_leaves_them_out_unless_they_are_named():
     found, reasons = engine.every_attack(specs.read({"dataset": "toy", "attacks": ["noisy-sample", "all"]}))
     assert found.attacks[0].name == "noisy-sample"
     for name in ("backdoor", "missing-feature"):
-        assert reasons[name] == f"changes the training: run it by name, --attack {name}"
+        assert reasons[name] == "attacks the training itself: name it in --attack"
     assert "noisy-sample" not in reasons
 
 

@@ -362,7 +362,7 @@ def test_all_is_what_can_be_mounted_and_the_others_have_a_reason(changed, chosen
     assert set(names) >= chosen
     assert set(names) | set(reasons) == set(registry.entries("attacks"))
     assert not set(names) & set(reasons)
-    assert reasons.pop("logistic") == "is always run, as part of *alone*"
+    assert reasons.pop("logistic") == "part of *alone*, which is always computed"
     for name, reason in left_out.items():
         assert reason in reasons[name]
     engine.check(found)

@@ -143,7 +143,7 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     chosen = [attack for attack in spec.attacks if attack.name != ALL]
     named = {(attack.name, attack.after) for attack in chosen}
     always = [name for name in registry.entries("attacks") if registry.load("attacks", name).baseline]
-    left_out = dict.fromkeys(always, "is always run, as part of *alone*")
+    left_out = dict.fromkeys(always, "part of *alone*, which is always computed")
     for (_, method, _), after in product(built, phases):
         if after is not None:
             expect_phase(ALL, after, method)
@@ -166,7 +166,7 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
 def _why_not(wanted: AttackSpec, spec: EvalSpec, built: Sequence[tuple[str, Method, Federation]]) -> str | None:
     """Return why ``all`` does not stand for this attack; None if it does."""
     if target_of(wanted) == "integrity":
-        return f"changes the training: run it by name, --attack {wanted.name}"
+        return "attacks the training itself: name it in --attack"
     attack = build_attack(wanted)
     try:
         for label, method, federation in built:
