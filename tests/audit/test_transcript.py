@@ -1,0 +1,277 @@
+"""The open transcript: what is written is read, and nothing that contradicts itself is."""
+
+import hashlib
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from pyarrow import parquet
+
+from vflsec.audit import transcript
+from vflsec.audit.transcript import Sent, TranscriptFolder, TranscriptHeader, TranscriptWriter
+from vflsec.core.errors import DataError, UsageError
+
+HEADER = TranscriptHeader(observer="bureau", parties={"bank": "active", "bureau": "passive"}, classes=2)
+
+
+def embedding(step=0, rows=("a", "b"), values=((1.0, 2.0), (3.0, 4.0)), **other):
+    fields = {"kind": "embedding", "sender": "bureau", "receiver": "bank", "phase": "train", "split": "train"} | other
+    return Sent(**fields, step=step, rows=np.asarray(rows), values=np.asarray(values, dtype=np.float32))
+
+
+def gradient(step=0, **other):
+    return embedding(step, kind="gradient", sender="bank", receiver="bureau", **other)
+
+
+def written(folder, *messages, header=HEADER):
+    TranscriptWriter(folder, header).write(messages)
+    return folder
+
+
+def same(one, other):
+    assert one[:6] == other[:6]
+    assert list(one.rows) == [str(row) for row in other.rows]
+    np.testing.assert_array_equal(one.values, other.values)
+
+
+def foreign(folder, table, *, parts=None, header=None):
+    """A transcript that another program has written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "transcript.toml").write_text(
+        header
+        or 'format = "vflsec-transcript"\nversion = 1\nobserver = "bureau"\n'
+        '[parties]\nbank = "active"\nbureau = "passive"\n'
+    )
+    parquet.write_table(table, folder / "p.parquet")
+    found = hashlib.sha256((folder / "p.parquet").read_bytes()).hexdigest()
+    lines = [{"file": "p.parquet", "rows": table.num_rows, "sha256": found}] if parts is None else parts
+    (folder / "parts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def table(**columns):
+    plain = {
+        "kind": ["embedding", "embedding"],
+        "sender": ["bureau", "bureau"],
+        "receiver": ["bank", "bank"],
+        "phase": ["train", "train"],
+        "split": ["train", "train"],
+        "step": [0, 0],
+        "row": ["a", "b"],
+        "value": [[1.0, 2.0], [3.0, 4.0]],
+    }
+    return pa.table({key: value for key, value in (plain | columns).items() if value is not None})
+
+
+def test_what_is_written_is_read(tmp_path):
+    messages = [embedding(0), gradient(0), embedding(1, rows=[7, 8]), embedding(0, split="test", phase="predict")]
+    opened = TranscriptFolder(written(tmp_path / "t", *messages))
+    assert (opened.header, opened.n_vectors, opened.notes) == (HEADER, 8, [])
+    found = list(opened.messages())
+    assert len(found) == 4
+    for one, other in zip(found, messages, strict=True):
+        same(one, other)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_message_survives(tmp_path_factory, data):
+    n = data.draw(st.integers(1, 40))
+    width = data.draw(st.integers(1, 5))
+    finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+    values = data.draw(arrays.arrays(np.float32, (n, width), elements=finite))
+    text = st.text("abc-é 1", min_size=1, max_size=8)
+    rows = data.draw(st.one_of(arrays.arrays(np.int64, n), st.lists(text, min_size=n, max_size=n)))
+    message = embedding(data.draw(st.integers(0, 2**40)), rows=rows, values=values)
+    (found,) = TranscriptFolder(written(tmp_path_factory.mktemp("t") / "t", message)).messages()
+    same(found, message)
+
+
+def test_the_borders_of_batches_and_files_divide_no_message(tmp_path):
+    n = 40_000
+    values = np.arange(2 * n).reshape(n, 2)
+    whole = embedding(rows=np.arange(n), values=values)
+    writer = TranscriptWriter(tmp_path / "t", HEADER)
+    writer.write([whole._replace(rows=whole.rows[:100], values=whole.values[:100])])
+    writer.write([whole._replace(rows=whole.rows[100:], values=whole.values[100:]), gradient()])
+    first, second = TranscriptFolder(tmp_path / "t").messages()
+    same(first, whole)
+    same(second, gradient())
+
+
+def test_a_very_long_message_comes_in_pieces_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(transcript, "LONGEST", 1 << 14)
+    values = np.arange(80_000).reshape(40_000, 2)
+    written(tmp_path / "t", embedding(rows=np.arange(40_000), values=values))
+    found = list(TranscriptFolder(tmp_path / "t").messages())
+    assert len(found) == 3
+    np.testing.assert_array_equal(np.concatenate([one.values for one in found]), values)
+
+
+def test_a_writer_goes_on_where_it_was_killed(tmp_path):
+    folder = written(tmp_path / "t", embedding(0))
+    index = (folder / "parts.jsonl").read_text()
+    (folder / "parts.jsonl").write_text(index + '{"file": "000001.par')
+    (folder / "000001.parquet").write_bytes(b"half a file")
+    opened = TranscriptFolder(folder)
+    assert opened.notes == [
+        "a torn line at the end of parts.jsonl dropped",
+        "1 unfinished file dropped: 000001.parquet",
+    ]
+    assert opened.n_vectors == 2
+    TranscriptWriter(folder, HEADER).write([embedding(1)])
+    assert [one.step for one in TranscriptFolder(folder).messages()] == [0, 1]
+
+
+def test_a_writer_does_not_mix_runs(tmp_path):
+    written(tmp_path / "t", embedding())
+    with pytest.raises(UsageError, match="expected the same parties and task as in .*t, found others"):
+        TranscriptWriter(tmp_path / "t", TranscriptHeader(observer="bank", parties=HEADER.parties))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="expected a new folder for a transcript, found files"):
+        TranscriptWriter(tmp_path / "other", HEADER)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"value": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.large_list(pa.float64()))},
+        {"value": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float16()))},
+        {"value": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2))},
+        {"kind": pa.array(["embedding"] * 2).dictionary_encode(), "row": pa.array(["a", "b"], pa.large_string())},
+        {"step": pa.array([0, 0], pa.int16())},
+        {"extra": ["ignored", "ignored"]},
+    ],
+)
+def test_types_that_other_languages_write_are_read(tmp_path, columns):
+    (found,) = TranscriptFolder(foreign(tmp_path / "t", table(**columns))).messages()
+    same(found, embedding())
+
+
+WRONG = [
+    ({"value": [[1.0, 2.0], [3.0]]}, "row 2: expected 2 numbers as in earlier rows from bureau to bank, found 1"),
+    ({"value": [[1.0, 2.0], [3.0, float("nan")]]}, "row 2: expected finite numbers as value"),
+    ({"value": [[1.0, 2.0], [3.0, 1e300]]}, "row 2: expected finite numbers as value"),
+    ({"value": [[1.0, 2.0], []]}, "row 2: expected 1 to 1048576 numbers as value"),
+    ({"value": [[1.0, 2.0], None]}, "row 2: expected a value, found nothing"),
+    ({"value": [[1, 2], [3, 4]]}, "column 'value': expected lists of floating-point numbers, found list"),
+    ({"value": None}, "expected one column 'value', found 0"),
+    ({"row": ["a", None]}, "row 2: expected a row, found nothing"),
+    ({"row": [0.5, 1.5]}, "column 'row': expected text or whole numbers, found double"),
+    (
+        {"kind": ["embedding", "weights"]},
+        "row 2: expected one of embedding, gradient, prediction as kind, found 'weights'",
+    ),
+    ({"sender": ["bureau", "spy"]}, "row 2: expected one of bank, bureau as sender, found 'spy'"),
+    ({"receiver": ["bank", "bureau"]}, "row 2: expected two parties, found 'bureau' as sender and receiver"),
+    ({"phase": ["train", "\x1b[31m"]}, "row 2: expected a phase of 1 to 64 plain characters"),
+    ({"step": [0, -1]}, "row 2: expected a step of at least 0, found a negative one"),
+    ({"step": [0.0, 1.0]}, "column 'step': expected whole numbers, found double"),
+]
+
+
+@pytest.mark.parametrize(("columns", "message"), WRONG, ids=[message[:40] for _, message in WRONG])
+def test_a_wrong_line_is_named(tmp_path, columns, message):
+    with pytest.raises(DataError) as caught:
+        list(TranscriptFolder(foreign(tmp_path / "t", table(**columns))).messages())
+    assert "p.parquet" in str(caught.value)
+    assert message in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+
+
+def test_a_row_is_counted_from_the_start_of_its_file(tmp_path):
+    n = 20_000
+    values = np.ones((n, 2), dtype=np.float32)
+    values[17_000, 1] = np.inf
+    with pytest.raises(DataError, match="000000.parquet, row 17001: expected finite numbers"):
+        list(TranscriptFolder(written(tmp_path / "t", embedding(rows=np.arange(n), values=values))).messages())
+
+
+def test_messages_of_others_are_no_part_of_ones_transcript(tmp_path):
+    header = 'format = "vflsec-transcript"\nversion = 1\nobserver = "third"\n[parties]\nbank = "active"\n' \
+             'bureau = "passive"\nthird = "passive"\n'  # fmt: skip
+    folder = foreign(tmp_path / "t", table(), header=header)
+    with pytest.raises(DataError, match="row 1: expected a message of third, found one from bureau to bank"):
+        list(TranscriptFolder(folder).messages())
+    (folder / "transcript.toml").write_text(header.replace('observer = "third"', 'observer = "auditor"'))
+    assert len(list(TranscriptFolder(folder).messages())) == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("", "missing required field"),
+        ("format = 3", "format"),
+        ('format = "vflsec-transcript"\nversion = 2\nobserver = "a"\n[parties]\na = "active"', "version"),
+        (
+            'format = "vflsec-transcript"\nversion = 1\nobserver = "x"\n[parties]\na = "active"',
+            "expected one of a or auditor",
+        ),
+        (
+            'format = "vflsec-transcript"\nversion = 1\nobserver = "a"\n[parties]\na = "passive"',
+            "exactly one active party",
+        ),
+        (
+            'format = "vflsec-transcript"\nversion = 1\nclasses = 1\nobserver = "a"\n[parties]\na = "active"',
+            "at least 2",
+        ),
+        (
+            'format = "vflsec-transcript"\nversion = 1\nrun = "rm"\nobserver = "a"\n[parties]\na = "active"',
+            "unknown field",
+        ),
+        ("a = [" * 5000, "write the header again"),
+    ],
+)
+def test_a_wrong_header_is_one_line(tmp_path, header, message):
+    with pytest.raises(DataError, match="transcript.toml") as caught:
+        TranscriptFolder(foreign(tmp_path / "t", table(), header=header or "\n"))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../p.parquet", "/etc/passwd", "p.csv", "a/b.parquet", ".parquet", "a\nb.parquet"])
+def test_a_path_in_the_index_stays_in_the_folder(tmp_path, name):
+    folder = foreign(tmp_path / "t", table(), parts=[{"file": name, "rows": 2, "sha256": "0" * 64}])
+    with pytest.raises(DataError, match="line 1: expected the name of a .parquet file"):
+        TranscriptFolder(folder)
+
+
+def test_damage_is_noticed(tmp_path):
+    folder = written(tmp_path / "t", embedding())
+    part = folder / "000000.parquet"
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(DataError, match="expected the hash in parts.jsonl, found another"):
+        list(TranscriptFolder(folder).messages())
+    part.unlink()
+    with pytest.raises(DataError, match="000000.parquet: cannot be read: No such file"):
+        list(TranscriptFolder(folder).messages())
+    part.symlink_to("/etc/passwd")
+    with pytest.raises(DataError, match="000000.parquet: cannot be read"):
+        list(TranscriptFolder(folder).messages())
+
+
+def test_a_file_that_is_no_parquet_is_refused_though_its_hash_is_right(tmp_path):
+    folder = foreign(tmp_path / "t", table())
+    for content in (b"", b"PAR1", b"\x80\x04K\x01.", b"PAR1" + b"\xff" * 100 + b"PAR1"):
+        (folder / "p.parquet").write_bytes(content)
+        line = {"file": "p.parquet", "rows": 2, "sha256": hashlib.sha256(content).hexdigest()}
+        (folder / "parts.jsonl").write_text(json.dumps(line) + "\n")
+        with pytest.raises(DataError, match="p.parquet: cannot be read as Parquet"):
+            list(TranscriptFolder(folder).messages())
+
+
+def test_the_number_of_rows_must_be_right(tmp_path):
+    folder = foreign(tmp_path / "t", table())
+    (folder / "parts.jsonl").write_text((folder / "parts.jsonl").read_text().replace('"rows": 2', '"rows": 3'))
+    with pytest.raises(DataError, match="expected 3 rows as in parts.jsonl, found 2"):
+        list(TranscriptFolder(folder).messages())
+
+
+def test_a_folder_without_a_transcript_is_refused(tmp_path):
+    with pytest.raises(DataError, match="found no transcript.toml"):
+        TranscriptFolder(tmp_path)

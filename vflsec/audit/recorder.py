@@ -1,0 +1,238 @@
+"""Records the messages at a cut layer from any PyTorch training loop, as a transcript."""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from types import TracebackType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vflsec.audit.transcript import AUDITOR, Sent, TranscriptHeader, TranscriptWriter
+from vflsec.core.errors import UsageError, VflsecError
+
+FLUSH = 1 << 24
+"""Bytes of vectors after which a file is written."""
+
+WAITING = 256
+"""Messages that wait for the writing thread; the loop then waits for it, so that memory stays bounded."""
+
+Rows = Sequence[int] | Sequence[str] | Tensor | np.ndarray
+
+
+class _Seen(NamedTuple):
+    """A message on its way to the writing thread."""
+
+    kind: str
+    sender: str
+    receiver: str
+    phase: str
+    split: str
+    step: int
+    rows: Rows
+    value: Tensor
+
+
+class Recorder:
+    """Writes what crosses a cut layer into a transcript.
+
+    ``cut`` is the identity, so one line is added to a training loop::
+
+        with vflsec.Recorder("transcript", parties={"bank": "active", "bureau": "passive"}) as recorder:
+            for ids, x, y in batches:
+                h = recorder.cut(bottom(x), rows=ids)
+                loss = F.cross_entropy(top(h), y)
+                ...
+
+    It records the embedding, and the gradient when it comes back. In a loop that does not use autograd at the cut
+    layer, call ``embedding`` and ``gradient``. A thread writes the files. If it fails, on a full disk for example, the
+    training goes on, a warning is issued, and ``close`` raises the error.
+
+    Args:
+        folder: a new folder, or the transcript of an interrupted run of the same parties, which is continued.
+        parties: ``active``, ``passive`` or ``server`` by the name of the party.
+        observer: the party whose messages are recorded; by default ``auditor``, which may record those of all parties.
+        classes: number of classes of the task, if it is known.
+
+    Raises:
+        UsageError: no active party, an unknown observer, a folder with something else, or pyarrow is not installed.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        parties: Mapping[str, Literal["active", "passive", "server"]],
+        observer: str = AUDITOR,
+        classes: int | None = None,
+    ) -> None:
+        self.header = TranscriptHeader(
+            observer=observer, parties=dict(parties), classes=classes, software=f"vflsec {version('vflsec')}"
+        )
+        self._writer = TranscriptWriter(folder, self.header)
+        self._active = next(name for name, side in parties.items() if side == "active")
+        self._steps: dict[tuple[str, str], int] = {}
+        self._error: BaseException | None = None
+        self._queue: Queue[_Seen | None] = Queue(WAITING)
+        self._thread = Thread(target=self._write, name="vflsec recorder", daemon=True)
+        self._thread.start()
+        self._closed = False
+        atexit.register(self.close)
+
+    def cut(
+        self,
+        h: Tensor,
+        *,
+        rows: Rows,
+        party: str | None = None,
+        split: str = "train",
+        phase: str | None = None,
+    ) -> Tensor:
+        """Record the embedding ``h``, and its gradient in the backward pass; return ``h`` itself.
+
+        Args:
+            h: (B, d) the embedding at the cut layer; (B, ...) is flattened.
+            rows: (B,) ids of the rows, as in the data files.
+            party: the passive party whose embedding this is; may be left out if there is only one.
+            split: ``train``, ``val`` or ``test``.
+            phase: by default ``train``, ``validate`` or ``predict``, according to ``split``.
+
+        Raises:
+            UsageError: not one id for each row, or a party that is not passive.
+        """
+        step = self.embedding(h, rows=rows, party=party, split=split, phase=phase)
+        if h.requires_grad and torch.is_grad_enabled():
+
+            def returned(gradient: Tensor) -> None:
+                self.gradient(gradient, rows=rows, party=party, split=split, phase=phase, step=step)
+
+            h.register_hook(returned)  # type: ignore[no-untyped-call]
+        return h
+
+    def embedding(
+        self,
+        value: Tensor,
+        *,
+        rows: Rows,
+        party: str | None = None,
+        split: str = "train",
+        phase: str | None = None,
+        step: int | None = None,
+    ) -> int:
+        """Record an embedding that ``party`` sends to the active party; return the number of its step."""
+        sender = self._passive(party)
+        phase = phase or _PHASES.get(split, split)
+        step = self._steps.get((sender, phase), -1) + 1 if step is None else step
+        self._steps[sender, phase] = step
+        self._put(_Seen("embedding", sender, self._active, phase, split, step, rows, value))
+        return step
+
+    def gradient(
+        self,
+        value: Tensor,
+        *,
+        rows: Rows,
+        party: str | None = None,
+        split: str = "train",
+        phase: str | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Record a gradient that the active party returns to ``party``, by default for its last embedding."""
+        receiver = self._passive(party)
+        phase = phase or _PHASES.get(split, split)
+        step = self._steps.get((receiver, phase), 0) if step is None else step
+        self._put(_Seen("gradient", self._active, receiver, phase, split, step, rows, value))
+
+    def prediction(
+        self, value: Tensor, *, rows: Rows, receiver: str, split: str = "test", phase: str | None = None
+    ) -> None:
+        """Record a prediction of the joint model, (B, C), that the active party sends to ``receiver``."""
+        phase = phase or _PHASES.get(split, split)
+        step = self._steps.get(("prediction", phase), -1) + 1
+        self._steps["prediction", phase] = step
+        self._put(_Seen("prediction", self._active, receiver, phase, split, step, rows, value))
+
+    def close(self) -> None:
+        """Write what is left. Called at the end of a ``with`` block, and at exit.
+
+        Raises:
+            VflsecError, OSError: the transcript could not be written.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        self._queue.put(None)
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _passive(self, party: str | None) -> str:
+        others = [name for name, side in self.header.parties.items() if side == "passive"]
+        if party is None and len(others) == 1:
+            return others[0]
+        if party not in others:
+            raise UsageError(f"expected party= to be a passive party, one of {', '.join(others)}, got {party!r}")
+        return party
+
+    def _put(self, seen: _Seen) -> None:
+        if self._closed:
+            raise UsageError("expected a recorder that is open, got one after close()")
+        if len(seen.rows) != len(seen.value):
+            raise UsageError(f"expected one id for each of {len(seen.value)} rows, got {len(seen.rows)}")
+        if self._error is None:
+            rows = seen.rows.detach().clone() if isinstance(seen.rows, Tensor) else seen.rows
+            self._queue.put(seen._replace(rows=rows, value=seen.value.detach().clone()))
+
+    def _write(self) -> None:
+        """Write what is queued, until ``close``; after an error, drop it."""
+        pending: list[Sent] = []
+        size = 0
+        while (seen := self._queue.get()) is not None:
+            if self._error is not None:
+                continue
+            try:
+                sent = _on_the_wire(seen)
+                pending.append(sent)
+                size += sent.values.nbytes
+                if size >= FLUSH:
+                    self._writer.write(pending)
+                    pending, size = [], 0
+            except (VflsecError, OSError, ValueError, TypeError, RuntimeError) as error:
+                self._fail(error)
+        try:
+            if self._error is None:
+                self._writer.write(pending)
+        except (VflsecError, OSError, ValueError) as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        warnings.warn(f"recording has stopped, training goes on: {error}", stacklevel=2)
+
+
+_PHASES = {"train": "train", "val": "validate", "test": "predict"}
+
+
+def _on_the_wire(seen: _Seen) -> Sent:
+    rows: Any = seen.rows.cpu().numpy() if isinstance(seen.rows, Tensor) else np.asarray(seen.rows)
+    values = seen.value.flatten(1) if seen.value.dim() != 1 else seen.value[:, None]
+    return Sent(
+        seen.kind, seen.sender, seen.receiver, seen.phase, seen.split, seen.step, rows, values.float().cpu().numpy()
+    )

@@ -1,0 +1,457 @@
+"""The open transcript: the messages that one party saw, as files that any language can write.
+
+A transcript is a folder. ``transcript.toml`` names the parties and the task; ``*.parquet`` files hold one vector per
+line; ``parts.jsonl`` lists the finished files with their length and hash. docs/transcript_format.md is the
+specification.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import tomli_w
+
+from vflsec.core import files
+from vflsec.core.checks import count
+from vflsec.core.errors import DataError, UsageError, plain
+
+Arrow = Any
+"""An object of pyarrow, which has no type stubs."""
+
+HEADER = "transcript.toml"
+INDEX = "parts.jsonl"
+AUDITOR = "auditor"
+"""The observer of a transcript that holds the messages of all parties."""
+
+KINDS = ("embedding", "gradient", "prediction")
+TEXT = ("kind", "sender", "receiver", "phase", "split")
+COLUMNS = (*TEXT, "step", "row", "value")
+
+LARGEST_HEADER = 1 << 20
+LARGEST_INDEX = 1 << 26
+WIDEST = 1 << 20
+"""The most numbers in a vector."""
+
+BATCH = 1 << 14
+"""Lines that are read at once."""
+
+LONGEST = 1 << 20
+"""Lines of the longest message."""
+
+
+class TranscriptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The contents of ``transcript.toml``.
+
+    Attributes:
+        format: ``vflsec-transcript``.
+        version: of the format.
+        observer: the party that sent or received all messages, or ``auditor`` for the messages of all parties.
+        parties: the side of each party by its name: ``active`` (has the labels), ``passive`` or ``server``.
+        classes: the number of classes of the task, if it is known.
+        software: what wrote the transcript.
+    """
+
+    format: Literal["vflsec-transcript"] = "vflsec-transcript"
+    version: Literal[1] = 1
+    observer: str
+    parties: dict[str, Literal["active", "passive", "server"]]
+    classes: int | None = None
+    software: str = ""
+
+    def check(self) -> None:
+        """Raise ValueError if the fields contradict each other."""
+        if self.observer not in (*self.parties, AUDITOR):
+            raise ValueError(
+                f"observer: expected one of {', '.join(self.parties)} or {AUDITOR}, found {self.observer!r}"
+            )
+        if list(self.parties.values()).count("active") != 1:
+            raise ValueError("parties: expected exactly one active party")
+        if self.classes is not None and self.classes < 2:
+            raise ValueError(f"classes: expected at least 2, found {self.classes}")
+        if any(plain(name) != name or not name for name in self.parties):
+            raise ValueError("parties: expected names without control characters")
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of ``parts.jsonl``: a finished file, its number of vectors and its SHA-256."""
+
+    file: str
+    rows: int
+    sha256: str
+
+
+class Sent(NamedTuple):
+    """One message: a vector for each of B rows.
+
+    Attributes:
+        rows: (B,) ids, as text.
+        values: (B, d) float32.
+    """
+
+    kind: str
+    sender: str
+    receiver: str
+    phase: str
+    split: str
+    step: int
+    rows: np.ndarray
+    values: np.ndarray
+
+
+class TranscriptWriter:
+    """Writes a transcript, one file after another; a kill loses at most the vectors of the file in progress.
+
+    Args:
+        folder: a new folder, or one with a transcript that has the same header, which is continued.
+        header: parties and task.
+
+    Raises:
+        UsageError: the folder holds something else, or another header.
+    """
+
+    def __init__(self, folder: Path | str, header: TranscriptHeader) -> None:
+        arrow()
+        self.folder = Path(folder)
+        self.header = header
+        try:
+            header.check()
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        self.parts = 0
+        if (self.folder / HEADER).is_file():
+            earlier = TranscriptFolder(self.folder)
+            if earlier.header != header:
+                raise UsageError(
+                    f"expected the same parties and task as in {self.folder}, found others: choose another folder"
+                )
+            self.parts = len(earlier.parts)
+            _cut_torn_line(self.folder / INDEX)
+            return
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise UsageError(f"expected a new folder for a transcript, found files in {self.folder}: choose another")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        fields = {key: value for key, value in msgspec.to_builtins(header).items() if value is not None}
+        files.replace(self.folder / HEADER, tomli_w.dumps(fields).encode())
+        files.sync(self.folder)
+
+    def write(self, messages: Iterable[Sent]) -> None:
+        """Write ``messages`` as one file."""
+        pa, parquet = arrow()
+        filled = [message for message in messages if len(message.rows)]
+        if not filled:
+            return
+        table = _table(filled)
+        name = f"{self.parts:06d}.parquet"
+        sink = pa.BufferOutputStream()
+        parquet.write_table(table, sink, compression="lz4", use_dictionary=[*TEXT, "step"], write_statistics=False)
+        content = sink.getvalue()
+        files.replace(self.folder / name, content.to_pybytes())
+        part = Part(name, table.num_rows, hashlib.sha256(memoryview(content)).hexdigest())
+        files.append(self.folder / INDEX, msgspec.json.encode(part) + b"\n")
+        self.parts += 1
+
+
+class TranscriptFolder:
+    """Reads a transcript, a batch at a time.
+
+    Args:
+        folder: of a transcript. Nothing in it is executed, and nothing is written.
+
+    Attributes:
+        header: parties and task.
+        parts: the finished files.
+        notes: what was dropped: a torn line at the end of the index, unfinished files.
+
+    Raises:
+        DataError: no transcript, or a header or index that is damaged.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        arrow()
+        self.folder = Path(folder)
+        self.notes: list[str] = []
+        self.header = self._read_header()
+        self.parts = self._read_index()
+        listed = {part.file for part in self.parts}
+        unfinished = sorted(p.name for p in self.folder.iterdir() if p.suffix == ".parquet" and p.name not in listed)
+        if unfinished:
+            self.notes.append(
+                f"{count(len(unfinished), 'unfinished file')} dropped: {', '.join(map(plain, unfinished[:3]))}"
+            )
+
+    def messages(self) -> Iterator[Sent]:
+        """Yield the messages in order; consecutive lines that differ in row and value alone are one message.
+
+        A message of more than ``LONGEST`` lines comes in several pieces.
+
+        Raises:
+            DataError: a file is missing or damaged, or a line contradicts the header or an earlier line; names file
+                and row.
+        """
+        widths: dict[tuple[str, str, str], int] = {}
+        pieces: list[Sent] = []
+        for piece in (piece for part in self.parts for piece in self._read_part(part, widths)):
+            if pieces and (piece[:6] != pieces[0][:6] or sum(len(one.rows) for one in pieces) >= LONGEST):
+                yield _joined(pieces)
+                pieces = []
+            pieces.append(piece)
+        if pieces:
+            yield _joined(pieces)
+
+    @property
+    def n_vectors(self) -> int:
+        """The number of vectors in the finished files."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the header and of the hashes of all finished files."""
+        facts = [msgspec.to_builtins(self.header), [part.sha256 for part in self.parts]]
+        return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()
+
+    def _read_header(self) -> TranscriptHeader:
+        path = self.folder / HEADER
+        content = _small(path, LARGEST_HEADER, f"expected a transcript in {self.folder}, found no {HEADER}")
+        try:
+            header = msgspec.convert(tomllib.loads(content.decode()), TranscriptHeader)
+            header.check()
+        except (
+            UnicodeDecodeError,
+            tomllib.TOMLDecodeError,
+            msgspec.ValidationError,
+            ValueError,
+            RecursionError,
+        ) as error:
+            raise DataError(f"{path}: {plain(str(error))}; write the header again") from None
+        return header
+
+    def _read_index(self) -> list[Part]:
+        path = self.folder / INDEX
+        content = _small(path, LARGEST_INDEX, f"expected a list of finished files in {self.folder}, found no {INDEX}")
+        *lines, torn = content.split(b"\n")
+        if torn:
+            self.notes.append(f"a torn line at the end of {INDEX} dropped")
+        parts: list[Part] = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                part = msgspec.json.decode(line, type=Part)
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise DataError(
+                    f"{path}, line {number}: {plain(str(error))}; remove the line and what follows"
+                ) from None
+            if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}\.parquet", part.file) or part.rows < 1:
+                raise DataError(f"{path}, line {number}: expected the name of a .parquet file and its rows")
+            parts.append(part)
+        names = [part.file for part in parts]
+        if len(set(names)) < len(names):
+            raise DataError(f"{path}: expected each file once, found {max(names, key=names.count)} twice")
+        return parts
+
+    def _read_part(self, part: Part, widths: dict[tuple[str, str, str], int]) -> Iterator[Sent]:
+        pa, parquet = arrow()
+        path = self.folder / part.file
+        with _opened(path) as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != part.sha256:
+                raise DataError(
+                    f"{path}: expected the hash in {INDEX}, found another: the file is damaged or was changed"
+                )
+            file.seek(0)
+            try:
+                opened = parquet.ParquetFile(
+                    file, thrift_string_size_limit=LARGEST_HEADER, thrift_container_size_limit=LARGEST_HEADER
+                )
+                _check_schema(opened.schema_arrow, path)
+                if opened.metadata.num_rows != part.rows:
+                    raise DataError(
+                        f"{path}: expected {part.rows} rows as in {INDEX}, found {opened.metadata.num_rows}"
+                    )
+                first = 0
+                for batch in opened.iter_batches(BATCH, columns=list(COLUMNS), use_threads=False):
+                    yield from self._checked(batch, path, first, widths)
+                    first += batch.num_rows
+                if first != part.rows:
+                    raise DataError(f"{path}: expected {part.rows} rows as in {INDEX}, found {first}")
+            except (pa.ArrowException, OSError, MemoryError) as error:
+                raise DataError(
+                    f"{path}: cannot be read as Parquet: {plain(' '.join(str(error).split())[:200])}"
+                ) from None
+
+    def _checked(self, batch: Arrow, path: Path, first: int, widths: dict[tuple[str, str, str], int]) -> Iterator[Sent]:
+        """Yield the messages of a batch whose first row is number ``first`` of its file."""
+
+        def wrong(position: int | np.integer[Any], what: str) -> DataError:
+            return DataError(f"{path}, row {first + int(position) + 1}: {what}")
+
+        for name in COLUMNS:
+            column = batch.column(name)
+            if column.null_count:
+                raise wrong(int(np.flatnonzero(np.asarray(column.is_null()))[0]), f"expected a {name}, found nothing")
+        codes, texts = zip(*(_coded(batch.column(name)) for name in TEXT), strict=True)
+        allowed = (KINDS, self.header.parties, self.header.parties, None, None)
+        for name, code, values, known in zip(TEXT, codes, texts, allowed, strict=True):
+            for k, value in enumerate(values):
+                if known is not None and value not in known:
+                    raise wrong(
+                        int(np.argmax(code == k)),
+                        f"expected one of {', '.join(known)} as {name}, found {plain(value)!r}",
+                    )
+                if not value or plain(value) != value or len(value) > 64:
+                    raise wrong(int(np.argmax(code == k)), f"expected a {name} of 1 to 64 plain characters")
+        steps = batch.column("step").to_numpy(zero_copy_only=False)
+        if (steps < 0).any():
+            raise wrong(int(np.argmax(steps < 0)), "expected a step of at least 0, found a negative one")
+        rows = np.asarray(batch.column("row").to_pylist(), dtype=object).astype(str)
+        flat, lengths = _vectors(batch.column("value"))
+        if not len(lengths):
+            return
+        if (lengths < 1).any() or (lengths > WIDEST).any():
+            raise wrong(int(np.argmax((lengths < 1) | (lengths > WIDEST))), f"expected 1 to {WIDEST} numbers as value")
+        ends = np.cumsum(lengths)
+        bad = ~np.isfinite(flat)
+        if bad.any():
+            raise wrong(int(np.searchsorted(ends, np.argmax(bad), side="right")), "expected finite numbers as value")
+        stacked = np.stack([*codes, steps], axis=1)
+        starts = np.flatnonzero(np.r_[True, (stacked[1:] != stacked[:-1]).any(axis=1)])
+        for start, stop in zip(starts, [*starts[1:], len(steps)], strict=True):
+            kind, sender, receiver, phase, split = (
+                values[code[start]] for values, code in zip(texts, codes, strict=True)
+            )
+            if sender == receiver:
+                raise wrong(start, f"expected two parties, found {plain(sender)!r} as sender and receiver")
+            if self.header.observer not in (sender, receiver, AUDITOR):
+                raise wrong(
+                    start, f"expected a message of {self.header.observer}, found one from {sender} to {receiver}"
+                )
+            width = widths.setdefault((kind, sender, receiver), int(lengths[start]))
+            other = lengths[start:stop] != width
+            if other.any():
+                at = start + int(np.argmax(other))
+                raise wrong(
+                    at, f"expected {width} numbers as in earlier rows from {sender} to {receiver}, found {lengths[at]}"
+                )
+            values = flat[ends[start] - width : ends[stop - 1]].reshape(-1, width)
+            yield Sent(kind, sender, receiver, phase, split, int(steps[start]), rows[start:stop], values)
+
+
+def arrow() -> tuple[ModuleType, ModuleType]:
+    """Return pyarrow and its Parquet module, which are imported when a transcript is used.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        from pyarrow import parquet
+    except ImportError:
+        raise UsageError("transcripts are Parquet files, which need pyarrow: pip install 'vflsec[parquet]'") from None
+    return pyarrow, parquet
+
+
+def _joined(pieces: list[Sent]) -> Sent:
+    """Return the pieces of one message, which the borders of batches and files have divided, as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    rows = np.concatenate([piece.rows for piece in pieces])
+    return pieces[0]._replace(rows=rows, values=np.concatenate([piece.values for piece in pieces]))
+
+
+def _table(messages: list[Sent]) -> Arrow:
+    """Return messages as a table of one vector per line."""
+    pa, _ = arrow()
+    for message in messages:
+        if message.values.ndim != 2 or len(message.rows) != len(message.values):
+            raise UsageError(
+                f"expected (B, d) values and B ids, got {message.values.shape} and {len(message.rows)} ids"
+            )
+    sizes = [len(message.rows) for message in messages]
+
+    def texts(name: str) -> Arrow:
+        values, codes = np.unique([getattr(message, name) for message in messages], return_inverse=True)
+        return pa.DictionaryArray.from_arrays(np.repeat(codes.astype(np.int32), sizes), pa.array(values.tolist()))
+
+    fields: dict[str, Any] = {name: texts(name) for name in TEXT}
+    fields["step"] = np.repeat(np.asarray([message.step for message in messages], dtype=np.int64), sizes)
+    ids = [np.asarray(message.rows) for message in messages]
+    whole = all(np.issubdtype(one.dtype, np.integer) for one in ids)
+    fields["row"] = np.concatenate([one if whole else one.astype(str) for one in ids])
+    widths = np.repeat([message.values.shape[1] for message in messages], sizes)
+    flat = np.concatenate([np.asarray(message.values, dtype=np.float32).reshape(-1) for message in messages])
+    fields["value"] = pa.ListArray.from_arrays(np.concatenate([[0], np.cumsum(widths)]).astype(np.int32), flat)
+    return pa.table(fields)
+
+
+def _coded(column: Arrow) -> tuple[np.ndarray, list[str]]:
+    """Return a column of texts as codes (n,) and the text of each code."""
+    pa, _ = arrow()
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
+
+
+def _vectors(column: Arrow) -> tuple[np.ndarray, np.ndarray]:
+    """Return all numbers of a column of lists as float32, and the length of each list."""
+    lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False), dtype=np.int64)
+    flat = column.flatten().to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        return flat.astype(np.float32, copy=False), lengths
+
+
+def _check_schema(schema: Arrow, path: Path) -> None:
+    pa, _ = arrow()
+
+    def text(kind: Arrow) -> bool:
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+    def vector(kind: Arrow) -> bool:
+        lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+        return bool(lists and pa.types.is_floating(kind.value_type))
+
+    expected: Mapping[str, tuple[Any, str]] = {
+        **dict.fromkeys(TEXT, (text, "text")),
+        "step": (pa.types.is_integer, "whole numbers"),
+        "row": (lambda kind: text(kind) or pa.types.is_integer(kind), "text or whole numbers"),
+        "value": (vector, "lists of floating-point numbers"),
+    }
+    for name, (fits, words) in expected.items():
+        if schema.names.count(name) != 1:
+            raise DataError(f"{path}: expected one column {name!r}, found {schema.names.count(name)}")
+        kind = schema.field(name).type
+        if not fits(kind):
+            raise DataError(f"{path}, column {name!r}: expected {words}, found {plain(str(kind))[:100]}")
+
+
+def _opened(path: Path) -> Any:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    file = os.fdopen(descriptor, "rb")
+    if not path.is_file():
+        file.close()
+        raise DataError(f"{path}: expected a plain file")
+    return file
+
+
+def _small(path: Path, largest: int, missing: str) -> bytes:
+    if not path.is_file():
+        raise DataError(missing)
+    with _opened(path) as file:
+        content: bytes = file.read(largest + 1)
+    if len(content) > largest:
+        raise DataError(f"{path}: expected at most {largest} bytes, found more")
+    return content
+
+
+def _cut_torn_line(path: Path) -> None:
+    if path.is_file():
+        content = path.read_bytes()
+        files.truncate(path, content.rfind(b"\n") + 1)
