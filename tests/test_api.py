@@ -99,6 +99,7 @@ def test_settings_that_do_not_exist_name_the_nearest():
         vflsec.evaluate(strengths=[1])
 
 
+@pytest.mark.long
 def test_all_warns_of_what_it_leaves_out(tmp_path):
     quick = ["mc:epochs=5", "active-mc:epochs=5", "self-training:iterations=1", "forest-training:iterations=1"]
     settings = {**ATTACKED, "attack": [*quick, "all"], "seeds": 1}

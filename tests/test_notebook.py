@@ -37,6 +37,7 @@ def test_it_is_short_and_defines_nothing(notebook):
     assert not any(re.search(r"^\s*(def|class) ", source, re.MULTILINE) for source in code)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the kernel's transport warns about the machine it runs on
 def test_it_runs(notebook, tmp_path):

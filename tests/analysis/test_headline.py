@@ -46,6 +46,7 @@ def test_worst_is_at_least_the_best_listed_row_less_its_interval(report):
     assert headlines[5.0].leak.advantage_ci95[0] > 0, "federation gave something away"
 
 
+@pytest.mark.statistical
 def test_baselines_by_themselves_have_a_headline_on_training_rows_too(tmp_path):
     (worst,) = vflsec.evaluate(
         attack="logistic", dataset="toy", train={"epochs": 1}, seeds=1, jobs=1, out=tmp_path

@@ -246,6 +246,7 @@ def test_the_active_columns_of_census_income_are_of_use():
     assert roc_auc_score(labels, scores[:, 1]) == pytest.approx(0.82, abs=0.03)
 
 
+@pytest.mark.statistical
 def test_two_weak_views_of_multiple_features_help_each_other():
     dataset = multiple_features.load()
     together, alone, passive = (

@@ -83,6 +83,7 @@ def test_a_second_run_computes_nothing(whole):
     assert list(engine.evaluate(plan, store)) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_give_the_same_file(tmp_path, uninterrupted):
     store = Store(tmp_path)

@@ -77,6 +77,7 @@ def test_values(text, value):
         (specs.parse_defense, "iso:lambda=much", r"expected a number for lambda in 'iso:lambda=much', got 'much'"),
         (specs.parse_defense, "izo", r"unknown defense 'izo'. Did you mean iso\?"),
         (specs.parse_attack, "mc@a+b", "expected one phase after which mc attacks"),
+        (specs.parse_attack, "mc:epochs=5,epochs=6", "expected epochs once"),
     ],
 )
 def test_wrong_references(parse, text, message):

@@ -166,6 +166,7 @@ def test_views_of_the_source_hold_its_rows_and_what_was_said_of_them():
     assert not view.labels
 
 
+@pytest.mark.long
 def test_the_server_mounts_what_it_can_and_all_strikes_after_a_phase(tmp_path):
     spec = settings("fedhssl-simsiam", "server", attacks=["all", "all@pretrain"], seeds=1)
     found, left_out = engine.every_attack(spec)

@@ -77,4 +77,4 @@ def unknown(what: str, value: str, known: Collection[str], renamed: Mapping[str,
     hint = f" Did you mean {near[0]}?" if near else ""
     if renamed and renamed.get(value) in known:
         hint = f" It is now called {renamed[value]}."
-    return f"unknown {what} {value!r}.{hint} Known: {', '.join(sorted(known))}"
+    return f"unknown {what} {value!r}.{hint} Known: {', '.join(sorted(known)) or 'none'}"

@@ -30,7 +30,7 @@ def parse_reference(text: str, what: str) -> tuple[str, dict[str, Any], tuple[st
     """Split ``NAME[:option=value,...][@point+...]`` into name, options and points; several numbers are a list.
 
     Raises:
-        UsageError: an option without a value.
+        UsageError: an option without a value, or twice.
     """
     head, _, points = text.partition("@")
     if ".py:" in head and not _OPTION_FIRST.match(head.partition(".py:")[0]):
@@ -43,6 +43,8 @@ def parse_reference(text: str, what: str) -> tuple[str, dict[str, Any], tuple[st
     last = ""
     for item in filter(None, (item.strip() for item in options_text.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
+        if equals and key in options:
+            raise UsageError(f"expected {key} once in {text!r}, got it twice: drop one")
         if equals:
             options[key], last = parse_value(value), key
         elif last and _is_number(item):

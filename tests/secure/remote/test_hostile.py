@@ -26,6 +26,8 @@ from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts.forward_passes import ForwardPasses
 from vflsec.secure.transcripts.recording import Recording
 
+pytestmark = pytest.mark.chaos
+
 JOB = make_job(momentum=0.5, epochs=3)  # six batches, two an epoch
 OWN = owns(JOB)
 replace = msgspec.structs.replace

@@ -112,6 +112,7 @@ def strangers(listener, count, words=b""):
     return found
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("words", [b"", b"\x16"])  # silent, or silent in the middle of a handshake
 def test_among_500_strangers_the_peer_joins_within_its_handshake_time(keys, words):
     with Listener((HERE, 0), Identity(keys / "passive"), 60) as listener, contextlib.ExitStack() as ends:
