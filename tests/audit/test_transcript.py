@@ -275,3 +275,11 @@ def test_the_number_of_rows_must_be_right(tmp_path):
 def test_a_folder_without_a_transcript_is_refused(tmp_path):
     with pytest.raises(DataError, match="found no transcript.toml"):
         TranscriptFolder(tmp_path)
+
+
+def test_bytes_that_are_no_text_in_the_index(tmp_path):
+    folder = foreign(tmp_path / "t", table())
+    with (folder / "parts.jsonl").open("ab") as file:
+        file.write(b'{"\xf9": 1}\n')
+    with pytest.raises(DataError, match="parts.jsonl, line"):
+        TranscriptFolder(folder)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 from vflsec.analysis.choosing import Candidate, Candidates, Choice, choose, cross_scored
-from vflsec.analysis.intervals import R2, SHARE, UNKNOWN, finite, interval, mean_of, of_rows
+from vflsec.analysis.intervals import R2, SHARE, UNKNOWN, finite, interval, mean_of, of_difference, of_rows
 from vflsec.analysis.results import Leak, Measure, Point
 from vflsec.core.errors import StoreError
 from vflsec.core.metrics import VALUES
@@ -105,6 +105,8 @@ class CellGroup:
         first = group[0]
         self.method, self.defense, self.strength = first.method, first.defense, first.strength
         self.seeds = manifest.seeds
+        self.audited = bool(manifest.audited)
+        self._interval = partial(interval, seeds=manifest.seeds, one_model=self.audited)
         self.by_attack: dict[str, dict[int, Result]] = {row.attack: {} for row in group}
         targets = {NO_ADVERSARY: "labels"} | {attack.label: attack.target for attack in manifest.attacks}
         self.targets = {label: targets[label] for label in self.by_attack}
@@ -176,7 +178,7 @@ class CellGroup:
         records: dict[int, Result] = {}
         for by_seed in [attacks[name] for name in names if name != ALONE] or list(attacks.values()):
             for seed, record in by_seed.items():  # an attack that acts in training has a utility of its own
-                if seed not in records or record.measured.headline < records[seed].measured.headline:
+                if seed not in records or self._lower(record, records[seed]):
                     records[seed] = record
         if len(set(names)) > 1 or ALONE in names:  # their own rows state what each of them spent
             records = {seed: _without_details(record) for seed, record in records.items()}
@@ -235,12 +237,12 @@ class CellGroup:
 
     def _point(self, scored: Scored) -> Point:
         records, alone = list(scored.records.values()), self.alone(scored.target)
-        leak = _leak(scored.leak, alone.on(scored.rows), scored.rows, self.seeds)
-        leak_train = _leak(scored.leak_train, alone.on("train"), "train", self.seeds)
+        leak = self._leak(scored.leak, alone.on(scored.rows), scored.rows)
+        leak_train = self._leak(scored.leak_train, alone.on("train"), "train")
         if scored.name in self.baselines:  # other rows choose the best baseline, this one or another
             leak, leak_train = (msgspec.structs.replace(one, **NO_ADVANTAGE) for one in (leak, leak_train))
-        blocks = [record.measured for record in records]
-        utility = interval([block.headline for block in blocks], of_rows(blocks), self.seeds, SHARE)
+        blocks = [record.measured for record in records if record.utility or not self.audited]
+        utility = self._interval([block.headline for block in blocks], of_rows(blocks), bounds=SHARE)
         return Point(
             method=self.method,
             defense=self.defense,
@@ -259,6 +261,41 @@ class CellGroup:
             reached=_reached(records, self.seeds),
             spent=_spent(records),
             sureness=mean_of(record.sureness for record in records if record.sureness is not None),
+        )
+
+    def _lower(self, record: Result, other: Result) -> bool:
+        """Whether ``record`` has a lower utility; that of an audited system may not be known."""
+        if self.audited and not (record.utility and other.utility):
+            return False
+        return record.measured.headline < other.measured.headline
+
+    def _leak(self, by_seed: Mapping[int, Block], alone_by_seed: Mapping[int, Block], rows: str) -> Leak:
+        """Return the leak with *alone*, which is over all seeds and so one number; the advantage is paired by seed."""
+        blocks, own = list(by_seed.values()), list(alone_by_seed.values()) if by_seed else []
+        values = {seed: block.headline for seed, block in by_seed.items()}
+        base = {seed: block.headline for seed, block in alone_by_seed.items()} if by_seed else {}
+        paired = [values[seed] - base[seed] for seed in values if seed in base]
+        metric = blocks[0].metric if blocks else ""
+        bounds = R2 if metric in VALUES else SHARE
+        overfit, own_overfit = (mean_of(block.overfit for block in chosen) or 0.0 for chosen in (blocks, own))
+        alone = self._interval(list(base.values()), of_rows(own), bounds=bounds, extended=own_overfit)
+        rows_ci = of_difference(blocks, own) if self.audited else UNKNOWN
+        advantage = self._interval(paired, rows_ci, extended=max(0.0, overfit - own_overfit))
+        others = list(blocks[0].metrics)[1:] if blocks else []
+        return Leak(
+            metric=metric,
+            chance=mean_of(block.chance for block in blocks),
+            alone=alone["mean"],
+            alone_ci95=alone["ci95"],
+            advantage=advantage["mean"],
+            advantage_ci95=finite(advantage["ci95"]),
+            accuracy=mean_of(block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics),
+            others={name: sum(block.metrics[name] for block in blocks) / len(blocks) for name in others},
+            one_class=sum(block.one_class for block in blocks),
+            rows=rows,
+            by_seed=values,
+            alone_by_seed=base,
+            **self._interval(list(values.values()), of_rows(blocks), bounds=bounds, extended=overfit),
         )
 
 
@@ -305,35 +342,6 @@ def _splits(by_seed: BySeed) -> list[str]:
 
 def _mean_headline(blocks: Mapping[int, Block]) -> float:
     return sum(block.headline for block in blocks.values()) / len(blocks)
-
-
-def _leak(by_seed: Mapping[int, Block], alone_by_seed: Mapping[int, Block], rows: str, seeds: int) -> Leak:
-    """Return the leak with *alone*, which is over all seeds and so one number; the advantage is paired by seed."""
-    blocks, own = list(by_seed.values()), list(alone_by_seed.values()) if by_seed else []
-    values = {seed: block.headline for seed, block in by_seed.items()}
-    base = {seed: block.headline for seed, block in alone_by_seed.items()} if by_seed else {}
-    paired = [values[seed] - base[seed] for seed in values if seed in base]
-    metric = blocks[0].metric if blocks else ""
-    bounds = R2 if metric in VALUES else SHARE
-    overfit, own_overfit = (mean_of(block.overfit for block in chosen) or 0.0 for chosen in (blocks, own))
-    alone = interval(list(base.values()), of_rows(own), seeds, bounds, extended=own_overfit)
-    advantage = interval(paired, UNKNOWN, seeds, extended=max(0.0, overfit - own_overfit))
-    others = list(blocks[0].metrics)[1:] if blocks else []
-    return Leak(
-        metric=metric,
-        chance=mean_of(block.chance for block in blocks),
-        alone=alone["mean"],
-        alone_ci95=alone["ci95"],
-        advantage=advantage["mean"],
-        advantage_ci95=finite(advantage["ci95"]),
-        accuracy=mean_of(block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics),
-        others={name: sum(block.metrics[name] for block in blocks) / len(blocks) for name in others},
-        one_class=sum(block.one_class for block in blocks),
-        rows=rows,
-        by_seed=values,
-        alone_by_seed=base,
-        **interval(list(values.values()), of_rows(blocks), seeds, bounds, extended=overfit),
-    )
 
 
 def _reached(records: Sequence[Result], seeds: int) -> dict[str, float] | None:

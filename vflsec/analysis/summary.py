@@ -59,6 +59,8 @@ def summarize(
         out=out,
         integrity=broken,
         not_run=_not_run(manifest, records),
+        left_out=manifest.left_out,
+        audited=manifest.audited,
     )
 
 

@@ -244,7 +244,7 @@ class TranscriptFolder:
         for number, line in enumerate(lines, start=1):
             try:
                 part = msgspec.json.decode(line, type=Part)
-            except (msgspec.DecodeError, RecursionError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise DataError(
                     f"{path}, line {number}: {plain(str(error))}; remove the line and what follows"
                 ) from None

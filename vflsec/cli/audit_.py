@@ -1,37 +1,160 @@
-"""``vflsec audit``: what a recording gives away."""
+"""``vflsec audit``: what a system gives away that was trained elsewhere, or a recording of the encrypted layer."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from vflsec.cli.eval_ import leak_limits
-from vflsec.cli.options import several
+from vflsec.cli.eval_ import exit_code, leak_limits, show
+from vflsec.cli.options import data_dir, output_format, several
+from vflsec.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vflsec.experiment.spec import AttackSpec, AuxSpec
+    from vflsec.records.schema import Record
+
+RECORDING = ".recording"
 
 
 @click.command("audit")
-@click.argument("recording", type=click.Path(path_type=Path), metavar="RECORDING")
+@click.argument("what", type=click.Path(path_type=Path), metavar="WHAT")
+@click.option("--data", "dataset", metavar="TOML", help="The columns of all parties and the labels: a TOML file.")
+@data_dir
 @click.option(
-    "--truth",
-    type=click.Path(path_type=Path),
-    help="The other role's recording of the same run: it says how much of what was recovered is true.",
+    "--party", help="The adversary.  [default: who recorded the transcript; passive_1 for models and embeddings]"
 )
-@click.option("--audit", "names", multiple=True, help="Run these alone; repeat or list.  [default: all of the role]")
+@click.option("--model", metavar="FILE.py:FUNCTION", help="Your code that builds the bottom model; it is executed.")
+@click.option("--encoded", is_flag=True, help="The model reads the columns as they are, not as vflsec encodes them.")
+@click.option("--train-ids", type=click.Path(path_type=Path), help="Ids that the model was trained on, one a line.")
 @click.option(
-    "--max-leak",
-    multiple=True,
-    metavar="NAME=X",
-    help="Fail (exit 1) if more may be recovered, where 1 is everything; repeat.",
+    "--test-ids", type=click.Path(path_type=Path), help="Ids that it was not trained on.  [default: the rest]"
 )
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def command(recording: Path, truth: Path | None, names: tuple[str, ...], max_leak: tuple[str, ...], form: str) -> None:
-    """Audit what one role of a protocol saw: run every attack that it could mount on its own recording.
+@click.option("--attack", "attacks", multiple=True, help="NAME[:option=value,...]; repeat or list.  [default: all]")
+@click.option("--draws", type=click.IntRange(1, 1000), default=5, show_default=True, help="Of auxiliary labels.")
+@click.option("--aux-ids", type=click.Path(path_type=Path), help="The rows whose labels the adversary knows.")
+@click.option(
+    "--set", "assignments", multiple=True, metavar="aux.KEY=VALUE", help="What the adversary knows: aux.n=40."
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [default: runs/audit-NAME]")
+@click.option("--fresh", is_flag=True, help="Delete the results in the folder and compute them again.")
+@click.option(
+    "--truth", type=click.Path(path_type=Path), help="For a recording: the other role's recording of the same run."
+)
+@click.option("--audit", "names", multiple=True, help="For a recording: run these audits alone.")
+@click.option("--max-leak", multiple=True, metavar="NAME=X", help="Fail (exit code 1) if the upper end of a leak's "
+              "interval is above X, for example worst=0.8; repeat.")  # fmt: skip
+@output_format
+def command(
+    what: Path, truth: Path | None, names: tuple[str, ...], max_leak: tuple[str, ...], form: str, **chosen: Any
+) -> None:
+    """Audit what others trained: run every attack that one party can mount on it.
 
-    RECORDING is what one role of an encrypted linear layer sent, received and computed. The audits read nothing else;
-    with --truth their success is measured, without it only how well all fits together. What an audit cannot measure it
-    calls not measured, and a limit on it never holds (exit code 3).
+    WHAT is a transcript (a folder that vflsec.Recorder or your own code has written), weights of a bottom model
+    (.safetensors, with --model), an ONNX model, a table of embeddings (.csv or .parquet), or a recording of an
+    encrypted layer (.recording). All but a recording need --data, which has the labels that score the attacks. Nothing
+    in WHAT is executed.
+    """
+    if what.suffix == RECORDING:
+        given = [option for option, value in chosen.items() if value not in (None, (), False, 5)]
+        if given or form not in ("table", "json"):
+            raise UsageError(
+                f"expected only --truth, --audit, --max-leak and --format table or json with a recording, got "
+                f"{', '.join('--' + option.replace('_', '-') for option in given) or f'--format {form}'}"
+            )
+        _recording(what, truth, names, max_leak, form)
+        return
+    if truth or names:
+        raise UsageError(f"expected a {RECORDING} file with --truth or --audit, got {what}")
+    _system(what, leak_limits(max_leak), form, **chosen)
+
+
+def _system(
+    what: Path,
+    limit: dict[str, float],
+    form: str,
+    *,
+    dataset: str | None,
+    data_dir: str | None,
+    attacks: tuple[str, ...],
+    assignments: tuple[str, ...],
+    out: Path | None,
+    fresh: bool,
+    **given: Any,
+) -> None:
+    """Run every attack that one party can mount on what was trained elsewhere."""
+    from vflsec.analysis.gates import check_limits
+    from vflsec.audit import job
+    from vflsec.experiment.engine import reasons
+    from vflsec.experiment.store import Store
+    from vflsec.report.report import Report
+
+    if not what.exists():
+        raise UsageError(f"cannot read {what}: No such file or directory")
+    if dataset is None:
+        raise UsageError(f"expected --data with the columns of all parties and the labels of {what}, got none: add it")
+    options = {"data_dir": data_dir} if data_dir else {}
+    audit = job.prepare(what, dataset, options=options, attacks=named(attacks), aux=aux_of(assignments), **given)
+    for line in (*audit.subject.notes, *(f"left out: {line}" for line in reasons(audit.left_out))):
+        click.echo(line, err=True)
+    manifest = audit.manifest(["vflsec", *sys.argv[1:]])
+    check_limits(manifest, limit)
+    folder = out or Path("runs") / f"audit-{what.stem}"
+    store = Store(folder)
+    with store.lock():
+        if fresh:
+            store.clear()
+        store.trim()
+        watch(job.compute(audit, manifest, store), len(audit.keys - store.records().keys()))
+    report = Report.read(folder, max_leak=limit)
+    show(report, form)
+    click.echo(f"results: {folder}", err=True)
+    sys.exit(exit_code(report))
+
+
+def watch(records: Iterable[Record], missing: int) -> None:
+    """Show progress on stderr; on Ctrl-C, exit."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    try:
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("attacks", total=missing)
+            for record in records:
+                progress.update(bar, advance=1, description=record.attack.name if record.attack else "")
+    except KeyboardInterrupt:
+        click.echo("interrupted: finished results are kept; the same command goes on from there", err=True)
+        sys.exit(130)
+
+
+def named(attacks: tuple[str, ...]) -> list[AttackSpec]:
+    """Return the attacks named on the command line; none for all."""
+    from vflsec.experiment import spec as specs
+
+    texts = several(attacks)
+    return [] if texts in ([], ["all"]) else [specs.parse_attack(text) for text in texts]
+
+
+def aux_of(assignments: tuple[str, ...]) -> AuxSpec:
+    """Return the auxiliary labels that ``--set aux.KEY=VALUE`` describes."""
+    from vflsec.experiment import spec as specs
+
+    found = specs.merge({}, assignments)
+    others = [key for key in found if key != "aux"]
+    if others:
+        raise UsageError(f"expected --set aux.KEY=VALUE, got {others[0]}: what is audited is trained already")
+    return specs.read(found).aux
+
+
+def _recording(what: Path, truth: Path | None, names: tuple[str, ...], max_leak: tuple[str, ...], form: str) -> None:
+    """Run every attack that one role of an encrypted layer could mount on its own recording.
+
+    With ``truth`` their success is measured, without it only how well all fits together. What an audit cannot measure
+    is not measured, and a limit on it never holds (exit code 3).
     """
     import msgspec
     from rich.console import Console
@@ -45,7 +168,7 @@ def command(recording: Path, truth: Path | None, names: tuple[str, ...], max_lea
     for name, value in limit.items():
         if not 0 <= value <= 1:
             raise click.BadParameter(f"expected a limit for {name} from 0 to 1, got {value:g}", param_hint="--max-leak")
-    read = Recording(recording)
+    read = Recording(what)
     both = Truth(read, Recording(truth)) if truth else None
     chosen = several(names)
     run.suitable(read, list(limit))  # refuses what is unknown, or for the other role

@@ -303,6 +303,8 @@ def describe(record: Record | StageDone) -> str:
 def draw(report: Report, folder: Path, form: str) -> None:
     """Print the results on stdout and draw the curve; print a line if the folder cannot be written."""
     show(report, form)
+    if report.summary.audited:  # one strength, whose utility is not known
+        return
     try:
         paths = report.save_curve(folder)
     except OSError as error:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -40,7 +41,15 @@ def manifest_of(spec: EvalSpec, command: Sequence[str] = ()) -> Manifest:
         rows=[_row(row) for row in rows(spec)],
         baselines=[_baseline(baseline) for baseline in baselines(spec)],
         settings=msgspec.to_builtins(spec),
-        provenance=_provenance(spec, command),
+        provenance=provenance(
+            {
+                "methods": [spec.method_of(label).name for label in spec.methods],
+                "defenses": [defense.name for defense in (*spec.defenses, *spec.fixed)],
+                "attacks": [attack.name for attack in spec.attacks],
+            },
+            {spec.dataset: dataset_identity(spec.dataset, spec.data)},
+            command,
+        ),
     )
 
 
@@ -64,20 +73,25 @@ def _baseline(baseline: plan.Baseline) -> BaselineEntry:
     )
 
 
-def _provenance(spec: EvalSpec, command: Sequence[str]) -> Provenance:
-    named = {
-        "methods": dict.fromkeys(spec.method_of(label).name for label in spec.methods),
-        "defenses": dict.fromkeys(defense.name for defense in (*spec.defenses, *spec.fixed)),
-        "attacks": dict.fromkeys(attack.name for attack in spec.attacks),
-    }
-    sources = {kind: {name: versioned(kind, name) for name in names} for kind, names in named.items()}
+def provenance(
+    named: Mapping[str, Iterable[str]], dataset: Mapping[str, Any], command: Sequence[str] = ()
+) -> Provenance:
+    """Return where the records of an evaluation come from.
+
+    Args:
+        named: the names of methods, defenses and attacks, by kind.
+        dataset: the identity of the dataset by its name.
+        command: the words of the command line.
+    """
+    names = {kind: list(dict.fromkeys(given)) for kind, given in named.items()}
+    sources = {kind: {name: versioned(kind, name) for name in given} for kind, given in names.items()}
     return Provenance(
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         command=list(command),
         versions=environment(),
         commit=_commit(),
-        sources={"dataset": {spec.dataset: dataset_identity(spec.dataset, spec.data)}, **sources},
-        cards={kind: {name: _sentence(kind, name) for name in names} for kind, names in named.items()},
+        sources={"dataset": dict(dataset), **sources},
+        cards={kind: {name: _sentence(kind, name) for name in given} for kind, given in names.items()},
     )
 
 

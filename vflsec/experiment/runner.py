@@ -164,7 +164,7 @@ def _result(
         defenses=[f"{d.label}:{d.strength:g}" for d in row.cell.defenses],
         seed=row.seed,
         adversary=task.adversary,
-        attack=_attack_run(row.attack, attack) if row.attack else None,
+        attack=attack_run(row.attack, attack) if row.attack else None,
         status=facts.status,
         error=facts.error,
         utility=facts.utility if facts.status == "ok" else None,
@@ -194,7 +194,8 @@ def _result(
     return msgspec.structs.replace(record, **changes)
 
 
-def _attack_run(spec: AttackSpec, attack: Attack | None) -> AttackRun:
+def attack_run(spec: AttackSpec, attack: Attack | None) -> AttackRun:
+    """Return how an attack was run, for its record."""
     return AttackRun(name=spec.name, options=spec.options, repr=repr(attack), after=spec.after)
 
 
@@ -211,7 +212,7 @@ def _attacked(
     kinds = _kinds_read([attack])
     own = tuple(message for message in messages if message.kind in kinds)
     question = ask(attack, trained, task.adversary, task.aux, own, after)
-    changes = _guarded(attack, question, trained.federation, task.aux)
+    changes = guarded(attack, question, trained.federation, task.aux)
     return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
 
 
@@ -234,7 +235,7 @@ def _impact(row: Row, trained: Trained, task: Task, record: Result) -> dict[str,
     return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
 
 
-def _guarded(attack: Attack, question: Question, federation: Federation, aux: AuxSpec) -> dict[str, Any]:
+def guarded(attack: Attack, question: Question, federation: Federation, aux: AuxSpec) -> dict[str, Any]:
     """Attack and score; a failure of one attack becomes its status and must not cost the others."""
     try:
         return _scored(attack, question, federation, aux)
@@ -294,7 +295,7 @@ def _baseline(baseline: Baseline, task: Task, store: Store, device: str) -> Base
         method=baseline.cell.method if baseline.pretrained else baseline.method,
         seed=baseline.seed,
         adversary=task.adversary,
-        attack=_attack_run(baseline.attack, own),
+        attack=attack_run(baseline.attack, own),
         seconds={"attack": time.perf_counter() - began},
         **changes,
     )
@@ -312,7 +313,7 @@ def _attacked_alone(own: Attack, baseline: Baseline, task: Task, store: Store, d
     question = ask(build_attack(asking), Trained(method, federation, {}), task.adversary, task.aux, after=asking.after)
     view = question.view
     view = view.without_federation(view.model) if baseline.pretrained and view.model else alone(view, federation.seed)
-    return _guarded(own, question._replace(view=view), federation, task.aux)
+    return guarded(own, question._replace(view=view), federation, task.aux)
 
 
 def _line(error: BaseException) -> str:

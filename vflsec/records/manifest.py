@@ -99,9 +99,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         target: the utility at which ``reached`` is measured, ``train.target``.
         selected_on_test: whether epochs were chosen on test rows.
+        audited: the file or folder of a system that was trained elsewhere, of which the utility may be unknown and
+            seeds are draws of auxiliary samples; empty for an evaluation.
         rows: the requested results.
         baselines: the requested results without the federation.
         settings: all of them, as in ``spec.toml``.
+        left_out: why each other attack was not run, by name.
     """
 
     dataset: str
@@ -114,6 +117,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     baselines: list[BaselineEntry] = msgspec.field(name="priors")
     settings: dict[str, Any]
     provenance: Provenance
+    audited: str = ""
+    left_out: dict[str, str] = {}
 
     def faults(self) -> Iterator[str]:
         """Yield the faults of a manifest that no evaluation can have written."""

@@ -47,6 +47,9 @@ DETAILS = (
 )  # fmt: skip
 """The columns that are left out there."""
 
+OF_TRAINING = ("λ", "utility ↑", "MB")
+"""The columns that are left out for a system that was trained elsewhere."""
+
 _UNTIL = {"epochs": 1.0, "true_bytes": 1e6, "paper_bytes": 2.0**20}
 """What is shown of the way to ``train.target``, and its unit; SS-VFL's megabyte has 2^20 bytes."""
 
@@ -66,8 +69,9 @@ def points(summary: Summary) -> list[Cells]:
     """
     curves: dict[str, list[Point]] = {}
     for point in sorted(_interleaved(summary), key=lambda p: _targets(summary).index(p.target)):
-        of = f", {point.target}" if _mixed(summary) else ""
-        curves.setdefault(f"{point.method}, {point.defense}{of}", []).append(point)
+        name = point.target if summary.audited else f"{point.method}, {point.defense}"
+        of = f", {point.target}" if _mixed(summary) and not summary.audited else ""
+        curves.setdefault(f"{name}{of}", []).append(point)
     private = any(point.spent for point in summary.points)
     header = [
         "λ",
@@ -83,10 +87,11 @@ def points(summary: Summary) -> list[Cells]:
     ]
     header += ["budget", "MB"]
     header += ["epochs to target", "MB to target", "as SS-VFL counts"] if summary.target is not None else []
-    return [
-        Cells(_title(label, found, summary), [*header, "status"], [_point_row(point, summary) for point in found])
-        for label, found in curves.items()
+    found = [
+        Cells(_title(label, points, summary), [*header, "status"], [_point_row(point, summary) for point in points])
+        for label, points in curves.items()
     ]
+    return [_without(cells, OF_TRAINING) for cells in found] if summary.audited else found
 
 
 def caps(summary: Summary) -> Cells | None:
@@ -149,7 +154,7 @@ def not_run(summary: Summary) -> list[str]:
         return []
     attacks = count(len(summary.not_run), "attack")
     names = ", ".join(summary.not_run)
-    way = "add --attack all"
+    way = "leave --attack out" if summary.audited else "add --attack all"
     if len({point.method for point in summary.points}) > 1:  # leaves out attacks that do not fit all of them
         way += ", with one --method for an attack that only fits that method"
     return [f"NOT RUN {attacks} that {summary.adversary} could mount: {names}; {way}"]
@@ -173,6 +178,10 @@ def front(summary: Summary) -> list[str]:
 
 def heading(summary: Summary) -> str:
     """Return the line above the tables: dataset, adversary, metric, seeds."""
+    if summary.audited:
+        draws = "1 draw" if summary.seeds == 1 else f"{summary.seeds} draws"
+        over = "rows" if summary.seeds == 1 else "draws and rows"
+        return f"{summary.audited} · {summary.dataset} · adversary {summary.adversary} · {draws}, ± 95 % over {over}"
     seeds = f"{summary.seeds} seeds, ± 95 % over seeds" if summary.seeds > 1 else "1 seed, ± 95 % over rows"
     metric = MEASURES.get(summary.metric, summary.metric)
     return f"{summary.dataset} · adversary {summary.adversary} · utility: {metric} on test rows · {seeds}"
@@ -199,9 +208,13 @@ def _without_details(cells: Cells) -> Cells:
     """Return ``cells`` without the columns in ``DETAILS``; a method that all rows share moves to the title."""
     methods = {row[cells.header.index("method")] for row in cells.rows} if "method" in cells.header else set()
     title = f"{cells.title}, {methods.pop()}" if len(methods) == 1 else cells.title
-    left_out = DETAILS if title == cells.title else (*DETAILS, "method")
-    kept = [k for k, name in enumerate(cells.header) if name not in left_out]
-    return Cells(title, [cells.header[k] for k in kept], [[row[k] for k in kept] for row in cells.rows])
+    return _without(Cells(title, cells.header, cells.rows), DETAILS if title == cells.title else (*DETAILS, "method"))
+
+
+def _without(cells: Cells, names: Sequence[str]) -> Cells:
+    """Return ``cells`` without the columns in ``names``."""
+    kept = [k for k, name in enumerate(cells.header) if name not in names]
+    return Cells(cells.title, [cells.header[k] for k in kept], [[row[k] for k in kept] for row in cells.rows])
 
 
 def markdown(summary: Summary) -> str:

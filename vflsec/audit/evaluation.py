@@ -1,0 +1,269 @@
+"""Attacks a system that was trained elsewhere, once for each draw of auxiliary labels, and writes records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+import tomli_w
+import torch
+from torch import nn
+
+from vflsec.audit.foreign import federation_of, messages_of
+from vflsec.audit.subject import Subject
+from vflsec.core import registry
+from vflsec.core.attack import Attack
+from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.core.message import Kind, Message
+from vflsec.core.method import Trained
+from vflsec.core.seeds import derive
+from vflsec.data.partition import Partition
+from vflsec.experiment.cell import digest, versioned
+from vflsec.experiment.engine import reasons
+from vflsec.experiment.manifest import provenance
+from vflsec.experiment.mounting import KINDS
+from vflsec.experiment.plan import asked_of, build_attack, is_baseline, target_of, without_federation
+from vflsec.experiment.questions import Question, ask
+from vflsec.experiment.runner import attack_run, guarded
+from vflsec.experiment.spec import AttackSpec, AuxSpec
+from vflsec.nn.bottoms import untrained
+from vflsec.records.manifest import AttackEntry, BaselineEntry, Manifest, RowEntry
+from vflsec.records.schema import BaselineResult, Result
+
+METHOD = "audited"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What is to be measured.
+
+    Attributes:
+        subject: the system.
+        data: the auditor's data, split into the rows that it was and was not trained on.
+        attacks: that are run.
+        mountable: the names of all attacks that can be run.
+        left_out: why each other attack cannot be run.
+        aux: the auxiliary labels.
+        draws: how often these are drawn.
+        dataset: the name of the data, and a hash of it.
+        aux_ids: the rows whose labels the adversary knows, if they are given; there is one draw then.
+    """
+
+    subject: Subject
+    data: Partition
+    aux: AuxSpec
+    draws: int
+    dataset: tuple[str, Any]
+    aux_ids: pd.Index | None = None
+    attacks: Sequence[AttackSpec] = ()
+    mountable: Sequence[str] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def manifest(self, command: Sequence[str]) -> Manifest:
+        """Return what a report must know about this audit."""
+        rows = [
+            RowEntry(
+                method=METHOD, defense="none", strength=0.0, seed=seed, attack=spec.label, key=self.key(spec, seed)
+            )
+            for seed in range(self.draws)
+            for spec in self.attacks
+        ]
+        baselines = [
+            BaselineEntry(
+                method=METHOD, label=spec.label, target=asked_of(spec), seed=seed, key=self.key(spec, seed, "alone")
+            )
+            for seed in range(self.draws)
+            for spec in self.baselines
+        ]
+        name, identity = self.dataset
+        return Manifest(
+            dataset=name,
+            adversary=self.subject.adversary,
+            seeds=self.draws,
+            target=None,
+            selected_on_test=False,
+            attacks=[
+                AttackEntry(label=spec.label, name=spec.name, target=asked_of(spec), baseline=is_baseline(spec.name))
+                for spec in self.attacks
+            ],
+            rows=rows,
+            baselines=baselines,
+            settings={"audit": self.subject.name, **self.settings},
+            provenance=provenance({"attacks": [spec.name for spec in self.attacks]}, {name: identity}, command),
+            audited=self.subject.name,
+            left_out=dict(self.left_out),
+        )
+
+    @property
+    def keys(self) -> set[str]:
+        """The keys of all records."""
+        draws = range(self.draws)
+        own = {self.key(spec, draw) for spec in self.attacks for draw in draws}
+        return own | {self.key(spec, draw, "alone") for spec in self.baselines for draw in draws}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What determines the records, besides the attacks."""
+        return {
+            "sha256": self.subject.fingerprint,
+            "party": self.subject.adversary,
+            "aux": msgspec.to_builtins(self.aux),
+            "draws": self.draws,
+            "train_rows": len(self.data.ids["train"]),
+            "test_rows": len(self.data.ids["test"]),
+        }
+
+    @property
+    def baselines(self) -> list[AttackSpec]:
+        """The attacks of which the version without the federation is part of *alone*."""
+        named = [spec for spec in self.attacks if not is_baseline(spec.name)]
+        on_labels = any(target_of(spec) == "labels" for spec in self.attacks) and self.subject.side == "passive"
+        names = [name for name in registry.entries("attacks") if is_baseline(name)] if on_labels else []
+        return [*named, *(AttackSpec(name=name) for name in names)]
+
+    def key(self, spec: AttackSpec, draw: int, *kind: str) -> str:
+        """Return the key of one record."""
+        who = [self.subject.fingerprint, self.subject.adversary, self.dataset, _rows(self.data)]
+        aux = [msgspec.to_builtins(self.aux), None if self.aux_ids is None else digest(sorted(map(str, self.aux_ids)))]
+        return digest(["audit", *kind, who, versioned("attacks", spec.name), spec.options, aux, draw])
+
+    def asked(self, attack: Attack, trained: Trained, messages: tuple[Message, ...] = ()) -> Question:
+        """Return the question to the adversary, without a model if none was handed in."""
+        question = ask(attack, trained, self.subject.adversary, self.aux, messages)
+        view = question.view
+        if self.aux_ids is not None and attack.target == "labels":
+            ids = pd.Index(self.data.ids["train"].astype(str).astype(object))
+            rows = torch.from_numpy(np.flatnonzero(ids.isin(self.aux_ids)))
+            view = replace(view, aux_rows=rows, aux_labels=question.truth.labels["train"][rows])
+        if "bottom" not in trained.federation.parties[self.subject.adversary].modules:
+            view = replace(view, model=None)
+        return question._replace(view=view)
+
+
+def with_attacks(audit: Audit, wanted: Sequence[AttackSpec]) -> Audit:
+    """Return ``audit`` with the attacks that its adversary can mount, and the reason why each other one is left out.
+
+    Args:
+        audit: without attacks.
+        wanted: attacks by name, which must be possible; empty for all.
+
+    Raises:
+        InsufficientView: an attack that was asked for by name cannot be mounted, or none can.
+    """
+    subject = audit.subject
+    trained, known = federation_of(audit.data, subject, 0), tuple(messages_of(audit.data, subject.messages))
+    names = [name for name in sorted(registry.entries("attacks")) if not is_baseline(name)]
+    specs = [*wanted, *(AttackSpec(name=name) for name in names if name not in {one.name for one in wanted})]
+    reasons_by_spec = [(spec, _why_not(build_attack(spec), audit, trained, known)) for spec in specs]
+    for spec, reason in reasons_by_spec[: len(wanted)]:
+        if reason is not None:
+            raise InsufficientView(f"attack {spec.name!r} cannot be run on {subject.name}: {reason}")
+    possible = [spec for spec, reason in reasons_by_spec if reason is None]
+    left_out = {spec.name: reason for spec, reason in reasons_by_spec if reason is not None}
+    if not possible:
+        raise InsufficientView(
+            f"expected material for an attack in {subject.name}, found none: {'; '.join(reasons(left_out))}"
+        )
+    mountable = [spec.name for spec in possible]
+    return replace(audit, attacks=wanted or possible, mountable=mountable, left_out=left_out)
+
+
+def to_toml(audit: Audit) -> str:
+    """Return what was audited as the text of ``spec.toml``."""
+    return tomli_w.dumps({"audit": audit.subject.name, **audit.settings})
+
+
+def _why_not(attack: Attack, audit: Audit, trained: Trained, messages: tuple[Message, ...]) -> str | None:
+    """Return why an attack cannot be mounted; None if it can."""
+    if attack.target == "integrity" or attack.acts_in_training:
+        return "acts in training, which is over"
+    try:
+        view = audit.asked(attack, trained, messages).view
+        attack.check(view.side, attack.needs)
+        missing = sorted(attack.needs - view.has())
+        if missing:
+            record = any(need in KINDS for need in missing) and not messages
+            way_out = ": record a transcript while it is trained" if record else ""
+            return f"needs {', '.join(missing)}, which {audit.subject.name} does not show{way_out}"
+        attack.check_task(view.n_classes if attack.target == "labels" else None)
+    except (InsufficientView, UsageError) as error:
+        return str(error).replace("--adversary", "--party")
+    widths = {m.payload["value"].shape[1] for m in messages if m.kind is Kind.GRADIENT}
+    if attack.head == "none" and view.n_classes not in widths:
+        found = ", ".join(map(str, sorted(widths)))
+        return f"needs gradients of {view.n_classes} logits, one for each class; these have {found} entries"
+    return None
+
+
+def records(audit: Audit, draw: int, done: Container[str] = ()) -> Iterator[Result | BaselineResult]:
+    """Yield the records of one draw of auxiliary labels whose keys are not ``done``."""
+    subject = audit.subject
+    trained = federation_of(audit.data, subject, draw)
+    alone = federation_of(audit.data, subject, draw, alone=True)
+    known = tuple(messages_of(audit.data, subject.messages))
+    for spec in audit.baselines:
+        if (key := audit.key(spec, draw, "alone")) not in done:
+            yield _alone(spec, key, alone, audit, draw)
+    for spec in audit.attacks:
+        if (key := audit.key(spec, draw)) not in done:
+            attack, began = build_attack(spec), time.perf_counter()
+            changes = guarded(attack, audit.asked(attack, trained, known), trained.federation, audit.aux)
+            yield Result(
+                key=key,
+                cell=subject.fingerprint[:16],
+                method=METHOD,
+                defenses=[],
+                seed=draw,
+                adversary=subject.adversary,
+                attack=attack_run(spec, attack),
+                seconds={"attack": time.perf_counter() - began},
+                notes=list(subject.notes),
+                mountable=list(audit.mountable),
+                **changes,
+            )
+
+
+def _alone(spec: AttackSpec, key: str, alone: Trained, audit: Audit, draw: int) -> BaselineResult:
+    attack, began = build_attack(spec), time.perf_counter()
+    own = attack if attack.baseline else without_federation(attack)
+    changes: dict[str, Any] = {}
+    if own is not None and audit.aux.n:
+        question = audit.asked(attack, alone)
+        model = question.view.model
+        fresh = reset(model, derive(draw, "alone", audit.subject.adversary)) if model else None
+        view = replace(question.view, model=fresh, messages=(), top=None, predictions={}, models={}, victim_model=None)
+        if own.needs <= view.has():
+            changes = guarded(own, question._replace(view=view), alone.federation, audit.aux)
+    seconds = {"attack": time.perf_counter() - began}
+    return BaselineResult(
+        key=key,
+        method=METHOD,
+        seed=draw,
+        adversary=audit.subject.adversary,
+        attack=attack_run(spec, own),
+        seconds=seconds,
+        **changes,
+    )
+
+
+def reset(model: nn.Module, seed: int) -> nn.Module:
+    """Return ``model`` with new weights, also where its layers have no ``reset_parameters``.
+
+    A baseline that kept trained weights would look as strong as the attack.
+    """
+    fresh = untrained(model, seed)
+    rng = torch.Generator().manual_seed(seed)
+    for own, trained in zip(fresh.parameters(), model.parameters(), strict=True):
+        if own.dim() > 1 and torch.equal(own, trained):
+            with torch.no_grad():
+                own.copy_(torch.randn(own.shape, generator=rng) / own[0].numel() ** 0.5)
+    return fresh
+
+
+def _rows(data: Partition) -> list[str]:
+    return [digest([str(one) for one in data.ids[split]]) for split in ("train", "test")]

@@ -1,0 +1,315 @@
+"""A federation around a system that was trained elsewhere: its material takes the place of trained models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from vflsec.audit.subject import Subject, listed
+from vflsec.audit.transcript import Sent
+from vflsec.core.checks import count, unknown
+from vflsec.core.errors import InsufficientView, UsageError, plain
+from vflsec.core.federation import Federation
+from vflsec.core.layout import Column, Layout
+from vflsec.core.message import Channel, Kind, Message
+from vflsec.core.method import Method, Progress, Trained
+from vflsec.core.party import Party
+from vflsec.core.seeds import generator
+from vflsec.core.settings import ModelSpec, TrainSpec
+from vflsec.data.alignment import align
+from vflsec.data.dataset import Roles, VerticalDataset
+from vflsec.data.partition import DataSpec, Partition, partition
+from vflsec.experiment.spec import AuxSpec
+
+SPLITS = ("train", "test")
+
+
+class Foreign(Method):
+    """A system that was trained elsewhere. It cannot be trained; its adversary's model is whatever was handed in."""
+
+    name = "audited"
+    reference = "none"
+    messages = {"train": frozenset({Kind.EMBEDDING, Kind.GRADIENT})}  # noqa: RUF012  (declared ClassVar in the base class)
+    visible_to = {}  # noqa: RUF012
+
+    def build(self, federation: Federation) -> None:
+        """Leave the parties as they are."""
+
+    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
+        """Raise UsageError."""
+        raise UsageError("expected a system that is already trained: it cannot be trained here")
+
+    def predict(self, federation: Federation, split: str) -> Tensor:
+        """Raise InsufficientView: no joint model was handed in."""
+        raise InsufficientView("it needs predictions of the joint model, which were not handed in")
+
+    def representation(self, party: Party) -> nn.Module:
+        """Return the party's bottom model, or the identity if it was not handed in."""
+        found = party.modules["bottom"] if "bottom" in party.modules else nn.Identity()
+        assert isinstance(found, nn.Module)
+        return found
+
+
+class LastColumns(nn.Module):
+    """Returns the last columns of its input, in the units that they had before they were standardized.
+
+    Args:
+        mean: (width,) of each column.
+        scale: (width,) of each column.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, mean: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (B, width) of (B, columns + width)."""
+        return x[:, -len(self.mean) :] * self.scale + self.mean
+
+
+def with_roles(
+    dataset: VerticalDataset, subject: Subject, train: pd.Index | None, test: pd.Index | None
+) -> tuple[VerticalDataset, list[str]]:
+    """Return ``dataset`` with the rows that the model was and was not trained on, and notes on rows left out.
+
+    Args:
+        dataset: whose ids are text or numbers.
+        subject: which may know the rows.
+        train: ids given by the user; None to take those of the subject.
+        test: likewise; if there are none at all, all rows that the model was not trained on.
+
+    Raises:
+        UsageError: nothing tells which rows the model was trained on, or none of them is in the data.
+    """
+    if dataset.draw is not None or dataset.source is not None:
+        raise UsageError(f"expected data of which any row can be of training or test, got {dataset.name}")
+    aligned = align(dataset.parties)
+    by_text = pd.Series(aligned, index=aligned.astype(str))
+    asked = subject.train if train is None else train
+    held_out = subject.test if test is None else test
+    if not len(asked) and train is None and test is not None:
+        asked = by_text.index.difference(test)
+    if not len(asked):
+        raise UsageError(f"{subject.name} does not tell which rows the model was trained on: add --train-ids FILE")
+    both = asked.intersection(held_out)
+    if len(both):
+        raise UsageError(
+            f"expected rows either of training or of test, found {count(len(both), 'row')} in both, such as "
+            f"{both[0]!r}: a row that the model was trained on is no test row"
+        )
+    known = by_text.index.intersection(asked)
+    if not len(known):
+        raise UsageError(
+            f"expected rows of {dataset.name} in {subject.name}, found none of {len(asked)} ids, such as "
+            f"{asked[0]!r}; the data have {by_text.index[0]!r}: use the same ids"
+        )
+    others = by_text.index.difference(known)
+    unseen = others.intersection(held_out) if len(held_out) else others
+    if not len(unseen):
+        raise UsageError("expected rows that the model was not trained on, found none: add --test-ids FILE")
+    notes = []
+    for ids, role in ((asked, "training"), (held_out, "test")):
+        lacking = len(ids.difference(by_text.index))
+        if lacking:
+            notes.append(
+                f"{count(lacking, 'row')} of {len(ids)} {role} rows of {subject.name} not in the data, left out"
+            )
+    nobody = aligned[:0]
+    roles = Roles(pd.Index(by_text[known]), nobody, nobody, pd.Index(by_text[unseen]), nobody, nobody)
+    return replace(dataset, draw=lambda seed: roles, test_ids=None), notes
+
+
+def known_labels(aux: AuxSpec, ids: pd.Index, data: Partition) -> AuxSpec:
+    """Return ``aux`` for the rows whose labels the adversary knows.
+
+    Raises:
+        UsageError: one of them is no training row, or a class is missing among them or among the others.
+    """
+    train = pd.Index(data.ids["train"].astype(str).astype(object))
+    lacking = ids.difference(train)
+    if len(lacking):
+        raise UsageError(f"expected training rows in --aux-ids, found {lacking[0]!r}, which is none")
+    labels = data.labels["train"]
+    among = train.isin(ids)
+    for which, rows in (("", among), ("the rows outside of ", ~among)):
+        missing = set(range(len(data.classes))) - set(labels[rows])
+        if missing:
+            name = data.classes[min(missing)]
+            raise UsageError(f"expected a row of every class in {which}--aux-ids, found none of {name!r}")
+    return msgspec.structs.replace(aux, n=int(among.sum()))
+
+
+def federation_of(data: Partition, subject: Subject, seed: int, *, alone: bool = False) -> Trained:
+    """Return the parties with their columns, and the adversary with what was handed in.
+
+    The inputs of the adversary's model, or its embeddings, are appended to its columns.
+
+    Args:
+        data: the split dataset.
+        subject: the material.
+        seed: of the draw of auxiliary samples.
+        alone: leave the embeddings out, as if the adversary had never joined.
+    """
+    channel, device = Channel(), torch.device("cpu")
+    labels = {split: torch.tensor(y) for split, y in data.labels.items()}
+    parties = {}
+    for name, own in data.parties.items():
+        features, layout, bottom = {s: torch.from_numpy(x) for s, x in own.features.items()}, own.layout, None
+        if name == subject.adversary:
+            bottom = subject.model
+            table = subject.inputs if subject.model is not None else None if alone else subject.embeddings
+            if table is not None and (rows := _rows_of(table, data)):
+                last, features = _appended(features, rows)
+                layout = _with_columns(layout, len(last.mean))
+                bottom = nn.Sequential(last, *([bottom] if bottom is not None else []))
+        party = Party(
+            name,
+            features,
+            channel,
+            noise=partial(generator, seed, "noise", name),
+            layout=layout,
+            labels=labels if name == "active" else None,
+        )
+        if bottom is not None:
+            party.modules["bottom"] = bottom.eval()
+        parties[name] = party
+    federation = Federation(parties, channel, len(data.classes), data.metric, seed, device)
+    federation.places = {split: torch.tensor(rows) for split, rows in data.places.items()}
+    return Trained(Foreign(TrainSpec(), ModelSpec()), federation, {})
+
+
+def messages_of(data: Partition, sent: Sequence[Sent]) -> Iterator[Message]:
+    """Yield messages with positions in place of ids; rows that are not in the data are left out."""
+    places = {split: pd.Index(pd.Index(data.ids[split]).astype(str)) for split in ("train", "test")}
+    for one in sent:
+        for split, ids in places.items():
+            positions = ids.get_indexer(one.rows)
+            kept = positions >= 0
+            if kept.any() and one.kind in (Kind.EMBEDDING, Kind.GRADIENT):
+                yield Message(
+                    Kind(one.kind),
+                    one.sender,
+                    one.receiver,
+                    one.step,
+                    one.phase,
+                    {"value": torch.from_numpy(np.ascontiguousarray(one.values[kept]))},
+                    torch.from_numpy(positions[kept]),
+                    split,
+                )
+
+
+def with_embeddings(subject: Subject, data: Partition) -> Subject:
+    """Return ``subject`` with the embeddings of all rows, if it has a function; check its model on one batch.
+
+    Raises:
+        UsageError: the model does not read these columns, or gives no vectors.
+    """
+    own = data.parties[subject.adversary]
+    if subject.function is not None:
+        ids = np.concatenate([data.ids[split].astype(str) for split in SPLITS]).astype(object)
+        if subject.inputs is None:
+            inputs = np.concatenate([own.features[split] for split in SPLITS])
+        else:
+            inputs = subject.inputs.reindex(ids).to_numpy(np.float32)
+        return replace(subject, embeddings=pd.DataFrame(subject.function(inputs), index=pd.Index(ids)))
+    if subject.model is None:
+        return _with_all_embeddings(subject, data)
+    bottom = federation_of(data, subject, 0).federation.parties[subject.adversary].modules["bottom"]
+    x = federation_of(data, subject, 0).federation.parties[subject.adversary].features["train"][:8]
+    assert isinstance(bottom, nn.Module)
+    width = own.layout.width if subject.inputs is None else subject.inputs.shape[1]
+    try:
+        with torch.no_grad():
+            out = bottom(x)
+    except Exception as error:  # noqa: BLE001  (the user's own code)
+        raise UsageError(
+            f"the model of {subject.name} cannot read the {width} columns of {subject.adversary}"
+            f"{' as vflsec encodes them; add --encoded if it reads them as they are' * (subject.inputs is None)}: "
+            f"{type(error).__name__}: {plain(' '.join(str(error).split()))[:200]}"
+        ) from None
+    if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(x) or not torch.isfinite(out).all():
+        shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise UsageError(
+            f"expected the model of {subject.name} to return finite embeddings (B, d), got {shape} of {len(x)} rows"
+        )
+    return subject
+
+
+def _with_all_embeddings(subject: Subject, data: Partition) -> Subject:
+    """Return ``subject``, without embeddings if a transcript has them of some rows only.
+
+    Raises:
+        UsageError: a table has them of some rows only.
+    """
+    if subject.embeddings is None:
+        return subject
+    ids = pd.Index(np.concatenate([data.ids[split].astype(str) for split in SPLITS]).astype(object))
+    lacking = ids.difference(subject.embeddings.index)
+    if not len(lacking):
+        return subject
+    if not subject.messages:
+        raise UsageError(
+            f"expected an embedding of every row of training and test in {subject.name}, found none of "
+            f"{listed(map(repr, lacking), 2)}: add them, or leave these rows out of --train-ids and --test-ids"
+        )
+    note = f"{subject.name} has no embedding of {count(len(lacking), 'row')}, so no attack can use the bottom model"
+    return replace(subject, embeddings=None, notes=(*subject.notes, note))
+
+
+def inputs_of(dataset: VerticalDataset, party: str) -> pd.DataFrame:
+    """Return the columns of ``party`` as they are, indexed by id as text.
+
+    Raises:
+        UsageError: no such party, or a column that holds no numbers.
+    """
+    tables = {table.name: table for table in dataset.parties}
+    if party not in tables:
+        raise UsageError(unknown("--party", party, tables))
+    frame = tables[party].frame
+    texts = [str(name) for name in frame.columns if not pd.api.types.is_numeric_dtype(frame[name].dtype)]
+    if texts:
+        raise UsageError(f"expected numbers in all columns of {party} with --encoded, found text in {listed(texts)}")
+    return frame.set_axis(pd.Index(frame.index.astype(str).astype(object))).astype(np.float32)
+
+
+def split_by(dataset: VerticalDataset) -> Partition:
+    """Return ``dataset``, which has its own roles, split and encoded."""
+    return partition(dataset, DataSpec(), 0)
+
+
+def _rows_of(table: pd.DataFrame, data: Partition) -> dict[str, Tensor] | None:
+    """Return the vectors (n, d) of each split; None if some row of training or test has none."""
+    found = {}
+    for split, ids in data.ids.items():
+        positions = table.index.get_indexer(pd.Index(ids.astype(str).astype(object)))
+        if split in SPLITS and (positions < 0).any():
+            return None
+        found[split] = torch.from_numpy(table.to_numpy(np.float32)[positions])
+    return found
+
+
+def _appended(features: dict[str, Tensor], rows: dict[str, Tensor]) -> tuple[LastColumns, dict[str, Tensor]]:
+    """Return features with standardized ``rows`` appended, and the module that undoes the standardizing."""
+    mean, scale = rows["train"].mean(dim=0), rows["train"].std(dim=0)
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    nothing = torch.zeros(0, len(mean))
+    joined = {
+        split: torch.cat([x, ((rows.get(split, nothing) - mean) / scale)], dim=1) for split, x in features.items()
+    }
+    return LastColumns(mean, scale), joined
+
+
+def _with_columns(layout: Layout, width: int) -> Layout:
+    extra = (Column(f"embedding_{k}", "numeric", layout.width + k, 1) for k in range(width))
+    return Layout((*layout.columns, *extra))

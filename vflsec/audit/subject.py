@@ -1,0 +1,134 @@
+"""What is audited: messages, embeddings and models of one trained system, as its auditor has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from torch import nn
+
+from vflsec.audit.transcript import AUDITOR, Sent, TranscriptFolder
+from vflsec.core.checks import unknown
+from vflsec.core.errors import UsageError
+
+HELD_OUT = ("val", "test")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained system.
+
+    Attributes:
+        name: of the file or folder.
+        adversary: the party that attacks, as the material calls it.
+        side: of the adversary, ``active`` or ``passive``.
+        messages: that the adversary sent or received, in order; sender and receiver as vflsec calls them.
+        embeddings: the adversary's own bottom model on rows, as a table (n, d) indexed by id; None if there is none.
+        model: the adversary's bottom model, (B, columns) -> (B, d); None if there is none.
+        function: the same as a function of arrays, of which neither weights nor gradients are known; or None.
+        inputs: what ``model`` or ``function`` reads, as a table indexed by id; None for the columns as vflsec encodes
+            them.
+        train: ids that the model was trained on, as far as the material tells.
+        test: ids that it was not trained on, likewise.
+        fingerprint: a hash of all that was read.
+        notes: what the auditor must know, for example what was dropped.
+    """
+
+    name: str
+    adversary: str
+    side: str
+    fingerprint: str
+    messages: Sequence[Sent] = ()
+    embeddings: pd.DataFrame | None = None
+    model: nn.Module | None = None
+    function: Callable[[np.ndarray], np.ndarray] | None = None
+    inputs: pd.DataFrame | None = None
+    train: pd.Index = field(default_factory=lambda: pd.Index([], dtype=object))
+    test: pd.Index = field(default_factory=lambda: pd.Index([], dtype=object))
+    notes: Sequence[str] = ()
+
+
+def from_transcript(folder: Path, party: str | None = None) -> Subject:
+    """Return the system that a transcript shows to one of its parties.
+
+    The adversary's own embeddings are those that it sent last about each row.
+
+    Args:
+        folder: of the transcript.
+        party: the adversary; by default the observer, or the only passive party.
+
+    Raises:
+        DataError: the transcript is damaged.
+        UsageError: no such party, or several that it could be.
+    """
+    opened = TranscriptFolder(folder)
+    name = adversary_of(opened, party)
+    aliases = standard_names(opened.header.parties)
+    own = [
+        sent._replace(sender=aliases[sent.sender], receiver=aliases[sent.receiver])
+        for sent in opened.messages()
+        if name in (sent.sender, sent.receiver)
+    ]
+    train = _ids(one for one in own if one.split == "train")
+    test = _ids(one for one in own if one.split in HELD_OUT).difference(train)
+    sent_last = last_by_row(one for one in own if one.kind == "embedding" and one.sender == aliases[name])
+    return Subject(
+        name=folder.name,
+        adversary=aliases[name],
+        side=opened.header.parties[name],
+        fingerprint=opened.fingerprint,
+        messages=own,
+        embeddings=sent_last,
+        train=train,
+        test=test,
+        notes=[*opened.notes, *(f"{one} is {alias} of the data" for one, alias in aliases.items() if one != alias)],
+    )
+
+
+def adversary_of(opened: TranscriptFolder, party: str | None) -> str:
+    """Return the name of the attacking party."""
+    parties = {name: side for name, side in opened.header.parties.items() if side != "server"}
+    if party is not None:
+        if party not in parties:
+            raise UsageError(unknown("--party", party, parties))
+        if opened.header.observer not in (party, AUDITOR):
+            raise UsageError(f"expected --party {opened.header.observer}, who saw this transcript, got {party}")
+        return party
+    if opened.header.observer in parties:
+        return opened.header.observer
+    passive = [name for name, side in parties.items() if side == "passive"]
+    if len(passive) != 1:
+        raise UsageError(f"expected --party to name the adversary, one of {', '.join(parties)}, got none")
+    return passive[0]
+
+
+def listed(names: Iterable[str], most: int = 5) -> str:
+    """Return ``a, b, c`` and how many more there are."""
+    found = list(names)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return (", ".join(found[:most]) or "nothing") + more
+
+
+def standard_names(parties: Mapping[str, str]) -> dict[str, str]:
+    """Return what vflsec calls each party: ``active``, and ``passive_1``, ``passive_2``... in their order."""
+    passive = [name for name, side in parties.items() if side == "passive"]
+    names = {name: f"passive_{k}" for k, name in enumerate(passive, start=1)}
+    return {name: names.get(name, side) for name, side in parties.items()}
+
+
+def last_by_row(messages: Iterable[Sent]) -> pd.DataFrame | None:
+    """Return the last vector about each row, indexed by id, or None without messages."""
+    found = list(messages)
+    if not found:
+        return None
+    values = np.concatenate([one.values for one in found])
+    table = pd.DataFrame(values, index=pd.Index(np.concatenate([one.rows for one in found]).astype(object)))
+    return table[~table.index.duplicated(keep="last")]
+
+
+def _ids(messages: Iterable[Sent]) -> pd.Index:
+    rows = [one.rows for one in messages]
+    return pd.Index(np.unique(np.concatenate(rows)).astype(object) if rows else [], dtype=object)
