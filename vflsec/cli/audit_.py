@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from vflsec.experiment.spec import AttackSpec, AuxSpec
     from vflsec.records.schema import Record
 
-RECORDING = ".recording"
+TRAINED = (".safetensors", ".onnx", ".csv", ".parquet", ".pt", ".pth", ".pkl", ".bin", ".ckpt")
+"""The suffixes of files that are no recording, including those that are refused with a way to convert them."""
 
 
 @click.command("audit")
@@ -59,7 +60,7 @@ def command(
     encrypted layer (.recording). All but a recording need --data, which has the labels that score the attacks. Nothing
     in WHAT is executed.
     """
-    if what.suffix == RECORDING:
+    if what.suffix not in TRAINED and chosen["dataset"] is None and not (what / "transcript.toml").is_file():
         given = [option for option, value in chosen.items() if value not in (None, (), False, 5)]
         if given or form not in ("table", "json"):
             raise UsageError(
@@ -69,7 +70,7 @@ def command(
         _recording(what, truth, names, max_leak, form)
         return
     if truth or names:
-        raise UsageError(f"expected a {RECORDING} file with --truth or --audit, got {what}")
+        raise UsageError(f"expected a recording of an encrypted layer with --truth or --audit, got {what}")
     _system(what, leak_limits(max_leak), form, **chosen)
 
 
@@ -93,8 +94,6 @@ def _system(
     from vflsec.experiment.store import Store
     from vflsec.report.report import Report
 
-    if not what.exists():
-        raise UsageError(f"cannot read {what}: No such file or directory")
     if dataset is None:
         raise UsageError(f"expected --data with the columns of all parties and the labels of {what}, got none: add it")
     options = {"data_dir": data_dir} if data_dir else {}
