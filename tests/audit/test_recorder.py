@@ -1,5 +1,6 @@
 """The recorder changes nothing in a training loop, and writes what crosses the cut layer."""
 
+import math
 import re
 import subprocess
 import sys
@@ -178,3 +179,110 @@ def test_a_killed_run_leaves_what_it_had_written(tmp_path):
     assert len(found) > 100
     assert [m.step for m in found] == list(range(len(found)))
     assert all((m.values == m.step).all() for m in found)
+
+
+def recorded(folder):
+    return list(TranscriptFolder(folder).messages())
+
+
+def test_ids_are_those_of_the_call_though_the_caller_changes_them(tmp_path):
+    with Recorder(tmp_path / "t", parties=PARTIES) as recorder:
+        for ids in (np.arange(3), [0, 1, 2], torch.arange(3)):
+            h = recorder.cut(torch.zeros(3, 2, requires_grad=True) * 1, rows=ids)
+            ids[0] = 77
+            h.sum().backward()
+    assert {tuple(one.rows) for one in recorded(tmp_path / "t")} == {("0", "1", "2")}
+
+
+def test_numbers_and_texts_name_the_same_rows(tmp_path):
+    large = 2**53 + 1
+    with Recorder(tmp_path / "t", parties=PARTIES) as recorder:
+        for ids in (np.array([large], dtype=np.uint64), np.array([large]), [str(large)]):
+            recorder.embedding(torch.ones(1, 2), rows=ids)
+    assert {one.rows[0] for one in recorded(tmp_path / "t")} == {str(large)}
+
+
+@pytest.mark.parametrize(
+    ("value", "changes", "message"),
+    [
+        (torch.ones(3, 2), {"rows": None}, "one id for each row"),
+        (torch.ones(3, 2), {"rows": "abc"}, "one id for each row"),
+        (torch.ones(3, 2), {"rows": [1, 2]}, "one id for each of 3 rows, got 2"),
+        (torch.ones(3, 2), {"step": -1}, "a step of at least 0"),
+        (torch.ones(3, 2), {"step": 2**70}, "a step of at least 0"),
+        (torch.ones(3, 2), {"phase": "a\nb"}, "plain characters"),
+        (torch.ones(3, 2), {"split": "x" * 65}, "plain characters"),
+        (torch.ones(3, 2), {"phase": 7}, "plain characters"),
+        (torch.ones(3, 2), {"party": "bank"}, "passive party"),
+        (torch.ones(3, 5), {}, "expected 2 numbers a row"),
+        (torch.ones(3, 0), {}, "at least one number"),
+        (torch.tensor(1.0), {}, "at least one number"),
+        (np.ones((3, 2)), {}, "a tensor"),
+    ],
+)
+def test_what_a_reader_would_refuse_is_refused_at_the_call(tmp_path, value, changes, message):
+    with Recorder(tmp_path / "t", parties=PARTIES) as recorder:
+        recorder.embedding(torch.ones(3, 2), rows=[1, 2, 3])
+        with pytest.raises(UsageError, match=message):
+            recorder.embedding(value, **{"rows": [1, 2, 3], **changes})
+    assert len(recorded(tmp_path / "t")) == 1
+
+
+def test_only_messages_of_the_observer_are_recorded(tmp_path):
+    parties = {"bank": "active", "a": "passive", "b": "passive"}
+    with Recorder(tmp_path / "t", parties=parties, observer="a") as recorder:
+        with pytest.raises(UsageError, match="who records them"):
+            recorder.cut(torch.ones(1, 2), rows=[1], party="b")
+        with pytest.raises(UsageError, match="passive party"):
+            recorder.prediction(torch.ones(1, 2), rows=[1], receiver="nobody")
+
+
+@pytest.mark.parametrize(
+    "change", [{"parties": {"bank": "Active", "b": "passive"}}, {"classes": 2.5}, {"classes": "x"}]
+)
+def test_a_header_that_no_reader_accepts(tmp_path, change):
+    with pytest.raises(UsageError):
+        Recorder(tmp_path / "t", **{"parties": PARTIES, **change})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e300])
+def test_vectors_that_are_not_finite_end_the_recording_and_not_the_training(tmp_path, bad):
+    recorder = Recorder(tmp_path / "t", parties=PARTIES)
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.simplefilter("always")
+        recorder.embedding(torch.ones(2, 2, dtype=torch.float64), rows=[1, 2])
+        for _ in range(2 * recording.WAITING):  # more than may wait: a dead thread would block here
+            recorder.embedding(torch.full((2, 2), bad, dtype=torch.float64), rows=[1, 2])
+        with pytest.raises(UsageError, match="expected finite numbers in embedding 1 of train"):
+            recorder.close()
+    assert "recording has stopped, training goes on" in str(issued[0].message)
+    assert len(recorded(tmp_path / "t")) == 1, "what was seen before is kept"
+
+
+def test_an_error_of_the_loop_comes_before_one_of_the_recorder(tmp_path):
+    def loop():
+        with Recorder(tmp_path / "t", parties=PARTIES) as recorder:
+            recorder.embedding(torch.full((1, 2), math.nan), rows=[1])
+            raise ZeroDivisionError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ZeroDivisionError):
+            loop()
+
+
+def test_a_continued_transcript_goes_on_with_its_steps(tmp_path):
+    for _ in range(2):
+        with Recorder(tmp_path / "t", parties=PARTIES) as recorder:
+            for _ in range(3):
+                recorder.embedding(torch.ones(4, 2), rows=[1, 2, 3, 4])
+    found = recorded(tmp_path / "t")
+    assert [one.step for one in found] == [0, 1, 2, 3, 4, 5]
+    assert all(len(one.rows) == 4 for one in found)
+
+
+def test_a_recorder_without_messages_can_be_continued(tmp_path):
+    for _ in range(2):
+        with Recorder(tmp_path / "t", parties=PARTIES):
+            pass
+    assert recorded(tmp_path / "t") == []

@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import os
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -282,4 +285,38 @@ def test_bytes_that_are_no_text_in_the_index(tmp_path):
     with (folder / "parts.jsonl").open("ab") as file:
         file.write(b'{"\xf9": 1}\n')
     with pytest.raises(DataError, match="parts.jsonl, line"):
+        TranscriptFolder(folder)
+
+
+def test_damage_below_a_right_hash_is_one_line(tmp_path):
+    """Bytes that Parquet reads, but that are no text, or point outside of a dictionary."""
+    folder = foreign(tmp_path / "t", table())
+    content = (folder / "p.parquet").read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(400):
+        damaged = bytearray(content)
+        for at in rng.integers(4, len(content), size=rng.integers(1, 4)):
+            damaged[at] = rng.integers(256)
+        (folder / "p.parquet").write_bytes(damaged)
+        line = {"file": "p.parquet", "rows": 2, "sha256": hashlib.sha256(damaged).hexdigest()}
+        (folder / "parts.jsonl").write_text(json.dumps(line) + "\n")
+        with suppress(DataError):
+            list(TranscriptFolder(folder).messages())
+
+
+def test_a_folder_or_a_pipe_in_the_place_of_a_file(tmp_path):
+    folder = foreign(tmp_path / "t", table())
+    for make in (Path.mkdir, os.mkfifo):
+        path = folder / "p.parquet"
+        path.unlink() if path.is_file() else None
+        make(path)
+        with pytest.raises(DataError, match="expected a plain file"):
+            list(TranscriptFolder(folder).messages())
+        path.rmdir() if path.is_dir() else None
+
+
+def test_a_header_of_endless_names(tmp_path):
+    folder = foreign(tmp_path / "t", table())
+    (folder / "transcript.toml").write_text("a." * 60_000 + "a = 1\n")
+    with pytest.raises(DataError, match="at most"):
         TranscriptFolder(folder)

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
+from safetensors.torch import save_file
 
 from vflsec.core.errors import StoreError
 from vflsec.experiment.facts import CellFacts
@@ -279,3 +281,49 @@ def test_facts_that_are_no_file_are_damage_that_can_be_healed(store):
         store.cell("a").read()
     store.forget_failures()
     assert not list((store.folder / "cells").iterdir())
+
+
+def written(folder, name="c"):
+    """Return a cell with one model."""
+    cell = CellFolder(folder / name)
+    cell.write(CellFacts(), lambda path: save_file({"w": torch.ones(3)}, path.mkdir() or path / "active.safetensors"))
+    return cell
+
+
+def test_other_models_are_not_taken_for_those_of_the_cell(tmp_path):
+    """Flipped bytes, a file of another cell and a lost file: the cell must be computed again."""
+    for k, damage in enumerate(
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\x41"),
+            lambda path: save_file({"w": torch.zeros(3)}, path),
+            lambda path: path.unlink(),
+        )
+    ):
+        cell = written(tmp_path, f"c{k}")
+        assert cell.read() == CellFacts()
+        damage(cell.path / "active.safetensors")
+        assert cell.read() is None
+        cell.write(CellFacts(), lambda path: path.mkdir())
+        assert cell.read() == CellFacts()
+
+
+def test_the_facts_of_another_cell_are_not_taken_for_its_own(tmp_path):
+    written(tmp_path, "a").path.rename(tmp_path / "b")
+    assert CellFolder(tmp_path / "b").read() is None
+
+
+def test_every_change_of_the_facts_is_noticed(tmp_path):
+    cell = written(tmp_path)
+    path = cell.path / "cell.json"
+    content = path.read_bytes()
+    for old, new in ((b'"ok"', b'"no"'), (b'"seconds":0.0', b'"seconds":9.0'), (b'"models"', b'"modelz"')):
+        assert old in content
+        path.write_bytes(content.replace(old, new))
+        with pytest.raises(StoreError, match="cell.json is damaged .*--retry-errors"):
+            cell.read()
+
+
+def test_a_cell_of_an_earlier_version_is_computed_again(tmp_path):
+    cell = written(tmp_path)
+    (cell.path / "cell.json").write_bytes(b'{"kind":"cell","status":"ok"}')
+    assert cell.read() is None

@@ -10,14 +10,14 @@ from pathlib import Path
 from queue import Queue
 from threading import Thread
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vflsec.audit.transcript import AUDITOR, Sent, TranscriptHeader, TranscriptWriter
-from vflsec.core.errors import UsageError, VflsecError
+from vflsec.audit.transcript import AUDITOR, LONGEST_TEXT, Sent, TranscriptHeader, TranscriptWriter
+from vflsec.core.errors import UsageError, VflsecError, plain
 
 FLUSH = 1 << 24
 """Bytes of vectors after which a file is written."""
@@ -79,7 +79,8 @@ class Recorder:
         )
         self._writer = TranscriptWriter(folder, self.header)
         self._active = next(name for name, side in parties.items() if side == "active")
-        self._steps: dict[tuple[str, str], int] = {}
+        self._steps = self._writer.last_steps
+        self._widths: dict[tuple[str, str, str], int] = {}
         self._error: BaseException | None = None
         self._queue: Queue[_Seen | None] = Queue(WAITING)
         self._thread = Thread(target=self._write, name="vflsec recorder", daemon=True)
@@ -108,6 +109,7 @@ class Recorder:
         Raises:
             UsageError: not one id for each row, or a party that is not passive.
         """
+        rows = _copied(rows)
         step = self.embedding(h, rows=rows, party=party, split=split, phase=phase)
         if h.requires_grad and torch.is_grad_enabled():
 
@@ -131,8 +133,8 @@ class Recorder:
         sender = self._passive(party)
         phase = phase or _PHASES.get(split, split)
         step = self._steps.get((sender, phase), -1) + 1 if step is None else step
-        self._steps[sender, phase] = step
         self._put(_Seen("embedding", sender, self._active, phase, split, step, rows, value))
+        self._steps[sender, phase] = step
         return step
 
     def gradient(
@@ -155,10 +157,10 @@ class Recorder:
         self, value: Tensor, *, rows: Rows, receiver: str, split: str = "test", phase: str | None = None
     ) -> None:
         """Record a prediction of the joint model, (B, C), that the active party sends to ``receiver``."""
-        phase = phase or _PHASES.get(split, split)
-        step = self._steps.get(("prediction", phase), -1) + 1
-        self._steps["prediction", phase] = step
+        receiver, phase = self._passive(receiver), phase or _PHASES.get(split, split)
+        step = self._steps.get((f"prediction {receiver}", phase), -1) + 1
         self._put(_Seen("prediction", self._active, receiver, phase, split, step, rows, value))
+        self._steps[f"prediction {receiver}", phase] = step
 
     def close(self) -> None:
         """Write what is left. Called at the end of a ``with`` block, and at exit.
@@ -181,7 +183,11 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except (VflsecError, OSError):
+            if error is None:  # else the loop's own error comes first; a warning has been issued
+                raise
 
     def _passive(self, party: str | None) -> str:
         others = [name for name, side in self.header.parties.items() if side == "passive"]
@@ -189,15 +195,30 @@ class Recorder:
             return others[0]
         if party not in others:
             raise UsageError(f"expected party= to be a passive party, one of {', '.join(others)}, got {party!r}")
+        if self.header.observer not in (AUDITOR, self._active, party):
+            raise UsageError(f"expected messages of {self.header.observer}, who records them, got some of {party}")
         return party
 
     def _put(self, seen: _Seen) -> None:
+        """Queue a message for writing; what the transcript could not hold is refused here, where it was made."""
         if self._closed:
             raise UsageError("expected a recorder that is open, got one after close()")
-        if len(seen.rows) != len(seen.value):
-            raise UsageError(f"expected one id for each of {len(seen.value)} rows, got {len(seen.rows)}")
+        if not isinstance(seen.value, Tensor) or seen.value.dim() < 1 or not seen.value.numel():
+            shape = f"shape {tuple(seen.value.shape)}" if isinstance(seen.value, Tensor) else type(seen.value).__name__
+            raise UsageError(f"expected a tensor (B, d) of at least one number, got {shape}")
+        rows = _copied(seen.rows)
+        if len(rows) != len(seen.value):
+            raise UsageError(f"expected one id for each of {len(seen.value)} rows, got {len(rows)}")
+        width = seen.value[0].numel()
+        known = self._widths.setdefault((seen.kind, seen.sender, seen.receiver), width)
+        if width != known:
+            raise UsageError(f"expected {known} numbers a row as before, got {width}: record other layers elsewhere")
+        for name, text in (("phase", seen.phase), ("split", seen.split)):
+            if not isinstance(text, str) or not text or plain(text) != text or len(text) > LONGEST_TEXT:
+                raise UsageError(f"expected {name}= to be 1 to {LONGEST_TEXT} plain characters, got {text!r}")
+        if not 0 <= seen.step < 1 << 63:
+            raise UsageError(f"expected a step of at least 0, got {seen.step}")
         if self._error is None:
-            rows = seen.rows.detach().clone() if isinstance(seen.rows, Tensor) else seen.rows
             self._queue.put(seen._replace(rows=rows, value=seen.value.detach().clone()))
 
     def _write(self) -> None:
@@ -214,25 +235,43 @@ class Recorder:
                 if size >= FLUSH:
                     self._writer.write(pending)
                     pending, size = [], 0
-            except (VflsecError, OSError, ValueError, TypeError, RuntimeError) as error:
+            except Exception as error:  # noqa: BLE001  (the thread must go on, or the training would wait for it)
                 self._fail(error)
         try:
-            if self._error is None:
-                self._writer.write(pending)
-        except (VflsecError, OSError, ValueError) as error:
+            self._writer.write(pending)  # after an error as well: what was seen before it
+        except Exception as error:  # noqa: BLE001
             self._fail(error)
 
-    def _fail(self, error: BaseException) -> None:
-        self._error = error
+    def _fail(self, error: Exception) -> None:
+        if self._error is not None:
+            return
+        known = isinstance(error, VflsecError | OSError)
+        self._error = error if known else UsageError(f"cannot record: {type(error).__name__}: {error}")
         warnings.warn(f"recording has stopped, training goes on: {error}", stacklevel=2)
 
 
 _PHASES = {"train": "train", "val": "validate", "test": "predict"}
 
 
+def _copied(rows: Rows) -> np.ndarray | Tensor:
+    """Return ids (B,) that do not change with the caller's; those on a GPU stay there."""
+    if isinstance(rows, Tensor):
+        found: np.ndarray | Tensor = rows.detach().clone()
+    else:
+        found = np.array(rows)
+    if found.ndim != 1 or isinstance(rows, str):
+        raise UsageError(f"expected rows= to be one id for each row, got {type(rows).__name__}")
+    return found
+
+
 def _on_the_wire(seen: _Seen) -> Sent:
-    rows: Any = seen.rows.cpu().numpy() if isinstance(seen.rows, Tensor) else np.asarray(seen.rows)
-    values = seen.value.flatten(1) if seen.value.dim() != 1 else seen.value[:, None]
-    return Sent(
-        seen.kind, seen.sender, seen.receiver, seen.phase, seen.split, seen.step, rows, values.float().cpu().numpy()
-    )
+    """Return a message with float32 vectors, and ids as text: 7 and "7" are the same row.
+
+    Raises:
+        UsageError: its vectors are not finite.
+    """
+    rows = seen.rows.cpu().numpy() if isinstance(seen.rows, Tensor) else np.asarray(seen.rows)
+    values = seen.value.reshape(len(seen.value), -1).float().cpu().numpy()
+    if not np.isfinite(values).all():
+        raise UsageError(f"expected finite numbers in {seen.kind} {seen.step} of {seen.phase}, got others")
+    return Sent(seen.kind, seen.sender, seen.receiver, seen.phase, seen.split, seen.step, rows.astype(str), values)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -36,10 +37,13 @@ KINDS = ("embedding", "gradient", "prediction")
 TEXT = ("kind", "sender", "receiver", "phase", "split")
 COLUMNS = (*TEXT, "step", "row", "value")
 
-LARGEST_HEADER = 1 << 20
+LARGEST_HEADER = 1 << 16
 LARGEST_INDEX = 1 << 26
 WIDEST = 1 << 20
 """The most numbers in a vector."""
+
+LONGEST_TEXT = 64
+"""The most characters of the name of a party, a phase or a split."""
 
 BATCH = 1 << 14
 """Lines that are read at once."""
@@ -77,8 +81,8 @@ class TranscriptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise ValueError("parties: expected exactly one active party")
         if self.classes is not None and self.classes < 2:
             raise ValueError(f"classes: expected at least 2, found {self.classes}")
-        if any(plain(name) != name or not name for name in self.parties):
-            raise ValueError("parties: expected names without control characters")
+        if any(plain(name) != name or not 0 < len(name) <= LONGEST_TEXT for name in self.parties):
+            raise ValueError(f"parties: expected names of 1 to {LONGEST_TEXT} plain characters")
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,25 +127,30 @@ class TranscriptWriter:
         self.folder = Path(folder)
         self.header = header
         try:
-            header.check()
-        except ValueError as error:
+            msgspec.convert(msgspec.to_builtins(header), TranscriptHeader).check()
+        except (ValueError, TypeError) as error:  # a ValidationError is a ValueError
             raise UsageError(str(error)) from None
         self.parts = 0
+        self.last_steps: dict[tuple[str, str], int] = {}
+        """The last step by sender, or ``prediction RECEIVER``, and phase of a transcript that is continued."""
         if (self.folder / HEADER).is_file():
             earlier = TranscriptFolder(self.folder)
             if earlier.header != header:
                 raise UsageError(
                     f"expected the same parties and task as in {self.folder}, found others: choose another folder"
                 )
-            self.parts = len(earlier.parts)
+            self.parts = earlier.next_part
+            for sent in earlier.messages():
+                who = f"prediction {sent.receiver}" if sent.kind == "prediction" else sent.sender
+                self.last_steps[who, sent.phase] = max(self.last_steps.get((who, sent.phase), -1), sent.step)
             _cut_torn_line(self.folder / INDEX)
             return
-        if self.folder.exists() and any(self.folder.iterdir()):
+        if self.folder.exists() and any(one.name != INDEX or one.stat().st_size for one in self.folder.iterdir()):
             raise UsageError(f"expected a new folder for a transcript, found files in {self.folder}: choose another")
         self.folder.mkdir(parents=True, exist_ok=True)
         fields = {key: value for key, value in msgspec.to_builtins(header).items() if value is not None}
+        files.replace(self.folder / INDEX, b"")
         files.replace(self.folder / HEADER, tomli_w.dumps(fields).encode())
-        files.sync(self.folder)
 
     def write(self, messages: Iterable[Sent]) -> None:
         """Write ``messages`` as one file."""
@@ -213,6 +222,11 @@ class TranscriptFolder:
         return sum(part.rows for part in self.parts)
 
     @property
+    def next_part(self) -> int:
+        """The number of the next file, which no finished file has."""
+        return max((int(part.file[:6]) + 1 for part in self.parts if part.file[:6].isdecimal()), default=0)
+
+    @property
     def fingerprint(self) -> str:
         """A hash of the header and of the hashes of all finished files."""
         facts = [msgspec.to_builtins(self.header), [part.sha256 for part in self.parts]]
@@ -230,8 +244,9 @@ class TranscriptFolder:
             msgspec.ValidationError,
             ValueError,
             RecursionError,
+            MemoryError,
         ) as error:
-            raise DataError(f"{path}: {plain(str(error))}; write the header again") from None
+            raise DataError(f"{path}: {plain(str(error))[:500]}; write the header again") from None
         return header
 
     def _read_index(self) -> list[Part]:
@@ -257,7 +272,7 @@ class TranscriptFolder:
         return parts
 
     def _read_part(self, part: Part, widths: dict[tuple[str, str, str], int]) -> Iterator[Sent]:
-        pa, parquet = arrow()
+        _, parquet = arrow()
         path = self.folder / part.file
         with _opened(path) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != part.sha256:
@@ -280,7 +295,9 @@ class TranscriptFolder:
                     first += batch.num_rows
                 if first != part.rows:
                     raise DataError(f"{path}: expected {part.rows} rows as in {INDEX}, found {first}")
-            except (pa.ArrowException, OSError, MemoryError) as error:
+            except DataError:
+                raise
+            except Exception as error:  # noqa: BLE001  (a damaged file may end in any error of the library)
                 raise DataError(
                     f"{path}: cannot be read as Parquet: {plain(' '.join(str(error).split())[:200])}"
                 ) from None
@@ -304,8 +321,8 @@ class TranscriptFolder:
                         int(np.argmax(code == k)),
                         f"expected one of {', '.join(known)} as {name}, found {plain(value)!r}",
                     )
-                if not value or plain(value) != value or len(value) > 64:
-                    raise wrong(int(np.argmax(code == k)), f"expected a {name} of 1 to 64 plain characters")
+                if not value or plain(value) != value or len(value) > LONGEST_TEXT:
+                    raise wrong(int(np.argmax(code == k)), f"expected a {name} of 1 to {LONGEST_TEXT} plain characters")
         steps = batch.column("step").to_numpy(zero_copy_only=False)
         if (steps < 0).any():
             raise wrong(int(np.argmax(steps < 0)), "expected a step of at least 0, found a negative one")
@@ -432,13 +449,12 @@ def _check_schema(schema: Arrow, path: Path) -> None:
 def _opened(path: Path) -> Any:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise DataError(f"{path}: expected a plain file")
+        return os.fdopen(descriptor, "rb")
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    file = os.fdopen(descriptor, "rb")
-    if not path.is_file():
-        file.close()
-        raise DataError(f"{path}: expected a plain file")
-    return file
 
 
 def _small(path: Path, largest: int, missing: str) -> bytes:

@@ -9,7 +9,6 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 import msgspec
-from safetensors import SafetensorError
 
 from vflsec.core import files, registry
 from vflsec.core.attack import Attack
@@ -111,14 +110,10 @@ def _trained(
     """Reload the cell; train it if it is not stored, or if an attack reads messages, which are never stored."""
     stored = store.cell(task.cell.key)
     facts = stored.read()
-    if facts and not kinds:
-        assert isinstance(facts, CellFacts)
+    if isinstance(facts, CellFacts) and not kinds:
         if facts.status == "diverged":
             return None, facts, ()
-        try:
-            return _loaded(task.cell, [stored.path], facts.history, device), facts, ()
-        except (SafetensorError, OSError):  # its models are damaged or lost: training again gives the same ones
-            stored.remove()
+        return _loaded(task.cell, stored.path, facts.history, device), facts, ()
     transcript = Transcript(frozenset(task.adversary.split("+")), kinds)
     phases = {row.attack.after for row in task.rows if row.attack}
     with_source = bool(phases & registry.load("methods", task.cell.method).source_phases)
@@ -128,22 +123,21 @@ def _trained(
     return trained, facts, tuple(transcript.messages)
 
 
-def _loaded(cell: Cell, folders: Sequence[Path], history: Mapping[str, Sequence[float | None]], device: str) -> Trained:
-    """Return the federation of ``cell`` with the models in ``folders``; others are as they were built."""
+def _loaded(cell: Cell, folder: Path, history: Mapping[str, Sequence[float | None]], device: str) -> Trained:
+    """Return the federation of ``cell`` with the models in ``folder``."""
     federation, method = build_federation(cell, device), build_method(cell)
     method.build(federation)
-    for folder in folders:
-        load_states(federation, folder)
+    load_states(federation, folder)
     return Trained(method, federation, history)
 
 
 def _after(cell: Cell, phase: str, store: Store, device: str) -> tuple[Trained, StageFacts]:
     """Return the federation as it was after a stage, and the facts of that stage."""
-    stages = cell.stages[: cell.stages.index(phase) + 1]
-    folders = [store.cell(cell.stage_key(stage)) for stage in stages]
-    facts = folders[-1].read()
-    assert isinstance(facts, StageFacts), "the cell has been trained, and so have its stages"
-    return _loaded(cell, [folder.path for folder in folders], {phase: facts.history}, device), facts
+    federation, method = build_federation(cell, device), build_method(cell)
+    method.build(federation)
+    for stage in cell.stages[: cell.stages.index(phase) + 1]:
+        facts = advance(cell, stage, method, federation, store=store)
+    return Trained(method, federation, {phase: facts.history}), facts
 
 
 def _result(

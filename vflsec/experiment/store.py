@@ -6,6 +6,7 @@ A stage that several cells share is a cell of its own; while one is being traine
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -24,7 +25,7 @@ from vflsec.core.errors import StoreError
 from vflsec.experiment.facts import CellFacts, StageFacts
 from vflsec.records.folder import MANIFEST, RECORDS, complete_lines, read_bytes, read_records
 from vflsec.records.manifest import Manifest
-from vflsec.records.schema import FAILED, Record, encode, seal
+from vflsec.records.schema import FAILED, Record, encode, seal, unseal
 
 SHARED = 0o666
 """The mode of files that others may read, as far as the umask lets them."""
@@ -153,6 +154,33 @@ class Store:
         return CellFolder(self.folder / "cells" / key)
 
 
+class _Stored(msgspec.Struct, frozen=True):
+    """The content of ``cell.json``.
+
+    Attributes:
+        name: of its folder, which is the key of the cell in a results folder.
+        facts: of the cell.
+        models: the SHA-256 of each other file.
+    """
+
+    name: str
+    facts: msgspec.Raw
+    models: dict[str, str]
+
+
+UNSEALED = b'{"kind":'
+"""The first bytes of ``cell.json`` in earlier versions, which did not detect damage."""
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_intact(path: Path, digest: str) -> bool:
+    return path.is_file() and _digest(path) == digest
+
+
 class CellFolder:
     """One cell's models and facts; written whole or not at all."""
 
@@ -165,7 +193,10 @@ class CellFolder:
         return self.path.with_name(f"{self.path.name}.partial")
 
     def read(self) -> CellFacts | StageFacts | None:
-        """Return the cell's facts, or None if it has not been computed.
+        """Return the cell's facts, or None if it must be computed.
+
+        That is also the case if its models are damaged or those of another cell, since computing them again gives the
+        same ones, or if an earlier version of vflsec wrote it.
 
         Raises:
             StoreError: they are damaged.
@@ -180,12 +211,20 @@ class CellFolder:
 
     def _read(self, kind: Any) -> Any:
         path = self.path / "cell.json"
-        if not path.exists():
-            return None
         try:
-            return msgspec.json.decode(read_bytes(path), type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+            content = read_bytes(path)
+            if content.startswith(UNSEALED):
+                return None
+            stored: _Stored = unseal(content, _Stored)
+            facts = msgspec.json.decode(stored.facts, type=kind)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (msgspec.DecodeError, ValueError, OSError) as error:
             raise StoreError(f"{path} is damaged ({error}): compute it again with vflsec eval --retry-errors") from None
+        intact = stored.name == self.path.name and all(
+            _is_intact(self.path / name, digest) for name, digest in stored.models.items()
+        )
+        return facts if intact else None
 
     def write(self, facts: CellFacts | StageFacts | dict[str, Any], save_models: Callable[[Path], None]) -> None:
         """Write models and facts to a temporary folder, then move it here, unless another process was first."""
@@ -194,7 +233,9 @@ class CellFolder:
         with writing(self.path):
             temporary.parent.mkdir(parents=True, exist_ok=True)
             save_models(temporary)
-            (temporary / "cell.json").write_bytes(msgspec.json.encode(facts))
+            models = {path.name: _digest(path) for path in sorted(temporary.iterdir())}
+            stored = _Stored(name=self.path.name, facts=msgspec.Raw(msgspec.json.encode(facts)), models=models)
+            (temporary / "cell.json").write_bytes(seal(stored))
             try:
                 temporary.rename(self.path)
             except OSError:  # another process was first, or this is an incomplete cell
