@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import os
 import re
 import signal
 import subprocess
@@ -718,3 +719,60 @@ def test_a_collapsed_model_cannot_pass_a_gate(tmp_path):
     assert "GATE max-leak mc 0.99: UNDECIDED" in result.stdout
     assert result.exit_code == 3
     assert run("report", tmp_path).exit_code == 3, "a cell without a number, gate or no gate"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "x=" + "[" * 20_000], "unknown setting"),
+        (["--set", "train.lr=" + "9" * 5000], "train.lr"),
+        (["--seeds", "99999999999999999999"], "at most 10000 seeds"),
+        (["--defense", "iso", "--lambda", "1e101"], "strengths from 0 to 1e+100"),
+        (["--attack", "mc:lr=1e999"], "finite number below 2^63 for lr"),
+        (["--attack", "mc:lr=nan"], "lr"),
+        (["--attack", "mc:batch=" + "9" * 23], "batch"),
+    ],
+)
+def test_values_out_of_range_are_refused_before_anything_is_computed(tmp_path, words, message):
+    result = run("eval", *words, "--out", tmp_path / "out")
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert len(result.stderr) < 2200
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [["eval", "--dataset"], ["eval", "--config"], ["audit"], ["party", "run"]])
+def test_a_pipe_in_the_place_of_a_file_does_not_hang(tmp_path, words):
+    os.mkfifo(tmp_path / "f.toml")
+    assert run(*words, tmp_path / "f.toml").exit_code == 2
+
+
+PLUG_INS = """
+import sys
+from vflsec.core.attack import Attack
+from vflsec.core.view import Need
+
+class Base(Attack):
+    name, reference, verified, needs = "x", "none", "none", frozenset()
+
+    def run(self, view, *, rng): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("needs = [1]", "expected needs of Bad to be a set of Need, got [1]"),
+        ("needs = None", "expected needs of Bad to be a set of Need, got None"),
+        ('name = "\\x1b[31m"', "name without control characters"),
+        ('def __init__(self, *, k: "Nope" = 1): ...', "cannot be read"),
+        ("def __init__(self): sys.exit(5)", "cannot be made: SystemExit"),
+    ],
+)
+def test_a_plug_in_that_declares_something_else_is_one_line(tmp_path, body, message):
+    (tmp_path / "p.py").write_text(f"{PLUG_INS}\nclass Bad(Base):\n    {body}\n")
+    options = ":k=1" if "Nope" in body else ""
+    result = run("eval", "--attack", f"{tmp_path / 'p.py'}:Bad{options}", "--dry-run")
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr

@@ -146,6 +146,7 @@ def test_quoted_fields_and_outer_blanks(two: Path):
         ("bank.csv", "c3,40", "c3,NaN", "bank.csv, column 'age', line 4: expected a finite number, got 'NaN'; correct"),
         ("bank.csv", "c3,40", "c3,-inf", "column 'age', line 4: expected a finite number, got '-inf'; correct"),
         ("bank.csv", "c3,40", "c3,1e999", "column 'age', line 4: expected a finite number, got '1e999'; correct"),
+        ("bank.csv", "c3,40", "c3,1e200", "column 'age', line 4: expected a number below 1e+30, got '1e200'; correct"),
         (
             "bank.csv",
             "c3,40",

@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -236,16 +235,9 @@ class TranscriptFolder:
         path = self.folder / HEADER
         content = _small(path, LARGEST_HEADER, f"expected a transcript in {self.folder}, found no {HEADER}")
         try:
-            header = msgspec.convert(tomllib.loads(content.decode()), TranscriptHeader)
+            header = msgspec.convert(files.parse_toml(content.decode()), TranscriptHeader)
             header.check()
-        except (
-            UnicodeDecodeError,
-            tomllib.TOMLDecodeError,
-            msgspec.ValidationError,
-            ValueError,
-            RecursionError,
-            MemoryError,
-        ) as error:
+        except (ValueError, MemoryError) as error:  # a ValidationError is a ValueError
             raise DataError(f"{path}: {plain(str(error))[:500]}; write the header again") from None
         return header
 

@@ -17,7 +17,7 @@ COMMANDS = {
     "show": "Show the card of one attack, defense, method, protocol or dataset.",
     "train": "Train one federation and save it.",
     "eval": "Train, defend, attack: print the privacy-utility table, draw the curve.",
-    "audit": "Audit what one role of an encrypted protocol saw.",
+    "audit": "Audit what others trained, or a recording of an encrypted layer.",
     "party": "Run one of two companies that train together over the network.",
     "report": "Print a finished evaluation again, in any format.",
 }
@@ -56,11 +56,16 @@ class Lazy(click.Group):
             sys.exit(130)
 
 
+LONGEST = 2000
+"""Characters of an error; some quote whole inputs."""
+
+
 class Failure(click.ClickException):
     """One line on stderr, and the exit code of the error."""
 
     def __init__(self, error: VflsecError) -> None:
-        super().__init__(plain(" ".join(str(error).split())))
+        text = plain(" ".join(str(error).split()))
+        super().__init__(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
         self.exit_code: int = error.exit_code  # type: ignore[misc]  # click sets a class attribute, ours varies
 
 

@@ -10,7 +10,7 @@ import click
 
 from vflsec.cli.eval_ import exit_code, leak_limits, show
 from vflsec.cli.options import data_dir, output_format, several
-from vflsec.core.errors import UsageError
+from vflsec.core.errors import DataError, UsageError, VflsecError, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -177,7 +177,16 @@ def _recording(what: Path, truth: Path | None, names: tuple[str, ...], max_leak:
         bar = progress.add_task("audit", total=len(audits))
         for audit in audits:
             progress.update(bar, description=audit.name)
-            found.append(audit(read, both))
+            try:
+                found.append(audit(read, both))
+            except VflsecError:
+                raise
+            except Exception as error:  # what a recording states may contradict itself
+                cause = f"{type(error).__name__}: {plain(str(error))[:200]}"
+                raise DataError(
+                    f"{what}: the audit {audit.name} expected frames that fit together, found others ({cause}): "
+                    f"record the run again"
+                ) from error
             progress.advance(bar)
     verdict = run.judge(read, found, both, limit)
     if form == "json":

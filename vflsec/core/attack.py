@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from vflsec.core.auxiliary import thresholded
-from vflsec.core.errors import BadGuess, InsufficientView
+from vflsec.core.errors import BadGuess, InsufficientView, plain
 from vflsec.core.registry import CONTRIB
 from vflsec.core.view import Guess, Need, View
 
@@ -82,6 +82,23 @@ class Attack(ABC):
         others = [one for one in values if one != tuple(own[name] for name in names)]
         drawn = rng.permutation(len(others))[: n - 1]
         return [type(self)(**{**own, **dict(zip(names, others[i], strict=True))}) for i in drawn]
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Check what a subclass declares.
+
+        Raises:
+            TypeError: its needs are no set of ``Need``, or its name would not be printed as it is.
+        """
+        super().__init_subclass__(**arguments)
+        for fact in ("needs", "wants"):
+            found = vars(cls).get(fact, frozenset())
+            if not isinstance(found, property) and not (
+                isinstance(found, set | frozenset) and all(isinstance(need, Need) for need in found)
+            ):
+                raise TypeError(f"expected {fact} of {cls.__name__} to be a set of Need, got {found!r}")
+        name = vars(cls).get("name", "")
+        if not isinstance(name, property) and plain(str(name)) != name:
+            raise TypeError(f"expected a name without control characters for {cls.__name__}, got {name!r}")
 
     @abstractmethod
     def run(self, view: View, *, rng: torch.Generator) -> Guess:

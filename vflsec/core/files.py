@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
+import tomllib
 from pathlib import Path
+from typing import Any
 
 SEAL = b"vflsec sealed 1\n"
 UNFINISHED = ".writing-"
@@ -22,6 +25,30 @@ def create(path: Path, content: bytes) -> None:
     """
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
+
+
+def read(path: Path) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it is no file, but a folder, a device or a pipe, or it cannot be read.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "expected a file, found something else")
+    return path.read_bytes()
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML document.
+
+    Raises:
+        ValueError: it is not TOML, is nested too deeply, or has a number that is too large.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def replace(path: Path, content: bytes, *, mode: int = 0o600) -> None:

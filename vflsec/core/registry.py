@@ -139,7 +139,7 @@ def call(name: str, factory: Any, *args: Any, **options: Any) -> Any:
         return factory(*args, **options)
     except VflsecError:
         raise
-    except Exception as error:  # a plug-in's own mistake is its user's, not a crash of ours
+    except (Exception, SystemExit) as error:  # a plug-in's own mistake is its user's, not a crash of ours
         raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
 
 
@@ -150,7 +150,11 @@ def converted(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, 
         UsageError: an unknown option, or one of the wrong type; the message starts with ``name``.
     """
     known = {p.name for p in inspect.signature(factory).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    hints, found = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory), {}
+    try:
+        hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    except NameError as error:
+        raise UsageError(f"{name}: an annotation of its options cannot be read: {error}") from None
+    found = {}
     for option, value in options.items():
         if option not in known:
             renamed = getattr(factory, "renamed", {})
@@ -159,6 +163,8 @@ def converted(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, 
             found[option] = msgspec.convert(value, hints.get(option, Any))
         except msgspec.ValidationError as error:
             raise UsageError(f"{name}: option {option}={value!r}: {error}") from None
+        if isinstance(value, int | float) and not abs(value) < 1 << 63:  # also NaN
+            raise UsageError(f"{name}: expected a finite number below 2^63 for {option}, got {value!r:.40}")
     return found
 
 

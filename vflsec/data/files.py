@@ -26,7 +26,6 @@ own; a missing number is an error, as are a constant column and a passive column
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import msgspec
@@ -35,6 +34,7 @@ import pandas as pd
 
 from vflsec.core.checks import unknown
 from vflsec.core.errors import DataError
+from vflsec.core.files import parse_toml, read
 from vflsec.data.alignment import align
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.data.tables import RawTable, read_table
@@ -108,13 +108,13 @@ def load_party(
 
 def _read_config(path: Path) -> DataFile:
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), DataFile)
-    except (FileNotFoundError, IsADirectoryError):
+        return msgspec.convert(parse_toml(read(path).decode()), DataFile)
+    except OSError:
         raise DataError(f"expected a TOML file {path}, found none") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path.name}: expected TOML in utf-8: {error}") from None
     except msgspec.ValidationError as error:
         raise DataError(f"{path.name}: {error}; see the form in the documentation of vflsec.data.files") from None
+    except ValueError as error:
+        raise DataError(f"{path.name}: expected TOML in utf-8: {error}") from None
 
 
 def _party_names(file: str, config: DataFile) -> list[str]:

@@ -12,6 +12,8 @@ import pandas as pd
 from vflsec.core.errors import DataError
 
 MISSING = "(missing)"
+LARGEST = 1e30
+"""Numbers must be below this: standardizing larger ones overflows."""
 _GAP = ("nothing", "fill it or drop the row")
 
 
@@ -45,12 +47,13 @@ class RawTable(NamedTuple):
             way_out = f"convert it, or list it in {self.setting('categorical')}"
             raise DataError(f"{self.file}, column {column!r}: expected numbers, got {raw.dtype}; {way_out}")
         values = pd.to_numeric(raw, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-        bad = np.flatnonzero(~np.isfinite(values))
+        bad = np.flatnonzero(~(np.abs(values) < LARGEST))  # also NaN
         if len(bad):
             text = self._stripped(column)[bad[0]]
             mend = f"correct it, or list the column in {self.setting('categorical')}"
             got, way_out = (f"'{text}'", mend) if text else _GAP
-            raise DataError(f"{self.place(column, bad[0])}: expected a finite number, got {got}; {way_out}")
+            number = f"a number below {LARGEST:g}" if np.isfinite(values[bad[0]]) else "a finite number"
+            raise DataError(f"{self.place(column, bad[0])}: expected {number}, got {got}; {way_out}")
         return values
 
     def categories(self, column: str) -> pd.Series:

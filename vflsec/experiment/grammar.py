@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vflsec.core.errors import UsageError
+from vflsec.core.files import parse_toml
 
 _SHORT_NUMBER = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")
 """What TOML wants a zero in."""
@@ -91,8 +91,8 @@ def split_list(text: str) -> list[str]:
 def parse_value(text: str) -> Any:
     """Read a TOML value, or ``.5``; what is none is text, so that ``mode=mixmatch`` needs no quotes."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return float(text) if _SHORT_NUMBER.fullmatch(text) else text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +10,13 @@ from typing import Any, Literal
 import msgspec
 import tomli_w
 
-from vflsec.core import registry
+from vflsec.core import files, registry
 from vflsec.core.checks import positive, unknown
 from vflsec.core.errors import UsageError
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.grammar import format_reference, parse_reference, parse_value, split_list
+from vflsec.records.manifest import LARGEST_STRENGTH
 
 TRAINING = ("dataset", "data", "methods", "method", "train", "model", "fixed")
 """The fields of an ``EvalSpec`` that concern training; the others concern attacks and repetitions."""
@@ -86,6 +86,9 @@ class MethodSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return format_reference(self.name, self.options)
 
 
+MOST_SEEDS = 10_000
+
+
 class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The auxiliary knowledge of the adversary: for some rows, the answers that it is to infer for the others.
 
@@ -150,6 +153,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         """Check the fields against each other."""
         positive(seeds=self.seeds)
+        if self.seeds > MOST_SEEDS:
+            raise UsageError(f"expected at most {MOST_SEEDS} seeds, got {self.seeds}")
         for field in ("methods", "attacks"):
             if not getattr(self, field):
                 raise UsageError(f"expected at least one of {field}, got none")
@@ -191,8 +196,10 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         for defense in self.defenses:
             strengths = self.strengths_of(defense)
-            if any(not 0 <= s < float("inf") for s in strengths):
-                raise UsageError(f"expected finite strengths >= 0 for {defense.label}, got {list(strengths)}")
+            if any(not 0 <= s < LARGEST_STRENGTH for s in strengths):
+                raise UsageError(
+                    f"expected strengths from 0 to {LARGEST_STRENGTH:g} for {defense.label}, got {list(strengths)}"
+                )
             if not any(strengths):
                 raise UsageError(f"expected a strength above 0 for {defense.label}, got none: add --lambda 1,5,25")
 
@@ -401,10 +408,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         UsageError: no such file, or not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError):
+        return files.parse_toml(files.read(path).decode())
+    except OSError:
         raise UsageError(f"expected a TOML file at {path}, found none") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
 
 

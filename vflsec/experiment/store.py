@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from vflsec.core import files
 from vflsec.core.errors import StoreError
 from vflsec.experiment.facts import CellFacts, StageFacts
-from vflsec.records.folder import MANIFEST, RECORDS, complete_lines, read_bytes, read_records
+from vflsec.records.folder import MANIFEST, RECORDS, complete_lines, read_records
 from vflsec.records.manifest import Manifest
 from vflsec.records.schema import FAILED, Record, encode, seal, unseal
 
@@ -212,7 +212,7 @@ class CellFolder:
     def _read(self, kind: Any) -> Any:
         path = self.path / "cell.json"
         try:
-            content = read_bytes(path)
+            content = files.read(path)
             if content.startswith(UNSEALED):
                 return None
             stored: _Stored = unseal(content, _Stored)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
+from vflsec.core import files
 from vflsec.core.errors import StoreError
 from vflsec.records.manifest import Manifest
 from vflsec.records.schema import SCHEMA, OtherSchema, Record, decode, unseal
@@ -21,7 +21,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        manifest: Manifest = unseal(read_bytes(path), Manifest)
+        manifest: Manifest = unseal(files.read(path), Manifest)
         for fault in manifest.faults():
             raise ValueError(fault)
     except FileNotFoundError:
@@ -78,21 +78,9 @@ def complete_lines(path: Path) -> list[bytes]:
         StoreError: it cannot be read.
     """
     try:
-        data = read_bytes(path)
+        data = files.read(path)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
     return [line + b"\n" for line in data.split(b"\n")[:-1]]  # no other character ends a line
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        FileNotFoundError: there is none.
-        OSError: it is no file, but a folder, a device or a pipe, or it cannot be read.
-    """
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "expected a file, found something else")
-    return path.read_bytes()

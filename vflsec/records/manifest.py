@@ -19,6 +19,9 @@ INTEGRITY = "integrity"
 """The target of attacks that change the training instead of inferring something."""
 
 
+LARGEST_STRENGTH = 1e100
+"""The strengths of a defense are below this."""
+
 TARGETS = ("labels", "attribute", "features", "membership", "parameters", INTEGRITY)
 """The targets of attacks."""
 
@@ -129,7 +132,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for row in self.rows:
             if row.attack not in labels:
                 yield f"it has a row of an unknown attack {row.attack!r}"
-            if not (math.isfinite(row.strength) and 0 <= row.strength < 1e100):
+            if not (math.isfinite(row.strength) and 0 <= row.strength < LARGEST_STRENGTH):
                 yield f"it has a row of strength {row.strength:g}"
         seeds = {row.seed for row in self.rows}
         if not self.rows or seeds != set(range(len(seeds))) or len(seeds) != self.seeds:

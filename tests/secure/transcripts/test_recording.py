@@ -164,7 +164,7 @@ def test_what_is_no_recording_or_of_another_version_is_refused(tmp_path):
     with pytest.raises(DataError, match="expected a recording of vflsec"):
         Recording(path)
     Recorder(tmp_path / "new.rec", msgspec.structs.replace(HEADER, version=2)).close()
-    with pytest.raises(DataError, match="expected a recording of version 4, got 2"):
+    with pytest.raises(DataError, match="expected a recording of version 5, got 2"):
         Recording(tmp_path / "new.rec")
 
 
@@ -184,10 +184,34 @@ def test_version_3_is_read_and_calls_the_roles_by_letters(tmp_path, letter, name
     frames = [header, {"type": "Begin", "step": 0, "rate": 0.1}]
     frames.append({"type": "Message", "direction": "sent", "kind": "Ping", "body": msgspec.msgpack.encode({"x": 1})})
     bodies = [msgspec.msgpack.encode(frame) for frame in frames]
-    path.write_bytes(MAGIC + b"".join(recording._head(body) + body for body in bodies))
+    path.write_bytes(MAGIC + b"".join(recording._head(body, 0)[0] + body for body in bodies))
     assert Recording(path).header == msgspec.structs.replace(HEADER, role=name)
     ((message,),) = [step.messages for step in Recording(path).steps()]
     assert message.kind == "Ping"
     with Recorder.resume(path, msgspec.structs.replace(HEADER, role=name), step=1) as recorder:
         recorder.begin(1, rate=0.1)
     assert [step.number for step in Recording(path).steps()] == [0, 1]
+
+
+@pytest.mark.parametrize("change", ["swapped", "twice", "left out"])
+def test_frames_that_are_swapped_lost_or_doubled_are_damage(tmp_path, change):
+    path = tmp_path / "c.rec"
+    with Recorder(path, HEADER) as recorder:
+        for step in range(4):
+            recorder.begin(step, rate=0.1)
+            recorder.note("loss", np.array([float(step)]))
+    content, frames, at = path.read_bytes(), [], len(MAGIC)
+    while at < len(content):
+        end = at + 12 + int.from_bytes(content[at : at + 4], "big")
+        frames.append(content[at:end])
+        at = end
+    assert len(frames) == 9
+    assert [step.number for step in Recording(path).steps()] == [0, 1, 2, 3]
+    others = {
+        "swapped": [*frames[:2], frames[4], frames[3], frames[2], *frames[5:]],
+        "twice": [*frames[:3], frames[2], *frames[3:]],
+        "left out": [*frames[:3], *frames[5:]],
+    }
+    path.write_bytes(MAGIC + b"".join(others[change]))
+    with pytest.raises(DataError, match="checksum does not match"):
+        list(Recording(path).steps())

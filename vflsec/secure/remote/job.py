@@ -30,7 +30,6 @@ else may know.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +37,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from vflsec.core import files
 from vflsec.core.checks import positive
 from vflsec.core.errors import UsageError
 from vflsec.core.settings import ModelSpec, TrainSpec
@@ -179,13 +179,13 @@ def read(path: Path) -> Job:
         UsageError: in one line, what is wrong with it.
     """
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Job)
+        return msgspec.convert(files.parse_toml(files.read(path).decode()), Job)
     except OSError as error:
         raise UsageError(f"expected a job in {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path.name}: expected TOML in utf-8: {error}") from None
     except msgspec.ValidationError as error:
         raise UsageError(f"{path.name}: {error}; vflsec party --help shows the form") from None
+    except ValueError as error:
+        raise UsageError(f"{path.name}: expected TOML in utf-8: {error}") from None
 
 
 def _flat(tree: Mapping[str, Any], stem: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,9 +1,9 @@
 """The recording of one role over the steps of a run: what it sent, received and computed.
 
 A file is MAGIC, then frames: length, CRC-32 of the value and CRC-32 of these two (4 bytes each, big-endian), and one
-msgpack value. First comes the Header, then for each step a Begin, and its Messages and Notes in the order in which
-they happened. Nothing in it is executed; a frame is read after its length was checked, so that memory is bounded by one
-step.
+msgpack value. The CRC-32 of a value starts from that of the value before, so that frames cannot be lost or reordered.
+First comes the Header, then for each step a Begin, and its Messages and Notes in the order in which they happened.
+Nothing in it is executed; a frame is read after its length was checked, so that memory is bounded by one step.
 
     with Recorder(path, Header(role="passive", layout=layout, n=keys.public.n)) as recorder:
         recorder.begin(0, rate=0.1)
@@ -33,8 +33,10 @@ from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.roles.messages import LETTERS
 
 MAGIC = b"\x89vflsec recording\r\n\x1a\n"
-VERSION = 4
-READABLE = (3, 4)
+VERSION = 5
+CHAINED = 5
+"""The first version in which each checksum starts from that of the frame before."""
+READABLE = (3, 4, 5)
 """Versions that are read; version 3 called the roles by the letters of the paper."""
 LARGEST_FRAME = 1 << 28
 """Bytes of the largest frame: a batch of 4,096 rows by 10 features, a 4,096-bit key and no packing, is 42 MB."""
@@ -200,6 +202,12 @@ class Recorder:
     _cut: int | None = None
     """The byte at which the steps start that do not count."""
 
+    _checksum = 0
+    """Of the last frame."""
+
+    _chained = True
+    """Whether each checksum starts from the last one."""
+
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
         with _writing(path):
@@ -218,10 +226,10 @@ class Recorder:
         recording = Recording(path)
         if recording.header != header:
             raise UsageError(f"expected the recording of this run in {path}, got one with other settings: name another")
-        end = recording.end(step)
         made = cls.__new__(cls)
         made.path = path
-        made._cut = end
+        made._cut, made._checksum = recording.end(step)
+        made._chained = recording.version >= CHAINED
         with _writing(path):
             made._file = path.open("ab")
         return made
@@ -261,7 +269,9 @@ class Recorder:
         if len(body) > LARGEST_FRAME:
             raise UsageError(f"expected at most {LARGEST_FRAME} bytes in one frame of a recording, got {len(body)}")
         with _writing(self.path):
-            self._file.write(_head(body) + body)
+            head, checksum = _head(body, self._checksum if self._chained else 0)
+            self._checksum = checksum
+            self._file.write(head + body)
             self._file.flush()
 
 
@@ -279,6 +289,7 @@ class Recording:
 
     Attributes:
         header: what is the same in every step.
+        version: of the file.
 
     Raises:
         DataError: the file cannot be read, or is not a recording of this version.
@@ -289,11 +300,12 @@ class Recording:
         if not is_recording(path):
             raise DataError(f"expected a recording of vflsec, got {path}, which starts otherwise")
         with path.open("rb") as file:
-            _, first = next(self._frames(file), (0, None))
+            _, first, _ = next(self._frames(file), (0, None, 0))
         if not isinstance(first, Header):
             raise DataError(f"expected {path} to start with a header, got {type(first).__name__}")
         if first.version not in READABLE:
             raise DataError(f"expected a recording of version {VERSION}, got {first.version} in {path}")
+        self.version = first.version
         self.header = msgspec.structs.replace(first, version=VERSION)
 
     def steps(self, *, last: int | None = None) -> Iterator[RecordedStep]:
@@ -304,7 +316,7 @@ class Recording:
         """
         step: RecordedStep | None = None
         with self.path.open("rb") as file:
-            for at, frame in self._frames(file):
+            for at, frame, _ in self._frames(file):
                 if isinstance(frame, Begin):
                     if step:
                         if frame.step <= step.number:
@@ -323,18 +335,19 @@ class Recording:
         if step:
             yield step
 
-    def end(self, step: int) -> int:
-        """Return the byte at which step ``step`` starts, or would."""
-        at = len(MAGIC)
+    def end(self, step: int) -> tuple[int, int]:
+        """Return the byte at which step ``step`` starts, or would, and the checksum of the frame before."""
+        checksum = 0
         with self.path.open("rb") as file:
-            for at, frame in self._frames(file):
+            for at, frame, own in self._frames(file):
                 if isinstance(frame, Begin) and frame.step >= step:
-                    return at
-            return file.tell()
+                    return at, checksum
+                checksum = own
+            return file.tell(), checksum
 
-    def _frames(self, file: BinaryIO) -> Iterator[tuple[int, Frame]]:
-        """Yield each whole frame with its first byte's position; leave ``file`` behind the last one."""
-        size = os.fstat(file.fileno()).st_size
+    def _frames(self, file: BinaryIO) -> Iterator[tuple[int, Frame, int]]:
+        """Yield each whole frame with its first byte and its checksum; leave ``file`` behind the last one."""
+        size, before, chained = os.fstat(file.fileno()).st_size, 0, False
         at = file.seek(len(MAGIC))
         while at + _HEAD.size <= size:
             head = file.read(_HEAD.size)
@@ -346,12 +359,16 @@ class Recording:
             if at + _HEAD.size + length > size:
                 break
             body = file.read(length)
-            if zlib.crc32(body) != checksum:
+            if zlib.crc32(body, before) != checksum:
                 raise DataError(f"{self.path} is damaged at byte {at}: the checksum does not match")
             try:
-                yield at, _DECODER.decode(body)
+                frame = _DECODER.decode(body)
+                yield at, frame, checksum
             except (ValueError, RecursionError, UsageError) as error:
                 raise DataError(f"expected a frame at byte {at} of {self.path}, got other bytes: {error}") from None
+            if isinstance(frame, Header):
+                chained = frame.version >= CHAINED
+            before = checksum if chained else 0
             at += _HEAD.size + length
         file.seek(at)
 
@@ -363,16 +380,19 @@ def is_recording(path: Path) -> bool:
         DataError: it cannot be read.
     """
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise DataError(f"expected a recording of vflsec, got {path}, which is no file")
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _head(body: bytes) -> bytes:
-    """Return what stands before a frame's ``body``."""
-    start = struct.pack(">II", len(body), zlib.crc32(body))
-    return start + struct.pack(">I", zlib.crc32(start))
+def _head(body: bytes, before: int) -> tuple[bytes, int]:
+    """Return what stands before a frame's ``body``, and its checksum, given that of the frame before."""
+    checksum = zlib.crc32(body, before)
+    start = struct.pack(">II", len(body), checksum)
+    return start + struct.pack(">I", zlib.crc32(start)), checksum
 
 
 _DECODER = msgspec.msgpack.Decoder(Frame)
