@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from vflsec.audit.checkpoint import TranscriptTap
 from vflsec.core.checks import unknown
 from vflsec.core.errors import Diverged, InsufficientView, UsageError
 from vflsec.core.method import Progress, Trained
@@ -140,14 +141,20 @@ def fit(
 ) -> tuple[Trained, CellFacts]:
     """Train the federation of ``spec``, which is already checked; return it with its facts.
 
-    Encrypted boundaries are recorded in the folder ``record``.
+    Messages are recorded in the folder ``record``: what both roles of an encrypted layer see, or else the embeddings
+    and gradients of all parties as a transcript.
 
     Raises:
-        UsageError: ``record`` is given, but no boundary is encrypted.
+        UsageError: ``record`` is no new folder, or the method sends no messages that it could record.
         Diverged: the loss is not finite, or the model predicts the same for all rows.
     """
+    cell = training_cell(spec, spec.methods[0], seed)
+    encrypted = bool(record and engine.exposures(spec))
+    tap = TranscriptTap(record, spec, seed) if record and not encrypted else None
     with training.one_thread():
-        trained, facts = training.train(training_cell(spec, spec.methods[0], seed), device, progress, record=record)
+        trained, facts = training.train(cell, device, progress, tap=tap, record=record if encrypted else None)
+    if tap:
+        tap.close()
     if trained is None or facts.status != "ok":
         raise Diverged(f"{facts.status}: {facts.error}")
     return trained, facts

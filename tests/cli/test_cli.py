@@ -305,7 +305,10 @@ def test_train_writes_a_checkpoint_without_pickle(tmp_path):
     result = run("train", "--dataset", "toy", "--set", "train.epochs=2", "--defense", "iso:lambda=1", "--out", out)
     assert result.exit_code == 0, result.output
     assert "auc" in result.stdout
-    assert sorted(p.name for p in out.iterdir()) == ["active.safetensors", "cell.json", "passive_1.safetensors"]
+    models = ["active.safetensors", "passive_1.safetensors"]
+    assert sorted(p.name for p in out.iterdir()) == sorted(
+        [*models, "cell.json", "encoders.json", "rows.json", "training.toml"]
+    )
     assert "expected a new folder for --out" in run("train", "--dataset", "toy", "--out", out).stderr
 
 

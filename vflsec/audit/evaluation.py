@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ import tomli_w
 import torch
 from torch import nn
 
-from vflsec.audit.foreign import federation_of, messages_of
 from vflsec.audit.subject import Subject
 from vflsec.core import registry
 from vflsec.core.attack import Attack
@@ -45,6 +44,10 @@ class Audit:
     Attributes:
         subject: the system.
         data: the auditor's data, split into the rows that it was and was not trained on.
+        joint: returns the federation with what was trained, for a draw of auxiliary labels.
+        apart: returns it without, as if the adversary had never joined.
+        messages: that the adversary sent or received.
+        head: what is above the cut layer (``model.head``); None if it is not known.
         attacks: that are run.
         mountable: the names of all attacks that can be run.
         left_out: why each other attack cannot be run.
@@ -56,9 +59,13 @@ class Audit:
 
     subject: Subject
     data: Partition
+    joint: Callable[[int], Trained]
+    apart: Callable[[int], Trained]
+    messages: tuple[Message, ...]
     aux: AuxSpec
     draws: int
     dataset: tuple[str, Any]
+    head: str | None = None
     aux_ids: pd.Index | None = None
     attacks: Sequence[AttackSpec] = ()
     mountable: Sequence[str] = ()
@@ -140,7 +147,7 @@ class Audit:
             ids = pd.Index(self.data.ids["train"].astype(str).astype(object))
             rows = torch.from_numpy(np.flatnonzero(ids.isin(self.aux_ids)))
             view = replace(view, aux_rows=rows, aux_labels=question.truth.labels["train"][rows])
-        if "bottom" not in trained.federation.parties[self.subject.adversary].modules:
+        if self.head is None and isinstance(view.model, nn.Identity):  # stands for a model that was not handed in
             view = replace(view, model=None)
         return question._replace(view=view)
 
@@ -155,11 +162,10 @@ def with_attacks(audit: Audit, wanted: Sequence[AttackSpec]) -> Audit:
     Raises:
         InsufficientView: an attack that was asked for by name cannot be mounted, or none can.
     """
-    subject = audit.subject
-    trained, known = federation_of(audit.data, subject, 0), tuple(messages_of(audit.data, subject.messages))
+    subject, trained = audit.subject, audit.joint(0)
     names = [name for name in sorted(registry.entries("attacks")) if not is_baseline(name)]
     specs = [*wanted, *(AttackSpec(name=name) for name in names if name not in {one.name for one in wanted})]
-    reasons_by_spec = [(spec, _why_not(build_attack(spec), audit, trained, known)) for spec in specs]
+    reasons_by_spec = [(spec, _why_not(build_attack(spec), audit, trained)) for spec in specs]
     for spec, reason in reasons_by_spec[: len(wanted)]:
         if reason is not None:
             raise InsufficientView(f"attack {spec.name!r} cannot be run on {subject.name}: {reason}")
@@ -178,22 +184,22 @@ def to_toml(audit: Audit) -> str:
     return tomli_w.dumps({"audit": audit.subject.name, **audit.settings})
 
 
-def _why_not(attack: Attack, audit: Audit, trained: Trained, messages: tuple[Message, ...]) -> str | None:
+def _why_not(attack: Attack, audit: Audit, trained: Trained) -> str | None:
     """Return why an attack cannot be mounted; None if it can."""
     if attack.target == "integrity" or attack.acts_in_training:
         return "acts in training, which is over"
     try:
-        view = audit.asked(attack, trained, messages).view
+        view = audit.asked(attack, trained, audit.messages).view
         attack.check(view.side, attack.needs)
         missing = sorted(attack.needs - view.has())
         if missing:
-            record = any(need in KINDS for need in missing) and not messages
+            record = any(need in KINDS for need in missing) and not audit.messages
             way_out = ": record a transcript while it is trained" if record else ""
             return f"needs {', '.join(missing)}, which {audit.subject.name} does not show{way_out}"
-        attack.check_task(view.n_classes if attack.target == "labels" else None)
+        attack.check_task(view.n_classes if attack.target == "labels" else None, audit.head)
     except (InsufficientView, UsageError) as error:
         return str(error).replace("--adversary", "--party")
-    widths = {m.payload["value"].shape[1] for m in messages if m.kind is Kind.GRADIENT}
+    widths = {m.payload["value"].shape[1] for m in audit.messages if m.kind is Kind.GRADIENT}
     if attack.head == "none" and view.n_classes not in widths:
         found = ", ".join(map(str, sorted(widths)))
         return f"needs gradients of {view.n_classes} logits, one for each class; these have {found} entries"
@@ -203,16 +209,14 @@ def _why_not(attack: Attack, audit: Audit, trained: Trained, messages: tuple[Mes
 def records(audit: Audit, draw: int, done: Container[str] = ()) -> Iterator[Result | BaselineResult]:
     """Yield the records of one draw of auxiliary labels whose keys are not ``done``."""
     subject = audit.subject
-    trained = federation_of(audit.data, subject, draw)
-    alone = federation_of(audit.data, subject, draw, alone=True)
-    known = tuple(messages_of(audit.data, subject.messages))
+    trained, alone = audit.joint(draw), audit.apart(draw)
     for spec in audit.baselines:
         if (key := audit.key(spec, draw, "alone")) not in done:
             yield _alone(spec, key, alone, audit, draw)
     for spec in audit.attacks:
         if (key := audit.key(spec, draw)) not in done:
             attack, began = build_attack(spec), time.perf_counter()
-            changes = guarded(attack, audit.asked(attack, trained, known), trained.federation, audit.aux)
+            changes = guarded(attack, audit.asked(attack, trained, audit.messages), trained.federation, audit.aux)
             yield Result(
                 key=key,
                 cell=subject.fingerprint[:16],
@@ -234,9 +238,9 @@ def _alone(spec: AttackSpec, key: str, alone: Trained, audit: Audit, draw: int) 
     changes: dict[str, Any] = {}
     if own is not None and audit.aux.n:
         question = audit.asked(attack, alone)
-        model = question.view.model
-        fresh = reset(model, derive(draw, "alone", audit.subject.adversary)) if model else None
-        view = replace(question.view, model=fresh, messages=(), top=None, predictions={}, models={}, victim_model=None)
+        model, view = question.view.model, question.view
+        fresh = reset(model, derive(alone.federation.seed, "alone", view.party)) if model else None
+        view = replace(view, model=fresh, messages=(), top=None, predictions={}, models={}, victim_model=None)
         if own.needs <= view.has():
             changes = guarded(own, question._replace(view=view), alone.federation, audit.aux)
     seconds = {"attack": time.perf_counter() - began}

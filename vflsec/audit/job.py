@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vflsec.audit import foreign
+from vflsec.audit import checkpoint, foreign
 from vflsec.audit.evaluation import Audit, records, to_toml, with_attacks
 from vflsec.audit.opening import open_subject, read_ids
+from vflsec.audit.subject import Subject
+from vflsec.core.errors import UsageError
 from vflsec.data.partition import DataSpec
+from vflsec.experiment.adversary import adversary
 from vflsec.experiment.cell import dataset_identity
-from vflsec.experiment.federation import load_dataset
+from vflsec.experiment.federation import load_dataset, partition_of
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
 from vflsec.experiment.training import one_thread
@@ -22,11 +26,12 @@ from vflsec.records.schema import Record
 
 def prepare(
     what: Path,
-    data: str,
+    data: str | None = None,
     *,
     options: Mapping[str, Any] | None = None,
     party: str | None = None,
     model: str | None = None,
+    messages: Path | None = None,
     encoded: bool = False,
     train_ids: Path | None = None,
     test_ids: Path | None = None,
@@ -38,11 +43,13 @@ def prepare(
     """Return what is to be measured; nothing is attacked yet.
 
     Args:
-        what: a transcript, weights, an ONNX model, or a table of embeddings.
-        data: a TOML file with the columns of all parties and the labels, or a registered dataset.
+        what: a transcript, a checkpoint of ``vflsec train``, weights, an ONNX model, or a table of embeddings.
+        data: a TOML file with the columns of all parties and the labels, or a registered dataset; by default, that of
+            the checkpoint.
         options: of the dataset.
         party: the adversary.
         model: ``FILE.py:FUNCTION`` that builds the bottom model of weights; it is executed.
+        messages: the transcript of a checkpoint's training.
         encoded: whether the model reads the columns as they are, not as vflsec encodes them.
         train_ids: a file with the rows that the model was trained on.
         test_ids: a file with rows that it was not trained on; by default, all others.
@@ -54,21 +61,76 @@ def prepare(
     Raises:
         UsageError: the arguments contradict each other, or the data do not fit.
         DataError: a file is damaged.
+        StoreError: a checkpoint is damaged.
         InsufficientView: an attack cannot be mounted.
     """
-    subject = open_subject(what, party, model)
-    loaded = load_dataset(data, **(options or {}))
-    if encoded:
-        subject = replace(subject, inputs=foreign.inputs_of(loaded, subject.adversary))
-    train, test, known = (read_ids(path) if path else None for path in (train_ids, test_ids, aux_ids))
-    loaded, notes = foreign.with_roles(loaded, subject, train, test)
-    split = foreign.split_by(loaded)
-    subject = foreign.with_embeddings(replace(subject, notes=(*subject.notes, *notes)), split)
-    aux = aux or AuxSpec()
+    known = read_ids(aux_ids) if aux_ids else None
+    aux, draws = aux or AuxSpec(), draws if known is None else 1
+    if checkpoint.is_checkpoint(what):
+        if model or encoded or train_ids or test_ids:
+            raise UsageError(f"expected no --model, --encoded, --train-ids or --test-ids with {what}: it states them")
+        audit = _of_checkpoint(what, data, options or {}, party or "passive_1", messages, aux, draws)
+    elif messages:
+        raise UsageError(f"expected --messages with a checkpoint of vflsec train, got {what}")
+    elif data is None:
+        raise UsageError(f"expected --data with the columns of all parties and the labels of {what}, got none: add it")
+    else:
+        subject = open_subject(what, party, model)
+        loaded = load_dataset(data, **(options or {}))
+        if encoded:
+            subject = replace(subject, inputs=foreign.inputs_of(loaded, subject.adversary))
+        train, test = (read_ids(path) if path else None for path in (train_ids, test_ids))
+        loaded, notes = foreign.with_roles(loaded, subject, train, test)
+        split = foreign.split_by(loaded)
+        subject = foreign.with_embeddings(replace(subject, notes=(*subject.notes, *notes)), split)
+        audit = Audit(
+            subject,
+            split,
+            joint=partial(foreign.federation_of, split, subject),
+            apart=partial(foreign.federation_of, split, subject, alone=True),
+            messages=tuple(foreign.messages_of(split, subject.messages)),
+            aux=aux,
+            draws=draws,
+            dataset=(data, dataset_identity(data, DataSpec(options=dict(options or {})))),
+        )
     if known is not None:
-        aux, draws = foreign.known_labels(aux, known, split), 1
-    identity = dataset_identity(data, DataSpec(options=dict(options or {})))
-    return with_attacks(Audit(subject, split, aux, draws, (data, identity), known), attacks)
+        audit = replace(audit, aux=foreign.known_labels(aux, known, audit.data), aux_ids=known)
+    return with_attacks(audit, attacks)
+
+
+def _of_checkpoint(
+    folder: Path,
+    data: str | None,
+    options: Mapping[str, Any],
+    party: str,
+    messages: Path | None,
+    aux: AuxSpec,
+    draws: int,
+) -> Audit:
+    """Return the audit of a checkpoint, whose first draw of auxiliary labels is that of ``vflsec eval``."""
+    restored = checkpoint.restore(folder, data, options)
+    cell, notes = restored.cell, list(restored.facts.notes)
+    adversary(restored.trained(0).federation, party)  # raises an error if there is no such party
+    if messages:
+        notes.append(f"messages of its training from {messages}")
+    subject = Subject(
+        name=folder.name,
+        adversary=party,
+        side="active" if party == "active" else "passive",
+        fingerprint=restored.fingerprint,
+        notes=notes,
+    )
+    return Audit(
+        subject,
+        partition_of(cell),
+        joint=restored.trained,
+        apart=restored.untrained,
+        messages=tuple(checkpoint.messages_of(restored, messages, party)) if messages else (),
+        aux=aux,
+        draws=draws,
+        dataset=(cell.dataset, dataset_identity(cell.dataset, cell.data)),
+        head=cell.model.head,
+    )
 
 
 def compute(audit: Audit, manifest: Manifest, store: Store) -> Iterator[Record]:

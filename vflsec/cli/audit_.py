@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from vflsec.experiment.spec import AttackSpec, AuxSpec
     from vflsec.records.schema import Record
 
+INSIDE = ("transcript.toml", "training.toml")
+"""Files of the folders that are no recording."""
+
 TRAINED = (".safetensors", ".onnx", ".csv", ".parquet", ".pt", ".pth", ".pkl", ".bin", ".ckpt")
 """The suffixes of files that are no recording, including those that are refused with a way to convert them."""
 
@@ -30,6 +33,9 @@ TRAINED = (".safetensors", ".onnx", ".csv", ".parquet", ".pt", ".pth", ".pkl", "
     "--party", help="The adversary.  [default: who recorded the transcript; passive_1 for models and embeddings]"
 )
 @click.option("--model", metavar="FILE.py:FUNCTION", help="Your code that builds the bottom model; it is executed.")
+@click.option(
+    "--messages", type=click.Path(path_type=Path), help="For a checkpoint of vflsec train: what --record has written."
+)
 @click.option("--encoded", is_flag=True, help="The model reads the columns as they are, not as vflsec encodes them.")
 @click.option("--train-ids", type=click.Path(path_type=Path), help="Ids that the model was trained on, one a line.")
 @click.option(
@@ -55,12 +61,12 @@ def command(
 ) -> None:
     """Audit what others trained: run every attack that one party can mount on it.
 
-    WHAT is a transcript (a folder that vflsec.Recorder or your own code has written), weights of a bottom model
-    (.safetensors, with --model), an ONNX model, a table of embeddings (.csv or .parquet), or a recording of an
-    encrypted layer (.recording). All but a recording need --data, which has the labels that score the attacks. Nothing
-    in WHAT is executed.
+    WHAT is a transcript (a folder that vflsec.Recorder or your own code has written), a checkpoint of vflsec train,
+    weights of a bottom model (.safetensors, with --model), an ONNX model, a table of embeddings (.csv or .parquet), or
+    a recording of an encrypted layer (.recording). Transcripts, models and embeddings need --data, which has the labels
+    that score the attacks. Nothing in WHAT is executed.
     """
-    if what.suffix not in TRAINED and chosen["dataset"] is None and not (what / "transcript.toml").is_file():
+    if what.suffix not in TRAINED and chosen["dataset"] is None and not any((what / one).is_file() for one in INSIDE):
         given = [option for option, value in chosen.items() if value not in (None, (), False, 5)]
         if given or form not in ("table", "json"):
             raise UsageError(
@@ -94,8 +100,6 @@ def _system(
     from vflsec.experiment.store import Store
     from vflsec.report.report import Report
 
-    if dataset is None:
-        raise UsageError(f"expected --data with the columns of all parties and the labels of {what}, got none: add it")
     options = {"data_dir": data_dir} if data_dir else {}
     audit = job.prepare(what, dataset, options=options, attacks=named(attacks), aux=aux_of(assignments), **given)
     for line in (*audit.subject.notes, *(f"left out: {line}" for line in reasons(audit.left_out))):

@@ -24,7 +24,8 @@ from vflsec.cli.options import config, data_dir, device, expose, max_exposure, r
     "--record",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Record everything that both roles of an encrypted boundary see, for vflsec audit; needs --defense phe.",
+    help="Record the messages for vflsec audit: embeddings and gradients of all parties, or, with --defense phe, what "
+    "both roles of the encrypted layer see.",
 )
 @device
 @max_exposure
@@ -46,6 +47,7 @@ def command(
     from rich.progress import Progress
 
     from vflsec import api
+    from vflsec.audit import checkpoint
     from vflsec.experiment import engine
     from vflsec.experiment import spec as specs
     from vflsec.experiment.privacy import spent_at_most
@@ -76,10 +78,10 @@ def command(
     for found in spent_at_most(trained, facts.releases):
         click.echo(f"{'epsilon':10} {budget(found)}")
     if out:
-        CellFolder(out).write(facts, trained.save)
+        CellFolder(out).write(facts, lambda path: checkpoint.save(path, trained, spec, seed), portable=True)
         click.echo(f"checkpoint: {out}", err=True)
     if record:
-        for path in sorted(record.rglob("*.recording")):
+        for path in sorted(record.rglob("*.recording")) or [record]:
             click.echo(f"recording: {path}", err=True)
 
 

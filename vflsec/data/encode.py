@@ -14,7 +14,7 @@ Edge cases:
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -63,6 +63,11 @@ class ColumnEncoder:
                 mean, inverse = self._scales[name]
                 encoded[:, start] = (self._number(rows, name) - mean) * inverse
         return encoded
+
+    def fitted(self) -> dict[str, dict[str, Any]]:
+        """Return what was learned of each column: mean and 1 / std, or its categories."""
+        numbers = {name: {"mean": mean, "inverse_std": inverse} for name, (mean, inverse) in self._scales.items()}
+        return {**numbers, **{name: {"categories": known.astype(str).tolist()} for name, known in self._known.items()}}
 
     def _number(self, rows: pd.DataFrame, name: str) -> np.ndarray:
         values = rows[name].to_numpy(dtype=np.float64)

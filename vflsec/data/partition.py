@@ -79,12 +79,14 @@ class PartyData:
             the source, and ``adaptation``, rows of the active party's people; and the source has ``source`` alone.
         layout: which encoded columns stem from which raw column.
         local_ids: the ids of ``local``.
+        encoder: what the encoder has learned of each column.
     """
 
     name: str
     features: dict[str, np.ndarray]
     layout: Layout
     local_ids: np.ndarray
+    encoder: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,7 @@ def _party_data(
     features = {split: encoder(frame.loc[rows]) for split, rows in {**ids, **foreign, "local": local}.items()}
     if len(ids["train"]) == len(ids["aligned"]):  # the same rows need no second copy
         features["aligned"] = features["train"]
-    return PartyData(table.name, features, encoder.layout, local.to_numpy())
+    return PartyData(table.name, features, encoder.layout, local.to_numpy(), encoder.fitted())
 
 
 def _source_data(table: PartyTable, ids: pd.Index) -> PartyData:

@@ -417,7 +417,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def to_toml(spec: EvalSpec) -> str:
     """Return ``spec`` as TOML with all defaults; None is left out, since TOML has no null."""
-    return tomli_w.dumps(_without_none(msgspec.to_builtins(spec)))
+    return tomli_w.dumps(without_none(msgspec.to_builtins(spec)))
 
 
 _LISTS = ("methods", "attacks", "defenses", "fixed")
@@ -457,10 +457,11 @@ def _stem(name: str) -> str:
     return Path(reference).stem + at + points
 
 
-def _without_none(value: Any) -> Any:
+def without_none(value: Any) -> Any:
+    """Return tables without keys of None, which TOML does not have."""
     if isinstance(value, dict):
-        return {key: _without_none(v) for key, v in value.items() if v is not None}
-    return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value
+        return {key: without_none(v) for key, v in value.items() if v is not None}
+    return [without_none(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _teach(message: str) -> str:

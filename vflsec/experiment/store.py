@@ -158,7 +158,7 @@ class _Stored(msgspec.Struct, frozen=True):
     """The content of ``cell.json``.
 
     Attributes:
-        name: of its folder, which is the key of the cell in a results folder.
+        name: of its folder, which is the key of the cell in a results folder; empty if it may be renamed.
         facts: of the cell.
         models: the SHA-256 of each other file.
     """
@@ -221,20 +221,34 @@ class CellFolder:
             return None
         except (msgspec.DecodeError, ValueError, OSError) as error:
             raise StoreError(f"{path} is damaged ({error}): compute it again with vflsec eval --retry-errors") from None
-        intact = stored.name == self.path.name and all(
+        intact = stored.name in ("", self.path.name) and all(
             _is_intact(self.path / name, digest) for name, digest in stored.models.items()
         )
         return facts if intact else None
 
-    def write(self, facts: CellFacts | StageFacts | dict[str, Any], save_models: Callable[[Path], None]) -> None:
-        """Write models and facts to a temporary folder, then move it here, unless another process was first."""
+    def write(
+        self,
+        facts: CellFacts | StageFacts | dict[str, Any],
+        save_models: Callable[[Path], None],
+        *,
+        portable: bool = False,
+    ) -> None:
+        """Write models and facts to a temporary folder, then move it here, unless another process was first.
+
+        Args:
+            facts: of the cell.
+            save_models: writes all other files into a folder that it makes.
+            portable: whether the folder may be renamed later.
+        """
         temporary = self.path.with_name(f"{files.UNFINISHED}{self.path.name}-{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)
         with writing(self.path):
             temporary.parent.mkdir(parents=True, exist_ok=True)
             save_models(temporary)
             models = {path.name: _digest(path) for path in sorted(temporary.iterdir())}
-            stored = _Stored(name=self.path.name, facts=msgspec.Raw(msgspec.json.encode(facts)), models=models)
+            stored = _Stored(
+                name="" if portable else self.path.name, facts=msgspec.Raw(msgspec.json.encode(facts)), models=models
+            )
             (temporary / "cell.json").write_bytes(seal(stored))
             try:
                 temporary.rename(self.path)

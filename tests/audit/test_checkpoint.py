@@ -1,0 +1,114 @@
+"""A checkpoint of ``vflsec train`` is audited as ``vflsec eval`` would attack that seed, to the last digit."""
+
+import json
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from vflsec.audit import checkpoint, job
+from vflsec.cli import cli
+from vflsec.core.errors import StoreError, UsageError
+from vflsec.experiment.spec import AttackSpec
+from vflsec.experiment.store import Store
+from vflsec.records.folder import read_manifest, read_records
+
+SETTINGS = ["--dataset", "digits", "--set", "train.epochs=4", "--set", "data.n_labeled=400"]
+ATTACKS = ("mc", "fusion", "averaging", "cluster")
+
+
+def run(*words):
+    result = CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder with a checkpoint of seed 1, its transcript, and the evaluation of two seeds."""
+    folder = tmp_path_factory.mktemp("ckpt")
+    run("train", *SETTINGS, "--defense", "iso:lambda=1", "--seed", 1, "--out", folder / "ck", "--record", folder / "tr")
+    run("eval", *SETTINGS, "--defense", "iso:lambda=1", "--seeds", 2, "--jobs", 1, "--set", "aux.folds=0",
+        "--attack", ",".join(ATTACKS), "--out", folder / "ev")  # fmt: skip
+    return folder
+
+
+def audited(folder, *attacks, messages=True, **options):
+    audit = job.prepare(
+        folder / "ck",
+        messages=folder / "tr" if messages else None,
+        attacks=[AttackSpec(name=name) for name in attacks],
+        aux=options.pop("aux", None) or checkpoint.specs.AuxSpec(folds=0),
+        draws=1,
+        **options,
+    )
+    return audit
+
+
+def leaks(folder, strength=None, seed=0):
+    """Return the leak of each attack and baseline by name."""
+    manifest, records = read_manifest(folder), read_records(folder)
+    rows = [row for row in manifest.rows if row.seed == seed and strength in (None, row.strength)]
+    found = {row.attack: records[row.key].leak for row in rows}
+    baselines = [one for one in manifest.baselines if one.seed == seed]
+    return found | {f"alone {one.label}": records[one.key].leak for one in baselines}
+
+
+def test_it_equals_the_evaluation_of_its_seed(folder, tmp_path):
+    audit = audited(folder, *ATTACKS)
+    store = Store(tmp_path / "out")
+    with store.lock():
+        list(job.compute(audit, audit.manifest([]), store))
+    found, expected = leaks(tmp_path / "out"), leaks(folder / "ev", strength=1.0, seed=1)
+    assert set(ATTACKS) < set(found)
+    assert found == expected
+
+
+def test_without_its_messages_the_attacks_on_them_are_left_out(folder):
+    audit = audited(folder, messages=False)
+    assert "record a transcript" in audit.left_out["averaging"]
+    assert "mc" in audit.mountable
+
+
+def test_a_checkpoint_may_be_moved_and_has_no_raw_ids(folder, tmp_path):
+    shutil.copytree(folder / "ck", tmp_path / "elsewhere")
+    assert checkpoint.restore(tmp_path / "elsewhere").cell.seed == 1
+    rows = json.loads((tmp_path / "elsewhere" / "rows.json").read_text())
+    assert all(len(one) == 16 for one in rows["splits"]["train"])
+
+
+@pytest.mark.parametrize("name", ["active.safetensors", "training.toml", "rows.json", "encoders.json", "cell.json"])
+def test_every_change_is_noticed(folder, tmp_path, name):
+    for k in range(4):
+        copied = tmp_path / f"ck{k}"
+        shutil.copytree(folder / "ck", copied)
+        content = bytearray((copied / name).read_bytes())
+        content[(k * 37 + 11) % len(content)] ^= 1
+        (copied / name).write_bytes(content)
+        with pytest.raises(StoreError):
+            checkpoint.restore(copied)
+
+
+def test_other_data_are_refused(folder):
+    with pytest.raises(UsageError, match="use the files that it was trained on"):
+        checkpoint.restore(folder / "ck", "credit-default")
+
+
+def test_a_transcript_of_another_training_is_refused(folder, tmp_path):
+    run("train", *SETTINGS, "--seed", 2, "--record", tmp_path / "tr")
+    with pytest.raises(UsageError, match="found other rows"):
+        job.prepare(folder / "ck", messages=tmp_path / "tr")
+
+
+def test_options_that_a_checkpoint_states_are_refused(folder):
+    with pytest.raises(UsageError, match="it states them"):
+        job.prepare(folder / "ck", encoded=True)
+    with pytest.raises(UsageError, match="--messages with a checkpoint"):
+        job.prepare(folder / "tr", "mine.toml", messages=folder / "tr")
+
+
+def test_the_command_audits_a_checkpoint(folder, tmp_path):
+    words = ["audit", folder / "ck", "--attack", "mc", "--draws", 1, "--out", tmp_path / "o", "--format", "json"]
+    found = json.loads(run(*words, "--set", "aux.folds=0").stdout)
+    assert found["audited"] == "ck"
+    assert found["points"][0]["leak"]["by_seed"]["0"] == leaks(folder / "ev", 1.0, 1)["mc"]["test"].headline

@@ -1,0 +1,213 @@
+"""The checkpoint of ``vflsec train``: all that an audit needs of a federation besides the data themselves.
+
+Beside the models of each party, the folder has ``training.toml`` (settings and seed), ``rows.json`` (salted hashes of
+the ids of each split) and ``encoders.json`` (the fitted encoder of each party).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import tomli_w
+import torch
+
+from vflsec.audit.transcript import AUDITOR, Sent, TranscriptFolder, TranscriptHeader, TranscriptWriter
+from vflsec.core import files
+from vflsec.core.checks import count
+from vflsec.core.errors import StoreError, UsageError
+from vflsec.core.federation import load_states
+from vflsec.core.message import SERVER, Kind, Message, Transcript
+from vflsec.core.method import Trained
+from vflsec.core.seeds import derive
+from vflsec.data.partition import Partition
+from vflsec.experiment import spec as specs
+from vflsec.experiment.cell import Cell, training_cell
+from vflsec.experiment.facts import CellFacts
+from vflsec.experiment.federation import build_federation, build_method, partition_of
+from vflsec.experiment.spec import EvalSpec
+from vflsec.experiment.store import CellFolder
+
+SETTINGS, ROWS, ENCODERS = "training.toml", "rows.json", "encoders.json"
+
+KINDS = (Kind.EMBEDDING, Kind.GRADIENT)
+"""The messages that a transcript can hold: one vector for each row."""
+
+BUFFER = 1 << 24
+"""Bytes of vectors after which a file of the transcript is written."""
+
+
+class _Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of ``rows.json``: hashes (n,) of the ids of each split, keyed with a salt."""
+
+    salt: str
+    splits: dict[str, list[str]]
+
+
+class Restored(NamedTuple):
+    """A federation from a checkpoint.
+
+    Attributes:
+        cell: what was trained.
+        facts: of the training.
+        fingerprint: a hash of the checkpoint.
+    """
+
+    cell: Cell
+    facts: CellFacts
+    fingerprint: str
+    folder: Path
+
+    def trained(self, draw: int) -> Trained:
+        """Return the federation as it was trained, for one draw of auxiliary samples; the first is that of its seed."""
+        trained = self.untrained(draw)
+        load_states(trained.federation, self.folder)
+        return trained
+
+    def untrained(self, draw: int) -> Trained:
+        """Return the federation before training."""
+        federation, method = build_federation(self.cell, "cpu"), build_method(self.cell)
+        method.build(federation)
+        if draw:
+            federation.seed = derive(self.cell.seed, "audit", "draw", draw)
+        return Trained(method, federation, self.facts.history)
+
+
+def save(folder: Path, trained: Trained, spec: EvalSpec, seed: int) -> None:
+    """Write the models of ``trained`` and what describes them into a new folder."""
+    trained.save(folder)
+    data = partition_of(training_cell(spec, spec.methods[0], seed))
+    settings = {key: value for key, value in msgspec.to_builtins(spec).items() if key in specs.TRAINING}
+    (folder / SETTINGS).write_text(tomli_w.dumps({"seed": seed, **specs.without_none(settings)}), encoding="utf-8")
+    salt = secrets.token_hex(16)
+    rows = _Rows(salt, {split: _hashes(ids, salt) for split, ids in data.ids.items()})
+    (folder / ROWS).write_bytes(msgspec.json.encode(rows))
+    (folder / ENCODERS).write_bytes(msgspec.json.encode(_encoders(data)))
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether ``folder`` was written by ``vflsec train --out``."""
+    return (folder / "cell.json").is_file() and (folder / SETTINGS).is_file()
+
+
+def restore(folder: Path, dataset: str | None = None, options: Mapping[str, Any] | None = None) -> Restored:
+    """Return the federation in a checkpoint, on the data that it was trained on.
+
+    Args:
+        folder: of the checkpoint.
+        dataset: the data, if they are elsewhere now.
+        options: of the data.
+
+    Raises:
+        StoreError: the checkpoint is damaged.
+        UsageError: the data are not those of the training.
+    """
+    facts = CellFolder(folder).read()
+    if not isinstance(facts, CellFacts):
+        raise StoreError(f"expected the models of a training in {folder}, found others than its cell.json states")
+    try:
+        settings = files.parse_toml(files.read(folder / SETTINGS).decode())
+        rows = msgspec.json.decode(files.read(folder / ROWS), type=_Rows)
+        encoders = msgspec.json.decode(files.read(folder / ENCODERS))
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        raise StoreError(f"{folder} is damaged ({error}): train it again") from None
+    seed = settings.pop("seed", None)
+    if dataset is not None:
+        settings["dataset"] = dataset
+        settings["data"] = {**settings.get("data", {}), **({"options": dict(options)} if options else {})}
+    spec = specs.read_training(settings)
+    cell = training_cell(spec, spec.methods[0], seed)
+    data = partition_of(cell)
+    for split, ids in data.ids.items():
+        found, expected = _hashes(ids, rows.salt), rows.splits.get(split, [])
+        if found != expected:
+            other = len(set(found) ^ set(expected))
+            raise UsageError(
+                f"expected the rows of the training in {spec.dataset}, found {count(other, 'other row')} in {split}: "
+                f"use the files that it was trained on"
+            )
+    if encoders != msgspec.json.decode(msgspec.json.encode(_encoders(data))):
+        raise UsageError(f"expected the columns of the training in {spec.dataset}, found other values: use its files")
+    fingerprint = hashlib.sha256(files.read(folder / "cell.json")).hexdigest()
+    return Restored(cell, facts, fingerprint, folder)
+
+
+class TranscriptTap(Transcript):
+    """A tap that writes the embeddings and gradients of all parties into a transcript.
+
+    Args:
+        folder: a new folder.
+        spec: of the training.
+        seed: of the training.
+    """
+
+    def __init__(self, folder: Path, spec: EvalSpec, seed: int) -> None:
+        self.data = partition_of(training_cell(spec, spec.methods[0], seed))
+        super().__init__(frozenset({*self.data.parties, SERVER}), frozenset(KINDS))
+        sides = {name: "active" if name == "active" else "passive" for name in self.data.parties}
+        header = TranscriptHeader(
+            observer=AUDITOR, parties=sides, classes=len(self.data.classes), software="vflsec train"  # type: ignore[arg-type]
+        )  # fmt: skip
+        self._writer = TranscriptWriter(folder, header)
+        self._pending: list[Sent] = []
+
+    def __call__(self, message: Message) -> None:
+        """Write ``message`` if it holds one vector for each row."""
+        if message.kind not in self.kinds or message.rows is None or message.split not in self.data.ids:
+            return
+        if set(message.payload) != {"value"} or message.payload["value"].dim() != 2:
+            return
+        rows = self.data.ids[message.split][message.rows.cpu().numpy()].astype(str)
+        values = message.payload["value"].detach().cpu().float().numpy().copy()
+        self._pending.append(
+            Sent(
+                message.kind, message.sender, message.receiver, message.phase, message.split, message.step, rows, values
+            )
+        )
+        if sum(one.values.nbytes for one in self._pending) >= BUFFER:
+            self.close()
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.write(self._pending)
+        self._pending = []
+
+
+def messages_of(restored: Restored, folder: Path, adversary: str) -> Iterator[Message]:
+    """Yield the messages that the adversary sent or received in the training of a checkpoint.
+
+    Raises:
+        DataError: the transcript is damaged.
+        UsageError: it is of another training.
+    """
+    opened, data = TranscriptFolder(folder), partition_of(restored.cell)
+    places: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
+    names = adversary.split("+")
+    for sent in opened.messages():
+        if sent.sender not in names and sent.receiver not in names:
+            continue
+        if sent.split not in places:
+            ids = {str(one): k for k, one in enumerate(data.ids.get(sent.split, np.array([])))}
+            places[sent.split] = np.vectorize(lambda one, ids=ids: ids.get(one, -1), otypes=[np.int64])
+        positions = places[sent.split](sent.rows)
+        if (positions < 0).any():
+            raise UsageError(f"expected messages of the training of {restored.folder} in {folder}, found other rows")
+        values = torch.tensor(sent.values)
+        yield Message(
+            Kind(sent.kind), sent.sender, sent.receiver, sent.step, sent.phase, {"value": values},
+            torch.from_numpy(positions), sent.split,
+        )  # fmt: skip
+
+
+def _hashes(ids: np.ndarray, salt: str) -> list[str]:
+    key = bytes.fromhex(salt)
+    return [hashlib.blake2b(str(one).encode(), key=key, digest_size=8).hexdigest() for one in ids]
+
+
+def _encoders(data: Partition) -> dict[str, Any]:
+    return {name: dict(own.encoder) for name, own in data.parties.items()}
