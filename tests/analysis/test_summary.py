@@ -14,6 +14,7 @@ from vflsec.experiment.manifest import manifest_of
 from vflsec.experiment.plan import baselines, rows
 from vflsec.experiment.spec import AttackSpec
 from vflsec.records.schema import Block
+from vflsec.report.table import remarks
 from vflsec.testing.records import made_baseline, made_result
 from vflsec.testing.reports import check_report
 
@@ -482,3 +483,29 @@ def test_a_report_in_which_not_joining_pays_is_caught():
     worst = [msgspec.structs.replace(p, choice="alone") for p in found.worst]
     with pytest.raises(AssertionError, match="not joining has advantage"):
         check_report(msgspec.structs.replace(found, worst=worst))
+
+
+@pytest.mark.parametrize("lost", ["missing", "error", "diverged"])
+def test_a_lost_baseline_leaves_a_gate_on_the_headline_undecided(lost):
+    """*Alone* competes for the headline, so that without all of it a limit cannot hold."""
+    records = make_records()
+    whole = summary_of(records, max_leak={"worst": 0.99})
+    assert (whole.lost, whole.gates[0].holds) == ([], True)
+    baseline = next(one for one in baselines(SPEC) if one.label == "logistic")
+    if lost == "missing":
+        del records[baseline.key]
+    else:
+        records[baseline.key] = replace(records[baseline.key], status=lost, error="x", leak={}, fold=None)
+    summary = summary_of(records, max_leak={"worst": 0.99, "mc": 0.99})
+    assert summary.lost == ["logistic (1 seed)"]
+    assert [gate.holds for gate in summary.gates] == [None, True]
+    assert any("LOST without the federation: logistic (1 seed)" in line for line in remarks(summary))
+    failed = summary_of(records, max_leak={"worst": 0.1})
+    assert failed.gates[0].holds is False
+
+
+def test_a_baseline_that_needs_the_federation_is_not_lost():
+    records = make_records()
+    baseline = next(one for one in baselines(SPEC) if one.label == "logistic")
+    records[baseline.key] = replace(records[baseline.key], leak={}, fold=None)
+    assert summary_of(records).lost == []

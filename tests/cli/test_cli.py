@@ -730,7 +730,7 @@ def test_a_collapsed_model_cannot_pass_a_gate(tmp_path):
         (["--set", "x=" + "[" * 20_000], "unknown setting"),
         (["--set", "train.lr=" + "9" * 5000], "train.lr"),
         (["--seeds", "99999999999999999999"], "at most 10000 seeds"),
-        (["--defense", "iso", "--lambda", "1e101"], "strengths from 0 to 1e+100"),
+        (["--defense", "iso", "--lambda", "1e101"], "below 1e+100"),
         (["--attack", "mc:lr=1e999"], "finite number below 2^63 for lr"),
         (["--attack", "mc:lr=nan"], "lr"),
         (["--attack", "mc:batch=" + "9" * 23], "batch"),

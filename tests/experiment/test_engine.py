@@ -391,12 +391,34 @@ def test_a_sign_by_few_labels_says_how_sure_it_is(tmp_path):
     assert all(0.5 <= one <= 1 for one in sure), "the sign is the one that the labels prefer"
 
 
-def test_all_keeps_what_is_named_with_options():
-    spec = specs.read({"dataset": "toy", "attacks": ["direction:releases=1", "all"]})
+def test_a_variant_beside_all_does_not_take_the_place_of_the_attack():
+    """A weakened variant must not keep ``all`` from running the attack itself."""
+    spec = specs.read({"dataset": "toy", "attacks": ["direction:releases=1", "mc", "all"]})
     found, reasons = engine.every_attack(spec)
-    assert found.attacks[0] == specs.parse_attack("direction:releases=1")
-    assert [attack.name for attack in found.attacks].count("direction") == 1
-    assert "direction" not in reasons
+    assert found.attacks[:2] == (specs.parse_attack("direction:releases=1"), specs.parse_attack("mc"))
+    names = [attack.label for attack in found.attacks]
+    assert [names.count(name) for name in ("direction:releases=1", "direction", "mc")] == [1, 1, 1]
+    assert not {"direction", "mc"} & set(reasons)
+
+
+THREE = {"dataset": "multiple-features", "data": {"options": {"parties": 3}}, "adversary": "active", "seeds": 1}
+
+
+def test_all_attacks_every_party_that_it_could_be_on():
+    found, reasons = engine.every_attack(specs.read({**THREE, "attacks": ["all"]}))
+    names = [attack.label for attack in found.attacks]
+    for name in ("inversion-blackbox", "attribute", "column-fusion"):
+        assert names.count(name) == names.count(f"{name}:victim=passive_2") == 1
+    assert "grn:victim=passive_2" in reasons
+    assert not any("passive_1" in name for name in names), "it is the first, for which the name alone stands"
+
+
+def test_a_party_that_was_not_attacked_is_named_as_not_run(tmp_path):
+    settings = {**THREE, "train": {"epochs": 1}, "aux": {"folds": 0}, "attacks": ["column-fusion"]}
+    store = finish(tmp_path, **settings)
+    summary = summarize(manifest_of(specs.read(settings)), store.records(), out="", max_leak={}, min_utility=None)
+    assert "column-fusion:victim=passive_2" in summary.not_run
+    assert "column-fusion" not in summary.not_run
 
 
 def test_all_strikes_at_the_end_beside_what_is_named_after_a_phase():

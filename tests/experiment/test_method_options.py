@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ def test_options_of_both_places_are_joined():
     assert first == MethodSpec(name="m", options={"a": 1, "b": 2, "t": {"x": 1, "y": 2}})
     assert second == MethodSpec(name="m", options={"a": 1, "c": 3, "t": {"x": 1}})
     assert spec.method == table, "which stays as it was"
-    assert specs.read(specs.tomllib.loads(specs.to_toml(spec))) == spec
+    assert specs.read(tomllib.loads(specs.to_toml(spec))) == spec
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TypeVar
+
+import msgspec
 
 from vflsec.analysis.groups import USABLE
 from vflsec.analysis.results import Damage, Gate, Leak, Measure, Point
 from vflsec.core import registry
-from vflsec.core.checks import one_of
+from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
 from vflsec.records.manifest import INTEGRITY, Manifest
 
@@ -30,16 +33,30 @@ def check_limits(manifest: Manifest, max_leak: Limits) -> None:
         short = re.split("[:@]", name)[0]
         if short in registry.entries("attacks") and short not in {attack.name for attack in manifest.attacks}:
             raise UsageError(f"{name} was not run: add it to --attack of vflsec eval")
-        one_of([*leaking, "worst"], attack=name)
+        if name not in (*leaking, "worst"):
+            renamed = import_module(registry.PACKAGES["attacks"]).RENAMED
+            raise UsageError(unknown("attack", name, [*leaking, "worst"], renamed))
 
 
 def gates(
-    points: Sequence[Point], max_leak: Limits, min_utility: float | None, damages: Sequence[Damage] = ()
+    points: Sequence[Point],
+    max_leak: Limits,
+    min_utility: float | None,
+    damages: Sequence[Damage] = (),
+    *,
+    alone_lost: bool = False,
 ) -> list[Gate]:
     """Compare limits with the far end of each interval, on test and on training rows.
 
     A limit on ``worst`` is a limit on the headline and on every attack, so that it never holds if a limit on an attack
     fails. The limit on utility also bounds the utility under attacks on integrity.
+
+    Args:
+        points: of every attack, and the headlines.
+        max_leak: limits by attack.
+        min_utility: a limit, or None.
+        damages: by attacks on integrity.
+        alone_lost: whether an attack without the federation gave no number, so that ``worst`` may be too low.
     """
     defended = _defended(points)
     checked = []
@@ -48,9 +65,11 @@ def gates(
         covered = defended if attack == "worst" else points_of_attack
         ends = [(_upper(leak), p) for p in covered for leak in (p.leak, p.leak_train) if leak.mean is not None]
         worst = max(ends, key=lambda end: end[0], default=None)
-        checked.append(
-            _gate(f"max-leak {attack}", limit, worst, points_of_attack, worst is not None and worst[0] <= limit)
-        )
+        kept = worst is not None and worst[0] <= limit
+        gate = _gate(f"max-leak {attack}", limit, worst, points_of_attack, kept)
+        if attack == "worst" and alone_lost and gate.holds:  # *alone* competes for the headline
+            gate = msgspec.structs.replace(gate, holds=None)
+        checked.append(gate)
     if min_utility is not None:
         honest = [p for p in defended if p.attack != "worst"]
         broken = _defended(damages)

@@ -194,6 +194,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
             truth and scored on other rows.
         picked: the attacks that the adversary takes for the strongest, by folds of its own labels; empty without folds.
         not_run: the attacks that this adversary can mount and that were not run.
+        lost: attacks without the federation that gave no number, with the number of seeds: *alone* may be too low.
         left_out: why it cannot mount each other attack, by name, as far as that was recorded.
         audited: the file or folder of a system that was trained elsewhere; empty for an evaluation.
     """
@@ -218,5 +219,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     out: str
     integrity: list[Damage] = []
     not_run: list[str] = []
+    lost: list[str] = []
     left_out: dict[str, str] = {}
     audited: str = ""

@@ -10,8 +10,9 @@ from vflsec.analysis.groups import CellGroup, alone_by_target
 from vflsec.analysis.integrity import damages, on_integrity
 from vflsec.analysis.ranking import disagreements, exposed, front, orders, ranks
 from vflsec.analysis.results import Summary
-from vflsec.records.manifest import Manifest, RowEntry
-from vflsec.records.schema import Record, Result
+from vflsec.core.checks import count
+from vflsec.records.manifest import AttackEntry, Manifest, RowEntry
+from vflsec.records.schema import FAILED, Record, Result
 
 
 def summarize(
@@ -38,6 +39,7 @@ def summarize(
     metrics = [utility.metric for utility in utilities if utility.mean is not None]
     folded = [cap for group in by_defense(cell_groups) for cap in caps(group)]
     places = exposed(points, worst)
+    lost = _lost(manifest, records)
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
     return Summary(
         dataset=manifest.dataset,
@@ -54,8 +56,9 @@ def summarize(
         ranks=ranked,
         orders=orders(ranked),
         disagreements=disagreements(ranked),
-        gates=gates(points + worst, max_leak, min_utility, broken),
+        gates=gates(points + worst, max_leak, min_utility, broken, alone_lost=bool(lost)),
         notes=_notes(manifest, records),
+        lost=lost,
         out=out,
         integrity=broken,
         not_run=_not_run(manifest, records),
@@ -68,7 +71,23 @@ def _not_run(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     """Return the attacks that this adversary can mount on some method and that were not run."""
     own = (records[row.key] for row in manifest.rows if row.key in records)
     known = {name for record in own if isinstance(record, Result) for name in record.mountable}
-    return sorted(known - {attack.name for attack in manifest.attacks})
+    return sorted(known - {_on_victim(attack) for attack in manifest.attacks})
+
+
+def _on_victim(attack: AttackEntry) -> str:
+    """Return the name of an attack, with its victim unless that is the first other party."""
+    victim = attack.target.partition(" of ")[2].partition(" ")[0]
+    return f"{attack.name}:victim={victim}" if victim else attack.name
+
+
+def _lost(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
+    """Return the attacks without the federation that gave no number though they could have."""
+    lost: dict[str, list[int]] = {}
+    for one in manifest.baselines:
+        record = records.get(one.key)
+        if record is None or record.status in FAILED:
+            lost.setdefault(one.label, []).append(one.seed)
+    return [f"{label} ({count(len(set(seeds)), 'seed')})" for label, seeds in lost.items()]
 
 
 def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:

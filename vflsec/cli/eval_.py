@@ -336,7 +336,7 @@ def exit_code(report: Report) -> int:
         return 1
     statuses = [*(point.statuses for point in report.points), *(found.statuses for found in report.integrity)]
     lost = any(set(found) & {"error", "diverged", "collapsed", "missing"} for found in statuses)
-    return 3 if lost or None in verdicts else 0
+    return 3 if lost or report.summary.lost or None in verdicts else 0
 
 
 def leak_limits(texts: Sequence[str]) -> dict[str, float]:

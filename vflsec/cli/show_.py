@@ -43,7 +43,9 @@ def command(kind: str, name: str, form: str) -> None:
         facts = _dataset(load_dataset(name))
         click.echo(json.dumps(facts, default=str, ensure_ascii=False)) if form == "json" else _print(facts)
         return
+    name, given = _reference(kind, name)
     found = registry.load(KINDS[kind], name)
+    registry.converted(name, found, given)  # refuses unknown options
     facts = _registered(name, found) if kind == "dataset" else _facts(kind, found)
     if form == "json":
         differs = {"differs": found.differs} if getattr(found, "differs", ()) else {}
@@ -51,6 +53,17 @@ def command(kind: str, name: str, form: str) -> None:
         return
     _print(facts)
     _card(kind, found)
+
+
+def _reference(kind: str, text: str) -> tuple[str, dict[str, Any]]:
+    """Return name and options of a reference such as ``fedhssl-simsiam:pma=false``; a card shows all options anyway."""
+    from vflsec.experiment.grammar import parse_reference
+
+    if kind == "dataset":
+        return text, {}
+    name, options, _ = parse_reference(text, kind)
+    strength = {"lambda", "epsilon"} if kind == "defense" else set()
+    return name, {key: value for key, value in options.items() if key not in strength}
 
 
 def _card(kind: str, found: Any) -> None:

@@ -27,8 +27,18 @@ from vflsec.experiment.adversary import side_of
 from vflsec.experiment.cell import Cell, acts_in, training_cell
 from vflsec.experiment.facts import StageDone
 from vflsec.experiment.federation import build_defense, build_federation, build_method, malicious_attacks
-from vflsec.experiment.mounting import expect_phase, mount
-from vflsec.experiment.plan import Baseline, Row, attacked, baselines, build_attack, rows, target_of, without_federation
+from vflsec.experiment.mounting import every_victim, expect_phase, mount
+from vflsec.experiment.plan import (
+    Baseline,
+    Row,
+    attacked,
+    baselines,
+    build_attack,
+    is_baseline,
+    rows,
+    target_of,
+    without_federation,
+)
 from vflsec.experiment.questions import about_source, ask
 from vflsec.experiment.runner import Task
 from vflsec.experiment.spec import AttackSpec, DefenseSpec, EvalSpec
@@ -141,21 +151,22 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
         return spec, {}
     built = [one for one in _built(spec) if one[1].visible_to]
     chosen = [attack for attack in spec.attacks if attack.name != ALL]
-    named = {(attack.name, attack.after) for attack in chosen}
-    always = [name for name in registry.entries("attacks") if registry.load("attacks", name).baseline]
+    always = [name for name in registry.entries("attacks") if is_baseline(name)]
     left_out = dict.fromkeys(always, "part of *alone*, which is always computed")
     for (_, method, _), after in product(built, phases):
         if after is not None:
             expect_phase(ALL, after, method)
     for name, after in product(sorted(registry.entries("attacks")), phases):
-        if name in always or (name, after) in named:
+        if name in always:
             continue
-        wanted = AttackSpec(name=name, after=after)
-        reason = _why_not(wanted, spec, built)
-        if reason:
-            left_out[name] = reason
-        else:
-            chosen.append(wanted)
+        for wanted in every_victim(AttackSpec(name=name, after=after), spec.adversary, built[0][2]):
+            if wanted in chosen:
+                continue
+            reason = _why_not(wanted, spec, built)
+            if reason:
+                left_out[wanted.label.removesuffix(wanted.place)] = reason
+            else:
+                chosen.append(wanted)
     if not chosen:
         raise UsageError(
             f"expected an attack that {spec.adversary} can mount, got none: {'; '.join(reasons(left_out))}"
@@ -185,7 +196,7 @@ def reasons(left_out: Mapping[str, str]) -> list[str]:
     """Return a line for each reason why ``every_attack`` left attacks out, with their names."""
     names: dict[str, list[str]] = {}
     for name, reason in left_out.items():
-        names.setdefault(reason.removeprefix(f"attack {name!r} "), []).append(name)
+        names.setdefault(reason.removeprefix(f"attack {name.partition(':')[0]!r} "), []).append(name)
     return [f"{', '.join(own)}: {reason}" for reason, own in names.items()]
 
 

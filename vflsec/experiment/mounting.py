@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from vflsec.core import registry
 from vflsec.core.attack import Attack
@@ -15,7 +18,7 @@ from vflsec.core.message import SOURCE, Kind
 from vflsec.core.method import Method
 from vflsec.core.view import Need
 from vflsec.experiment.adversary import side_of
-from vflsec.experiment.plan import build_attack, target_of
+from vflsec.experiment.plan import build_attack, is_baseline
 from vflsec.experiment.questions import about_source
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 
@@ -71,18 +74,35 @@ def expect_phase(attack: str, after: str, method: Method) -> None:
 def mountable(
     party: str, aux: AuxSpec, method: Method, federation: Federation, options: Mapping[str, Any]
 ) -> list[str]:
-    """Return the registered attacks that recover something and that the adversary ``party`` can mount on ``method``."""
+    """Return the registered attacks that recover something and that the adversary ``party`` can mount on ``method``.
+
+    An attack on one party stands there once for each party that it can be on, as in ``every_victim``.
+    """
     names = []
     for name in sorted(registry.entries("attacks")):
-        wanted = AttackSpec(name=name)
-        if registry.load("attacks", name).baseline or target_of(wanted) == "integrity":
+        if is_baseline(name) or registry.load("attacks", name).target == "integrity":
             continue
-        try:
-            mount(build_attack(wanted), None, party, aux, method, federation, options)
-        except InsufficientView:
-            continue
-        names.append(name)
+        for wanted in every_victim(AttackSpec(name=name), party, federation):
+            try:
+                mount(build_attack(wanted), None, party, aux, method, federation, options)
+            except InsufficientView:
+                continue
+            names.append(wanted.label)
     return names
+
+
+def every_victim(attack: AttackSpec, party: str, federation: Federation) -> list[AttackSpec]:
+    """Return ``attack``, and the same attack on each party besides the first that it could be on.
+
+    Args:
+        attack: without a victim, which stands for the first other party.
+        party: name of the adversary, ``passive_1+passive_2`` for colluding parties.
+        federation: the parties.
+    """
+    if "victim" not in inspect.signature(registry.load("attacks", attack.name)).parameters:
+        return [attack]
+    others = [name for name in federation.parties if name not in party.split("+")][1:]
+    return [attack, *(msgspec.structs.replace(attack, options={**attack.options, "victim": name}) for name in others)]
 
 
 def _met(

@@ -198,7 +198,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             strengths = self.strengths_of(defense)
             if any(not 0 <= s < LARGEST_STRENGTH for s in strengths):
                 raise UsageError(
-                    f"expected strengths from 0 to {LARGEST_STRENGTH:g} for {defense.label}, got {list(strengths)}"
+                    f"expected finite strengths >= 0 for {defense.label}, below {LARGEST_STRENGTH:g}, got "
+                    f"{list(strengths)}"
                 )
             if not any(strengths):
                 raise UsageError(f"expected a strength above 0 for {defense.label}, got none: add --lambda 1,5,25")

@@ -33,6 +33,11 @@ OF_MODELS = (
     "and gradient, which attacks read"
 )
 
+OF_ONE_COLUMN = (
+    "ONE COLUMN attacks on an attribute recover one column, by default the first categorical one: name others with "
+    "attribute:column=NAME"
+)
+
 PICK = "adversary's pick"
 
 LONGEST = 20
@@ -144,8 +149,17 @@ def remarks(summary: Summary) -> list[str]:
         *(front(summary) if summary.ranks else []),
         *(f"ORDER {line}" for line in ([*summary.orders, *verdicts] if summary.orders else [])),
         *(gate_line(gate) for gate in summary.gates),
+        *([OF_ONE_COLUMN] if any(point.target == "attribute" for point in summary.points) else []),
+        *lost(summary),
         *not_run(summary),
     ]
+
+
+def lost(summary: Summary) -> list[str]:
+    """Return the line on baselines that gave no number, if any."""
+    if not summary.lost:
+        return []
+    return [f"LOST without the federation: {', '.join(summary.lost)}; alone may be too low: add --retry-errors"]
 
 
 def not_run(summary: Summary) -> list[str]:
