@@ -25,7 +25,7 @@ from vflsec.data.partition import Partition
 from vflsec.experiment.cell import digest, versioned
 from vflsec.experiment.engine import reasons
 from vflsec.experiment.manifest import provenance
-from vflsec.experiment.mounting import KINDS
+from vflsec.experiment.mounting import KINDS, every_victim
 from vflsec.experiment.plan import asked_of, build_attack, is_baseline, target_of, without_federation
 from vflsec.experiment.questions import Question, ask
 from vflsec.experiment.runner import attack_run, guarded
@@ -164,18 +164,21 @@ def with_attacks(audit: Audit, wanted: Sequence[AttackSpec]) -> Audit:
     """
     subject, trained = audit.subject, audit.joint(0)
     names = [name for name in sorted(registry.entries("attacks")) if not is_baseline(name)]
-    specs = [*wanted, *(AttackSpec(name=name) for name in names if name not in {one.name for one in wanted})]
+    every = [
+        one for name in names for one in every_victim(AttackSpec(name=name), subject.adversary, trained.federation)
+    ]
+    specs = [*wanted, *(one for one in every if one not in wanted)]
     reasons_by_spec = [(spec, _why_not(build_attack(spec), audit, trained)) for spec in specs]
     for spec, reason in reasons_by_spec[: len(wanted)]:
         if reason is not None:
             raise InsufficientView(f"attack {spec.name!r} cannot be run on {subject.name}: {reason}")
     possible = [spec for spec, reason in reasons_by_spec if reason is None]
-    left_out = {spec.name: reason for spec, reason in reasons_by_spec if reason is not None}
+    left_out = {spec.label: reason for spec, reason in reasons_by_spec if reason is not None}
     if not possible:
         raise InsufficientView(
             f"expected material for an attack in {subject.name}, found none: {'; '.join(reasons(left_out))}"
         )
-    mountable = [spec.name for spec in possible]
+    mountable = [spec.label for spec in possible if spec in every]
     return replace(audit, attacks=wanted or possible, mountable=mountable, left_out=left_out)
 
 
