@@ -196,6 +196,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         not_run: the attacks that this adversary can mount and that were not run.
         lost: attacks without the federation that gave no number, with the number of seeds: *alone* may be too low.
         left_out: why it cannot mount each other attack, by name, as far as that was recorded.
+        verdict: two sentences for a reader who knows none of the words in the tables.
         audited: the file or folder of a system that was trained elsewhere; empty for an evaluation.
     """
 
@@ -221,4 +222,5 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     not_run: list[str] = []
     lost: list[str] = []
     left_out: dict[str, str] = {}
+    verdict: list[str] = []
     audited: str = ""

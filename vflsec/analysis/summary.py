@@ -10,6 +10,7 @@ from vflsec.analysis.groups import CellGroup, alone_by_target
 from vflsec.analysis.integrity import damages, on_integrity
 from vflsec.analysis.ranking import disagreements, exposed, front, orders, ranks
 from vflsec.analysis.results import Summary
+from vflsec.analysis.verdict import verdict
 from vflsec.core.checks import count
 from vflsec.records.manifest import AttackEntry, Manifest, RowEntry
 from vflsec.records.schema import FAILED, Record, Result
@@ -38,7 +39,7 @@ def summarize(
     utilities = [*(point.utility for point in points), *(damage.utility for damage in broken)]
     metrics = [utility.metric for utility in utilities if utility.mean is not None]
     folded = [cap for group in by_defense(cell_groups) for cap in caps(group)]
-    places = exposed(points, worst)
+    places, not_run = exposed(points, worst), _not_run(manifest, records)
     lost = _lost(manifest, records)
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
     return Summary(
@@ -61,10 +62,18 @@ def summarize(
         lost=lost,
         out=out,
         integrity=broken,
-        not_run=_not_run(manifest, records),
+        not_run=not_run,
         left_out=manifest.left_out,
+        verdict=verdict(worst, manifest.adversary, _known(manifest), not_run, len(manifest.left_out)) if worst else [],
         audited=manifest.audited,
     )
+
+
+def _known(manifest: Manifest) -> int:
+    """Return how many labels the adversary knows."""
+    aux = manifest.settings.get("aux")
+    known = aux.get("n") if isinstance(aux, dict) else None
+    return known if isinstance(known, int) else 0
 
 
 def _not_run(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vflsec.cli.eval_ import exit_code, leak_limits, show
+from vflsec.cli.eval_ import draw, exit_code, leak_limits
 from vflsec.cli.options import data_dir, output_format, several
 from vflsec.core.errors import DataError, UsageError, VflsecError, plain
 
@@ -114,8 +114,7 @@ def _system(
         store.trim()
         watch(job.compute(audit, manifest, store), len(audit.keys - store.records().keys()))
     report = Report.read(folder, max_leak=limit)
-    show(report, form)
-    click.echo(f"results: {folder}", err=True)
+    draw(report, folder, form)
     sys.exit(exit_code(report))
 
 

@@ -303,15 +303,15 @@ def describe(record: Record | StageDone) -> str:
 def draw(report: Report, folder: Path, form: str) -> None:
     """Print the results on stdout and draw the curve; print a line if the folder cannot be written."""
     show(report, form)
-    if report.summary.audited:  # one strength, whose utility is not known
-        return
     try:
-        paths = report.save_curve(folder)
+        curves = [] if report.summary.audited else report.save_curve(folder)  # that has one strength, without utility
+        page = report.save_page(folder)
     except OSError as error:
         click.echo(f"no curve was drawn: cannot write to {folder}: {error.strerror or error}", err=True)
         return
-    for path in paths:
+    for path in curves:
         click.echo(f"curve: {path}", err=True)
+    click.echo(f"report: {page}", err=True)
 
 
 def show(report: Report, form: str) -> None:

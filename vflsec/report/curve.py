@@ -254,14 +254,21 @@ def _draw_legend(axes: Axes, *, several: bool) -> None:
 
 def save(summary: Summary, folder: Path) -> list[Path]:
     """Write ``curve.svg`` and ``curve.png``; the same summary gives the same bytes."""
-    paths, pictures = [folder / "curve.svg", folder / "curve.png"], [io.BytesIO(), io.BytesIO()]
+    png = io.BytesIO()
     with _own_style():
-        figure = draw(summary)
-        figure.savefig(pictures[0], format="svg", metadata={"Date": None})
-        figure.savefig(pictures[1], format="png", dpi=160, metadata={"Software": None})
-    for path, picture in zip(paths, pictures, strict=True):
-        files.replace(path, picture.getvalue(), mode=0o666)
-    return paths
+        draw(summary).savefig(png, format="png", dpi=160, metadata={"Software": None})
+    pictures = {folder / "curve.svg": svg(summary), folder / "curve.png": png.getvalue()}
+    for path, picture in pictures.items():
+        files.replace(path, picture, mode=0o666)
+    return list(pictures)
+
+
+def svg(summary: Summary) -> bytes:
+    """Return the curve as SVG, whose text is text."""
+    out = io.BytesIO()
+    with _own_style():
+        draw(summary).savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
 
 
 def _line(label: str, points: Sequence[Point]) -> Line:

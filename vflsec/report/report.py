@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import io
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,15 @@ from rich.console import Console
 
 from vflsec.analysis.results import Cap, Damage, Point, Summary
 from vflsec.analysis.summary import summarize
+from vflsec.core import files
 from vflsec.core.errors import StoreError, VflsecError
 from vflsec.records.folder import read_manifest, read_records
 from vflsec.records.manifest import Manifest
-from vflsec.report import curve, table
+from vflsec.records.schema import Record, Result
+from vflsec.report import curve, page, table
+
+Traffic = tuple[str, str, str, int]
+"""Sender, receiver, kind of message, and bytes."""
 
 
 class Report:
@@ -27,11 +33,13 @@ class Report:
     Args:
         summary: its points, scores and gates.
         manifest: what was evaluated, with all settings and where the numbers come from.
+        traffic: sender, receiver, kind of message and bytes in a training, on average.
     """
 
-    def __init__(self, summary: Summary, manifest: Manifest) -> None:
+    def __init__(self, summary: Summary, manifest: Manifest, traffic: Sequence[Traffic] = ()) -> None:
         self.summary = summary
         self.manifest = manifest
+        self.traffic = traffic
 
     @classmethod
     def read(
@@ -68,7 +76,7 @@ class Report:
                 f"expected an evaluation of vflsec in {folder}, found a damaged manifest or records "
                 f"({type(error).__name__}: {error}): compute them again with --fresh"
             ) from error
-        return cls(summary, manifest)
+        return cls(summary, manifest, _traffic(records.values()))
 
     @property
     def points(self) -> list[Point]:
@@ -113,6 +121,19 @@ class Report:
         """Return the tables as Markdown."""
         return table.markdown(self.summary)
 
+    def to_html(self) -> str:
+        """Return one HTML document: verdict, curve, tables, threat model, and where the numbers come from.
+
+        It needs no network and runs no script.
+        """
+        return page.page(self.summary, self.manifest, self.traffic)
+
+    def save_page(self, folder: Path | str) -> Path:
+        """Write ``report.html`` into ``folder``."""
+        path = Path(folder) / "report.html"
+        files.replace(path, self.to_html().encode(), mode=0o666)
+        return path
+
     def plot(self) -> Figure:
         """Return the privacy-utility curve."""
         return curve.draw(self.summary)
@@ -127,3 +148,14 @@ class Report:
     def __repr__(self) -> str:
         """Show the table."""
         return self.table()
+
+
+def _traffic(records: Iterable[Record]) -> list[Traffic]:
+    """Return the bytes of each sender, receiver and kind in a training, on average; predictions are left out."""
+    by_cell = {record.cell: record.traffic for record in records if isinstance(record, Result) and record.traffic}
+    total: Counter[tuple[str, str, str]] = Counter()
+    for traffic in by_cell.values():
+        for phase, sender, receiver, kind, nbytes in traffic:
+            if phase != "predict":
+                total[sender, receiver, kind] += nbytes
+    return [(*route, round(nbytes / len(by_cell))) for route, nbytes in total.items()]

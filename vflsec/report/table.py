@@ -148,6 +148,7 @@ def remarks(summary: Summary) -> list[str]:
         *([OF_MODELS] if any("of" in one for point in summary.points for one in point.spent) else []),
         *(front(summary) if summary.ranks else []),
         *(f"ORDER {line}" for line in ([*summary.orders, *verdicts] if summary.orders else [])),
+        *(f"VERDICT {sentence}" for sentence in summary.verdict),
         *(gate_line(gate) for gate in summary.gates),
         *([OF_ONE_COLUMN] if any(point.target == "attribute" for point in summary.points) else []),
         *lost(summary),

@@ -1,0 +1,196 @@
+"""report.html: a verdict that records support, everything in one file, and nothing that runs or is fetched."""
+
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from msgspec.structs import replace
+
+from vflsec.analysis.results import Leak, Measure, Point
+from vflsec.analysis.verdict import verdict
+from vflsec.experiment import engine
+from vflsec.experiment import spec as specs
+from vflsec.experiment.manifest import manifest_of
+from vflsec.experiment.store import Store
+from vflsec.report.page import page
+from vflsec.report.report import Report
+
+VOID = {"meta", "link", "br", "path", "use", "rect", "img"}
+
+
+def point(leak, *, strength=0.0, utility=0.8, alone=0.7, rows="train", advantage=0.1, target="labels", defense="iso"):
+    return Point(
+        method="fedsplitnn", defense=defense, strength=strength, attack="worst", status="ok", statuses={"ok": 5},
+        utility=Measure(metric="auc", mean=utility, ci95=(0.7, 0.9), n=5),
+        leak=Leak(
+            metric="auc", mean=leak, ci95=(leak - 0.02, leak + 0.02), n=5, chance=0.5, alone=alone,
+            alone_ci95=(0.6, 0.8), advantage=advantage, advantage_ci95=(advantage - 0.05, advantage + 0.05),
+            accuracy=None, rows=rows,
+        ),
+        leak_train=Leak(
+            metric="auc", mean=None, ci95=(None, None), n=0, chance=None, alone=None, alone_ci95=(None, None),
+            advantage=None, advantage_ci95=(None, None), accuracy=None,
+        ),
+        nbytes=1, seconds=1.0, budget={}, choice="mc", target=target,
+    )  # fmt: skip
+
+
+def test_two_sentences_state_the_leak_and_what_a_defense_leaves():
+    worst = [point(1.0), point(0.84, strength=5, utility=0.786), point(0.7, strength=25, utility=0.6)]
+    first, second = verdict(worst, "bureau", 80, [], 0)
+    assert first == (
+        "With 80 known labels, bureau infers the labels of practically all training rows (AUC 1.00; .70 without "
+        "joining)."
+    )
+    assert second == (
+        "The least that a defense leaves for at most two points of utility is .84 (interval up to .86), by iso at "
+        "strength 5, at a cost of 1.4 points of utility."
+    )
+
+
+def test_a_defense_that_costs_more_is_named_only_if_every_one_does():
+    _, second = verdict([point(1.0), point(0.6, strength=25, utility=0.5)], "bureau", 80, [], 0)
+    assert "for at most two points" not in second
+    assert "30.0 points of utility" in second
+
+
+def test_no_more_than_without_joining_is_said_so():
+    first, second = verdict([point(0.71, rows="test", advantage=0.01)], "bureau", 80, ["fusion"], 2)
+    assert (
+        "no better than without joining, as far as these attacks show: AUC .71 of rows that the model was not" in first
+    )
+    assert second == (
+        "Not tested: 1 attack that it could mount and 2 attacks that could not be run on this material; the leak "
+        "may be larger."
+    )
+
+
+def test_without_a_number_there_is_no_verdict():
+    lost = replace(point(1.0), leak=point(1.0).leak_train)
+    assert verdict([lost], "bureau", 80, [], 0) == []
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A finished evaluation of a small world."""
+    folder = tmp_path_factory.mktemp("run")
+    spec = specs.read({
+        "dataset": "toy", "data": {"options": {"rows": 300}}, "train": {"epochs": 2}, "seeds": 2,
+        "aux": {"n": 20, "folds": 0}, "attacks": ["norm", "mc"], "defenses": ["iso:lambda=1"],
+    })  # fmt: skip
+    store = Store(folder)
+    with store.lock():
+        store.write_settings(specs.to_toml(spec), manifest_of(spec, ["vflsec", "eval"]))
+        list(engine.evaluate(engine.plan(spec, store), store))
+    return Report.read(folder)
+
+
+def test_each_number_of_the_verdict_is_in_the_summary(report):
+    summary = report.summary
+    numbers = {f"{value:.2f}".lstrip("0") for p in summary.worst for value in (
+        p.leak.mean, p.leak.alone, p.leak.ci95[1]) if value is not None}  # fmt: skip
+    found = [one for text in summary.verdict for one in re.findall(r"(?<![\d.])(?:1\.00|\.\d\d)(?!\d)", text)]
+    assert len(found) >= 3
+    assert set(found) <= numbers | {"1.00"}
+    assert all(f"VERDICT {sentence}"[:60] in report.table() for sentence in summary.verdict)
+
+
+class Reader(HTMLParser):
+    """Collects tags, attributes and text; fails on tags that do not nest."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.links, self.text, self.open = set(), [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "data", "action", "xlink:href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def parsed(text):
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open == []
+    return reader
+
+
+def test_it_is_one_small_file_without_scripts_or_requests(report):
+    text = report.to_html()
+    reader = parsed(text)
+    assert len(text.encode()) < 300_000
+    assert not reader.tags & {"script", "iframe", "object", "embed", "img", "form", "link"}
+    assert all(link.startswith("#") for link in reader.links)
+    assert "url(http" not in text
+    assert "@import" not in text
+
+
+def test_it_has_everything_that_can_be_filed(report):
+    shown = " ".join(parsed(report.to_html()).text)
+    parts = ["What was not tested, and why", "Threat model", "What crosses between parties", "What the columns mean"]
+    parts += [
+        "Where the numbers come from",
+        "EDPB Opinion 28/2024",
+        "Article 15(5)",
+        "It is no certificate",
+        "vflsec eval",
+    ]
+    for part in (*report.summary.verdict, *parts):
+        assert part in shown
+    for name in report.summary.not_run:
+        assert name in shown
+
+
+def test_hostile_names_are_text(report):
+    bad = '<script>alert(1)</script>"&amp;'
+    summary = replace(report.summary, dataset=bad, adversary=bad, notes=[bad], not_run=[bad], left_out={bad: bad})
+    renamed = {
+        field: [replace(p, defense=bad, choice=bad) for p in getattr(summary, field)] for field in ("points", "worst")
+    }
+    text = page(replace(summary, **renamed, verdict=[bad]), report.manifest, [(bad, bad, bad, 1)])
+    reader = parsed(text)
+    assert "script" not in reader.tags
+    assert any(bad in one for one in reader.text)
+
+
+def test_the_same_report_gives_the_same_bytes(report):
+    assert report.to_html() == report.to_html()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_it_without_a_message(report, tmp_path, width):
+    """Headless Chromium: no message on the console, and a picture that is not blank."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs chromium")
+    path = report.save_page(tmp_path)
+    picture = tmp_path / "page.png"
+    words = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
+    words += [f"--window-size={width},1200", f"--screenshot={picture}", f"--user-data-dir={tmp_path / 'profile'}"]
+    done = subprocess.run(
+        [*words, path.as_uri()],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    assert picture.stat().st_size > 20_000
+    assert "CONSOLE" not in done.stderr

@@ -1,0 +1,98 @@
+"""The verdict of a report: two sentences that a privacy officer understands, each from points of the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vflsec.analysis.results import Leak, Point
+from vflsec.core.checks import count
+
+NAMES = {"auc": "AUC", "accuracy": "accuracy", "r2": "R²"}
+ROWS = {"train": "training rows", "test": "rows that the model was not trained on", "candidates": "candidate rows"}
+TARGETS = {
+    "labels": "the labels",
+    "attribute": "an attribute of another party",
+    "features": "the columns of another party",
+    "membership": "which rows the model was trained on",
+    "parameters": "the averaged parameters of another party",
+}
+
+LARGE_COST = 0.02
+"""A defense that costs more utility than this is named only if every one does."""
+
+
+def verdict(worst: Sequence[Point], adversary: str, known: int, not_run: Sequence[str], left_out: int) -> list[str]:
+    """Return two sentences: what the adversary infers without a defense, and what a defense leaves, or was not tested.
+
+    Args:
+        worst: the headlines.
+        adversary: its name.
+        known: the number of labels that it knows.
+        not_run: the attacks that it could mount and that were not run.
+        left_out: the number of attacks that could not be mounted.
+    """
+    about = [point for point in worst if point.target == worst[0].target]  # labels come first where they are attacked
+    found = [point for point in about if point.leak.mean is not None]
+    clean = [point for point in found if point.strength == 0]
+    if not clean:
+        return []
+    start = max(clean, key=lambda point: point.leak.mean or 0.0)
+    return [_inferred(start, adversary, known), _left(start, found) or _untested(not_run, left_out)]
+
+
+def _inferred(point: Point, adversary: str, known: int) -> str:
+    leak, target = point.leak, TARGETS.get(point.target.partition(" ")[0], point.target)
+    rows = " and ".join(ROWS.get(one, one) for one in leak.rows.split("+"))
+    knowing = f"With {known} known labels, " if known else ""
+    measure = f"{NAMES.get(leak.metric, leak.metric)} {_two(leak.mean)}"
+    if leak.alone is None:
+        return f"{knowing}{adversary} infers {target} of {rows} with {measure} ({_two(leak.chance)} by chance)."
+    if not _more_than_alone(leak):
+        return (
+            f"{knowing}{adversary} infers {target} no better than without joining, as far as these attacks show: "
+            f"{measure} of {rows}, {_two(leak.alone)} without."
+        )
+    all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
+    return f"{knowing}{adversary} infers {target} of {all_of}{rows} ({measure}; {_two(leak.alone)} without joining)."
+
+
+def _left(start: Point, found: Sequence[Point]) -> str:
+    """Return what the best defense leaves, by the upper end of its interval, and what it costs; empty without one."""
+    costs = {
+        id(point): (start.utility.mean or 0.0) - point.utility.mean
+        for point in found
+        if point.strength > 0 and point.utility.mean is not None
+    }
+    defended = [point for point in found if id(point) in costs]
+    cheap = [point for point in defended if costs[id(point)] <= LARGE_COST]
+    if not defended:
+        return ""
+    best = min(cheap or defended, key=lambda point: (_upper(point.leak), costs[id(point)]))
+    cost = 100 * costs[id(best)]
+    price = f"at a cost of {cost:.1f} points of utility" if cost >= 0.05 else "at no cost in utility"
+    method = f"{best.method} with " if len({point.method for point in found}) > 1 else ""
+    within = " for at most two points of utility" if cheap else ""
+    return (
+        f"The least that a defense leaves{within} is {_two(best.leak.mean)} "
+        f"(interval up to {_two(_upper(best.leak))}), by {method}{best.defense} at strength {best.strength:g}, {price}."
+    )
+
+
+def _untested(not_run: Sequence[str], left_out: int) -> str:
+    """Return what was not tested."""
+    parts = [f"{count(len(not_run), 'attack')} that it could mount"] if not_run else []
+    parts += [f"{count(left_out, 'attack')} that could not be run on this material"] if left_out else []
+    return f"Not tested: {' and '.join(parts)}; the leak may be larger." if parts else "No defense was tested."
+
+
+def _more_than_alone(leak: Leak) -> bool:
+    low = leak.advantage_ci95[0]
+    return (leak.advantage or 0.0) > 0 and (low is None or low > 0)
+
+
+def _upper(leak: Leak) -> float:
+    return leak.ci95[1] if leak.ci95[1] is not None else (leak.mean or 0.0)
+
+
+def _two(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.2f}"

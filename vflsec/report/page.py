@@ -1,0 +1,204 @@
+"""A report as one HTML file: no script, no request, readable on a phone and on paper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from vflsec.analysis.results import Summary
+from vflsec.core.checks import count
+from vflsec.records.manifest import Manifest
+from vflsec.report import curve, table
+
+STYLE = """
+:root { color-scheme: light dark; --line: #8884; --soft: #8882; --accent: #0072b2; }
+@media (prefers-color-scheme: dark) { :root { --accent: #56b4e9; } }
+* { box-sizing: border-box; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
+.verdict { font-size: 1.15rem; border-left: .3rem solid var(--accent); padding: .25rem 1rem; margin: 1rem 0; }
+.verdict p { margin: .3rem 0; } .quiet { opacity: .75; margin: .2rem 0; }
+.failed { font-weight: bold; }
+figure { margin: 1rem 0; background: #fff; border: 1px solid var(--line); }
+figure svg { width: 100%; height: auto; display: block; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { white-space: nowrap; } td.text, th.text { text-align: left; } tr:hover { background: var(--soft); }
+dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; } code { overflow-wrap: anywhere; font-size: .85rem; }
+@media print { body { max-width: none; font-size: 10pt; } .wide { overflow: visible; } table { font-size: 7.5pt; }
+  th, td { padding: .1rem .25rem; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
+"""
+
+TEXT = ("attack", "budget", "status", "note", "method", "defense", "rows", "of", "from", "to", "what", "phase")
+"""The columns of text; all others are numbers."""
+
+COLUMNS = {
+    "λ": "The strength of the defense; 0 is no defense.",
+    "ε": "The privacy loss of a defense with differential privacy. Smaller is better; ∞ is no guarantee.",
+    "utility": "How well the joint model predicts on test rows.",
+    "leak": "How well an attack guesses what it is after, by the measure in the title of its table.",
+    "rows": "The rows on which the leak is measured: test rows, training rows, or both.",
+    "on train": "The leak on training rows, without the rows whose answer the adversary knows.",
+    "alone": "What the adversary infers without joining, by the best attack on its own columns.",
+    "chance": "What a guess without any knowledge gives.",
+    "advantage": "Leak minus alone.",
+    "worst": "The strongest attack, or alone. It is chosen on one half of the rows and scored on the other.",
+    "adversary's pick": "The attack that the adversary itself would choose, by folds of the labels that it knows.",
+    "CAP": "The mean of utility times (1 - leak) over the strengths of a defense. Larger is better.",
+    "±": "The wider side of a 95 % interval.",
+}
+
+ANNEX = (
+    (
+        "EDPB Opinion 28/2024, resistance to attacks by means reasonably likely to be used",
+        "The attacks above, each on rows that were and were not trained on, with and without joining.",
+        "Attacks that are listed as not tested; other adversaries; extraction from models that were not handed in.",
+    ),
+    (
+        "GDPR Article 35(7)(c) and (d), risks and measures in a data protection impact assessment",
+        "The likelihood side of the risk that a party infers labels, columns or membership, and what each measured "
+        "defense leaves at what cost.",
+        "The severity for the persons concerned; organizational and contractual measures.",
+    ),
+    (
+        "AI Act Article 15(5), resilience against attempts to exploit vulnerabilities",
+        "Confidentiality attacks, and attacks on integrity where the table lists them.",
+        "Attacks on the infrastructure; data poisoning and evasion beyond the attacks that are listed.",
+    ),
+)
+
+
+def page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str, str, int]]) -> str:
+    """Return a whole HTML document.
+
+    Args:
+        summary: of the report.
+        manifest: of the report.
+        traffic: sender, receiver, kind and bytes of all seeds.
+    """
+    title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers"
+    body = [
+        f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(table.heading(summary))}</p></header>",
+        _verdict(summary),
+        _figure(summary),
+        _not_tested(summary),
+        *(_table(cells) for cells in table.tables(summary)),
+        _threat(summary, manifest),
+        _traffic(traffic),
+        _cards(manifest),
+        _definitions("What the columns mean", COLUMNS),
+        _origin(manifest),
+        _annex(),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>\n"
+        + "\n".join(filter(None, body))
+        + "\n</body></html>\n"
+    )
+
+
+def _verdict(summary: Summary) -> str:
+    lines = [f"<p>{escape(sentence)}</p>" for sentence in summary.verdict]
+    lines += [
+        f"<p{' class=failed' if gate.holds is not True else ''}>{escape(table.gate_line(gate))}</p>"
+        for gate in summary.gates
+    ]
+    return f"<section class=verdict>{''.join(lines) or '<p>No attack gave a number.</p>'}</section>"
+
+
+def _figure(summary: Summary) -> str:
+    if summary.audited or not summary.points:  # one strength, whose utility is not known
+        return ""
+    svg = curve.svg(summary).decode()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    return f'<figure role="img" aria-label="Privacy-utility curve">{svg}</figure>'
+
+
+def _not_tested(summary: Summary) -> str:
+    rows = [(", ".join(summary.not_run), "could be mounted, but was not run")] if summary.not_run else []
+    reasons: dict[str, list[str]] = {}
+    for name, reason in summary.left_out.items():
+        reasons.setdefault(reason.removeprefix(f"attack {name!r} "), []).append(name)
+    rows += [(", ".join(names), reason) for reason, names in reasons.items()]
+    notes = "".join(f"<p class=quiet>{escape(note)}</p>" for note in summary.notes)
+    if not rows:
+        return f"<section><h2>Notes</h2>{notes}</section>" if notes else ""
+    items = "".join(f"<dt>{escape(names)}</dt><dd>{escape(reason)}</dd>" for names, reason in rows)
+    return f"<section><h2>What was not tested, and why</h2>{notes}<dl>{items}</dl></section>"
+
+
+def _table(cells: table.Cells) -> str:
+    kinds = ["text" if name.split(" ")[0] in TEXT else "" for name in cells.header]
+
+    def row(tag: str, values: Iterable[str]) -> str:
+        found = (f"<{tag} class={kind}>" if kind else f"<{tag}>" for kind in kinds)
+        inside = (f"{start}{escape(value)}</{tag}>" for start, value in zip(found, values, strict=True))
+        return f"<tr>{''.join(inside)}</tr>"
+
+    body = "".join(row("td", values) for values in cells.rows)
+    head = row("th", cells.header)
+    return f"<section><h2>{escape(cells.title)}</h2><div class=wide><table>{head}{body}</table></div></section>"
+
+
+def _threat(summary: Summary, manifest: Manifest) -> str:
+    aux = manifest.settings.get("aux")
+    known = aux.get("n", 0) if isinstance(aux, dict) else 0
+    adaptive = aux.get("adaptive", True) if isinstance(aux, dict) else True
+    sentences = [
+        f"The adversary is {summary.adversary}.",
+        "It has its own columns, its own model, and every message that it sent or received.",
+        f"It knows the answer of {known} training rows, which are never scored." if known else "It knows no answer.",
+        "It combines all releases of a row." if adaptive else "It uses the first release of each row only.",
+        f"Numbers are over {count(summary.seeds, 'draw' if summary.audited else 'seed')}.",
+        "It follows the protocol, except in attacks that act in training." if not summary.audited else "",
+    ]
+    return f"<section><h2>Threat model</h2><p>{escape(' '.join(filter(None, sentences)))}</p></section>"
+
+
+def _traffic(traffic: Sequence[tuple[str, str, str, int]]) -> str:
+    if not traffic:
+        return ""
+    rows = [[sender, to, kind, f"{nbytes / 1e6:.2f}"] for sender, to, kind, nbytes in traffic]
+    cells = table.Cells("What crosses between parties, mean of all trainings", ["from", "to", "what", "MB"], rows)
+    return _table(cells)
+
+
+def _cards(manifest: Manifest) -> str:
+    found = {
+        f"{name} ({kind[:-1]})": text for kind, own in manifest.provenance.cards.items() for name, text in own.items()
+    }
+    return _definitions("Methods, defenses and attacks", found)
+
+
+def _definitions(title: str, found: Mapping[str, str]) -> str:
+    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in found.items())
+    return f"<section><h2>{title}</h2><dl>{items}</dl></section>" if items else ""
+
+
+def _origin(manifest: Manifest) -> str:
+    own = manifest.provenance
+    facts: dict[str, Any] = {
+        "command": " ".join(own.command) or "from Python",
+        "time": own.time,
+        "commit of vflsec": own.commit or "an installed package",
+        **own.versions,
+        **{f"{kind}: {name}": value for kind, named in own.sources.items() for name, value in named.items()},
+    }
+    items = "".join(f"<dt>{escape(str(k))}</dt><dd><code>{escape(str(v))}</code></dd>" for k, v in facts.items())
+    return f"<section><h2>Where the numbers come from</h2><dl>{items}</dl></section>"
+
+
+def _annex() -> str:
+    rows = "".join(
+        f"<h3>{escape(asked)}</h3><dl><dt>Evidence here</dt><dd>{escape(here)}</dd><dt>Not covered</dt>"
+        f"<dd>{escape(lacking)}</dd></dl>"
+        for asked, here, lacking in ANNEX
+    )
+    intro = "This report is evidence. It is no certificate, and no legal advice."
+    return f"<section><h2>Annex: where this evidence belongs</h2><p>{intro}</p>{rows}</section>"
