@@ -30,7 +30,7 @@ from vflsec.experiment.training import one_thread
 from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.delta_chain import DeltaChain
-from vflsec.secure.transcripts.recording import Header, Recorder, Recording
+from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 
 PAGE = Path(__file__).parents[1] / "docs" / "audit_a_recording.md"
 NOISE = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -40,7 +40,7 @@ HIDDEN = 0.6
 """Labels that are guessed with a smaller AUC than this count as hidden."""
 
 
-class Notes(Recorder):
+class Notes(RecordingWriter):
     """Records what a role computes; messages in clear are sealed and not encrypted, and left out."""
 
     def message(self, direction: Any, message: Any) -> None:

@@ -18,7 +18,7 @@ from vflsec.core.protocol import LinearBoundary
 from vflsec.core.settings import TrainSpec
 from vflsec.secure.arithmetic.layout import CipherSpec
 from vflsec.secure.roles.exchange import Exchange, Seat
-from vflsec.secure.transcripts.recording import Recorder
+from vflsec.secure.transcripts.recording import RecordingWriter
 
 
 class RolePair(NamedTuple):
@@ -78,7 +78,7 @@ class MaskedLinearBoundary(LinearBoundary):
         super().__init__(passive, active)
         self.spec = CipherSpec(**cipher)
         self.shares = {passive.name: _Share(), active.name: _Share()}
-        self.recorders: dict[str, Recorder] = {}
+        self.recorders: dict[str, RecordingWriter] = {}
         """By party, while a recording is made."""
         self._roles: RolePair | None = None
         self._steps = 0
@@ -231,7 +231,9 @@ def own_part(weight: np.ndarray, normal: np.ndarray) -> np.ndarray:
 class _Port:
     """A party's port: messages go through ``Party.send``, and into the recording if there is one."""
 
-    def __init__(self, party: Party, peer: Party, step: Step, line: list[Any], recorder: Recorder | None) -> None:
+    def __init__(
+        self, party: Party, peer: Party, step: Step, line: list[Any], recorder: RecordingWriter | None
+    ) -> None:
         self._party, self._peer, self._step, self._line, self._recorder = party, peer, step, line, recorder
 
     def send(self, message: Any) -> None:

@@ -19,7 +19,7 @@ from vflsec.secure.arithmetic.linear_sgd import LinearSgd
 from vflsec.secure.roles.active import ActiveRole
 from vflsec.secure.roles.messages import ROLES
 from vflsec.secure.roles.passive import PassiveRole
-from vflsec.secure.transcripts.recording import Header, Recorder
+from vflsec.secure.transcripts.recording import Header, RecordingWriter
 
 NOISE_BITS = 10  # that defenses may add to a loss gradient by noise
 PENALTY_BITS = 4  # that any other defense of the active party may add, by a penalty or by what it does to labels
@@ -87,7 +87,7 @@ class PaillierBoundary(MaskedLinearBoundary):
                 momentum=float(passive.optimizer.momentum),
                 weight_decay=float(passive.optimizer.weight_decay),
             )
-            self.recorders[name] = Recorder(folder / f"{role}.recording", header)
+            self.recorders[name] = RecordingWriter(folder / f"{role}.recording", header)
 
     def close(self) -> None:
         """End the recordings."""

@@ -110,5 +110,6 @@ def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
         notes.append(
             "too few rows to be split: the strongest attack was chosen on rows that score it, which flatters it"
         )
-    notes += [f"{one.method}: {note}" for one in own if isinstance(one, Result) for note in one.notes]
+    trained = [one for one in own if isinstance(one, Result)]
+    notes += [note if manifest.audited else f"{one.method}: {note}" for one in trained for note in one.notes]
     return list(dict.fromkeys(notes))

@@ -38,7 +38,7 @@ METHOD = "audited"
 
 
 @dataclass(frozen=True)
-class Audit:
+class SystemAudit:
     """What is to be measured.
 
     Attributes:
@@ -152,7 +152,7 @@ class Audit:
         return question._replace(view=view)
 
 
-def with_attacks(audit: Audit, wanted: Sequence[AttackSpec]) -> Audit:
+def with_attacks(audit: SystemAudit, wanted: Sequence[AttackSpec]) -> SystemAudit:
     """Return ``audit`` with the attacks that its adversary can mount, and the reason why each other one is left out.
 
     Args:
@@ -182,12 +182,12 @@ def with_attacks(audit: Audit, wanted: Sequence[AttackSpec]) -> Audit:
     return replace(audit, attacks=wanted or possible, mountable=mountable, left_out=left_out)
 
 
-def to_toml(audit: Audit) -> str:
+def to_toml(audit: SystemAudit) -> str:
     """Return what was audited as the text of ``spec.toml``."""
     return tomli_w.dumps({"audit": audit.subject.name, **audit.settings})
 
 
-def _why_not(attack: Attack, audit: Audit, trained: Trained) -> str | None:
+def _why_not(attack: Attack, audit: SystemAudit, trained: Trained) -> str | None:
     """Return why an attack cannot be mounted; None if it can."""
     if attack.target == "integrity" or attack.acts_in_training:
         return "acts in training, which is over"
@@ -209,7 +209,7 @@ def _why_not(attack: Attack, audit: Audit, trained: Trained) -> str | None:
     return None
 
 
-def records(audit: Audit, draw: int, done: Container[str] = ()) -> Iterator[Result | BaselineResult]:
+def records(audit: SystemAudit, draw: int, done: Container[str] = ()) -> Iterator[Result | BaselineResult]:
     """Yield the records of one draw of auxiliary labels whose keys are not ``done``."""
     subject = audit.subject
     trained, alone = audit.joint(draw), audit.apart(draw)
@@ -235,7 +235,7 @@ def records(audit: Audit, draw: int, done: Container[str] = ()) -> Iterator[Resu
             )
 
 
-def _alone(spec: AttackSpec, key: str, alone: Trained, audit: Audit, draw: int) -> BaselineResult:
+def _alone(spec: AttackSpec, key: str, alone: Trained, audit: SystemAudit, draw: int) -> BaselineResult:
     attack, began = build_attack(spec), time.perf_counter()
     own = attack if attack.baseline else without_federation(attack)
     changes: dict[str, Any] = {}

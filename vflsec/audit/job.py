@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from vflsec.audit import checkpoint, foreign
-from vflsec.audit.evaluation import Audit, records, to_toml, with_attacks
+from vflsec.audit.evaluation import SystemAudit, records, to_toml, with_attacks
 from vflsec.audit.opening import open_subject, read_ids
 from vflsec.audit.subject import Subject
 from vflsec.core.errors import UsageError
+from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.adversary import adversary
 from vflsec.experiment.cell import dataset_identity
@@ -39,7 +40,7 @@ def prepare(
     aux: AuxSpec | None = None,
     draws: int = 5,
     attacks: Sequence[AttackSpec] = (),
-) -> Audit:
+) -> SystemAudit:
     """Return what is to be measured; nothing is attacked yet.
 
     Args:
@@ -75,27 +76,34 @@ def prepare(
     elif data is None:
         raise UsageError(f"expected --data with the columns of all parties and the labels of {what}, got none: add it")
     else:
-        subject = open_subject(what, party, model)
-        loaded = load_dataset(data, **(options or {}))
+        subject, loaded = open_subject(what, party, model), load_dataset(data, **(options or {}))
         if encoded:
             subject = replace(subject, inputs=foreign.inputs_of(loaded, subject.adversary))
         train, test = (read_ids(path) if path else None for path in (train_ids, test_ids))
         loaded, notes = foreign.with_roles(loaded, subject, train, test)
-        split = foreign.split_by(loaded)
-        subject = foreign.with_embeddings(replace(subject, notes=(*subject.notes, *notes)), split)
-        audit = Audit(
-            subject,
-            split,
-            joint=partial(foreign.federation_of, split, subject),
-            apart=partial(foreign.federation_of, split, subject, alone=True),
-            messages=tuple(foreign.messages_of(split, subject.messages)),
-            aux=aux,
-            draws=draws,
-            dataset=(data, dataset_identity(data, DataSpec(options=dict(options or {})))),
-        )
+        identity = dataset_identity(data, DataSpec(options=dict(options or {})))
+        audit = _of_material(replace(subject, notes=(*subject.notes, *notes)), loaded, (data, identity), aux, draws)
     if known is not None:
         audit = replace(audit, aux=foreign.known_labels(aux, known, audit.data), aux_ids=known)
     return with_attacks(audit, attacks)
+
+
+def _of_material(
+    subject: Subject, dataset: VerticalDataset, named: tuple[str, Any], aux: AuxSpec, draws: int
+) -> SystemAudit:
+    """Return the audit of messages, models or embeddings of a system that vflsec has not trained."""
+    split = foreign.split_by(dataset)
+    subject = foreign.with_embeddings(subject, split)
+    return SystemAudit(
+        subject,
+        split,
+        joint=partial(foreign.federation_of, split, subject),
+        apart=partial(foreign.federation_of, split, subject, alone=True),
+        messages=tuple(foreign.messages_of(split, subject.messages)),
+        aux=aux,
+        draws=draws,
+        dataset=named,
+    )
 
 
 def _of_checkpoint(
@@ -106,7 +114,7 @@ def _of_checkpoint(
     messages: Path | None,
     aux: AuxSpec,
     draws: int,
-) -> Audit:
+) -> SystemAudit:
     """Return the audit of a checkpoint, whose first draw of auxiliary labels is that of ``vflsec eval``."""
     restored = checkpoint.restore(folder, data, options)
     cell, notes = restored.cell, list(restored.facts.notes)
@@ -120,7 +128,7 @@ def _of_checkpoint(
         fingerprint=restored.fingerprint,
         notes=notes,
     )
-    return Audit(
+    return SystemAudit(
         subject,
         partition_of(cell),
         joint=restored.trained,
@@ -133,7 +141,7 @@ def _of_checkpoint(
     )
 
 
-def compute(audit: Audit, manifest: Manifest, store: Store) -> Iterator[Record]:
+def compute(audit: SystemAudit, manifest: Manifest, store: Store) -> Iterator[Record]:
     """Yield the records that ``store`` lacks, each once it is on disk."""
     store.write_settings(to_toml(audit), manifest)
     done = store.records()

@@ -152,7 +152,9 @@ def _threat(summary: Summary, manifest: Manifest) -> str:
     adaptive = aux.get("adaptive", True) if isinstance(aux, dict) else True
     sentences = [
         f"The adversary is {summary.adversary}.",
-        "It has its own columns, its own model, and every message that it sent or received.",
+        f"It has its own columns, and what {summary.audited} shows."
+        if summary.audited
+        else "It has its own columns, its own model, and every message that it sent or received.",
         f"It knows the answer of {known} training rows, which are never scored." if known else "It knows no answer.",
         "It combines all releases of a row." if adaptive else "It uses the first release of each row only.",
         f"Numbers are over {count(summary.seeds, 'draw' if summary.audited else 'seed')}.",

@@ -345,7 +345,11 @@ def _targets(summary: Summary) -> list[str]:
 def _title(label: str, points: Sequence[Point], summary: Summary) -> str:
     """Return the title of a table, with the measure of its leaks where not all leaks are of labels."""
     measures = [p.leak.metric for p in points if p.leak.metric]
-    return f"{label} (leak: {MEASURES.get(measures[0], measures[0])})" if _mixed(summary) and measures else label
+    return (
+        f"{label} (leak: {MEASURES.get(measures[0], measures[0])})"
+        if (_mixed(summary) or summary.audited) and measures
+        else label
+    )
 
 
 def _attack(point: Point) -> str:

@@ -19,7 +19,7 @@ from vflsec.secure.roles.active import ActiveRole
 from vflsec.secure.roles.exchange import Exchange, Seat
 from vflsec.secure.roles.messages import ROLES
 from vflsec.secure.roles.passive import PassiveRole
-from vflsec.secure.transcripts.recording import Header, Recorder, Recording
+from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 
 Floats = NDArray[np.float64]
 
@@ -237,7 +237,7 @@ class EncryptedRun:
 class _Port:
     """Passes messages to the other role, and records them."""
 
-    def __init__(self, recorder: Recorder, line: list[Any]) -> None:
+    def __init__(self, recorder: RecordingWriter, line: list[Any]) -> None:
         self.recorder, self.line, self.note = recorder, line, recorder.note
 
     def send(self, message: Any) -> None:
@@ -253,10 +253,10 @@ class _Port:
 @contextmanager
 def _recorders(
     folder: Path, layout: CipherLayout, momentum: float, weight_decay: float, n: bytes = b""
-) -> Iterator[tuple[Recorder, Recorder]]:
+) -> Iterator[tuple[RecordingWriter, RecordingWriter]]:
     headers = [Header(role=role, layout=layout, n=n, momentum=momentum, weight_decay=weight_decay) for role in ROLES]
     with (
-        Recorder(folder / "passive.recording", headers[0]) as c,
-        Recorder(folder / "active.recording", headers[1]) as p,
+        RecordingWriter(folder / "passive.recording", headers[0]) as c,
+        RecordingWriter(folder / "active.recording", headers[1]) as p,
     ):
         yield c, p

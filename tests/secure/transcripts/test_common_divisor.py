@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.common_divisor import CommonDivisor
-from vflsec.secure.transcripts.recording import Recorder, Recording
+from vflsec.secure.transcripts.recording import Recording, RecordingWriter
 from vflsec.testing.recordings import LinearRun
 
 
 def rewritten(folder, c, change):
     """Return C's recording with another delta^C; ``change`` gets the integers delta (B,) and W (g,)."""
     rng = np.random.default_rng(0)
-    with Recorder(folder / "other", c.header) as recorder:
+    with RecordingWriter(folder / "other", c.header) as recorder:
         for step in c.steps():
             delta, w = rng.integers(-(1 << 23), 1 << 23, size=128), rng.integers(-(1 << 28), 1 << 28, size=10)
             recorder.begin(step.number, rate=step.rate)
@@ -29,7 +29,7 @@ def truth(folder, header):
     """Return p's recording with a share of zero, so that all of W is in C's."""
     from msgspec.structs import replace
 
-    with Recorder(folder / "active", replace(header, role="active")) as recorder:
+    with RecordingWriter(folder / "active", replace(header, role="active")) as recorder:
         for number in range(2):
             recorder.begin(number, rate=0.1)
             recorder.note("share", np.array([0] * 10, dtype=object)[:, None])

@@ -9,7 +9,7 @@ import pytest
 from vflsec.core.errors import DataError, InsufficientView
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.delta_chain import DeltaChain
-from vflsec.secure.transcripts.recording import Recorder, Recording
+from vflsec.secure.transcripts.recording import Recording, RecordingWriter
 from vflsec.testing.recordings import LinearRun, generator
 
 
@@ -155,7 +155,7 @@ def test_noise_that_keeps_the_rank_averages_out_over_visits(tmp_path, noise, lea
 
 def test_shapes_that_do_not_fit_are_one_line(tmp_path):
     c, _ = LinearRun(steps=1).record(tmp_path)
-    with Recorder(tmp_path / "torn", c.header) as recorder:
+    with RecordingWriter(tmp_path / "torn", c.header) as recorder:
         recorder.begin(0, rate=0.1)
         recorder.note("embedding_gradient", np.ones((2, 10)))
         recorder.note("rows", np.arange(3))
@@ -179,7 +179,7 @@ def test_without_the_truth_it_says_how_well_all_fits(tmp_path):
 
 def test_a_gap_in_the_recording_is_not_bridged(tmp_path):
     c, p = LinearRun(steps=9, rounding=2.0**-24).record(tmp_path)
-    with Recorder(tmp_path / "gap", c.header) as recorder:
+    with RecordingWriter(tmp_path / "gap", c.header) as recorder:
         for step in c.steps():
             if step.number != 4:
                 recorder.begin(step.number, rate=step.rate)
@@ -196,7 +196,9 @@ def test_too_little_is_no_acquittal(tmp_path):
     assert (finding.verdict, finding.figures) == ("unmeasured", ())
     assert "at least 9 features for 10 outputs, got 8" in finding.found
     (tmp_path / "one").mkdir()
-    with Recorder(tmp_path / "one" / "passive", LinearRun(width=8).record(tmp_path / "one")[0].header) as recorder:
+    with RecordingWriter(
+        tmp_path / "one" / "passive", LinearRun(width=8).record(tmp_path / "one")[0].header
+    ) as recorder:
         recorder.begin(0, rate=None)  # nothing is learned
     assert "expected delta^C of a step that learns" in DeltaChain()(Recording(tmp_path / "one" / "passive")).found
     with pytest.raises(InsufficientView, match="for role passive, got a recording of role active"):
@@ -205,7 +207,7 @@ def test_too_little_is_no_acquittal(tmp_path):
 
 def test_zero_gradients_are_passed_over(tmp_path):
     c, _ = LinearRun(steps=4).record(tmp_path)
-    with Recorder(tmp_path / "zero", msgspec.structs.replace(c.header)) as recorder:
+    with RecordingWriter(tmp_path / "zero", msgspec.structs.replace(c.header)) as recorder:
         for step in c.steps():
             recorder.begin(step.number, rate=step.rate)
             recorder.note("mu", step.notes["mu"])

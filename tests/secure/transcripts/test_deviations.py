@@ -10,7 +10,7 @@ from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.chosen_weights import ChosenWeights
 from vflsec.secure.transcripts.forward_passes import ForwardPasses
-from vflsec.secure.transcripts.recording import Header, Recorder, Recording
+from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 from vflsec.secure.transcripts.run import judge
 from vflsec.secure.transcripts.score_drift import ScoreDrift
 from vflsec.secure.transcripts.shifted_scores import ShiftedScores
@@ -138,12 +138,12 @@ def test_honest_scores_do_not_jump(tmp_path):
 
 
 def test_what_is_not_recorded_is_not_acquitted(tmp_path):
-    with Recorder(tmp_path / "passive", Header(role="passive", layout=CipherLayout(width=2))) as recorder:
+    with RecordingWriter(tmp_path / "passive", Header(role="passive", layout=CipherLayout(width=2))) as recorder:
         recorder.begin(3, rate=0.1)
         recorder.note("rows", np.arange(4))
     assert "expected all steps from 0 on, got 3 after -1" in ForwardPasses()(Recording(tmp_path / "passive")).found
     assert ShiftedScores()(Recording(tmp_path / "passive")).found == "expected delta^C of a training step, got none"
-    with Recorder(tmp_path / "active", Header(role="active", layout=CipherLayout(width=2))) as recorder:
+    with RecordingWriter(tmp_path / "active", Header(role="active", layout=CipherLayout(width=2))) as recorder:
         recorder.begin(0, rate=0.1)
     for audit in (ScoreDrift(), ChosenWeights()):
         assert audit(Recording(tmp_path / "active")).verdict == "unmeasured"

@@ -13,7 +13,7 @@ from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts import small_masks
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.low_bits import LowBits, solve
-from vflsec.secure.transcripts.recording import Header, Recorder, Recording
+from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 from vflsec.secure.transcripts.small_masks import SmallMasks, narrowest
 
 
@@ -21,12 +21,16 @@ def recorded(folder, mu, masked, share, precision, rate=None):
     """Return the recordings of C and p of one step: what C decrypts, and p's share of W as the truth."""
     layout = CipherLayout(width=mu.shape[1], batch=max(len(mu), 1), outputs=masked.shape[1])
     exact = np.array([int(Fraction(float(w)) * (1 << 64)) for w in share.ravel()], dtype=object).reshape(share.shape)
-    with Recorder(folder / "passive", Header(role="passive", layout=layout, score_precision=precision)) as recorder:
+    with RecordingWriter(
+        folder / "passive", Header(role="passive", layout=layout, score_precision=precision)
+    ) as recorder:
         recorder.begin(0, rate=rate)
         recorder.note("mu", mu)
         recorder.note("masked_scores", masked)
         recorder.note("share", np.zeros_like(exact))
-    with Recorder(folder / "active", Header(role="active", layout=layout, score_precision=precision)) as recorder:
+    with RecordingWriter(
+        folder / "active", Header(role="active", layout=layout, score_precision=precision)
+    ) as recorder:
         recorder.begin(0, rate=rate)
         recorder.note("share", exact)
     c, p = Recording(folder / "passive"), Recording(folder / "active")
@@ -232,7 +236,7 @@ def test_an_update_between_batches_separates_them(tmp_path):
     rng = np.random.default_rng(7)
     mu = rng.normal(size=(16, 2))
     layout = CipherLayout(width=2, batch=16)
-    with Recorder(tmp_path / "passive", Header(role="passive", layout=layout, score_precision=30)) as recorder:
+    with RecordingWriter(tmp_path / "passive", Header(role="passive", layout=layout, score_precision=30)) as recorder:
         for number in range(20):
             recorder.begin(number, rate=0.1)
             recorder.note("mu", mu)
@@ -243,7 +247,9 @@ def test_an_update_between_batches_separates_them(tmp_path):
 
 
 def test_without_masked_scores_nothing_is_measured(tmp_path):
-    with Recorder(tmp_path / "passive", Header(role="passive", layout=CipherLayout(width=2, batch=16))) as recorder:
+    with RecordingWriter(
+        tmp_path / "passive", Header(role="passive", layout=CipherLayout(width=2, batch=16))
+    ) as recorder:
         recorder.begin(0, rate=0.1)
         recorder.note("mu", np.ones((16, 2)))
     c = Recording(tmp_path / "passive")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vflsec.core.errors import DataError, UsageError
 from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts import recording
-from vflsec.secure.transcripts.recording import MAGIC, Header, Recorder, Recording
+from vflsec.secure.transcripts.recording import MAGIC, Header, Recording, RecordingWriter
 
 HEADER = Header(role="passive", layout=CipherLayout(width=2, batch=3), n=b"\x17")
 
@@ -26,7 +26,7 @@ class Pong(msgspec.Struct):
 
 
 def written(path, steps=3):
-    with Recorder(path, HEADER) as recorder:
+    with RecordingWriter(path, HEADER) as recorder:
         for t in range(steps):
             recorder.begin(t, rate=0.1 * (t + 1))
             recorder.message("received", Ping(bytes([t])))
@@ -52,7 +52,7 @@ def test_only_its_owner_may_read_it(tmp_path):
 def test_an_existing_file_is_never_written_over(tmp_path):
     path = written(tmp_path / "c.rec")
     with pytest.raises(UsageError, match="which exists: name another"):
-        Recorder(path, HEADER)
+        RecordingWriter(path, HEADER)
     assert len(list(Recording(path).steps())) == 3
 
 
@@ -93,16 +93,16 @@ def test_a_changed_byte_is_noticed(tmp_path_factory, data):
 def test_a_resumed_recording_forgets_the_steps_that_did_not_count(tmp_path):
     path = written(tmp_path / "c.rec")
     path.write_bytes(path.read_bytes()[:-5])
-    with Recorder.resume(path, HEADER, step=1) as recorder:
+    with RecordingWriter.resume(path, HEADER, step=1) as recorder:
         recorder.begin(1, rate=9.0)
         recorder.note("embedding_gradient", np.zeros((3, 2)))
     steps = list(Recording(path).steps())
     assert [(step.number, step.rate) for step in steps] == [(0, 0.1), (1, 9.0)]
-    with Recorder.resume(path, HEADER, step=7) as recorder:
+    with RecordingWriter.resume(path, HEADER, step=7) as recorder:
         recorder.begin(7, rate=None)
     assert [step.number for step in Recording(path).steps()] == [0, 1, 7]
     with pytest.raises(UsageError, match="got one with other settings"):
-        Recorder.resume(path, msgspec.structs.replace(HEADER, role="active"), step=1)
+        RecordingWriter.resume(path, msgspec.structs.replace(HEADER, role="active"), step=1)
 
 
 def test_a_message_of_another_kind_is_refused(tmp_path):
@@ -120,7 +120,7 @@ def test_a_message_of_another_kind_is_refused(tmp_path):
     ],
 )
 def test_notes_are_checked_when_written(tmp_path, name, array, match):
-    with Recorder(tmp_path / "c.rec", HEADER) as recorder:
+    with RecordingWriter(tmp_path / "c.rec", HEADER) as recorder:
         recorder.begin(0, rate=0.1)
         with pytest.raises(UsageError, match=match):
             recorder.note(name, array)
@@ -140,7 +140,7 @@ def test_notes_are_checked_when_written(tmp_path, name, array, match):
 )
 def test_notes_are_checked_when_read(tmp_path, note, match):
     path = tmp_path / "c.rec"
-    with Recorder(path, HEADER) as recorder:
+    with RecordingWriter(path, HEADER) as recorder:
         recorder.begin(0, rate=0.1)
         recorder._write(note)
     with pytest.raises(DataError, match=match):
@@ -163,14 +163,14 @@ def test_what_is_no_recording_or_of_another_version_is_refused(tmp_path):
     path.write_bytes(b"\x80\x04 something else")
     with pytest.raises(DataError, match="expected a recording of vflsec"):
         Recording(path)
-    Recorder(tmp_path / "new.rec", msgspec.structs.replace(HEADER, version=2)).close()
+    RecordingWriter(tmp_path / "new.rec", msgspec.structs.replace(HEADER, version=2)).close()
     with pytest.raises(DataError, match="expected a recording of version 5, got 2"):
         Recording(tmp_path / "new.rec")
 
 
 def test_steps_must_go_up(tmp_path):
     path = tmp_path / "c.rec"
-    with Recorder(path, HEADER) as recorder:
+    with RecordingWriter(path, HEADER) as recorder:
         recorder.begin(1, rate=0.1)
         recorder.begin(1, rate=0.1)
     with pytest.raises(DataError, match="expected a step after 1, got 1"):
@@ -188,7 +188,7 @@ def test_version_3_is_read_and_calls_the_roles_by_letters(tmp_path, letter, name
     assert Recording(path).header == msgspec.structs.replace(HEADER, role=name)
     ((message,),) = [step.messages for step in Recording(path).steps()]
     assert message.kind == "Ping"
-    with Recorder.resume(path, msgspec.structs.replace(HEADER, role=name), step=1) as recorder:
+    with RecordingWriter.resume(path, msgspec.structs.replace(HEADER, role=name), step=1) as recorder:
         recorder.begin(1, rate=0.1)
     assert [step.number for step in Recording(path).steps()] == [0, 1]
 
@@ -196,7 +196,7 @@ def test_version_3_is_read_and_calls_the_roles_by_letters(tmp_path, letter, name
 @pytest.mark.parametrize("change", ["swapped", "twice", "left out"])
 def test_frames_that_are_swapped_lost_or_doubled_are_damage(tmp_path, change):
     path = tmp_path / "c.rec"
-    with Recorder(path, HEADER) as recorder:
+    with RecordingWriter(path, HEADER) as recorder:
         for step in range(4):
             recorder.begin(step, rate=0.1)
             recorder.note("loss", np.array([float(step)]))

@@ -7,7 +7,7 @@ import pytest
 
 from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts.audit import Truth
-from vflsec.secure.transcripts.recording import Header, Recorder, Recording
+from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 from vflsec.secure.transcripts.score_decoding import ScoreDecoding
 
 WIDTH = 10
@@ -17,7 +17,7 @@ def recordings(folder, mu, passes, rates):
     """Steps of the same rows, with the scores of ``passes`` and learning rates, as both roles record them."""
     layout = CipherLayout(width=mu.shape[1], outputs=passes[0].shape[1], batch=len(mu))
     for role in ("passive", "active"):
-        with Recorder(folder / role, Header(role=role, layout=layout)) as recorder:
+        with RecordingWriter(folder / role, Header(role=role, layout=layout)) as recorder:
             for number, (scores, rate) in enumerate(zip(passes, rates, strict=True)):
                 recorder.begin(number, rate=rate)
                 recorder.note("rows", np.arange(len(mu)) + number * len(mu))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vflsec.secure.transcripts.audit import Truth
-from vflsec.secure.transcripts.recording import Recorder, Recording
+from vflsec.secure.transcripts.recording import Recording, RecordingWriter
 from vflsec.secure.transcripts.score_gram import ScoreGram
 from vflsec.testing.recordings import LinearRun
 
@@ -120,7 +120,7 @@ def test_noise_on_the_scores_blunts_it(tmp_path):
 
 def test_momentum_from_before_the_recording_is_not_guessed(tmp_path):
     _, p = LinearRun(steps=10, same_batch=True, momentum=0.9).record(tmp_path)
-    with Recorder(tmp_path / "late", p.header) as recorder:
+    with RecordingWriter(tmp_path / "late", p.header) as recorder:
         for step in p.steps():
             if step.number > 2:
                 recorder.begin(step.number, rate=step.rate)
@@ -133,7 +133,7 @@ def test_rows_in_another_order_are_the_same_batch_and_inference_between_moves_no
     _, p = LinearRun(same_batch=True, steps=40, rate=0.5).record(tmp_path)
     rng, shuffled = np.random.default_rng(0), tmp_path / "shuffled"
     orders = []
-    with Recorder(shuffled, p.header) as recorder:
+    with RecordingWriter(shuffled, p.header) as recorder:
         for step in p.steps():
             order = rng.permutation(128)
             orders.append(order)

@@ -6,7 +6,7 @@ import pytest
 from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.forward_passes import ForwardPasses
-from vflsec.secure.transcripts.recording import Header, Recorder, Recording
+from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 from vflsec.secure.transcripts.score_regression import ScoreRegression
 
 
@@ -14,7 +14,7 @@ def recordings(folder, mu, scores, answers=1):
     """One pass of all rows, as both roles record it."""
     layout = CipherLayout(width=mu.shape[1], batch=len(mu))
     for role in ("passive", "active"):
-        with Recorder(folder / role, Header(role=role, layout=layout)) as recorder:
+        with RecordingWriter(folder / role, Header(role=role, layout=layout)) as recorder:
             recorder.begin(0, rate=None)
             recorder.note("rows", np.arange(len(mu)))
             if role == "passive":

@@ -13,7 +13,7 @@ from vflsec.secure.arithmetic.layout import CipherLayout
 from vflsec.secure.roles.active import ActiveRole
 from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts.audit import Truth
-from vflsec.secure.transcripts.recording import Header, Recorder, Recording
+from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 from vflsec.secure.transcripts.wire import Wire, _Powers
 from vflsec.testing.recordings import EncryptedRun, LinearRun, loss_gradient
 
@@ -57,8 +57,8 @@ def naive(folder, keys, *, secure, positives=0.24, batch=48, width=3, steps=6, s
     layout = CipherLayout(width=width, batch=batch)
     share = 0.3 * rng.normal(size=width)
     with (
-        Recorder(folder / "passive", Header(role="passive", layout=layout, n=n)) as c,
-        Recorder(folder / "active", Header(role="active", layout=layout, n=n)) as p,
+        RecordingWriter(folder / "passive", Header(role="passive", layout=layout, n=n)) as c,
+        RecordingWriter(folder / "active", Header(role="active", layout=layout, n=n)) as p,
     ):
 
         def send(message, sender, receiver):
@@ -245,7 +245,7 @@ def test_ciphertexts_without_a_randomizer_are_found(tmp_path, mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_exponents_in_clear_are_found(tmp_path, mode):
     c, _ = EncryptedRun(run=LinearRun(steps=1, width=2, batch=8), mode=mode).record(tmp_path)
-    with Recorder(tmp_path / "told", c.header) as recorder:
+    with RecordingWriter(tmp_path / "told", c.header) as recorder:
         recorder.begin(0, rate=0.1)
         recorder.message("received", MaskedScores(b"", [-3, -4]))
     finding = Wire()(Recording(tmp_path / "told"))

@@ -30,7 +30,7 @@ from vflsec.secure.remote.snapshots import Facts, Journal, Snapshots
 from vflsec.secure.remote.talk import Talk
 from vflsec.secure.remote.wire import Connection, plain
 from vflsec.secure.roles.messages import NoisedGradient, RoleName
-from vflsec.secure.transcripts.recording import Header, Recorder, expect_writable
+from vflsec.secure.transcripts.recording import Header, RecordingWriter, expect_writable
 
 NOTHING = sha256().hexdigest()
 """The history of an active party that has not met its peer yet."""
@@ -175,7 +175,7 @@ class Session:
                 f"batches are done, and kept in {self.snapshots.folder}: run the same command again to go on"
             ) from error
 
-    def _begin(self, recorder: Recorder | None, step: int, rate: float | None) -> None:
+    def _begin(self, recorder: RecordingWriter | None, step: int, rate: float | None) -> None:
         """Start batch ``step``.
 
         The passive party records how often it has answered this batch and later ones: the active party knows those
@@ -291,7 +291,7 @@ class Session:
         self.snapshots.forget_after(step)
         self.snapshots.damaged = []
 
-    def _train(self, wire: Connection, start: int, recorder: Recorder | None) -> None:
+    def _train(self, wire: Connection, start: int, recorder: RecordingWriter | None) -> None:
         for step in range(start, self.batches):
 
             def commit(message: NoisedGradient, step: int = step) -> None:
@@ -304,7 +304,7 @@ class Session:
             self._advance(step + 1)
             self.progress(step + 1, self.batches)
 
-    def _predict(self, wire: Connection, recorder: Recorder | None) -> None:
+    def _predict(self, wire: Connection, recorder: RecordingWriter | None) -> None:
         for number, rows in enumerate(self.side.test_batches(), start=self.batches):
             self._begin(recorder, number, None)
             self.side.infer(Talk(wire, number, recorder, self.answers.count), rows)
@@ -366,7 +366,7 @@ class Session:
                     f"and {ours.get(name)} now: choose another --out, or go back to that job"
                 )
 
-    def _recording(self, step: int) -> Recorder:
+    def _recording(self, step: int) -> RecordingWriter:
         """Return the recording from ``step`` on, without the batches that are done again."""
         assert self.record is not None, "nothing is to be recorded"
         train = self.side.job.train
@@ -377,7 +377,11 @@ class Session:
             momentum=train.momentum,
             weight_decay=train.weight_decay,
         )
-        return Recorder.resume(self.record, header, step) if self.record.exists() else Recorder(self.record, header)
+        return (
+            RecordingWriter.resume(self.record, header, step)
+            if self.record.exists()
+            else RecordingWriter(self.record, header)
+        )
 
     def _advance(self, done: int) -> None:
         """Restart the patience after a batch that is done for the first time, and not after a repeated one."""

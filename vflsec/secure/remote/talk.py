@@ -10,7 +10,7 @@ import numpy as np
 
 from vflsec.secure.remote.wire import Connection
 from vflsec.secure.roles.messages import EncryptedDelta, MaskedScores
-from vflsec.secure.transcripts.recording import Recorder
+from vflsec.secure.transcripts.recording import RecordingWriter
 
 M = TypeVar("M", bound=msgspec.Struct)
 
@@ -30,7 +30,7 @@ class Talk:
         self,
         wire: Connection,
         step: int,
-        recorder: Recorder | None,
+        recorder: RecordingWriter | None,
         answer: Callable[[int], int] = lambda step: 1,
     ) -> None:
         self._wire, self._step, self._recorder, self._answer = wire, step, recorder, answer

@@ -5,7 +5,7 @@ msgpack value. The CRC-32 of a value starts from that of the value before, so th
 First comes the Header, then for each step a Begin, and its Messages and Notes in the order in which they happened.
 Nothing in it is executed; a frame is read after its length was checked, so that memory is bounded by one step.
 
-    with Recorder(path, Header(role="passive", layout=layout, n=keys.public.n)) as recorder:
+    with RecordingWriter(path, Header(role="passive", layout=layout, n=keys.public.n)) as recorder:
         recorder.begin(0, rate=0.1)
         recorder.message("received", masked_scores)  # any msgspec Struct
         recorder.note("embedding_gradient", gradient)  # (B, g)
@@ -188,7 +188,7 @@ class RecordedStep:
         return all(name in self.notes for name in names)
 
 
-class Recorder:
+class RecordingWriter:
     """Writes the recording of one role; killed at any moment, it loses at most the frame being written.
 
     Args:
