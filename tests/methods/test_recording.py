@@ -110,15 +110,14 @@ def test_an_older_recording_is_not_overwritten(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "expected an encrypted boundary to record, got plain: add --defense phe"),
-        (("--method", "lr"), "expected a method with an encrypted boundary to record, got lr"),
+        (("--method", "lr"), "expected a method that sends embeddings or gradients to record, got lr"),
         (
             ("--defense", "phe:on=1,backend=plain", "--set", "train.optimizer=sgd"),
             "expected an encrypted boundary to record, got masked-plain",
         ),
     ],
 )
-def test_what_is_not_encrypted_is_not_recorded(tmp_path, arguments, said):
+def test_what_sends_no_message_is_not_recorded(tmp_path, arguments, said):
     result = CliRunner().invoke(cli, ["train", "--dataset", "digits", "--record", str(tmp_path / "r"), *arguments])
     assert result.exit_code == 2
     assert said in result.output

@@ -144,10 +144,17 @@ class TranscriptTap(Transcript):
         folder: a new folder.
         spec: of the training.
         seed: of the training.
+
+    Raises:
+        UsageError: the method sends neither, or the folder holds something else.
     """
 
     def __init__(self, folder: Path, spec: EvalSpec, seed: int) -> None:
-        self.data = partition_of(training_cell(spec, spec.methods[0], seed))
+        cell = training_cell(spec, spec.methods[0], seed)
+        sent = frozenset[Kind]().union(*build_method(cell).messages.values())
+        if not sent & set(KINDS):
+            raise UsageError(f"expected a method that sends embeddings or gradients to record, got {cell.method}")
+        self.data = partition_of(cell)
         super().__init__(frozenset({*self.data.parties, SERVER}), frozenset(KINDS))
         sides = {name: "active" if name == "active" else "passive" for name in self.data.parties}
         header = TranscriptHeader(
