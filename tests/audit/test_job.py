@@ -396,7 +396,18 @@ def test_errors_of_a_difference_add_in_quadrature():
     assert high == pytest.approx(0.1 + math.hypot(0.04, 0.03))
 
 
-@pytest.mark.slow
+def test_the_job_of_the_page_runs_a_command_that_exists():
+    yaml = pytest.importorskip("yaml")
+    page = (ROOT / "docs" / "audit_a_trained_model.md").read_text(encoding="utf-8")
+    job = yaml.safe_load(re.search(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1])
+    commands = [step["run"] for step in job["jobs"]["audit"]["steps"] if "vflsec audit" in step.get("run", "")]
+    (words,) = map(shlex.split, commands)
+    context = command.get_command(None, "audit").make_context("audit", words[2:])
+    assert context.params["max_leak"] == ("worst=0.8",)
+    assert any(step.get("if") == "always()" for step in job["jobs"]["audit"]["steps"])
+
+
+@pytest.mark.long
 def test_the_page_works_as_written(tmp_path):
     """The commands of docs/audit_a_trained_model.md run as they stand; all doors give the same guess."""
     pytest.importorskip("onnxruntime")
