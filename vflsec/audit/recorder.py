@@ -20,10 +20,10 @@ from vflsec.audit.transcript import AUDITOR, LONGEST_TEXT, Sent, TranscriptHeade
 from vflsec.core.errors import UsageError, VflsecError, plain
 
 FLUSH = 1 << 24
-"""Bytes of vectors after which a file is written."""
+"""Bytes of vectors in a file."""
 
-WAITING = 256
-"""Messages that wait for the writing thread; the loop then waits for it, so that memory stays bounded."""
+WAITING = 2
+"""Files that wait for the writing thread; the loop then waits for it, so that memory stays bounded."""
 
 Rows = Sequence[int] | Sequence[str] | Tensor | np.ndarray
 
@@ -82,7 +82,11 @@ class Recorder:
         self._steps = self._writer.last_steps
         self._widths: dict[tuple[str, str, str], int] = {}
         self._error: BaseException | None = None
-        self._queue: Queue[_Seen | None] = Queue(WAITING)
+        self._passives = [name for name, side in parties.items() if side == "passive"]
+        self._texts: set[str] = set()
+        self._seen: list[_Seen] = []
+        self._size = 0
+        self._queue: Queue[list[_Seen] | None] = Queue(WAITING)
         self._thread = Thread(target=self._write, name="vflsec recorder", daemon=True)
         self._thread.start()
         self._closed = False
@@ -109,12 +113,15 @@ class Recorder:
         Raises:
             UsageError: not one id for each row, or a party that is not passive.
         """
-        rows = _copied(rows)
-        step = self.embedding(h, rows=rows, party=party, split=split, phase=phase)
+        self.embedding(h, rows=rows, party=party, split=split, phase=phase)
         if h.requires_grad and torch.is_grad_enabled():
+            sent = self._last
 
-            def returned(gradient: Tensor) -> None:
-                self.gradient(gradient, rows=rows, party=party, split=split, phase=phase, step=step)
+            def returned(gradient: Tensor) -> None:  # it has the shape of the embedding, which was checked
+                back = _Seen(
+                    "gradient", sent.receiver, sent.sender, sent.phase, sent.split, sent.step, sent.rows, gradient
+                )
+                self._append(back)
 
             h.register_hook(returned)  # type: ignore[no-untyped-call]
         return h
@@ -172,6 +179,7 @@ class Recorder:
             return
         self._closed = True
         atexit.unregister(self.close)
+        self._hand_over()
         self._queue.put(None)
         self._thread.join()
         if self._error is not None:
@@ -190,7 +198,7 @@ class Recorder:
                 raise
 
     def _passive(self, party: str | None) -> str:
-        others = [name for name, side in self.header.parties.items() if side == "passive"]
+        others = self._passives
         if party is None and len(others) == 1:
             return others[0]
         if party not in others:
@@ -201,46 +209,57 @@ class Recorder:
 
     def _put(self, seen: _Seen) -> None:
         """Queue a message for writing; what the transcript could not hold is refused here, where it was made."""
-        if self._closed:
-            raise UsageError("expected a recorder that is open, got one after close()")
         if not isinstance(seen.value, Tensor) or seen.value.dim() < 1 or not seen.value.numel():
             shape = f"shape {tuple(seen.value.shape)}" if isinstance(seen.value, Tensor) else type(seen.value).__name__
             raise UsageError(f"expected a tensor (B, d) of at least one number, got {shape}")
         rows = _copied(seen.rows)
         if len(rows) != len(seen.value):
             raise UsageError(f"expected one id for each of {len(seen.value)} rows, got {len(rows)}")
-        width = seen.value[0].numel()
+        width = seen.value.numel() // len(seen.value)
         known = self._widths.setdefault((seen.kind, seen.sender, seen.receiver), width)
         if width != known:
             raise UsageError(f"expected {known} numbers a row as before, got {width}: record other layers elsewhere")
         for name, text in (("phase", seen.phase), ("split", seen.split)):
+            if text in self._texts:
+                continue
             if not isinstance(text, str) or not text or plain(text) != text or len(text) > LONGEST_TEXT:
                 raise UsageError(f"expected {name}= to be 1 to {LONGEST_TEXT} plain characters, got {text!r}")
+            self._texts.add(text)
         if not 0 <= seen.step < 1 << 63:
             raise UsageError(f"expected a step of at least 0, got {seen.step}")
+        self._last = seen._replace(rows=rows)
+        self._append(self._last)
+
+    def _append(self, seen: _Seen) -> None:
+        """Queue a message that has been checked."""
+        if self._closed:
+            raise UsageError("expected a recorder that is open, got one after close()")
         if self._error is None:
-            self._queue.put(seen._replace(rows=rows, value=seen.value.detach().clone()))
+            self._seen.append(seen._replace(value=seen.value.detach().clone()))
+            self._size += 4 * seen.value.numel()
+            if self._size >= FLUSH:
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Pass what was seen to the writing thread; many messages at once, since each switch of threads takes time."""
+        self._queue.put(self._seen)
+        self._seen, self._size = [], 0
 
     def _write(self) -> None:
-        """Write what is queued, until ``close``; after an error, drop it."""
-        pending: list[Sent] = []
-        size = 0
+        """Write what is handed over, until ``close``; after an error, drop it."""
         while (seen := self._queue.get()) is not None:
             if self._error is not None:
                 continue
+            sent: list[Sent] = []
             try:
-                sent = _on_the_wire(seen)
-                pending.append(sent)
-                size += sent.values.nbytes
-                if size >= FLUSH:
-                    self._writer.write(pending)
-                    pending, size = [], 0
+                for one in seen:
+                    sent.append(_on_the_wire(one))  # noqa: PERF401  (after an error, those before it are written)
             except Exception as error:  # noqa: BLE001  (the thread must go on, or the training would wait for it)
                 self._fail(error)
-        try:
-            self._writer.write(pending)  # after an error as well: what was seen before it
-        except Exception as error:  # noqa: BLE001
-            self._fail(error)
+            try:
+                self._writer.write(sent)
+            except Exception as error:  # noqa: BLE001
+                self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         if self._error is not None:
@@ -265,7 +284,7 @@ def _copied(rows: Rows) -> np.ndarray | Tensor:
 
 
 def _on_the_wire(seen: _Seen) -> Sent:
-    """Return a message with float32 vectors, and ids as text: 7 and "7" are the same row.
+    """Return a message with float32 vectors; ids are whole numbers of 64 bits, or text: 7 and "7" are the same row.
 
     Raises:
         UsageError: its vectors are not finite.
@@ -274,4 +293,6 @@ def _on_the_wire(seen: _Seen) -> Sent:
     values = seen.value.reshape(len(seen.value), -1).float().cpu().numpy()
     if not np.isfinite(values).all():
         raise UsageError(f"expected finite numbers in {seen.kind} {seen.step} of {seen.phase}, got others")
-    return Sent(seen.kind, seen.sender, seen.receiver, seen.phase, seen.split, seen.step, rows.astype(str), values)
+    whole = np.issubdtype(rows.dtype, np.integer) and np.can_cast(rows.dtype, np.int64)
+    rows = rows.astype(np.int64 if whole else str)
+    return Sent(seen.kind, seen.sender, seen.receiver, seen.phase, seen.split, seen.step, rows, values)
