@@ -80,6 +80,7 @@ def test_a_row_that_does_not_fit_one_ciphertext_spans_several():
         ({"width": 0}, "expected width > 0, got 0"),
         ({"outputs": 0}, "expected outputs > 0, got 0"),
         ({"batch": -1}, "expected batch > 0, got -1"),
+        ({"width": 2**63 - 1}, "expected at most 65536 features, outputs and samples"),
         ({"bits": 512}, "expected 1024 <= bits <= 16384, got 512"),
         ({"bits": 2047}, "expected bits in whole bytes, got 2047"),
         ({"bits": 1026}, "expected bits in whole bytes, got 1026"),
