@@ -51,6 +51,12 @@ def test_two_sentences_state_the_leak_and_what_a_defense_leaves():
     )
 
 
+def test_attacks_that_were_not_run_stand_in_the_verdict():
+    worst = [point(1.0), point(0.84, strength=5, utility=0.786)]
+    _, second = verdict(worst, "bureau", 80, ["fusion", "cluster"], 0)
+    assert second.endswith("; 2 attacks that it could mount were not run, and may leak more.")
+
+
 def test_a_defense_that_costs_more_is_named_only_if_every_one_does():
     _, second = verdict([point(1.0), point(0.6, strength=25, utility=0.5)], "bureau", 80, [], 0)
     assert "for at most two points" not in second

@@ -37,7 +37,10 @@ def verdict(worst: Sequence[Point], adversary: str, known: int, not_run: Sequenc
     if not clean:
         return []
     start = max(clean, key=lambda point: point.leak.mean or 0.0)
-    return [_inferred(start, adversary, known), _left(start, found) or _untested(not_run, left_out)]
+    left = _left(start, found)
+    if left and not_run:  # a number of few attacks must not pass for one of all
+        left = f"{left[:-1]}; {count(len(not_run), 'attack')} that it could mount were not run, and may leak more."
+    return [_inferred(start, adversary, known), left or _untested(not_run, left_out)]
 
 
 def _inferred(point: Point, adversary: str, known: int) -> str:
