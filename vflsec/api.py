@@ -75,6 +75,7 @@ def evaluate(
     report = Report.read(folder)
     with writing(folder):
         report.save_curve(folder)
+        report.save_page(folder)
     return report
 
 
