@@ -170,16 +170,16 @@ def test_views_of_the_source_hold_its_rows_and_what_was_said_of_them():
 def test_the_server_mounts_what_it_can_and_all_strikes_after_a_phase(tmp_path):
     spec = settings("fedhssl-simsiam", "server", attacks=["all", "all@pretrain"], seeds=1)
     found, left_out = engine.every_attack(spec)
-    assert [(attack.name, attack.after) for attack in found.attacks] == [
-        ("model-recovery", None), ("model-recovery", "pretrain"),
-    ]  # fmt: skip
+    victims = ["", ":victim=passive_1", ":victim=passive_2"]  # without a name, the active party
+    expected = [f"model-recovery{victim}{phase}" for phase in ("", "@pretrain") for victim in victims]
+    assert [attack.label for attack in found.attacks] == expected
     assert "for the passive side" in left_out["mc"]
     assert "can be run by a passive or the active party, not by the server" in left_out["attribute"]
     lines = engine.reasons(left_out)
     assert sum("for the passive side" in line for line in lines) == 1
     assert len(lines) < len(left_out) / 2
     records, _ = run(tmp_path, found)
-    assert [record.leak["parameters"].metrics["r2"] for record in records] == pytest.approx([1, 1], abs=1e-6)
+    assert [record.leak["parameters"].metrics["r2"] for record in records] == pytest.approx([1] * 6, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -319,7 +319,10 @@ def test_recordings(interrupted, tmp_path):
             frames = list(split(data))
             at = draw.randrange(len(frames))
             frames[at] = mutated(msgspec.Raw(frames[at]), draw)
-            data = recording.MAGIC + b"".join(recording._head(body) + body for body in frames)
+            data, before = recording.MAGIC, 0
+            for body in frames:
+                head, before = recording._head(body, before)
+                data += head + body
         else:
             data = damaged(data, draw)
         path.write_bytes(data)
