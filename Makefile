@@ -2,7 +2,7 @@
 BIN := $(CURDIR)/.venv/bin
 OUTSIDE := $(CURDIR)/build/outside
 
-.PHONY: setup format lint types test-fast test test-extended docs check-docs
+.PHONY: setup format lint types test-fast test test-extended docs check-docs engines
 
 setup:
 	python3 -m venv .venv
@@ -34,6 +34,12 @@ test:
 # All that `make test` leaves out: few tests that take long, so that the two workers take them from each other.
 test-extended:
 	$(BIN)/pytest --dist worksteal -m "chaos or cluster or long or statistical"
+
+# Flower and NVFlare, each in an environment of its own, for the tests that record them; without, those are skipped.
+engines:
+	for engine in flower nvflare; do \
+	  python3 -m venv .engines/$$engine && .engines/$$engine/bin/pip install -q -c constraints.txt -e ".[$$engine]" || exit 1; \
+	done
 
 # Rewrites what is generated: the README's table, catalogue and picture, the map in CONTRIBUTING.md, the picture of the
 # packages, and the notebook. It trains, and takes a few minutes.

@@ -34,6 +34,11 @@ def test_references(text, expected):
     assert parse_reference(text, "defense") == expected
 
 
+def test_the_point_of_a_defense_is_no_option():
+    with pytest.raises(UsageError, match=r"after @, as in iso@embedding, got at="):
+        specs.parse_defense("iso:lambda=5,at=embedding")
+
+
 def test_split_list_keeps_options_together():
     assert split_list("mc:mode=mixmatch,epochs=3, norm,x.py:A:k=1") == [
         "mc:mode=mixmatch,epochs=3",

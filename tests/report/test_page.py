@@ -64,13 +64,21 @@ def test_a_defense_that_costs_more_is_named_only_if_every_one_does():
 
 
 def test_no_more_than_without_joining_is_said_so():
-    first, second = verdict([point(0.71, rows="test", advantage=0.01)], "bureau", 80, ["fusion"], 2)
+    first, second = verdict([point(0.71, rows="test", advantage=-0.01)], "bureau", 80, ["fusion"], 2)
     assert (
         "no better than without joining, as far as these attacks show: AUC .71 of rows that the model was not" in first
     )
     assert second == (
         "Not tested: 1 attack that it could mount and 2 attacks that could not be run on this material; the leak "
         "may be larger."
+    )
+
+
+def test_more_than_without_joining_within_the_interval_is_left_open():
+    first, _ = verdict([point(1.0, advantage=0.01)], "bureau", 80, [], 0)
+    assert first == (
+        "With 80 known labels, bureau infers the labels of training rows with AUC 1.00; these runs do not show whether "
+        "this is more than without joining (.70)."
     )
 
 

@@ -50,6 +50,11 @@ def _inferred(point: Point, adversary: str, known: int) -> str:
     measure = f"{NAMES.get(leak.metric, leak.metric)} {_two(leak.mean)}"
     if leak.alone is None:
         return f"{knowing}{adversary} infers {target} of {rows} with {measure} ({_two(leak.chance)} by chance)."
+    if (leak.advantage or 0.0) > 0 and not _more_than_alone(leak):
+        return (
+            f"{knowing}{adversary} infers {target} of {rows} with {measure}; these runs do not show whether "
+            f"this is more than without joining ({_two(leak.alone)})."
+        )
     if not _more_than_alone(leak):
         return (
             f"{knowing}{adversary} infers {target} no better than without joining, as far as these attacks show: "

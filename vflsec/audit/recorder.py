@@ -79,7 +79,7 @@ class Recorder:
         )
         self._writer = TranscriptWriter(folder, self.header)
         self._active = next(name for name, side in parties.items() if side == "active")
-        self._steps = self._writer.last_steps
+        self._steps: dict[tuple[str, str], int] = {}
         self._widths: dict[tuple[str, str, str], int] = {}
         self._error: BaseException | None = None
         self._passives = [name for name, side in parties.items() if side == "passive"]
@@ -139,7 +139,7 @@ class Recorder:
         """Record an embedding that ``party`` sends to the active party; return the number of its step."""
         sender = self._passive(party)
         phase = phase or _PHASES.get(split, split)
-        step = self._steps.get((sender, phase), -1) + 1 if step is None else step
+        step = self._last_step(sender, phase) + 1 if step is None else step
         self._put(_Seen("embedding", sender, self._active, phase, split, step, rows, value))
         self._steps[sender, phase] = step
         return step
@@ -157,7 +157,7 @@ class Recorder:
         """Record a gradient that the active party returns to ``party``, by default for its last embedding."""
         receiver = self._passive(party)
         phase = phase or _PHASES.get(split, split)
-        step = self._steps.get((receiver, phase), 0) if step is None else step
+        step = max(self._last_step(receiver, phase), 0) if step is None else step
         self._put(_Seen("gradient", self._active, receiver, phase, split, step, rows, value))
 
     def prediction(
@@ -165,7 +165,7 @@ class Recorder:
     ) -> None:
         """Record a prediction of the joint model, (B, C), that the active party sends to ``receiver``."""
         receiver, phase = self._passive(receiver), phase or _PHASES.get(split, split)
-        step = self._steps.get((f"prediction {receiver}", phase), -1) + 1
+        step = self._last_step(f"prediction {receiver}", phase) + 1
         self._put(_Seen("prediction", self._active, receiver, phase, split, step, rows, value))
         self._steps[f"prediction {receiver}", phase] = step
 
@@ -196,6 +196,11 @@ class Recorder:
         except (VflsecError, OSError):
             if error is None:  # else the loop's own error comes first; a warning has been issued
                 raise
+
+    def _last_step(self, who: str, phase: str) -> int:
+        """Return the last step of this recorder, or of the transcript that it continues; -1 if there is none."""
+        step = self._steps.get((who, phase))
+        return self._writer.last_steps.get((who, phase), -1) if step is None else step
 
     def _passive(self, party: str | None) -> str:
         others = self._passives

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -130,18 +131,14 @@ class TranscriptWriter:
         except (ValueError, TypeError) as error:  # a ValidationError is a ValueError
             raise UsageError(str(error)) from None
         self.parts = 0
-        self.last_steps: dict[tuple[str, str], int] = {}
-        """The last step by sender, or ``prediction RECEIVER``, and phase of a transcript that is continued."""
+        self._earlier: TranscriptFolder | None = None
         if (self.folder / HEADER).is_file():
             earlier = TranscriptFolder(self.folder)
             if earlier.header != header:
                 raise UsageError(
                     f"expected the same parties and task as in {self.folder}, found others: choose another folder"
                 )
-            self.parts = earlier.next_part
-            for sent in earlier.messages():
-                who = f"prediction {sent.receiver}" if sent.kind == "prediction" else sent.sender
-                self.last_steps[who, sent.phase] = max(self.last_steps.get((who, sent.phase), -1), sent.step)
+            self.parts, self._earlier = earlier.next_part, earlier
             _cut_torn_line(self.folder / INDEX)
             return
         if self.folder.exists() and any(one.name != INDEX or one.stat().st_size for one in self.folder.iterdir()):
@@ -150,6 +147,15 @@ class TranscriptWriter:
         fields = {key: value for key, value in msgspec.to_builtins(header).items() if value is not None}
         files.replace(self.folder / INDEX, b"")
         files.replace(self.folder / HEADER, tomli_w.dumps(fields).encode())
+
+    @cached_property
+    def last_steps(self) -> dict[tuple[str, str], int]:
+        """The last step by sender, or ``prediction RECEIVER``, and phase of a transcript that is continued."""
+        found: dict[tuple[str, str], int] = {}
+        for sent in self._earlier.messages() if self._earlier is not None else ():
+            who = f"prediction {sent.receiver}" if sent.kind == "prediction" else sent.sender
+            found[who, sent.phase] = max(found.get((who, sent.phase), -1), sent.step)
+        return found
 
     def write(self, messages: Iterable[Sent]) -> None:
         """Write ``messages`` as one file."""

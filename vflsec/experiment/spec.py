@@ -258,6 +258,8 @@ def parse_defense(text: str) -> DefenseSpec:
     A defense with differential privacy also takes ``epsilon``. Several strengths, ``lambda=1,5``, are for a sweep.
     """
     name, options, at = parse_reference(text, "defense")
+    if "at" in options:
+        raise UsageError(f"expected where a defense acts after @, as in {name}@embedding, got at= in {text!r}")
     given = [key for key in _strength_names(name) if key in options]
     if len(given) > 1:
         raise UsageError(f"expected the strength once, got {text!r}: drop {' or '.join(given)}")
