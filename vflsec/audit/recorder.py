@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vflsec.audit.transcript import AUDITOR, LONGEST_TEXT, Sent, TranscriptHeader, TranscriptWriter
+from vflsec.audit.transcript import AUDITOR, LONGEST_TEXT, Block, TranscriptHeader, TranscriptWriter, row_ids
 from vflsec.core.errors import UsageError, VflsecError, plain
 
-FLUSH = 1 << 24
+FLUSH = 1 << 22
 """Bytes of vectors in a file."""
 
 WAITING = 2
@@ -28,16 +28,22 @@ WAITING = 2
 Rows = Sequence[int] | Sequence[str] | Tensor | np.ndarray
 
 
-class _Seen(NamedTuple):
-    """A message on its way to the writing thread."""
+class _Head(NamedTuple):
+    """What the messages of a kind have in common."""
 
     kind: str
     sender: str
     receiver: str
     phase: str
     split: str
+
+
+class _Seen(NamedTuple):
+    """A message on its way to the writing thread."""
+
+    head: _Head
     step: int
-    rows: Rows
+    rows: np.ndarray | Tensor
     value: Tensor
 
 
@@ -80,10 +86,10 @@ class Recorder:
         self._writer = TranscriptWriter(folder, self.header)
         self._active = next(name for name, side in parties.items() if side == "active")
         self._steps: dict[tuple[str, str], int] = {}
-        self._widths: dict[tuple[str, str, str], int] = {}
+        self._widths: dict[tuple[str, ...], int] = {}
         self._error: BaseException | None = None
         self._passives = [name for name, side in parties.items() if side == "passive"]
-        self._texts: set[str] = set()
+        self._known: dict[tuple[str | None, str, str | None], tuple[_Head, _Head]] = {}
         self._seen: list[_Seen] = []
         self._size = 0
         self._queue: Queue[list[_Seen] | None] = Queue(WAITING)
@@ -113,17 +119,13 @@ class Recorder:
         Raises:
             UsageError: not one id for each row, or a party that is not passive.
         """
-        self.embedding(h, rows=rows, party=party, split=split, phase=phase)
+        sent, back = self._heads(party, split, phase)
+        step = self._last_step(sent.sender, sent.phase) + 1
+        copied = self._put(sent, step, rows, h)
+        self._steps[sent.sender, sent.phase] = step
         if h.requires_grad and torch.is_grad_enabled():
-            sent = self._last
-
-            def returned(gradient: Tensor) -> None:  # it has the shape of the embedding, which was checked
-                back = _Seen(
-                    "gradient", sent.receiver, sent.sender, sent.phase, sent.split, sent.step, sent.rows, gradient
-                )
-                self._append(back)
-
-            h.register_hook(returned)  # type: ignore[no-untyped-call]
+            # It has the shape of the embedding, which was checked.
+            h.register_hook(lambda gradient: self._append(back, step, copied, gradient))  # type: ignore[no-untyped-call]
         return h
 
     def embedding(
@@ -137,11 +139,10 @@ class Recorder:
         step: int | None = None,
     ) -> int:
         """Record an embedding that ``party`` sends to the active party; return the number of its step."""
-        sender = self._passive(party)
-        phase = phase or _PHASES.get(split, split)
-        step = self._last_step(sender, phase) + 1 if step is None else step
-        self._put(_Seen("embedding", sender, self._active, phase, split, step, rows, value))
-        self._steps[sender, phase] = step
+        head, _ = self._heads(party, split, phase)
+        step = self._last_step(head.sender, head.phase) + 1 if step is None else step
+        self._put(head, step, rows, value)
+        self._steps[head.sender, head.phase] = step
         return step
 
     def gradient(
@@ -155,19 +156,18 @@ class Recorder:
         step: int | None = None,
     ) -> None:
         """Record a gradient that the active party returns to ``party``, by default for its last embedding."""
-        receiver = self._passive(party)
-        phase = phase or _PHASES.get(split, split)
-        step = max(self._last_step(receiver, phase), 0) if step is None else step
-        self._put(_Seen("gradient", self._active, receiver, phase, split, step, rows, value))
+        _, head = self._heads(party, split, phase)
+        step = max(self._last_step(head.receiver, head.phase), 0) if step is None else step
+        self._put(head, step, rows, value)
 
     def prediction(
         self, value: Tensor, *, rows: Rows, receiver: str, split: str = "test", phase: str | None = None
     ) -> None:
         """Record a prediction of the joint model, (B, C), that the active party sends to ``receiver``."""
-        receiver, phase = self._passive(receiver), phase or _PHASES.get(split, split)
-        step = self._last_step(f"prediction {receiver}", phase) + 1
-        self._put(_Seen("prediction", self._active, receiver, phase, split, step, rows, value))
-        self._steps[f"prediction {receiver}", phase] = step
+        head = self._heads(receiver, split, phase)[1]._replace(kind="prediction")
+        step = self._last_step(f"prediction {receiver}", head.phase) + 1
+        self._put(head, step, rows, value)
+        self._steps[f"prediction {receiver}", head.phase] = step
 
     def close(self) -> None:
         """Write what is left. Called at the end of a ``with`` block, and at exit.
@@ -202,6 +202,21 @@ class Recorder:
         step = self._steps.get((who, phase))
         return self._writer.last_steps.get((who, phase), -1) if step is None else step
 
+    def _heads(self, party: str | None, split: str, phase: str | None) -> tuple[_Head, _Head]:
+        """Return what embeddings of ``party`` and the gradients that come back have in common."""
+        found = self._known.get((party, split, phase)) if isinstance(split, str) else None
+        if found is None:
+            passive, named = self._passive(party), _PHASES.get(split, split) if phase is None else phase
+            for name, text in (("phase", named), ("split", split)):
+                if not isinstance(text, str) or not text or plain(text) != text or len(text) > LONGEST_TEXT:
+                    raise UsageError(f"expected {name}= to be 1 to {LONGEST_TEXT} plain characters, got {text!r}")
+            found = (
+                _Head("embedding", passive, self._active, named, split),
+                _Head("gradient", self._active, passive, named, split),
+            )
+            self._known[party, split, phase] = found
+        return found
+
     def _passive(self, party: str | None) -> str:
         others = self._passives
         if party is None and len(others) == 1:
@@ -212,36 +227,30 @@ class Recorder:
             raise UsageError(f"expected messages of {self.header.observer}, who records them, got some of {party}")
         return party
 
-    def _put(self, seen: _Seen) -> None:
-        """Queue a message for writing; what the transcript could not hold is refused here, where it was made."""
-        if not isinstance(seen.value, Tensor) or seen.value.dim() < 1 or not seen.value.numel():
-            shape = f"shape {tuple(seen.value.shape)}" if isinstance(seen.value, Tensor) else type(seen.value).__name__
+    def _put(self, head: _Head, step: int, rows: Rows, value: Tensor) -> np.ndarray | Tensor:
+        """Queue a message; what the transcript could not hold is refused here, where it was made. Return its ids."""
+        if not isinstance(value, Tensor) or value.dim() < 1 or not value.numel():
+            shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise UsageError(f"expected a tensor (B, d) of at least one number, got {shape}")
-        rows = _copied(seen.rows)
-        if len(rows) != len(seen.value):
-            raise UsageError(f"expected one id for each of {len(seen.value)} rows, got {len(rows)}")
-        width = seen.value.numel() // len(seen.value)
-        known = self._widths.setdefault((seen.kind, seen.sender, seen.receiver), width)
+        copied, n = _copied(rows), value.shape[0]
+        if len(copied) != n:
+            raise UsageError(f"expected one id for each of {n} rows, got {len(copied)}")
+        width = value.numel() // n
+        known = self._widths.setdefault(head[:3], width)
         if width != known:
             raise UsageError(f"expected {known} numbers a row as before, got {width}: record other layers elsewhere")
-        for name, text in (("phase", seen.phase), ("split", seen.split)):
-            if text in self._texts:
-                continue
-            if not isinstance(text, str) or not text or plain(text) != text or len(text) > LONGEST_TEXT:
-                raise UsageError(f"expected {name}= to be 1 to {LONGEST_TEXT} plain characters, got {text!r}")
-            self._texts.add(text)
-        if not 0 <= seen.step < 1 << 63:
-            raise UsageError(f"expected a step of at least 0, got {seen.step}")
-        self._last = seen._replace(rows=rows)
-        self._append(self._last)
+        if not 0 <= step < 1 << 63:
+            raise UsageError(f"expected a step of at least 0, got {step}")
+        self._append(head, step, copied, value)
+        return copied
 
-    def _append(self, seen: _Seen) -> None:
+    def _append(self, head: _Head, step: int, rows: np.ndarray | Tensor, value: Tensor) -> None:
         """Queue a message that has been checked."""
         if self._closed:
             raise UsageError("expected a recorder that is open, got one after close()")
         if self._error is None:
-            self._seen.append(seen._replace(value=seen.value.detach().clone()))
-            self._size += 4 * seen.value.numel()
+            self._seen.append(_Seen(head, step, rows, value.detach().clone()))
+            self._size += 4 * value.numel()
             if self._size >= FLUSH:
                 self._hand_over()
 
@@ -255,16 +264,30 @@ class Recorder:
         while (seen := self._queue.get()) is not None:
             if self._error is not None:
                 continue
-            sent: list[Sent] = []
             try:
-                for one in seen:
-                    sent.append(_on_the_wire(one))  # noqa: PERF401  (after an error, those before it are written)
+                self._write_block(seen)
             except Exception as error:  # noqa: BLE001  (the thread must go on, or the training would wait for it)
                 self._fail(error)
-            try:
-                self._writer.write(sent)
-            except Exception as error:  # noqa: BLE001
-                self._fail(error)
+
+    def _write_block(self, seen: list[_Seen]) -> None:
+        """Write messages as one file, up to the first whose vectors are not finite.
+
+        Raises:
+            UsageError: there is one.
+        """
+        numbers = torch.cat([one.value.reshape(-1).float().cpu() for one in seen]).numpy() if seen else np.empty(0)
+        bad = None
+        if not np.isfinite(numbers).all():
+            ends = np.cumsum([one.value.numel() for one in seen])
+            first = int(np.searchsorted(ends, np.argmin(np.isfinite(numbers)), side="right"))
+            bad, numbers, seen = seen[first], numbers[: ends[first - 1] if first else 0], seen[:first]
+        if seen:
+            sizes = [one.value.shape[0] for one in seen]
+            widths = [one.value.numel() // size for one, size in zip(seen, sizes, strict=True)]
+            rows = row_ids(one.rows.cpu().numpy() if isinstance(one.rows, Tensor) else one.rows for one in seen)
+            self._writer.write_block(Block([(*one.head, one.step) for one in seen], sizes, widths, rows, numbers))
+        if bad is not None:
+            raise UsageError(f"expected finite numbers in {bad.head.kind} {bad.step} of {bad.head.phase}, got others")
 
     def _fail(self, error: Exception) -> None:
         if self._error is not None:
@@ -286,18 +309,3 @@ def _copied(rows: Rows) -> np.ndarray | Tensor:
     if found.ndim != 1 or isinstance(rows, str):
         raise UsageError(f"expected rows= to be one id for each row, got {type(rows).__name__}")
     return found
-
-
-def _on_the_wire(seen: _Seen) -> Sent:
-    """Return a message with float32 vectors; ids are whole numbers of 64 bits, or text: 7 and "7" are the same row.
-
-    Raises:
-        UsageError: its vectors are not finite.
-    """
-    rows = seen.rows.cpu().numpy() if isinstance(seen.rows, Tensor) else np.asarray(seen.rows)
-    values = seen.value.reshape(len(seen.value), -1).float().cpu().numpy()
-    if not np.isfinite(values).all():
-        raise UsageError(f"expected finite numbers in {seen.kind} {seen.step} of {seen.phase}, got others")
-    whole = np.issubdtype(rows.dtype, np.integer) and np.can_cast(rows.dtype, np.int64)
-    rows = rows.astype(np.int64 if whole else str)
-    return Sent(seen.kind, seen.sender, seen.receiver, seen.phase, seen.split, seen.step, rows, values)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -111,6 +111,24 @@ class Sent(NamedTuple):
     values: np.ndarray
 
 
+class Block(NamedTuple):
+    """Several messages, one after another.
+
+    Attributes:
+        heads: kind, sender, receiver, phase, split and step of each message.
+        sizes: the number of rows of each message.
+        widths: the number of numbers in a row of each message.
+        rows: (n,) the ids of all of them, whole numbers or text.
+        numbers: (m,) float32, their vectors, one after another.
+    """
+
+    heads: Sequence[tuple[str, str, str, str, str, int]]
+    sizes: Sequence[int]
+    widths: Sequence[int]
+    rows: np.ndarray
+    numbers: np.ndarray
+
+
 class TranscriptWriter:
     """Writes a transcript, one file after another; a kill loses at most the vectors of the file in progress.
 
@@ -159,17 +177,20 @@ class TranscriptWriter:
 
     def write(self, messages: Iterable[Sent]) -> None:
         """Write ``messages`` as one file."""
-        pa, parquet = arrow()
         filled = [message for message in messages if len(message.rows)]
-        if not filled:
-            return
-        table = _table(filled)
+        if filled:
+            self.write_block(_block(filled))
+
+    def write_block(self, block: Block) -> None:
+        """Write the messages of a block as one file."""
+        pa, parquet = arrow()
+        table = _table(block)
         name = f"{self.parts:06d}.parquet"
         sink = pa.BufferOutputStream()
         parquet.write_table(table, sink, compression="lz4", use_dictionary=[*TEXT, "step"], write_statistics=False)
-        content = sink.getvalue()
-        files.replace(self.folder / name, content.to_pybytes())
-        part = Part(name, table.num_rows, hashlib.sha256(memoryview(content)).hexdigest())
+        content = memoryview(sink.getvalue())
+        files.replace(self.folder / name, content)
+        part = Part(name, table.num_rows, hashlib.sha256(content).hexdigest())
         files.append(self.folder / INDEX, msgspec.json.encode(part) + b"\n")
         self.parts += 1
 
@@ -379,28 +400,45 @@ def _joined(pieces: list[Sent]) -> Sent:
     return pieces[0]._replace(rows=rows, values=np.concatenate([piece.values for piece in pieces]))
 
 
-def _table(messages: list[Sent]) -> Arrow:
-    """Return messages as a table of one vector per line."""
-    pa, _ = arrow()
+def row_ids(rows: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the ids of several messages as whole numbers of 64 bits, or as text if any are not: 7 and "7" are one."""
+    found = list(rows)
+    whole = all(
+        np.issubdtype(kind, np.integer) and np.can_cast(kind, np.int64) for kind in {one.dtype for one in found}
+    )
+    return np.concatenate([one.astype(np.int64 if whole else str, copy=False) for one in found])
+
+
+def _block(messages: list[Sent]) -> Block:
+    """Return messages as a block."""
     for message in messages:
         if message.values.ndim != 2 or len(message.rows) != len(message.values):
             raise UsageError(
                 f"expected (B, d) values and B ids, got {message.values.shape} and {len(message.rows)} ids"
             )
-    sizes = [len(message.rows) for message in messages]
+    return Block(
+        [message[:6] for message in messages],
+        [len(message.rows) for message in messages],
+        [message.values.shape[1] for message in messages],
+        row_ids(np.asarray(message.rows) for message in messages),
+        np.concatenate([np.asarray(message.values, dtype=np.float32).reshape(-1) for message in messages]),
+    )
 
-    def texts(name: str) -> Arrow:
-        values, codes = np.unique([getattr(message, name) for message in messages], return_inverse=True)
-        return pa.DictionaryArray.from_arrays(np.repeat(codes.astype(np.int32), sizes), pa.array(values.tolist()))
 
-    fields: dict[str, Any] = {name: texts(name) for name in TEXT}
-    fields["step"] = np.repeat(np.asarray([message.step for message in messages], dtype=np.int64), sizes)
-    ids = [np.asarray(message.rows) for message in messages]
-    whole = all(np.issubdtype(one.dtype, np.integer) for one in ids)
-    fields["row"] = np.concatenate([one if whole else one.astype(str) for one in ids])
-    widths = np.repeat([message.values.shape[1] for message in messages], sizes)
-    flat = np.concatenate([np.asarray(message.values, dtype=np.float32).reshape(-1) for message in messages])
-    fields["value"] = pa.ListArray.from_arrays(np.concatenate([[0], np.cumsum(widths)]).astype(np.int32), flat)
+def _table(block: Block) -> Arrow:
+    """Return messages as a table of one vector per line."""
+    pa, _ = arrow()
+    *texts, steps = zip(*block.heads, strict=True)
+    fields: dict[str, Any] = {}
+    for name, values in zip(TEXT, texts, strict=True):
+        known: dict[str, int] = {}
+        codes = np.array([known.setdefault(value, len(known)) for value in values], dtype=np.int32)
+        fields[name] = pa.DictionaryArray.from_arrays(np.repeat(codes, block.sizes), pa.array(list(known)))
+    fields["step"] = np.repeat(np.array(steps, dtype=np.int64), block.sizes)
+    fields["row"] = block.rows
+    widths = np.repeat(np.array(block.widths, dtype=np.int32), block.sizes)
+    ends = np.concatenate([np.zeros(1, dtype=np.int32), np.cumsum(widths, dtype=np.int32)])
+    fields["value"] = pa.ListArray.from_arrays(ends, block.numbers)
     return pa.table(fields)
 
 

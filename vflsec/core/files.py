@@ -51,7 +51,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
 
 
-def replace(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+def replace(path: Path, content: bytes | memoryview, *, mode: int = 0o600) -> None:
     """Replace ``path`` by a new file; a kill or a power cut leaves the old or the new one.
 
     A link is replaced and not followed. A kill can also leave an unfinished file beside it, which ``sweep`` removes.
