@@ -55,6 +55,7 @@ class SystemAudit:
         draws: how often these are drawn.
         dataset: the name of the data, and a hash of it.
         aux_ids: the rows whose labels the adversary knows, if they are given; there is one draw then.
+        spent: the privacy that each defense of the training has spent, as in a result.
     """
 
     subject: Subject
@@ -67,6 +68,7 @@ class SystemAudit:
     dataset: tuple[str, Any]
     head: str | None = None
     aux_ids: pd.Index | None = None
+    spent: Sequence[dict[str, Any]] = ()
     attacks: Sequence[AttackSpec] = ()
     mountable: Sequence[str] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -121,6 +123,7 @@ class SystemAudit:
             "party": self.subject.adversary,
             "aux": msgspec.to_builtins(self.aux),
             "draws": self.draws,
+            **({"spent": list(self.spent)} if self.spent else {}),
             "train_rows": len(self.data.ids["train"]),
             "test_rows": len(self.data.ids["test"]),
         }
@@ -137,7 +140,8 @@ class SystemAudit:
         """Return the key of one record."""
         who = [self.subject.fingerprint, self.subject.adversary, self.dataset, _rows(self.data)]
         aux = [msgspec.to_builtins(self.aux), None if self.aux_ids is None else digest(sorted(map(str, self.aux_ids)))]
-        return digest(["audit", *kind, who, versioned("attacks", spec.name), spec.options, aux, draw])
+        spent = [list(self.spent)] if self.spent else []
+        return digest(["audit", *kind, who, versioned("attacks", spec.name), spec.options, aux, draw, *spent])
 
     def asked(self, attack: Attack, trained: Trained, messages: tuple[Message, ...] = ()) -> Question:
         """Return the question to the adversary, without a model if none was handed in."""
@@ -231,6 +235,7 @@ def records(audit: SystemAudit, draw: int, done: Container[str] = ()) -> Iterato
                 seconds={"attack": time.perf_counter() - began},
                 notes=list(subject.notes),
                 mountable=list(audit.mountable),
+                spent=list(audit.spent),
                 **changes,
             )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from vflsec.audit import checkpoint, foreign
 from vflsec.audit.evaluation import SystemAudit, records, to_toml, with_attacks
+from vflsec.audit.ledger import spent_on
 from vflsec.audit.opening import open_subject, read_ids
 from vflsec.audit.subject import Subject
 from vflsec.core.errors import UsageError
@@ -18,6 +19,7 @@ from vflsec.data.partition import DataSpec
 from vflsec.experiment.adversary import adversary
 from vflsec.experiment.cell import dataset_identity
 from vflsec.experiment.federation import load_dataset, partition_of
+from vflsec.experiment.privacy import spent
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
 from vflsec.experiment.training import one_thread
@@ -40,6 +42,7 @@ def prepare(
     aux: AuxSpec | None = None,
     draws: int = 5,
     attacks: Sequence[AttackSpec] = (),
+    defenses: Sequence[str] = (),
 ) -> SystemAudit:
     """Return what is to be measured; nothing is attacked yet.
 
@@ -58,6 +61,7 @@ def prepare(
         aux: what the adversary knows otherwise.
         draws: of the auxiliary labels; with ``aux_ids`` there is one.
         attacks: to run; by default, all that the adversary can mount.
+        defenses: that were active in the training of a transcript, with their strength; their epsilon is reported.
 
     Raises:
         UsageError: the arguments contradict each other, or the data do not fit.
@@ -68,8 +72,10 @@ def prepare(
     known = read_ids(aux_ids) if aux_ids else None
     aux, draws = aux or AuxSpec(), draws if known is None else 1
     if checkpoint.is_checkpoint(what):
-        if model or encoded or train_ids or test_ids:
-            raise UsageError(f"expected no --model, --encoded, --train-ids or --test-ids with {what}: it states them")
+        if model or encoded or train_ids or test_ids or defenses:
+            raise UsageError(
+                f"expected no --model, --encoded, --train-ids, --test-ids or --defense with {what}: it states them"
+            )
         audit = _of_checkpoint(what, data, options or {}, party or "passive_1", messages, aux, draws)
     elif messages:
         raise UsageError(f"expected --messages with a checkpoint of vflsec train, got {what}")
@@ -83,6 +89,7 @@ def prepare(
         loaded, notes = foreign.with_roles(loaded, subject, train, test)
         identity = dataset_identity(data, DataSpec(options=dict(options or {})))
         audit = _of_material(replace(subject, notes=(*subject.notes, *notes)), loaded, (data, identity), aux, draws)
+        audit = replace(audit, spent=spent_on(defenses, subject, audit.data.parties))
     if known is not None:
         audit = replace(audit, aux=foreign.known_labels(aux, known, audit.data), aux_ids=known)
     return with_attacks(audit, attacks)
@@ -138,6 +145,7 @@ def _of_checkpoint(
         draws=draws,
         dataset=(cell.dataset, dataset_identity(cell.dataset, cell.data)),
         head=cell.model.head,
+        spent=spent(restored.trained(0), restored.facts.releases, party),
     )
 
 

@@ -42,6 +42,13 @@ TRAINED = (".safetensors", ".onnx", ".csv", ".parquet", ".pt", ".pth", ".pkl", "
     "--test-ids", type=click.Path(path_type=Path), help="Ids that it was not trained on.  [default: the rest]"
 )
 @click.option("--attack", "attacks", multiple=True, help="NAME[:option=value,...]; repeat or list.  [default: all]")
+@click.option(
+    "--defense",
+    "defenses",
+    multiple=True,
+    metavar="NAME:option=value[@point]",
+    help="A defense that was active in the training: its epsilon is computed; repeat.",
+)
 @click.option("--draws", type=click.IntRange(1, 1000), default=5, show_default=True, help="Of auxiliary labels.")
 @click.option("--aux-ids", type=click.Path(path_type=Path), help="The rows whose labels the adversary knows.")
 @click.option(
@@ -67,17 +74,22 @@ def command(
     that score the attacks. Nothing in WHAT is executed.
     """
     if what.suffix not in TRAINED and chosen["dataset"] is None and not any((what / one).is_file() for one in INSIDE):
-        given = [option for option, value in chosen.items() if value not in (None, (), False, 5)]
+        given = [name for name, value in chosen.items() if value not in (None, (), False, 5)]
         if given or form not in ("table", "json"):
             raise UsageError(
                 f"expected only --truth, --audit, --max-leak and --format table or json with a recording, got "
-                f"{', '.join('--' + option.replace('_', '-') for option in given) or f'--format {form}'}"
+                f"{', '.join(_option(name) for name in given) or f'--format {form}'}"
             )
         _recording(what, truth, names, max_leak, form)
         return
     if truth or names:
         raise UsageError(f"expected a recording of an encrypted layer with --truth or --audit, got {what}")
     _system(what, leak_limits(max_leak), form, **chosen)
+
+
+def _option(name: str) -> str:
+    """Return what a parameter is called on the command line."""
+    return next(one.opts[0] for one in click.get_current_context().command.params if one.name == name)
 
 
 def _system(

@@ -9,7 +9,6 @@ from vflsec.core import hooks
 from vflsec.core.defense import Defense, touches
 from vflsec.core.message import Kind, ReleaseCount
 from vflsec.core.method import Trained
-from vflsec.core.party import Party
 
 AFTERWARDS = ("predict", "validate")
 """Phases after training; their rows are others, unless their split was used in training as well."""
@@ -38,7 +37,7 @@ def spent(trained: Trained, releases: Sequence[ReleaseCount], adversary: str) ->
             if hooks.UPDATE in touches(defense):
                 own = _spent_on_models(defense, method.updates(trained.federation))
             else:
-                own = _spent(defense, party, [r for r in releases if r.receiver in adversaries])
+                own = spent_by(defense, party.name, [r for r in releases if r.receiver in adversaries])
             if own and own["epsilon"] >= most.get(repr(defense), own)["epsilon"]:
                 most[repr(defense)] = {"defense": repr(defense), **own}
     return list(most.values())
@@ -54,10 +53,11 @@ def spent_at_most(trained: Trained, releases: Sequence[ReleaseCount]) -> list[di
     return list(most.values())
 
 
-def _spent(defense: Defense, party: Party, received: Sequence[ReleaseCount]) -> dict[str, Any] | None:
+def spent_by(defense: Defense, sender: str, received: Sequence[ReleaseCount]) -> dict[str, Any] | None:
+    """Return the privacy that a defense of ``sender`` has spent by the releases that an adversary received, or None."""
     if not defense.at:  # it changes labels, which only the active party has
-        return defense.spent(1) if party.active else None
-    defended = [r for r in received if r.sender == party.name and defense.acts(Kind(r.kind), r.phase)]
+        return defense.spent(1) if sender == "active" else None
+    defended = [r for r in received if r.sender == sender and defense.acts(Kind(r.kind), r.phase)]
     once = defense.spent(1)
     if not defended or once is None:
         return None

@@ -1,0 +1,84 @@
+"""The epsilon of an audit is that of the mechanism, over the releases that the adversary got."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from vflsec.audit.ledger import released, spent_on
+from vflsec.audit.recorder import Recorder
+from vflsec.audit.subject import from_transcript
+from vflsec.cli import cli
+from vflsec.core.errors import UsageError
+from vflsec.experiment.federation import build_defense
+from vflsec.experiment.spec import parse_defense
+
+PARTIES = ["active", "passive_1"]
+
+
+@pytest.fixture
+def subject(tmp_path):
+    """Row a crosses three times and is returned twice, row b once less."""
+    with Recorder(tmp_path / "t", parties={"bank": "active", "bureau": "passive"}, observer="bureau") as recorder:
+        for rows in (["a", "b"], ["a", "a"], ["b", "c"]):
+            h = recorder.cut(torch.ones(len(rows), 2, requires_grad=True), rows=rows)
+            h.sum().backward()
+        recorder.cut(torch.ones(1, 2), rows=["z"], split="test")
+    return from_transcript(tmp_path / "t")
+
+
+def test_releases_are_counted_by_row_and_receiver(subject):
+    (gradients,) = released(subject.messages, "passive_1")
+    assert (gradients.kind.value, gradients.most, gradients.total) == ("gradient", 3, 6)
+    by_split = {one.split: (one.most, one.total) for one in released(subject.messages, "active")}
+    assert by_split == {"train": (3, 6), "test": (1, 1)}
+
+
+def test_declared_noise_gives_the_epsilon_of_as_many_gaussians(subject):
+    defense = build_defense(parse_defense("gaussian-dp:strength=20"))
+    (found,) = spent_on(["gaussian-dp:strength=20"], subject, PARTIES)
+    assert found["releases"] == 3
+    assert found["epsilon"] == defense.spent(3)["epsilon"]
+    assert found["epsilon_transcript"] == defense.spent(6)["epsilon"] > found["epsilon"]
+    (planned,) = spent_on(["gaussian-dp:epsilon=2"], subject, PARTIES)
+    assert planned["epsilon"] == pytest.approx(2, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("iso:lambda=5", "it gives no epsilon"),
+        ("gaussian-dp:epsilon=2@embedding", "t shows no embedding that passive_1 got"),
+        ("dp-sgd:strength=1", "its epsilon counts updates"),
+    ],
+)
+def test_what_has_no_epsilon_here_is_refused(subject, text, why):
+    with pytest.raises(UsageError, match=why):
+        spent_on([text], subject, PARTIES)
+
+
+def test_a_checkpoint_and_its_transcript_spend_what_eval_reports(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        done = CliRunner().invoke(cli, list(words), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    common = ["--dataset", "toy", "--set", "train.epochs=2", "--defense", "gaussian-dp:epsilon=2"]
+    run("train", *common, "--out", "ckpt", "--record", "messages")
+    audit = ("--attack", "norm", "--draws", "1", "--format", "json")
+    found = [
+        json.loads(run("audit", *words, *audit))["points"][0]["spent"]
+        for words in (
+            ["ckpt", "--messages", "messages"],
+            ["messages", "--data", "toy", "--party", "passive_1", "--defense", "gaussian-dp:epsilon=2"],
+        )
+    ]
+    points = json.loads(run("eval", *common, "--attack", "norm", "--seeds", "1", "--format", "json"))["points"]
+    (expected,) = [one for point in points for one in point["spent"]]
+    assert found[0] == [expected]
+    assert found[1][0]["releases"] == expected["releases"]
+    assert np.isclose(found[1][0]["epsilon"], expected["epsilon"])
