@@ -4,6 +4,7 @@ CATALOGUE = {
     "logistic": "vflsec.attacks.logistic:LogisticRegression",
     "mc": "vflsec.attacks.model_completion:ModelCompletion",
     "active-mc": "vflsec.attacks.active_model_completion:ActiveModelCompletion",
+    "prediction": "vflsec.attacks.prediction:ReceivedPredictions",
     "rank-one": "vflsec.attacks.rank_one:RankOne",
     "direct": "vflsec.attacks.direct:Direct",
     "norm": "vflsec.attacks.norm:Norm",

@@ -17,12 +17,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
+from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from vflsec.analysis.intervals import interval, of_difference
 from vflsec.audit import job
 from vflsec.audit.evaluation import reset
 from vflsec.audit.foreign import LastColumns, federation_of, messages_of
+from vflsec.audit.recorder import Recorder
 from vflsec.cli import cli as command
 from vflsec.core.errors import DataError, InsufficientView, UsageError
 from vflsec.core.message import Kind
@@ -437,3 +439,20 @@ def test_the_page_works_as_written(tmp_path):
     assert found["transcript"]["direction"] == pytest.approx(1.0)
     guesses = [by_attack["mc"] for by_attack in found.values()]
     assert max(guesses) - min(guesses) < 0.01
+
+
+def test_received_predictions_leak_what_the_joint_model_knows(trained, tmp_path):
+    rng = np.random.default_rng(0)
+    score = (trained.y - 0.5 + rng.normal(size=len(trained.y))).astype(np.float32)
+    logits = torch.tensor(np.stack([-score, score], axis=1))
+    test = slice(450, None)
+    with Recorder(tmp_path / "t", parties={"bank": "active", "bureau": "passive"}, observer="bureau") as recorder:
+        recorder.cut(trained.embeddings[:450], rows=trained.ids[:450].to_numpy())
+        recorder.prediction(logits[test], rows=trained.ids[test].to_numpy(), receiver="bureau")
+    audit = job.prepare(tmp_path / "t", str(trained.folder / "mine.toml"), draws=1, attacks=specs("prediction"))
+    _, summary = run(audit, tmp_path / "out")
+    (point,) = summary.points
+    assert point.leak.rows == "test"
+    assert point.leak.mean == pytest.approx(roc_auc_score(trained.y[450:], score[450:]))
+    without = prepare(trained, "transcript")
+    assert "prediction" in without.left_out

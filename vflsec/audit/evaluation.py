@@ -54,6 +54,7 @@ class SystemAudit:
         aux: the auxiliary labels.
         draws: how often these are drawn.
         dataset: the name of the data, and a hash of it.
+        predictions: (n, d) of the joint model that the adversary received, by split.
         aux_ids: the rows whose labels the adversary knows, if they are given; there is one draw then.
         spent: the privacy that each defense of the training has spent, as in a result.
     """
@@ -67,6 +68,7 @@ class SystemAudit:
     draws: int
     dataset: tuple[str, Any]
     head: str | None = None
+    predictions: Mapping[str, torch.Tensor] = field(default_factory=dict)
     aux_ids: pd.Index | None = None
     spent: Sequence[dict[str, Any]] = ()
     attacks: Sequence[AttackSpec] = ()
@@ -151,6 +153,8 @@ class SystemAudit:
             ids = pd.Index(self.data.ids["train"].astype(str).astype(object))
             rows = torch.from_numpy(np.flatnonzero(ids.isin(self.aux_ids)))
             view = replace(view, aux_rows=rows, aux_labels=question.truth.labels["train"][rows])
+        if messages and attack.target != "membership":
+            view = replace(view, predictions={**view.predictions, **self.predictions})
         if self.head is None and isinstance(view.model, nn.Identity):  # stands for a model that was not handed in
             view = replace(view, model=None)
         return question._replace(view=view)

@@ -209,6 +209,20 @@ def messages_of(data: Partition, sent: Sequence[Sent]) -> Iterator[Message]:
                 )
 
 
+def predictions_of(data: Partition, table: pd.DataFrame | None) -> dict[str, Tensor]:
+    """Return predictions (n, d) of each split of which some are in ``table``; other rows get the mean of these."""
+    found: dict[str, Tensor] = {}
+    if table is None:
+        return found
+    for split in SPLITS:
+        positions = table.index.get_indexer(pd.Index(data.ids[split].astype(str).astype(object)))
+        if (positions >= 0).any():
+            values = table.to_numpy(np.float32)[positions]
+            values[positions < 0] = values[positions >= 0].mean(axis=0)
+            found[split] = torch.from_numpy(values)
+    return found
+
+
 def with_embeddings(subject: Subject, data: Partition) -> Subject:
     """Return ``subject`` with the embeddings of all rows, if it has a function; check its model on one batch.
 

@@ -107,6 +107,7 @@ def _of_material(
         joint=partial(foreign.federation_of, split, subject),
         apart=partial(foreign.federation_of, split, subject, alone=True),
         messages=tuple(foreign.messages_of(split, subject.messages)),
+        predictions=foreign.predictions_of(split, subject.predictions),
         aux=aux,
         draws=draws,
         dataset=named,

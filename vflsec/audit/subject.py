@@ -28,6 +28,7 @@ class Subject:
         messages: that the adversary sent or received, in order; sender and receiver as vflsec calls them.
         embeddings: the adversary's own bottom model on rows, as a table (n, d) indexed by id; None if there is none.
         model: the adversary's bottom model, (B, columns) -> (B, d); None if there is none.
+        predictions: of the joint model that the adversary received, as a table (n, d) indexed by id; or None.
         function: the same as a function of arrays, of which neither weights nor gradients are known; or None.
         inputs: what ``model`` or ``function`` reads, as a table indexed by id; None for the columns as vflsec encodes
             them.
@@ -43,6 +44,7 @@ class Subject:
     fingerprint: str
     messages: Sequence[Sent] = ()
     embeddings: pd.DataFrame | None = None
+    predictions: pd.DataFrame | None = None
     model: nn.Module | None = None
     function: Callable[[np.ndarray], np.ndarray] | None = None
     inputs: pd.DataFrame | None = None
@@ -82,6 +84,7 @@ def from_transcript(folder: Path, party: str | None = None) -> Subject:
         fingerprint=opened.fingerprint,
         messages=own,
         embeddings=sent_last,
+        predictions=last_by_row(one for one in own if one.kind == "prediction" and one.receiver == aliases[name]),
         train=train,
         test=test,
         notes=[*opened.notes, *(f"{one} is {alias} of the data" for one, alias in aliases.items() if one != alias)],

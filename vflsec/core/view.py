@@ -29,7 +29,7 @@ class Need(StrEnum):
     GRADIENTS = "received gradients", "choose --adversary passive_1 and a method that sends gradients"
     EMBEDDINGS = "received embeddings", "choose --adversary active"
     PARAMETERS = "received parameters", "choose a method that averages models, such as fedhssl-simsiam"
-    PREDICTIONS = "predictions", "choose --adversary active, without a phase"
+    PREDICTIONS = "predictions", "choose --adversary active, without a phase, or audit a transcript that has them"
     VICTIM_MODEL = "the victim's bottom model", "choose --adversary active and add --set aux.victim_model=true"
 
     way_out: str
@@ -73,7 +73,8 @@ class View:
         victim_model: the victim's bottom model, if the threat model includes it (``aux.victim_model``).
         top: the active party's top model, on the list of all parties' embeddings, its own first.
         labels: (n,) the active party's own labels by split.
-        predictions: (n, C) logits of the joint model by split, if the adversary has asked for them.
+        predictions: (n, C) logits of the joint model by split, if the adversary has asked for them; in an audit (n, d),
+            as it received them.
         adaptive: whether it uses all releases of a row; else only the first, as if noise were drawn once.
         places: for a split of messages that is not in ``features``, the positions (n_train,) of the training rows
             among its rows; messages of pre-training are about ``aligned`` rows.

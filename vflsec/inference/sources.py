@@ -75,7 +75,7 @@ def _sources(view: View) -> dict[str, SourceTable]:
     if view.labels:
         n_classes = 1 + max(int(y.max()) for y in view.labels.values())
         found["own labels"] = SourceTable({split: F.one_hot(y, n_classes) for split, y in view.labels.items()})
-    if view.predictions:
+    if view.aux_split in view.predictions:
         found["predictions"] = SourceTable(view.predictions)
     routes = _routes(view)
     for kind, sender, phase in routes:

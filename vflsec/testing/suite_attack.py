@@ -164,6 +164,9 @@ class AttackConformance(Suite):
         aux = AuxSpec(n=self.aux, victim_model=Need.VICTIM_MODEL in attack.needs)
         federation = trained.trained.federation
         question = ask(attack, trained.trained, ADVERSARY[side], aux, tuple(trained.transcript.messages))
+        if side == "passive" and Need.PREDICTIONS in attack.needs:  # which nobody sends it here
+            predictions = {split: trained.trained.method.predict(federation, split) for split in question.view.features}
+            question = question._replace(view=replace(question.view, predictions=predictions))
         return Scene(trained.trained, question, _truth(attack, question, federation, side))
 
     def _leak(
