@@ -9,18 +9,48 @@ import click
 
 from vflsec.cli.eval_ import draw, exit_code, leak_limits
 from vflsec.cli.options import limits, output_format
+from vflsec.core.errors import UsageError
 
 
 @click.command("report")
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR...")
+@click.option("--compare", is_flag=True, help="Print what changed from the first of two folders to the second.")
 @limits
 @output_format
-def command(folders: tuple[Path, ...], max_leak: tuple[str, ...], min_utility: float | None, form: str) -> None:
-    """Print a finished evaluation again, in any format, and draw its curve again."""
+def command(
+    folders: tuple[Path, ...], compare: bool, max_leak: tuple[str, ...], min_utility: float | None, form: str
+) -> None:
+    """Print a finished evaluation or audit again, in any format, and draw its curve again."""
     from vflsec.report.report import Report
 
+    if compare:
+        if max_leak or min_utility is not None:
+            raise UsageError("expected no limits with --compare: set them in a report of one folder")
+        _compare(folders, form)
+        return
     limit = leak_limits(max_leak)
     reports = [Report.read(folder, max_leak=limit, min_utility=min_utility) for folder in folders]
     for report, folder in zip(reports, folders, strict=True):
         draw(report, folder, form)
     sys.exit(max(exit_code(report) for report in reports))
+
+
+def _compare(folders: tuple[Path, ...], form: str) -> None:
+    import msgspec
+    from rich.console import Console
+
+    from vflsec.analysis.comparison import compare
+    from vflsec.report import comparison
+    from vflsec.report.report import Report
+
+    if len(folders) != 2 or form == "csv":
+        got = "--format csv" if form == "csv" else f"{len(folders)}"
+        raise UsageError(f"expected two folders and --format table, json or markdown with --compare, got {got}")
+    before, after = ((report.summary, report.manifest) for report in map(Report.read, folders))
+    found = compare(before, after)
+    if form == "table":
+        console = Console()
+        Console(width=max(console.width if console.is_terminal else 110, 80)).print(comparison.rich(found))
+    else:
+        text = msgspec.json.encode(found).decode() if form == "json" else comparison.markdown(found)
+        click.echo(text.rstrip("\n"))

@@ -208,7 +208,7 @@ def rich(summary: Summary, width: int) -> RenderableType:
     found = tables(summary)
     narrow = width < NARROW
     for cells in found:
-        parts += [Text(), _rich(_without_details(cells), narrow=True)] if narrow else [_rich(cells)]
+        parts += [Text(), as_rich(_without_details(cells), narrow=True)] if narrow else [as_rich(cells)]
     parts += [Text()] if narrow else []
     parts += [Text(line) for line in remarks(summary)]
     hidden = list(dict.fromkeys(name for cells in found for name in cells.header if name in DETAILS))
@@ -237,7 +237,7 @@ def markdown(summary: Summary) -> str:
     parts = [
         heading(summary),
         *(f"NOTE {note}" for note in summary.notes),
-        *(f"{cells.title}\n\n{_markdown(cells)}" for cells in tables(summary)),
+        *(f"{cells.title}\n\n{as_markdown(cells)}" for cells in tables(summary)),
     ]
     return "\n\n".join([*parts, *remarks(summary)]) + "\n"
 
@@ -446,14 +446,15 @@ def _cap_value(value: float | None, ends: tuple[float | None, float | None]) -> 
     return number(value) if value is None or ends[1] is None else f"{number(value)} ±{number(ends[1] - value)}"
 
 
-def _rich(cells: Cells, *, narrow: bool = False) -> RichTable:
+def as_rich(cells: Cells, *, narrow: bool = False) -> RichTable:
+    """Return a table for a terminal; in a narrow one, any cell may wrap."""
     table = RichTable(
         title=Text(cells.title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=not narrow,
         pad_edge=not narrow,
     )  # fmt: skip
     for i, name in enumerate(cells.header):
         text = narrow or name in ("attack", "budget", "status", "note")  # these may wrap; numbers may not
-        left = i == 0 or name in ("attack", "budget", "status", "note")
+        left = i == 0 or name in ("attack", "budget", "status", "note", "before", "after")
         justify: Literal["left", "right"] = "left" if left else "right"
         longest = max((len(row[i]) for row in cells.rows), default=0)
         word = max((len(word) for row in cells.rows for word in row[i].split()), default=0)
@@ -466,7 +467,8 @@ def _rich(cells: Cells, *, narrow: bool = False) -> RichTable:
     return table
 
 
-def _markdown(cells: Cells) -> str:
+def as_markdown(cells: Cells) -> str:
+    """Return a table as Markdown."""
     lines = [cells.header, ["---"] * len(cells.header), *([_escaped(cell) for cell in row] for row in cells.rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

@@ -1,0 +1,95 @@
+"""``report --compare`` names what changed, and does not take noise for a change."""
+
+import json
+import math
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from vflsec.analysis.comparison import compare
+from vflsec.cli import cli
+from vflsec.experiment import engine
+from vflsec.experiment import spec as specs
+from vflsec.experiment.manifest import manifest_of
+from vflsec.experiment.store import Store
+from vflsec.report.report import Report
+
+
+def evaluated(folder, **changes):
+    spec = specs.read({
+        "dataset": "toy", "data": {"options": {"rows": 300}}, "train": {"epochs": 2}, "seeds": 2,
+        "aux": {"n": 20, "folds": 0}, "attacks": ["norm", "mc"], **changes,
+    })  # fmt: skip
+    store = Store(folder)
+    with store.lock():
+        store.write_settings(specs.to_toml(spec), manifest_of(spec, ["vflsec", "eval"]))
+        list(engine.evaluate(engine.plan(spec, store), store))
+    return Report.read(folder)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two evaluations that differ in epochs and in one attack."""
+    root = tmp_path_factory.mktemp("compared")
+    evaluated(root / "a")
+    evaluated(root / "b", train={"epochs": 3}, attacks=["norm", "direction"])
+    return root
+
+
+def run(*words):
+    return CliRunner().invoke(cli, ["report", *map(str, words)], catch_exceptions=False)
+
+
+def test_settings_and_lines_that_differ_are_named(folders):
+    found = json.loads(run("--compare", folders / "a", folders / "b", "--format", "json").stdout)
+    changed = {one["name"]: (one["before"], one["after"]) for one in found["settings"]}
+    assert changed["train.epochs"] == ("2", "3")
+    assert not any(name.startswith("versions") or name == "dataset" for name in changed)
+    assert {move["attack"] for move in found["moves"]} == {"worst", "norm"}
+    assert found["only_before"] == ["mc (fedsplitnn, labels)"]
+    assert found["only_after"] == ["direction (fedsplitnn, labels)"]
+
+
+def test_an_evaluation_differs_from_itself_in_nothing(folders):
+    done = run("--compare", folders / "a", folders / "a")
+    assert done.exit_code == 0
+    assert "SAME settings, versions and data" in done.stdout
+    assert "more leak" not in done.stdout
+    assert "less leak" not in done.stdout
+    assert "not told apart" in done.stdout
+
+
+def moved(report, mean, half):
+    """Return ``report`` with another leak of each attack."""
+    points = [
+        msgspec.structs.replace(p, leak=msgspec.structs.replace(p.leak, mean=mean, ci95=(mean - half, mean + half)))
+        for p in report.summary.points
+    ]
+    return msgspec.structs.replace(report.summary, points=points, worst=[]), report.manifest
+
+
+@pytest.mark.parametrize(("after", "told"), [(0.62, False), (0.66, True), (0.44, True)])
+def test_a_difference_has_both_errors_in_quadrature(folders, after, told):
+    report = Report.read(folders / "a")
+    move = compare(moved(report, 0.55, 0.06), moved(report, after, 0.08)).moves[0]
+    assert move.leak.change == pytest.approx(after - 0.55)
+    assert move.leak.ci95 == pytest.approx((after - 0.55 - 0.1, after - 0.55 + 0.1))
+    assert move.leak.told_apart is told
+    assert math.hypot(0.06, 0.08) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--compare", "a"], "expected two folders"),
+        (["--compare", "a", "b", "--format", "csv"], "table, json or markdown"),
+        (["--compare", "a", "b", "--max-leak", "worst=1"], "no limits with --compare"),
+    ],
+)
+def test_mistakes_are_one_line(folders, words, message, monkeypatch):
+    monkeypatch.chdir(folders)
+    done = run(*words)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
