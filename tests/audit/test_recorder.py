@@ -271,9 +271,17 @@ def test_an_error_of_the_loop_comes_before_one_of_the_recorder(tmp_path):
             loop()
 
 
+def test_a_second_training_is_not_written_into_the_transcript_of_the_first(tmp_path):
+    with Recorder(tmp_path / "t", parties=PARTIES) as recorder:
+        recorder.embedding(torch.ones(4, 2), rows=[1, 2, 3, 4])
+    with pytest.raises(UsageError, match="expected a new folder, found a transcript .* add resume=True"):
+        Recorder(tmp_path / "t", parties=PARTIES)
+    assert len(recorded(tmp_path / "t")) == 1
+
+
 def test_a_continued_transcript_goes_on_with_its_steps(tmp_path):
-    for _ in range(2):
-        with Recorder(tmp_path / "t", parties=PARTIES) as recorder:
+    for k in range(2):
+        with Recorder(tmp_path / "t", parties=PARTIES, resume=k > 0) as recorder:
             for _ in range(3):
                 recorder.embedding(torch.ones(4, 2), rows=[1, 2, 3, 4])
     found = recorded(tmp_path / "t")

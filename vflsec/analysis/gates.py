@@ -16,6 +16,9 @@ from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
 from vflsec.records.manifest import INTEGRITY, Manifest
 
+AUDITED = "audited"
+"""The method of a system that was trained elsewhere, of which a defense is not known."""
+
 Limits = Mapping[str, float]
 Shown = TypeVar("Shown", Point, Damage)
 
@@ -32,7 +35,7 @@ def check_limits(manifest: Manifest, max_leak: Limits) -> None:
             )
         short = re.split("[:@]", name)[0]
         if short in registry.entries("attacks") and short not in {attack.name for attack in manifest.attacks}:
-            raise UsageError(f"{name} was not run: add it to --attack of vflsec eval")
+            raise UsageError(f"{name} was not run: add it to --attack")
         if name not in (*leaking, "worst"):
             renamed = import_module(registry.PACKAGES["attacks"]).RENAMED
             raise UsageError(unknown("attack", name, [*leaking, "worst"], renamed))
@@ -95,8 +98,14 @@ def _gate(
         return Gate(gate=name, limit=limit, worst=None, at="", holds=None)
     value, point = worst
     lost = any(set(p.statuses) - set(USABLE) for p in among)
-    at = f"{point.method} {point.defense}:{point.strength:g}"
-    at += f" under {point.attack}" if isinstance(point, Damage) else ""
+    at = f"{point.method}, {point.defense} {point.strength:g}" if point.strength else f"{point.method}, no defense"
+    if isinstance(point, Damage):
+        at += f" under {point.attack}"
+    elif name.startswith("max-leak"):
+        at = (
+            f"{point.choice or point.attack}" if point.method == AUDITED else f"{at}, by {point.choice or point.attack}"
+        )
+        at += " (without joining: no defense can change it)" if point.choice == "alone" else ""
     return Gate(gate=name, limit=limit, worst=value, at=at, holds=None if kept and lost else kept)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from vflsec.analysis.folding import by_defense, c_dcs, caps
 from vflsec.analysis.gates import Limits, check_limits, gates
 from vflsec.analysis.groups import CellGroup, alone_by_target
 from vflsec.analysis.integrity import damages, on_integrity
 from vflsec.analysis.ranking import disagreements, exposed, front, orders, ranks
-from vflsec.analysis.results import Summary
+from vflsec.analysis.results import Point, Summary
 from vflsec.analysis.verdict import verdict
 from vflsec.core.checks import count
 from vflsec.records.manifest import AttackEntry, Manifest, RowEntry
@@ -58,7 +58,7 @@ def summarize(
         orders=orders(ranked),
         disagreements=disagreements(ranked),
         gates=gates(points + worst, max_leak, min_utility, broken, alone_lost=bool(lost)),
-        notes=_notes(manifest, records),
+        notes=[*_notes(manifest, records), *(_nothing_above_chance(worst) if manifest.audited else [])],
         lost=lost,
         out=out,
         integrity=broken,
@@ -66,6 +66,19 @@ def summarize(
         left_out=manifest.left_out,
         verdict=verdict(worst, manifest.adversary, _known(manifest), not_run, len(manifest.left_out)) if worst else [],
         audited=manifest.audited,
+    )
+
+
+def _nothing_above_chance(worst: Sequence[Point]) -> list[str]:
+    """Return the note that labels may be of other rows, if the adversary's own columns tell nothing of them either."""
+    leaks = [point.leak for point in worst if point.target == "labels"]
+    ends = [end for leak in leaks for end in (leak.ci95[0], leak.alone_ci95[0])]
+    chances = [leak.chance for leak in leaks]
+    if not leaks or None in ends or None in chances:
+        return []
+    above = any(float(low or 0.0) > max(float(chance or 0.0) for chance in chances) for low in ends)
+    return (
+        [] if above else ["nothing is inferred above chance, nor without joining: check that labels have their own ids"]
     )
 
 

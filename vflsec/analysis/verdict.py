@@ -1,4 +1,4 @@
-"""The verdict of a report: two sentences that a privacy officer understands, each from points of the summary."""
+"""The verdict of a report: a few sentences that a privacy officer understands, each from points of the summary."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ TARGETS = {
     "parameters": "the averaged parameters of another party",
 }
 
+FEW = 5
+"""Fewer draws of the auxiliary labels than this may tell nothing apart."""
+
 LARGE_COST = 0.02
 """A defense that costs more utility than this is named only if every one does."""
 
 
 def verdict(worst: Sequence[Point], adversary: str, known: int, not_run: Sequence[str], left_out: int) -> list[str]:
-    """Return two sentences: what the adversary infers without a defense, and what a defense leaves, or was not tested.
+    """Return sentences: what the adversary infers without a defense, labels first, then what a defense leaves.
+
+    Without a defense, the last one says what was not tested.
 
     Args:
         worst: the headlines.
@@ -31,7 +36,9 @@ def verdict(worst: Sequence[Point], adversary: str, known: int, not_run: Sequenc
         not_run: the attacks that it could mount and that were not run.
         left_out: the number of attacks that could not be mounted.
     """
-    about = [point for point in worst if point.target == worst[0].target]  # labels come first where they are attacked
+    targets = dict.fromkeys(point.target for point in worst)
+    first = "labels" if "labels" in targets else next(iter(targets))
+    about = [point for point in worst if point.target == first]
     found = [point for point in about if point.leak.mean is not None]
     clean = [point for point in found if point.strength == 0]
     if not clean:
@@ -40,28 +47,52 @@ def verdict(worst: Sequence[Point], adversary: str, known: int, not_run: Sequenc
     left = _left(start, found)
     if left and not_run:  # a number of few attacks must not pass for one of all
         left = f"{left[:-1]}; {count(len(not_run), 'attack')} that it could mount were not run, and may leak more."
-    return [_inferred(start, adversary, known), left or _untested(not_run, left_out)]
+    also = [_also(point, adversary) for point in worst if point.target != first and point.strength == 0]
+    return [_inferred(start, adversary, known), *filter(None, also), left or _untested(not_run, left_out)]
 
 
 def _inferred(point: Point, adversary: str, known: int) -> str:
     leak, target = point.leak, TARGETS.get(point.target.partition(" ")[0], point.target)
     rows = " and ".join(ROWS.get(one, one) for one in leak.rows.split("+"))
     knowing = f"With {known} known labels, " if known else ""
-    measure = f"{NAMES.get(leak.metric, leak.metric)} {_two(leak.mean)}"
+    measure = _measured(leak)
     if leak.alone is None:
         return f"{knowing}{adversary} infers {target} of {rows} with {measure} ({_two(leak.chance)} by chance)."
     if (leak.advantage or 0.0) > 0 and not _more_than_alone(leak):
+        few = f" {leak.n} draws" if leak.interval == "draws and rows" and leak.n < FEW else ""
         return (
-            f"{knowing}{adversary} infers {target} of {rows} with {measure}; these runs do not show whether "
-            f"this is more than without joining ({_two(leak.alone)})."
+            f"{knowing}{adversary} infers {target} of {rows} with {measure}; these{few or ' runs'} do not show whether "
+            f"this is more than without joining ({_two(leak.alone)}){f': add --draws {FEW}' * bool(few)}."
         )
     if not _more_than_alone(leak):
         return (
             f"{knowing}{adversary} infers {target} no better than without joining, as far as these attacks show: "
-            f"{measure} of {rows}, {_two(leak.alone)} without."
+            f"{measure} of {rows}, {_two(leak.alone)} without{_below_chance(leak)}."
         )
     all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
     return f"{knowing}{adversary} infers {target} of {all_of}{rows} ({measure}; {_two(leak.alone)} without joining)."
+
+
+def _also(point: Point, adversary: str) -> str:
+    """Return the sentence on a further target, of which more is inferred than without joining, or nothing."""
+    leak = point.leak
+    if leak.mean is None or leak.alone is None or not _more_than_alone(leak):
+        return ""
+    kind, _, which = point.target.partition(" ")
+    target = f"{TARGETS.get(kind, kind)}{f' ({which})' * bool(which)}"
+    return f"{adversary} also infers {target} ({_measured(leak)}; {_two(leak.alone)} without joining)."
+
+
+def _measured(leak: Leak) -> str:
+    """Return the measure with the upper end of its interval, since the strongest of many attacks may be stronger."""
+    upper = _upper(leak)
+    up_to = f", interval up to {_two(upper)}" if upper >= (leak.mean or 0.0) + 0.005 else ""
+    return f"{NAMES.get(leak.metric, leak.metric)} {_two(leak.mean)}{up_to}"
+
+
+def _below_chance(leak: Leak) -> str:
+    below = leak.mean is not None and leak.chance is not None and leak.mean < leak.chance
+    return f", {_two(leak.chance)} by chance" if below else ""
 
 
 def _left(start: Point, found: Sequence[Point]) -> str:

@@ -21,6 +21,7 @@ from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind, Message
 from vflsec.core.method import Trained
 from vflsec.core.seeds import derive
+from vflsec.core.view import Need
 from vflsec.data.partition import Partition
 from vflsec.experiment.cell import digest, versioned
 from vflsec.experiment.engine import reasons
@@ -35,6 +36,9 @@ from vflsec.records.manifest import AttackEntry, BaselineEntry, Manifest, RowEnt
 from vflsec.records.schema import BaselineResult, Result
 
 METHOD = "audited"
+
+VERSION = 2
+"""Of what an audit makes of its material: part of every key."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ class SystemAudit:
         who = [self.subject.fingerprint, self.subject.adversary, self.dataset, _rows(self.data)]
         aux = [msgspec.to_builtins(self.aux), None if self.aux_ids is None else digest(sorted(map(str, self.aux_ids)))]
         spent = [list(self.spent)] if self.spent else []
-        return digest(["audit", *kind, who, versioned("attacks", spec.name), spec.options, aux, draw, *spent])
+        return digest(["audit", VERSION, *kind, who, versioned("attacks", spec.name), spec.options, aux, draw, *spent])
 
     def asked(self, attack: Attack, trained: Trained, messages: tuple[Message, ...] = ()) -> Question:
         """Return the question to the adversary, without a model if none was handed in."""
@@ -172,6 +176,7 @@ def with_attacks(audit: SystemAudit, wanted: Sequence[AttackSpec]) -> SystemAudi
     """
     subject, trained = audit.subject, audit.joint(0)
     names = [name for name in sorted(registry.entries("attacks")) if not is_baseline(name)]
+    names.sort(key=lambda name: registry.load("attacks", name).target != "labels")
     every = [
         one for name in names for one in every_victim(AttackSpec(name=name), subject.adversary, trained.federation)
     ]
@@ -179,7 +184,8 @@ def with_attacks(audit: SystemAudit, wanted: Sequence[AttackSpec]) -> SystemAudi
     reasons_by_spec = [(spec, _why_not(build_attack(spec), audit, trained)) for spec in specs]
     for spec, reason in reasons_by_spec[: len(wanted)]:
         if reason is not None:
-            raise InsufficientView(f"attack {spec.name!r} cannot be run on {subject.name}: {reason}")
+            cause = next((f"; {note}" for note in subject.notes if Need.OWN_MODEL in reason and "bottom" in note), "")
+            raise InsufficientView(f"attack {spec.name!r} cannot be run on {subject.name}: {reason}{cause}")
     possible = [spec for spec, reason in reasons_by_spec if reason is None]
     left_out = {spec.label: reason for spec, reason in reasons_by_spec if reason is not None}
     if not possible:

@@ -85,11 +85,12 @@ class RecorderMod:
         from flwr.app import ConfigRecord
 
         about, party = dict(self.about(message, context)), self._party(context)
+        resume = STEPS in context.state.config_records  # or the folder has the messages of another run
         steps = context.state.config_records.setdefault(STEPS, ConfigRecord())
         key = f"{party} {about.get('phase') or about.get('split', 'train')}"
         last = steps.get(key)
         folder = self._folder(context) / party
-        with Recorder(folder, parties=self.parties, observer=party, classes=self.classes) as recorder:
+        with Recorder(folder, parties=self.parties, observer=party, classes=self.classes, resume=resume) as recorder:
             if kind == "gradient":
                 recorder.gradient(value, party=party, step=last, **about)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -86,7 +87,7 @@ def with_roles(
     Args:
         dataset: whose ids are text or numbers.
         subject: which may know the rows.
-        train: ids given by the user; None to take those of the subject.
+        train: ids given by the user, besides those of the subject; None for the latter alone.
         test: likewise; if there are none at all, all rows that the model was not trained on.
 
     Raises:
@@ -96,7 +97,7 @@ def with_roles(
         raise UsageError(f"expected data of which any row can be of training or test, got {dataset.name}")
     aligned = align(dataset.parties)
     by_text = pd.Series(aligned, index=aligned.astype(str))
-    asked = subject.train if train is None else train
+    asked = subject.train if train is None else subject.train.union(train)
     held_out = subject.test if test is None else test
     if not len(asked) and train is None and test is not None:
         asked = by_text.index.difference(test)
@@ -118,7 +119,8 @@ def with_roles(
     unseen = others.intersection(held_out) if len(held_out) else others
     if not len(unseen):
         raise UsageError("expected rows that the model was not trained on, found none: add --test-ids FILE")
-    notes = []
+    notes: list[str] = []
+    _check_form(asked.union(held_out).difference(by_text.index), by_text.index, subject)
     for ids, role in ((asked, "training"), (held_out, "test")):
         lacking = len(ids.difference(by_text.index))
         if lacking:
@@ -128,6 +130,17 @@ def with_roles(
     nobody = aligned[:0]
     roles = Roles(pd.Index(by_text[known]), nobody, nobody, pd.Index(by_text[unseen]), nobody, nobody)
     return replace(dataset, draw=lambda seed: roles, test_ids=None), notes
+
+
+def _check_form(lacking: pd.Index, known: pd.Index, subject: Subject) -> None:
+    """Raise UsageError if ids that are not in the data would be as numbers: ``007`` is 7 there."""
+    for one in lacking:
+        number = str(int(float(one))) if re.fullmatch(r"\s*[+-]?\d{1,15}(\.0*)?\s*", one) else None
+        if number in known:
+            raise UsageError(
+                f"expected ids as in the data, got {one!r} of {subject.name}, where the data have {number!r}: use the "
+                f"same form in both"
+            )
 
 
 def known_labels(aux: AuxSpec, ids: pd.Index, data: Partition) -> AuxSpec:
@@ -277,7 +290,10 @@ def _with_all_embeddings(subject: Subject, data: Partition) -> Subject:
             f"expected an embedding of every row of training and test in {subject.name}, found none of "
             f"{listed(map(repr, lacking), 2)}: add them, or leave these rows out of --train-ids and --test-ids"
         )
-    note = f"{subject.name} has no embedding of {count(len(lacking), 'row')}, so no attack can use the bottom model"
+    note = (
+        f"{subject.name} has no embedding of {count(len(lacking), 'row')}, so that attacks that need the bottom model "
+        f"cannot run: record all rows once after training"
+    )
     return replace(subject, embeddings=None, notes=(*subject.notes, note))
 
 

@@ -41,6 +41,7 @@ class SplitNNRecorder(FLComponent):  # type: ignore[misc]  # NVFlare has no type
             ``{"site-1": "passive", "site-2": "active"}``.
         train_ids: a text file with the id of each training row, one per line, in the learner's order; by default the
             positions in a batch are the ids.
+        resume: whether a transcript in ``folder`` is continued, for an interrupted job.
         test_ids: likewise for the rows of validation; required if ``train_ids`` is given and the learner validates.
 
     Raises:
@@ -48,10 +49,15 @@ class SplitNNRecorder(FLComponent):  # type: ignore[misc]  # NVFlare has no type
     """
 
     def __init__(
-        self, folder: str, parties: dict[str, Any], train_ids: str | None = None, test_ids: str | None = None
+        self,
+        folder: str,
+        parties: dict[str, Any],
+        train_ids: str | None = None,
+        test_ids: str | None = None,
+        resume: bool = False,
     ) -> None:
         super().__init__()
-        self.folder, self.parties = folder, parties
+        self.folder, self.parties, self.resume = folder, parties, resume
         self.ids = {
             split: None if file is None else read_ids(Path(file))
             for split, file in (("train", train_ids), ("test", test_ids))
@@ -63,7 +69,7 @@ class SplitNNRecorder(FLComponent):  # type: ignore[misc]  # NVFlare has no type
         if event_type == EventType.ABOUT_TO_START_RUN:
             fobs.register(TensorDecomposer)
             site = fl_ctx.get_identity_name()
-            self._recorder = Recorder(self.folder, parties=self.parties, observer=site)
+            self._recorder = Recorder(self.folder, parties=self.parties, observer=site, resume=self.resume)
             self._listen(fl_ctx.get_engine())
         elif event_type == EventType.END_RUN and self._recorder is not None:
             self._recorder.close()

@@ -63,10 +63,12 @@ class Recorder:
     training goes on, a warning is issued, and ``close`` raises the error.
 
     Args:
-        folder: a new folder, or the transcript of an interrupted run of the same parties, which is continued.
+        folder: a new folder.
         parties: ``active``, ``passive`` or ``server`` by the name of the party.
         observer: the party whose messages are recorded; by default ``auditor``, which may record those of all parties.
         classes: number of classes of the task, if it is known.
+        resume: whether a transcript in ``folder`` is continued, for an interrupted run of the same training. An audit
+            of the messages of two trainings means nothing.
 
     Raises:
         UsageError: no active party, an unknown observer, a folder with something else, or pyarrow is not installed.
@@ -79,11 +81,17 @@ class Recorder:
         parties: Mapping[str, Literal["active", "passive", "server"]],
         observer: str = AUDITOR,
         classes: int | None = None,
+        resume: bool = False,
     ) -> None:
         self.header = TranscriptHeader(
             observer=observer, parties=dict(parties), classes=classes, software=f"vflsec {version('vflsec')}"
         )
         self._writer = TranscriptWriter(folder, self.header)
+        if self._writer.parts and not resume:
+            raise UsageError(
+                f"expected a new folder, found a transcript in {folder}: choose another, delete it, or add resume=True "
+                f"if the same training goes on"
+            )
         self._active = next(name for name, side in parties.items() if side == "active")
         self._steps: dict[tuple[str, str], int] = {}
         self._widths: dict[tuple[str, ...], int] = {}

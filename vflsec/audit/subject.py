@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +75,9 @@ def from_transcript(folder: Path, party: str | None = None) -> Subject:
         for sent in opened.messages()
         if name in (sent.sender, sent.receiver)
     ]
-    train = _ids(one for one in own if one.split == "train")
+    own, phases = _in_phases(own)
+    own, steps = _in_steps(own)
+    train = _ids(one for one in own if one.split not in HELD_OUT or one.kind == "gradient")
     test = _ids(one for one in own if one.split in HELD_OUT).difference(train)
     sent_last = last_by_row(one for one in own if one.kind == "embedding" and one.sender == aliases[name])
     return Subject(
@@ -87,8 +90,59 @@ def from_transcript(folder: Path, party: str | None = None) -> Subject:
         predictions=last_by_row(one for one in own if one.kind == "prediction" and one.receiver == aliases[name]),
         train=train,
         test=test,
-        notes=[*opened.notes, *(f"{one} is {alias} of the data" for one, alias in aliases.items() if one != alias)],
+        notes=[
+            *opened.notes,
+            *(f"{one} is {alias} of the data" for one, alias in aliases.items() if one != alias),
+            *phases,
+            *steps,
+        ],
     )
+
+
+def _in_phases(messages: Sequence[Sent]) -> tuple[list[Sent], list[str]]:
+    """Return messages whose phases differ by a number at the end, such as one for each epoch, as of one; and notes."""
+    phases: dict[str, dict[str, None]] = {}
+    for one in messages:
+        phases.setdefault(_stem(one.phase), {})[one.phase] = None
+    joined = {stem: found for stem, found in phases.items() if len(found) > 1}
+    notes = [f"phases {listed(found, 2)} are read as one, {stem}" for stem, found in joined.items()]
+    return [one._replace(phase=_stem(one.phase)) if _stem(one.phase) in joined else one for one in messages], notes
+
+
+def _stem(phase: str) -> str:
+    return re.sub(r"[^A-Za-z]*\d+$", "", phase) or phase
+
+
+def _in_steps(messages: Sequence[Sent]) -> tuple[list[Sent], list[str]]:
+    """Return messages of which all of one kind, phase and step are of one batch; and notes.
+
+    Attacks join such messages, which several parties send or receive. Where steps begin again in each epoch, or are of
+    other rows, batches are counted in their order: one ends before a sender repeats itself, or other rows come.
+    """
+    last: dict[tuple[str, ...], int] = {}
+    rows: dict[tuple[str, str, int], np.ndarray] = {}
+    unclear: dict[str, None] = {}
+    for one in messages:
+        route = (one.kind, one.sender, one.receiver, one.phase)
+        of_step = rows.setdefault((one.kind, one.phase, one.step), one.rows)
+        if one.step <= last.get(route, -1) or not np.array_equal(of_step, one.rows):
+            unclear[one.phase] = None
+        last[route] = one.step
+    batches: dict[tuple[str, str], int] = {}
+    sent: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    current: dict[tuple[str, str], np.ndarray] = {}
+    found = []
+    for one in messages:
+        if one.phase in unclear:
+            where, pair = (one.phase, one.kind), (one.sender, one.receiver)
+            if pair in sent.get(where, {pair}) or not np.array_equal(current[where], one.rows):
+                batches[where] = batches.get(where, -1) + 1
+                sent[where], current[where] = set(), one.rows
+            sent[where].add(pair)
+            one = one._replace(step=batches[where])  # noqa: PLW2901  (the same message, with a number of its own)
+        found.append(one)
+    notes = [f"steps of {phase} do not tell batches apart: batches are counted in their order" for phase in unclear]
+    return found, notes
 
 
 def adversary_of(opened: TranscriptFolder, party: str | None) -> str:

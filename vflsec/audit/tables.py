@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ EMBEDDING = re.compile(r"e_?(0|[1-9][0-9]{0,6})")
 def from_table(path: Path, party: str) -> Subject:
     """Return the system whose bottom model of ``party`` has given the embeddings in a table.
 
-    The table has a column ``id`` and columns ``e_0``, ``e_1``, ...; others are not read, but named.
+    The table has a column ``id`` and columns ``e_0``, ``e_1``, ...; others are not read, but named. Without a column
+    ``id``, the only other column has the ids.
 
     Raises:
         DataError: another form, an id twice, or a number that is not finite.
@@ -34,6 +36,7 @@ def from_table(path: Path, party: str) -> Subject:
     content = read_file(path)
     table = _read_csv(path, content) if path.suffix == ".csv" else _read_parquet(path, content)
     table.columns = [str(name) for name in table.columns]
+    table = table.rename(columns={_id_column(list(table.columns)): "id"})
     found = {name: int(match[1]) for name in table.columns if (match := EMBEDDING.fullmatch(name))}
     columns = sorted(found, key=lambda name: found[name])
     if "id" not in table.columns or [found[name] for name in columns] != list(range(len(columns))) or not columns:
@@ -88,6 +91,12 @@ def read_file(path: Path, largest: int = LARGEST) -> bytes:
     return content
 
 
+def _id_column(names: Sequence[str]) -> str:
+    """Return the column with the ids: ``id``, or the only one that is no embedding."""
+    others = [name for name in names if not EMBEDDING.fullmatch(name)]
+    return others[0] if "id" not in others and len(others) == 1 else "id"
+
+
 def _is_pickle(content: bytes) -> bool:
     """Whether this is a pickle, or an archive with one; the length of a safetensors header may begin alike."""
     bare = content[:1] == b"\x80" and content[1:2] in b"\x02\x03\x04\x05" and content[2:8] != bytes(6)
@@ -96,7 +105,8 @@ def _is_pickle(content: bytes) -> bool:
 
 def _read_csv(path: Path, content: bytes) -> pd.DataFrame:
     try:
-        return pd.read_csv(io.BytesIO(content), dtype={"id": str}, low_memory=False)
+        names = [str(name) for name in pd.read_csv(io.BytesIO(content), nrows=0).columns]
+        return pd.read_csv(io.BytesIO(content), dtype={_id_column(names): str}, low_memory=False)
     except (ValueError, UnicodeDecodeError, OverflowError, MemoryError) as error:
         raise DataError(f"{path}: cannot be read as CSV: {plain(' '.join(str(error).split())[:200])}") from None
 

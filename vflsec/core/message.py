@@ -26,6 +26,9 @@ class Kind(StrEnum):
     CONTROL = "control"
 
 
+AFTERWARDS = ("predict", "validate")
+"""Phases after training; their rows are others, unless their split was used in training as well."""
+
 SERVER = "server"
 """Name of the party that averages models; it has no data."""
 

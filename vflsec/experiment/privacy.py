@@ -7,11 +7,8 @@ from typing import Any
 
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, touches
-from vflsec.core.message import Kind, ReleaseCount
+from vflsec.core.message import AFTERWARDS, Kind, ReleaseCount
 from vflsec.core.method import Trained
-
-AFTERWARDS = ("predict", "validate")
-"""Phases after training; their rows are others, unless their split was used in training as well."""
 
 
 def spent(trained: Trained, releases: Sequence[ReleaseCount], adversary: str) -> list[dict[str, Any]]:

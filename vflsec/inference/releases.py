@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vflsec.core.errors import InsufficientView
-from vflsec.core.message import Kind, Message
+from vflsec.core.message import AFTERWARDS, Kind, Message
 from vflsec.core.view import View
 
 AVERAGED = (1, 3, 10)
@@ -146,6 +146,30 @@ def latest(
     return found
 
 
+def last_sent(view: View) -> Tensor | None:
+    """Return the last embedding (n, d) that the adversary itself sent of each row in the split of the auxiliary rows.
+
+    A row of which it sent none gets the mean over all of them. None if it sent none at all.
+    """
+    own = [m for m in _about(view, view.aux_split) if m.kind is Kind.EMBEDDING and m.sender in view.party.split("+")]
+    return _last(_of_one_phase(own, None), len(view.features[view.aux_split]), 1) if own else None
+
+
+def times_asked(view: View) -> Tensor | None:
+    """Return how many messages of training are about each row, (n, 1), in the split of the auxiliary rows, or None.
+
+    Sampling that depends on the label, such as weights against imbalance, shows in it.
+    """
+    found: dict[tuple[Kind, str, str], Tensor] = {}
+    n = len(view.features[view.aux_split])
+    for m in _about(view, view.aux_split):
+        if m.rows is not None and m.phase not in AFTERWARDS:
+            route = (m.kind, m.sender, m.receiver)
+            times = torch.bincount(m.rows, minlength=n)
+            found[route] = found[route] + times if route in found else times
+    return next(iter(found.values()))[:, None].float() if found else None
+
+
 def averages(
     view: View, kind: Kind, *, sender: str | None, releases: int | None = None, phase: str | None = None
 ) -> list[Tensor]:
@@ -207,6 +231,11 @@ def percentiles(releases: Releases, scores: Tensor) -> Tensor:
     return ranks
 
 
+def _about(view: View, split: str) -> list[Message]:
+    """Return the messages with a value for each of some rows of ``split``."""
+    return [m for m in view.messages if m.split == split and m.rows is not None and "value" in m.payload]
+
+
 def _of_one_phase(messages: list[Message], phase: str | None) -> list[Message]:
     """Return the messages of ``phase``; for None, of the last phase of all."""
     wanted = messages[-1].phase if phase is None and messages else phase
@@ -255,7 +284,7 @@ def _last(messages: list[Message], n_rows: int, releases: int) -> Tensor:
         assert m.rows is not None
         wanted = count[m.rows] < releases
         total.index_add_(0, m.rows[wanted], m.payload["value"][wanted])
-        count[m.rows] += wanted
+        count.index_add_(0, m.rows, wanted.long())  # a batch may hold a row twice
         if int(count.min()) >= releases:
             break
     mean = total.sum(dim=0) / count.sum()

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from vflsec.core.message import Kind
 from vflsec.core.view import Need, View
-from vflsec.inference.releases import AVERAGED, Releases, latest, percentiles, received
+from vflsec.inference.releases import AVERAGED, Releases, last_sent, latest, percentiles, received, times_asked
 
 Table = Mapping[str, Tensor]
 """Numbers (n, k) about each row, by split of the view."""
@@ -46,8 +46,9 @@ def sources(view: View) -> dict[str, SourceTable]:
     source          tables
     =============== =================================================================================================
     own columns     as they are
-    own model       embeddings of the own columns
+    own model       embeddings of the own columns; without the model, those that were sent last
     other models    embeddings by models that the adversary assembled from received parameters
+    times asked     in how many messages of training each row is, if these numbers differ
     own labels      of an active party, one-hot
     predictions     logits of the joint model
     gradients       by sender and phase: the mean of a row's releases in units of each message's noise, the same
@@ -72,6 +73,10 @@ def _sources(view: View) -> dict[str, SourceTable]:
         for name, model in {**models, **view.models}.items():
             embedded = {split: model(own) for split, own in view.features.items()}
             found[name] = SourceTable(embedded, distances=True)
+    if view.model is None and (sent := last_sent(view)) is not None:
+        found["own embedding"] = SourceTable({view.aux_split: sent}, distances=True)
+    if (times := times_asked(view)) is not None:
+        found["times asked"] = SourceTable({view.aux_split: times})
     if view.labels:
         n_classes = 1 + max(int(y.max()) for y in view.labels.values())
         found["own labels"] = SourceTable({split: F.one_hot(y, n_classes) for split, y in view.labels.items()})
