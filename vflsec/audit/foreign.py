@@ -256,13 +256,18 @@ def with_embeddings(subject: Subject, data: Partition) -> Subject:
     x = federation_of(data, subject, 0).federation.parties[subject.adversary].features["train"][:8]
     assert isinstance(bottom, nn.Module)
     width = own.layout.width if subject.inputs is None else subject.inputs.shape[1]
+    parts = [f"{one.name} ({one.width})" if one.width > 1 else one.name for one in own.layout.columns]
+    way_out = (
+        f" as vflsec encodes them ({listed(parts, 20)}); add --encoded if it reads them as they are, or write them "
+        f"as it reads them into another file"
+    )
     try:
         with torch.no_grad():
             out = bottom(x)
     except Exception as error:  # noqa: BLE001  (the user's own code)
         raise UsageError(
             f"the model of {subject.name} cannot read the {width} columns of {subject.adversary}"
-            f"{' as vflsec encodes them; add --encoded if it reads them as they are' * (subject.inputs is None)}: "
+            f"{way_out * (subject.inputs is None)}: "
             f"{type(error).__name__}: {plain(' '.join(str(error).split()))[:200]}"
         ) from None
     if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(x) or not torch.isfinite(out).all():
