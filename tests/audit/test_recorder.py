@@ -218,6 +218,8 @@ def test_numbers_and_texts_name_the_same_rows(tmp_path):
         (torch.ones(3, 0), {}, "at least one number"),
         (torch.tensor(1.0), {}, "at least one number"),
         (np.ones((3, 2)), {}, "a tensor"),
+        (torch.ones(3, 2, dtype=torch.complex64), {}, "real numbers"),
+        (torch.ones(3, 2).to_sparse(), {}, "a dense tensor"),
     ],
 )
 def test_what_a_reader_would_refuse_is_refused_at_the_call(tmp_path, value, changes, message):
@@ -277,6 +279,23 @@ def test_a_second_training_is_not_written_into_the_transcript_of_the_first(tmp_p
     with pytest.raises(UsageError, match="expected a new folder, found a transcript .* add resume=True"):
         Recorder(tmp_path / "t", parties=PARTIES)
     assert len(recorded(tmp_path / "t")) == 1
+
+
+def test_two_recorders_do_not_write_into_one_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "PATIENCE", 0.1)
+    with Recorder(tmp_path / "t", parties=PARTIES) as recorder:
+        with pytest.raises(UsageError, match="expected one recorder in .*, found another at work"):
+            Recorder(tmp_path / "t", parties=PARTIES)
+        recorder.embedding(torch.ones(4, 2), rows=[1, 2, 3, 4])
+    Recorder(tmp_path / "t", parties=PARTIES, resume=True).close()
+    assert len(recorded(tmp_path / "t")) == 1
+
+
+def test_small_messages_do_not_pile_up(tmp_path):
+    with Recorder(tmp_path / "t", parties=PARTIES) as recorder:
+        for _ in range(10_000):
+            recorder.embedding(torch.ones(1, 1), rows=[1])
+            assert len(recorder._seen) * recording.OVERHEAD <= recording.FLUSH
 
 
 def test_a_continued_transcript_goes_on_with_its_steps(tmp_path):

@@ -14,13 +14,23 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from vflsec.audit.transcript import AUDITOR, LONGEST_TEXT, Block, TranscriptHeader, TranscriptWriter, row_ids
 from vflsec.core.errors import UsageError, VflsecError, plain
 
+LOCK = ".lock"
+"""A file in the folder, which the recorder that writes there holds."""
+
+PATIENCE = 10.0
+"""Seconds to wait for another recorder to finish."""
+
 FLUSH = 1 << 22
 """Bytes of vectors in a file."""
+
+OVERHEAD = 1 << 10
+"""Bytes that a message takes besides its vectors."""
 
 WAITING = 2
 """Files that wait for the writing thread; the loop then waits for it, so that memory stays bounded."""
@@ -92,6 +102,13 @@ class Recorder:
                 f"expected a new folder, found a transcript in {folder}: choose another, delete it, or add resume=True "
                 f"if the same training goes on"
             )
+        self._lock = FileLock(Path(folder) / LOCK)
+        try:
+            self._lock.acquire(timeout=PATIENCE)
+        except Timeout:
+            raise UsageError(
+                f"expected one recorder in {folder}, found another at work: choose another folder"
+            ) from None
         self._active = next(name for name, side in parties.items() if side == "active")
         self._steps: dict[tuple[str, str], int] = {}
         self._widths: dict[tuple[str, ...], int] = {}
@@ -190,6 +207,7 @@ class Recorder:
         self._hand_over()
         self._queue.put(None)
         self._thread.join()
+        self._lock.release()
         if self._error is not None:
             raise self._error
 
@@ -240,6 +258,8 @@ class Recorder:
         if not isinstance(value, Tensor) or value.dim() < 1 or not value.numel():
             shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise UsageError(f"expected a tensor (B, d) of at least one number, got {shape}")
+        if value.layout is not torch.strided or value.is_complex():
+            raise UsageError(f"expected a dense tensor of real numbers, got {value.layout} of {value.dtype}")
         copied, n = _copied(rows), value.shape[0]
         if len(copied) != n:
             raise UsageError(f"expected one id for each of {n} rows, got {len(copied)}")
@@ -258,7 +278,7 @@ class Recorder:
             raise UsageError("expected a recorder that is open, got one after close()")
         if self._error is None:
             self._seen.append(_Seen(head, step, rows, value.detach().clone()))
-            self._size += 4 * value.numel()
+            self._size += 4 * value.numel() + OVERHEAD
             if self._size >= FLUSH:
                 self._hand_over()
 
