@@ -1,5 +1,6 @@
 """The headline on synthetic worlds whose strongest attack is known: no winner's curse, and intervals that cover."""
 
+import msgspec
 import numpy as np
 import pytest
 from scipy import stats
@@ -107,3 +108,9 @@ def test_candidates_without_a_common_seed_are_those_with_most():
         ("c", "test"): {2: block((0.9, 0.9))},
     }
     assert choose(candidates) == Choice(("b", "test"), ("b", "test"))
+
+
+def test_of_equal_candidates_that_of_more_rows_is_chosen():
+    few = msgspec.structs.replace(block([1.0, 0.94]), n=20)
+    candidates = {("alone", "test"): {0: few}, ("direction", "train"): {0: block([1.0, 1.0])}}
+    assert choose(candidates) == Choice(("direction", "train"), ("direction", "train"))

@@ -140,7 +140,7 @@ def test_a_limit_on_utility_holds_under_attack_and_there_is_none_on_a_leak():
         True,
         False,
     ]
-    assert summary_of(BROKEN, records, min_utility=0.5).gates[0].at == "fedsplitnn iso:1 under backdoor"
+    assert summary_of(BROKEN, records, min_utility=0.5).gates[0].at == "fedsplitnn, iso 1 under backdoor"
     for name in ("backdoor", "worst"):
         with pytest.raises(UsageError, match=f"got {name}: attacks on integrity leak nothing; bound the utility"):
             summary_of(BROKEN, records, max_leak={name: 0.5})

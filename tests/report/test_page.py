@@ -26,7 +26,7 @@ def point(leak, *, strength=0.0, utility=0.8, alone=0.7, rows="train", advantage
         method="fedsplitnn", defense=defense, strength=strength, attack="worst", status="ok", statuses={"ok": 5},
         utility=Measure(metric="auc", mean=utility, ci95=(0.7, 0.9), n=5),
         leak=Leak(
-            metric="auc", mean=leak, ci95=(leak - 0.02, leak + 0.02), n=5, chance=0.5, alone=alone,
+            metric="auc", mean=leak, ci95=(leak - 0.02, min(1.0, leak + 0.02)), n=5, chance=0.5, alone=alone,
             alone_ci95=(0.6, 0.8), advantage=advantage, advantage_ci95=(advantage - 0.05, advantage + 0.05),
             accuracy=None, rows=rows,
         ),
@@ -66,7 +66,8 @@ def test_a_defense_that_costs_more_is_named_only_if_every_one_does():
 def test_no_more_than_without_joining_is_said_so():
     first, second = verdict([point(0.71, rows="test", advantage=-0.01)], "bureau", 80, ["fusion"], 2)
     assert (
-        "no better than without joining, as far as these attacks show: AUC .71 of rows that the model was not" in first
+        "no better than without joining, as far as these attacks show: AUC .71, interval up to .73, of rows that"
+        in first
     )
     assert second == (
         "Not tested: 1 attack that it could mount and 2 attacks that could not be run on this material; the leak "
@@ -208,3 +209,15 @@ def test_a_browser_shows_it_without_a_message(report, tmp_path, width):
     )
     assert picture.stat().st_size > 20_000
     assert "CONSOLE" not in done.stderr
+
+
+def test_labels_come_first_and_other_targets_follow_if_joining_tells_more():
+    attribute = point(0.9, target="attribute of bank age", rows="test")
+    nothing = point(0.71, target="features of bank", advantage=0.0)
+    first, also, last = verdict([attribute, nothing, point(0.95)], "bureau", 80, [], 1)
+    assert "infers the labels of" in first
+    assert also == (
+        "bureau also infers an attribute of another party (bank age) (AUC .90, interval up to .92; .70 without "
+        "joining)."
+    )
+    assert last.startswith("Not tested")

@@ -54,7 +54,13 @@ def cross_scored(candidates: Candidates, choice: Choice) -> dict[int, Block]:
 def _largest(candidates: Candidates, half: int) -> Candidate:
     seeds = _shared_seeds(candidates)
     compared = {name: by_seed for name, by_seed in candidates.items() if seeds <= by_seed.keys()}
-    return max(compared, key=lambda name: sum(_on_half(compared[name][seed], half) for seed in seeds))
+
+    def size(name: Candidate) -> tuple[float, int]:
+        """Return the sum over seeds; of equal ones, that of more rows counts, since the other may be luck."""
+        own = [compared[name][seed] for seed in seeds]
+        return sum(_on_half(block, half) for block in own), sum(block.n for block in own)
+
+    return max(compared, key=size)
 
 
 def _shared_seeds(candidates: Candidates) -> set[int]:

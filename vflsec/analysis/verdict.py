@@ -67,7 +67,7 @@ def _inferred(point: Point, adversary: str, known: int) -> str:
     if not _more_than_alone(leak):
         return (
             f"{knowing}{adversary} infers {target} no better than without joining, as far as these attacks show: "
-            f"{measure} of {rows}, {_two(leak.alone)} without{_below_chance(leak)}."
+            f"{measure}{',' * (',' in measure)} of {rows}, {_two(leak.alone)} without{_below_chance(leak)}."
         )
     all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
     return f"{knowing}{adversary} infers {target} of {all_of}{rows} ({measure}; {_two(leak.alone)} without joining)."
@@ -78,7 +78,7 @@ def _also(point: Point, adversary: str) -> str:
     leak = point.leak
     if leak.mean is None or leak.alone is None or not _more_than_alone(leak):
         return ""
-    kind, _, which = point.target.partition(" ")
+    kind, _, which = point.target.replace(" of ", " ").partition(" ")
     target = f"{TARGETS.get(kind, kind)}{f' ({which})' * bool(which)}"
     return f"{adversary} also infers {target} ({_measured(leak)}; {_two(leak.alone)} without joining)."
 
