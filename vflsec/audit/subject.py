@@ -92,7 +92,7 @@ def from_transcript(folder: Path, party: str | None = None) -> Subject:
         test=test,
         notes=[
             *opened.notes,
-            *(f"{one} is {alias} of the data" for one, alias in aliases.items() if one != alias),
+            *(f"{one} is called {alias} here" for one, alias in aliases.items() if one != alias),
             *phases,
             *steps,
         ],

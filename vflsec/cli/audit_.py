@@ -131,15 +131,22 @@ def _system(
 
 
 def watch(records: Iterable[Record], missing: int) -> None:
-    """Show progress on stderr; on Ctrl-C, exit."""
+    """Show progress on stderr, in a file a line for each result; on Ctrl-C, exit."""
     from rich.console import Console
     from rich.progress import Progress
 
+    from vflsec.records.schema import BaselineResult
+
+    console = Console(stderr=True)
     try:
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             bar = progress.add_task("attacks", total=missing)
-            for record in records:
-                progress.update(bar, advance=1, description=record.attack.name if record.attack else "")
+            for number, record in enumerate(records, start=1):
+                name = record.attack.name if record.attack else ""
+                progress.update(bar, advance=1, description=name)
+                if not console.is_terminal:
+                    alone = " alone" if isinstance(record, BaselineResult) else ""
+                    click.echo(f"{number}/{missing} draw {record.seed + 1}: {name}{alone}", err=True)
     except KeyboardInterrupt:
         click.echo("interrupted: finished results are kept; the same command goes on from there", err=True)
         sys.exit(130)

@@ -80,16 +80,18 @@ def page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str,
         traffic: sender, receiver, kind and bytes of all seeds.
     """
     title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers"
+    tables = table.tables(summary)
     body = [
         f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(table.heading(summary))}</p></header>",
         _verdict(summary),
         _figure(summary),
         _not_tested(summary),
-        *(_table(cells) for cells in table.tables(summary)),
+        *(_table(cells) for cells in tables),
         _threat(summary, manifest),
+        _notes(summary),
         _traffic(traffic),
         _cards(manifest),
-        _definitions("What the columns mean", COLUMNS),
+        _definitions("What the columns mean", _used(tables)),
         _origin(manifest),
         _annex(),
     ]
@@ -126,11 +128,19 @@ def _not_tested(summary: Summary) -> str:
     for name, reason in summary.left_out.items():
         reasons.setdefault(reason.removeprefix(f"attack {name!r} "), []).append(name)
     rows += [(", ".join(names), reason) for reason, names in reasons.items()]
-    notes = "".join(f"<p class=quiet>{escape(note)}</p>" for note in summary.notes)
-    if not rows:
-        return f"<section><h2>Notes</h2>{notes}</section>" if notes else ""
     items = "".join(f"<dt>{escape(names)}</dt><dd>{escape(reason)}</dd>" for names, reason in rows)
-    return f"<section><h2>What was not tested, and why</h2>{notes}<dl>{items}</dl></section>"
+    return f"<section><h2>What was not tested, and why</h2><dl>{items}</dl></section>" if rows else ""
+
+
+def _notes(summary: Summary) -> str:
+    notes = "".join(f"<p>{escape(note)}</p>" for note in summary.notes)
+    return f"<section><h2>Notes</h2>{notes}</section>" if notes else ""
+
+
+def _used(tables: Sequence[table.Cells]) -> dict[str, str]:
+    """Return the meaning of each word that is in a table."""
+    words = " ".join(text for cells in tables for row in (cells.header, *cells.rows) for text in row)
+    return {name: meaning for name, meaning in COLUMNS.items() if name in words}
 
 
 def _table(cells: table.Cells) -> str:
