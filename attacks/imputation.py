@@ -19,7 +19,7 @@ class Imputation(Attack):
     is *alone* beside every attack on columns.
 
     Own columns (n, p) are standardized over all training rows; the victim's columns (n, d) are encoded. Ridge
-    regression has one penalty alpha in 10^-1 .. 10^5 for each column, chosen by its leave-one-out error. One-hot
+    regression has one penalty alpha in 10^-6 .. 10^5 for each column, chosen by its leave-one-out error. One-hot
     columns are projected onto the simplex.
 
     Source: common practice.
@@ -32,6 +32,7 @@ class Imputation(Attack):
     """
 
     name = "imputation"
+    version = 2
     baseline = True
     side = "either"
     target = "features"

@@ -51,7 +51,7 @@ class BlackBoxInversion(Attack):
         "Own columns are inputs beside the embedding (own).",
         "The mean of several releases of a training row is the input (releases); the source sends each input once.",
     )
-    version = 2
+    version = 3
     costs = "a ridge regression for each column and number of releases"
     fails = (
         "with a narrow embedding: if it is as wide as there are classes, little more than the label can be recovered; "

@@ -130,6 +130,15 @@ def test_a_linear_bottom_is_inverted_by_regression():
     assert r2(BlackBoxInversion()(view, seed=0), truth) > 0.99
 
 
+def test_a_linear_bottom_that_hardly_shows_a_column_is_inverted_all_the_same():
+    bottom = nn.Linear(5, 5, bias=False)
+    turn, _ = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(0)))
+    with torch.no_grad():
+        bottom.weight.copy_(turn * torch.tensor([1.0, 1.0, 0.3, 0.1, 0.01]) @ turn.T)
+    view, truth = make_view(bottom)
+    assert r2(BlackBoxInversion(own=False)(view, seed=0), truth) > 0.999
+
+
 def test_half_of_five_independent_columns_is_what_two_numbers_tell():
     """A projection on k of d directions of white columns leaves k / d of their variance."""
     view, truth = make_view(linear(5, 2), aux=200)

@@ -17,7 +17,7 @@ from vflsec.core.layout import Layout
 from vflsec.core.view import Guess, View
 from vflsec.inference.regression import standardized, unfinished
 
-PENALTIES = np.logspace(-1, 5, 13)
+PENALTIES = np.logspace(-6, 5, 23)
 
 ENOUGH = 300
 """Auxiliary rows from which a network is compared with ridge regression; with fewer it does not pay."""
