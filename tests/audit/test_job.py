@@ -456,3 +456,19 @@ def test_received_predictions_leak_what_the_joint_model_knows(trained, tmp_path)
     assert point.leak.mean == pytest.approx(roc_auc_score(trained.y[450:], score[450:]))
     without = prepare(trained, "transcript")
     assert "prediction" in without.left_out
+
+
+def test_a_table_of_predictions_is_attacked_beside_any_material(trained, tmp_path):
+    table = pd.DataFrame({"id": trained.ids, "p_0": 1.0 - trained.y, "p_1": trained.y.astype(float)})
+    table.to_csv(tmp_path / "predictions.csv", index=False)
+    audit = prepare(
+        trained, "embeddings.csv", "prediction", "fusion", predictions=tmp_path / "predictions.csv", draws=1
+    )
+    _, summary = run(audit, tmp_path / "out")
+    assert {point.attack: point.leak.mean for point in summary.points}["prediction"] == 1.0
+    assert summary.worst[0].leak.mean == pytest.approx(1.0)
+    assert summary.worst[0].leak.alone < 0.95
+    assert audit.subject.fingerprint != prepare(trained, "embeddings.csv").subject.fingerprint
+    (tmp_path / "predictions.csv").write_text("id,e_0\na,1\n")
+    with pytest.raises(DataError, match="expected columns id, p_0, p_1"):
+        prepare(trained, "embeddings.csv", predictions=tmp_path / "predictions.csv")

@@ -149,15 +149,16 @@ class SystemAudit:
         spent = [list(self.spent)] if self.spent else []
         return digest(["audit", VERSION, *kind, who, versioned("attacks", spec.name), spec.options, aux, draw, *spent])
 
-    def asked(self, attack: Attack, trained: Trained, messages: tuple[Message, ...] = ()) -> Question:
-        """Return the question to the adversary, without a model if none was handed in."""
+    def asked(self, attack: Attack, trained: Trained, *, joined: bool = True) -> Question:
+        """Return the question to the adversary, without a model if none was handed in; alone, without what it got."""
+        messages = self.messages if joined else ()
         question = ask(attack, trained, self.subject.adversary, self.aux, messages)
         view = question.view
         if self.aux_ids is not None and attack.target == "labels":
             ids = pd.Index(self.data.ids["train"].astype(str).astype(object))
             rows = torch.from_numpy(np.flatnonzero(ids.isin(self.aux_ids)))
             view = replace(view, aux_rows=rows, aux_labels=question.truth.labels["train"][rows])
-        if messages and attack.target != "membership":
+        if joined and attack.target != "membership":
             view = replace(view, predictions={**view.predictions, **self.predictions})
         if self.head is None and isinstance(view.model, nn.Identity):  # stands for a model that was not handed in
             view = replace(view, model=None)
@@ -206,7 +207,7 @@ def _why_not(attack: Attack, audit: SystemAudit, trained: Trained) -> str | None
     if attack.target == "integrity" or attack.acts_in_training:
         return "acts in training, which is over"
     try:
-        view = audit.asked(attack, trained, audit.messages).view
+        view = audit.asked(attack, trained).view
         attack.check(view.side, attack.needs)
         missing = sorted(attack.needs - view.has())
         if missing:
@@ -233,7 +234,7 @@ def records(audit: SystemAudit, draw: int, done: Container[str] = ()) -> Iterato
     for spec in audit.attacks:
         if (key := audit.key(spec, draw)) not in done:
             attack, began = build_attack(spec), time.perf_counter()
-            changes = guarded(attack, audit.asked(attack, trained, audit.messages), trained.federation, audit.aux)
+            changes = guarded(attack, audit.asked(attack, trained), trained.federation, audit.aux)
             yield Result(
                 key=key,
                 cell=subject.fingerprint[:16],
@@ -255,7 +256,7 @@ def _alone(spec: AttackSpec, key: str, alone: Trained, audit: SystemAudit, draw:
     own = attack if attack.baseline else without_federation(attack)
     changes: dict[str, Any] = {}
     if own is not None and audit.aux.n:
-        question = audit.asked(attack, alone)
+        question = audit.asked(attack, alone, joined=False)
         model, view = question.view.model, question.view
         fresh = reset(model, derive(alone.federation.seed, "alone", view.party)) if model else None
         view = replace(view, model=fresh, messages=(), top=None, predictions={}, models={}, victim_model=None)

@@ -13,6 +13,7 @@ from vflsec.audit.evaluation import SystemAudit, records, to_toml, with_attacks
 from vflsec.audit.ledger import spent_on
 from vflsec.audit.opening import open_subject, read_ids
 from vflsec.audit.subject import Subject
+from vflsec.audit.tables import with_predictions
 from vflsec.core.errors import UsageError
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
@@ -43,6 +44,7 @@ def prepare(
     draws: int = 5,
     attacks: Sequence[AttackSpec] = (),
     defenses: Sequence[str] = (),
+    predictions: Path | None = None,
 ) -> SystemAudit:
     """Return what is to be measured; nothing is attacked yet.
 
@@ -62,6 +64,7 @@ def prepare(
         draws: of the auxiliary labels; with ``aux_ids`` there is one.
         attacks: to run; by default, all that the adversary can mount.
         defenses: that were active in the training of a transcript, with their strength; their epsilon is reported.
+        predictions: a table of the joint model's predictions that the adversary receives.
 
     Raises:
         UsageError: the arguments contradict each other, or the data do not fit.
@@ -72,9 +75,10 @@ def prepare(
     known = read_ids(aux_ids) if aux_ids else None
     aux, draws = aux or AuxSpec(), draws if known is None else 1
     if checkpoint.is_checkpoint(what):
-        if model or encoded or train_ids or test_ids or defenses:
+        if model or encoded or train_ids or test_ids or defenses or predictions:
             raise UsageError(
-                f"expected no --model, --encoded, --train-ids, --test-ids or --defense with {what}: it states them"
+                f"expected no --model, --encoded, --train-ids, --test-ids, --defense or --predictions with {what}: it "
+                f"states them"
             )
         audit = _of_checkpoint(what, data, options or {}, party or "passive_1", messages, aux, draws)
     elif messages:
@@ -83,6 +87,8 @@ def prepare(
         raise UsageError(f"expected --data with the columns of all parties and the labels of {what}, got none: add it")
     else:
         subject, loaded = open_subject(what, party, model), load_dataset(data, **(options or {}))
+        if predictions:
+            subject = with_predictions(subject, predictions)
         if encoded:
             subject = replace(subject, inputs=foreign.inputs_of(loaded, subject.adversary))
         train, test = (read_ids(path) if path else None for path in (train_ids, test_ids))

@@ -6,6 +6,7 @@ import hashlib
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,6 @@ from vflsec.core.errors import DataError, plain
 LARGEST = 1 << 33
 """Bytes of a file."""
 
-EMBEDDING = re.compile(r"e_?(0|[1-9][0-9]{0,6})")
-"""The names of the columns of an embedding: e_0, e_1, ..."""
-
 
 def from_table(path: Path, party: str) -> Subject:
     """Return the system whose bottom model of ``party`` has given the embeddings in a table.
@@ -34,29 +32,10 @@ def from_table(path: Path, party: str) -> Subject:
         DataError: another form, an id twice, or a number that is not finite.
     """
     content = read_file(path)
-    table = _read_csv(path, content) if path.suffix == ".csv" else _read_parquet(path, content)
-    table.columns = [str(name) for name in table.columns]
-    table = table.rename(columns={_id_column(list(table.columns)): "id"})
-    found = {name: int(match[1]) for name in table.columns if (match := EMBEDDING.fullmatch(name))}
-    columns = sorted(found, key=lambda name: found[name])
-    if "id" not in table.columns or [found[name] for name in columns] != list(range(len(columns))) or not columns:
-        raise DataError(
-            f"{path}: expected columns id, e_0, e_1, ..., found {listed(map(plain, table.columns))}: rename them"
-        )
-    if table["id"].isna().any():
-        raise DataError(f"{path}, row {int(table['id'].isna().to_numpy().argmax()) + 1}: expected an id, found nothing")
-    ids = pd.Index(table["id"].astype(str).astype(object))
-    if ids.has_duplicates:
-        at = int(ids.duplicated().argmax())
-        raise DataError(f"{path}, row {at + 1}: expected each id once, found {plain(ids[at])!r} again")
-    values = table[columns].set_axis(ids).apply(pd.to_numeric, errors="coerce").astype(np.float32)
-    bad = ~np.isfinite(values.to_numpy()).all(axis=1)
-    if bad.any():
-        raise DataError(f"{path}, row {int(bad.argmax()) + 1}: expected finite numbers in e_0, e_1, ..., found none")
+    values, others = _vectors(path, content, "e")
     if values.nunique().max() < 2:
         raise DataError(f"{path}: expected embeddings that differ, found the same in all {len(values)} rows")
-    others = [plain(name) for name in table.columns if name not in (*columns, "id")]
-    notes = [f"{path.name} holds {count(len(values), 'embedding')} of {len(columns)} numbers"]
+    notes = [f"{path.name} holds {count(len(values), 'embedding')} of {values.shape[1]} numbers"]
     if others:
         notes.append(f"{path.name} also holds {listed(others)}, which a file of embeddings should not hold; not read")
     return Subject(
@@ -67,6 +46,49 @@ def from_table(path: Path, party: str) -> Subject:
         embeddings=values,
         notes=notes,
     )
+
+
+def with_predictions(subject: Subject, path: Path) -> Subject:
+    """Return ``subject`` with the predictions that the adversary received: a table ``id``, ``p_0``, ``p_1``, ...
+
+    Raises:
+        DataError: as for embeddings.
+    """
+    content = read_file(path)
+    values, _ = _vectors(path, content, "p")
+    return replace(
+        subject,
+        predictions=values,
+        fingerprint=hashlib.sha256(subject.fingerprint.encode() + content).hexdigest(),
+        notes=(*subject.notes, f"{path.name} holds {count(len(values), 'prediction')} of {values.shape[1]} numbers"),
+    )
+
+
+def _vectors(path: Path, content: bytes, letter: str) -> tuple[pd.DataFrame, list[str]]:
+    """Return the columns ``e_0``, ``e_1``, ... indexed by id, for the letter e, and the names of other columns."""
+    pattern = re.compile(rf"{letter}_?(0|[1-9][0-9]{{0,6}})")
+    table = _read_csv(path, content, pattern) if path.suffix == ".csv" else _read_parquet(path, content)
+    table.columns = [str(name) for name in table.columns]
+    table = table.rename(columns={_id_column(list(table.columns), pattern): "id"})
+    found = {name: int(match[1]) for name in table.columns if (match := pattern.fullmatch(name))}
+    columns = sorted(found, key=lambda name: found[name])
+    if "id" not in table.columns or [found[name] for name in columns] != list(range(len(columns))) or not columns:
+        raise DataError(
+            f"{path}: expected columns id, {letter}_0, {letter}_1, ..., found {listed(map(plain, table.columns))}: "
+            f"rename them"
+        )
+    if table["id"].isna().any():
+        raise DataError(f"{path}, row {int(table['id'].isna().to_numpy().argmax()) + 1}: expected an id, found nothing")
+    ids = pd.Index(table["id"].astype(str).astype(object))
+    if ids.has_duplicates:
+        at = int(ids.duplicated().argmax())
+        raise DataError(f"{path}, row {at + 1}: expected each id once, found {plain(ids[at])!r} again")
+    values = table[columns].set_axis(ids).apply(pd.to_numeric, errors="coerce").astype(np.float32)
+    bad = ~np.isfinite(values.to_numpy()).all(axis=1)
+    if bad.any():
+        row = int(bad.argmax()) + 1
+        raise DataError(f"{path}, row {row}: expected finite numbers in {letter}_0, {letter}_1, ..., found none")
+    return values, [plain(name) for name in table.columns if name not in (*columns, "id")]
 
 
 def read_file(path: Path, largest: int = LARGEST) -> bytes:
@@ -91,9 +113,9 @@ def read_file(path: Path, largest: int = LARGEST) -> bytes:
     return content
 
 
-def _id_column(names: Sequence[str]) -> str:
-    """Return the column with the ids: ``id``, or the only one that is no embedding."""
-    others = [name for name in names if not EMBEDDING.fullmatch(name)]
+def _id_column(names: Sequence[str], pattern: re.Pattern[str]) -> str:
+    """Return the column with the ids: ``id``, or the only one whose name does not fit ``pattern``."""
+    others = [name for name in names if not pattern.fullmatch(name)]
     return others[0] if "id" not in others and len(others) == 1 else "id"
 
 
@@ -103,10 +125,10 @@ def _is_pickle(content: bytes) -> bool:
     return bare or (content[:2] == b"PK" and b"data.pkl" in content[:4096])
 
 
-def _read_csv(path: Path, content: bytes) -> pd.DataFrame:
+def _read_csv(path: Path, content: bytes, pattern: re.Pattern[str]) -> pd.DataFrame:
     try:
         names = [str(name) for name in pd.read_csv(io.BytesIO(content), nrows=0).columns]
-        return pd.read_csv(io.BytesIO(content), dtype={_id_column(names): str}, low_memory=False)
+        return pd.read_csv(io.BytesIO(content), dtype={_id_column(names, pattern): str}, low_memory=False)
     except (ValueError, UnicodeDecodeError, OverflowError, MemoryError) as error:
         raise DataError(f"{path}: cannot be read as CSV: {plain(' '.join(str(error).split())[:200])}") from None
 

@@ -36,6 +36,9 @@ TRAINED = (".safetensors", ".onnx", ".csv", ".parquet", ".pt", ".pth", ".pkl", "
 @click.option(
     "--messages", type=click.Path(path_type=Path), help="For a checkpoint of vflsec train: what --record has written."
 )
+@click.option(
+    "--predictions", type=click.Path(path_type=Path), help="Predictions that the adversary gets: id, p_0, p_1..."
+)
 @click.option("--encoded", is_flag=True, help="The model reads the columns as they are, not as vflsec encodes them.")
 @click.option("--train-ids", type=click.Path(path_type=Path), help="Ids that the model was trained on, one a line.")
 @click.option(
