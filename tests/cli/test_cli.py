@@ -779,3 +779,33 @@ def test_a_plug_in_that_declares_something_else_is_one_line(tmp_path, body, mess
     assert result.exit_code == 2, result.output
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["evl"], "unknown command 'evl'. Did you mean eval?"),
+        (["adit", "x"], "unknown command 'adit'. Did you mean audit?"),
+        (["list", "atack"], "unknown kind 'atack'. Did you mean attacks?"),
+        (["show", "metod", "lr"], "unknown kind 'metod'. Did you mean methods?"),
+        (["eval", "--defense", "iso:lamda=1"], "iso: unknown option 'lamda'. Did you mean lambda?"),
+        (
+            ["eval", "--defense", "gaussian-dp:epsilom=1"],
+            "gaussian-dp: unknown option 'epsilom'. Did you mean epsilon?",
+        ),
+        (["eval", "--set", "train.epoch=3"], "unknown setting 'epoch' - at 'train'. Did you mean epochs?"),
+        (["eval", "--set", "seed=3"], "unknown setting 'seed'. Did you mean seeds?"),
+    ],
+)
+def test_a_typing_mistake_gets_one_line_with_the_right_word(words, said):
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_kind_may_be_in_the_singular_or_the_plural():
+    runs = [CliRunner().invoke(cli, words) for words in (["list", "attack"], ["list", "attacks"])]
+    assert runs[0].stdout == runs[1].stdout != ""
+    runs = [CliRunner().invoke(cli, ["show", kind, "norm"]) for kind in ("attack", "attacks")]
+    assert runs[0].stdout == runs[1].stdout != ""

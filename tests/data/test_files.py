@@ -224,7 +224,8 @@ def test_quoted_fields_and_outer_blanks(two: Path):
         # the TOML file
         ("mine.toml", "label =", "label", "mine.toml: expected TOML in utf-8: "),
         ("mine.toml", 'label = "defaulted"\n', "", "mine.toml: Object missing required field `label`; see the form in"),
-        ("mine.toml", "signed_log", "log", "mine.toml: Object contains unknown field `log` - at `$.parties[...]`; see"),
+        ("mine.toml", "signed_log", "log", "mine.toml: unknown key in [parties.*] 'log'. Known: "),
+        ("mine.toml", "label =", "labl =", "mine.toml: unknown key 'labl'. Did you mean label? Known: "),
         ("mine.toml", '["job"]', '"job"', "mine.toml: Expected `array`, got `str` - at `$.parties[...].categorical`"),
         (
             "mine.toml",

@@ -93,8 +93,8 @@ def test_wrong_references(parse, text, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"seed": 3}, r"settings: unknown setting 'seed'. Known: dataset, data"),
-        ({"data": {"n_labelled": 3}}, r"unknown setting 'n_labelled' - at 'data'. Known: n_labeled"),
+        ({"seed": 3}, r"settings: unknown setting 'seed'. Did you mean seeds\? Known: dataset, data"),
+        ({"data": {"n_labelled": 3}}, r"unknown setting 'n_labelled' - at 'data'. Did you mean n_labeled\? Known: n_labeled"),
         ({"train": {"lr": "fast"}}, r"Expected 'float', got 'str' - at 'train.lr'"),
         ({"train": {"lr": 0}}, r"expected train.lr > 0, got 0"),
         ({"seeds": 0}, "expected seeds > 0, got 0"),

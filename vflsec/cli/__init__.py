@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from vflsec import __version__
-from vflsec.core.errors import VflsecError, plain
+from vflsec.core.checks import unknown
+from vflsec.core.errors import UsageError, VflsecError, plain
 
 COMMANDS = {
     "list": "List attacks, defenses, methods, protocols and datasets.",
@@ -37,6 +38,14 @@ class Lazy(click.Group):
         command = import_module(f"vflsec.cli.{cmd_name}_").command
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is named first."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise Failure(UsageError(unknown("command", args[0], COMMANDS)))
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands from the table, without importing them."""

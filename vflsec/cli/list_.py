@@ -9,11 +9,12 @@ import textwrap
 
 import click
 
+from vflsec.cli.options import KindOfPlugin
 from vflsec.core import registry
 
 
 @click.command("list")
-@click.argument("kind", type=click.Choice(list(registry.PACKAGES)), required=False)
+@click.argument("kind", type=KindOfPlugin(), required=False, metavar=f"[{'|'.join(registry.PACKAGES)}]")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(kind: str | None, form: str) -> None:
     """List attacks, defenses, methods, protocols and datasets."""

@@ -10,9 +10,25 @@ from typing import Any, TypeVar
 
 import click
 
+from vflsec.core import registry
+from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class KindOfPlugin(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
+    """A kind of plug-in, in the singular or the plural; it becomes the plural."""
+
+    name = "kind"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name of the kind in the registry."""
+        plural = value if value.endswith("s") else f"{value}s"
+        if plural not in registry.PACKAGES:
+            raise UsageError(unknown("kind", value, [*registry.PACKAGES]))
+        return plural
+
 
 settings = click.option(
     "--set",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vflsec.cli.options import KindOfPlugin
 from vflsec.core import registry
 from vflsec.core.errors import DataError, VflsecError
 
@@ -28,15 +29,16 @@ ENTRY = re.compile(r"^    (\w+): ", re.MULTILINE)
 ITEM = re.compile(r"\s*(?:[-*] |\d+\. |\|)")
 """How an item of a list, or a row of a table, begins."""
 
-KINDS = {kind.removesuffix("s"): kind for kind in registry.PACKAGES}
+KINDS = [kind.removesuffix("s") for kind in registry.PACKAGES]
 
 
 @click.command("show")
-@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.argument("kind", type=KindOfPlugin(), metavar=f"{{{'|'.join(KINDS)}}}")
 @click.argument("name")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(kind: str, name: str, form: str) -> None:
     """Show the card of one attack, defense, method, protocol or dataset."""
+    plural, kind = kind, kind.removesuffix("s")
     if kind == "dataset" and name.endswith(".toml"):
         from vflsec.experiment.federation import load_dataset
 
@@ -44,7 +46,7 @@ def command(kind: str, name: str, form: str) -> None:
         click.echo(json.dumps(facts, default=str, ensure_ascii=False)) if form == "json" else _print(facts)
         return
     name, given = _reference(kind, name)
-    found = registry.load(KINDS[kind], name)
+    found = registry.load(plural, name)
     registry.converted(name, found, given)  # refuses unknown options
     facts = _registered(name, found) if kind == "dataset" else _facts(kind, found)
     if form == "json":

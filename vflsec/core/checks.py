@@ -71,10 +71,15 @@ def count(n: int, what: str, plural: str = "") -> str:
     return f"{n} {what if n == 1 else plural or what + 's'}"
 
 
+def suggestion(value: str, known: Collection[str]) -> str:
+    """Return `` Did you mean NAME?`` with the known name that is most like ``value``, or nothing if none is."""
+    near = get_close_matches(value, known, n=1)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
 def unknown(what: str, value: str, known: Collection[str], renamed: Mapping[str, str] | None = None) -> str:
     """Return the sentence for an unknown name: its new name or the nearest known one, then all of them."""
-    near = get_close_matches(value, known, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    hint = suggestion(value, known)
     if renamed and renamed.get(value) in known:
         hint = f" It is now called {renamed[value]}."
     return f"unknown {what} {value!r}.{hint} Known: {', '.join(sorted(known)) or 'none'}"

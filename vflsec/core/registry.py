@@ -143,13 +143,18 @@ def call(name: str, factory: Any, *args: Any, **options: Any) -> Any:
         raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
 
 
+def options_of(factory: Any) -> set[str]:
+    """Return the names of the keyword-only arguments of ``factory``."""
+    return {p.name for p in inspect.signature(factory).parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+
 def converted(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``options``, each checked against the annotation of a keyword-only argument of ``factory``.
 
     Raises:
         UsageError: an unknown option, or one of the wrong type; the message starts with ``name``.
     """
-    known = {p.name for p in inspect.signature(factory).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    known = options_of(factory)
     try:
         hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
     except NameError as error:

@@ -26,6 +26,7 @@ own; a missing number is an error, as are a constant column and a passive column
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -112,7 +113,11 @@ def _read_config(path: Path) -> DataFile:
     except OSError:
         raise DataError(f"expected a TOML file {path}, found none") from None
     except msgspec.ValidationError as error:
-        raise DataError(f"{path.name}: {error}; see the form in the documentation of vflsec.data.files") from None
+        found = re.match(r"Object contains unknown field `([^`]+)`", str(error))
+        of_party = " - at `$.parties" in str(error)
+        known = (PartyFile if of_party else DataFile).__struct_fields__
+        text = unknown(f"key{' in [parties.*]' * of_party}", found[1], known) if found else str(error)
+        raise DataError(f"{path.name}: {text}; see the form in the documentation of vflsec.data.files") from None
     except ValueError as error:
         raise DataError(f"{path.name}: expected TOML in utf-8: {error}") from None
 

@@ -11,7 +11,7 @@ import msgspec
 import tomli_w
 
 from vflsec.core import files, registry
-from vflsec.core.checks import positive, unknown
+from vflsec.core.checks import positive, suggestion, unknown
 from vflsec.core.errors import UsageError
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
@@ -258,6 +258,10 @@ def parse_defense(text: str) -> DefenseSpec:
     A defense with differential privacy also takes ``epsilon``. Several strengths, ``lambda=1,5``, are for a sweep.
     """
     name, options, at = parse_reference(text, "defense")
+    known = {*registry.options_of(registry.load("defenses", name)), *_strength_names(name), "by", "at"}
+    for option in options:
+        if option not in known and suggestion(option, _strength_names(name)):
+            raise UsageError(f"{name}: {unknown('option', option, known - {'at', 'by'})}")
     if "at" in options:
         raise UsageError(f"expected where a defense acts after @, as in {name}@embedding, got at= in {text!r}")
     given = [key for key in _strength_names(name) if key in options]
@@ -473,5 +477,7 @@ def _teach(message: str) -> str:
     structs = {"data": DataSpec, "train": TrainSpec, "model": ModelSpec, "aux": AuxSpec}
     table = message.rpartition(" - at ")[2].strip("'") if " - at " in message else ""
     if message.startswith("unknown setting"):
-        return f"{message}. Known: {', '.join(structs.get(table, EvalSpec).__struct_fields__)}"
+        known = structs.get(table, EvalSpec).__struct_fields__
+        named = message.split("'")[1]
+        return f"{message}.{suggestion(named, known)} Known: {', '.join(known)}"
     return message
