@@ -94,7 +94,7 @@ def test_wrong_references(parse, text, message):
     ("settings", "message"),
     [
         ({"seed": 3}, r"settings: unknown setting 'seed'. Did you mean seeds\? Known: dataset, data"),
-        ({"data": {"n_labelled": 3}}, r"unknown setting 'n_labelled' - at 'data'. Did you mean n_labeled\? Known: n_labeled"),
+        ({"data": {"n_labelled": 3}}, r"setting 'n_labelled' - at 'data'. Did you mean n_labeled\? Known: n_labeled"),
         ({"train": {"lr": "fast"}}, r"Expected 'float', got 'str' - at 'train.lr'"),
         ({"train": {"lr": 0}}, r"expected train.lr > 0, got 0"),
         ({"seeds": 0}, "expected seeds > 0, got 0"),
