@@ -313,6 +313,19 @@ def test_csv_has_full_precision_and_one_line_per_point(summary):
     assert lines[2]["status"] == "diverged"
 
 
+def test_a_frame_has_the_lines_of_the_csv_to_the_last_digit(summary):
+    leak = msgspec.structs.replace(summary.points[0].leak, mean=0.1 + 0.2, accuracy=None)
+    first = msgspec.structs.replace(summary.points[0], leak=leak, defense="none")
+    changed = msgspec.structs.replace(summary, points=[first, *summary.points[1:]])
+    frame = Report(changed, manifest_of(specs.EvalSpec())).to_frame()
+    assert list(frame.columns) == list(table.CSV_HEADER)
+    assert len(frame) == 6
+    assert frame["leak"][0] == 0.1 + 0.2
+    assert frame["defense"][0] == "none"
+    assert math.isnan(frame["leak"][2])
+    assert math.isnan(frame["recovery_accuracy"][0])
+
+
 def test_markdown_rows_are_complete(summary):
     lines = [line for line in table.markdown(summary).splitlines() if line.startswith("|")]
     assert {line.count("|") for line in lines[:8]} == {13}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -116,6 +117,10 @@ class Report:
     def to_csv(self) -> str:
         """Return one line per point, and per attack on integrity."""
         return table.as_csv(self.summary)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per point, per headline and per attack on integrity, with the columns of ``to_csv``."""
+        return pd.DataFrame(table.lines(self.summary), columns=list(table.CSV_HEADER))
 
     def to_markdown(self) -> str:
         """Return the tables as Markdown."""

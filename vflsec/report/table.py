@@ -242,26 +242,34 @@ def markdown(summary: Summary) -> str:
     return "\n\n".join([*parts, *remarks(summary)]) + "\n"
 
 
-def as_csv(summary: Summary) -> str:
-    """Return one line per point, and per attack on integrity, in full precision, ``CSV_HEADER`` first."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_HEADER)
-    for p in (*summary.points, *summary.worst):
-        writer.writerow([
+def lines(summary: Summary) -> list[list[Any]]:
+    """Return one line per point, per headline and per attack on integrity, with the columns of ``CSV_HEADER``."""
+    found: list[list[Any]] = [
+        [
             *map(_no_formula, (p.method, p.defense)), p.strength, _no_formula(p.attack), p.target, p.status,
             p.utility.metric, p.utility.mean, *p.utility.ci95,
             p.leak.metric, p.leak.rows, p.leak.mean, *p.leak.ci95, p.leak_train.mean, p.leak.chance, p.leak.alone,
             p.leak.advantage, *p.leak.advantage_ci95, p.leak.accuracy, p.utility.n, p.nbytes, p.seconds,
             *[None] * 7, *_spent(p), _budget_cell(p).replace(", ", "; "),
-        ])  # fmt: skip
-    for d in summary.integrity:
-        writer.writerow([
+        ]
+        for p in (*summary.points, *summary.worst)
+    ]  # fmt: skip
+    found += [
+        [
             *map(_no_formula, (d.method, d.defense)), d.strength, _no_formula(d.attack), "integrity", d.status,
             d.utility.metric, d.utility.mean, *d.utility.ci95, *[None] * 6, d.chance, *[None] * 5,
             d.lost.n, None, None,
             d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, *[None] * 4,
-        ])  # fmt: skip
+        ]
+        for d in summary.integrity
+    ]  # fmt: skip
+    return found
+
+
+def as_csv(summary: Summary) -> str:
+    """Return ``lines`` in full precision, ``CSV_HEADER`` first."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([CSV_HEADER, *lines(summary)])
     return out.getvalue()
 
 
