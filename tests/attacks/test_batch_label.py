@@ -119,7 +119,8 @@ def test_the_nearest_gradients_have_the_sums_that_were_seen(batch):
 
 
 def test_the_last_layer_reads_what_it_reads():
-    x = torch.randn(6, COLUMNS, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    x = torch.randn(6, COLUMNS)
     bottom = MLPBottom(COLUMNS, (5,), 3)
     one = torch.ones(6, 1)
     models = {
@@ -130,7 +131,8 @@ def test_the_last_layer_reads_what_it_reads():
     }
     for name, (model, expected) in models.items():
         view = View("passive_1", "passive", 2, {"train": x}, model, torch.arange(0), torch.arange(0))
-        assert torch.equal(last_layers(view)[0].inputs, expected), name
+        # The model runs once more here, and another order of a sum moves its last bit.
+        torch.testing.assert_close(last_layers(view)[0].inputs, expected, msg=name)
         assert not any(layer._forward_hooks for layer in model.modules()), name
 
 
