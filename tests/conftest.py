@@ -1,5 +1,8 @@
 """Fixtures that several packages' tests share."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -13,6 +16,14 @@ from vflsec.testing.reports import check_report
 def federation() -> Federation:
     """Bare parties, ``active`` and ``passive_1``, of eight rows on a bare wire."""
     return tiny_federation()
+
+
+@pytest.fixture(scope="session")
+def dirty(tmp_path_factory) -> Path:
+    """A folder with the files of a bank and a bureau as companies export them; nothing is to be written there."""
+    folder = tmp_path_factory.mktemp("dirty")
+    runpy.run_path(str(Path(__file__).with_name("data") / "dirty.py"))["write"](folder)
+    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -52,8 +52,8 @@ def test_documented_commands_parse(page, command):
 @pytest.mark.parametrize(("page", "command"), [c for c in documented_commands() if " eval " in c[1]])
 def test_documented_evaluations_are_plans_that_can_run(page, command, tmp_path, monkeypatch):
     write_example(tmp_path / "nearest.py")
-    for name in ("mine.toml", "bank.csv", "bureau.csv"):
-        (tmp_path / name).write_text(OWN_DATA[name])
+    for name, content in {**OWN_DATA, "data.toml": OWN_DATA["mine.toml"]}.items():
+        (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(cli, [*shlex.split(command)[1:], "--dry-run"])
     assert result.exit_code == 0, f"{page} shows {command}: {result.output}"
@@ -323,8 +323,8 @@ def test_constraints_allow_what_pyproject_asks():
 
 OWN_DATA = {
     "mine.toml": (
-        'label = "defaulted"\nid = "customer_id"\n[parties.active]\nfile = "bank.csv"\ncategorical = ["job"]\n'
-        '[parties.passive_1]\nfile = "bureau.csv"\n'
+        'label = "defaulted"\nid = "customer_id"\n[parties.bank]\nfile = "bank.csv"\ncategorical = ["job"]\n'
+        '[parties.bureau]\nfile = "bureau.csv"\n'
     ),
     "bank.csv": "customer_id,job,income,defaulted\n"
     + "".join(f"{i},{'ab'[i % 2]},{i},{(i // 3) % 2}\n" for i in range(300)),

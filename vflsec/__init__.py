@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from vflsec.api import attack, evaluate, load_dataset, train
     from vflsec.audit.defending import defend
     from vflsec.audit.recorder import Recorder
+    from vflsec.data.frames import dataset
     from vflsec.report.report import Report
 
 __version__ = "0.1.0"
-__all__ = ["Recorder", "Report", "__version__", "attack", "defend", "evaluate", "load_dataset", "train"]
+__all__ = ["Recorder", "Report", "__version__", "attack", "dataset", "defend", "evaluate", "load_dataset", "train"]
 
 _HOME = {
     "Recorder": "vflsec.audit.recorder",
     "Report": "vflsec.report.report",
     "attack": "vflsec.api",
+    "dataset": "vflsec.data.frames",
     "defend": "vflsec.audit.defending",
     "evaluate": "vflsec.api",
     "load_dataset": "vflsec.api",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from vflsec.core.checks import unknown
 from vflsec.core.errors import Diverged, InsufficientView, UsageError
 from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
-from vflsec.experiment import engine, federation, runner, training
+from vflsec.experiment import engine, federation, naming, runner, training
 from vflsec.experiment import spec as specs
 from vflsec.experiment.cell import training_cell
 from vflsec.experiment.facts import CellFacts, StageDone
@@ -27,6 +27,7 @@ from vflsec.experiment.plan import build_attack
 from vflsec.experiment.spec import EvalSpec
 from vflsec.experiment.store import Store, writing
 from vflsec.records.schema import Record
+from vflsec.report.progress import shown
 from vflsec.report.report import Report
 
 
@@ -35,9 +36,20 @@ def evaluate(
     attack: str | Iterable[str] = "mc",
     defense: str | Iterable[str] = (),
     strengths: Iterable[float] = (),
+    epsilons: Iterable[float] = (),
+    dataset: str | VerticalDataset = "credit-default",
+    methods: str | Iterable[str] = "fedsplitnn",
+    adversary: str = "passive_1",
+    seeds: int = 5,
+    fixed: str | Iterable[str] = (),
+    data: Mapping[str, Any] | None = None,
+    train: Mapping[str, Any] | None = None,
+    model: Mapping[str, Any] | None = None,
+    aux: Mapping[str, Any] | None = None,
     out: Path | str | None = None,
     jobs: int | None = None,
     device: str = "cpu",
+    progress: bool = True,
     **settings: Any,
 ) -> Report:
     """Train, defend, attack and score; return the report. Results that are in ``out`` already are not computed again.
@@ -49,28 +61,46 @@ def evaluate(
         attack: one or several, as on the command line (``mc:mode=mixmatch``).
         defense: none, one or several, as on the command line, with or without strengths (``iso:lambda=1,5``).
         strengths: for defenses without their own; 0 is always added. By default, the usual ones of each defense.
+        epsilons: instead of strengths, for defenses with differential privacy.
+        dataset: a registered name, a TOML file, or what ``vflsec.dataset`` returns.
+        methods: one or several, as on the command line (``fedhssl-simsiam:pma=false``).
+        adversary: the attacking party; ``a+b`` for parties that collude.
+        seeds: number of repetitions, each with its own split, models, noise and auxiliary labels.
+        fixed: defenses of constant strength, in addition (``iso:lambda=5``).
+        data: settings of the split, for example ``{"n_labeled": 200}``; see ``DataSpec``.
+        train: settings of training, for example ``{"epochs": 50}``; see ``TrainSpec``.
+        model: the shape of the networks; see ``ModelSpec``.
+        aux: what the adversary knows, for example ``{"n": 40}``; see ``AuxSpec``.
         out: results folder; by default ``runs/<name>``.
         jobs: number of worker processes; by default the number of cores.
         device: ``cpu`` or ``cuda``.
-        settings: any field of ``EvalSpec``: ``dataset``, ``seeds``, ``data={"n_labeled": 200}``,
-            ``fixed=["iso:lambda=5"]``, or ``epsilons=[1, 2, 8]`` instead of strengths, for
-            defenses with differential privacy.
+        progress: whether to show how far it is: a bar in notebooks and terminals, lines elsewhere.
+        settings: further fields of ``EvalSpec``.
 
     Raises:
         UsageError: a setting or a name is wrong.
         InsufficientView: the adversary lacks what an attack needs.
     """
-    known = [*inspect.signature(evaluate).parameters, *EvalSpec.__struct_fields__, "epsilons"]
-    known.remove("settings")
-    for key in settings:
-        if key not in known:
-            raise UsageError(unknown("setting", key, known))
-    chosen = {"attacks": _several(attack), "defenses": _several(defense), "strengths": list(strengths), **settings}
-    if chosen["strengths"] and not chosen["defenses"]:
+    _expect_known(settings, evaluate)
+    tables = {"data": data, "train": train, "model": model, "aux": aux}
+    chosen = {
+        "dataset": dataset,
+        "methods": _several(methods),
+        "attacks": _several(attack),
+        "defenses": _several(defense),
+        "strengths": list(strengths),
+        "epsilons": list(epsilons),
+        "adversary": adversary,
+        "seeds": seeds,
+        "fixed": _several(fixed),
+        **{name: table for name, table in tables.items() if table is not None},
+        **settings,
+    }
+    if (chosen["strengths"] or chosen["epsilons"]) and not chosen["defenses"]:
         raise UsageError("expected defense= with strengths=, got no defense: name one, for example defense='iso'")
     spec = specs.read(chosen)
     folder = Path(out or Path("runs") / spec.name)
-    for _ in run(spec, folder, jobs=jobs or cores(), device=device):
+    for _ in run(spec, folder, jobs=jobs or cores(), device=device, progress=progress):
         pass
     report = Report.read(folder)
     with writing(folder):
@@ -79,13 +109,16 @@ def evaluate(
     return report
 
 
-def run(spec: EvalSpec, folder: Path, *, jobs: int, device: str) -> Iterable[Record | StageDone]:
+def run(
+    spec: EvalSpec, folder: Path, *, jobs: int, device: str, progress: bool = False
+) -> Iterable[Record | StageDone]:
     """Compute the results of ``spec`` that ``folder`` lacks; yield each record once it is on disk.
 
     Warns about attacks that ``all`` leaves out, with the reasons.
     """
     engine.check_device(device)
-    spec, left_out = engine.every_attack(spec)
+    names = naming.names_of(spec)
+    spec, left_out = engine.every_attack(naming.with_standard_names(spec, names))
     if left_out:
         warnings.warn(f"left out of all attacks: {'; '.join(engine.reasons(left_out))}", stacklevel=3)
     engine.check(spec)
@@ -93,17 +126,21 @@ def run(spec: EvalSpec, folder: Path, *, jobs: int, device: str) -> Iterable[Rec
     with store.lock():
         store.trim()
         todo = engine.plan(spec, store)
-        store.write_settings(specs.to_toml(spec), manifest_of(spec))
-        yield from engine.evaluate(todo, store, jobs=jobs, device=device)
+        store.write_settings(specs.to_toml(spec), manifest_of(spec, names=names))
+        records = engine.evaluate(todo, store, jobs=jobs, device=device)
+        yield from shown(records, todo.missing) if progress else records
 
 
 def train(
     *,
-    dataset: str = "credit-default",
+    dataset: str | VerticalDataset = "credit-default",
     method: str = "fedsplitnn",
     options: Mapping[str, Any] | None = None,
     defense: str | Iterable[str] = (),
     seed: int = 0,
+    data: Mapping[str, Any] | None = None,
+    train: Mapping[str, Any] | None = None,
+    model: Mapping[str, Any] | None = None,
     device: str = "cpu",
     progress: Progress = lambda *_: None,
     **settings: Any,
@@ -116,23 +153,30 @@ def train(
         torch.Size([539, 10])
 
     Args:
-        dataset: a registered name or a TOML file.
+        dataset: a registered name, a TOML file, or what ``vflsec.dataset`` returns.
         method: a registered name, with or without options, as on the command line (``fedhssl-simsiam:pma=false``).
         options: further options of the method, for example ``{"boundary": "plain"}``.
         defense: none, one or several, with their strengths.
         seed: drives split, model and noise.
+        data: settings of the split, as of ``evaluate``.
+        train: settings of training, for example ``{"epochs": 50}``.
+        model: the shape of the networks.
         device: ``cpu`` or ``cuda``.
         progress: called with the phase, the number of finished epochs and the number of all epochs.
-        settings: ``data``, ``train``, ``model``, ``fixed`` as in ``EvalSpec``; ``defense`` comes after ``fixed``.
+        settings: ``fixed``, defenses that come before ``defense``.
 
     Raises:
         UsageError: a setting or a name is wrong.
         Diverged: the loss is not finite, or the model predicts the same for all rows.
     """
+    _expect_known(settings, globals()["train"])
+    tables = {"data": data, "train": train, "model": model}
+    settings |= {name: table for name, table in tables.items() if table is not None}
     own = {specs.parse_method(method).name: dict(options)} if options else {}
     fixed = [*_several(settings.pop("fixed", ())), *_several(defense)]
     spec = specs.read_training({"dataset": dataset, "methods": [method], "method": own, "fixed": fixed, **settings})
     engine.check_device(device)
+    spec = naming.with_standard_names(spec, naming.names_of(spec))
     engine.check_training(spec)
     return fit(spec, seed, device, progress)[0]
 
@@ -199,7 +243,8 @@ def attack(
         raise InsufficientView(f"attack {name!r} reads messages, which train() does not keep: use vflsec.evaluate")
     with training.one_thread():
         aux = specs.AuxSpec(n=n_aux, folds=0, victim_model=victim_model)
-        found = runner.attacked_once(mounted, trained, adversary, aux)
+        party = naming.Names("", trained.federation.names).standard(adversary)
+        found = runner.attacked_once(mounted, trained, party, aux)
     if found["status"] != "ok":
         warnings.warn(f"attack {name!r} is {found['status']}: the leak is a lower bound", stacklevel=2)
     leak: dict[str, dict[str, Any]] = msgspec.to_builtins(found["leak"])
@@ -219,6 +264,18 @@ def load_dataset(name: str, **options: Any) -> VerticalDataset:
 def cores() -> int:
     """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _expect_known(settings: Mapping[str, Any], function: Callable[..., Any]) -> None:
+    """Raise UsageError for an unknown argument, with the table that has a setting of this name."""
+    known = [name for name in inspect.signature(function).parameters if name != "settings"]
+    for key in settings:
+        tables = [name for name, struct in specs.TABLES.items() if key in struct.__struct_fields__ and name in known]
+        if key in (*known, *EvalSpec.__struct_fields__):
+            continue
+        if tables:
+            raise UsageError(f"expected {tables[0]}={{{key!r}: ...}} for {key}, got {key}= as an argument")
+        raise UsageError(unknown("setting", key, known))
 
 
 def _several(names: str | Iterable[str]) -> list[str]:

@@ -43,7 +43,7 @@ def summarize(
     lost = _lost(manifest, records)
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
     return Summary(
-        dataset=manifest.dataset,
+        dataset=manifest.title or manifest.dataset,
         adversary=manifest.adversary,
         metric=metrics[0] if metrics else "",
         seeds=manifest.seeds,

@@ -112,6 +112,8 @@ class SystemAudit:
             provenance=provenance({"attacks": [spec.name for spec in self.attacks]}, {name: identity}, command),
             audited=self.subject.name,
             left_out=dict(self.left_out),
+            title=self.data.dataset,
+            names=dict(self.data.names),
         )
 
     @property

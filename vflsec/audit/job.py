@@ -20,6 +20,7 @@ from vflsec.data.partition import DataSpec
 from vflsec.experiment.adversary import adversary
 from vflsec.experiment.cell import dataset_identity
 from vflsec.experiment.federation import load_dataset, partition_of
+from vflsec.experiment.naming import Names
 from vflsec.experiment.privacy import spent
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
@@ -86,7 +87,8 @@ def prepare(
     elif data is None:
         raise UsageError(f"expected --data with the columns of all parties and the labels of {what}, got none: add it")
     else:
-        subject, loaded = open_subject(what, party, model), load_dataset(data, **(options or {}))
+        loaded = load_dataset(data, **(options or {}))
+        subject = open_subject(what, party, model, loaded.names)
         if predictions:
             subject = with_predictions(subject, predictions)
         if encoded:
@@ -132,6 +134,7 @@ def _of_checkpoint(
     """Return the audit of a checkpoint, whose first draw of auxiliary labels is that of ``vflsec eval``."""
     restored = checkpoint.restore(folder, data, options)
     cell, notes = restored.cell, list(restored.facts.notes)
+    party = Names("", partition_of(cell).names).standard(party)
     adversary(restored.trained(0).federation, party)  # raises an error if there is no such party
     if messages:
         notes.append(f"messages of its training from {messages}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -14,12 +15,15 @@ from vflsec.audit.weights import from_weights
 from vflsec.core.errors import DataError, UsageError, plain
 
 
-def open_subject(path: Path, party: str | None = None, model: str | None = None) -> Subject:
+def open_subject(
+    path: Path, party: str | None = None, model: str | None = None, given: Mapping[str, str] | None = None
+) -> Subject:
     """Return what is at ``path``: a transcript, weights, an ONNX model, or a table of embeddings.
 
     Args:
         path: a folder with ``transcript.toml``, or a file: ``.safetensors``, ``.onnx``, ``.csv`` or ``.parquet``.
         party: the adversary; by default the observer of a transcript, or else ``passive_1``.
+        given: what the data call ``active``, ``passive_1``, ...
         model: for weights, ``FILE.py:FUNCTION`` that builds the bottom model.
 
     Raises:
@@ -27,7 +31,8 @@ def open_subject(path: Path, party: str | None = None, model: str | None = None)
         DataError: it is damaged.
     """
     if path.joinpath(HEADER).is_file():
-        return from_transcript(path, party)
+        return from_transcript(path, party, given)
+    party = {name: standard for standard, name in (given or {}).items()}.get(party or "", party)
     kinds = {
         ".safetensors": lambda: from_weights(path, party or "passive_1", model),
         ".onnx": lambda: from_onnx(path, party or "passive_1"),

@@ -54,7 +54,7 @@ class Subject:
     notes: Sequence[str] = ()
 
 
-def from_transcript(folder: Path, party: str | None = None) -> Subject:
+def from_transcript(folder: Path, party: str | None = None, given: Mapping[str, str] | None = None) -> Subject:
     """Return the system that a transcript shows to one of its parties.
 
     The adversary's own embeddings are those that it sent last about each row.
@@ -62,14 +62,16 @@ def from_transcript(folder: Path, party: str | None = None) -> Subject:
     Args:
         folder: of the transcript.
         party: the adversary; by default the observer, or the only passive party.
+        given: what the data call ``active``, ``passive_1``, ...
 
     Raises:
         DataError: the transcript is damaged.
         UsageError: no such party, or several that it could be.
     """
     opened = TranscriptFolder(folder)
-    name = adversary_of(opened, party)
-    aliases = standard_names(opened.header.parties)
+    aliases = standard_names(opened.header.parties, given or {})
+    standard = {name: one for one, name in (given or {}).items()}
+    name = adversary_of(opened, party if party in aliases else standard.get(party or "", party))
     own = [
         sent._replace(sender=aliases[sent.sender], receiver=aliases[sent.receiver])
         for sent in opened.messages()
@@ -80,6 +82,8 @@ def from_transcript(folder: Path, party: str | None = None) -> Subject:
     train = _ids(one for one in own if one.split not in HELD_OUT or one.kind == "gradient")
     test = _ids(one for one in own if one.split in HELD_OUT).difference(train)
     sent_last = last_by_row(one for one in own if one.kind == "embedding" and one.sender == aliases[name])
+    called = {one: (given or {}).get(alias, alias) for one, alias in aliases.items()}
+    renamed = {one: alias for one, alias in called.items() if one != alias}
     return Subject(
         name=folder.name,
         adversary=aliases[name],
@@ -92,7 +96,7 @@ def from_transcript(folder: Path, party: str | None = None) -> Subject:
         test=test,
         notes=[
             *opened.notes,
-            *(f"{one} is called {alias} here" for one, alias in aliases.items() if one != alias),
+            *(f"{one} is called {alias} here" for one, alias in renamed.items()),
             *phases,
             *steps,
         ],
@@ -169,8 +173,16 @@ def listed(names: Iterable[str], most: int = 5) -> str:
     return (", ".join(found[:most]) or "nothing") + more
 
 
-def standard_names(parties: Mapping[str, str]) -> dict[str, str]:
-    """Return what vflsec calls each party: ``active``, and ``passive_1``, ``passive_2``... in their order."""
+def standard_names(parties: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return what vflsec calls each party: ``active``, and ``passive_1``, ``passive_2``...
+
+    Args:
+        parties: the side of each party, by its name in a transcript.
+        given: what the data call each; passive parties that they call otherwise are numbered in their order.
+    """
+    back = {name: standard for standard, name in given.items()}
+    if all(side == "server" or back.get(name, "").startswith(side) for name, side in parties.items()):
+        return {name: back.get(name, side) for name, side in parties.items()}
     passive = [name for name, side in parties.items() if side == "passive"]
     names = {name: f"passive_{k}" for k, name in enumerate(passive, start=1)}
     return {name: names.get(name, side) for name, side in parties.items()}

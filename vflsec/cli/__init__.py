@@ -18,13 +18,27 @@ COMMANDS = {
     "show": "Show the card of one attack, defense, method, protocol or dataset.",
     "train": "Train one federation and save it.",
     "eval": "Train, defend, attack: print the privacy-utility table, draw the curve.",
+    "data": "Draft and check the description of your own data.",
     "audit": "Audit what others trained, or a recording of an encrypted layer.",
     "party": "Run one of two companies that train together over the network.",
     "report": "Print a finished evaluation again, in any format.",
 }
 
 
-class Lazy(click.Group):
+class Suggesting(click.Group):
+    """A group that suggests the right word for a misspelt command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is named first."""
+        known = self.list_commands(ctx)
+        if args and args[0] not in known and not args[0].startswith("-"):
+            raise Failure(UsageError(unknown("command", args[0], known)))
+        return super().resolve_command(ctx, args)
+
+
+class Lazy(Suggesting):
     """A group whose commands are modules of this package, with their short help kept here."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -38,14 +52,6 @@ class Lazy(click.Group):
         command = import_module(f"vflsec.cli.{cmd_name}_").command
         assert isinstance(command, click.Command)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is named first."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise Failure(UsageError(unknown("command", args[0], COMMANDS)))
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands from the table, without importing them."""

@@ -113,6 +113,7 @@ def _system(
     from vflsec.audit import job
     from vflsec.experiment.engine import reasons
     from vflsec.experiment.store import Store
+    from vflsec.records.naming import with_given_names
     from vflsec.report.report import Report
 
     options = {"data_dir": data_dir} if data_dir else {}
@@ -120,7 +121,7 @@ def _system(
     for line in (*audit.subject.notes, *(f"left out: {line}" for line in reasons(audit.left_out))):
         click.echo(line, err=True)
     manifest = audit.manifest(["vflsec", *sys.argv[1:]])
-    check_limits(manifest, limit)
+    check_limits(with_given_names(manifest, {})[0], limit)
     folder = out or Path("runs") / f"audit-{what.stem}"
     store = Store(folder)
     with store.lock():

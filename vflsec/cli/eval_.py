@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +28,10 @@ from vflsec.core.errors import UsageError
 
 if TYPE_CHECKING:
     from vflsec.experiment.engine import Plan
-    from vflsec.experiment.facts import StageDone
+    from vflsec.experiment.naming import Names
     from vflsec.experiment.spec import EvalSpec
     from vflsec.experiment.store import Store
     from vflsec.records.manifest import Manifest
-    from vflsec.records.schema import Record
     from vflsec.report.report import Report
 
 
@@ -130,28 +129,31 @@ def command(
     from vflsec import api
     from vflsec.analysis.gates import check_limits
     from vflsec.experiment import engine as engines
+    from vflsec.experiment import naming
     from vflsec.experiment import spec as specs
     from vflsec.experiment.manifest import manifest_of
     from vflsec.experiment.store import Store
+    from vflsec.records.naming import with_given_names
     from vflsec.report.report import Report
 
     limit = leak_limits(max_leak)
     spec = specs.read(sweeps(**chosen))
     folder = out or Path("runs") / spec.name
-    spec, left_out = engines.every_attack(spec)
+    engines.check_device(device, here=engine == "local")
+    names = naming.names_of(spec)
+    spec, left_out = engines.every_attack(naming.with_standard_names(spec, names))
     for line in engines.reasons(left_out):
         click.echo(f"left out: {line}", err=True)
     engines.check_engine(engine)
-    engines.check_device(device, here=engine == "local")
     engines.check(spec)  # before anything is written: bad input leaves nothing behind
-    manifest = manifest_of(spec, ["vflsec", *sys.argv[1:]])
-    check_limits(manifest, limit)
+    manifest = manifest_of(spec, ["vflsec", *sys.argv[1:]], names)
+    check_limits(with_given_names(manifest, {})[0], limit)
     expose(engines.exposures(spec), max_exposure)
     store = Store(folder)
     if fresh:
         store.expect_own()
     if dry_run:
-        announce(spec, engines.plan(spec, None if fresh else store), folder)
+        announce(spec, names, engines.plan(spec, None if fresh else store), folder)
         for method, seconds in engines.cryptography(spec).items():
             click.echo(f"encryption takes about {seconds:.0f} CPU s of each training of {method} here", err=True)
         click.echo(specs.to_toml(spec), nl=False)
@@ -217,87 +219,40 @@ def compute(spec: EvalSpec, manifest: Manifest, store: Store, **how: Any) -> Non
     """Compute what ``store`` lacks; on Ctrl-C, print how many results are kept and exit."""
     from vflsec.experiment import engine as engines
     from vflsec.experiment import spec as specs
+    from vflsec.experiment.naming import Names
+    from vflsec.report.progress import shown
 
     todo = engines.plan(spec, store)
-    announce(spec, todo, store.folder)
+    announce(spec, Names(manifest.title, manifest.names), todo, store.folder)
     store.write_settings(specs.to_toml(spec), manifest)
     try:
-        watch(engines.evaluate(todo, store, **how), todo)
+        for _ in shown(engines.evaluate(todo, store, **how), todo.missing):
+            pass
     except KeyboardInterrupt:
         kept = f"{len(store.records())} results are kept in {store.folder}"
         click.echo(f"interrupted: {kept}; the same command goes on from there", err=True)
         sys.exit(130)
 
 
-def announce(spec: EvalSpec, todo: Plan, folder: Path) -> None:
+def announce(spec: EvalSpec, names: Names, todo: Plan, folder: Path) -> None:
     """Print the plan: what is attacked by whom, and how much of it is computed already."""
     from vflsec.core.view import ThreatModel
     from vflsec.experiment.plan import build_attack
 
     attacks = ", ".join(attack.name + attack.place for attack in spec.attacks)
     defenses = ", ".join(defense.label for defense in spec.defenses) or "no defense"
-    click.echo(f"vflsec eval  {spec.dataset} / {', '.join(spec.methods)} / {defenses} / {attacks}", err=True)
+    click.echo(f"vflsec eval  {names.dataset} / {', '.join(spec.methods)} / {defenses} / {attacks}", err=True)
     behavior = "honest-but-curious"
     acting = dict.fromkeys(one.name for one in map(build_attack, spec.attacks) if one.acts_in_training)
     if acting:
         behavior += f" (malicious in training under {', '.join(acting)})"
     side = spec.adversary if spec.adversary in ("active", "server", "source") else "passive"
-    model = ThreatModel(spec.adversary, side, behavior, spec.aux.n)
+    model = ThreatModel(names.given(spec.adversary), side, behavior, spec.aux.n)
     click.echo(f"adversary: {f'{side}, {behavior}, no labels needed' if side == 'server' else model}", err=True)
     missing = todo.missing - len(todo.stages)
     what = f"{missing} to compute" if missing else "nothing to compute"
     what += f" after {count(len(todo.stages), 'pre-training')}" if todo.stages else ""
     click.echo(f"{count(todo.cached + missing, 'result')}: {todo.cached} cached, {what}   {folder}", err=True)
-
-
-def watch(records: Iterable[Record | StageDone], todo: Plan) -> None:
-    """Show progress on stderr: a bar on a terminal, plain lines elsewhere."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    from vflsec.records.schema import FAILED
-
-    console = Console(stderr=True)
-    if not todo.missing:
-        return
-    if not console.is_terminal:
-        for done, record in enumerate(records, start=1):
-            click.echo(f"[{done}/{todo.missing}] {describe(record)}", err=True)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("results", total=todo.missing)
-        for record in records:
-            if record.status in FAILED:
-                progress.console.print(describe(record), markup=False)
-            progress.update(bar, advance=1, description=describe(record))
-
-
-def describe(record: Record | StageDone) -> str:
-    """Return one record in a few words, with the cause where it failed."""
-    from vflsec.experiment.facts import StageDone
-    from vflsec.records.schema import FAILED, Result
-
-    if isinstance(record, StageDone):
-        return f"{record.method} {record.stage} seed {record.seed}: {record.status}"
-    what = (" ".join(record.defenses) or "no defense") if isinstance(record, Result) else "alone"
-    attack = record.attack.name if record.attack else "utility"
-    attack = f"without {attack}" if isinstance(record, Result) and record.control else attack
-    cause = f", {record.error}" if record.status in FAILED and record.error else ""
-    return f"{record.method} {what} {attack} seed {record.seed}: {record.status}{cause}"
 
 
 def draw(report: Report, folder: Path, form: str) -> None:

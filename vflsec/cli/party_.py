@@ -202,7 +202,7 @@ def _given(given: dict[str, Any], name: str) -> Any:
 
 def _own(agreed: Any, role: Any, given: dict[str, Any]) -> Any:
     """Return the party's own rows: of the job's dataset, or of its own file."""
-    from vflsec.data.files import PartyFile
+    from vflsec.data.description import PartyFile
     from vflsec.secure.remote import own
 
     if agreed.dataset is not None:

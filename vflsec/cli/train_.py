@@ -48,13 +48,14 @@ def command(
 
     from vflsec import api
     from vflsec.audit import checkpoint
-    from vflsec.experiment import engine
+    from vflsec.experiment import engine, naming
     from vflsec.experiment import spec as specs
     from vflsec.experiment.privacy import spent_at_most
     from vflsec.experiment.store import CellFolder
 
     spec = specs.read_training(resolve(of_training(config) if config else {}, assignments, **chosen))
     engine.check_device(device)
+    spec = naming.with_standard_names(spec, naming.names_of(spec))
     engine.check_training(spec)
     expose(engine.exposures(spec), max_exposure)
     if out:

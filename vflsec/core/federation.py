@@ -33,6 +33,7 @@ class Federation:
         reached: the epochs and bytes after which ``train.target`` was met, once it is.
         source: another active party with rows and labels of its own, the source of a domain adaptation; or None.
         places: by split, the positions (n_train,) of the training rows among its rows, for ``aligned``.
+        names: what the data call a party, by its name here; others keep theirs.
     """
 
     parties: Mapping[str, Party]
@@ -46,6 +47,7 @@ class Federation:
     reached: dict[str, float] = field(default_factory=dict)
     source: Party | None = None
     places: Mapping[str, Tensor] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def begin(self, *part: object) -> None:
         """Start every party's noise for one part of the run."""

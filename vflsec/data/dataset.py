@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -35,7 +35,7 @@ class Card:
     columns: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PartyTable:
     """One party's rows, in its own order, and the roles of its columns.
 
@@ -46,6 +46,8 @@ class PartyTable:
         signed_log: numeric columns with heavy tails (money), passed through sign(x)·log(1+|x|) before scaling.
         image: (channels, height, width) if the columns are the pixels of an image, in that order; else None.
         grouping: of the columns, or None.
+        impute: what takes the place of a missing number; None if none may be missing.
+        rare: categories of which only the most frequent values are told apart, and how many.
     """
 
     name: str
@@ -54,6 +56,8 @@ class PartyTable:
     signed_log: frozenset[str] = frozenset()
     image: tuple[int, int, int] | None = None
     grouping: Grouping | None = None
+    impute: Literal["mean", "median", "mode"] | None = None
+    rare: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that an encoder can use the table.
@@ -74,7 +78,11 @@ class PartyTable:
         if self.image and self.categorical:
             raise DataError(f"{self.name}: expected pixels to be numbers, got categories {sorted(self.categorical)}")
         for column in self.frame.columns:
-            _check_values(self.name, self.frame[column], column in self.categorical)
+            _check_values(self.name, self.frame[column], column in self.categorical, self.impute is not None)
+
+    def __repr__(self) -> str:
+        """Return the size and the names of the columns, without the data."""
+        return f"PartyTable({self.name!r}, {len(self.frame)} rows of {', '.join(map(str, self.frame.columns))})"
 
 
 class Roles(NamedTuple):
@@ -97,7 +105,7 @@ class Roles(NamedTuple):
     source: pd.Index
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VerticalDataset:
     """Tables of K >= 2 parties with overlapping sets of ids; only the active party holds labels.
 
@@ -111,6 +119,7 @@ class VerticalDataset:
         test_ids: the ids of an official test set, or None for a seeded split.
         source: the other active party, or None.
         draw: the roles by seed, if the task defines them; else ``DataSpec`` does.
+        names: what tables and pictures call a party, by its name here; a party that is missing keeps its name.
     """
 
     name: str
@@ -121,6 +130,7 @@ class VerticalDataset:
     card: Card | None = field(default=None, compare=False)
     source: PartyTable | None = None
     draw: Callable[[int], Roles] | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that the tables can be split between parties and learned from.
@@ -154,17 +164,28 @@ class VerticalDataset:
         if common:
             raise DataError(f"{self.name}: expected source and active to have no id in common, got {common}")
 
+    def __repr__(self) -> str:
+        """Return name, rows, classes and parties, without the data."""
+        parties = ", ".join(f"{self.given(p.name)} {p.frame.shape[0]} x {p.frame.shape[1]}" for p in self.parties)
+        return f"VerticalDataset({self.name!r}, {len(self.classes)} classes; {parties})"
+
+    def given(self, party: str) -> str:
+        """Return what tables and pictures call a party."""
+        return self.names.get(party, party)
+
     @property
     def metric(self) -> str:
         """The headline metric: ``auc`` on binary tasks (accuracy hides a rare class), else ``accuracy``."""
         return "auc" if len(self.classes) == 2 else "accuracy"
 
 
-def _check_values(party: str, values: pd.Series, is_categorical: bool) -> None:
+def _check_values(party: str, values: pd.Series, is_categorical: bool, gaps: bool) -> None:
     if is_categorical:
         if values.isna().any():
             raise DataError(f"{party}: expected a category in every row of {values.name!r}; name the gap '(missing)'")
     elif not pd.api.types.is_numeric_dtype(values.dtype):
         raise DataError(f"{party}: expected numbers in {values.name!r}, got {values.dtype}; or list it as categorical")
-    elif not np.isfinite(values.to_numpy(dtype=np.float64, na_value=np.nan)).all():
+    elif not (
+        np.isfinite(numbers := values.to_numpy(dtype=np.float64, na_value=np.nan)) | gaps & np.isnan(numbers)
+    ).all():
         raise DataError(f"{party}: expected finite numbers in {values.name!r}; fill or drop its gaps and infinities")

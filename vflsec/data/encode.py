@@ -4,6 +4,9 @@
     number                      (x - mean) / std
     heavy-tailed number         the same, after sign(x) log(1 + |x|)
     category                    one-hot, the first slot for categories that do not occur in training
+    category with rare values   one-hot of the most frequent values in training, the first slot for all others
+    number with gaps            as a number, gaps filled with the mean, median or mode in training; where there are gaps
+                                in training, also a column ``NAME (missing)`` of 0 and 1, standardized
 
 Edge cases:
 
@@ -22,6 +25,9 @@ import pandas as pd
 from vflsec.core.layout import Column, Layout
 from vflsec.data.dataset import PartyTable
 
+GAPS = " (missing)"
+"""Ends the name of the column that says where another column has gaps."""
+
 
 class ColumnEncoder:
     """Encodes rows of one party.
@@ -37,17 +43,27 @@ class ColumnEncoder:
     def __init__(self, table: PartyTable, fit_rows: pd.DataFrame) -> None:
         """Learn the statistics and lay out the encoded columns."""
         self._signed_log: Final = table.signed_log
+        self._fill: Final[dict[str, float]] = {}
         self._scales: Final[dict[str, tuple[float, float]]] = {}  # mean and 1 / std
         self._known: Final[dict[str, pd.Index]] = {}
         columns: list[Column] = []
         start = 0
         for name in fit_rows.columns:
             if name in table.categorical:
-                self._known[name] = pd.Categorical(fit_rows[name]).remove_unused_categories().categories
+                self._known[name] = _categories(fit_rows[name], table.rare.get(name))
                 column = Column(name, "categorical", start, 1 + len(self._known[name]))
             else:
-                self._scales[name] = _scale(self._number(fit_rows, name))
+                numbers = self._number(fit_rows, name)
+                gaps = np.isnan(numbers)
+                if table.impute:
+                    self._fill[name] = _typical(numbers[~gaps], table.impute)
+                self._scales[name] = _scale(np.where(gaps, self._fill.get(name, np.nan), numbers))
                 column = Column(name, "numeric", start, 1)
+                if gaps.any():
+                    columns.append(column)
+                    start += 1
+                    column = Column(f"{name}{GAPS}", "numeric", start, 1)
+                    self._scales[column.name] = _scale(gaps.astype(np.float64))
             columns.append(column)
             start += column.width
         self.layout: Final = Layout(tuple(columns), table.image, table.grouping)
@@ -61,16 +77,30 @@ class ColumnEncoder:
                 encoded[every_row, start + self._slots(rows[name], name)] = 1
             else:
                 mean, inverse = self._scales[name]
-                encoded[:, start] = (self._number(rows, name) - mean) * inverse
+                encoded[:, start] = (self._filled(rows, name) - mean) * inverse
         return encoded
 
     def fitted(self) -> dict[str, dict[str, Any]]:
-        """Return what was learned of each column: mean and 1 / std, or its categories."""
-        numbers = {name: {"mean": mean, "inverse_std": inverse} for name, (mean, inverse) in self._scales.items()}
+        """Return what was learned of each column: mean and 1 / std, and what fills its gaps; or its categories."""
+        numbers: dict[str, dict[str, Any]] = {
+            name: {"mean": mean, "inverse_std": inverse} | ({"fill": self._fill[name]} if name in self._fill else {})
+            for name, (mean, inverse) in self._scales.items()
+        }
         return {**numbers, **{name: {"categories": known.astype(str).tolist()} for name, known in self._known.items()}}
 
+    def _filled(self, rows: pd.DataFrame, name: str) -> np.ndarray:
+        """Return a column without gaps, or where the gaps of another are."""
+        raw = name.removesuffix(GAPS)
+        if raw != name and name not in rows:
+            gaps: np.ndarray = np.isnan(self._number(rows, raw)).astype(np.float64)
+            return gaps
+        numbers: np.ndarray = self._number(rows, name)
+        if name in self._fill:
+            numbers[np.isnan(numbers)] = self._fill[name]
+        return numbers
+
     def _number(self, rows: pd.DataFrame, name: str) -> np.ndarray:
-        values = rows[name].to_numpy(dtype=np.float64)
+        values: np.ndarray = rows[name].to_numpy(dtype=np.float64, copy=True)
         return np.sign(values) * np.log1p(np.abs(values)) if name in self._signed_log else values
 
     def _slots(self, values: pd.Series, name: str) -> np.ndarray:
@@ -78,6 +108,25 @@ class ColumnEncoder:
         coded = pd.Categorical(values)
         slots = self._known[name].get_indexer(coded.categories) + 1
         return np.asarray(slots[coded.codes])
+
+
+def _categories(values: pd.Series, most: int | None) -> pd.Index:
+    """Return the sorted categories that occur, or the most frequent ones of them."""
+    known = pd.Categorical(values).remove_unused_categories()
+    if most is None or len(known.categories) <= most:
+        return known.categories
+    counts = np.bincount(known.codes, minlength=len(known.categories))
+    return known.categories[np.sort(np.argsort(-counts, kind="stable")[:most])]
+
+
+def _typical(values: np.ndarray, kind: str) -> float:
+    """Return the mean, median or mode of training values; 0 if there are none."""
+    if len(values) == 0:
+        return 0.0
+    if kind == "mode":
+        found, counts = np.unique(values, return_counts=True)
+        return float(found[counts.argmax()])
+    return float(values.mean() if kind == "mean" else np.median(values))
 
 
 def _scale(values: np.ndarray) -> tuple[float, float]:

@@ -1,68 +1,61 @@
-"""The user's own data: one TOML file that names each party's file, or its columns of one file.
-
-    name = "loans"                  # default: the TOML file's stem
-    label = "defaulted"             # a column of the active party's file
-    id = "customer_id"              # in every file
-
-    [parties.active]
-    file = "bank.csv"               # CSV with a header line, or .parquet; relative to the TOML file
-    categorical = ["job"]           # all other columns are numbers
-    signed_log = ["income"]         # heavy-tailed numbers, such as money
-
-    [parties.passive_1]
-    file = "bureau.parquet"
-    columns = ["score", "age"]      # default: all but id and label
-
-or with one ``file = "all.csv"`` at the top and ``columns`` for every party. ``encoding`` (default utf-8) and
-``separator`` (default a comma) are set at the top or beside a party's own file. A missing category is a category of its
-own; a missing number is an error, as are a constant column and a passive column that is a copy of the label.
-
-``image`` declares that a party's columns are the pixels of an image, for networks that read images:
-
-    [parties.passive_1]
-    file = "scans.parquet"
-    image = [1, 28, 14]             # channels, height, width: channel by channel, each row by row; may be constant
-"""
+"""Reads the user's own data: the files that a TOML file describes (see ``vflsec.data.description``)."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pandas as pd
 
 from vflsec.core.checks import unknown
 from vflsec.core.errors import DataError
-from vflsec.core.files import parse_toml, read
 from vflsec.data.alignment import align
+from vflsec.data.columns import read_columns
 from vflsec.data.dataset import PartyTable, VerticalDataset
+from vflsec.data.description import ROLES, DataFile, PartyFile, read_description
 from vflsec.data.tables import RawTable, read_table
 
 
-class PartyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One ``[parties.NAME]`` section."""
+class Faults(list[str]):
+    """What is wrong, each in one line; reading goes on after a fault to find the others."""
 
-    file: str | None = None
-    columns: list[str] | None = None
-    categorical: list[str] = []
-    signed_log: list[str] = []
-    image: list[int] | None = None
-    encoding: str | None = None
-    separator: str | None = None
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Keep the DataError of the block as one more fault."""
+        try:
+            yield
+        except DataError as error:
+            self.append(str(error))
+
+    def check(self, more: str = "") -> None:
+        """Raise DataError with the first fault, if there is one, and how many more there are."""
+        if self:
+            others = f" (and {len(self) - 1} more: {more})" if len(self) > 1 and more else ""
+            raise DataError(self[0] + others)
 
 
-class DataFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole TOML file."""
+@dataclass
+class Reading:
+    """What could be read of the files of a description.
 
-    label: str
-    id: str
-    parties: dict[str, PartyFile]
-    name: str | None = None
-    file: str | None = None
-    encoding: str = "utf-8"
-    separator: str = ","
+    Attributes:
+        config: the description.
+        order: its parties, the active party first.
+        raw: each party's file; parties may share one.
+        columns: the feature columns of each party, by their names in its file.
+        dataset: None if something is wrong.
+    """
+
+    config: DataFile
+    faults: Faults = field(default_factory=Faults)
+    order: list[str] = field(default_factory=list)
+    raw: dict[str, RawTable] = field(default_factory=dict)
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    dataset: VerticalDataset | None = None
 
 
 def load_toml(path: Path) -> VerticalDataset:
@@ -71,16 +64,58 @@ def load_toml(path: Path) -> VerticalDataset:
     Raises:
         DataError: a file is wrong; the line names file, column and row.
     """
-    config = _read_config(path)
-    names = _party_names(path.name, config)
-    raw = _read_files(path.parent, config, names)
-    ids = {name: _ids(table, config.id, name) for name, table in raw.items()}
-    columns = {name: _columns(config, name, raw[name]) for name in names}
-    tables = tuple(_party_table(name, config.parties[name], raw[name], columns[name], ids[name]) for name in names)
-    labels, classes = _labels(raw["active"], config.label, ids["active"])
-    dataset = VerticalDataset(config.name or path.stem, tables, labels, classes)
-    _reject_label_copies(dataset, raw)
-    return dataset
+    reading = read_all(path)
+    reading.faults.check(f"vflsec data check {path.name}")
+    assert reading.dataset is not None
+    return reading.dataset
+
+
+def read_all(path: Path) -> Reading:
+    """Read the files that the TOML file ``path`` names, and collect what is wrong with them.
+
+    Raises:
+        DataError: the TOML file itself is wrong.
+    """
+    config = read_description(path)
+    reading = Reading(config)
+    shared: dict[str, RawTable] = {}
+    for name, party in config.parties.items():
+        with reading.faults.caught():
+            file, style = party.file or config.file or "", party.under(config)
+            reading.raw[name] = table = shared[file] if file in shared else read_table(path.parent / file, style)
+            shared |= {file: table} if config.file else {}
+    if not reading.faults:
+        with reading.faults.caught():
+            reading.order = _order(path.name, config, reading.raw)
+            assemble(reading, config.name or path.stem)
+    return reading
+
+
+def assemble(reading: Reading, name: str) -> None:
+    """Make the dataset of the tables that were read, or collect what is wrong with them."""
+    config, faults, active = reading.config, reading.faults, reading.order[0]
+    tables: list[PartyTable] = []
+    labels: pd.Series | None = None
+    classes: tuple[str, ...] = ()
+    for standard, given in _standard(reading.order).items():
+        raw, own, ids = reading.raw[given], config.parties[given], None
+        with faults.caught():
+            ids = _ids(raw, config.key(given), given)
+        with faults.caught():
+            reading.columns[given] = columns = _columns(config, given, active, raw)
+            index = pd.RangeIndex(len(raw.frame)) if ids is None else ids
+            tables.append(_party_table(standard, given, own, config, raw, columns, index, faults))
+        if given == active and ids is not None and config.label in raw.frame.columns:
+            with faults.caught():
+                labels, classes = _labels(raw, config.label, ids)
+    if faults or labels is None:
+        return
+    names = {standard: given for standard, given in _standard(reading.order).items() if standard != given}
+    with faults.caught():
+        dataset = VerticalDataset(name, tuple(tables), labels, classes, names=names)
+        _reject_label_copies(dataset, reading)
+        if not faults:
+            reading.dataset = dataset
 
 
 def load_party(
@@ -98,78 +133,49 @@ def load_party(
     Raises:
         DataError: the file is wrong; the line names column and row.
     """
-    raw = read_table(path, own.encoding or "utf-8", own.separator or ",", toml=False)
-    ids = _ids(raw, key, name)
+    raw, faults = read_table(path, own, toml=False), Faults()
+    ids = _ids(raw, [key], name)
     if label is not None:
         _expect_column(raw, label, "the label")
     columns = _features(own, name, raw, {key: "id"} if label is None else {key: "id", label: "label"})
-    table = _party_table(name, own, raw, columns, ids)
+    table = _party_table(name, name, own, None, raw, columns, ids, faults)
+    faults.check()
     return (table, None, ()) if label is None else (table, *_labels(raw, label, ids))
 
 
-def _read_config(path: Path) -> DataFile:
-    try:
-        return msgspec.convert(parse_toml(read(path).decode()), DataFile)
-    except OSError:
-        raise DataError(f"expected a TOML file {path}, found none") from None
-    except msgspec.ValidationError as error:
-        found = re.match(r"Object contains unknown field `([^`]+)`", str(error))
-        of_party = " - at `$.parties" in str(error)
-        known = (PartyFile if of_party else DataFile).__struct_fields__
-        text = unknown(f"key{' in [parties.*]' * of_party}", found[1], known) if found else str(error)
-        raise DataError(f"{path.name}: {text}; see the form in the documentation of vflsec.data.files") from None
-    except ValueError as error:
-        raise DataError(f"{path.name}: expected TOML in utf-8: {error}") from None
+def _order(file: str, config: DataFile, raw: Mapping[str, RawTable]) -> list[str]:
+    """Return the parties' names, the active party first; passive parties by number or in the order of the file."""
+    names = list(config.parties)
+    holders = [name for name in names if config.file is None and config.label in raw[name].frame.columns]
+    active = config.active or ("active" if "active" in names else holders[0] if len(holders) == 1 else None)
+    if active is None:
+        got = f"the label {config.label!r} in {len(holders)} of their files" if config.file is None else "one file"
+        way_out = f'write active = "{names[0]}" at the top'
+        raise DataError(
+            f"{file}: expected to know which of {', '.join(names)} is the active party, got {got}; {way_out}"
+        )
+    passive = [name for name in names if name != active]
+    numbered = all(re.fullmatch(r"passive_\d+", name) for name in passive)
+    return [active, *(sorted(passive, key=lambda name: int(name[8:])) if numbered else passive)]
 
 
-def _party_names(file: str, config: DataFile) -> list[str]:
-    """Return active, passive_1, ... after checking that these are the sections, in one of the two forms."""
-    names = ["active", *(f"passive_{k}" for k in range(1, max(2, len(config.parties))))]
-    if sorted(config.parties) != sorted(names):
-        got = ", ".join(config.parties) or "none"
-        raise DataError(f"{file}: expected [parties.*] sections {', '.join(names)}, got {got}; rename or add them")
-    for name in names:
-        party = config.parties[name]
-        if (party.file is None) == (config.file is None):
-            got = "none" if party.file is None else "two"
-            way_out = "give file either at the top or with every party"
-            raise DataError(f"{file}: expected one file for parties.{name}, got {got}; {way_out}")
-        if config.file is not None and (party.encoding or party.separator):
-            raise DataError(f"{file}: expected encoding and separator beside file at the top, got them in {name}")
-    if config.file is not None:
-        _reject_shared_columns(file, config)
-    return names
+def _standard(order: list[str]) -> dict[str, str]:
+    """Return the given name of ``active``, ``passive_1``, ``passive_2``..."""
+    return {f"passive_{k}" if k else "active": name for k, name in enumerate(order)}
 
 
-def _reject_shared_columns(file: str, config: DataFile) -> None:
-    owner: dict[str, str] = {}
-    for name, party in config.parties.items():
-        if party.columns is None:
-            raise DataError(f"{file}: expected columns = [...] for parties.{name}, got none, and all share one file")
-        for column in party.columns:
-            if column in owner:
-                got = f"{owner[column]} and {name}"
-                raise DataError(f"{file}: expected one party for column {column!r}, got {got}; drop it from one")
-            owner[column] = name
-
-
-def _read_files(folder: Path, config: DataFile, names: list[str]) -> dict[str, RawTable]:
-    if config.file is not None:
-        return dict.fromkeys(names, read_table(folder / config.file, config.encoding, config.separator))
-    parties = {name: config.parties[name] for name in names}
-    return {
-        name: read_table(folder / str(own.file), own.encoding or config.encoding, own.separator or config.separator)
-        for name, own in parties.items()
-    }
-
-
-def _ids(table: RawTable, column: str, party: str) -> pd.Index:
+def _ids(table: RawTable, key: list[str], party: str) -> pd.Index:
     """Return the ids as text, so that 7 in a CSV file and 7 in a Parquet file are equal."""
-    _expect_column(table, column, "the id")
-    ids = table.keys(column, "an id")
+    parts = []
+    for column in key:
+        _expect_column(table, column, "the id")
+        parts.append(table.keys(column, "an id"))
+    ids = parts[0]
+    for part in parts[1:]:
+        ids = ids + " | " + part
     double = np.flatnonzero(ids.duplicated())
     if len(double):
-        place, way_out = table.place(column, double[0]), f"{party} must hold one row per id"
+        place, way_out = table.place(", ".join(key), double[0]), f"{party} must hold one row per id"
         raise DataError(f"{place}: expected each id once, got {ids[double[0]]!r} again; {way_out}")
     index: pd.Index = pd.Index(ids, dtype=object, name="id")  # faster to hash than Arrow text
     return index
@@ -178,10 +184,20 @@ def _ids(table: RawTable, column: str, party: str) -> pd.Index:
 def _labels(table: RawTable, column: str, ids: pd.Index) -> tuple[pd.Series, tuple[str, ...]]:
     texts = table.keys(column, "a label")
     names = sorted(set(texts), key=_natural)
+    place = f"{table.file}, column {column!r}"
     if len(names) < 2:
-        raise DataError(f"{table.file}, column {column!r}: expected two classes or more, got {names[0]!r} in every row")
+        raise DataError(f"{place}: expected two classes or more, got {names[0]!r} in every row")
+    if _continuous(names, len(texts)):
+        way_out = "vflsec has no regression yet: cut it into classes, for example above and below its median"
+        raise DataError(f"{place}: expected classes, got {len(names)} different numbers; {way_out}")
     codes = pd.Index(names).get_indexer(pd.Index(texts))
     return pd.Series(codes, index=ids, name="label", dtype="int64"), tuple(names)
+
+
+def _continuous(names: list[str], rows: int) -> bool:
+    """Whether labels are numbers of a continuous scale: many, and not whole, or different in every few rows."""
+    values = pd.to_numeric(pd.Series(names), errors="coerce")
+    return len(names) > 20 and bool(values.notna().all()) and (bool((values % 1 != 0).any()) or rows < 20 * len(names))
 
 
 def _natural(text: str) -> tuple[bool, int, str]:
@@ -190,20 +206,27 @@ def _natural(text: str) -> tuple[bool, int, str]:
     return (not is_number, int(text) if is_number else 0, text)
 
 
-def _columns(config: DataFile, name: str, table: RawTable) -> list[str]:
+def _columns(config: DataFile, name: str, active: str, table: RawTable) -> list[str]:
     """Return the party's feature columns, after checking them and the label's place."""
-    if name == "active" or config.file is not None:
+    if name == active or config.file is not None:
         _expect_column(table, config.label, "the label")
     elif config.label in table.frame.columns:
         place = f"{table.file}, column {config.label!r}"
         raise DataError(
             f"{place}: expected the label with the active party only, got it with {name} too; drop it there"
         )
-    return _features(config.parties[name], name, table, {config.id: "id", config.label: "label"})
+    return _features(
+        config.parties[name], name, table, {**dict.fromkeys(config.key(name), "id"), config.label: "label"}
+    )
 
 
 def _features(party: PartyFile, name: str, table: RawTable, reserved: dict[str, str]) -> list[str]:
-    own = [c for c in table.frame.columns if c not in reserved] if party.columns is None else party.columns
+    left = [c for c in table.frame.columns if c not in reserved]
+    own = [c for c in left if c not in party.drop] if party.columns is None else party.columns
+    for column in party.drop:
+        _expect_column(table, column, f"a column of {name} to drop")
+        if column in (party.columns or ()):
+            raise DataError(f"{table.setting('drop', name)}: expected other columns than in columns, got {column!r}")
     if not own:
         raise DataError(f"{table.file}: expected a column for {name} besides id and label, got none; add one")
     for column in own:
@@ -211,17 +234,32 @@ def _features(party: PartyFile, name: str, table: RawTable, reserved: dict[str, 
         if column in reserved:
             where = table.setting("columns", name)
             raise DataError(f"{where}: expected features, got the {reserved[column]} {column!r}; drop it there")
-    for role in ("categorical", "signed_log"):
+    for role in ROLES:
         for column in getattr(party, role):
             if column not in own:
                 raise DataError(f"{table.setting(role, name)}: {unknown('column', column, own)}")
     return own
 
 
-def _party_table(name: str, party: PartyFile, table: RawTable, columns: list[str], ids: pd.Index) -> PartyTable:
+def _party_table(
+    standard: str,
+    name: str,
+    party: PartyFile,
+    config: DataFile | None,
+    table: RawTable,
+    columns: list[str],
+    ids: pd.Index,
+    faults: Faults,
+) -> PartyTable:
+    """Return a party's table; a column that is wrong is left out and becomes a fault."""
     image = None if party.image is None else _image(name, party.image, len(columns))
-    frame = pd.DataFrame({column: _values(table, column, party) for column in columns}, index=ids)
-    return PartyTable(name, frame, frozenset(party.categorical), frozenset(party.signed_log), image)
+    read = read_columns(table, name, party, columns, config.max_categories if config else None, faults.caught)
+    if faults:
+        return PartyTable(standard, pd.DataFrame(index=ids))
+    frame = pd.DataFrame(read.values, index=ids)
+    impute = party.impute or (config.impute if config else None)
+    roles = frozenset(read.categorical), frozenset(party.signed_log)
+    return PartyTable(standard, frame, *roles, image, impute=impute, rare=dict(party.group_rare))
 
 
 def _image(name: str, sizes: list[int], columns: int) -> tuple[int, int, int]:
@@ -236,44 +274,23 @@ def _image(name: str, sizes: list[int], columns: int) -> tuple[int, int, int]:
     return channels, height, width
 
 
-def _values(table: RawTable, column: str, party: PartyFile) -> pd.Categorical | np.ndarray:
-    values = pd.Categorical(table.categories(column)) if column in party.categorical else table.numbers(column)
-    # Pixels may be constant: the margins of many images are blank.
-    if party.image is None and pd.Series(values).nunique() == 1:
-        way_out = f"drop it, or leave it out with {table.setting('columns')}{' = [...]' if table.toml else ''}"
-        raise DataError(
-            f"{table.file}, column {column!r}: expected values that differ, got {values[0]} only; {way_out}"
-        )
-    return values
-
-
-def _reject_label_copies(dataset: VerticalDataset, raw: dict[str, RawTable]) -> None:
-    """Reject a passive column that is a copy of the label: the passive party would have nothing to infer."""
+def _reject_label_copies(dataset: VerticalDataset, reading: Reading) -> None:
+    """Reject passive columns that are copies of the label: the passive party would have nothing to infer."""
     common = align(dataset.parties)
     labels = dataset.labels.loc[common].to_numpy()
     for party in dataset.parties[1:]:
+        name = dataset.given(party.name)
         shared = party.frame.loc[common]
         for column in shared.columns:
             codes, values = pd.factorize(shared[column])
             pairs = np.unique(codes * len(dataset.classes) + labels)
             if len(pairs) == len(values) == len(np.unique(labels)):
-                place = f"{raw[party.name].file}, column {column!r}"
+                place = f"{reading.raw[name].file}, column {column!r}"
                 got = f"a copy of the label on the {len(common)} common rows"
-                raise DataError(f"{place}: expected features of {party.name}, got {got}; drop it")
+                reading.faults.append(f"{place}: expected features of {name}, got {got}; drop it")
 
 
 def _expect_column(table: RawTable, column: str, role: str) -> None:
     known = [str(name) for name in table.frame.columns]
     if column not in known:
         raise DataError(f"{table.file}: expected {role}, got an {unknown('column', column, known)}")
-
-
-def source_files(path: Path) -> list[Path]:
-    """Return ``path`` and every file that it names. If one changes, stored results are invalid.
-
-    Raises:
-        DataError: the TOML file is missing or wrong.
-    """
-    config = _read_config(path)
-    named = [config.file, *(party.file for party in config.parties.values())]
-    return [path, *sorted({path.parent / name for name in named if name})]

@@ -19,6 +19,7 @@ not depend on which labels are used, so that pre-training is shared between labe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +102,7 @@ class Partition:
         ids: (n,) for all splits but ``local``, sorted: row order tells nothing of the draw.
         source: what the other active party holds, or None.
         places: by split, the positions (n_train,) of the training rows among its rows: of ``aligned``.
+        names: what tables and pictures call a party, by its name here.
     """
 
     dataset: str
@@ -111,6 +113,7 @@ class Partition:
     metric: str
     source: PartyData | None = None
     places: dict[str, np.ndarray] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
@@ -127,7 +130,7 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     labeled: tuple[str, ...] = ("train", "val", "test", *(["source"] if dataset.source else []))
     labels = {split: dataset.labels.loc[every[split]].to_numpy(np.int64) for split in labeled}
     for split, way_out in (
-        ("train", "raise n_labeled, aligned or overlap"),
+        ("train", "raise n_labeled, aligned or overlap, or drop the class"),
         ("test", "raise test, keep stratify on, or drop the class"),
         ("source", "give the source rows of it"),
     ):
@@ -141,7 +144,8 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     arrays = {split: index.to_numpy() for split, index in every.items()}
     source = _source_data(dataset.source, foreign["source"]) if dataset.source else None
     places = {"aligned": ids["aligned"].get_indexer(ids["train"])}
-    return Partition(dataset.name, parties, labels, arrays, dataset.classes, dataset.metric, source, places)
+    facts = dataset.classes, dataset.metric
+    return Partition(dataset.name, parties, labels, arrays, *facts, source, places, dataset.names)
 
 
 def _own_draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:

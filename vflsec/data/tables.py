@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from vflsec.core.errors import DataError
+from vflsec.data.description import Format
 
 MISSING = "(missing)"
+MISSING_TEXTS = frozenset(["", "na", "n/a", "#n/a", "nan", "null", "none", "nat", "<na>"])
+"""Texts, in small letters, that stand for a missing number, date, label or id."""
 LARGEST = 1e30
 """Numbers must be below this: standardizing larger ones overflows."""
 _GAP = ("nothing", "fill it or drop the row")
+_CONTROL = r"[\x00-\x08\x0b-\x1f\x7f]"
 
 
 class RawTable(NamedTuple):
-    """A file's columns before anything is converted: text as read from CSV, or Parquet's own types."""
+    """A file's columns before anything is converted: text as read from CSV, or Parquet's own types.
+
+    Attributes:
+        first_line: number of the first data row: line 2 of a CSV, row 1 of a Parquet file.
+        settings: who names it, for the way out in errors: a section of a TOML file, options of the command line, or
+            arguments of a function.
+        style: how numbers and dates are written.
+    """
 
     frame: pd.DataFrame
     file: str
-    first_line: int  # number of the first data row: line 2 of a CSV, row 1 of a Parquet file
-    toml: bool = True  # whether a TOML file names it, rather than options of the command line
+    first_line: int
+    settings: Literal["toml", "options", "arguments"] = "toml"
+    style: Format = Format()
 
     def place(self, column: str, position: int) -> str:
         """Return ``bank.csv, column 'age', line 7`` for the row at ``position``."""
@@ -31,30 +44,66 @@ class RawTable(NamedTuple):
         return f"{self.file}, column {column!r}, {unit} {position + self.first_line}"
 
     def setting(self, name: str, party: str = "") -> str:
-        """Return the name of a party's setting: a key of the TOML file, or an option of the command line."""
-        if not self.toml:
+        """Return the name of a party's setting, as its user writes it."""
+        if self.settings == "options":
             return f"--{name.replace('_', '-')}"
-        return f"parties.{party}.{name}" if party else name
+        return f"parties.{party}.{name}" if party and self.settings == "toml" else name
 
-    def numbers(self, column: str) -> np.ndarray:
-        """Return a column as float64.
+    def numbers(self, column: str, *, gaps: bool = False) -> np.ndarray:
+        """Return a column as float64; true and false are 1 and 0.
+
+        Args:
+            column: its name.
+            gaps: whether missing values are allowed, and become NaN.
 
         Raises:
             DataError: a missing, infinite or non-numeric value.
         """
         raw = self.frame[column]
+        if pd.api.types.is_datetime64_any_dtype(raw.dtype):
+            way_out = f"list it in {self.setting('dates')}"
+            raise DataError(f"{self.file}, column {column!r}: expected numbers, got {raw.dtype}; {way_out}")
         if not (pd.api.types.is_numeric_dtype(raw.dtype) or _is_text(raw)):
             way_out = f"convert it, or list it in {self.setting('categorical')}"
             raise DataError(f"{self.file}, column {column!r}: expected numbers, got {raw.dtype}; {way_out}")
-        values = pd.to_numeric(raw, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-        bad = np.flatnonzero(~(np.abs(values) < LARGEST))  # also NaN
+        values = self._parsed(column)
+        missing = np.isnan(values)
+        if missing.any():  # of which some may be texts that are no numbers
+            missing &= self.missing(column)
+        bad = np.flatnonzero(~(np.abs(values) < LARGEST) & ~(missing & gaps))  # also NaN
         if len(bad):
-            text = self._stripped(column)[bad[0]]
-            mend = f"correct it, or list the column in {self.setting('categorical')}"
-            got, way_out = (f"'{text}'", mend) if text else _GAP
-            number = f"a number below {LARGEST:g}" if np.isfinite(values[bad[0]]) else "a finite number"
-            raise DataError(f"{self.place(column, bad[0])}: expected {number}, got {got}; {way_out}")
+            raise DataError(f"{self.place(column, bad[0])}: {self._no_number(column, bad[0], values[bad[0]])}")
         return values
+
+    def dates(self, column: str, *, gaps: bool = False) -> pd.Series:
+        """Return a column as dates without a time zone.
+
+        Args:
+            column: its name.
+            gaps: whether missing values are allowed, and become NaT.
+
+        Raises:
+            DataError: a missing value, or one that is no date.
+        """
+        raw, form = self.frame[column], self.style.date_format
+        text = raw if pd.api.types.is_datetime64_any_dtype(raw.dtype) else self._stripped(column)
+        missing = self.missing(column)
+        try:
+            values = pd.to_datetime(text.where(~missing), format=form or "ISO8601", errors="coerce", utc=True)
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"{self.file}, column {column!r}: {self.setting('date_format')} {form!r}: {error}"
+            ) from None
+        bad = np.flatnonzero(values.isna() & ~(missing & gaps))
+        if len(bad):
+            got = self._stripped(column).iloc[bad[0]]
+            written = form or "2026-01-31"
+            mend = f"correct it, or say how dates are written with {self.setting('date_format')}"
+            raise DataError(
+                f"{self.place(column, bad[0])}: expected a date such as {written}, "
+                + (f"got {got!r}; {mend}" if not missing[bad[0]] else f"got nothing; {self._fill()}")
+            )
+        return values.dt.tz_localize(None)
 
     def categories(self, column: str) -> pd.Series:
         """Return a column as text, with ``(missing)`` in its gaps."""
@@ -65,14 +114,67 @@ class RawTable(NamedTuple):
         """Return a column as text without empty rows: ids and labels.
 
         Raises:
-            DataError: an empty row.
+            DataError: an empty row, or control characters.
         """
         text = self._stripped(column)
-        gaps = np.flatnonzero(text == "")
+        gaps = np.flatnonzero(self.missing(column) & (text.str.lower() != "none"))  # a class may be called none
         if len(gaps):
             got, way_out = _GAP
+            if found := text.iloc[gaps[0]]:
+                got, way_out = f"{found!r}, which stands for a missing value", "name it otherwise or drop the row"
             raise DataError(f"{self.place(column, gaps[0])}: expected {role}, got {got}; {way_out}")
+        hidden = np.flatnonzero(text.str.contains(_CONTROL, regex=True))
+        if len(hidden):
+            got = f"{text.iloc[hidden[0]]!r} with a control character"
+            raise DataError(f"{self.place(column, hidden[0])}: expected {role}, got {got}; is the file damaged?")
         return text
+
+    def missing(self, column: str) -> np.ndarray:
+        """Return (n,) whether a value is missing: nothing, or a text that stands for it."""
+        raw = self.frame[column]
+        if not _is_text(raw):
+            return raw.isna().to_numpy()
+        own = frozenset(text.strip().lower() for text in self.style.missing or ())
+        return self._stripped(column).str.lower().isin(MISSING_TEXTS | own).to_numpy()
+
+    def _parsed(self, column: str) -> np.ndarray:
+        """Return a column as float64 with NaN where a value is missing or no number."""
+        raw = self.frame[column]
+        if not _is_text(raw):
+            return raw.to_numpy(dtype=np.float64, na_value=np.nan)
+        decimal, thousands = self.style.decimal or ".", self.style.thousands
+        text = raw
+        if thousands or decimal != ".":
+            text = self._stripped(column)
+            if thousands:  # only between groups of three digits: 1,5 is not 15
+                separated = rf"[+-]?\d{{1,3}}(?:{re.escape(thousands)}\d{{3}})+(?:{re.escape(decimal)}\d*)?"
+                whole = text.str.fullmatch(separated)
+                text = text.where(~whole, text.str.replace(thousands, "", regex=False))
+            if decimal != ".":
+                text = text.where(~text.str.contains(".", regex=False), "not a number")
+                text = text.str.replace(decimal, ".", regex=False)
+        values = pd.to_numeric(text, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        if np.isnan(values).all():
+            truth = self._stripped(column).str.lower().map({"true": 1.0, "false": 0.0}).to_numpy(dtype=np.float64)
+            values = truth if (~np.isnan(truth) | self.missing(column)).all() else values
+        return values
+
+    def _no_number(self, column: str, position: int, value: float) -> str:
+        """Return what is wrong with the value at ``position``, and the way out."""
+        text = self._stripped(column).iloc[position]
+        number = f"a number below {LARGEST:g}" if np.isfinite(value) else "a finite number"
+        if self.missing(column)[position]:
+            return f"expected {number}, got {f'{text!r}' if text else 'nothing'}; {self._fill()}"
+        mend = f"correct it, or list the column in {self.setting('categorical')}"
+        if not np.isfinite(pd.to_numeric(text, errors="coerce")) and _looks_like_a_date(text):
+            mend = f"list the column in {self.setting('dates')}"
+        elif re.fullmatch(r"[+-]?\d{1,3}([,'. ]\d{3})+([.,]\d*)?|[+-]?\d+,\d+", text):
+            mend = f"say how numbers are written with {self.setting('thousands')} and {self.setting('decimal')}"
+        return f"expected {number}, got '{text}'; {mend}"
+
+    def _fill(self) -> str:
+        way_out = _GAP[1]
+        return way_out if self.settings == "options" else f'{way_out}, or set {self.setting("impute")} = "mean"'
 
     def _stripped(self, column: str) -> pd.Series:
         """Return stripped text, empty in gaps; a column of whole floats is one of integers with gaps."""
@@ -82,22 +184,32 @@ class RawTable(NamedTuple):
         return raw.astype(object).where(raw.notna(), "").astype(str).str.strip()
 
 
+def _looks_like_a_date(text: str) -> bool:
+    return bool(re.match(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}", text))
+
+
 def _is_text(values: pd.Series) -> bool:
     return bool(pd.api.types.is_string_dtype(values.dtype) or pd.api.types.is_object_dtype(values.dtype))
 
 
-def read_table(path: Path, encoding: str, separator: str, *, toml: bool = True) -> RawTable:
+def read_table(path: Path, style: Format, *, toml: bool = True) -> RawTable:
     """Read ``path``: Parquet by its suffix ``.parquet``, else CSV with a header line.
 
     Args:
         path: of the file.
-        encoding: of a CSV.
-        separator: of its fields.
+        style: how it is written.
         toml: whether a TOML file names it, for the way out in errors.
 
     Raises:
         DataError: no such file, or one that cannot be read as a table.
     """
+    encoding, separator = style.encoding or "utf-8", style.separator or ","
+    settings: Literal["toml", "options"] = "toml" if toml else "options"
+    for name, mark in (("decimal", style.decimal), ("thousands", style.thousands)):
+        if mark is not None and (len(mark) != 1 or mark.isalnum() or mark in "+-"):
+            raise DataError(f"expected {name} of one character, got {mark!r}; for example ','")
+    if style.thousands is not None and style.thousands == (style.decimal or "."):
+        raise DataError(f"expected decimal and thousands to differ, got {style.thousands!r} for both; correct one")
     if len(separator) != 1:
         raise DataError(f"expected a separator of one character, got {separator!r}; for example ';'")
     if path.is_dir():
@@ -106,13 +218,13 @@ def read_table(path: Path, encoding: str, separator: str, *, toml: bool = True) 
         where = "paths are relative to the TOML file" if toml else "check the path"
         raise DataError(f"expected a file {path}, found none; {where}")
     if path.suffix == ".parquet":
-        table = RawTable(_read_parquet(path), path.name, 1, toml)
+        table = RawTable(_read_parquet(path), path.name, 1, settings, style)
     else:
         # Spreadsheet programs put a byte order mark in front, which would become part of the first column's name.
         encoding = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding
         _check_lines(path, encoding, separator, toml=toml)
         frame = pd.read_csv(path, encoding=encoding, sep=separator, dtype=str, keep_default_na=False, index_col=False)
-        table = RawTable(frame, path.name, 2, toml)
+        table = RawTable(frame, path.name, 2, settings, style)
     if table.frame.empty:
         raise DataError(f"{path.name}: expected data rows, got none; is the export complete?")
     return table

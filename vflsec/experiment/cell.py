@@ -19,7 +19,8 @@ from vflsec.core.defense import touches
 from vflsec.core.hooks import Runs
 from vflsec.core.method import Method
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.data.files import source_files
+from vflsec.data import memory
+from vflsec.data.description import source_files
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec
 
@@ -155,6 +156,8 @@ def dataset_identity(dataset: str, data: DataSpec) -> Any:
     The files are a TOML file and the tables that it names, or those that the dataset's ``source_files`` finds in
     ``data.options.data_dir``.
     """
+    if dataset.startswith(memory.PREFIX):
+        return dataset  # its name ends in a hash
     if dataset.endswith(".toml"):
         return _hashes(path for path in source_files(Path(dataset)) if path.is_file())  # the loader reports others
     name = registry.identity("datasets", dataset)

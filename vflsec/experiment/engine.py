@@ -22,6 +22,8 @@ from vflsec.core.federation import Federation
 from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import SERVER, SOURCE
 from vflsec.core.method import Method, Trained
+from vflsec.data import memory
+from vflsec.data.dataset import VerticalDataset
 from vflsec.experiment import runner
 from vflsec.experiment.adversary import side_of
 from vflsec.experiment.cell import Cell, acts_in, training_cell
@@ -294,7 +296,7 @@ def evaluate(
         engine: ``local``, or ``dask:ADDRESS`` of a running scheduler whose workers have vflsec and the same data.
 
     Raises:
-        UsageError: no scheduler at that address, or dask is not installed.
+        UsageError: no scheduler at that address, dask is not installed, or its workers do not have the data.
     """
     for tasks in filter(None, (todo.stages, todo.tasks)):
         if engine == "local":
@@ -332,6 +334,10 @@ def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iter
         client = Client(address, timeout=10)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise UsageError(f"expected a dask scheduler at {address}, found none: {error}") from None
+    if tasks[0].cell.dataset.startswith(memory.PREFIX):
+        raise UsageError(
+            "expected data that dask's workers can read, got data frames of this process: save them as files"
+        )
     with client:
         futures = [client.submit(runner.run, task, folder.resolve(), device, pure=False) for task in tasks]
         for future in futures:
@@ -346,8 +352,10 @@ def _locally(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterabl
 
 def _in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterator[Sequence[Record | StageDone]]:
     parallel = Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator", batch_size=1)
+    name = tasks[0].cell.dataset
+    data = memory.kept(name) if name.startswith(memory.PREFIX) else None
     try:
-        yield from parallel(delayed(_in_worker)(os.getpid(), task, folder, device) for task in tasks)
+        yield from parallel(delayed(_in_worker)(os.getpid(), data, task, folder, device) for task in tasks)
     except TerminatedWorkerError:
         raise UsageError(
             "a worker process has died: it was killed, ran out of memory, or an attack ended it. Finished results "
@@ -355,9 +363,13 @@ def _in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Ite
         ) from None
 
 
-def _in_worker(parent: int, task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
+def _in_worker(
+    parent: int, data: VerticalDataset | None, task: Task, folder: Path, device: str
+) -> Sequence[Record | StageDone]:
     """Run ``task`` in a process that ends with its parent, so that a killed run does not go on writing."""
     _watch(parent)
+    if data is not None and not memory.has(task.cell.dataset):
+        memory.keep(data)
     return runner.run(task, folder, device)
 
 

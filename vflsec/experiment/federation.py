@@ -23,6 +23,7 @@ from vflsec.core.method import Method
 from vflsec.core.party import Party
 from vflsec.core.seeds import derive, generator
 from vflsec.core.view import Need
+from vflsec.data import memory
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec, Partition, PartyData, partition
@@ -33,12 +34,14 @@ from vflsec.experiment.spec import AttackSpec, AuxSpec, DefenseSpec
 
 
 def load_dataset(name: str, **options: Any) -> VerticalDataset:
-    """Return a registered dataset, or the user's own from a TOML file.
+    """Return a registered dataset, or the user's own from a TOML file or of this process.
 
     Raises:
         UsageError: an unknown name or option.
         DataError: a file is wrong.
     """
+    if name.startswith(memory.PREFIX):
+        return memory.kept(name)
     if name.endswith(".toml"):
         if options:
             raise UsageError(f"expected no data.options with the user's own {name}, got {', '.join(options)}")
@@ -79,6 +82,7 @@ def build_federation(cell: Cell, device: str) -> Federation:
     parties = {active.name: party(active, labels), **{own.name: party(own) for own in passive}}
     federation = Federation(parties, channel, len(data.classes), data.metric, cell.seed, where)
     federation.source = party(data.source, of_source) if data.source else None
+    federation.names = data.names
     federation.places = {split: torch.tensor(rows, device=where) for split, rows in data.places.items()}
     if cell.malicious:
         federation.malicious = malicious_attacks(federation, *cell.malicious, cell.aux)

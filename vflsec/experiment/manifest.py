@@ -14,18 +14,20 @@ import msgspec
 from vflsec.core import registry
 from vflsec.experiment import plan
 from vflsec.experiment.cell import dataset_identity, versioned
+from vflsec.experiment.naming import Names
 from vflsec.experiment.plan import asked_of, baselines, is_baseline, rows
 from vflsec.experiment.spec import EvalSpec
 from vflsec.experiment.store import environment
 from vflsec.records.manifest import NO_ADVERSARY, AttackEntry, BaselineEntry, Manifest, Provenance, RowEntry
 
 
-def manifest_of(spec: EvalSpec, command: Sequence[str] = ()) -> Manifest:
+def manifest_of(spec: EvalSpec, command: Sequence[str] = (), names: Names | None = None) -> Manifest:
     """Return the manifest of ``spec``, which has passed its checks.
 
     Args:
         spec: the evaluation.
         command: the words of the command line.
+        names: what the data call themselves and each party; None for the names that vflsec uses.
     """
     attacks = [
         AttackEntry(label=label, name=attack.name, target=asked_of(attack), baseline=is_baseline(attack.name))
@@ -50,6 +52,8 @@ def manifest_of(spec: EvalSpec, command: Sequence[str] = ()) -> Manifest:
             {spec.dataset: dataset_identity(spec.dataset, spec.data)},
             command,
         ),
+        title=names.dataset if names else "",
+        names=dict(names.parties) if names else {},
     )
 
 

@@ -14,6 +14,8 @@ from vflsec.core import files, registry
 from vflsec.core.checks import positive, suggestion, unknown
 from vflsec.core.errors import UsageError
 from vflsec.core.settings import ModelSpec, TrainSpec
+from vflsec.data import memory
+from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.grammar import format_reference, parse_reference, parse_value, split_list
 from vflsec.records.manifest import LARGEST_STRENGTH
@@ -247,9 +249,13 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def name(self) -> str:
         """A short name for folders and titles, without any path."""
         methods = dict.fromkeys(parse_method(label).name for label in self.methods)
-        names = [self.dataset, *methods, *(d.label for d in self.defenses)]
+        names = [self.dataset.removeprefix(memory.PREFIX), *methods, *(d.label for d in self.defenses)]
         names += [attack.name + attack.place for attack in self.attacks]
         return "-".join(_stem(name) for name in names)
+
+
+TABLES: dict[str, type[msgspec.Struct]] = {"data": DataSpec, "train": TrainSpec, "model": ModelSpec, "aux": AuxSpec}
+"""The settings that are tables of settings."""
 
 
 def parse_defense(text: str) -> DefenseSpec:
@@ -367,7 +373,8 @@ def read(settings: Mapping[str, Any]) -> EvalSpec:
     """Return the checked specification.
 
     Attacks and defenses may be texts of ``vflsec.experiment.grammar``, alone or in lists: ``fixed = ["iso:lambda=5"]``.
-    A swept defense without strengths of its own takes ``strengths``, or else ``epsilons``, or else its usual ones.
+    A dataset may be one of this process. A
+    swept defense without strengths of its own takes ``strengths``, or else ``epsilons``, or else its usual ones.
 
     Raises:
         UsageError: an unknown or ill-typed setting, with its path.
@@ -375,6 +382,8 @@ def read(settings: Mapping[str, Any]) -> EvalSpec:
     values: dict[str, Any] = {
         key: split_list(v) if key in _LISTS and isinstance(v, str) else v for key, v in settings.items()
     }
+    if isinstance(values.get("dataset"), VerticalDataset):
+        values["dataset"] = memory.keep(values["dataset"])
     epsilons = values.pop("epsilons", ())
     if epsilons:
         if values.get("strengths"):
@@ -474,10 +483,9 @@ def without_none(value: Any) -> Any:
 def _teach(message: str) -> str:
     """Rewrite msgspec's path in the form of ``--set``, and list the known keys of that table."""
     message = message.replace("`", "'").replace("$.", "").replace("Object contains unknown field", "unknown setting")
-    structs = {"data": DataSpec, "train": TrainSpec, "model": ModelSpec, "aux": AuxSpec}
     table = message.rpartition(" - at ")[2].strip("'") if " - at " in message else ""
     if message.startswith("unknown setting"):
-        known = structs.get(table, EvalSpec).__struct_fields__
+        known = TABLES.get(table, EvalSpec).__struct_fields__
         named = message.split("'")[1]
         return f"{message}.{suggestion(named, known)} Known: {', '.join(known)}"
     return message

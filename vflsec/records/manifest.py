@@ -108,6 +108,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         baselines: the requested results without the federation.
         settings: all of them, as in ``spec.toml``.
         left_out: why each other attack was not run, by name.
+        title: what the data call themselves; empty for ``dataset``.
+        names: what the data call each party, by its name in records; others keep theirs.
     """
 
     dataset: str
@@ -122,6 +124,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     provenance: Provenance
     audited: str = ""
     left_out: dict[str, str] = {}
+    title: str = ""
+    names: dict[str, str] = {}
 
     def faults(self) -> Iterator[str]:
         """Yield the faults of a manifest that no evaluation can have written."""

@@ -21,6 +21,7 @@ from vflsec.core import files
 from vflsec.core.errors import StoreError, VflsecError
 from vflsec.records.folder import read_manifest, read_records
 from vflsec.records.manifest import Manifest
+from vflsec.records.naming import with_given_names
 from vflsec.records.schema import Record, Result
 from vflsec.report import curve, page, table
 
@@ -63,6 +64,7 @@ class Report:
         folder = Path(folder)
         manifest, records = read_manifest(folder), read_records(folder)
         try:
+            manifest, records = with_given_names(manifest, records)
             summary = summarize(
                 manifest,
                 records,

@@ -14,8 +14,9 @@ from vflsec.core.errors import DataError, UsageError
 from vflsec.core.layout import Layout
 from vflsec.core.seeds import derive
 from vflsec.data.dataset import PartyTable
+from vflsec.data.description import PartyFile
 from vflsec.data.encode import ColumnEncoder
-from vflsec.data.files import PartyFile, load_party
+from vflsec.data.files import load_party
 from vflsec.experiment.federation import load_dataset
 from vflsec.secure.remote.job import Job
 from vflsec.secure.roles.messages import RoleName

@@ -1,0 +1,141 @@
+"""``vflsec data``: from files as companies export them to an evaluation, with nothing edited but the label's name."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from vflsec.cli import cli
+from vflsec.data.files import load_toml
+from vflsec.data.partition import DataSpec, partition
+
+SEEDS = 3
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, [str(a) for a in arguments])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, dirty: Path, monkeypatch) -> Path:
+    for name in ("bank.csv", "bureau.csv"):
+        shutil.copy(dirty / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def reference(folder: Path) -> float:
+    """Return the mean AUC of a scikit-learn pipeline on the same columns and rows."""
+    bank = pd.read_csv(folder / "bank.csv", thousands=",", keep_default_na=False, na_values=["", "NA"])
+    table = bank.merge(pd.read_csv(folder / "bureau.csv"), on="customer").set_index("customer")
+    opened = pd.to_datetime(table["opened"], format="%d.%m.%Y")
+    table = table.assign(opened=opened.astype("int64"), month=opened.dt.month, weekday=opened.dt.day_of_week)
+    table[["income", "debt"]] = np.log1p(table[["income", "debt"]])
+    numbers = ["age", "income", "opened", "score", "debt", "late"]
+    common = {"handle_unknown": "infrequent_if_exist"}
+    prepare = ColumnTransformer(
+        [
+            ("numbers", make_pipeline(SimpleImputer(add_indicator=True), StandardScaler()), numbers),
+            ("categories", OneHotEncoder(**common), ["job", "month", "weekday"]),
+            ("merchant", OneHotEncoder(max_categories=101, **common), ["merchant"]),
+            ("truth", "passthrough", ["owner", "checked"]),
+        ]
+    )
+    model = make_pipeline(prepare, LogisticRegression(C=0.1, max_iter=500))
+    labels = (table["defaulted"] == "yes").astype(int)
+    dataset, found = load_toml(folder / "data.toml"), []
+    for seed in range(SEEDS):
+        ids = partition(dataset, DataSpec(), seed).ids
+        model.fit(table.loc[ids["train"]], labels.loc[ids["train"]])
+        found.append(roc_auc_score(labels.loc[ids["test"]], model.predict_proba(table.loc[ids["test"]])[:, 1]))
+    return float(np.mean(found))
+
+
+def test_dirty_files_give_an_evaluation_as_good_as_scikit_learn(folder: Path):
+    drafted = run("data", "init", "bank.csv", "bureau.csv", "--label", "defaulted")
+    assert drafted.exit_code == 0, drafted.output
+    assert (folder / "data.toml").read_text("utf-8") == drafted.stdout
+    page = Path(__file__).parents[2].joinpath("docs", "your_own_data.md").read_text("utf-8")
+    assert f"```toml\n{drafted.stdout}```" in page
+    checked = run("data", "check", "data.toml")
+    assert checked.exit_code == 0, checked.output
+    assert "bank     active    bank.csv     20,000      16,000         5        33" in checked.stdout
+    assert "nothing looks wrong; next: vflsec eval --dataset data.toml" in checked.stdout
+    assert max(map(len, checked.stdout.splitlines())) <= 80
+    command = ["eval", "--dataset", "data.toml", "--attack", "mc:epochs=20", "--seeds", SEEDS, "--adversary", "bureau"]
+    result = run(*command, "--set", "aux.folds=0", "--jobs", 1, "--format", "json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["dataset"], found["adversary"]) == ("data", "bureau")
+    assert abs(found["points"][0]["utility"]["mean"] - reference(folder)) < 0.005
+    report = run("report", found["out"])
+    assert report.stdout.startswith("data · adversary bureau · utility: AUC on test rows · 3 seeds")
+    assert "passive_1" not in report.stdout
+    assert str(folder) not in Path(found["out"], "report.html").read_text("utf-8")
+
+
+def test_all_faults_come_at_once_and_on_stdout(folder: Path):
+    assert run("data", "init", "bank.csv", "bureau.csv", "--label", "defaulted").exit_code == 0
+    frame = pd.read_csv("bank.csv", dtype=str, keep_default_na=False)
+    frame.loc[5, "age"], frame.loc[9, "opened"] = "young", "yesterday"
+    frame.to_csv("bank.csv", index=False)
+    result = run("data", "check", "data.toml")
+    assert result.exit_code == 2
+    assert [line[:48] for line in result.stdout.splitlines()] == [
+        "FAULT bank.csv, column 'age', line 7: expected a",
+        "FAULT bank.csv, column 'opened', line 11: expect",
+    ]
+    assert "(and 1 more: vflsec data check data.toml)" in run("eval", "--dataset", "data.toml").output
+    shown = json.loads(run("data", "check", "data.toml", "--format", "json").stdout)
+    assert len(shown["faults"]) == 2
+
+
+def test_a_draft_does_not_replace_a_file(folder: Path):
+    words = ["data", "init", "bank.csv", "bureau.csv", "--label", "defaulted", "--out", "own.toml"]
+    assert run(*words).exit_code == 0
+    result = run(*words)
+    assert result.exit_code == 2
+    assert (
+        "expected a new file own.toml, found one: name another with --out, or overwrite it with --force"
+        in result.output
+    )
+    assert run(*words, "--force").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["init", "bank.csv"], "expected a file for each of two parties or more, got 1: add the others"),
+        (["init", "bank.csv", "none.csv"], "expected a file none.csv, found none; check the path"),
+        (["init", "bank.csv", "bureau.csv", "--label", "y"], "expected one file with the label 'y', got none: name"),
+        (["init", "bank.csv", "bureau.csv", "--active", "x"], "unknown --active 'x'. Known: bank.csv, bureau.csv"),
+        (
+            ["init", "bank.csv", "bureau.csv", "--out", "no/x.toml"],
+            "expected a folder no for --out, found none: make it",
+        ),
+        (["check", "none.toml"], "expected a TOML file none.toml, found none"),
+        (["chek", "none.toml"], "unknown command 'chek'. Did you mean check?"),
+        (["check", "bank.csv"], "bank.csv: expected TOML in utf-8"),
+    ],
+)
+def test_mistakes_give_one_line(folder: Path, words: list[str], expected: str):
+    result = run("data", *words)
+    assert result.exit_code == 2
+    assert expected in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_a_terminal_of_80_columns_is_not_exceeded(folder: Path):
+    assert run("data", "init", "bank.csv", "bureau.csv", "--label", "defaulted").exit_code == 0
+    lines = run("data", "init", "bank.csv", "bureau.csv", "--label", "defaulted", "--force").stdout.splitlines()
+    assert max(map(len, lines)) <= 80

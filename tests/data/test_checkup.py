@@ -1,0 +1,105 @@
+"""The check of own data: what it counts, and each warning on data that were made to deserve it."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vflsec.data.checkup import check
+
+ROWS = 600
+NOISE = np.random.default_rng(1).normal(size=(30, ROWS)).round(3)
+
+
+def world(folder: Path, **changes) -> Path:
+    """Write two files of which the second tells most about the label, with ``changes`` to single columns."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=ROWS), rng.normal(size=ROWS)
+    columns = {
+        "y": np.where(a + 2 * b + rng.normal(size=ROWS) > 0, "yes", "no"),
+        "a": a.round(4),
+        "job": rng.choice(["cook", "baker", ""], ROWS),
+        "b": b.round(4),
+        "ids": np.arange(ROWS),
+        **{key: value(a, b) if callable(value) else value for key, value in changes.items()},
+    }
+    own = {name: columns[name] for name in ("y", "a", "job")}
+    pd.DataFrame({"id": np.arange(ROWS), **own}).to_csv(folder / "bank.csv", index=False)
+    others = {name: columns[name] for name in columns if name not in ("y", "a", "job", "ids")}
+    pd.DataFrame({"id": columns["ids"], **others}).to_csv(folder / "bureau.csv", index=False)
+    text = 'label = "y"\nid = "id"\n[parties.bank]\nfile = "bank.csv"\ncategorical = ["job"]\n'
+    (folder / "m.toml").write_text(text + '[parties.bureau]\nfile = "bureau.csv"\nimpute = "mean"\n', "utf-8")
+    return folder / "m.toml"
+
+
+def test_data_without_fault_are_described_and_not_warned_of(tmp_path: Path):
+    gaps = np.where(np.arange(ROWS) % 4 == 0, np.nan, np.arange(ROWS) % 11)
+    found = check(world(tmp_path, gaps=gaps))
+    assert (found.faults, found.warnings, found.metric) == ([], [], "auc")
+    assert [(p.name, p.role, p.file, p.rows, p.common, p.columns, p.encoded) for p in found.parties] == [
+        ("bank", "active", "bank.csv", 600, 600, 2, 5),
+        ("bureau", "passive", "bureau.csv", 600, 600, 2, 3),
+    ]
+    columns = {one.column: one for one in found.columns}
+    assert (columns["job"].kind, columns["job"].values, columns["job"].encoded) == ("category", 3, 4)
+    assert columns["job"].missing == pytest.approx(1 / 3, abs=0.06)
+    assert (columns["gaps"].missing, columns["gaps"].encoded) == (0.25, 2)
+    assert columns["b"].predicts > 0.8 > columns["a"].predicts > 0.6
+    assert abs(columns["gaps"].predicts - 0.5) < 0.07
+    assert sum(found.classes.values()) == ROWS
+    assert found.utility["all"] > found.utility["bureau"] > found.utility["bank"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"copy": lambda a, b: a * 0 + (a + 2 * b > 0)}, None),
+        ({"ids": np.arange(ROWS) + 450}, "only 25% of the ids of bank are held by all parties: are they of one form?"),
+        (
+            {"b": lambda a, b: b[::-1].round(4), **{f"noise_{k}": NOISE[k] for k in range(30)}},
+            "the joint model is no better than bank alone",
+        ),
+        ({"y": np.where(np.arange(ROWS) % 20 == 0, "yes", "no")}, "few common rows of class 'yes' (30)"),
+        (
+            {"y": np.tile(["no", "yes"], 300), "a": np.repeat([1, 2], 300), "job": "x", "b": np.tile([1, 2, 3], 200)},
+            "equal a training row in all columns: has a person several ids?",
+        ),
+    ],
+)
+def test_what_looks_wrong_is_warned_of(tmp_path: Path, changes: dict, expected: str | None):
+    if "job" in changes:
+        changes["job"] = np.tile(["x", "y"], ROWS // 2)
+    found = check(world(tmp_path, **changes))
+    assert found.faults == []
+    if expected:
+        assert [warning for warning in found.warnings if expected in warning], found.warnings
+
+
+def test_a_column_that_nearly_copies_the_label_is_warned_of(tmp_path: Path):
+    path = world(tmp_path)
+    bank = pd.read_csv(tmp_path / "bank.csv")
+    noise = np.random.default_rng(1).normal(size=ROWS) * 0.1
+    leaking = pd.read_csv(tmp_path / "bureau.csv").assign(fee=(bank["y"] == "yes") + noise.round(3))
+    leaking.loc[3, "fee"] = 1 - leaking.loc[3, "fee"]
+    leaking.to_csv(tmp_path / "bureau.csv", index=False)
+    (warning,) = check(path).warnings
+    assert warning.startswith("bureau, column 'fee' alone predicts the label with AUC 0.9")
+
+
+def test_faults_come_instead_of_figures(tmp_path: Path):
+    path = world(tmp_path, b=["x", *["1"] * (ROWS - 1)])
+    found = check(path)
+    assert found.faults == [
+        "bureau.csv, column 'b', line 2: expected a finite number, got 'x'; correct it, or list the column in "
+        "categorical"
+    ]
+    assert (found.parties, found.utility) == ([], {})
+
+
+def test_data_that_cannot_be_split_are_a_fault(tmp_path: Path):
+    path = world(tmp_path, y=["a"] * (ROWS - 1) + ["b"])
+    assert check(path).faults == [
+        "expected every class among the 420 train rows, got no 'b': raise n_labeled, aligned or overlap, or drop the "
+        "class"
+    ]

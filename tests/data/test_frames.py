@@ -1,0 +1,141 @@
+"""Datasets of data frames: equal to those of files, checked like them, and evaluated without being written."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import vflsec
+from vflsec.core.errors import DataError, UsageError
+from vflsec.data import memory
+from vflsec.data.files import load_toml
+from vflsec.experiment import spec as specs
+
+
+def frames(rows: int = 300) -> tuple[pd.DataFrame, pd.DataFrame]:
+    rng = np.random.default_rng(0)
+    score = rng.normal(size=rows)
+    bank = pd.DataFrame(
+        {
+            "age": rng.integers(20, 70, rows).astype(float),
+            "job": rng.choice(["cook", "baker"], rows),
+            "opened": pd.Timestamp("2020-01-01") + pd.to_timedelta(rng.integers(0, 900, rows), unit="D"),
+            "owner": rng.random(rows) < 0.5,
+            "defaulted": np.where(score + rng.normal(size=rows) > 0, "yes", "no"),
+        },
+        index=pd.Index(np.arange(rows), name="customer"),
+    )
+    bank.loc[bank.index % 7 == 0, "age"] = np.nan
+    bureau = pd.DataFrame({"score": score, "kind": rng.integers(0, 3, rows)}, index=bank.index).sample(
+        frac=1, random_state=1
+    )
+    return bank, bureau
+
+
+def loans(**changes) -> vflsec.data.dataset.VerticalDataset:
+    bank, bureau = frames()
+    given = {"active": {"bank": bank}, "passive": {"bureau": bureau}, "label": "defaulted", "name": "loans"}
+    return vflsec.dataset(**{**given, "categorical": ["kind"], "impute": "mean", **changes})
+
+
+def test_frames_equal_the_files_that_they_are_saved_as(tmp_path: Path):
+    bank, bureau = frames()
+    bank.to_csv(tmp_path / "bank.csv")
+    bureau.to_csv(tmp_path / "bureau.csv")
+    (tmp_path / "loans.toml").write_text(
+        'label = "defaulted"\nid = "customer"\nimpute = "mean"\n[parties.bank]\nfile = "bank.csv"\n'
+        'categorical = ["job"]\ndates = ["opened"]\n[parties.bureau]\nfile = "bureau.csv"\ncategorical = ["kind"]\n',
+        "utf-8",
+    )
+    own, saved = loans(), load_toml(tmp_path / "loans.toml")
+    assert own.names == saved.names
+    assert own.classes == saved.classes
+    pd.testing.assert_series_equal(own.labels, saved.labels)
+    for mine, theirs in zip(own.parties, saved.parties, strict=True):
+        pd.testing.assert_frame_equal(mine.frame, theirs.frame)
+        assert mine.categorical == theirs.categorical
+
+
+def test_evaluation_of_frames_names_the_parties_and_writes_no_data(tmp_path: Path):
+    small = {"attack": "mc:epochs=5", "seeds": 2, "train": {"epochs": 2}, "aux": {"n": 20, "folds": 0}}
+    report = vflsec.evaluate(dataset=loans(), adversary="bureau", **small, jobs=1, out=tmp_path / "one", progress=False)
+    assert (report.summary.dataset, report.summary.adversary) == ("loans", "bureau")
+    assert report.table().startswith("loans · adversary bureau · utility: AUC on test rows · 2 seeds")
+    assert report.summary.verdict[0].startswith("With 20 known labels, bureau infers")
+    assert {sender for sender, *_ in report.traffic} == {"bank", "bureau"}
+    assert not [path for path in (tmp_path / "one").rglob("*") if path.suffix in (".csv", ".parquet", ".pkl")]
+    again = vflsec.evaluate(dataset=loans(), adversary="passive_1", **small, jobs=2, out=tmp_path / "two")
+    assert [point.leak.mean for point in again.points] == [point.leak.mean for point in report.points]
+
+
+def test_equal_frames_have_one_name_and_others_another():
+    assert memory.keep(loans()) == memory.keep(loans())
+    bank, bureau = frames()
+    changed = bureau.assign(score=bureau["score"].where(bureau.index != 5, 0.0))
+    assert memory.keep(loans(passive={"bureau": changed})) != memory.keep(loans())
+    assert memory.keep(loans(impute="median")) != memory.keep(loans())
+    assert memory.keep(loans(active={"bank": bank.assign(defaulted=bank["defaulted"].iloc[::-1].to_numpy())})) != (
+        memory.keep(loans())
+    )
+
+
+def test_frames_of_another_process_are_not_there():
+    with pytest.raises(UsageError, match=r"expected the data frames of loans-0 in this process, found none: make them"):
+        vflsec.load_dataset("memory:loans-0")
+
+
+def test_train_and_attack_take_frames():
+    trained = vflsec.train(dataset=loans(), train={"epochs": 2}, seed=1)
+    assert trained.predict("test").shape == (90, 2)
+    leaks = [vflsec.attack(trained, "logistic", adversary=name, n_aux=20) for name in ("bureau", "passive_1")]
+    assert leaks[0] == leaks[1]
+    assert leaks[0]["test"]["n"] == 90
+
+
+def test_the_repr_of_a_dataset_is_one_line():
+    assert repr(loans()) == "VerticalDataset('loans', 2 classes; bank 300 x 6, bureau 300 x 2)"
+    assert repr(loans().parties[1]) == "PartyTable('passive_1', 300 rows of score, kind)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"label": "defaultd"}, "bank: expected the label, got an unknown column 'defaultd'. Did you mean defaulted?"),
+        ({"categorical": ["kin"]}, "categorical: unknown column 'kin'. Did you mean kind?"),
+        ({"group_rare": {"knd": 3}}, "group_rare: unknown column 'knd'. Did you mean kind?"),
+        ({"impute": None}, "bank, column 'age', row 1: expected a finite number, got nothing; fill it or drop the row"),
+        ({"id": "who"}, "bank: expected the id, got an unknown column 'who'"),
+        ({"passive": {}}, "expected passive parties with names of their own, got none"),
+        ({"passive": {"bank": frames()[1]}}, "expected passive parties with names of their own, got bank"),
+        ({"passive": [1, 2]}, "expected a pandas data frame for passive_1, got list"),
+        ({"active": {"a+b": frames()[0]}}, "expected a party's name of letters, digits, - and _, got 'a+b'"),
+        ({"passive": frames()[1].iloc[:0]}, "passive_1: expected data rows, got none"),
+        (
+            {"passive": frames()[1].assign(kind=[f"k{i}" for i in range(300)])},
+            "passive_1, column 'kind': expected at most 100 categories, got 300; it looks like an id: leave it out "
+            "with drop, keep the most frequent with group_rare={'kind': 50}, hash it with hash={'kind': 32}, or raise",
+        ),
+    ],
+)
+def test_whatever_is_wrong_gives_one_clear_line(changes: dict, expected: str):
+    with pytest.raises((DataError, UsageError)) as caught:
+        loans(**changes)
+    assert str(caught.value).startswith(expected)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_setting_of_a_table_that_is_given_as_an_argument_says_where_it_belongs():
+    for function, call in ((vflsec.train, {"epochs": 3}), (vflsec.evaluate, {"n_labeled": 3})):
+        ((key, value),) = call.items()
+        table = "train" if key == "epochs" else "data"
+        with pytest.raises(
+            UsageError, match=rf"expected {table}=\{{'{key}': \.\.\.\}} for {key}, got {key}= as an arg"
+        ):
+            function(**{key: value})
+
+
+def test_settings_with_frames_are_refused_by_dask():
+    spec = specs.read({"dataset": loans()})
+    assert spec.dataset.startswith("memory:loans-")
+    assert spec.name.startswith("loans-")

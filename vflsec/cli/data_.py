@@ -1,0 +1,128 @@
+"""``vflsec data``: describe and check the user's own data."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vflsec.cli import Suggesting
+from vflsec.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from vflsec.data.checkup import Checkup
+
+
+@click.group("data", cls=Suggesting)
+def command() -> None:
+    """Draft and check the TOML file that describes your own data.
+
+    \b
+    vflsec data init bank.csv bureau.csv --label defaulted
+    vflsec data check data.toml
+    vflsec eval --dataset data.toml
+    """
+
+
+@command.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--label", help="The column of labels.  [default: guessed from names and values]")
+@click.option("--id", "key", help="The columns that identify a row, comma-separated.  [default: guessed]")
+@click.option("--active", help="The file of the active party.  [default: the one with the label]")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default="data.toml", show_default=True, help="Where to write the draft."
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+def init(
+    files: tuple[Path, ...], label: str | None, key: str | None, active: str | None, out: Path, force: bool
+) -> None:
+    """Draft the TOML file for one CSV or Parquet file per party.
+
+    The types of columns, the id, the label and the way files are written are guessed from the data, and a comment says
+    why. Read the draft, then run vflsec data check.
+    """
+    from vflsec.data.draft import draft
+
+    if not out.parent.is_dir():
+        raise UsageError(f"expected a folder {out.parent} for --out, found none: make it")
+    text = draft(files, out.parent, label=label, key=key.split(",") if key else None, active=active)
+    if out.exists() and not force:
+        raise UsageError(f"expected a new file {out}, found one: name another with --out, or overwrite it with --force")
+    out.write_text(text, "utf-8")
+    click.echo(text, nl=False)
+    click.echo(f"\nwritten to {out}; next: vflsec data check {out}", err=True)
+
+
+@command.command()
+@click.argument("path", type=click.Path(path_type=Path), metavar="TOML")
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def check(path: Path, form: str) -> None:
+    """Report what is in your data, and everything that is wrong with them.
+
+    Matched ids, balance of classes, types, missing values, encoded widths, columns that nearly copy the label, rows
+    that are in training and test, and what joining the parties is worth to quick models. Exit code 2 with faults.
+    """
+    import msgspec
+
+    from vflsec.data import checkup
+
+    found = checkup.check(path)
+    click.echo(msgspec.json.encode(found).decode() if form == "json" else table(found, path), nl=form == "json")
+    sys.exit(2 if found.faults else 0)
+
+
+def table(found: Checkup, path: Path) -> str:
+    """Return the report as text of at most 80 columns where names are not longer."""
+    import io
+
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    out = io.StringIO()
+    console = Console(file=out, width=80 if not sys.stdout.isatty() else None, color_system=None, highlight=False)
+
+    def show(title: str, header: str, rows: list[list[str]], left: int) -> None:
+        made = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for number, name in enumerate(header.split("|")):
+            made.add_column(name, justify="left" if number < left else "right", overflow="fold")
+        for row in rows:
+            made.add_row(*map(Text, row))
+        console.print(Text(title), made, sep="")
+
+    for fault in found.faults:
+        console.print(Text(f"FAULT {fault}"), soft_wrap=True)
+    if found.faults:
+        return out.getvalue()
+    rows = [
+        [one.name, one.role, one.file, f"{one.rows:,}", f"{one.common:,}", str(one.columns), str(one.encoded)]
+        for one in found.parties
+    ]
+    show(f"{found.name}: parties", "party|role|file|rows|in common|columns|encoded", rows, 3)
+    total = sum(found.classes.values())
+    rows = [[name, f"{n:,}", f"{n / total:.1%}"] for name, n in found.classes.items()]
+    show("label, on rows in common", "class|rows|share", rows, 1)
+    measure = "AUC" if found.metric == "auc" else found.metric
+    rows = [
+        [
+            one.party,
+            one.column,
+            one.kind,
+            f"{one.missing:.1%}",
+            f"{one.values:,}",
+            str(one.encoded),
+            f"{one.predicts:.3f}",
+        ]
+        for one in found.columns
+    ]
+    show("columns", f"party|column|type|missing|values|encoded|{measure} alone", rows, 3)
+    rows = [[who, f"{value:.3f}"] for who, value in found.utility.items()]
+    show("quick models, test rows of one split", f"columns of|{measure}", rows, 1)
+    for warning in found.warnings:
+        console.print(Text(f"WARNING {warning}"), soft_wrap=True)
+    if not found.warnings:
+        console.print(Text(f"nothing looks wrong; next: vflsec eval --dataset {path}"), soft_wrap=True)
+    return out.getvalue()

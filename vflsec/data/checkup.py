@@ -1,0 +1,257 @@
+"""Examines the user's own data before anything is trained: what is in them, what is wrong, and what looks wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler, TargetEncoder
+from sklearn.tree import DecisionTreeClassifier
+
+from vflsec.core.checks import count
+from vflsec.core.errors import VflsecError
+from vflsec.core.metrics import METRICS
+from vflsec.data.alignment import align
+from vflsec.data.dataset import PartyTable, VerticalDataset
+from vflsec.data.encode import GAPS
+from vflsec.data.files import Reading, read_all
+from vflsec.data.partition import DataSpec, Partition, partition
+from vflsec.data.tables import MISSING
+
+ALMOST = 0.99
+"""A column that alone predicts the label better than this is nearly a copy of it."""
+MOST_ROWS = 20_000
+"""Rows that a quick model is fitted to; more hardly change what it shows."""
+
+
+class PartyFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The table of one party.
+
+    Attributes:
+        common: rows that all parties hold.
+        columns: of the file that are used.
+        encoded: columns that its network reads.
+    """
+
+    name: str
+    role: str
+    file: str
+    rows: int
+    common: int
+    columns: int
+    encoded: int
+
+
+class ColumnFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One column as a party holds it.
+
+    Attributes:
+        missing: share of the common rows.
+        values: number of different values in the common rows.
+        encoded: columns that the network reads.
+        predicts: how well it predicts the label alone, by folds: AUC, or accuracy for more than two classes.
+    """
+
+    party: str
+    column: str
+    kind: str
+    missing: float
+    values: int
+    encoded: int
+    predicts: float
+
+
+class Checkup(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``vflsec data check`` reports.
+
+    Attributes:
+        classes: the number of common rows of each class.
+        utility: of quick models on test rows of one split, by the parties whose columns they read.
+        warnings: what can be used, but looks wrong.
+        faults: what must be mended first; without the dataset there are no other facts.
+    """
+
+    name: str
+    metric: str = ""
+    parties: list[PartyFacts] = []
+    classes: dict[str, int] = {}
+    columns: list[ColumnFacts] = []
+    utility: dict[str, float] = {}
+    warnings: list[str] = []
+    faults: list[str] = []
+
+
+def check(path: Path) -> Checkup:
+    """Return what is in the data of the TOML file ``path``, and everything that is wrong with them.
+
+    Raises:
+        DataError: the TOML file itself is wrong.
+    """
+    reading = read_all(path)
+    if reading.dataset is None:
+        return Checkup(name=path.stem, faults=list(reading.faults))
+    try:
+        split = partition(reading.dataset, DataSpec(), 0)
+    except VflsecError as error:
+        return Checkup(name=reading.dataset.name, faults=[str(error)])
+    return examine(reading.dataset, split, reading)
+
+
+def examine(dataset: VerticalDataset, split: Partition, reading: Reading) -> Checkup:
+    """Return what is in ``dataset``, of which ``split`` is the split of seed 0."""
+    common = align(dataset.parties)
+    labels = dataset.labels.loc[common].to_numpy()
+    parties = [
+        PartyFacts(
+            name=given,
+            role="active" if table is dataset.parties[0] else "passive",
+            file=reading.raw[given].file,
+            rows=len(table.frame),
+            common=len(common),
+            columns=len(reading.columns[given]),
+            encoded=split.parties[table.name].layout.width,
+        )
+        for table in dataset.parties
+        for given in [dataset.given(table.name)]
+    ]
+    columns = [one for table in dataset.parties for one in _columns(dataset, table, common, labels, split, reading)]
+    counts = np.bincount(labels, minlength=len(dataset.classes))
+    utility = _utility(dataset, split)
+    warnings = [
+        *_copies(columns, dataset),
+        *_alignment(parties, dataset),
+        *_rare(dict(zip(dataset.classes, counts.tolist(), strict=True))),
+        *_duplicates(split),
+        *_no_gain(utility, dataset),
+    ]
+    return Checkup(
+        name=dataset.name,
+        metric=dataset.metric,
+        parties=parties,
+        classes=dict(zip(dataset.classes, counts.tolist(), strict=True)),
+        columns=columns,
+        utility=utility,
+        warnings=warnings,
+    )
+
+
+def _columns(
+    dataset: VerticalDataset,
+    table: PartyTable,
+    common: pd.Index,
+    labels: np.ndarray,
+    split: Partition,
+    reading: Reading,
+) -> list[ColumnFacts]:
+    frame, found, given = table.frame.loc[common], [], dataset.given(table.name)
+    dates = reading.config.parties[given].dates
+    widths: dict[str, int] = {}
+    for name, _, _, width in split.parties[table.name].layout.columns:
+        raw = name if name in frame else name.removesuffix(GAPS)
+        widths[raw] = widths.get(raw, 0) + width
+    for name in frame.columns:
+        values = frame[name]
+        is_category = name in table.categorical
+        missing = (values.astype(str) == MISSING) if is_category else values.isna()
+        kind = "category" if is_category else "signed log" if name in table.signed_log else "number"
+        kind = "date" if name in dates else kind
+        found.append(
+            ColumnFacts(
+                party=given,
+                column=name,
+                kind=kind,
+                missing=float(missing.mean()),
+                values=int(values.nunique()),
+                encoded=widths[name],
+                predicts=_predicts(values, labels, dataset.metric, is_category=is_category),
+            )
+        )
+    return found
+
+
+def _predicts(values: pd.Series, labels: np.ndarray, metric: str, *, is_category: bool) -> float:
+    """Return how well one column predicts the label, by a small tree on folds."""
+    folds = min(3, int(np.bincount(labels).min()))
+    if folds < 2:
+        return float("nan")
+    tree = DecisionTreeClassifier(max_leaf_nodes=16, min_samples_leaf=5, random_state=0)
+    # A tree could not find a few telling ones among thousands of categories: it reads the class shares of each.
+    model = make_pipeline(TargetEncoder(cv=StratifiedKFold(3)), tree) if is_category else tree
+    column = values.astype(str if is_category else np.float64).to_numpy()[:, None]
+    return METRICS[metric](cross_val_predict(model, column, labels, cv=folds, method="predict_proba"), labels)
+
+
+def _utility(dataset: VerticalDataset, split: Partition) -> dict[str, float]:
+    """Return the utility of the better of two quick models on the columns of all parties, and of each."""
+    names = list(split.parties)
+    several = {"all": names, **{dataset.given(name): [name] for name in names}}
+    return {who: _fitted(split, own) for who, own in several.items()}
+
+
+def _fitted(split: Partition, parties: list[str]) -> float:
+    train, test = (
+        np.concatenate([split.parties[name].features[part] for name in parties], axis=1) for part in ("train", "test")
+    )
+    train, labels = train[:MOST_ROWS], split.labels["train"][:MOST_ROWS]
+    models = (
+        make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=200)),
+        HistGradientBoostingClassifier(max_iter=60, random_state=0),
+    )
+    scores = [model.fit(train, labels).predict_proba(test) for model in models]
+    return max(METRICS[split.metric](one, split.labels["test"]) for one in scores)
+
+
+def _copies(columns: list[ColumnFacts], dataset: VerticalDataset) -> list[str]:
+    measure = "AUC" if dataset.metric == "auc" else dataset.metric
+    return [
+        f"{one.party}, column {one.column!r} alone predicts the label with {measure} {one.predicts:.3f}: is it known "
+        f"before the label is?"
+        for one in columns
+        if one.predicts > ALMOST
+    ]
+
+
+def _alignment(parties: list[PartyFacts], dataset: VerticalDataset) -> list[str]:
+    samples = [table.frame.index[0] for table in dataset.parties]
+    least = min(parties, key=lambda one: one.rows)
+    share = least.common / least.rows
+    if share >= 0.5:
+        return []
+    ids = ", ".join(f"{one.name} has {sample!r}" for one, sample in zip(parties, samples, strict=True))
+    return [f"only {share:.0%} of the ids of {least.name} are held by all parties: are they of one form? {ids}"]
+
+
+def _rare(classes: dict[str, int]) -> list[str]:
+    few = [f"{name!r} ({rows})" for name, rows in classes.items() if rows < 50]
+    return [f"few common rows of class {', '.join(few)}: their figures will vary by seed"] if few else []
+
+
+def _duplicates(split: Partition) -> list[str]:
+    """Warn of test rows whose columns are all equal to those of a training row."""
+    train, test = (
+        np.concatenate([own.features[part] for own in split.parties.values()], axis=1) for part in ("train", "test")
+    )
+    known = {row.tobytes() for row in train}
+    double = sum(row.tobytes() in known for row in test)
+    if double < 0.01 * len(test):
+        return []
+    return [
+        f"{count(double, 'test row')} of {len(test)} equal a training row in all columns: has a person several ids?"
+    ]
+
+
+def _no_gain(utility: dict[str, float], dataset: VerticalDataset) -> list[str]:
+    active = dataset.given("active")
+    measure = "AUC" if dataset.metric == "auc" else dataset.metric
+    if utility["all"] > utility[active]:
+        return []
+    return [
+        f"the joint model is no better than {active} alone ({measure} {utility['all']:.3f} and {utility[active]:.3f}): "
+        f"joining pays nothing here; are rows of one id about one person?"
+    ]

@@ -1,0 +1,193 @@
+"""The TOML file that describes the user's own data: each party's file, or its columns of one file.
+
+    name = "loans"                  # default: the TOML file's stem
+    label = "defaulted"             # a column of the active party's file
+    id = "customer_id"              # in every file; a list for a key of several columns
+    active = "bank"                 # default: the section called active, or the party whose file has the label
+
+    [parties.bank]
+    file = "bank.csv"               # CSV with a header line, or .parquet; relative to the TOML file
+    categorical = ["job"]           # categories; columns that no list names are numbers, and true/false is 1/0
+    signed_log = ["income"]         # heavy-tailed numbers, such as money
+    dates = ["opened"]              # become days since 1970, month, weekday and, if there are times, the hour
+    impute = "mean"                 # missing numbers: mean, median or mode of training rows, and an indicator column
+
+    [parties.bureau]
+    file = "bureau.parquet"
+    drop = ["remarks"]              # or columns = ["score", "age"]; default: all but id and label
+    group_rare = { merchant = 50 }  # a category: the 50 most frequent values of training rows, others together
+    hash = { postcode = 32 }        # a category: values hashed to 32 buckets
+
+or with one ``file = "all.csv"`` at the top and ``columns`` for every party. How files are written is set at the top or
+in a party's own section: ``encoding`` (default utf-8), ``separator`` (default a comma), ``decimal`` (default a point),
+``thousands`` (default none), ``date_format`` (default ISO 8601), ``missing`` (texts that stand for a missing number or
+date, besides nothing, NA, NaN, null and the like), and so is ``impute``. A missing category is a category of its own; a
+missing number without ``impute`` is an error, as are a constant column, a category of more than ``max_categories``
+values (default 100), and a passive column that is a copy of the label.
+
+``image`` declares that a party's columns are the pixels of an image, for networks that read images:
+
+    [parties.clinic]
+    file = "scans.parquet"
+    image = [1, 28, 14]             # channels, height, width: channel by channel, each row by row; may be constant
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from vflsec.core.checks import unknown
+from vflsec.core.errors import DataError
+from vflsec.core.files import parse_toml, read
+
+Imputation = Literal["mean", "median", "mode"]
+
+MAX_CATEGORIES = 100
+
+
+class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a file is written; None where another section decides, or the default."""
+
+    encoding: str | None = None
+    separator: str | None = None
+    decimal: str | None = None
+    thousands: str | None = None
+    date_format: str | None = None
+    missing: list[str] | None = None
+    impute: Imputation | None = None
+
+    def under(self, general: Format) -> Format:
+        """Return these settings, with those of ``general`` where there are none."""
+        named = Format.__struct_fields__
+        return Format(**{k: getattr(general if getattr(self, k) is None else self, k) for k in named})
+
+
+class PartyFile(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ``[parties.NAME]`` section."""
+
+    file: str | None = None
+    id: str | list[str] | None = None
+    columns: list[str] | None = None
+    drop: list[str] = []
+    categorical: list[str] = []
+    signed_log: list[str] = []
+    dates: list[str] = []
+    group_rare: dict[str, int] = {}
+    hash: dict[str, int] = {}
+    image: list[int] | None = None
+
+
+ROLES = ("categorical", "signed_log", "dates", "group_rare", "hash")
+"""Settings of a party that name columns by what they hold."""
+
+
+class DataFile(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole TOML file."""
+
+    label: str
+    id: str | list[str]
+    parties: dict[str, PartyFile]
+    name: str | None = None
+    active: str | None = None
+    file: str | None = None
+    max_categories: int = MAX_CATEGORIES
+
+    def __post_init__(self) -> None:
+        """Check the limit of categories."""
+        if self.max_categories < 2:
+            raise ValueError(f"expected max_categories >= 2, got {self.max_categories}")
+
+    def key(self, party: str) -> list[str]:
+        """Return the columns that identify a row in a party's file."""
+        found = self.parties[party].id or self.id
+        return [found] if isinstance(found, str) else found
+
+
+def read_description(path: Path) -> DataFile:
+    """Return the checked TOML file.
+
+    Raises:
+        DataError: no such file, not TOML, an unknown key, or sections that do not fit together.
+    """
+    try:
+        config = msgspec.convert(parse_toml(read(path).decode()), DataFile)
+    except OSError:
+        raise DataError(f"expected a TOML file {path}, found none") from None
+    except msgspec.ValidationError as error:
+        found = re.match(r"Object contains unknown field `([^`]+)`", str(error))
+        of_party = " - at `$.parties" in str(error)
+        known = (PartyFile if of_party else DataFile).__struct_fields__
+        text = unknown(f"key{' in [parties.*]' * of_party}", found[1], known) if found else str(error)
+        raise DataError(f"{path.name}: {text}; vflsec data init drafts one") from None
+    except ValueError as error:
+        raise DataError(f"{path.name}: expected TOML in utf-8: {error}") from None
+    _check_parties(path.name, config)
+    _check_files(path.name, config)
+    return config
+
+
+def _check_parties(file: str, config: DataFile) -> None:
+    names = list(config.parties)
+    if len(names) < 2:
+        got = ", ".join(names) or "none"
+        raise DataError(f"{file}: expected a section [parties.NAME] for each of two parties or more, got {got}")
+    for name in names:
+        try:
+            check_name(name)
+        except DataError as error:
+            raise DataError(f"{file}: {error}") from None
+    if config.active is not None and config.active not in names:
+        raise DataError(f"{file}: {unknown('active', config.active, names)}")
+    reserved = "active" in names and config.active not in (None, "active")
+    if reserved or any(re.fullmatch(r"passive_\d+", name) and name == config.active for name in names):
+        raise DataError(
+            f"{file}: expected names that fit the roles, got active = {config.active!r}; rename the sections"
+        )
+    if not config.id or (isinstance(config.id, list) and len(set(config.id)) < len(config.id)):
+        raise DataError(f"{file}: expected id to name one column or several, got {config.id!r}")
+
+
+def check_name(party: str) -> None:
+    """Raise DataError unless tables and options can call a party so."""
+    if not re.fullmatch(r"[A-Za-z][\w-]*", party) or party in ("server", "source", "all", "none", "passive"):
+        raise DataError(
+            f"expected a party's name of letters, digits, - and _, got {party!r}; call it as its tables should, for "
+            f"example bureau"
+        )
+
+
+def _check_files(file: str, config: DataFile) -> None:
+    """Check that the files are given in one of the two forms."""
+    for name, party in config.parties.items():
+        if (party.file is None) == (config.file is None):
+            got = "none" if party.file is None else "two"
+            way_out = "give file either at the top or with every party"
+            raise DataError(f"{file}: expected one file for parties.{name}, got {got}; {way_out}")
+        if config.file is not None and (party.encoding or party.separator):
+            raise DataError(f"{file}: expected encoding and separator beside file at the top, got them in {name}")
+    if config.file is None:
+        return
+    owner: dict[str, str] = {}
+    for name, party in config.parties.items():
+        if party.columns is None:
+            raise DataError(f"{file}: expected columns = [...] for parties.{name}, got none, and all share one file")
+        for column in party.columns:
+            if column in owner:
+                got = f"{owner[column]} and {name}"
+                raise DataError(f"{file}: expected one party for column {column!r}, got {got}; drop it from one")
+            owner[column] = name
+
+
+def source_files(path: Path) -> list[Path]:
+    """Return ``path`` and every file that it names. If one changes, stored results are invalid.
+
+    Raises:
+        DataError: the TOML file is missing or wrong.
+    """
+    config = read_description(path)
+    named = [config.file, *(party.file for party in config.parties.values())]
+    return [path, *sorted({path.parent / name for name in named if name})]

@@ -1,0 +1,133 @@
+"""Makes a dataset of pandas data frames, one for each party."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from vflsec.core.checks import unknown
+from vflsec.core.errors import DataError, UsageError
+from vflsec.data.dataset import VerticalDataset
+from vflsec.data.description import MAX_CATEGORIES, DataFile, Format, Imputation, PartyFile, check_name
+from vflsec.data.files import Reading, assemble
+from vflsec.data.tables import RawTable
+
+_INDEX = "(index)"
+
+
+def dataset(
+    *,
+    active: pd.DataFrame | Mapping[str, pd.DataFrame],
+    passive: pd.DataFrame | Mapping[str, pd.DataFrame],
+    label: str,
+    id: str | Sequence[str] | None = None,
+    name: str = "frames",
+    categorical: Iterable[str] = (),
+    signed_log: Iterable[str] = (),
+    dates: Iterable[str] = (),
+    group_rare: Mapping[str, int] | None = None,
+    hash: Mapping[str, int] | None = None,
+    impute: Imputation | None = None,
+    max_categories: int = MAX_CATEGORIES,
+) -> VerticalDataset:
+    """Return a dataset of pandas data frames, for ``evaluate`` and ``train``.
+
+    Columns of text or of dtype ``category`` are categories, columns of dates become numbers and parts, booleans are 0
+    and 1. The frames are copied and stay in this process: nothing of them is written to disk.
+
+    Example:
+        >>> import pandas as pd
+        >>> bank = pd.DataFrame({"age": [25, 41, 58, 33], "defaulted": ["yes", "no", "no", "yes"]}, index=[1, 2, 3, 4])
+        >>> bureau = pd.DataFrame({"score": [3, 9, 8, 5]}, index=[4, 3, 2, 1])
+        >>> dataset(active={"bank": bank}, passive={"bureau": bureau}, label="defaulted", name="loans")
+        VerticalDataset('loans', 2 classes; bank 4 x 1, bureau 4 x 1)
+
+    Args:
+        active: the columns of the active party and the label; ``{name: frame}`` gives the party a name.
+        passive: the columns of the passive party, or of several by their names.
+        label: the column of labels, in the active party's frame only.
+        id: the columns that identify a row, in every frame; by default the index.
+        name: of the dataset, in tables and pictures.
+        categorical: further columns of categories, for example numbers that are codes.
+        signed_log: heavy-tailed numbers, such as money.
+        dates: columns of dates as text, ISO 8601.
+        group_rare: categories of which only the most frequent values are told apart, and how many.
+        hash: categories that are hashed, and into how many buckets.
+        impute: ``mean``, ``median`` or ``mode`` of training rows in place of missing numbers; None if none are missing.
+        max_categories: how many values a category may have without ``group_rare`` or ``hash``.
+
+    Raises:
+        DataError: a frame is wrong; the line names frame, column and row.
+        UsageError: a column that no frame has.
+    """
+    own = dict(active) if isinstance(active, Mapping) else {"active": active}
+    others = dict(passive) if isinstance(passive, Mapping) else {"passive_1": passive}
+    if len(own) != 1:
+        raise UsageError(f"expected one active party, got {', '.join(own) or 'none'}")
+    frames = {**own, **others}
+    if not others or len(frames) != 1 + len(others):
+        raise UsageError(f"expected passive parties with names of their own, got {', '.join(others) or 'none'}")
+    for party in frames:
+        check_name(party)
+    style = Format(impute=impute)
+    raw = {party: _raw(party, frame, style, indexed=id is None) for party, frame in frames.items()}
+    roles: dict[str, dict[str, Any]] = {
+        "categorical": dict.fromkeys(categorical),
+        "signed_log": dict.fromkeys(signed_log),
+        "dates": dict.fromkeys(dates),
+        "group_rare": dict(group_rare or {}),
+        "hash": dict(hash or {}),
+    }
+    known = [str(column) for frame in frames.values() for column in frame.columns]
+    for role, columns in roles.items():
+        for column in columns:
+            if column not in known:
+                raise UsageError(f"{role}: {unknown('column', column, known)}")
+    key = [_INDEX] if id is None else [id] if isinstance(id, str) else list(id)
+    parties = {party: _roles(table, roles, {*key, label}) for party, table in raw.items()}
+    config = DataFile(label=label, id=key, parties=parties, impute=impute, max_categories=max_categories)
+    reading = Reading(config, order=list(frames), raw=raw)
+    assemble(reading, name)
+    if reading.faults:
+        raise DataError("; ".join(reading.faults))
+    assert reading.dataset is not None
+    return reading.dataset
+
+
+def _raw(party: str, frame: pd.DataFrame, style: Format, *, indexed: bool) -> RawTable:
+    if not isinstance(frame, pd.DataFrame):
+        raise UsageError(f"expected a pandas data frame for {party}, got {type(frame).__name__}")
+    if frame.empty:
+        raise DataError(f"{party}: expected data rows, got none")
+    named = frame.set_axis(pd.Index(frame.columns.astype(str)), axis=1)
+    double = sorted(set(named.columns[named.columns.duplicated()]))
+    if double:
+        raise DataError(f"{party}: expected different column names, got {double[0]!r} twice; rename one")
+    if indexed:
+        named = named.rename_axis(_INDEX).reset_index()
+    return RawTable(named.reset_index(drop=True), party, 1, "arguments", style)
+
+
+def _roles(table: RawTable, roles: Mapping[str, Mapping[str, Any]], reserved: set[str]) -> PartyFile:
+    """Return the roles of a party's columns, those that nobody names by their types."""
+    frame = table.frame.drop(columns=[c for c in reserved if c in table.frame.columns])
+    given = {role: {c: v for c, v in columns.items() if c in frame.columns} for role, columns in roles.items()}
+    unnamed = [c for c in frame.columns if not any(c in columns for columns in given.values())]
+    for column in unnamed:
+        kind = frame[column].dtype
+        if pd.api.types.is_datetime64_any_dtype(kind):
+            given["dates"][column] = None
+        elif isinstance(kind, pd.CategoricalDtype) or _is_text(frame[column]):
+            given["categorical"][column] = None
+    lists = {role: list(given[role]) for role in ("categorical", "signed_log", "dates")}
+    return msgspec.convert({**lists, "group_rare": given["group_rare"], "hash": given["hash"]}, PartyFile)
+
+
+def _is_text(values: pd.Series) -> bool:
+    """Whether a column holds text; one of true and false with gaps is of numbers."""
+    if not (pd.api.types.is_string_dtype(values.dtype) or pd.api.types.is_object_dtype(values.dtype)):
+        return False
+    return not values.dropna().map(lambda value: isinstance(value, bool | int | float)).all()
