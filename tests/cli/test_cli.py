@@ -415,13 +415,14 @@ def test_an_interrupted_training_is_exit_130_and_one_line(monkeypatch):
 
 
 @pytest.mark.chaos
-def test_a_process_that_is_interrupted_in_training_is_exit_130_and_one_line():
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_is_interrupted_in_training_is_exit_130_and_one_line(ending):
     words = [sys.executable, "-c", SAYS_WHEN_IT_TRAINS, "train", "--set", "train.epochs=100000"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "training\n"
     time.sleep(0.5)
     for wait in (20, 20, 20):  # an import that is under way may swallow the first
-        process.send_signal(signal.SIGINT)
+        process.send_signal(ending)
         with contextlib.suppress(subprocess.TimeoutExpired):
             _, error = process.communicate(timeout=wait)
             break
@@ -439,6 +440,28 @@ def test_an_interruption_before_the_first_cell_is_exit_130(monkeypatch, tmp_path
     result = run(*SWEEP, "--out", tmp_path / "run")
     assert (result.exit_code, result.stderr) == (130, "interrupted\n")
     assert not list(tmp_path.iterdir())
+
+
+BROKEN = """\
+from vflsec.attacks.norm import Norm
+class Broken(Norm):
+    def run(self, view, *, rng):
+        return {}["no such key"]
+"""
+
+
+def test_the_cause_of_an_error_is_in_the_table_and_its_traceback_on_request(tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    words = ["eval", "--attack", f"{tmp_path / 'broken.py'}:Broken", "--seeds", "2", *SMALL, "--out", tmp_path / "run"]
+    result = run(*words)
+    assert result.exit_code == 3
+    assert "error, KeyError: 'no such key' (broken.py, line 4)" in result.stderr
+    assert "ERROR Broken, no defense (2 of 2 seeds): KeyError: 'no such key' (broken.py, line 4)" in result.stdout
+    assert "Traceback" not in result.stderr
+    assert "broken.py, line 4" in (tmp_path / "run" / "report.html").read_text("utf-8")
+    again = run("--traceback", *words, "--retry-errors")
+    assert again.stderr.count("Traceback (most recent call last)") == 2
+    assert 'return {}["no such key"]' in again.stderr
 
 
 @pytest.mark.parametrize("words", [["--dry-run"], ["--dry-run", "--fresh"]])

@@ -2,13 +2,17 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
+import pandas as pd
 import pytest
 
+import vflsec
 from vflsec.analysis.summary import summarize
 from vflsec.core import registry
 from vflsec.core.errors import UsageError
@@ -205,7 +209,7 @@ def test_a_broken_attack_costs_only_itself(tmp_path):
     }
     assert by_attack == {("Counts", "error"), ("logistic", "ok")}
     errors = {r.error for r in store.records().values()} - {None}
-    assert errors == {"ValueError: two lines"}
+    assert errors == {"ValueError: two lines (broken.py, line 13)"}
 
 
 def write_attack(folder, body, needs="Need.OWN_FEATURES", extra=""):
@@ -473,3 +477,22 @@ def test_models_that_are_damaged_or_lost_are_trained_again(tmp_path, damage):
         damage(path)
     again = finish(tmp_path, seeds=1, strengths=[1]).records()
     assert {key: record.leak for key, record in again.items()} == {key: record.leak for key, record in before.items()}
+
+
+def test_a_joint_model_that_is_worse_than_the_active_party_alone_is_named(tmp_path):
+    rng = np.random.default_rng(0)
+    own = rng.normal(size=(600, 2))
+    y = np.where(own[:, 0] * own[:, 1] > 0, "yes", "no")  # which a linear joint model cannot learn
+    bank = pd.DataFrame({"a": own[:, 0], "b": own[:, 1], "y": y})
+    bureau = pd.DataFrame({"c": rng.normal(size=600)})
+    loans = vflsec.dataset(active={"bank": bank}, passive={"bureau": bureau}, label="y")
+    small = {"attack": "mc:epochs=5", "seeds": 2, "aux": {"n": 20, "folds": 0}, "jobs": 1, "progress": False}
+    report = vflsec.evaluate(dataset=loans, methods="vertical-lr", **small, out=tmp_path / "lr")
+    (note,) = (note for note in report.summary.notes if "alone" in note)
+    assert re.fullmatch(
+        r"vertical-lr: the joint model is worse than bank alone: auc 0\.[45]\d\d, and 0\.9\d\d by a quick model of its "
+        r"own columns",
+        note,
+    )
+    assert f"NOTE {note}" in report.table()
+    assert not [n for n in vflsec.evaluate(dataset="toy", **small, out=tmp_path / "toy").summary.notes if "alone" in n]

@@ -195,6 +195,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         picked: the attacks that the adversary takes for the strongest, by folds of its own labels; empty without folds.
         not_run: the attacks that this adversary can mount and that were not run.
         lost: attacks without the federation that gave no number, with the number of seeds: *alone* may be too low.
+        failures: why results have no number, with the number of seeds.
         left_out: why it cannot mount each other attack, by name, as far as that was recorded.
         verdict: two sentences for a reader who knows none of the words in the tables.
         audited: the file or folder of a system that was trained elsewhere; empty for an evaluation.
@@ -221,6 +222,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     integrity: list[Damage] = []
     not_run: list[str] = []
     lost: list[str] = []
+    failures: list[str] = []
     left_out: dict[str, str] = {}
     verdict: list[str] = []
     audited: str = ""

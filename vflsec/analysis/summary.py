@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from vflsec.analysis.folding import by_defense, c_dcs, caps
 from vflsec.analysis.gates import Limits, check_limits, gates
@@ -60,6 +61,7 @@ def summarize(
         gates=gates(points + worst, max_leak, min_utility, broken, alone_lost=bool(lost)),
         notes=[*_notes(manifest, records), *(_nothing_above_chance(worst) if manifest.audited else [])],
         lost=lost,
+        failures=_failures(manifest, records),
         out=out,
         integrity=broken,
         not_run=not_run,
@@ -112,6 +114,50 @@ def _lost(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     return [f"{label} ({count(len(set(seeds)), 'seed')})" for label, seeds in lost.items()]
 
 
+def _no_gain(manifest: Manifest, trained: Sequence[Result]) -> list[str]:
+    """Return a note for each method whose joint model is worse than the active party alone, without a defense."""
+    notes = []
+    for method in dict.fromkeys(row.method for row in manifest.rows):
+        pairs = {
+            one.seed: (one.utility, one.active_alone)
+            for one in trained
+            if one.method == method and one.utility is not None and one.active_alone is not None and not one.control
+        }
+        if not pairs:
+            continue
+        joint = fmean(utility.headline for utility, _ in pairs.values())
+        alone = fmean(own for _, own in pairs.values())
+        if joint < alone:
+            active = manifest.names.get("active", "the active party")
+            metric = next(iter(pairs.values()))[0].metric
+            notes.append(
+                f"{method}: the joint model is worse than {active} alone: {metric} {joint:.3f}, and {alone:.3f} by a "
+                f"quick model of its own columns"
+            )
+    return notes
+
+
+def _failures(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
+    """Return the causes of results without a number, each with its place, its attacks and the number of seeds."""
+    found: dict[tuple[str, str], dict[str, set[int]]] = {}
+    for row in manifest.rows:
+        record = records.get(row.key)
+        if record is not None and record.status in FAILED:
+            defense = f"{row.defense} {row.strength:.4g}" if row.strength else "no defense"
+            place = f"{row.method}, {defense}" if len({r.method for r in manifest.rows}) > 1 else defense
+            attacks = found.setdefault((place, record.error or record.status), {})
+            attacks.setdefault(row.attack, set()).add(row.seed)
+    return [
+        f"{_several(list(attacks))}, {place} ({len(set.union(*attacks.values()))} of "
+        f"{count(manifest.seeds, 'seed')}): {cause}"
+        for (place, cause), attacks in found.items()
+    ]
+
+
+def _several(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     """Return the caveats of the numbers."""
     notes = []
@@ -124,5 +170,6 @@ def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
             "too few rows to be split: the strongest attack was chosen on rows that score it, which flatters it"
         )
     trained = [one for one in own if isinstance(one, Result)]
+    notes += _no_gain(manifest, trained)
     notes += [note if manifest.audited else f"{one.method}: {note}" for one in trained for note in one.notes]
     return list(dict.fromkeys(notes))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from importlib import import_module
 from io import TextIOWrapper
@@ -11,7 +13,7 @@ import click
 
 from vflsec import __version__
 from vflsec.core.checks import unknown
-from vflsec.core.errors import UsageError, VflsecError, plain
+from vflsec.core.errors import TRACEBACK, UsageError, VflsecError, plain
 
 COMMANDS = {
     "list": "List attacks, defenses, methods, protocols and datasets.",
@@ -60,6 +62,9 @@ class Lazy(Suggesting):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run, turning our errors into one line and their exit code."""
+        before = os.environ.get(TRACEBACK)
+        if ctx.params["traceback"]:
+            os.environ[TRACEBACK] = "1"  # for failures that become the status of a result, also in worker processes
         try:
             return super().invoke(ctx)
         except VflsecError as error:
@@ -69,6 +74,9 @@ class Lazy(Suggesting):
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(130)
+        finally:
+            os.environ.pop(TRACEBACK, None)
+            os.environ |= {} if before is None else {TRACEBACK: before}
 
 
 LONGEST = 2000
@@ -102,7 +110,8 @@ def cli(traceback: bool) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; SIGTERM, which cluster schedulers send, ends it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")  # a terminal that cannot show a sign shows a question mark instead

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,12 +115,12 @@ def table(found: Checkup, path: Path) -> str:
             f"{one.missing:.1%}",
             f"{one.values:,}",
             str(one.encoded),
-            f"{one.predicts:.3f}",
+            "–" if math.isnan(one.predicts) else f"{one.predicts:.3f}",
         ]
         for one in found.columns
     ]
     show("columns", f"party|column|type|missing|values|encoded|{measure} alone", rows, 3)
-    rows = [[who, f"{value:.3f}"] for who, value in found.utility.items()]
+    rows = [[who, "–" if math.isnan(value) else f"{value:.3f}"] for who, value in found.utility.items()]
     show("quick models, test rows of one split", f"columns of|{measure}", rows, 1)
     for warning in found.warnings:
         console.print(Text(f"WARNING {warning}"), soft_wrap=True)

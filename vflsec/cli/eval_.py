@@ -101,7 +101,7 @@ if TYPE_CHECKING:
 @click.option("--jobs", type=click.IntRange(min=1), help="How many worker processes.  [default: the number of cores]")
 @click.option("--engine", default="local", show_default=True, help="local, or dask:ADDRESS of a running scheduler.")
 @device
-@click.option("--dry-run", is_flag=True, help="Print the plan and the resolved settings; compute nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan, its time and the resolved settings; compute nothing.")
 @click.option("--fresh", is_flag=True, help="Delete the results in the folder and compute them again.")
 @click.option("--retry-errors", is_flag=True, help="Recompute results that errored, diverged or are damaged.")
 @limits
@@ -131,6 +131,7 @@ def command(
     from vflsec.experiment import engine as engines
     from vflsec.experiment import naming
     from vflsec.experiment import spec as specs
+    from vflsec.experiment.forecast import forecast, past_results, shapes
     from vflsec.experiment.manifest import manifest_of
     from vflsec.experiment.store import Store
     from vflsec.records.naming import with_given_names
@@ -153,7 +154,13 @@ def command(
     if fresh:
         store.expect_own()
     if dry_run:
-        announce(spec, names, engines.plan(spec, None if fresh else store), folder)
+        todo = engines.plan(spec, None if fresh else store)
+        announce(spec, names, todo, folder)
+        for line in shapes(spec):
+            click.echo(line, err=True)
+        if todo.missing:
+            expected = forecast(todo, past_results(folder, spec.dataset))
+            click.echo(expected.text(jobs or api.cores()), err=True)
         for method, seconds in engines.cryptography(spec).items():
             click.echo(f"encryption takes about {seconds:.0f} CPU s of each training of {method} here", err=True)
         click.echo(specs.to_toml(spec), nl=False)
@@ -251,6 +258,8 @@ def announce(spec: EvalSpec, names: Names, todo: Plan, folder: Path) -> None:
     click.echo(f"adversary: {f'{side}, {behavior}, no labels needed' if side == 'server' else model}", err=True)
     missing = todo.missing - len(todo.stages)
     what = f"{missing} to compute" if missing else "nothing to compute"
+    trainings = len({task.cell.key for task in todo.tasks if task.rows})
+    what += f" in {count(trainings, 'training')}" if trainings else ""
     what += f" after {count(len(todo.stages), 'pre-training')}" if todo.stages else ""
     click.echo(f"{count(todo.cached + missing, 'result')}: {todo.cached} cached, {what}   {folder}", err=True)
 

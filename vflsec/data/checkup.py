@@ -7,11 +7,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pandas as pd
-from sklearn.ensemble import HistGradientBoostingClassifier
-from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler, TargetEncoder
+from sklearn.preprocessing import TargetEncoder
 from sklearn.tree import DecisionTreeClassifier
 
 from vflsec.core.checks import count
@@ -22,12 +20,11 @@ from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.data.encode import GAPS
 from vflsec.data.files import Reading, read_all
 from vflsec.data.partition import DataSpec, Partition, partition
+from vflsec.data.quick import quick_utility
 from vflsec.data.tables import MISSING
 
 ALMOST = 0.99
 """A column that alone predicts the label better than this is nearly a copy of it."""
-MOST_ROWS = 20_000
-"""Rows that a quick model is fitted to; more hardly change what it shows."""
 
 
 class PartyFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,13 +195,8 @@ def _fitted(split: Partition, parties: list[str]) -> float:
     train, test = (
         np.concatenate([split.parties[name].features[part] for name in parties], axis=1) for part in ("train", "test")
     )
-    train, labels = train[:MOST_ROWS], split.labels["train"][:MOST_ROWS]
-    models = (
-        make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=200)),
-        HistGradientBoostingClassifier(max_iter=60, random_state=0),
-    )
-    scores = [model.fit(train, labels).predict_proba(test) for model in models]
-    return max(METRICS[split.metric](one, split.labels["test"]) for one in scores)
+    labels, answers = split.labels["train"], split.labels["test"]
+    return quick_utility(train, labels, test, answers, n_classes=len(split.classes), metric=split.metric)
 
 
 def _copies(columns: list[ColumnFacts], dataset: VerticalDataset) -> list[str]:
@@ -249,7 +241,7 @@ def _duplicates(split: Partition) -> list[str]:
 def _no_gain(utility: dict[str, float], dataset: VerticalDataset) -> list[str]:
     active = dataset.given("active")
     measure = "AUC" if dataset.metric == "auc" else dataset.metric
-    if utility["all"] > utility[active]:
+    if not utility["all"] <= utility[active]:  # also where they are unknown
         return []
     return [
         f"the joint model is no better than {active} alone ({measure} {utility['all']:.3f} and {utility[active]:.3f}): "

@@ -33,7 +33,12 @@ class StageFacts(msgspec.Struct, kw_only=True, tag_field="kind", tag="stage", fo
 
 
 class CellFacts(msgspec.Struct, kw_only=True, tag_field="kind", tag="cell", forbid_unknown_fields=True):
-    """The facts of a cell; ``history`` has the loss of each epoch by phase."""
+    """The facts of a cell.
+
+    Attributes:
+        history: the loss of each epoch, by phase.
+        active_alone: the utility of a quick model of the active party's columns; None under defenses.
+    """
 
     status: Status = "ok"
     error: str | None = None
@@ -41,6 +46,7 @@ class CellFacts(msgspec.Struct, kw_only=True, tag_field="kind", tag="cell", forb
     history: Mapping[str, Sequence[Maybe]] = {}
     spread: dict[str, Mapping[str, Maybe]] = {}
     notes: list[str] = []
+    active_alone: Maybe = None
     reached: dict[str, Number] = {}
     traffic: list[tuple[str, str, str, str, int]] = []
     releases: list[ReleaseCount] = []

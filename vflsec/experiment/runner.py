@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -13,7 +15,7 @@ import msgspec
 from vflsec.core import files, registry
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import sureness
-from vflsec.core.errors import Diverged, VflsecError, plain
+from vflsec.core.errors import TRACEBACK, Diverged, VflsecError, plain
 from vflsec.core.federation import Federation, load_states
 from vflsec.core.integrity import IntegrityAttack, integrity_attacks
 from vflsec.core.message import Kind, Message, Transcript
@@ -32,7 +34,7 @@ from vflsec.experiment.questions import Question, ask
 from vflsec.experiment.score import score
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
-from vflsec.experiment.training import advance, collapse, one_thread, train
+from vflsec.experiment.training import active_alone, advance, collapse, one_thread, train
 from vflsec.records.schema import AttackRun, BaselineResult, Record, Result, Status
 
 LONGEST_ERROR = 300
@@ -118,6 +120,8 @@ def _trained(
     phases = {row.attack.after for row in task.rows if row.attack}
     with_source = bool(phases & registry.load("methods", task.cell.method).source_phases)
     trained, facts = train(task.cell, device, store=store, tap=transcript, with_source=with_source)
+    if trained and not task.cell.defenses and not task.cell.malicious:
+        facts.active_alone = active_alone(trained.federation)
     stored.write(facts, lambda folder: trained.save(folder) if trained else folder.mkdir())
     files.discard(stored.partial)
     return trained, facts, tuple(transcript.messages)
@@ -170,6 +174,7 @@ def _result(
         reached=facts.reached,
         spread=facts.spread,
         notes=facts.notes,
+        active_alone=facts.active_alone,
         spent=spent(trained, facts.releases, task.adversary) if trained else [],
         seconds={"train": facts.seconds},
     )
@@ -311,4 +316,11 @@ def _attacked_alone(own: Attack, baseline: Baseline, task: Task, store: Store, d
 
 
 def _line(error: BaseException) -> str:
-    return plain(f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_ERROR]}")
+    """Return the cause of a failure in one line, with its place in the user's code; print the traceback if asked."""
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    libraries = ("site-packages", f"{os.sep}lib{os.sep}python")
+    own = [frame for frame in frames if not any(part in frame.filename for part in libraries)] or frames
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return plain(f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_ERROR]}{place}")

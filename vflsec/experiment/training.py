@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from vflsec.core.integrity import integrity_attacks
 from vflsec.core.message import Kind, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained
 from vflsec.core.seeds import derive
+from vflsec.data.quick import quick_utility
 from vflsec.experiment.cell import Cell
 from vflsec.experiment.facts import CellFacts, StageFacts
 from vflsec.experiment.federation import build_federation, build_method
@@ -123,6 +125,16 @@ def _measure(trained: Trained, facts: CellFacts, seed: int) -> None:
     if collapsed:
         facts.status, facts.error = "collapsed", collapsed
     facts.utility = measure(logits, federation.active.labels["test"], federation.metric, seed)
+
+
+def active_alone(federation: Federation) -> float | None:
+    """Return the utility of a quick model of the active party's own columns, or None if they are too few rows."""
+    active = federation.active
+    train, test = (active.features[split].cpu().numpy() for split in ("train", "test"))
+    labels, answers = (active.labels[split].cpu().numpy() for split in ("train", "test"))
+    classes = federation.n_classes
+    found = quick_utility(train, labels, test, answers, n_classes=classes, metric=federation.metric)
+    return None if math.isnan(found) else found
 
 
 def advance(

@@ -146,6 +146,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
         traffic: phase, sender, receiver, kind, bytes.
         spread: of the embeddings of test rows, by phase and party.
         spent: by each defense with differential privacy, see ``vflsec.experiment.privacy``.
+        active_alone: the utility of a quick model of the active party's columns; None under defenses.
     """
 
     key: str
@@ -171,6 +172,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
     spread: Mapping[str, Mapping[str, Maybe]] = {}
     notes: list[str] = []
     spent: list[dict[str, Any]] = []
+    active_alone: Maybe = None
     sureness: Maybe = None
     tuned: str | None = None
     seconds: dict[str, float] = {}

@@ -133,7 +133,7 @@ def _not_tested(summary: Summary) -> str:
 
 
 def _notes(summary: Summary) -> str:
-    notes = "".join(f"<p>{escape(note)}</p>" for note in summary.notes)
+    notes = "".join(f"<p>{escape(note)}</p>" for note in [*summary.notes, *summary.failures])
     return f"<section><h2>Notes</h2>{notes}</section>" if notes else ""
 
 

@@ -142,7 +142,7 @@ def tables(summary: Summary) -> list[Cells]:
 
 
 def remarks(summary: Summary) -> list[str]:
-    """Return the lines below the tables: notes on epsilon, Pareto front, orders, gates, attacks that were not run."""
+    """Return the lines below the tables: notes on epsilon, Pareto front, orders, gates, failures, what was not run."""
     verdicts = summary.disagreements or ["all scores agree wherever they tell two defenses apart"]
     return [
         *([OF_MODELS] if any("of" in one for point in summary.points for one in point.spent) else []),
@@ -151,6 +151,7 @@ def remarks(summary: Summary) -> list[str]:
         *(f"VERDICT {sentence}" for sentence in summary.verdict),
         *(gate_line(gate) for gate in summary.gates),
         *([OF_ONE_COLUMN] if any(point.target == "attribute" for point in summary.points) else []),
+        *(f"ERROR {line}" for line in summary.failures),
         *lost(summary),
         *not_run(summary),
     ]
