@@ -95,7 +95,7 @@ def test_mistakes_are_one_line(recorded, tmp_path):
     other = EncryptedRun(run=LinearRun(steps=1, width=3, batch=16)).record(tmp_path)[1].path
     (tmp_path / "broken").write_bytes(c.read_bytes()[:400] + b"x" * 400)
     for words, said in (
-        ((tmp_path / "none",), "No such file"),
+        ((tmp_path / "none",), "found none: check the path"),
         ((tmp_path,), "Is a directory"),
         ((__file__,), "expected a recording of vflsec"),
         ((tmp_path / "broken",), "broken"),

@@ -178,7 +178,7 @@ def test_quoted_fields_and_outer_blanks(two: Path):
             "mine.toml",
             '["income"]',
             '["in"]',
-            "parties.active.signed_log: unknown column 'in'. Known: age, income, job",
+            "parties.active.signed_log: unknown column 'in'. Did you mean income? Known: ",
         ),
         ("mine.toml", '["income"]', '["job"]', "active: expected signed_log columns to be numbers, got categories ['j"),
         ("mine.toml", '"bureau.csv"', '"bureau.csv"\ncolumns = []', "bureau.csv: expected a column for passive_1 bes"),

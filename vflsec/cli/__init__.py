@@ -28,7 +28,17 @@ COMMANDS = {
 
 
 class Suggesting(click.Group):
-    """A group that suggests the right word for a misspelt command."""
+    """A group that suggests the right word for a misspelt command, and gives wrong options one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run, with one line for options that are wrong."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise Failure(UsageError(_no_such_option(error))) from None
+        except click.UsageError as error:
+            command = error.ctx.command_path.replace("cli", "vflsec", 1) if error.ctx else "vflsec"
+            raise Failure(UsageError(f"{error.format_message().removesuffix('.')}; see {command} --help")) from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -38,6 +48,34 @@ class Suggesting(click.Group):
         if args and args[0] not in known and not args[0].startswith("-"):
             raise Failure(UsageError(unknown("command", args[0], known)))
         return super().resolve_command(ctx, args)
+
+
+def _no_such_option(error: click.NoSuchOption) -> str:
+    """Return the nearest option, the setting of this name, or the commands that have the option."""
+    name, near = error.option_name.lstrip("-"), sorted(error.possibilities or ())
+    text = f"no such option {error.option_name}"
+    tables = [table for table, fields in SETTINGS.items() if name.replace("-", "_") in fields]
+    if tables:
+        return f"{text}; write --set {tables[0]}.{name.replace('-', '_')}=..."
+    if near:
+        return f"{text}. Did you mean {' or '.join(near)}?"
+    own = error.ctx.info_name if error.ctx else None
+    others = [command for command in COMMANDS if command != own and _has(command, error.option_name)]
+    return f"{text}; it is one of {' and '.join(f'vflsec {command}' for command in others)}" if others else text
+
+
+def _has(command: str, option: str) -> bool:
+    loaded = import_module(f"vflsec.cli.{command}_").command
+    return any(option in parameter.opts for parameter in loaded.params)
+
+
+SETTINGS = {
+    "train": ("epochs", "batch", "lr", "optimizer", "momentum", "weight_decay", "schedule", "patience", "clip"),
+    "data": ("n_labeled", "aligned", "overlap", "test", "validation"),
+    "model": ("encoder", "bottom", "cut", "head"),
+    "aux": ("n", "folds"),
+}
+"""Settings that people look for among the options; a test compares them with the specification."""
 
 
 class Lazy(Suggesting):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vflsec.cli.eval_ import draw, exit_code, leak_limits
-from vflsec.cli.options import data_dir, output_format, several
+from vflsec.cli.options import completing, data_dir, output_format, several
 from vflsec.core.errors import DataError, UsageError, VflsecError, plain
 
 if TYPE_CHECKING:
@@ -44,11 +44,18 @@ TRAINED = (".safetensors", ".onnx", ".csv", ".parquet", ".pt", ".pth", ".pkl", "
 @click.option(
     "--test-ids", type=click.Path(path_type=Path), help="Ids that it was not trained on.  [default: the rest]"
 )
-@click.option("--attack", "attacks", multiple=True, help="NAME[:option=value,...]; repeat or list.  [default: all]")
+@click.option(
+    "--attack",
+    "attacks",
+    multiple=True,
+    shell_complete=completing("attacks", "all"),
+    help="NAME[:option=value,...]; repeat or list.  [default: all]",
+)
 @click.option(
     "--defense",
     "defenses",
     multiple=True,
+    shell_complete=completing("defenses"),
     metavar="NAME:option=value[@point]",
     help="A defense that was active in the training: its epsilon is computed; repeat.",
 )
@@ -76,6 +83,8 @@ def command(
     a recording of an encrypted layer (.recording). Transcripts, models and embeddings need --data, which has the labels
     that score the attacks. Nothing in WHAT is executed.
     """
+    if not what.exists():
+        raise UsageError(f"expected a file or folder at {what}, found none: check the path")
     if what.suffix not in TRAINED and chosen["dataset"] is None and not any((what / one).is_file() for one in INSIDE):
         given = [name for name, value in chosen.items() if value not in (None, (), False, 5)]
         if given or form not in ("table", "json"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vflsec.cli.options import (
+    completing,
     config,
     data_dir,
     device,
@@ -36,18 +37,30 @@ if TYPE_CHECKING:
 
 
 @click.command("eval")
-@click.option("--dataset", help="Registered name, or a TOML file.  [default: credit-default]")
+@click.option(
+    "--dataset",
+    shell_complete=completing("datasets"),
+    help="Registered name, or a TOML file.  [default: credit-default]",
+)
 @click.option(
     "--method",
     "methods",
     multiple=True,
+    shell_complete=completing("methods"),
     help="NAME[:option=value,...]; repeat or list for several curves.  [default: fedsplitnn]",
 )
-@click.option("--attack", "attacks", multiple=True, help="NAME[:option=value,...]; repeat or list.  [default: mc]")
+@click.option(
+    "--attack",
+    "attacks",
+    multiple=True,
+    shell_complete=completing("attacks", "all"),
+    help="NAME[:option=value,...]; repeat or list.  [default: mc]",
+)
 @click.option(
     "--defense",
     "defenses",
     multiple=True,
+    shell_complete=completing("defenses"),
     help="NAME[:option=value,...][@point]; repeat or list. Swept over its own strengths (iso:lambda=1,5,25), else "
     "those of --lambda, else its usual ones.",
 )
@@ -70,6 +83,7 @@ if TYPE_CHECKING:
     "--with",
     "fixed",
     multiple=True,
+    shell_complete=completing("defenses"),
     help="A further defense at one fixed strength: NAME:option=value[@point]; repeat for several.",
 )
 @click.option(
@@ -141,6 +155,8 @@ def command(
     spec = specs.read(sweeps(**chosen))
     folder = out or Path("runs") / spec.name
     engines.check_device(device, here=engine == "local")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"expected a folder for --out, found the file {folder}: name another")
     names = naming.names_of(spec)
     spec, left_out = engines.every_attack(naming.with_standard_names(spec, names))
     for line in engines.reasons(left_out):

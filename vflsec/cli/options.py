@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from vflsec.core import registry
 from vflsec.core.checks import unknown
@@ -22,12 +23,39 @@ class KindOfPlugin(click.ParamType):  # type: ignore[type-arg]  # generic from c
 
     name = "kind"
 
+    def __init__(self, *, of_names: bool = False) -> None:
+        self._of_names = of_names
+
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name of the kind in the registry."""
         plural = value if value.endswith("s") else f"{value}s"
         if plural not in registry.PACKAGES:
+            kinds = [kind for kind in registry.PACKAGES if value in registry.entries(kind)] if self._of_names else []
+            if kinds:
+                raise UsageError(f"expected the kind first: vflsec show {kinds[0].removesuffix('s')} {value}")
             raise UsageError(unknown("kind", value, [*registry.PACKAGES]))
         return plural
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the kinds that begin so."""
+        return [CompletionItem(kind) for kind in registry.PACKAGES if kind.startswith(incomplete)]
+
+
+def completing(kind: str, *more: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Return the shell completion of a comma list of names of ``kind``, and of ``more`` words."""
+
+    def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",")
+        known = [*more, *registry.entries(kind)]
+        return [CompletionItem(f"{before}{comma}{name}") for name in known if name.startswith(last)]
+
+    return complete
+
+
+def name_of_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the names of the kind that stands before, in ``vflsec show``."""
+    kind = ctx.params.get("kind")
+    return completing(kind)(ctx, param, incomplete) if kind else []
 
 
 settings = click.option(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vflsec.cli.options import KindOfPlugin
+from vflsec.cli.options import KindOfPlugin, name_of_kind
 from vflsec.core import registry
 from vflsec.core.errors import DataError, VflsecError
 
@@ -33,8 +33,8 @@ KINDS = [kind.removesuffix("s") for kind in registry.PACKAGES]
 
 
 @click.command("show")
-@click.argument("kind", type=KindOfPlugin(), metavar=f"{{{'|'.join(KINDS)}}}")
-@click.argument("name")
+@click.argument("kind", type=KindOfPlugin(of_names=True), metavar=f"{{{'|'.join(KINDS)}}}")
+@click.argument("name", shell_complete=name_of_kind)
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(kind: str, name: str, form: str) -> None:
     """Show the card of one attack, defense, method, protocol or dataset."""

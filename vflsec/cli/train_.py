@@ -8,13 +8,29 @@ from typing import Any
 
 import click
 
-from vflsec.cli.options import config, data_dir, device, expose, max_exposure, resolve, settings
+from vflsec.cli.options import completing, config, data_dir, device, expose, max_exposure, resolve, settings
 
 
 @click.command("train")
-@click.option("--dataset", help="Registered name, or a TOML file.  [default: credit-default]")
-@click.option("--method", "methods", multiple=True, help="NAME[:option=value,...].  [default: fedsplitnn]")
-@click.option("--defense", "fixed", multiple=True, help="NAME:option=value[@point]; repeat for several, in order.")
+@click.option(
+    "--dataset",
+    shell_complete=completing("datasets"),
+    help="Registered name, or a TOML file.  [default: credit-default]",
+)
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    shell_complete=completing("methods"),
+    help="NAME[:option=value,...].  [default: fedsplitnn]",
+)
+@click.option(
+    "--defense",
+    "fixed",
+    multiple=True,
+    shell_complete=completing("defenses"),
+    help="NAME:option=value[@point]; repeat for several, in order.",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @settings
 @config

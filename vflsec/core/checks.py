@@ -72,9 +72,22 @@ def count(n: int, what: str, plural: str = "") -> str:
 
 
 def suggestion(value: str, known: Collection[str]) -> str:
-    """Return `` Did you mean NAME?`` with the known name that is most like ``value``, or nothing if none is."""
-    near = get_close_matches(value, known, n=1)
-    return f" Did you mean {near[0]}?" if near else ""
+    """Return `` Did you mean NAME?`` with the known name that is most like ``value``, or nothing if none is.
+
+    Capitals and underscores do not count. The beginning of several names suggests these.
+
+    >>> suggestion("ISO", ["iso", "marvell"]), suggestion("fed", ["fedcvt", "fedpass", "iso"])
+    (' Did you mean iso?', ' Did you mean fedcvt or fedpass?')
+    """
+    names = {_plain(name): name for name in sorted(known, reverse=True)}
+    begun = sorted(names[name] for name in names if value and name.startswith(_plain(value)))
+    near = [names[name] for name in get_close_matches(_plain(value), names, n=1)]
+    found = [names[_plain(value)]] if _plain(value) in names else begun[:3] or near
+    return f" Did you mean {', '.join(found[:-1])}{' or ' * (len(found) > 1)}{found[-1]}?" if found else ""
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace("_", "-")
 
 
 def unknown(what: str, value: str, known: Collection[str], renamed: Mapping[str, str] | None = None) -> str:

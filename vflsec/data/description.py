@@ -41,7 +41,7 @@ from typing import Literal
 import msgspec
 
 from vflsec.core.checks import unknown
-from vflsec.core.errors import DataError
+from vflsec.core.errors import DataError, UsageError
 from vflsec.core.files import parse_toml, read
 
 Imputation = Literal["mean", "median", "mode"]
@@ -124,7 +124,8 @@ def read_description(path: Path) -> DataFile:
         text = unknown(f"key{' in [parties.*]' * of_party}", found[1], known) if found else str(error)
         raise DataError(f"{path.name}: {text}; vflsec data init drafts one") from None
     except ValueError as error:
-        raise DataError(f"{path.name}: expected TOML in utf-8: {error}") from None
+        way_out = "; vflsec data init drafts a description of tables" if path.suffix in (".csv", ".parquet") else ""
+        raise DataError(f"{path.name}: expected TOML in utf-8: {error}{way_out}") from None
     _check_parties(path.name, config)
     _check_files(path.name, config)
     return config
@@ -180,6 +181,12 @@ def _check_files(file: str, config: DataFile) -> None:
                 got = f"{owner[column]} and {name}"
                 raise DataError(f"{file}: expected one party for column {column!r}, got {got}; drop it from one")
             owner[column] = name
+
+
+def expect_no_table(dataset: str) -> None:
+    """Raise UsageError if a dataset is named by one of its tables."""
+    if dataset.endswith((".csv", ".parquet")):
+        raise UsageError(f"expected a TOML file that describes {dataset}, got the table: vflsec data init drafts one")
 
 
 def source_files(path: Path) -> list[Path]:

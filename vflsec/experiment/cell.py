@@ -20,7 +20,7 @@ from vflsec.core.hooks import Runs
 from vflsec.core.method import Method
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data import memory
-from vflsec.data.description import source_files
+from vflsec.data.description import expect_no_table, source_files
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec
 
@@ -160,6 +160,7 @@ def dataset_identity(dataset: str, data: DataSpec) -> Any:
         return dataset  # its name ends in a hash
     if dataset.endswith(".toml"):
         return _hashes(path for path in source_files(Path(dataset)) if path.is_file())  # the loader reports others
+    expect_no_table(dataset)
     name = registry.identity("datasets", dataset)
     files = getattr(inspect.getmodule(registry.load("datasets", dataset)), "source_files", None)
     folder = data.options.get("data_dir")

@@ -25,6 +25,7 @@ from vflsec.core.seeds import derive, generator
 from vflsec.core.view import Need
 from vflsec.data import memory
 from vflsec.data.dataset import VerticalDataset
+from vflsec.data.description import expect_no_table
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec, Partition, PartyData, partition
 from vflsec.experiment.adversary import adversary, view_before
@@ -46,6 +47,7 @@ def load_dataset(name: str, **options: Any) -> VerticalDataset:
         if options:
             raise UsageError(f"expected no data.options with the user's own {name}, got {', '.join(options)}")
         return load_toml(Path(name))
+    expect_no_table(name)
     loaded = registry.call(name, registry.load("datasets", name), **options)
     assert isinstance(loaded, VerticalDataset)
     return loaded

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from vflsec.core.checks import unknown
+from vflsec.core.errors import UsageError
+from vflsec.core.message import SERVER, SOURCE
 from vflsec.experiment.cell import training_cell
 from vflsec.experiment.federation import partition_of
 from vflsec.experiment.spec import DefenseSpec, EvalSpec
@@ -38,9 +41,16 @@ def names_of(spec: EvalSpec) -> Names:
 
 
 def with_standard_names(spec: EvalSpec, names: Names) -> EvalSpec:
-    """Return ``spec`` with each party that it names under its standard name."""
+    """Return ``spec`` with each party that it names under its standard name.
+
+    Raises:
+        UsageError: an adversary that the data do not name.
+    """
     if not names.parties:
         return spec
+    for party in spec.adversary.split("+"):
+        if party not in (*names.parties, *names.parties.values(), SERVER, SOURCE):
+            raise UsageError(unknown("adversary", party, names.parties.values()))
 
     def carried(defense: DefenseSpec) -> DefenseSpec:
         return msgspec.structs.replace(defense, by=names.standard(defense.by)) if defense.by else defense

@@ -487,5 +487,7 @@ def _teach(message: str) -> str:
     if message.startswith("unknown setting"):
         known = TABLES.get(table, EvalSpec).__struct_fields__
         named = message.split("'")[1]
-        return f"{message}.{suggestion(named, known)} Known: {', '.join(known)}"
+        inner = [name for name, struct in TABLES.items() if named in struct.__struct_fields__] if not table else []
+        way = f" Write {inner[0]}.{named}." if inner else suggestion(named, known)
+        return f"{message}.{way} Known: {', '.join(known)}"
     return message
