@@ -2,7 +2,7 @@
 BIN := $(CURDIR)/.venv/bin
 OUTSIDE := $(CURDIR)/build/outside
 
-.PHONY: setup format lint types test-fast test test-extended docs check-docs engines
+.PHONY: setup format lint types test-fast test test-extended docs check-docs engines release
 
 setup:
 	python3 -m venv .venv
@@ -48,3 +48,19 @@ docs:
 
 check-docs:
 	$(BIN)/python scripts/build_docs.py --check
+
+# Builds sdist and wheel, checks both, and tries each in an environment of its own: the first evaluation, and for the
+# sdist the tests of its core. Uploads nothing.
+RELEASE := $(CURDIR)/build/release
+release:
+	rm -rf dist $(RELEASE) && python3 -m venv $(RELEASE)/tools && $(RELEASE)/tools/bin/pip install -q build twine
+	$(RELEASE)/tools/bin/python -m build --outdir dist . > $(RELEASE)/build.log 2>&1 || (cat $(RELEASE)/build.log; exit 1)
+	$(RELEASE)/tools/bin/twine check --strict dist/*
+	for kind in whl tar.gz; do \
+	  python3 -m venv $(RELEASE)/$$kind && $(RELEASE)/$$kind/bin/pip install -q -c constraints.txt dist/*.$$kind || exit 1; \
+	  (cd $(RELEASE) && $$kind/bin/vflsec eval --dataset toy --seeds 1 --attack mc:epochs=5 --out run-$$kind) || exit 1; \
+	done
+	tar -xzf dist/*.tar.gz -C $(RELEASE) && $(RELEASE)/tar.gz/bin/pip install -q pytest pytest-xdist hypothesis
+	$(RELEASE)/tar.gz/bin/pip install -q --no-deps -e $(RELEASE)/vflsec-*/
+	cd $(RELEASE)/vflsec-*/ && $(RELEASE)/tar.gz/bin/pytest -q -o addopts="--import-mode=importlib" tests/core tests/analysis
+	ls -l dist
