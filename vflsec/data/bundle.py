@@ -9,6 +9,7 @@ from functools import lru_cache
 from io import BytesIO
 from itertools import product
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -64,6 +65,7 @@ def party_table(
     signed_log: Collection[str] = (),
     image: tuple[int, int, int] | None = None,
     grouping: Grouping | None = None,
+    impute: Literal["mean", "median", "mode"] | None = None,
 ) -> PartyTable:
     """Return a party's table with its rows in an order of its own, as companies would store them.
 
@@ -75,11 +77,12 @@ def party_table(
         signed_log: likewise for heavy-tailed numbers.
         image: (channels, height, width) if the columns are its pixels, row by row.
         grouping: of the columns.
+        impute: what takes the place of a missing number; None if none may be missing.
     """
     order = np.random.default_rng(derive(0, dataset, party, "order")).permutation(len(frame))
     own = frozenset(frame.columns)
     roles = own & frozenset(categorical), own & frozenset(signed_log)
-    return PartyTable(party, frame.iloc[order], *roles, image, grouping)
+    return PartyTable(party, frame.iloc[order], *roles, image, grouping, impute)
 
 
 def image_tables(dataset: str, images: np.ndarray, ids: pd.Index, parties: int) -> tuple[PartyTable, ...]:
