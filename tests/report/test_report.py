@@ -491,6 +491,38 @@ def test_of_many_attacks_the_strongest_is_drawn_at_each_strength(summary):
     (axes,) = figure.axes
     assert {text.get_text() for text in axes.texts} >= {"no defense a1", "λ=1 a0, a1"}
     assert "each attack" in [text.get_text() for text in axes.get_legend().get_texts()]
+    # Each gray line is named beside the diagram, in the order of the lines' ends.
+    figure.canvas.draw()
+    names = {text.get_text(): text for text in axes.texts if text.get_text() in ("a0", "a1")}
+    assert all(text.xyann[0] > 1 for text in names.values()), "right of the diagram, in shares of its width"
+    assert names["a1"].xyann[1] > names["a0"].xyann[1]
+    assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0, "no curve runs below the diagram"
+
+
+def test_leaks_on_training_rows_are_open_points(summary):
+    def on(rows, one):
+        return msgspec.structs.replace(one, leak=msgspec.structs.replace(one.leak, rows=rows))
+
+    points = [on("train", point(0.0, 0.78, 0.9)), on("test", point(1.0, 0.77, 0.6))]
+    (axes,) = curve.draw(with_points(summary, points)).axes
+    faces = {
+        tuple(line.get_xydata()[0]): line.get_markerfacecolor() for line in axes.lines if len(line.get_xydata()) == 1
+    }
+    assert faces == {(0.78, 0.9): "white"}
+    assert "open: on training rows" in [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_several_targets_are_drawn_two_in_a_row_under_their_names(summary):
+    points = [
+        msgspec.structs.replace(p, target=target)
+        for target in ("labels", "features", "membership")
+        for p in summary.points
+    ]
+    figure = curve.draw(with_points(summary, points))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["labels", "features", "membership"]
+    assert figure.get_suptitle() == "credit-default: what passive_1 infers"
+    places = [axes.get_subplotspec() for axes in figure.axes]
+    assert [(place.rowspan.start, place.colspan.start) for place in places] == [(0, 0), (0, 1), (1, 0)]
 
 
 def test_an_axis_does_not_blow_up_noise(summary):

@@ -37,6 +37,9 @@ INFERRED = {
 MOST_TARGETS, MOST_CURVES = 6, 24
 """More diagrams, or more curves in one, are not drawn: nobody could read them, and drawing takes long."""
 
+MOST_IN_ROW = 2
+"""Diagrams side by side; the others are below."""
+
 MANY = 6
 """Beside the points of more curves than these nothing is written."""
 
@@ -70,6 +73,7 @@ class Line(NamedTuple):
         seeds: how many of them gave a number (``3/5``), where not all did.
         attacks: the strongest attack at each strength, where it is of several.
         written: whether anything is written beside the points.
+        training: at each strength whether the leak is on training rows alone.
     """
 
     label: str
@@ -81,6 +85,7 @@ class Line(NamedTuple):
     seeds: Sequence[str]
     attacks: Sequence[str]
     written: bool = True
+    training: Sequence[bool] = ()
 
 
 def lines(points: Sequence[Point]) -> list[Line]:
@@ -167,21 +172,29 @@ def draw(summary: Summary) -> Curve:
         figure.text(0.5, 0.5, "nothing is inferred: attacks on integrity have a table of their own", ha="center")
     widths = []
     for number, (target, points) in enumerate(targets.items(), start=1):
-        axes = figure.add_subplot(1, len(targets), number)
+        axes = figure.add_subplot(-(-len(targets) // MOST_IN_ROW), min(MOST_IN_ROW, len(targets)), number)
         several = _draw_target(axes, points, [p for p in summary.worst if p.target == target])
         if summary.ranks:
             crowded = len({(p.method, p.defense) for p in points}) > MANY
             _draw_front(axes, [place for place in summary.front if place.target == target], named=crowded)
-        _draw_legend(axes, several=several)
-        widths.append(9.6 if several else 7.0)
+        beside = several or len({p.attack for p in points}) > 1
+        _draw_legend(axes, beside=several)
+        widths.append(9.6 if beside else 7.0)
         measures = [p.leak.metric for p in points if p.leak.metric] or [summary.metric]
         utility, leak = (LABELS.get(name, name) for name in (summary.metric, measures[0]))
         axes.set_xlabel(f"utility: {utility} of the joint model on test rows (higher is better)")
         axes.set_ylabel(f"leak: {leak} {INFERRED[target.partition(' ')[0]]} (lower is better)")
-        axes.set_title(f"{summary.dataset}: what {summary.adversary} infers", loc="left")
+        if len(targets) > 1:
+            axes.set_title(target, loc="left")
         if notes := "\n".join(textwrap.fill(note, 90) for note in summary.notes):
             axes.text(0.99, 0.02, notes, transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color="#d55e00")
-    figure.set_size_inches(sum(widths) or 7.0, 5.6 if max(widths, default=0.0) > 7.0 else 4.6)
+    title = f"{summary.dataset}: what {summary.adversary} infers"
+    if len(targets) == 1:
+        figure.axes[0].set_title(title, loc="left")
+    elif targets:
+        figure.suptitle(title)
+    rows = max(1, -(-len(targets) // MOST_IN_ROW))
+    figure.set_size_inches(sum(widths[:MOST_IN_ROW]) or 7.0, rows * (5.6 if max(widths, default=0.0) > 7.0 else 4.6))
     return figure
 
 
@@ -193,10 +206,7 @@ def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point]) ->
     curves = strongest(worst)
     attacks = {p.attack for p in points}
     if len(attacks) > 1:
-        style = "-" if len(curves) == 1 else ""  # of several defenses they would be a tangle
-        for i, line in enumerate(lines(points)):
-            label = None if i else "each attack"
-            axes.plot(line.utility, line.leak, f"{style}.", color=GRAY, linewidth=0.8, ms=3, zorder=1.5, label=label)
+        _draw_attacks(axes, lines(points), named=len(curves) == 1)
     else:  # of a single attack it goes without saying
         curves = [line._replace(attacks=["" if name in attacks else name for name in line.attacks]) for line in curves]
     if len(curves) > 1:  # names beside the points of several curves would cover each other
@@ -207,6 +217,8 @@ def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point]) ->
         marker = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]  # the seventh has the first's color, not its marker
         _draw_line(axes, line, COLORS[i % len(COLORS)], marker, i if len(curves) > 1 else None)
     _draw_baselines(axes, worst)
+    if any(any(line.training) for line in curves) and not all(all(line.training) for line in curves):
+        axes.plot([], [], "o", color=COLORS[0], markerfacecolor="white", label="open: on training rows")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.margins(x=0.12, y=0.12)
@@ -215,6 +227,33 @@ def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point]) ->
         middle = (low + high) / 2
         axes.set_ylim(middle - NARROW / 2, middle + NARROW / 2)
     return len(curves) > 1
+
+
+def _draw_attacks(axes: Axes, attacks: Sequence[Line], *, named: bool) -> None:
+    """Draw each attack in gray; of one defense as lines with names beside the diagram, else they would be a tangle."""
+    for i, line in enumerate(attacks):
+        label = None if i else "each attack"
+        axes.plot(line.utility, line.leak, "-" if named else "", color=GRAY, linewidth=0.8, zorder=1.5, label=label)
+        for x, y, training in zip(line.utility, line.leak, line.training, strict=True):
+            axes.plot([x], [y], "o", color=GRAY, ms=3, markerfacecolor="white" if training else GRAY, zorder=1.6)
+    if not named:
+        return
+    ends = [max(zip(line.utility, line.leak, strict=True)) for line in attacks]
+    low, high = min(y for _, y in ends), max(y for _, y in ends)
+    order = sorted(range(len(ends)), key=lambda i: ends[i][1])
+    for place, i in enumerate(order):  # evenly spaced, in the order of their ends, which lie on each other
+        height = (place + 0.5) / len(order)
+        name = attacks[i].label.rpartition(", ")[2]
+        axes.annotate(
+            name,
+            ends[i],
+            xytext=(1.03, height if high > low else 0.5),
+            textcoords="axes fraction",
+            fontsize=7,
+            color="#555555",
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": GRAY, "linewidth": 0.4, "alpha": 0.6, "shrinkA": 0, "shrinkB": 2},
+        )
 
 
 def _draw_front(axes: Axes, places: Sequence[Place], *, named: bool) -> None:
@@ -239,17 +278,17 @@ def _draw_front(axes: Axes, places: Sequence[Place], *, named: bool) -> None:
         label.set(path_effects=[withStroke(linewidth=2.5, foreground="white")], zorder=60)
 
 
-def _draw_legend(axes: Axes, *, several: bool) -> None:
-    """Name what is drawn; of several curves beside the diagram, where no curve runs."""
+def _draw_legend(axes: Axes, *, beside: bool) -> None:
+    """Name what is drawn: of several curves beside the diagram, else below it, where no curve runs."""
     if not axes.get_legend_handles_labels()[0]:
         return
-    if several:
+    if beside:
         gray = any(line.get_color() == GRAY for line in axes.lines)
         title = ("strongest attack on each defense\n" if gray else "") + "number: strength λ"
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0,
                     labelspacing=0.9, alignment="left", title=title, title_fontsize=8)  # fmt: skip
     else:
-        axes.legend(frameon=False, fontsize=8, loc="best")
+        axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=3)
 
 
 def save(summary: Summary, folder: Path) -> list[Path]:
@@ -281,6 +320,7 @@ def _line(label: str, points: Sequence[Point]) -> Line:
         [p.strength for p in points],
         [_seeds(p) for p in points],
         [""] * len(points),
+        training=[p.leak.rows == "train" for p in points],
     )
 
 
@@ -317,6 +357,10 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
         label=line.label,
         zorder=2 + (number or 0),
     )
+    trained = [(x, y) for x, y, on in zip(line.utility, line.leak, line.training, strict=True) if on]
+    size = 6 if number is None else 8
+    for x, y in trained:
+        axes.plot([x], [y], marker, color=color, markersize=size, markerfacecolor="white", zorder=3 + (number or 0))
     if not line.written:
         return
     named = {tuple(text.xy) for text in axes.texts if isinstance(text, Annotation)}
