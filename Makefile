@@ -6,6 +6,7 @@ OUTSIDE := $(CURDIR)/build/outside
 
 setup:
 	python3 -m venv .venv
+	.venv/bin/pip install -q --no-deps -r torch-cpu.txt
 	.venv/bin/pip install -q -c constraints.txt -e ".[dev]"
 
 format:
@@ -38,7 +39,8 @@ test-extended:
 # Flower and NVFlare, each in an environment of its own, for the tests that record them; without, those are skipped.
 engines:
 	for engine in flower nvflare; do \
-	  python3 -m venv .engines/$$engine && .engines/$$engine/bin/pip install -q -c constraints.txt -e ".[$$engine]" || exit 1; \
+	  python3 -m venv .engines/$$engine && .engines/$$engine/bin/pip install -q --no-deps -r torch-cpu.txt || exit 1; \
+	  .engines/$$engine/bin/pip install -q -c constraints.txt -e ".[$$engine]" || exit 1; \
 	done
 
 # Rewrites what is generated: the README's table, catalogue and picture, the map in CONTRIBUTING.md, the picture of the
@@ -57,7 +59,8 @@ release:
 	$(RELEASE)/tools/bin/python -m build --outdir dist . > $(RELEASE)/build.log 2>&1 || (cat $(RELEASE)/build.log; exit 1)
 	$(RELEASE)/tools/bin/twine check --strict dist/*
 	for kind in whl tar.gz; do \
-	  python3 -m venv $(RELEASE)/$$kind && $(RELEASE)/$$kind/bin/pip install -q -c constraints.txt dist/*.$$kind || exit 1; \
+	  python3 -m venv $(RELEASE)/$$kind && $(RELEASE)/$$kind/bin/pip install -q --no-deps -r torch-cpu.txt || exit 1; \
+	  $(RELEASE)/$$kind/bin/pip install -q -c constraints.txt dist/*.$$kind || exit 1; \
 	  (cd $(RELEASE) && $$kind/bin/vflsec eval --dataset toy --seeds 1 --attack mc:epochs=5 --out run-$$kind) || exit 1; \
 	done
 	tar -xzf dist/*.tar.gz -C $(RELEASE) && $(RELEASE)/tar.gz/bin/pip install -q pytest pytest-xdist hypothesis
