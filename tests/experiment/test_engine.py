@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -106,6 +107,75 @@ def test_a_dask_cluster_gives_the_same_file(tmp_path, uninterrupted):
         plan = engine.plan(specs.read(FOLDED), store)
         list(engine.evaluate(plan, store, engine=f"dask:{cluster.scheduler_address}"))
     assert timeless(tmp_path / "records.jsonl") == uninterrupted
+
+
+def started(folder, *words, cwd=None):
+    """Start a part of a dask cluster as its user does."""
+    log = (folder / f"{words[0]}-{len(list(folder.glob('*.log')))}.log").open("w")
+    command = [sys.executable, "-m", "dask", *words, "--scheduler-file", str(folder / "scheduler.json")]
+    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=cwd or folder)
+
+
+@pytest.mark.cluster
+@pytest.mark.filterwarnings("ignore")  # the cluster's own
+def test_a_cluster_whose_worker_is_killed_gives_the_same_file(tmp_path, uninterrupted):
+    """The commands of the page on scaling out: a scheduler and two workers."""
+    store = Store(tmp_path / "run")
+    processes = [started(tmp_path, "scheduler", "--port", "0", "--no-dashboard")]
+    workers = []
+    for number in (1, 2):
+        own = tmp_path / f"worker-{number}"
+        own.mkdir()
+        words = ("worker", "--no-nanny", "--nthreads", "1", "--no-dashboard", "--local-directory", str(own))
+        workers.append(started(tmp_path, *words, cwd=own))
+    try:
+        for _ in range(300):
+            if (tmp_path / "scheduler.json").exists():
+                break
+            time.sleep(0.1)
+        address = json.loads((tmp_path / "scheduler.json").read_text("utf-8"))["address"]
+        todo = engine.plan(specs.read(FOLDED), store)
+        records = []
+        for record in engine.evaluate(todo, store, engine=f"dask:{address}"):
+            records.append(record)
+            if len(records) == 2:
+                workers[0].kill()
+        assert len(records) == 16
+        assert workers[0].wait(10) == -signal.SIGKILL
+    finally:
+        for process in (*workers, *processes):
+            process.kill()
+            process.wait()
+    assert timeless(store.folder / "records.jsonl") == uninterrupted
+
+
+@pytest.mark.cluster
+@pytest.mark.filterwarnings("ignore")  # the cluster's own
+def test_data_frames_reach_the_workers_of_a_cluster(tmp_path):
+    from distributed import LocalCluster
+
+    rng = np.random.default_rng(0)
+    bank = pd.DataFrame({"a": rng.normal(size=300), "y": rng.integers(0, 2, 300)})
+    loans = vflsec.dataset(active=bank, passive=pd.DataFrame({"c": rng.normal(size=300)}), label="y")
+    spec = specs.read({**FOLDED, "dataset": loans, "data": {}})
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    list(engine.evaluate(engine.plan(spec, here), here))
+    with LocalCluster(host="127.0.0.1", n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        list(engine.evaluate(engine.plan(spec, there), there, engine=f"dask:{cluster.scheduler_address}"))
+    assert timeless(there.folder / "records.jsonl") == timeless(here.folder / "records.jsonl")
+
+
+def test_a_worker_that_cannot_write_the_folder_keeps_its_models_in_its_own(tmp_path, monkeypatch):
+    import distributed
+
+    (tmp_path / "file").write_text("not a folder")
+    own = tmp_path / "own"
+    monkeypatch.setattr(distributed, "get_worker", lambda: SimpleNamespace(local_directory=str(own)))
+    store = Store(tmp_path / "run")
+    (task, *_) = (one for one in engine.plan(specs.read(SETTINGS), store).tasks if one.rows)
+    (record, *_) = engine._on_worker(None, task, tmp_path / "file" / "run", "cpu")
+    assert record.status in ("ok", "unconverged")
+    assert list((own / "vflsec" / "run" / "cells").iterdir())
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -296,7 +296,7 @@ def evaluate(
         engine: ``local``, or ``dask:ADDRESS`` of a running scheduler whose workers have vflsec and the same data.
 
     Raises:
-        UsageError: no scheduler at that address, dask is not installed, or its workers do not have the data.
+        UsageError: no scheduler at that address, or dask is not installed.
     """
     for tasks in filter(None, (todo.stages, todo.tasks)):
         if engine == "local":
@@ -325,7 +325,10 @@ def check_device(device: str, *, here: bool = True) -> None:
 
 
 def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iterator[Sequence[Record | StageDone]]:
-    """Run on a scheduler's workers. Records come back here; trained models stay in the workers' own folder."""
+    """Run on a scheduler's workers. Records come back here; trained models stay where the workers can write.
+
+    A task whose worker dies is run by another. Data frames of this process are sent to each worker once.
+    """
     try:
         from distributed import Client
     except ImportError:
@@ -334,14 +337,27 @@ def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iter
         client = Client(address, timeout=10)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise UsageError(f"expected a dask scheduler at {address}, found none: {error}") from None
-    if tasks[0].cell.dataset.startswith(memory.PREFIX):
-        raise UsageError(
-            "expected data that dask's workers can read, got data frames of this process: save them as files"
-        )
+    name = tasks[0].cell.dataset
     with client:
-        futures = [client.submit(runner.run, task, folder.resolve(), device, pure=False) for task in tasks]
+        data = None
+        if name.startswith(memory.PREFIX):
+            data = client.scatter(memory.kept(name), broadcast=True)  # type: ignore[no-untyped-call]
+        futures = [client.submit(_on_worker, data, task, folder.resolve(), device, pure=False) for task in tasks]
         for future in futures:
             yield future.result()
+
+
+def _on_worker(data: VerticalDataset | None, task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
+    """Run ``task`` on a worker of dask, with its models in ``folder``, or in its own place if it cannot write there."""
+    from distributed import get_worker
+
+    if data is not None and not memory.has(task.cell.dataset):
+        memory.keep(data)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(get_worker().local_directory) / "vflsec" / folder.name
+    return runner.run(task, folder, device)
 
 
 def _locally(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterable[Sequence[Record | StageDone]]:
