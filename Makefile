@@ -2,7 +2,7 @@
 BIN := $(CURDIR)/.venv/bin
 OUTSIDE := $(CURDIR)/build/outside
 
-.PHONY: setup format lint types test-fast test test-extended docs check-docs engines release
+.PHONY: setup format lint types test-fast test test-extended docs check-docs site engines release
 
 setup:
 	python3 -m venv .venv
@@ -43,13 +43,18 @@ engines:
 	  .engines/$$engine/bin/pip install -q -c constraints.txt -e ".[$$engine]" || exit 1; \
 	done
 
-# Rewrites what is generated: the README's table, catalogue and picture, the map in CONTRIBUTING.md, the picture of the
-# packages, and the notebook. It trains, and takes a few minutes.
+# Rewrites what is generated: the reference, the table and the picture of the first command, the map in CONTRIBUTING.md,
+# the picture of the packages, and the notebook. It trains, and takes a few minutes.
 docs:
 	$(BIN)/python scripts/build_docs.py
 
 check-docs:
 	$(BIN)/python scripts/build_docs.py --check
+
+# The documentation as a site in site/, which needs no network to be read; a link that leads nowhere is an error.
+site:
+	test -x .site/bin/mkdocs || (python3 -m venv .site && .site/bin/pip install -q "mkdocs-material>=9.5,<10")
+	NO_MKDOCS_2_WARNING=1 .site/bin/mkdocs build --strict --quiet
 
 # Builds sdist and wheel, checks both, and tries each in an environment of its own: the first evaluation, and for the
 # sdist the tests of its core. Uploads nothing.

@@ -1,7 +1,7 @@
 """Write the generated parts of the documents.
 
 python scripts/build_docs.py            runs the main command (a minute) and writes everything
-python scripts/build_docs.py --quick    runs nothing and writes what is read from the code: catalogue, map, architecture
+python scripts/build_docs.py --quick    runs nothing and writes what is read from the code: reference, catalogue, map
 python scripts/build_docs.py --check    changes nothing; exits 1 if something that is read from the code is stale
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 import click
 import jupytext
 import nbformat
+from build_reference import PAGES
 from draw_layers import svg
 from nbclient import NotebookClient
 
@@ -26,7 +27,9 @@ import vflsec
 from vflsec.core import registry
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+REFERENCE = ROOT / "docs" / "reference"
+CATALOGUE = REFERENCE / "catalogue.md"
+TABLE = ROOT / "docs" / "reading_the_table.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 LAYERS = ROOT / "docs" / "architecture.svg"
@@ -178,7 +181,7 @@ def purpose(folder: Path) -> str:
 
 
 FROM_THE_CODE: dict[Path, dict[str, Callable[[], str]]] = {
-    README: {"catalogue": catalogue},
+    CATALOGUE: {"catalogue": catalogue},
     CONTRIBUTING: {"map": lambda: table_of_folders(ROOT)},
     ARCHITECTURE: {
         "layers": lambda: table_of_layers(ROOT),
@@ -205,6 +208,10 @@ def is_stale() -> list[str]:
         stale += [
             f"the block {name!r} in {page.name}" for name, make in blocks.items() if block(text, name, make()) != text
         ]
+    for name, page in PAGES.items():
+        path = REFERENCE / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != page():
+            stale.append(f"reference/{name}")
     if not LAYERS.is_file() or LAYERS.read_text(encoding="utf-8") != svg(arrows(ROOT)):
         stale.append(LAYERS.name)
     written = nbformat.read(NOTEBOOK.with_suffix(".ipynb"), as_version=4)
@@ -220,6 +227,8 @@ def write_from_the_code() -> None:
         for name, make in blocks.items():
             text = block(text, name, make())
         page.write_text(text, encoding="utf-8")
+    for name, page in PAGES.items():
+        (REFERENCE / name).write_text(page(), encoding="utf-8")
     LAYERS.write_text(svg(arrows(ROOT)), encoding="utf-8")
 
 
@@ -229,8 +238,8 @@ def write() -> None:
     report = vflsec.evaluate(attack="mc", defense="iso", strengths=[1, 5, 25], out=ROOT / "runs" / "readme")
     shutil.copy(report.save_curve(ROOT / "runs" / "readme")[1], PICTURE)
     table = "\n".join(line.rstrip() for line in report.table().splitlines())
-    text = block(README.read_text(encoding="utf-8"), "table", f"```text\n{table.strip()}\n```")
-    README.write_text(text, encoding="utf-8")
+    text = block(TABLE.read_text(encoding="utf-8"), "table", f"```text\n{table.strip()}\n```")
+    TABLE.write_text(text, encoding="utf-8")
     executed = notebook()
     NotebookClient(executed, timeout=600, resources={"metadata": {"path": str(ROOT / "notebooks")}}).execute()
     for cell in executed.cells:

@@ -5,9 +5,12 @@ import importlib.util
 import inspect
 import re
 import shlex
+import sys
 import tomllib
 from pathlib import Path
+from typing import NamedTuple
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -18,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").glob("**/*.md")),
     ROOT / "benchmarks/README.md",
 ]
 
@@ -46,16 +49,21 @@ def test_documented_commands_parse(page, command):
     words = shlex.split(command)[1:]
     chosen = cli.get_command(None, words[0])
     assert chosen is not None, f"{page} shows {command}"
-    chosen.make_context(words[0], words[1:])
+    chosen.make_context(words[0], words[1:], parent=click.Context(cli, **cli.context_settings))
 
 
 @pytest.mark.parametrize(("page", "command"), [c for c in documented_commands() if " eval " in c[1]])
 def test_documented_evaluations_are_plans_that_can_run(page, command, tmp_path, monkeypatch):
-    write_example(tmp_path / "nearest.py")
+    for name, example in EXAMPLES.items():
+        example.write(tmp_path)
+        assert (tmp_path / name).exists()
     for name, content in {**OWN_DATA, "data.toml": OWN_DATA["mine.toml"]}.items():
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(cli, [*shlex.split(command)[1:], "--dry-run"])
+    if "cuda" in command and result.exit_code:
+        assert "expected --device cpu, or cuda where torch finds a GPU" in result.output
+        return
     assert result.exit_code == 0, f"{page} shows {command}: {result.output}"
 
 
@@ -184,9 +192,49 @@ def test_cycles_are_counted_by_group(builder):
 
 
 @pytest.mark.parametrize("kind", registry.PACKAGES)
-def test_every_registered_name_is_in_the_readme(kind):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in readme for name, entry in registry.entries(kind).items() if entry.origin == "built in")
+def test_every_registered_name_is_in_the_catalogue_and_has_its_card(kind):
+    pages = ("catalogue.md", f"{kind}.md")
+    catalogue, cards = ((ROOT / "docs" / "reference" / page).read_text("utf-8") for page in pages)
+    names = [name for name, entry in registry.entries(kind).items() if entry.origin == "built in"]
+    assert all(f"`{name}`" in catalogue and f"\n## {name}\n" in cards for name in names)
+
+
+def anchors(text):
+    """The anchors of the headings of a page, as code hosts and the site make them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    plain = (re.sub(r"[`*]", "", heading).strip().lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text)):
+        if re.match(r"https?:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(file.read_text("utf-8")), f"{page.name} links to {target}"
+
+
+def test_every_page_is_on_the_site_and_the_first_page_leads_to_it():
+    config = (ROOT / "mkdocs.yml").read_text("utf-8")
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    for page in (ROOT / "docs").glob("**/*.md"):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        assert f": {name}\n" in config, f"{name} is not in mkdocs.yml"
+        assert name == "index.md" or f"({name})" in index, f"docs/index.md does not link to {name}"
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 80
+
+
+def test_no_page_loads_anything_from_elsewhere():
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        assert not re.search(r"!\[[^\]]*\]\(https?:|<(?:img|script|link|iframe)\b", text), page.name
 
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -252,24 +300,39 @@ def test_contributing_names_what_exists(path):
     assert module == path or load(path)
 
 
-def write_example(path):
-    page = (ROOT / "docs" / "write_your_own_attack.md").read_text(encoding="utf-8")
-    path.write_text(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0])
+class Example(NamedTuple):
+    """A technique that a page builds in its first block of Python, and tests in its second."""
+
+    page: str
+    file: str
+
+    def blocks(self):
+        text = (ROOT / "docs" / self.page).read_text(encoding="utf-8")
+        return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+    def write(self, folder):
+        (folder / self.file).write_text(self.blocks()[0])
 
 
-def test_the_worked_example_runs_and_passes_the_suite(tmp_path):
-    from vflsec.testing.conformance import AttackConformance
+EXAMPLES = {
+    "nearest.py": Example("write_your_own_attack.md", "nearest.py"),
+    "uniform.py": Example("write_your_own_defense.md", "uniform.py"),
+    "linear.py": Example("write_your_own_method.md", "linear.py"),
+}
 
-    write_example(tmp_path / "nearest.py")
-    example = registry.load("attacks", f"{tmp_path / 'nearest.py'}:NearestNeighbors")
 
-    class Suite(AttackConformance):
-        def make(self):
-            return example()
-
-    suite = Suite()
-    ran = [getattr(suite, name)() for name in dir(suite) if name.startswith("test_")]
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_worked_examples_pass_their_suites_as_their_pages_show(name, tmp_path, monkeypatch):
+    example = EXAMPLES[name]
+    example.write(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
+    found = {}
+    exec(example.blocks()[1], found)  # noqa: S102  (the page's own code)
+    (suite,) = (one() for key, one in found.items() if key.startswith("Test"))
+    ran = [getattr(suite, check)() for check in dir(suite) if check.startswith("test_")]
     assert len(ran) >= 5
+    del sys.modules[Path(name).stem]
 
 
 def test_the_example_of_the_encrypted_layer_runs(capsys):
