@@ -17,10 +17,21 @@ if TYPE_CHECKING:
     from vflsec.audit.defending import defend
     from vflsec.audit.recorder import Recorder
     from vflsec.data.frames import dataset
-    from vflsec.report.report import Report
+    from vflsec.report.report import Report, plot
 
 __version__ = "0.1.0"
-__all__ = ["Recorder", "Report", "__version__", "attack", "dataset", "defend", "evaluate", "load_dataset", "train"]
+__all__ = [
+    "Recorder",
+    "Report",
+    "__version__",
+    "attack",
+    "dataset",
+    "defend",
+    "evaluate",
+    "load_dataset",
+    "plot",
+    "train",
+]
 
 _HOME = {
     "Recorder": "vflsec.audit.recorder",
@@ -30,6 +41,7 @@ _HOME = {
     "defend": "vflsec.audit.defending",
     "evaluate": "vflsec.api",
     "load_dataset": "vflsec.api",
+    "plot": "vflsec.report.report",
     "train": "vflsec.api",
 }
 

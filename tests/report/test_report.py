@@ -6,15 +6,16 @@ import json
 import math
 
 import msgspec
+import pandas as pd
 import pytest
 from matplotlib import rc_context
 
 from vflsec.analysis.results import Cap, Damage, Gate, Leak, Measure, Place, Point, Rank, Summary
-from vflsec.core.errors import StoreError
+from vflsec.core.errors import StoreError, UsageError
 from vflsec.experiment import spec as specs
 from vflsec.experiment.manifest import manifest_of
 from vflsec.report import curve, table
-from vflsec.report.report import Report
+from vflsec.report.report import Report, plot
 
 
 def point(strength, utility, leak, *, attack="mc", method="fedsplitnn", statuses=None, interval="seeds"):
@@ -318,12 +319,72 @@ def test_a_frame_has_the_lines_of_the_csv_to_the_last_digit(summary):
     first = msgspec.structs.replace(summary.points[0], leak=leak, defense="none")
     changed = msgspec.structs.replace(summary, points=[first, *summary.points[1:]])
     frame = Report(changed, manifest_of(specs.EvalSpec())).to_frame()
-    assert list(frame.columns) == list(table.CSV_HEADER)
+    assert list(frame.columns) == ["dataset", *table.CSV_HEADER]
+    assert set(frame["dataset"]) == {"credit-default"}
     assert len(frame) == 6
     assert frame["leak"][0] == 0.1 + 0.2
     assert frame["defense"][0] == "none"
     assert math.isnan(frame["leak"][2])
     assert math.isnan(frame["recovery_accuracy"][0])
+    numbers = frame.drop(columns=["dataset", *table.CSV_TEXT]).dtypes
+    assert {str(kind) for kind in numbers} == {"float64", "int64"}, "a column of missing numbers is one of numbers"
+
+
+def test_frames_of_two_reports_are_joined(summary, broken):
+    reports = [Report(one, manifest_of(specs.EvalSpec())) for one in (summary, broken)]
+    joined = pd.concat([report.to_frame() for report in reports], ignore_index=True)
+    assert list(joined["lost"].dropna()) == [0.003, -0.002]
+    assert joined.groupby("attack")["leak"].max()["mc"] == 0.746
+
+
+def test_latex_has_a_table_for_each_with_its_signs_escaped(summary):
+    one = with_points(summary, [msgspec.structs.replace(summary.points[0], attack="a_b: 5%", defense="mc@{x}\\")])
+    text = Report(msgspec.structs.replace(one, cap=[], notes=["two\nlines"]), manifest_of(specs.EvalSpec())).to_latex()
+    assert text.splitlines() == [
+        "% credit-default · adversary passive_1 · utility: AUC on test rows · 5 seeds, ± 95 % over seeds",
+        "% NOTE two lines",
+        "",
+        r"\begin{table}",
+        r"\caption{fedsplitnn, mc@\{x\}\textbackslash{}}",
+        r"\begin{tabular}{llrrlrrrrlrl}",
+        r"\toprule",
+        r"$\lambda$ & attack & utility $\uparrow$ & leak $\downarrow$ & rows & on train & alone & chance & advantage & "
+        r"budget & MB & status \\",
+        r"\midrule",
+        *(
+            rf"0 & {name} & .776 $\pm$.000 & .746 $\pm$.010 & test & .746 & .676 & .500 & $+.070$ & -- & 6.7 & ok \\"
+            for name in (r"worst: a\_b: 5\%", r"a\_b: 5\%")
+        ),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+        "",
+        "% GATE max-leak mc 0.7: FAILED, upper end of the interval 0.756 at fedsplitnn iso:1",
+        "% GATE min-utility 0.7: UNDECIDED: a cell gave no number",
+    ]
+
+
+def test_several_reports_stand_side_by_side_with_one_legend(summary):
+    other = msgspec.structs.replace(summary, dataset="digits")
+    several = msgspec.structs.replace(
+        summary, worst=[*summary.worst, *(msgspec.structs.replace(p, defense="max-norm") for p in summary.worst)]
+    )
+    one, two, three = (Report(s, manifest_of(specs.EvalSpec())) for s in (summary, other, several))
+    first, second = plot([one, two]).axes
+    assert [axes.get_title(loc="left").partition(":")[0] for axes in (first, second)] == ["credit-default", "digits"]
+    assert first.get_legend() is None
+    assert second.get_legend() is not None
+    assert all(axes.get_legend() is not None for axes in plot([one, three]).axes), "they say different things"
+    renamed = with_points(summary, [msgspec.structs.replace(p, defense="max-norm") for p in summary.points])
+    other = Report(renamed, manifest_of(specs.EvalSpec()))
+    assert all(axes.get_legend() is not None for axes in plot([one, other]).axes), "a color has two meanings"
+    assert plot(one)._repr_png_() == one.plot()._repr_png_()
+
+
+@pytest.mark.parametrize(("given", "message"), [([], "at least one report to plot"), (["runs/a"], "got str: read a")])
+def test_what_is_no_report_is_not_drawn(given, message):
+    with pytest.raises(UsageError, match=message):
+        plot(given)
 
 
 def test_markdown_rows_are_complete(summary):
@@ -401,6 +462,19 @@ def test_curves_of_one_method_are_named_by_their_defenses(summary):
     ]
 
 
+@pytest.mark.parametrize(
+    ("defenses", "labels"),
+    [
+        (["iso", "/home/me/noise.py:Mine:bits=3@gradient"], ["iso", "Mine:bits=3@gradient"]),
+        (["a/noise.py:Mine", "b/noise.py:Mine"], ["a/noise.py:Mine", "b/noise.py:Mine"]),
+    ],
+)
+def test_curves_of_files_are_named_by_their_classes_unless_these_are_equal(summary, defenses, labels):
+    points = [msgspec.structs.replace(p, defense=name) for name in defenses for p in summary.points]
+    assert [line.label for line in curve.lines(points)] == labels
+    assert [line.label for line in curve.strongest(worst_of(points))] == labels
+
+
 def test_the_headline_is_drawn_and_named_where_it_is_not_the_only_attack(summary):
     points = [point(0.0, 0.78, 0.9), point(1.0, 0.77, 0.6)]
     worst = [*worst_of(points[:1]), *worst_of([point(1.0, 0.77, 0.676)], "alone")]
@@ -474,8 +548,23 @@ def test_a_folder_without_results(tmp_path):
 def test_report_shows_itself(summary):
     report = Report(summary, manifest_of(specs.EvalSpec()))
     assert "fedsplitnn, iso" in repr(report)
-    assert report._repr_html_().startswith("<pre>")
     assert (report.points, report.worst, report.cap) == (summary.points, summary.worst, summary.cap)
+
+
+def test_a_notebook_shows_verdict_and_tables(summary):
+    said = msgspec.structs.replace(summary, verdict=["It leaks <all>."], notes=["few rows"], not_run=["norm"])
+    shown = Report(said, manifest_of(specs.EvalSpec()))._repr_html_()
+    assert "<p><b>It leaks &lt;all&gt;.</b></p>" in shown
+    assert (
+        shown.index("It leaks")
+        < shown.index("NOTE few rows")
+        < shown.index("<table>")
+        < shown.index("NOT RUN 1 attack")
+    )
+    assert shown.count("<table>") == 2
+    assert shown.count("It leaks") == 1
+    assert "<h4>CAP over the defended strengths</h4>" in shown
+    assert "<td>.746 ±.010</td>" in shown
 
 
 def test_of_many_attacks_the_strongest_is_drawn_at_each_strength(summary):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.style import context
 from matplotlib.text import Annotation
@@ -37,14 +40,16 @@ INFERRED = {
 MOST_TARGETS, MOST_CURVES = 6, 24
 """More diagrams, or more curves in one, are not drawn: nobody could read them, and drawing takes long."""
 
-MOST_IN_ROW = 2
-"""Diagrams side by side; the others are below."""
+MOST_IN_ROW, MOST_REPORTS_IN_ROW = 2, 3
+"""Diagrams of one report, and of several, side by side; the others are below."""
 
 MANY = 6
 """Beside the points of more curves than these nothing is written."""
 
 NEAR = 0.01
 """Points whose utility and leak differ by less lie on each other."""
+
+_PATH = re.compile(r"[^,]*\.py:")
 
 GRAY = "#999999"
 
@@ -116,7 +121,14 @@ def strongest(worst: Sequence[Point]) -> list[Line]:
 def _name(point: Point, among: Sequence[Point]) -> str:
     """The defense, and the method where it could be another; both where there is one curve, which needs a name."""
     methods, defenses = ({getattr(p, field) for p in among} for field in ("method", "defense"))
-    return point.defense if len(methods) == 1 < len(defenses) else f"{point.method}, {point.defense}"
+    method, defense = _short(point.method, methods), _short(point.defense, defenses)
+    return defense if len(methods) == 1 < len(defenses) else f"{method}, {defense}"
+
+
+def _short(name: str, among: Collection[str]) -> str:
+    """The name without the path of a file, unless two of them would be called the same."""
+    short = {one: _PATH.sub("", one) for one in among}
+    return short[name] if len(set(short.values())) == len(short) else name
 
 
 @contextmanager
@@ -158,21 +170,25 @@ def _capped(summary: Summary) -> Summary:
 
 
 @_own_style()
-def draw(summary: Summary) -> Curve:
-    """Return the figure: one diagram for each target, since leaks of different things are measured differently.
+def draw(*summaries: Summary) -> Curve:
+    """Return the figure: one diagram for each summary and target, since leaks of different things differ in measure.
 
     Of many targets or curves only the first are drawn, and a note says how many are not; the Pareto front is of all.
+    The diagrams of several summaries share a legend if it says the same of each.
     """
-    summary = _capped(summary)
-    targets: dict[str, list[Point]] = {}
-    for p in summary.points:
-        targets.setdefault(p.target, []).append(p)
+    panels: list[tuple[Summary, str, list[Point]]] = []
+    for summary in map(_capped, summaries):
+        targets: dict[str, list[Point]] = {}
+        for p in summary.points:
+            targets.setdefault(p.target, []).append(p)
+        panels += [(summary, target, points) for target, points in targets.items()]
     figure = Curve(layout="constrained")
-    if not targets:
+    if not panels:
         figure.text(0.5, 0.5, "nothing is inferred: attacks on integrity have a table of their own", ha="center")
     widths = []
-    for number, (target, points) in enumerate(targets.items(), start=1):
-        axes = figure.add_subplot(-(-len(targets) // MOST_IN_ROW), min(MOST_IN_ROW, len(targets)), number)
+    across = min(len(panels), MOST_IN_ROW if len(summaries) == 1 else MOST_REPORTS_IN_ROW)
+    for number, (summary, target, points) in enumerate(panels, start=1):
+        axes = figure.add_subplot(-(-len(panels) // across), across, number)
         several = _draw_target(axes, points, [p for p in summary.worst if p.target == target])
         if summary.ranks:
             crowded = len({(p.method, p.defense) for p in points}) > MANY
@@ -184,18 +200,22 @@ def draw(summary: Summary) -> Curve:
         utility, leak = (LABELS.get(name, name) for name in (summary.metric, measures[0]))
         axes.set_xlabel(f"utility: {utility} of the joint model on test rows (higher is better)")
         axes.set_ylabel(f"leak: {leak} {INFERRED[target.partition(' ')[0]]} (lower is better)")
-        if len(targets) > 1:
-            axes.set_title(target, loc="left")
+        one = [panel for panel in panels if panel[0] is summary]
+        name = f": {target}" if len(one) > 1 else ""
+        axes.set_title(target if name and len(summaries) == 1 else _title(summary) + name, loc="left")
         if notes := "\n".join(textwrap.fill(note, 90) for note in summary.notes):
             axes.text(0.99, 0.02, notes, transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color="#d55e00")
-    title = f"{summary.dataset}: what {summary.adversary} infers"
-    if len(targets) == 1:
-        figure.axes[0].set_title(title, loc="left")
-    elif targets:
-        figure.suptitle(title)
-    rows = max(1, -(-len(targets) // MOST_IN_ROW))
-    figure.set_size_inches(sum(widths[:MOST_IN_ROW]) or 7.0, rows * (5.6 if max(widths, default=0.0) > 7.0 else 4.6))
+    if len(summaries) > 1:
+        widths = _share_legend(figure, widths)
+    elif len(panels) > 1:
+        figure.suptitle(_title(summaries[0]))
+    down = -(-len(panels) // max(1, across))
+    figure.set_size_inches(sum(widths[:across]) or 7.0, max(1, down) * (5.6 if max(widths, default=0.0) > 7.4 else 4.6))
     return figure
+
+
+def _title(summary: Summary) -> str:
+    return f"{summary.dataset}: what {summary.adversary} infers"
 
 
 def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point]) -> bool:
@@ -276,6 +296,28 @@ def _draw_front(axes: Axes, places: Sequence[Place], *, named: bool) -> None:
         name = f"{place.defense} {place.strength:.3g}" if place.strength else "no defense"
         label = axes.annotate(name, (place.utility, place.leak), xytext=(10, 6), textcoords="offset points", fontsize=7)
         label.set(path_effects=[withStroke(linewidth=2.5, foreground="white")], zorder=60)
+
+
+def _share_legend(figure: Figure, widths: Sequence[float]) -> list[float]:
+    """Leave the legend of the last diagram alone where all say the same of lines that look the same.
+
+    Return the widths of the diagrams, which need less room without a legend beside them.
+    """
+    said = [_entries(axes) for axes in figure.axes]
+    if any(one != said[0] for one in said):
+        return list(widths)
+    for axes in figure.axes[:-1]:
+        if legend := axes.get_legend():
+            legend.remove()
+    return [4.8] * (len(widths) - 1) + [widths[-1] - 2.2]
+
+
+def _entries(axes: Axes) -> list[tuple[str, Any, Any]]:
+    """Return text, color and marker of each entry of the legend."""
+    handles, texts = axes.get_legend_handles_labels()
+    lines = [handle.lines[0] if isinstance(handle, ErrorbarContainer) else handle for handle in handles]
+    found = zip(lines, texts, strict=True)
+    return [(text, line.get_color(), line.get_marker()) for line, text in found if isinstance(line, Line2D)]
 
 
 def _draw_legend(axes: Axes, *, beside: bool) -> None:

@@ -32,6 +32,12 @@ dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; } code { overflow-wrap: an
   th, td { padding: .1rem .25rem; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
 """
 
+FRAGMENT_STYLE = """
+.vflsec p { margin: .3em 0; } .vflsec .wide { overflow-x: auto; } .vflsec h4 { margin: .8em 0 .3em; }
+.vflsec th, .vflsec td { text-align: right; white-space: nowrap; padding: .1em .5em; }
+.vflsec th.text, .vflsec td.text { text-align: left; }
+"""
+
 TEXT = ("attack", "budget", "status", "note", "method", "defense", "rows", "of", "from", "to", "what", "phase")
 """The columns of text; all others are numbers."""
 
@@ -103,6 +109,21 @@ def page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str,
         + "\n".join(filter(None, body))
         + "\n</body></html>\n"
     )
+
+
+def fragment(summary: Summary) -> str:
+    """Return what a notebook shows: verdict, tables, and what was not run."""
+    verdict = "".join(f"<p><b>{escape(sentence)}</b></p>" for sentence in summary.verdict)
+    below = [line for line in table.remarks(summary) if not line.startswith("VERDICT")]
+    parts = [
+        f"<style>{FRAGMENT_STYLE}</style>",
+        f"<p>{escape(table.heading(summary))}</p>",
+        verdict,
+        *(f"<p>NOTE {escape(note)}</p>" for note in summary.notes),
+        *map(_table, table.tables(summary)),
+        *(f"<p>{escape(line)}</p>" for line in below),
+    ]
+    return f"<div class=vflsec>{''.join(parts).replace('h2>', 'h4>')}</div>"
 
 
 def _verdict(summary: Summary) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import io
 import os
 from collections import Counter
@@ -18,7 +17,7 @@ from rich.console import Console
 from vflsec.analysis.results import Cap, Damage, Point, Summary
 from vflsec.analysis.summary import summarize
 from vflsec.core import files
-from vflsec.core.errors import StoreError, VflsecError
+from vflsec.core.errors import StoreError, UsageError, VflsecError
 from vflsec.records.folder import read_manifest, read_records
 from vflsec.records.manifest import Manifest
 from vflsec.records.naming import with_given_names
@@ -121,12 +120,24 @@ class Report:
         return table.as_csv(self.summary)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per point, per headline and per attack on integrity, with the columns of ``to_csv``."""
-        return pd.DataFrame(table.lines(self.summary), columns=list(table.CSV_HEADER))
+        """Return one row per point, per headline and per attack on integrity.
+
+        Its columns are the dataset and those of ``to_csv``. Numbers that are missing are NaN, so that the tables of
+        several reports can be joined by ``pandas.concat``.
+        """
+        frame = pd.DataFrame(table.lines(self.summary), columns=list(table.CSV_HEADER))
+        frame = frame.astype({name: float for name in frame.columns if name not in table.CSV_TEXT})
+        frame["seeds"] = frame["seeds"].astype(int)
+        frame.insert(0, "dataset", self.summary.dataset)
+        return frame
 
     def to_markdown(self) -> str:
         """Return the tables as Markdown."""
         return table.markdown(self.summary)
+
+    def to_latex(self) -> str:
+        r"""Return the tables as LaTeX, for ``\usepackage{booktabs}``; what stands below them is in comments."""
+        return table.latex(self.summary)
 
     def to_html(self) -> str:
         """Return one HTML document: verdict, curve, tables, threat model, and where the numbers come from.
@@ -142,7 +153,7 @@ class Report:
         return path
 
     def plot(self) -> Figure:
-        """Return the privacy-utility curve."""
+        """Return the privacy-utility curve; ``vflsec.plot`` draws several reports side by side."""
         return curve.draw(self.summary)
 
     def save_curve(self, folder: Path | str) -> list[Path]:
@@ -150,11 +161,29 @@ class Report:
         return curve.save(self.summary, Path(folder))
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.table())}</pre>"
+        return page.fragment(self.summary)
 
     def __repr__(self) -> str:
         """Show the table."""
         return self.table()
+
+
+def plot(reports: Iterable[Report]) -> Figure:
+    """Return the privacy-utility curves of several reports side by side, with one legend where one serves for all.
+
+    Args:
+        reports: as ``evaluate`` or ``Report.read`` return them, for example of several datasets.
+
+    Raises:
+        UsageError: no report, or something else among them.
+    """
+    found = [reports] if isinstance(reports, Report) else list(reports)
+    for one in found:
+        if not isinstance(one, Report):
+            raise UsageError(f"expected reports to plot, got {type(one).__name__}: read a folder with Report.read")
+    if not found:
+        raise UsageError("expected at least one report to plot, got none")
+    return curve.draw(*(one.summary for one in found))
 
 
 def _traffic(records: Iterable[Record]) -> list[Traffic]:

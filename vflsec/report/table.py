@@ -25,6 +25,9 @@ CSV_HEADER = (
     "epsilon", "delta", "epsilon_of", "budget",
 )  # fmt: skip
 
+CSV_TEXT = ("method", "defense", "attack", "target", "status", "utility_metric", "leak_metric", "leak_rows",
+            "epsilon_of", "budget")  # fmt: skip
+"""The columns of text; all others are numbers."""
 
 MEASURES = {"auc": "AUC", "r2": "R²"}
 
@@ -57,6 +60,15 @@ OF_TRAINING = ("λ", "utility ↑", "MB")
 
 _UNTIL = {"epochs": 1.0, "true_bytes": 1e6, "paper_bytes": 2.0**20}
 """What is shown of the way to ``train.target``, and its unit; SS-VFL's megabyte has 2^20 bytes."""
+
+
+LATEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$",
+    "λ": r"$\lambda$", "ε": r"$\varepsilon$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$",
+    "≈": r"$\approx$", "∞": r"$\infty$", "·": r"$\cdot$", "²": r"$^2$", "–": "--",
+}  # fmt: skip
+"""What stands for a sign in LaTeX."""
 
 
 class Cells(NamedTuple):
@@ -480,6 +492,43 @@ def as_markdown(cells: Cells) -> str:
     """Return a table as Markdown."""
     lines = [cells.header, ["---"] * len(cells.header), *([_escaped(cell) for cell in row] for row in cells.rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def latex(summary: Summary) -> str:
+    """Return the tables as LaTeX."""
+    above = [heading(summary), *(f"NOTE {note}" for note in summary.notes)]
+    comments = [
+        "\n".join(f"% {' '.join(line.split())}" for line in lines) for lines in (above, remarks(summary)) if lines
+    ]
+    return "\n\n".join([comments[0], *map(as_latex, tables(summary)), *comments[1:]]) + "\n"
+
+
+def as_latex(cells: Cells) -> str:
+    """Return a table as LaTeX with the rules of booktabs; the first column and columns of text are flush left."""
+    text = ("attack", "budget", "status", "note", "method", "defense", "of", "rows")
+    columns = "".join("l" if i == 0 or name in text else "r" for i, name in enumerate(cells.header))
+    header, *rows = [" & ".join(map(_for_latex, row)) + r" \\" for row in (cells.header, *cells.rows)]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{_for_latex(cells.title)}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            header,
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+def _for_latex(cell: str) -> str:
+    """Return a cell of LaTeX that is read as text; a number with a minus is set as one."""
+    if re.fullmatch(r"[+-][\d.]+", cell):
+        return f"${cell}$"
+    return "".join(LATEX.get(sign, sign) for sign in cell)
 
 
 def _escaped(cell: str) -> str:
