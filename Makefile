@@ -44,7 +44,7 @@ engines:
 	done
 
 # Rewrites what is generated: the reference, the table and the picture of the first command, the map in CONTRIBUTING.md,
-# the picture of the packages, and the notebook. It trains, and takes a few minutes.
+# the picture of the packages, and the notebooks. It trains, and takes a few minutes.
 docs:
 	$(BIN)/python scripts/build_docs.py
 

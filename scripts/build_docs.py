@@ -1,6 +1,7 @@
 """Write the generated parts of the documents.
 
-python scripts/build_docs.py            runs the main command (a minute) and writes everything
+python scripts/build_docs.py            runs the main command (a minute) and the notebooks, and writes everything
+python scripts/build_docs.py --notebooks    runs and writes the notebooks alone, or only those whose names are given
 python scripts/build_docs.py --quick    runs nothing and writes what is read from the code: reference, catalogue, map
 python scripts/build_docs.py --check    changes nothing; exits 1 if something that is read from the code is stale
 """
@@ -8,11 +9,12 @@ python scripts/build_docs.py --check    changes nothing; exits 1 if something th
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.util import resolve_name
 from pathlib import Path
 
@@ -34,7 +36,7 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 LAYERS = ROOT / "docs" / "architecture.svg"
 PICTURE = ROOT / "docs" / "privacy_utility_curve.png"
-NOTEBOOK = ROOT / "notebooks" / "privacy_utility_curve.py"
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 
 Graph = Mapping[str, set[str]]
 """What each module, or each package, imports."""
@@ -191,12 +193,21 @@ FROM_THE_CODE: dict[Path, dict[str, Callable[[], str]]] = {
 """Blocks that are written without running anything, by page and mark."""
 
 
-def notebook() -> nbformat.NotebookNode:
+def notebook(source: Path) -> nbformat.NotebookNode:
     """Return the notebook as its source says, without outputs."""
-    found = jupytext.read(NOTEBOOK)
+    found = jupytext.read(source)
     for i, cell in enumerate(found.cells):
         cell["id"] = f"cell-{i}"
     found.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    return found
+
+
+def execute(found: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
+    """Run a notebook in ``folder``, each cell on one core, and return it with outputs and without times."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    NotebookClient(found, timeout=600, resources={"metadata": {"path": str(folder)}}).execute(env=env)
+    for cell in found.cells:
+        cell["metadata"].pop("execution", None)  # timestamps
     return found
 
 
@@ -214,10 +225,20 @@ def is_stale() -> list[str]:
             stale.append(f"reference/{name}")
     if not LAYERS.is_file() or LAYERS.read_text(encoding="utf-8") != svg(arrows(ROOT)):
         stale.append(LAYERS.name)
-    written = nbformat.read(NOTEBOOK.with_suffix(".ipynb"), as_version=4)
-    if [(c.cell_type, c.source) for c in written.cells] != [(c.cell_type, c.source) for c in notebook().cells]:
-        stale.append(f"{NOTEBOOK.with_suffix('.ipynb').name}")
+    stale += [source.with_suffix(".ipynb").name for source in NOTEBOOKS if not _is_written(source)]
     return stale
+
+
+def _is_written(source: Path) -> bool:
+    """Whether the notebook beside ``source`` has its cells."""
+    path = source.with_suffix(".ipynb")
+    if not path.is_file():
+        return False
+    written, wanted = (
+        [(cell.cell_type, cell.source) for cell in found.cells]
+        for found in (nbformat.read(path, as_version=4), notebook(source))
+    )
+    return written == wanted
 
 
 def write_from_the_code() -> None:
@@ -240,18 +261,26 @@ def write() -> None:
     table = "\n".join(line.rstrip() for line in report.table().splitlines())
     text = block(TABLE.read_text(encoding="utf-8"), "table", f"```text\n{table.strip()}\n```")
     TABLE.write_text(text, encoding="utf-8")
-    executed = notebook()
-    NotebookClient(executed, timeout=600, resources={"metadata": {"path": str(ROOT / "notebooks")}}).execute()
-    for cell in executed.cells:
-        cell["metadata"].pop("execution", None)  # timestamps
-    nbformat.write(executed, NOTEBOOK.with_suffix(".ipynb"))
+    write_notebooks()
+
+
+def write_notebooks(names: Collection[str] = ()) -> None:
+    """Run and write all notebooks, or those that are named."""
+    for source in NOTEBOOKS:
+        if not names or source.stem in names:
+            nbformat.write(execute(notebook(source), source.parent), source.with_suffix(".ipynb"))
 
 
 @click.command()
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 if something is stale.")
 @click.option("--quick", is_flag=True, help="Write only what is read from the code.")
-def main(check: bool, quick: bool) -> None:
+@click.option("--notebooks", is_flag=True, help="Run and write only the notebooks, or those that are named.")
+@click.argument("names", nargs=-1, type=click.Choice([source.stem for source in NOTEBOOKS]))
+def main(check: bool, quick: bool, notebooks: bool, names: tuple[str, ...]) -> None:
     """Write or check the generated parts of the documents."""
+    if notebooks:
+        write_notebooks(names)
+        return
     if not check:
         write_from_the_code() if quick else write()
         return
