@@ -56,7 +56,9 @@ def pictures(cells):
 def test_there_are_five():
     assert [source.stem for source in SOURCES] == NAMES
     assert sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb")) == NAMES
-    assert all(f"notebooks/{name}.ipynb" in (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8") for name in NAMES)
+    assert all(
+        f"notebooks/{name}.ipynb" in (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8") for name in NAMES
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

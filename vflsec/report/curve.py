@@ -237,7 +237,7 @@ def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point]) ->
         marker = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]  # the seventh has the first's color, not its marker
         _draw_line(axes, line, COLORS[i % len(COLORS)], marker, i if len(curves) > 1 else None)
     _draw_baselines(axes, worst)
-    if any(any(line.training) for line in curves) and not all(all(line.training) for line in curves):
+    if any(any(line.training) for line in curves):
         axes.plot([], [], "o", color=COLORS[0], markerfacecolor="white", label="open: on training rows")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
@@ -253,7 +253,9 @@ def _draw_attacks(axes: Axes, attacks: Sequence[Line], *, named: bool) -> None:
     """Draw each attack in gray; of one defense as lines with names beside the diagram, else they would be a tangle."""
     for i, line in enumerate(attacks):
         label = None if i else "each attack"
-        axes.plot(line.utility, line.leak, "-" if named else "", color=GRAY, linewidth=0.8, zorder=1.5, label=label)
+        style = "-" if named else "none"
+        axes.plot(line.utility, line.leak, linestyle=style, color=GRAY, linewidth=0.8, zorder=1.5, label=label,
+                  marker="o", ms=3)  # fmt: skip
         for x, y, training in zip(line.utility, line.leak, line.training, strict=True):
             axes.plot([x], [y], "o", color=GRAY, ms=3, markerfacecolor="white" if training else GRAY, zorder=1.6)
     if not named:
@@ -299,16 +301,19 @@ def _draw_front(axes: Axes, places: Sequence[Place], *, named: bool) -> None:
 
 
 def _share_legend(figure: Figure, widths: Sequence[float]) -> list[float]:
-    """Leave the legend of the last diagram alone where all say the same of lines that look the same.
+    """Leave one legend, beside the last diagram, if one of them says all that the others say of lines that look so.
 
     Return the widths of the diagrams, which need less room without a legend beside them.
     """
     said = [_entries(axes) for axes in figure.axes]
-    if any(one != said[0] for one in said):
+    fullest = max(range(len(said)), key=lambda i: len(said[i]))
+    if any(not set(one) <= set(said[fullest]) for one in said) or not said[fullest]:
         return list(widths)
-    for axes in figure.axes[:-1]:
+    beside = len(widths) > 1 and max(widths) > 7.4
+    for axes in figure.axes:
         if legend := axes.get_legend():
             legend.remove()
+    _draw_legend(figure.axes[-1], beside=beside, like=figure.axes[fullest])
     return [4.8] * (len(widths) - 1) + [widths[-1] - 2.2]
 
 
@@ -320,17 +325,21 @@ def _entries(axes: Axes) -> list[tuple[str, Any, Any]]:
     return [(text, line.get_color(), line.get_marker()) for line, text in found if isinstance(line, Line2D)]
 
 
-def _draw_legend(axes: Axes, *, beside: bool) -> None:
-    """Name what is drawn: of several curves beside the diagram, else below it, where no curve runs."""
-    if not axes.get_legend_handles_labels()[0]:
+def _draw_legend(axes: Axes, *, beside: bool, like: Axes | None = None) -> None:
+    """Name what is drawn: of several curves beside the diagram, else below it, where no curve runs.
+
+    With ``like``, the names are those of another diagram.
+    """
+    named = (like or axes).get_legend_handles_labels()
+    if not named[0]:
         return
     if beside:
         gray = any(line.get_color() == GRAY for line in axes.lines)
         title = ("strongest attack on each defense\n" if gray else "") + "number: strength λ"
-        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0,
+        axes.legend(*named, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0,
                     labelspacing=0.9, alignment="left", title=title, title_fontsize=8)  # fmt: skip
     else:
-        axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=3)
+        axes.legend(*named, frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=3)
 
 
 def save(summary: Summary, folder: Path) -> list[Path]:
