@@ -103,6 +103,17 @@ def test_gaps_are_filled_by_training_rows_as_scikit_learn_does(strategy: str):
     np.testing.assert_allclose(encode(frame), expected[:, [0, 2, 1, 3]], atol=1e-5)
 
 
+def test_nothing_is_fitted_on_test_rows(toml: Path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=60), "c": pd.Categorical(rng.choice(list("abcdef"), 60))})
+    frame.loc[rng.random(60) < 0.3, "a"] = np.nan
+    table = PartyTable("active", frame, frozenset(["c"]), impute="median", rare={"c": 3})
+    changed = frame.copy()
+    changed.loc[40:, "a"], changed.loc[40:, "c"] = 1e6, "a"
+    before, after = (ColumnEncoder(table, one[:40])(one[:40]) for one in (frame, changed))
+    np.testing.assert_array_equal(before, after)
+
+
 def test_gaps_that_training_rows_do_not_have_need_no_indicator():
     frame = pd.DataFrame({"a": [1.0, 3.0, np.nan]})
     encode = ColumnEncoder(PartyTable("active", frame, impute="mean"), frame[:2])
@@ -237,6 +248,15 @@ def test_the_active_party_is_the_one_with_the_label_or_the_one_that_is_named(tom
     )
     edit(toml, ('label = "y"', 'active = "q"\nlabel = "y"'))
     assert load_toml(toml).names == {"active": "q", "passive_1": "p"}
+
+
+def test_keys_of_several_columns_are_not_confused(tmp_path: Path):
+    rows = pd.DataFrame({"i": ["a | b", "a", "x |", "x", *"pq"], "j": ["c", "b | c", "y", "| y", *"rs"]})
+    rows.assign(a=range(6), y=[0, 1] * 3).to_csv(tmp_path / "a.csv", index=False)
+    rows.assign(b=range(6)).to_csv(tmp_path / "b.csv", index=False)
+    text = 'label = "y"\nid = ["i", "j"]\n[parties.a]\nfile = "a.csv"\n[parties.b]\nfile = "b.csv"\n'
+    (tmp_path / "m.toml").write_text(text, "utf-8")
+    assert load_toml(tmp_path / "m.toml").labels.index.is_unique
 
 
 def test_an_id_may_have_several_columns_and_other_names(toml: Path):

@@ -108,6 +108,15 @@ def test_the_repr_of_a_dataset_is_one_line():
         ({"id": "who"}, "bank: expected the id, got an unknown column 'who'"),
         ({"passive": {}}, "expected passive parties with names of their own, got none"),
         ({"passive": {"bank": frames()[1]}}, "expected passive parties with names of their own, got bank"),
+        (
+            {"passive": frames()[1].assign(z=1).set_index("z", append=True)},
+            "passive_1: expected one level of ['customer', 'z'], got several; reset it, and name id=",
+        ),
+        ({"passive": frames()[1].T.T.assign(z=1j)}, "passive_1, column 'z': expected numbers, got complex128"),
+        (
+            {"passive": frames()[1].assign(**{"score (missing)": frames()[1]["score"]})},
+            "passive_1: expected no column 'score (missing)' beside 'score'; rename it",
+        ),
         ({"passive": [1, 2]}, "expected a pandas data frame for passive_1, got list"),
         ({"active": {"a+b": frames()[0]}}, "expected a party's name of letters, digits, - and _, got 'a+b'"),
         ({"passive": frames()[1].iloc[:0]}, "passive_1: expected data rows, got none"),

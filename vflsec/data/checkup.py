@@ -16,8 +16,7 @@ from vflsec.core.checks import count
 from vflsec.core.errors import VflsecError
 from vflsec.core.metrics import METRICS
 from vflsec.data.alignment import align
-from vflsec.data.dataset import PartyTable, VerticalDataset
-from vflsec.data.encode import GAPS
+from vflsec.data.dataset import GAPS, PartyTable, VerticalDataset
 from vflsec.data.files import Reading, read_all
 from vflsec.data.partition import DataSpec, Partition, partition
 from vflsec.data.quick import quick_utility

@@ -13,6 +13,9 @@ import pandas as pd
 from vflsec.core.errors import DataError
 from vflsec.core.layout import Grouping
 
+GAPS = " (missing)"
+"""Ends the name of the encoded column that says where another column has gaps."""
+
 
 @dataclass(frozen=True)
 class Card:
@@ -77,6 +80,9 @@ class PartyTable:
             raise DataError(f"{self.name}: expected signed_log columns to be numbers, got categories {both}")
         if self.image and self.categorical:
             raise DataError(f"{self.name}: expected pixels to be numbers, got categories {sorted(self.categorical)}")
+        for column in self.frame.columns if self.impute else ():
+            if f"{column}{GAPS}" in self.frame.columns:
+                raise DataError(f"{self.name}: expected no column {column + GAPS!r} beside {column!r}; rename it")
         for column in self.frame.columns:
             _check_values(self.name, self.frame[column], column in self.categorical, self.impute is not None)
 

@@ -23,10 +23,7 @@ import numpy as np
 import pandas as pd
 
 from vflsec.core.layout import Column, Layout
-from vflsec.data.dataset import PartyTable
-
-GAPS = " (missing)"
-"""Ends the name of the column that says where another column has gaps."""
+from vflsec.data.dataset import GAPS, PartyTable
 
 
 class ColumnEncoder:

@@ -170,6 +170,8 @@ def _ids(table: RawTable, key: list[str], party: str) -> pd.Index:
     for column in key:
         _expect_column(table, column, "the id")
         parts.append(table.keys(column, "an id"))
+    if len(parts) > 1:  # a bar within a part is doubled, so that different keys stay different
+        parts = [part.str.replace("|", "||", regex=False) for part in parts]
     ids = parts[0]
     for part in parts[1:]:
         ids = ids + " | " + part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from typing import Any
 
 import msgspec
@@ -102,6 +103,9 @@ def _raw(party: str, frame: pd.DataFrame, style: Format, *, indexed: bool) -> Ra
         raise UsageError(f"expected a pandas data frame for {party}, got {type(frame).__name__}")
     if frame.empty:
         raise DataError(f"{party}: expected data rows, got none")
+    for axis, way_out in ((frame.columns, "join the levels of its names"), (frame.index, "reset it, and name id=")):
+        if isinstance(axis, pd.MultiIndex):
+            raise DataError(f"{party}: expected one level of {axis.names}, got several; {way_out}")
     named = frame.set_axis(pd.Index(frame.columns.astype(str)), axis=1)
     double = sorted(set(named.columns[named.columns.duplicated()]))
     if double:
@@ -118,12 +122,18 @@ def _roles(table: RawTable, roles: Mapping[str, Mapping[str, Any]], reserved: se
     unnamed = [c for c in frame.columns if not any(c in columns for columns in given.values())]
     for column in unnamed:
         kind = frame[column].dtype
-        if pd.api.types.is_datetime64_any_dtype(kind):
+        if pd.api.types.is_datetime64_any_dtype(kind) or _is_date(frame[column]):
             given["dates"][column] = None
         elif isinstance(kind, pd.CategoricalDtype) or _is_text(frame[column]):
             given["categorical"][column] = None
     lists = {role: list(given[role]) for role in ("categorical", "signed_log", "dates")}
     return msgspec.convert({**lists, "group_rare": given["group_rare"], "hash": given["hash"]}, PartyFile)
+
+
+def _is_date(values: pd.Series) -> bool:
+    """Whether a column holds Python's own dates."""
+    known = values.dropna() if pd.api.types.is_object_dtype(values.dtype) else values[:0]
+    return len(known) > 0 and bool(known.map(lambda value: isinstance(value, date)).all())
 
 
 def _is_text(values: pd.Series) -> bool:

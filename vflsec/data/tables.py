@@ -63,7 +63,7 @@ class RawTable(NamedTuple):
         if pd.api.types.is_datetime64_any_dtype(raw.dtype):
             way_out = f"list it in {self.setting('dates')}"
             raise DataError(f"{self.file}, column {column!r}: expected numbers, got {raw.dtype}; {way_out}")
-        if not (pd.api.types.is_numeric_dtype(raw.dtype) or _is_text(raw)):
+        if pd.api.types.is_complex_dtype(raw.dtype) or not (pd.api.types.is_numeric_dtype(raw.dtype) or _is_text(raw)):
             way_out = f"convert it, or list it in {self.setting('categorical')}"
             raise DataError(f"{self.file}, column {column!r}: expected numbers, got {raw.dtype}; {way_out}")
         values = self._parsed(column)
