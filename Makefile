@@ -52,8 +52,10 @@ check-docs:
 	$(BIN)/python scripts/build_docs.py --check
 
 # The documentation as a site in site/, which needs no network to be read; a link that leads nowhere is an error.
-site:
-	test -x .site/bin/mkdocs || (python3 -m venv .site && .site/bin/pip install -q "mkdocs-material>=9.5,<10")
+.site/bin/mkdocs:
+	python3 -m venv .site && .site/bin/pip install -q "mkdocs-material>=9.5,<10"
+
+site: .site/bin/mkdocs
 	NO_MKDOCS_2_WARNING=1 .site/bin/mkdocs build --strict --quiet
 
 # Builds sdist and wheel, checks both, and tries each in an environment of its own: the first evaluation, and for the

@@ -46,6 +46,14 @@ def test_one_pair_and_one_call_of_each_defense_of_marvells_paper(monkeypatch):
     assert all(marvell.once(call) for call in marvell.calls().values())
 
 
+@pytest.mark.cluster
+@pytest.mark.filterwarnings("ignore")  # the cluster's own
+def test_one_evaluation_of_the_scale_out():
+    scale_out = load("scale_out")
+    small = {**scale_out.SETTINGS, "dataset": "toy", "train": {"epochs": 2}, "seeds": 1}
+    assert scale_out.seconds(1, small) > 0
+
+
 def test_the_main_command_is_the_readmes():
     assert " ".join(load("main_command").COMMAND) in (FOLDER.parent / "README.md").read_text(encoding="utf-8")
 
