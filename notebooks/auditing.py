@@ -16,7 +16,6 @@
 
 # %%
 import os
-import subprocess
 import sys
 from tempfile import TemporaryDirectory
 
@@ -107,14 +106,11 @@ print(f"accuracy on test rows: {right.float().mean():.2f}")
 # %% [markdown]
 # ## Audit of the transcript
 #
-# `vflsec audit` is a command. It writes a folder, which `Report.read` opens. For a real audit, leave out `--attack` and
-# `--draws`: then it runs all attacks, with five draws of the auxiliary labels.
+# For a real audit, leave out `attack` and `draws`: then it runs all attacks, with five draws of the auxiliary labels.
+# `vflsec audit` does the same on the command line.
 
 # %%
-vflsec_audit = [sys.executable, "-m", "vflsec", "audit"]
-options = "--data mine.toml --attack direction --draws 1 --out messages".split()
-done = subprocess.run([*vflsec_audit, "transcript", *options], check=True, capture_output=True)
-report = vflsec.Report.read("messages")
+report = vflsec.audit_system("transcript", "mine.toml", attack="direction", draws=1, progress=False)
 report
 
 # %% [markdown]
@@ -134,9 +130,16 @@ assert headline.leak.mean > headline.leak.alone + 0.1
 # less of its leak:
 
 # %%
-options = "--model factory.py:build --data mine.toml --encoded --train-ids train.txt --attack mc --draws 1 --out weights"
-done = subprocess.run([*vflsec_audit, "bottom.safetensors", *options.split()], check=True, capture_output=True)
-weights = vflsec.Report.read("weights")
+weights = vflsec.audit_system(
+    "bottom.safetensors",
+    "mine.toml",
+    model="factory.py:build",
+    encoded=True,
+    train_ids="train.txt",
+    attack="mc",
+    draws=1,
+    progress=False,
+)
 print("direction:", weights.summary.left_out["direction"])
 
 shown = ["audited", "attack", "leak", "leak_low", "leak_high", "alone", "advantage"]

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vflsec.api import attack, evaluate, load_dataset, train
+    from vflsec.api import attack, audit_system, evaluate, load_dataset, train
     from vflsec.audit.defending import defend
     from vflsec.audit.recorder import Recorder
     from vflsec.data.frames import dataset
@@ -25,6 +25,7 @@ __all__ = [
     "Report",
     "__version__",
     "attack",
+    "audit_system",
     "dataset",
     "defend",
     "evaluate",
@@ -37,6 +38,7 @@ _HOME = {
     "Recorder": "vflsec.audit.recorder",
     "Report": "vflsec.report.report",
     "attack": "vflsec.api",
+    "audit_system": "vflsec.api",
     "dataset": "vflsec.data.frames",
     "defend": "vflsec.audit.defending",
     "evaluate": "vflsec.api",

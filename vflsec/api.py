@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
 from vflsec.audit.checkpoint import TranscriptTap
 from vflsec.core.checks import unknown
-from vflsec.core.errors import Diverged, InsufficientView, UsageError
+from vflsec.core.errors import Diverged, InsufficientView, UsageError, VflsecError
 from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
+from vflsec.data.memory import keep
 from vflsec.experiment import engine, federation, naming, runner, training
 from vflsec.experiment import spec as specs
 from vflsec.experiment.cell import training_cell
@@ -31,6 +34,39 @@ from vflsec.report.progress import shown
 from vflsec.report.report import Report
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_OPTION = re.compile(r"--set (?P<table>\w+)\.(?P<key>\w+)=(?P<value>[\w.]+)|--(?P<flag>[a-z][a-z-]+)")
+_RENAMED = {"lambda": "strengths", "with": "fixed"}
+"""Options of the command line whose argument has another name."""
+
+
+def _named_as_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Return ``function`` with errors that say what the options they name are called in Python."""
+    known = inspect.signature(function).parameters
+
+    def argument(found: re.Match[str]) -> str | None:
+        if found["table"]:
+            return f'{found["table"]}={{"{found["key"]}": {found["value"]}}}' if found["table"] in known else None
+        name = _RENAMED.get(found["flag"], found["flag"].replace("-", "_"))
+        return next((f"{one}=" for one in (name, f"{name}s") if one in known), None)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except VflsecError as error:
+            named = {found[0]: argument(found) for found in _OPTION.finditer(str(error))}
+            told = [f"{option} is {name}" for option, name in named.items() if name]
+            if told:
+                error.args = (f"{error} (in Python, {', '.join(told)})",)
+            raise
+
+    return call
+
+
+@_named_as_arguments
 def evaluate(
     *,
     attack: str | Iterable[str] = "mc",
@@ -82,6 +118,8 @@ def evaluate(
         InsufficientView: the adversary lacks what an attack needs.
     """
     _expect_known(settings, evaluate)
+    if isinstance(settings.get("method"), str):
+        raise UsageError(f"expected a table of options for method, got {settings['method']!r}: name methods= instead")
     tables = {"data": data, "train": train, "model": model, "aux": aux}
     chosen = {
         "dataset": dataset,
@@ -131,6 +169,7 @@ def run(
         yield from shown(records, todo.missing) if progress else records
 
 
+@_named_as_arguments
 def train(
     *,
     dataset: str | VerticalDataset = "credit-default",
@@ -205,6 +244,7 @@ def fit(
     return trained, facts
 
 
+@_named_as_arguments
 def attack(
     trained: Trained,
     name: str = "mc",
@@ -249,6 +289,92 @@ def attack(
         warnings.warn(f"attack {name!r} is {found['status']}: the leak is a lower bound", stacklevel=2)
     leak: dict[str, dict[str, Any]] = msgspec.to_builtins(found["leak"])
     return leak
+
+
+@_named_as_arguments
+def audit_system(
+    what: Path | str,
+    data: str | VerticalDataset | None = None,
+    *,
+    attack: str | Iterable[str] = "all",
+    party: str | None = None,
+    model: str | None = None,
+    messages: Path | str | None = None,
+    predictions: Path | str | None = None,
+    encoded: bool = False,
+    train_ids: Path | str | None = None,
+    test_ids: Path | str | None = None,
+    aux: Mapping[str, Any] | None = None,
+    aux_ids: Path | str | None = None,
+    draws: int = 5,
+    defense: str | Iterable[str] = (),
+    out: Path | str | None = None,
+    progress: bool = True,
+) -> Report:
+    """Attack a system that others trained, as ``vflsec audit`` does; return the report.
+
+    Results that are in ``out`` already are not computed again. Nothing in ``what`` is executed.
+
+    Example:
+        >>> report = audit_system("transcript", "mine.toml", attack="direction")  # doctest: +SKIP
+
+    Args:
+        what: a transcript, a checkpoint of ``vflsec train``, weights of a bottom model (``.safetensors``), an ONNX
+            model, or a table of embeddings (``.csv`` or ``.parquet``).
+        data: the columns of all parties and the labels: a TOML file, or what ``vflsec.dataset`` returns. A checkpoint
+            names its own.
+        attack: one or several, as on the command line; by default, all that the adversary can mount.
+        party: the adversary; by default, who recorded the transcript, or ``passive_1``.
+        model: ``FILE.py:FUNCTION`` that builds the bottom model of weights; it is executed.
+        messages: the transcript of a checkpoint's training.
+        predictions: a table of the joint model's predictions that the adversary receives.
+        encoded: whether the model reads the columns as they are, not as vflsec encodes them.
+        train_ids: a file with the ids of the training rows, one a line.
+        test_ids: a file with the ids of other rows; by default, all others.
+        aux: what the adversary knows, for example ``{"n": 40}``; see ``AuxSpec``.
+        aux_ids: a file with the ids of the rows whose labels the adversary knows; by default, they are drawn.
+        draws: of the auxiliary labels.
+        defense: those that were active in the training; their epsilon is reported.
+        out: results folder; by default ``runs/audit-<name>``.
+        progress: whether to show how far it is.
+
+    Raises:
+        UsageError: the arguments contradict each other, or the data do not fit.
+        DataError: a file is damaged.
+        StoreError: a checkpoint is damaged.
+        InsufficientView: the adversary lacks what an attack needs.
+    """
+    from vflsec.audit import job
+
+    attacks = [] if _several(attack) == ["all"] else [specs.parse_attack(one) for one in _several(attack)]
+    paths = {"messages": messages, "predictions": predictions, "train_ids": train_ids, "test_ids": test_ids}
+    what = Path(what)
+    audit = job.prepare(
+        what,
+        keep(data) if isinstance(data, VerticalDataset) else data,
+        attacks=attacks,
+        aux=specs.read({"aux": dict(aux)}).aux if aux else None,
+        aux_ids=Path(aux_ids) if aux_ids else None,
+        party=party,
+        model=model,
+        encoded=encoded,
+        draws=draws,
+        defenses=_several(defense),
+        **{name: Path(path) if path else None for name, path in paths.items()},
+    )
+    for note in audit.subject.notes:
+        warnings.warn(note, stacklevel=2)
+    store = Store(Path(out) if out else Path("runs") / f"audit-{what.stem}")
+    with store.lock():
+        store.trim()
+        missing = len(audit.keys - store.records().keys())
+        records = job.compute(audit, audit.manifest([]), store)
+        for _ in shown(records, missing) if progress else records:
+            pass
+    report = Report.read(store.folder)
+    with writing(store.folder):
+        report.save_page(store.folder)
+    return report
 
 
 def load_dataset(name: str, **options: Any) -> VerticalDataset:

@@ -14,10 +14,7 @@ from vflsec.analysis.results import Damage, Gate, Leak, Measure, Point
 from vflsec.core import registry
 from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
-from vflsec.records.manifest import INTEGRITY, Manifest
-
-AUDITED = "audited"
-"""The method of a system that was trained elsewhere, of which a defense is not known."""
+from vflsec.records.manifest import AUDITED, INTEGRITY, Manifest
 
 Limits = Mapping[str, float]
 Shown = TypeVar("Shown", Point, Damage)

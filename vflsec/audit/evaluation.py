@@ -32,10 +32,8 @@ from vflsec.experiment.questions import Question, ask
 from vflsec.experiment.runner import attack_run, guarded
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.nn.bottoms import untrained
-from vflsec.records.manifest import AttackEntry, BaselineEntry, Manifest, RowEntry
+from vflsec.records.manifest import AUDITED, AttackEntry, BaselineEntry, Manifest, RowEntry
 from vflsec.records.schema import BaselineResult, Result
-
-METHOD = "audited"
 
 VERSION = 2
 """Of what an audit makes of its material: part of every key."""
@@ -83,14 +81,14 @@ class SystemAudit:
         """Return what a report must know about this audit."""
         rows = [
             RowEntry(
-                method=METHOD, defense="none", strength=0.0, seed=seed, attack=spec.label, key=self.key(spec, seed)
+                method=AUDITED, defense="none", strength=0.0, seed=seed, attack=spec.label, key=self.key(spec, seed)
             )
             for seed in range(self.draws)
             for spec in self.attacks
         ]
         baselines = [
             BaselineEntry(
-                method=METHOD, label=spec.label, target=asked_of(spec), seed=seed, key=self.key(spec, seed, "alone")
+                method=AUDITED, label=spec.label, target=asked_of(spec), seed=seed, key=self.key(spec, seed, "alone")
             )
             for seed in range(self.draws)
             for spec in self.baselines
@@ -240,7 +238,7 @@ def records(audit: SystemAudit, draw: int, done: Container[str] = ()) -> Iterato
             yield Result(
                 key=key,
                 cell=subject.fingerprint[:16],
-                method=METHOD,
+                method=AUDITED,
                 defenses=[],
                 seed=draw,
                 adversary=subject.adversary,
@@ -267,7 +265,7 @@ def _alone(spec: AttackSpec, key: str, alone: Trained, audit: SystemAudit, draw:
     seconds = {"attack": time.perf_counter() - began}
     return BaselineResult(
         key=key,
-        method=METHOD,
+        method=AUDITED,
         seed=draw,
         adversary=audit.subject.adversary,
         attack=attack_run(spec, own),

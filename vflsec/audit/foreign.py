@@ -28,6 +28,7 @@ from vflsec.data.alignment import align
 from vflsec.data.dataset import Roles, VerticalDataset
 from vflsec.data.partition import DataSpec, Partition, partition
 from vflsec.experiment.spec import AuxSpec
+from vflsec.records.manifest import AUDITED
 
 SPLITS = ("train", "test")
 
@@ -35,7 +36,7 @@ SPLITS = ("train", "test")
 class Foreign(Method):
     """A system that was trained elsewhere. It cannot be trained; its adversary's model is whatever was handed in."""
 
-    name = "audited"
+    name = AUDITED
     reference = "none"
     messages = {"train": frozenset({Kind.EMBEDDING, Kind.GRADIENT})}  # noqa: RUF012  (declared ClassVar in the base class)
     visible_to = {}  # noqa: RUF012

@@ -13,10 +13,7 @@ from vflsec.cli.options import completing, data_dir, output_format, several
 from vflsec.core.errors import DataError, UsageError, VflsecError, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vflsec.experiment.spec import AttackSpec, AuxSpec
-    from vflsec.records.schema import Record
 
 INSIDE = ("transcript.toml", "training.toml")
 """Files of the folders that are no recording."""
@@ -123,6 +120,7 @@ def _system(
     from vflsec.experiment.engine import reasons
     from vflsec.experiment.store import Store
     from vflsec.records.naming import with_given_names
+    from vflsec.report.progress import shown
     from vflsec.report.report import Report
 
     options = {"data_dir": data_dir} if data_dir else {}
@@ -137,32 +135,15 @@ def _system(
         if fresh:
             store.clear()
         store.trim()
-        watch(job.compute(audit, manifest, store), len(audit.keys - store.records().keys()))
+        try:
+            for _ in shown(job.compute(audit, manifest, store), len(audit.keys - store.records().keys())):
+                pass
+        except KeyboardInterrupt:
+            click.echo("interrupted: finished results are kept; the same command goes on from there", err=True)
+            sys.exit(130)
     report = Report.read(folder, max_leak=limit)
     draw(report, folder, form)
     sys.exit(exit_code(report))
-
-
-def watch(records: Iterable[Record], missing: int) -> None:
-    """Show progress on stderr, in a file a line for each result; on Ctrl-C, exit."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from vflsec.records.schema import BaselineResult
-
-    console = Console(stderr=True)
-    try:
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            bar = progress.add_task("attacks", total=missing)
-            for number, record in enumerate(records, start=1):
-                name = record.attack.name if record.attack else ""
-                progress.update(bar, advance=1, description=name)
-                if not console.is_terminal:
-                    alone = " alone" if isinstance(record, BaselineResult) else ""
-                    click.echo(f"{number}/{missing} draw {record.seed + 1}: {name}{alone}", err=True)
-    except KeyboardInterrupt:
-        click.echo("interrupted: finished results are kept; the same command goes on from there", err=True)
-        sys.exit(130)
 
 
 def named(attacks: tuple[str, ...]) -> list[AttackSpec]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,7 +55,21 @@ def manifest_of(spec: EvalSpec, command: Sequence[str] = (), names: Names | None
         ),
         title=names.dataset if names else "",
         names=dict(names.parties) if names else {},
+        techniques=_declared(spec),
     )
+
+
+def _declared(spec: EvalSpec) -> dict[str, str]:
+    """Return the declared name of each method and defense from a file, unless another one of ``spec`` has it."""
+    found = {}
+    for kind, specs in (
+        ("methods", [spec.method_of(label) for label in spec.methods]),
+        ("defenses", [*spec.defenses, *spec.fixed]),
+    ):
+        names = {one.name: registry.load(kind, one.name).name for one in specs}
+        told = Counter(names.values())
+        found |= {name: own for name, own in names.items() if registry.is_file(name) and told[own] == 1}
+    return found
 
 
 def _row(row: plan.Row) -> RowEntry:

@@ -15,6 +15,9 @@ import msgspec
 NO_ADVERSARY = "no adversary"
 """The name of the attack on a method that has no adversary."""
 
+AUDITED = "audited"
+"""The name of the method of a system that was trained elsewhere."""
+
 INTEGRITY = "integrity"
 """The target of attacks that change the training instead of inferring something."""
 
@@ -110,6 +113,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         left_out: why each other attack was not run, by name.
         title: what the data call themselves; empty for ``dataset``.
         names: what the data call each party, by its name in records; others keep theirs.
+        techniques: the declared names of methods and defenses from files, by ``path/to/file.py:Class``.
     """
 
     dataset: str
@@ -126,6 +130,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     left_out: dict[str, str] = {}
     title: str = ""
     names: dict[str, str] = {}
+    techniques: dict[str, str] = {}
 
     def faults(self) -> Iterator[str]:
         """Yield the faults of a manifest that no evaluation can have written."""

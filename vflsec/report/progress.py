@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from vflsec.records.schema import FAILED, Record, Result
+from vflsec.records.manifest import AUDITED
+from vflsec.records.schema import FAILED, BaselineResult, Record, Result
 
 if TYPE_CHECKING:
     from vflsec.experiment.facts import StageDone
@@ -79,5 +80,7 @@ def describe(record: Record | StageDone) -> str:
     what = (" ".join(record.defenses) or "no defense") if isinstance(record, Result) else "alone"
     attack = record.attack.name if record.attack else "utility"
     attack = f"without {attack}" if isinstance(record, Result) and record.control else attack
+    if record.method == AUDITED:
+        return f"draw {record.seed + 1} {'alone ' if isinstance(record, BaselineResult) else ''}{attack}: {record.status}"
     cause = f", {record.error}" if record.status in FAILED and record.error else ""
     return f"{record.method} {what} {attack} seed {record.seed}: {record.status}{cause}"
