@@ -55,8 +55,9 @@ def python() -> str:
             for member, value in vars(found).items():
                 function = getattr(value, "__func__", value)
                 if not member.startswith("_") and (callable(function) or isinstance(value, property)):
-                    function = value.fget if isinstance(value, property) else function
-                    parts.append(f"\n### {name}.{member}\n\n{_documented(member, function)}")
+                    is_property = isinstance(value, property)
+                    documented = _property(member, value) if is_property else _documented(member, function)
+                    parts.append(f"\n### {name}.{member}\n\n{documented}")
     return "".join(parts)
 
 
@@ -105,6 +106,11 @@ def _type(kind: Any) -> str:
 
 def _documented(name: str, found: Callable[..., Any]) -> str:
     return f"```python\n{_signature(name, found)}\n```\n\n```text\n{inspect.getdoc(found) or ''}\n```\n"
+
+
+def _property(name: str, found: property) -> str:
+    returned = _annotation(inspect.signature(found.fget).return_annotation) if found.fget else ""
+    return f"```python\n{name}: {returned}\n```\n\n```text\n{inspect.getdoc(found) or ''}\n```\n"
 
 
 def _signature(name: str, found: Callable[..., Any]) -> str:

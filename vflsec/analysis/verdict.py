@@ -24,6 +24,10 @@ LARGE_COST = 0.02
 """A defense that costs more utility than this is named only if every one does."""
 
 
+LEAST_GAIN = 0.005
+"""A leak that is less by this or less, which two digits do not show, is not called lower."""
+
+
 def verdict(worst: Sequence[Point], adversary: str, known: int, not_run: Sequence[str], left_out: int) -> list[str]:
     """Return sentences: what the adversary infers without a defense, labels first, then what a defense leaves.
 
@@ -111,10 +115,13 @@ def _left(start: Point, found: Sequence[Point]) -> str:
     price = f"at a cost of {cost:.1f} points of utility" if cost >= 0.05 else "at no cost in utility"
     method = f"{best.method} with " if len({point.method for point in found}) > 1 else ""
     within = " for at most two points of utility" if cheap else ""
-    return (
-        f"The least that a defense leaves{within} is {_two(best.leak.mean)} "
-        f"(interval up to {_two(_upper(best.leak))}), by {method}{best.defense} at strength {best.strength:g}, {price}."
+    least = (
+        f"{_two(best.leak.mean)} (interval up to {_two(_upper(best.leak))}), by {method}{best.defense} at strength "
+        f"{best.strength:g}, {price}."
     )
+    if (best.leak.mean or 0.0) > (start.leak.mean or 0.0) - LEAST_GAIN:
+        return f"No tested defense lowers this{within}; the least is {least}"
+    return f"The least that a defense leaves{within} is {least}"
 
 
 def _untested(not_run: Sequence[str], left_out: int) -> str:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import tomli_w
 import torch
 
 from vflsec.audit.transcript import AUDITOR, Sent, TranscriptFolder, TranscriptHeader, TranscriptWriter
@@ -83,7 +82,7 @@ def save(folder: Path, trained: Trained, spec: EvalSpec, seed: int) -> None:
     trained.save(folder)
     data = partition_of(training_cell(spec, spec.methods[0], seed))
     settings = {key: value for key, value in msgspec.to_builtins(spec).items() if key in specs.TRAINING}
-    (folder / SETTINGS).write_text(tomli_w.dumps({"seed": seed, **specs.without_none(settings)}), encoding="utf-8")
+    (folder / SETTINGS).write_text(files.toml({"seed": seed, **settings}), encoding="utf-8")
     salt = secrets.token_hex(16)
     rows = _Rows(salt, {split: _hashes(ids, salt) for split, ids in data.ids.items()})
     (folder / ROWS).write_bytes(msgspec.json.encode(rows))

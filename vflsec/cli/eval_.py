@@ -306,7 +306,8 @@ def show(report: Report, form: str) -> None:
         width = max(width, 80)
         Console(width=width).print(table.rich(report.summary, width))
     else:
-        click.echo({"json": report.to_json, "csv": report.to_csv, "markdown": report.to_markdown}[form]().rstrip("\n"))
+        forms = {"json": report.to_json, "csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}
+        click.echo(forms[form]().rstrip("\n"))
 
 
 def exit_code(report: Report) -> int:

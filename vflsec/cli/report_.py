@@ -42,15 +42,17 @@ def _compare(folders: tuple[Path, ...], form: str) -> None:
     from vflsec.analysis.comparison import compare
     from vflsec.report import comparison
     from vflsec.report.report import Report
+    from vflsec.report.table import NARROW
 
-    if len(folders) != 2 or form == "csv":
-        got = "--format csv" if form == "csv" else f"{len(folders)}"
+    if len(folders) != 2 or form in ("csv", "latex"):
+        got = f"{len(folders)}" if len(folders) != 2 else f"--format {form}"
         raise UsageError(f"expected two folders and --format table, json or markdown with --compare, got {got}")
     before, after = ((report.summary, report.manifest) for report in map(Report.read, folders))
     found = compare(before, after)
     if form == "table":
         console = Console()
-        Console(width=max(console.width if console.is_terminal else 110, 80)).print(comparison.rich(found))
+        width = console.width if console.is_terminal else max(console.width, NARROW)
+        Console(width=width).print(comparison.rich(found, width))
     else:
         text = msgspec.json.encode(found).decode() if form == "json" else comparison.markdown(found)
         click.echo(text.rstrip("\n"))

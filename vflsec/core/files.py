@@ -7,8 +7,11 @@ import hashlib
 import os
 import shutil
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 SEAL = b"vflsec sealed 1\n"
 UNFINISHED = ".writing-"
@@ -137,3 +140,14 @@ def unseal(data: bytes) -> bytes:
     if data[:start] != SEAL + hashlib.sha256(content).digest():
         raise ValueError("a file whose checksum does not match")
     return content
+
+
+def toml(table: Mapping[str, Any]) -> str:
+    """Return a table as TOML, without its values of None, for which TOML has nothing."""
+    return tomli_w.dumps(_without_none(table))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    return [_without_none(one) for one in value] if isinstance(value, list | tuple) else value

@@ -29,6 +29,8 @@ def dataset(
     categorical: Iterable[str] = (),
     signed_log: Iterable[str] = (),
     dates: Iterable[str] = (),
+    date_format: str | None = None,
+    drop: Iterable[str] = (),
     group_rare: Mapping[str, int] | None = None,
     hash: Mapping[str, int] | None = None,
     impute: Imputation | None = None,
@@ -54,7 +56,9 @@ def dataset(
         name: of the dataset, in tables and pictures.
         categorical: further columns of categories, for example numbers that are codes.
         signed_log: heavy-tailed numbers, such as money.
-        dates: columns of dates as text, ISO 8601.
+        dates: columns of dates as text.
+        date_format: how dates are written, as for ``datetime.strptime``; by default ISO 8601.
+        drop: columns that are not used.
         group_rare: categories of which only the most frequent values are told apart, and how many.
         hash: categories that are hashed, and into how many buckets.
         impute: ``mean``, ``median`` or ``mode`` of training rows in place of missing numbers; None if none are missing.
@@ -73,12 +77,13 @@ def dataset(
         raise UsageError(f"expected passive parties with names of their own, got {', '.join(others) or 'none'}")
     for party in frames:
         check_name(party)
-    style = Format(impute=impute)
+    style = Format(impute=impute, date_format=date_format)
     raw = {party: _raw(party, frame, style, indexed=id is None) for party, frame in frames.items()}
     roles: dict[str, dict[str, Any]] = {
         "categorical": dict.fromkeys(categorical),
         "signed_log": dict.fromkeys(signed_log),
         "dates": dict.fromkeys(dates),
+        "drop": dict.fromkeys(drop),
         "group_rare": dict(group_rare or {}),
         "hash": dict(hash or {}),
     }
@@ -126,7 +131,7 @@ def _roles(table: RawTable, roles: Mapping[str, Mapping[str, Any]], reserved: se
             given["dates"][column] = None
         elif isinstance(kind, pd.CategoricalDtype) or _is_text(frame[column]):
             given["categorical"][column] = None
-    lists = {role: list(given[role]) for role in ("categorical", "signed_log", "dates")}
+    lists = {role: list(given[role]) for role in ("categorical", "signed_log", "dates", "drop")}
     return msgspec.convert({**lists, "group_rare": given["group_rare"], "hash": given["hash"]}, PartyFile)
 
 

@@ -115,7 +115,10 @@ def provenance(
 
 
 def _sentence(kind: str, name: str) -> str:
-    return (inspect.getdoc(registry.load(kind, name)) or "").split("\n")[0]
+    """Return the first sentence of a card, and for a defense what it guarantees."""
+    found = registry.load(kind, name)
+    first = (inspect.getdoc(found) or "").split("\n")[0]
+    return f"{first} Guarantee: {found.guarantee}." if kind == "defenses" else first
 
 
 def _commit() -> str | None:

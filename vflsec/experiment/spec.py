@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import tomli_w
 
 from vflsec.core import files, registry
 from vflsec.core.checks import positive, suggestion, unknown
@@ -433,7 +432,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def to_toml(spec: EvalSpec) -> str:
     """Return ``spec`` as TOML with all defaults; None is left out, since TOML has no null."""
-    return tomli_w.dumps(without_none(msgspec.to_builtins(spec)))
+    return files.toml(msgspec.to_builtins(spec))
 
 
 _LISTS = ("methods", "attacks", "defenses", "fixed")
@@ -471,13 +470,6 @@ def _stem(name: str) -> str:
     """A name without its folders: ``own/mine.py:Mine@gradient`` is ``mine@gradient``."""
     reference, at, points = name.partition("@")
     return Path(reference).stem + at + points
-
-
-def without_none(value: Any) -> Any:
-    """Return tables without keys of None, which TOML does not have."""
-    if isinstance(value, dict):
-        return {key: without_none(v) for key, v in value.items() if v is not None}
-    return [without_none(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _teach(message: str) -> str:

@@ -88,7 +88,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         versions: of vflsec, Python and libraries, and the kind of machine.
         commit: of the source tree of vflsec; None if it is not run from one.
         sources: the plug-ins and data of the settings, by kind and name, with version or hash of the content.
-        cards: the first sentence of the documentation of each method, defense and attack.
+        cards: the first sentence on each method, defense and attack; for a defense with its guarantee.
     """
 
     time: str

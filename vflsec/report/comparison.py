@@ -7,7 +7,10 @@ from rich.text import Text
 
 from vflsec.analysis.comparison import Comparison, Difference, Move
 from vflsec.core.errors import plain
-from vflsec.report.table import Cells, as_markdown, as_rich, number, signed
+from vflsec.report.table import NARROW, Cells, as_markdown, as_rich, number, signed, without
+
+DETAILS = ("of", "leak before", "95 % interval")
+"""The columns that are left out below ``NARROW`` columns."""
 
 LONGEST = 34
 """The most characters of a setting that are shown."""
@@ -33,22 +36,26 @@ def tables(comparison: Comparison) -> list[Cells]:
         ]
         for move in comparison.moves
     ]
+    lines = [list(line) for line in dict.fromkeys(map(tuple, lines))]  # curves share the row without a defense
     return [*found, Cells("What moved", [*header, *(["utility"] if utility else []), "status"], lines)]
 
 
 def remarks(comparison: Comparison) -> list[str]:
     """Return the lines below the tables."""
     found = [] if comparison.settings else ["SAME settings, versions and data"]
+    data = {setting.name: setting for setting in comparison.settings}.get("dataset")
+    if data:
+        found.append(f"WARNING different datasets, {data.before} and {data.after}: the changes are not those of a defense")
     for title, lines in (("before", comparison.only_before), ("after", comparison.only_after)):
         found += [f"ONLY {title}: {', '.join(lines)}"] if lines else []
     return found
 
 
-def rich(comparison: Comparison) -> RenderableType:
-    """Return the tables for a terminal."""
+def rich(comparison: Comparison, width: int) -> RenderableType:
+    """Return the tables for a terminal of ``width`` columns; in a narrow one, without what the others tell."""
     parts: list[RenderableType] = [Text(f"before: {comparison.before}"), Text(f"after:  {comparison.after}")]
     for cells in tables(comparison):
-        parts += [Text(), as_rich(cells, narrow=True)]
+        parts += [Text(), as_rich(without(cells, DETAILS) if width < NARROW else cells, narrow=True)]
     return Group(*parts, Text(), *map(Text, remarks(comparison)))
 
 

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from vflsec.analysis.results import Summary
+from vflsec.core import files
 from vflsec.core.checks import count
 from vflsec.records.manifest import Manifest
 from vflsec.report import curve, table
@@ -53,7 +54,14 @@ COLUMNS = {
     "advantage": "Leak minus alone.",
     "worst": "The strongest attack, or alone. It is chosen on one half of the rows and scored on the other.",
     "adversary's pick": "The attack that the adversary itself would choose, by folds of the labels that it knows.",
+    "budget": "What the attack spent, and how surely the known labels give the sign of its score.",
+    "MB": "What crosses between the parties in training, in both directions.",
+    "status": "What is unusual: unconverged is a lower bound; diverged, collapsed and error replace a number.",
     "CAP": "The mean of utility times (1 - leak) over the strengths of a defense. Larger is better.",
+    "calibrated": "CAP with the advantage over alone in place of the leak. A destroyed model gains less by it.",
+    "CAP (accuracy)": "CAP with the accuracy of the guesses as the leak, as papers compute it.",
+    "DCS": "The mean over the strengths of 1 / (1 + distance to no leak at full utility). 1 is best.",
+    "(place)": "The place of the defense by this score; ≈ marks one that is not told apart from a neighbor.",
     "±": "The wider side of a 95 % interval.",
 }
 
@@ -154,7 +162,9 @@ def _not_tested(summary: Summary) -> str:
 
 
 def _notes(summary: Summary) -> str:
-    notes = "".join(f"<p>{escape(note)}</p>" for note in [*summary.notes, *summary.failures])
+    orders = [f"ORDER {line}" for line in [*summary.orders, *summary.disagreements]]
+    lines = [*summary.notes, *summary.failures, *(table.front(summary) if summary.ranks else []), *orders]
+    notes = "".join(f"<p>{escape(note)}</p>" for note in lines)
     return f"<section><h2>Notes</h2>{notes}</section>" if notes else ""
 
 
@@ -224,7 +234,8 @@ def _origin(manifest: Manifest) -> str:
         **{f"{kind}: {name}": value for kind, named in own.sources.items() for name, value in named.items()},
     }
     items = "".join(f"<dt>{escape(str(k))}</dt><dd><code>{escape(str(v))}</code></dd>" for k, v in facts.items())
-    return f"<section><h2>Where the numbers come from</h2><dl>{items}</dl></section>"
+    settings = f"<details><summary>All settings</summary><pre>{escape(files.toml(manifest.settings))}</pre></details>"
+    return f"<section><h2>Where the numbers come from</h2><dl>{items}</dl>{settings}</section>"
 
 
 def _annex() -> str:

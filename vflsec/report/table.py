@@ -50,7 +50,7 @@ NARROW = 110
 """Below this width of a terminal, the columns that decide the least are left out."""
 
 DETAILS = (
-    "rows", "on train", "chance", "budget", "MB", "epochs to target", "MB to target", "as SS-VFL counts",
+    "on train", "chance", "budget", "MB", "epochs to target", "MB to target", "as SS-VFL counts",
     "CAP (accuracy)", "DCS", "note",
 )  # fmt: skip
 """The columns that are left out there."""
@@ -108,7 +108,7 @@ def points(summary: Summary) -> list[Cells]:
         Cells(_title(label, points, summary), [*header, "status"], [_point_row(point, summary) for point in points])
         for label, points in curves.items()
     ]
-    return [_without(cells, OF_TRAINING) for cells in found] if summary.audited else found
+    return [without(cells, OF_TRAINING) for cells in found] if summary.audited else found
 
 
 def caps(summary: Summary) -> Cells | None:
@@ -155,7 +155,9 @@ def tables(summary: Summary) -> list[Cells]:
 
 def remarks(summary: Summary) -> list[str]:
     """Return the lines below the tables: notes on epsilon, Pareto front, orders, gates, failures, what was not run."""
-    verdicts = summary.disagreements or ["all scores agree wherever they tell two defenses apart"]
+    apart = any(" > " in line for line in summary.orders)
+    agreed = "all scores agree wherever they tell two defenses apart" if apart else "no score tells two defenses apart"
+    verdicts = summary.disagreements or [agreed]
     return [
         *([OF_MODELS] if any("of" in one for point in summary.points for one in point.spent) else []),
         *(front(summary) if summary.ranks else []),
@@ -196,11 +198,12 @@ def front(summary: Summary) -> list[str]:
         along = sorted((p for p in summary.front if p.target == target), key=lambda p: -p.utility)
         names = [f"{p.method}, {p.defense}" if several else p.defense for p in along]
         places = [
-            f"{name} {p.strength:.4g}" if p.strength else "no defense" for name, p in zip(names, along, strict=True)
+            f"{name} {p.strength:.4g}" if p.strength else f"{p.method}, no defense" if several else "no defense"
+            for name, p in zip(names, along, strict=True)
         ]
         shown = [f"{place} ({number(p.utility)}, {number(p.leak)})" for place, p in zip(places, along, strict=True)]
         of = f" of {target}" if _mixed(summary) else ""
-        found.append(f"PARETO FRONT{of} (utility, strongest leak): {', '.join(dict.fromkeys(shown))}")
+        found.append(f"PARETO FRONT{of} (utility, strongest leak): {'; '.join(dict.fromkeys(shown))}")
     return found
 
 
@@ -236,10 +239,10 @@ def _without_details(cells: Cells) -> Cells:
     """Return ``cells`` without the columns in ``DETAILS``; a method that all rows share moves to the title."""
     methods = {row[cells.header.index("method")] for row in cells.rows} if "method" in cells.header else set()
     title = f"{cells.title}, {methods.pop()}" if len(methods) == 1 else cells.title
-    return _without(Cells(title, cells.header, cells.rows), DETAILS if title == cells.title else (*DETAILS, "method"))
+    return without(Cells(title, cells.header, cells.rows), DETAILS if title == cells.title else (*DETAILS, "method"))
 
 
-def _without(cells: Cells, names: Sequence[str]) -> Cells:
+def without(cells: Cells, names: Sequence[str]) -> Cells:
     """Return ``cells`` without the columns in ``names``."""
     kept = [k for k, name in enumerate(cells.header) if name not in names]
     return Cells(cells.title, [cells.header[k] for k in kept], [[row[k] for k in kept] for row in cells.rows])
