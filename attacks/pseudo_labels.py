@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
+from sklearn.covariance import EmpiricalCovariance, empirical_covariance
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
@@ -92,11 +93,23 @@ class PseudoLabels(Attack):
         return Guess(scores, budget={"fits": 1 + self.rounds * len(models)})
 
 
+class _Regularized(EmpiricalCovariance):  # type: ignore[misc]
+    """The covariance of a class, with a share of the identity.
+
+    This is ``reg_param`` of the analysis, which decomposes the rows. A covariance is far smaller than many rows.
+    """
+
+    def fit(self, X: np.ndarray, y: None = None) -> _Regularized:
+        covariance = empirical_covariance(X)
+        self.covariance_ = (1 - RIDGE) * covariance + RIDGE * np.eye(X.shape[1])
+        return self
+
+
 def _gaussians(x: Tensor, y: Tensor) -> ClassifierMixin:
     """Return a discriminant analysis of rows (n, p) with labels (n,); for one row of each class, a regression."""
     fewest = int(torch.bincount(y)[torch.unique(y)].min())
     if fewest > x.shape[1]:
-        model = QuadraticDiscriminantAnalysis(reg_param=RIDGE)
+        model = QuadraticDiscriminantAnalysis(solver="eigen", covariance_estimator=_Regularized())
     elif len(y) > len(torch.unique(y)):
         model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
     else:

@@ -1,13 +1,27 @@
 """The Python API says and does what the command line does."""
 
+import html
+import io
+from contextlib import nullcontext
+
+import numpy as np
+import pandas as pd
 import pytest
 
 import vflsec
-from vflsec.core.errors import Diverged, InsufficientView, UsageError
+from vflsec.cli import cli
+from vflsec.core.errors import Diverged, InsufficientView, UsageError, VflsecError
+from vflsec.defenses.iso import IsotropicNoise
 from vflsec.experiment import engine
 
 SMALL = {"dataset": "toy", "data": {"options": {"rows": 300}}, "train": {"epochs": 2}}
 ATTACKED = {**SMALL, "attack": "mc:epochs=5", "aux": {"n": 20, "folds": 0}, "seeds": 2, "jobs": 1}
+
+
+def vflsec_(words):
+    """Run a command in this process."""
+    with pytest.raises(SystemExit, match="0") if words[0] == "audit" else nullcontext():
+        cli.main(words, standalone_mode=False)
 
 
 def test_a_strength_may_stand_with_its_defense(tmp_path):
@@ -17,6 +31,62 @@ def test_a_strength_may_stand_with_its_defense(tmp_path):
         ("iso", 1.0, ["embedding"])
     ]
     assert (tmp_path / "curve.svg").exists()
+
+
+def test_plug_ins_are_called_as_they_call_themselves(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    head = "from vflsec.defenses.iso import IsotropicNoise\nfrom vflsec.methods.fedsplitnn import FedSplitNN\n"
+    noise, method = "class N(IsotropicNoise):\n    name = 'mine'\n", "class M(FedSplitNN):\n    name = 'my-way'\n"
+    (tmp_path / "own.py").write_text(head + noise + method + "class T(IsotropicNoise):\n    name = 'iso'\n")
+    report = vflsec.evaluate(
+        **ATTACKED, defense=["own.py:N:lambda=5", "own.py:T:lambda=5", "iso:lambda=5"], methods="own.py:M", out="run"
+    )
+    assert {point.method for point in report.points} == {"my-way"}
+    assert {point.defense for point in report.points} == {"mine", "own.py:T", "iso"}  # two call themselves iso
+    assert f"Guarantee: {html.escape(IsotropicNoise.guarantee)}." in report.to_html()
+    assert "own.py" in (tmp_path / "run" / "spec.toml").read_text()
+
+
+def test_an_audit_from_python_is_that_of_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    vflsec_(["train", "--dataset", "toy", "--set", "data.options.rows=300", "--set", "train.epochs=2", "--out", "ckpt"])
+    found = vflsec.audit_system("ckpt", attack="mc:epochs=5", draws=2, aux={"n": 20}, out="python")
+    vflsec_(["audit", "ckpt", "--attack", "mc:epochs=5", "--draws", "2", "--set", "aux.n=20", "--out", "shell"])
+    expected = vflsec.Report.read("shell").to_dict()
+    assert found.to_dict()["verdict"] == expected["verdict"]
+    for key in ("points", "worst"):
+        assert [one["leak"] for one in found.to_dict()[key]] == [one["leak"] for one in expected[key]]
+    assert (tmp_path / "python" / "report.html").exists()
+    with pytest.raises(UsageError, match=r"got run.csv \(in Python, --messages is messages=\)"):
+        vflsec.audit_system("run.csv", messages="ckpt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"dataset": "toy", "aux": {"n": 10**6}}, '(in Python, --set aux.n=... is aux={"n": ...})'),
+        ({"dataset": "toy", "attack": "norm", "adversary": "active"}, "(in Python, --adversary is adversary=)"),
+        ({"methods": "fedhssl", "method": "x"}, "expected a table of options for method"),
+    ],
+)
+def test_errors_name_the_arguments(arguments, told):
+    with pytest.raises(VflsecError) as caught:
+        vflsec.evaluate(**arguments)
+    assert told in str(caught.value)
+
+
+def test_a_model_that_is_trained_badly_is_told(tmp_path):
+    """An effect of two parties' columns together, which an additive head cannot see."""
+    rng = np.random.default_rng(0)
+    own, other = rng.normal(size=(2, 2000))
+    bank = pd.DataFrame({"a": own, "y": (own * other > 0).astype(int)})
+    data = vflsec.dataset(active=bank, passive=pd.DataFrame({"b": other}), label="y")
+    chosen = {"attack": "mc:epochs=5", "seeds": 1, "jobs": 1, "train": {"epochs": 2}, "aux": {"n": 20, "folds": 0}}
+    report = vflsec.evaluate(dataset=data, out=tmp_path, **chosen)
+    assert any("a quick model of all columns" in note for note in report.summary.notes)
+    same = vflsec.evaluate(**{**ATTACKED, "train": {"epochs": 20}}, out=tmp_path / "toy")
+    assert not any("a quick model of all columns" in note for note in same.summary.notes)
 
 
 def test_a_strength_is_given_once(tmp_path):

@@ -33,7 +33,6 @@ from vflsec.records.schema import Record
 from vflsec.report.progress import shown
 from vflsec.report.report import Report
 
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -347,20 +346,22 @@ def audit_system(
     from vflsec.audit import job
 
     attacks = [] if _several(attack) == ["all"] else [specs.parse_attack(one) for one in _several(attack)]
-    paths = {"messages": messages, "predictions": predictions, "train_ids": train_ids, "test_ids": test_ids}
     what = Path(what)
     audit = job.prepare(
         what,
         keep(data) if isinstance(data, VerticalDataset) else data,
         attacks=attacks,
         aux=specs.read({"aux": dict(aux)}).aux if aux else None,
-        aux_ids=Path(aux_ids) if aux_ids else None,
+        messages=_path(messages),
+        predictions=_path(predictions),
+        train_ids=_path(train_ids),
+        test_ids=_path(test_ids),
+        aux_ids=_path(aux_ids),
         party=party,
         model=model,
         encoded=encoded,
         draws=draws,
         defenses=_several(defense),
-        **{name: Path(path) if path else None for name, path in paths.items()},
     )
     for note in audit.subject.notes:
         warnings.warn(note, stacklevel=2)
@@ -402,6 +403,10 @@ def _expect_known(settings: Mapping[str, Any], function: Callable[..., Any]) -> 
         if tables:
             raise UsageError(f"expected {tables[0]}={{{key!r}: ...}} for {key}, got {key}= as an argument")
         raise UsageError(unknown("setting", key, known))
+
+
+def _path(name: Path | str | None) -> Path | None:
+    return Path(name) if name else None
 
 
 def _several(names: str | Iterable[str]) -> list[str]:

@@ -188,7 +188,9 @@ def test_a_report_shows_orders_and_what_they_do_not_tell(tmp_path):
     for line in report.summary.orders:
         assert f"ORDER {line}" in shown.replace("\n", " ")
     assert len(report.summary.orders) == 3
-    assert ("ORDER all scores agree wherever they tell two" in shown) != bool(report.summary.disagreements)
+    apart = any(" > " in line for line in report.summary.orders)
+    assert ("ORDER all scores agree wherever they tell two" in shown) == (apart and not report.summary.disagreements)
+    assert ("ORDER no score tells two defenses apart" in shown) != apart
     assert ("(≈1)" in shown) == any(" ≈ " in line for line in report.summary.orders)
     assert report.to_dict()["ranks"][0]["by_seed"]["CAP"].keys() == {0, 1}
     leak = next(p.leak for p in report.points if p.strength)

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 
 from vflsec.attacks.logistic import LogisticRegression
-from vflsec.attacks.pseudo_labels import PseudoLabels, _gaussians
+from vflsec.attacks.pseudo_labels import RIDGE, PseudoLabels, _gaussians
 from vflsec.attacks.squares import Squares
 from vflsec.attacks.trees import Trees
 from vflsec.core.view import View
@@ -91,3 +92,12 @@ def test_fewer_rows_than_folds():
     x, y, _ = mixture(n=6)
     scores = PseudoLabels()(view_of(x, y, 3), seed=0).scores
     assert (scores["train"].argmax(dim=1) == y[:3]).all(), "all are known"
+
+
+def test_classes_have_the_regularized_covariance_of_the_library():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 6)) @ rng.normal(size=(6, 6))
+    y = (x[:, 0] + rng.normal(size=400) > 0).astype(int)
+    expected = QuadraticDiscriminantAnalysis(reg_param=RIDGE).fit(x, y).predict_log_proba(x)
+    found = _gaussians(torch.tensor(x), torch.tensor(y)).predict_log_proba(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)

@@ -1,6 +1,7 @@
 """Self-training: the Bayes rule of Gaussian data, from few labels and many rows; trees against the library."""
 
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -83,14 +84,17 @@ def test_forest_training_reads_gradients_whose_meaning_changes_during_training()
     """What a class adds in the first third of training it takes away in the last: the mean of all says nothing."""
     own, gradient = 1.5, 1.5
     view, y = federation(own, 0.0)
-    rng = torch.Generator().manual_seed(1)
-    messages = []
-    for step, sign in enumerate((1, 0, -1)):
-        g = torch.randn(N, 2, generator=rng)
-        g[:, 0] += sign * gradient * y
-        messages.append(Message(Kind.GRADIENT, "active", "passive_1", step, "train", {"value": g}, torch.arange(N)))
-    guess = ForestTraining()(replace(view, messages=tuple(messages)), seed=0)
-    assert auc(guess, y, "train") == pytest.approx(norm.cdf((own**2 + 2 * gradient**2) ** 0.5 / 2**0.5), abs=0.01)
+    reached = []
+    for draw in range(1, 4):
+        rng = torch.Generator().manual_seed(draw)
+        messages = []
+        for step, sign in enumerate((1, 0, -1)):
+            g = torch.randn(N, 2, generator=rng)
+            g[:, 0] += sign * gradient * y
+            messages.append(Message(Kind.GRADIENT, "active", "passive_1", step, "train", {"value": g}, torch.arange(N)))
+        reached.append(auc(ForestTraining()(replace(view, messages=tuple(messages)), seed=0), y, "train"))
+    assert fmean(reached) == pytest.approx(norm.cdf((own**2 + 2 * gradient**2) ** 0.5 / 2**0.5), abs=0.02)
+    assert min(reached) > norm.cdf(own / 2**0.5) + 0.05
 
 
 @pytest.mark.parametrize("releases", [1, 2])

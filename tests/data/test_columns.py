@@ -204,7 +204,8 @@ def test_a_date_that_cannot_be_read_says_how_to_mend_it(toml: Path):
 def test_a_category_of_many_values_is_refused_with_the_way_out(tmp_path: Path, values: list[str], expected: str):
     rng = np.random.default_rng(0)
     n = len(values)
-    pd.DataFrame({"id": range(n), "a": rng.normal(size=n), "y": rng.integers(0, 2, n)}).to_csv(tmp_path / "a.csv")
+    own = pd.DataFrame({"id": range(n), "a": rng.normal(size=n), "y": rng.integers(0, 2, n)})
+    own.to_csv(tmp_path / "a.csv", index=False)
     pd.DataFrame({"id": range(n), "many": values}).to_csv(tmp_path / "b.csv", index=False)
     text = 'label = "y"\nid = "id"\n[parties.a]\nfile = "a.csv"\n[parties.b]\nfile = "b.csv"\ncategorical = ["many"]\n'
     (tmp_path / "m.toml").write_text(text, "utf-8")

@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 
 from vflsec.core.errors import DataError
+from vflsec.data.description import Format
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec, partition
+from vflsec.data.tables import read_table
 
 BANK = """\
 customer,age,job,income,defaulted
@@ -399,4 +401,5 @@ def test_a_cut_off_parquet_file(parquet: Path):
 def test_parquet_without_pyarrow_names_the_install_line(parquet: Path, monkeypatch: pytest.MonkeyPatch):
     parquet.with_name("bureau.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert message(parquet).endswith("reading Parquet needs pyarrow: pip install 'vflsec[parquet]'")
+    with pytest.raises(DataError, match=r"reading Parquet needs pyarrow: pip install 'vflsec\[parquet\]'"):
+        read_table(parquet.with_name("bureau.parquet"), Format())

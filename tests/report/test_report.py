@@ -494,7 +494,7 @@ def test_the_front_is_told_in_words(summary):
     both = [Rank(target="labels", method="fedsplitnn", defense=d, values={}, ranks={}) for d in ("iso", "marvell")]
     front = [place("iso", 0.0, 0.776, 1.0), place("marvell", 0.0, 0.776, 1.0), place("marvell", 16.0, 0.763, 0.708)]
     told = msgspec.structs.replace(summary, front=front, ranks=both)
-    line = "PARETO FRONT (utility, strongest leak): no defense (.776, 1.000), marvell 16 (.763, .708)"
+    line = "PARETO FRONT (utility, strongest leak): no defense (.776, 1.000); marvell 16 (.763, .708)"
     assert line in table.remarks(told)
     assert not any("PARETO" in one for one in table.remarks(summary))  # of a single defense there is none
 
@@ -630,6 +630,6 @@ def test_a_narrow_terminal_has_whole_words_and_is_told_what_is_left_out(summary,
     assert any("CAP ↑" in line for line in lines)
     assert max(map(len, lines)) <= width
     assert not any("budget" in line for line in lines if " attack " in line)
-    for word in ("worst:", "unconverged", "advantage", "NOT SHOWN rows, on train, chance, budget, MB, CAP (accuracy)"):
+    for word in ("worst:", "unconverged", "advantage", "NOT SHOWN on train, chance, budget, MB, CAP (accuracy)"):
         assert any(word in line for line in lines), word
     assert not any("NOT SHOWN" in line for line in report.table(140).splitlines())

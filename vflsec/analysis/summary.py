@@ -16,6 +16,9 @@ from vflsec.core.checks import count
 from vflsec.records.manifest import AttackEntry, Manifest, RowEntry
 from vflsec.records.schema import FAILED, Record, Result
 
+FAR_BELOW = 0.05
+"""A joint model whose utility is lower than a quick model's by more than this is named in a note."""
+
 
 def summarize(
     manifest: Manifest, records: Mapping[str, Record], *, out: str, max_leak: Limits, min_utility: float | None
@@ -137,6 +140,19 @@ def _no_gain(manifest: Manifest, trained: Sequence[Result]) -> list[str]:
     return notes
 
 
+def _weak_model(trained: Sequence[Result]) -> list[str]:
+    """Return a note for each method whose joint model is far below a quick model of all columns, without a defense."""
+    found = {
+        one.method: f"{one.method}: the joint model reaches {one.utility.metric} {one.utility.headline:.3f}, and a "
+        f"quick model of all columns {one.quick_joint:.3f}; one that is trained better may leak more: try other "
+        f"train.epochs, model.head=mlp or a larger model.cut"
+        for one in trained
+        if one.utility is not None and one.quick_joint is not None and not one.control and one.nbytes
+        if one.utility.headline < one.quick_joint - FAR_BELOW
+    }
+    return list(found.values())
+
+
 def _failures(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     """Return the causes of results without a number, each with its place, its attacks and the number of seeds."""
     found: dict[tuple[str, str], dict[str, set[int]]] = {}
@@ -170,6 +186,6 @@ def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
             "too few rows to be split: the strongest attack was chosen on rows that score it, which flatters it"
         )
     trained = [one for one in own if isinstance(one, Result)]
-    notes += _no_gain(manifest, trained)
+    notes += [*_no_gain(manifest, trained), *_weak_model(trained)]
     notes += [note if manifest.audited else f"{one.method}: {note}" for one in trained for note in one.notes]
     return list(dict.fromkeys(notes))

@@ -77,7 +77,11 @@ data_dir = click.option(
 )
 device = click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 output_format = click.option(
-    "--format", "form", type=click.Choice(["table", "json", "csv", "markdown", "latex"]), default="table", show_default=True
+    "--format",
+    "form",
+    type=click.Choice(["table", "json", "csv", "markdown", "latex"]),
+    default="table",
+    show_default=True,
 )
 
 

@@ -22,6 +22,11 @@ from vflsec.data.partition import DataSpec, Partition, partition
 from vflsec.data.quick import quick_utility
 from vflsec.data.tables import MISSING
 
+_UNSEEN = " \t\u00a0\u200b\u200c\u200d\u2060\ufeff"
+
+MOST_NAMED = 8
+"""So many classes with few rows are named."""
+
 ALMOST = 0.99
 """A column that alone predicts the label better than this is nearly a copy of it."""
 
@@ -200,11 +205,13 @@ def _fitted(split: Partition, parties: list[str]) -> float:
 
 def _copies(columns: list[ColumnFacts], dataset: VerticalDataset) -> list[str]:
     measure = "AUC" if dataset.metric == "auc" else dataset.metric
+    shares = dataset.labels.value_counts(normalize=True)
+    unknown_share = 0.5 if dataset.metric == "auc" else 1 - float(shares.max())
     return [
         f"{one.party}, column {one.column!r} alone predicts the label with {measure} {one.predicts:.3f}: is it known "
         f"before the label is?"
         for one in columns
-        if one.predicts > ALMOST
+        if one.predicts > ALMOST and 1 - one.predicts < 0.5 * unknown_share  # far better than naming the largest class
     ]
 
 
@@ -212,6 +219,11 @@ def _alignment(parties: list[PartyFacts], dataset: VerticalDataset) -> list[str]
     samples = [table.frame.index[0] for table in dataset.parties]
     least = min(parties, key=lambda one: one.rows)
     share = least.common / least.rows
+    alike = [set(table.frame.index.str.strip(_UNSEEN).str.lower().str.lstrip("0")) for table in dataset.parties]
+    more = len(set.intersection(*alike)) - least.common
+    if more > 0:
+        what = "zeros in front, capital letters and invisible characters"
+        return [f"{count(more, 'more id')} would be common without {what}: write ids alike in all files"]
     if share >= 0.5:
         return []
     ids = ", ".join(f"{one.name} has {sample!r}" for one, sample in zip(parties, samples, strict=True))
@@ -220,7 +232,9 @@ def _alignment(parties: list[PartyFacts], dataset: VerticalDataset) -> list[str]
 
 def _rare(classes: dict[str, int]) -> list[str]:
     few = [f"{name!r} ({rows})" for name, rows in classes.items() if rows < 50]
-    return [f"few common rows of class {', '.join(few)}: their figures will vary by seed"] if few else []
+    others = f" and {len(few) - MOST_NAMED} more" if len(few) > MOST_NAMED else ""
+    named = ", ".join(few[:MOST_NAMED]) + others
+    return [f"few common rows of class {named}: their figures will vary by seed"] if few else []
 
 
 def _duplicates(split: Partition) -> list[str]:

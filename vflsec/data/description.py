@@ -20,10 +20,10 @@
 
 or with one ``file = "all.csv"`` at the top and ``columns`` for every party. How files are written is set at the top or
 in a party's own section: ``encoding`` (default utf-8), ``separator`` (default a comma), ``decimal`` (default a point),
-``thousands`` (default none), ``date_format`` (default ISO 8601), ``missing`` (texts that stand for a missing number or
-date, besides nothing, NA, NaN, null and the like), and so is ``impute``. A missing category is a category of its own; a
-missing number without ``impute`` is an error, as are a constant column, a category of more than ``max_categories``
-values (default 100), and a passive column that is a copy of the label.
+``thousands`` (default none), ``date_format`` (default ISO 8601), ``missing`` (texts or numbers, such as -999, that
+stand for a missing number or date, besides nothing, NA, NaN, null and the like), and so is ``impute``. A missing
+category is a category of its own; a missing number without ``impute`` is an error, as are a constant column, a category of more than
+``max_categories`` values (default 100), and a passive column that is a copy of the label.
 
 ``image`` declares that a party's columns are the pixels of an image, for networks that read images:
 
@@ -115,8 +115,9 @@ def read_description(path: Path) -> DataFile:
     """
     try:
         config = msgspec.convert(parse_toml(read(path).decode()), DataFile)
-    except OSError:
-        raise DataError(f"expected a TOML file {path}, found none") from None
+    except OSError as error:
+        got = "none" if isinstance(error, FileNotFoundError) else "a folder" if path.is_dir() else error.strerror
+        raise DataError(f"expected a TOML file {path}, found {got}") from None
     except msgspec.ValidationError as error:
         found = re.match(r"Object contains unknown field `([^`]+)`", str(error))
         of_party = " - at `$.parties" in str(error)
@@ -147,6 +148,13 @@ def _check_parties(file: str, config: DataFile) -> None:
     if reserved or any(re.fullmatch(r"passive_\d+", name) and name == config.active for name in names):
         raise DataError(
             f"{file}: expected names that fit the roles, got active = {config.active!r}; rename the sections"
+        )
+    numbered = [name for name in names if re.fullmatch(r"passive_\d+", name)]
+    others = [name for name in names if name not in (*numbered, config.active or "active")]
+    if numbered and others and config.active in (None, "active") and "active" in names:
+        raise DataError(
+            f"{file}: expected a name of its own for each passive party, or passive_1, passive_2... for all, got "
+            f"{', '.join([*numbered, *others])}; rename the sections"
         )
     if not config.id or (isinstance(config.id, list) and len(set(config.id)) < len(config.id)):
         raise DataError(f"{file}: expected id to name one column or several, got {config.id!r}")

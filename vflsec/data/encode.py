@@ -22,8 +22,15 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from vflsec.core.errors import DataError
 from vflsec.core.layout import Column, Layout
 from vflsec.data.dataset import GAPS, PartyTable
+
+SMALLEST = 1e-300
+"""Columns that vary less than this are constant: the inverse of their standard deviation overflows."""
+
+FARTHEST = 1e12
+"""A number that is farther from the mean than so many standard deviations is a mistake, and no network can read it."""
 
 
 class ColumnEncoder:
@@ -74,7 +81,15 @@ class ColumnEncoder:
                 encoded[every_row, start + self._slots(rows[name], name)] = 1
             else:
                 mean, inverse = self._scales[name]
-                encoded[:, start] = (self._filled(rows, name) - mean) * inverse
+                scaled = (self._filled(rows, name) - mean) * inverse
+                far = np.flatnonzero(np.abs(scaled) > FARTHEST)
+                if len(far):
+                    scale = f"{1 / inverse:.3g} around {mean:.3g}"
+                    raise DataError(
+                        f"column {name!r}: expected numbers on the scale of the training rows ({scale}), got "
+                        f"{self._filled(rows, name)[far[0]]:.3g}; correct it, or list it in signed_log"
+                    )
+                encoded[:, start] = scaled
         return encoded
 
     def fitted(self) -> dict[str, dict[str, Any]]:
@@ -128,6 +143,8 @@ def _typical(values: np.ndarray, kind: str) -> float:
 
 def _scale(values: np.ndarray) -> tuple[float, float]:
     """Return mean and 1 / std of training values; 0 for a constant, whose float std may be a tiny non-zero."""
-    if len(values) == 0 or values.min() == values.max():
+    spread = float(np.abs(values - values.mean()).max()) if len(values) else 0.0
+    if len(values) == 0 or values.min() == values.max() or spread < SMALLEST:
         return 0.0, 0.0
-    return float(values.mean()), 1 / float(values.std())
+    std = spread * float(((values - values.mean()) / spread).std()) if spread < SMALLEST**0.5 else float(values.std())
+    return float(values.mean()), 1 / std

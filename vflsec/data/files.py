@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.core.checks import unknown
+from vflsec.core.checks import count, unknown
 from vflsec.core.errors import DataError
 from vflsec.data.alignment import align
 from vflsec.data.columns import read_columns
@@ -84,10 +84,13 @@ def read_all(path: Path) -> Reading:
             file, style = party.file or config.file or "", party.under(config)
             reading.raw[name] = table = shared[file] if file in shared else read_table(path.parent / file, style)
             shared |= {file: table} if config.file else {}
-    if not reading.faults:
-        with reading.faults.caught():
-            reading.order = _order(path.name, config, reading.raw)
-            assemble(reading, config.name or path.stem)
+    incomplete = bool(reading.faults)
+    try:
+        reading.order = _order(path.name, config, reading.raw)
+    except DataError as error:
+        reading.faults += [] if incomplete else [str(error)]  # the file that is lacking may have the label
+    else:
+        assemble(reading, config.name or path.stem)
     return reading
 
 
@@ -98,11 +101,13 @@ def assemble(reading: Reading, name: str) -> None:
     labels: pd.Series | None = None
     classes: tuple[str, ...] = ()
     for standard, given in _standard(reading.order).items():
+        if given not in reading.raw:
+            continue
         raw, own, ids = reading.raw[given], config.parties[given], None
         with faults.caught():
             ids = _ids(raw, config.key(given), given)
         with faults.caught():
-            reading.columns[given] = columns = _columns(config, given, active, raw)
+            reading.columns[given] = columns = _columns(config, given, active, raw, faults)
             index = pd.RangeIndex(len(raw.frame)) if ids is None else ids
             tables.append(_party_table(standard, given, own, config, raw, columns, index, faults))
         if given == active and ids is not None and config.label in raw.frame.columns:
@@ -137,7 +142,7 @@ def load_party(
     ids = _ids(raw, [key], name)
     if label is not None:
         _expect_column(raw, label, "the label")
-    columns = _features(own, name, raw, {key: "id"} if label is None else {key: "id", label: "label"})
+    columns = _features(own, name, raw, {key: "id"} if label is None else {key: "id", label: "label"}, faults)
     table = _party_table(name, name, own, None, raw, columns, ids, faults)
     faults.check()
     return (table, None, ()) if label is None else (table, *_labels(raw, label, ids))
@@ -146,7 +151,7 @@ def load_party(
 def _order(file: str, config: DataFile, raw: Mapping[str, RawTable]) -> list[str]:
     """Return the parties' names, the active party first; passive parties by number or in the order of the file."""
     names = list(config.parties)
-    holders = [name for name in names if config.file is None and config.label in raw[name].frame.columns]
+    holders = [name for name in raw if config.file is None and config.label in raw[name].frame.columns]
     active = config.active or ("active" if "active" in names else holders[0] if len(holders) == 1 else None)
     if active is None:
         got = f"the label {config.label!r} in {len(holders)} of their files" if config.file is None else "one file"
@@ -178,7 +183,8 @@ def _ids(table: RawTable, key: list[str], party: str) -> pd.Index:
     double = np.flatnonzero(ids.duplicated())
     if len(double):
         place, way_out = table.place(", ".join(key), double[0]), f"{party} must hold one row per id"
-        raise DataError(f"{place}: expected each id once, got {ids[double[0]]!r} again; {way_out}")
+        more = f" (and {count(len(double) - 1, 'more row')})" if len(double) > 1 else ""
+        raise DataError(f"{place}: expected each id once, got {ids[double[0]]!r} again; {way_out}{more}")
     index: pd.Index = pd.Index(ids, dtype=object, name="id")  # faster to hash than Arrow text
     return index
 
@@ -192,6 +198,11 @@ def _labels(table: RawTable, column: str, ids: pd.Index) -> tuple[pd.Series, tup
     if _continuous(names, len(texts)):
         way_out = "vflsec has no regression yet: cut it into classes, for example above and below its median"
         raise DataError(f"{place}: expected classes, got {len(names)} different numbers; {way_out}")
+    values = pd.to_numeric(pd.Series(names), errors="coerce")
+    double = values[values.notna() & values.duplicated()]
+    if len(double):
+        twice = [name for name, value in zip(names, values, strict=True) if value == double.iloc[0]]
+        raise DataError(f"{place}: expected each class written alike, got {twice[0]!r} and {twice[1]!r}; correct one")
     codes = pd.Index(names).get_indexer(pd.Index(texts))
     return pd.Series(codes, index=ids, name="label", dtype="int64"), tuple(names)
 
@@ -204,11 +215,11 @@ def _continuous(names: list[str], rows: int) -> bool:
 
 def _natural(text: str) -> tuple[bool, int, str]:
     """Return a sorting key: integers by value, before text."""
-    is_number = text.removeprefix("-").isdecimal()
+    is_number = text.removeprefix("-").isdecimal() and len(text) < 1000
     return (not is_number, int(text) if is_number else 0, text)
 
 
-def _columns(config: DataFile, name: str, active: str, table: RawTable) -> list[str]:
+def _columns(config: DataFile, name: str, active: str, table: RawTable, faults: Faults) -> list[str]:
     """Return the party's feature columns, after checking them and the label's place."""
     if name == active or config.file is not None:
         _expect_column(table, config.label, "the label")
@@ -217,12 +228,12 @@ def _columns(config: DataFile, name: str, active: str, table: RawTable) -> list[
         raise DataError(
             f"{place}: expected the label with the active party only, got it with {name} too; drop it there"
         )
-    return _features(
-        config.parties[name], name, table, {**dict.fromkeys(config.key(name), "id"), config.label: "label"}
-    )
+    reserved = {**dict.fromkeys(config.key(name), "id"), config.label: "label"}
+    return _features(config.parties[name], name, table, reserved, faults)
 
 
-def _features(party: PartyFile, name: str, table: RawTable, reserved: dict[str, str]) -> list[str]:
+def _features(party: PartyFile, name: str, table: RawTable, reserved: dict[str, str], faults: Faults) -> list[str]:
+    """Return the party's feature columns; roles of columns that it has not become faults."""
     left = [c for c in table.frame.columns if c not in reserved]
     own = [c for c in left if c not in party.drop] if party.columns is None else party.columns
     for column in party.drop:
@@ -239,7 +250,7 @@ def _features(party: PartyFile, name: str, table: RawTable, reserved: dict[str, 
     for role in ROLES:
         for column in getattr(party, role):
             if column not in own:
-                raise DataError(f"{table.setting(role, name)}: {unknown('column', column, own)}")
+                faults.append(f"{table.setting(role, name)}: {unknown('column', column, own)}")
     return own
 
 
@@ -284,7 +295,7 @@ def _reject_label_copies(dataset: VerticalDataset, reading: Reading) -> None:
         name = dataset.given(party.name)
         shared = party.frame.loc[common]
         for column in shared.columns:
-            codes, values = pd.factorize(shared[column])
+            codes, values = pd.factorize(shared[column], use_na_sentinel=False)
             pairs = np.unique(codes * len(dataset.classes) + labels)
             if len(pairs) == len(values) == len(np.unique(labels)):
                 place = f"{reading.raw[name].file}, column {column!r}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
-from typing import Any
+from numbers import Number
+from typing import Any, get_args
 
 import msgspec
+import numpy as np
 import pandas as pd
 
-from vflsec.core.checks import unknown
+from vflsec.core.checks import one_of, unknown
 from vflsec.core.errors import DataError, UsageError
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.description import MAX_CATEGORIES, DataFile, Format, Imputation, PartyFile, check_name
@@ -68,6 +70,16 @@ def dataset(
         DataError: a frame is wrong; the line names frame, column and row.
         UsageError: a column that no frame has.
     """
+    if impute is not None:
+        one_of(get_args(Imputation), impute=impute)
+    if not isinstance(max_categories, int) or max_categories < 2:
+        raise UsageError(f"expected max_categories of 2 or more, got {max_categories!r}")
+    for role, sizes in (("group_rare", group_rare), ("hash", hash)):
+        if not all(isinstance(size, int) and not isinstance(size, bool) for size in (sizes or {}).values()):
+            raise UsageError(f"expected {role} to give a whole number for each column, got {sizes!r}")
+    key = [_INDEX] if id is None else [str(id)] if isinstance(id, str | int) else [str(column) for column in id]
+    if not key or len(set(key)) < len(key):
+        raise UsageError(f"expected id to name one column or several, got {id!r}")
     own = dict(active) if isinstance(active, Mapping) else {"active": active}
     others = dict(passive) if isinstance(passive, Mapping) else {"passive_1": passive}
     if len(own) != 1:
@@ -76,7 +88,9 @@ def dataset(
     if not others or len(frames) != 1 + len(others):
         raise UsageError(f"expected passive parties with names of their own, got {', '.join(others) or 'none'}")
     for party in frames:
-        check_name(party)
+        check_name(str(party))
+        if not isinstance(party, str):
+            raise UsageError(f"expected a text as the name of a party, got {party!r}")
     style = Format(impute=impute, date_format=date_format)
     raw = {party: _raw(party, frame, style, indexed=id is None) for party, frame in frames.items()}
     roles: dict[str, dict[str, Any]] = {
@@ -92,7 +106,7 @@ def dataset(
         for column in columns:
             if column not in known:
                 raise UsageError(f"{role}: {unknown('column', column, known)}")
-    key = [_INDEX] if id is None else [id] if isinstance(id, str) else list(id)
+    label = str(label)
     parties = {party: _roles(table, roles, {*key, label}) for party, table in raw.items()}
     config = DataFile(label=label, id=key, parties=parties, impute=impute, max_categories=max_categories)
     reading = Reading(config, order=list(frames), raw=raw)
@@ -115,6 +129,8 @@ def _raw(party: str, frame: pd.DataFrame, style: Format, *, indexed: bool) -> Ra
     double = sorted(set(named.columns[named.columns.duplicated()]))
     if double:
         raise DataError(f"{party}: expected different column names, got {double[0]!r} twice; rename one")
+    if indexed and _INDEX in named.columns:
+        raise DataError(f"{party}: expected no column {_INDEX!r} beside the index; rename it, or name id=")
     if indexed:
         named = named.rename_axis(_INDEX).reset_index()
     return RawTable(named.reset_index(drop=True), party, 1, "arguments", style)
@@ -145,4 +161,4 @@ def _is_text(values: pd.Series) -> bool:
     """Whether a column holds text; one of true and false with gaps is of numbers."""
     if not (pd.api.types.is_string_dtype(values.dtype) or pd.api.types.is_object_dtype(values.dtype)):
         return False
-    return not values.dropna().map(lambda value: isinstance(value, bool | int | float)).all()
+    return not values.dropna().map(lambda value: isinstance(value, bool | Number | np.bool_)).all()

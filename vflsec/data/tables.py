@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import re
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from vflsec.core.errors import DataError
+from vflsec.core.checks import count
+from vflsec.core.errors import DataError, plain
 from vflsec.data.description import Format
 
 MISSING = "(missing)"
@@ -19,6 +23,12 @@ MISSING_TEXTS = frozenset(["", "na", "n/a", "#n/a", "nan", "null", "none", "nat"
 LARGEST = 1e30
 """Numbers must be below this: standardizing larger ones overflows."""
 _GAP = ("nothing", "fill it or drop the row")
+EARLIEST, LATEST = 1700, 2200
+"""The years of dates; others usually stand for a missing date, such as 9999-12-31."""
+_NO_TEXT = ("utf-7", "unicode_escape", "raw_unicode_escape", "punycode", "idna", "undefined")
+"""Encodings of Python that no table is written in, and that may give characters which no file can hold."""
+_OFFSET = r"([T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?) ?(?:Z|[+-]\d{2}(?::?\d{2})?)$"
+"""The time of day in ISO 8601, and its distance from UTC."""
 _CONTROL = r"[\x00-\x08\x0b-\x1f\x7f]"
 
 
@@ -30,6 +40,7 @@ class RawTable(NamedTuple):
         settings: who names it, for the way out in errors: a section of a TOML file, options of the command line, or
             arguments of a function.
         style: how numbers and dates are written.
+        lines: of a CSV in which a row has several lines, the first line of each row.
     """
 
     frame: pd.DataFrame
@@ -37,11 +48,13 @@ class RawTable(NamedTuple):
     first_line: int
     settings: Literal["toml", "options", "arguments"] = "toml"
     style: Format = Format()
+    lines: np.ndarray | None = None
 
     def place(self, column: str, position: int) -> str:
         """Return ``bank.csv, column 'age', line 7`` for the row at ``position``."""
         unit = "line" if self.first_line == 2 else "row"
-        return f"{self.file}, column {column!r}, {unit} {position + self.first_line}"
+        number = position + self.first_line if self.lines is None else self.lines[position]
+        return f"{self.file}, column {column!r}, {unit} {number}"
 
     def setting(self, name: str, party: str = "") -> str:
         """Return the name of a party's setting, as its user writes it."""
@@ -67,27 +80,35 @@ class RawTable(NamedTuple):
             way_out = f"convert it, or list it in {self.setting('categorical')}"
             raise DataError(f"{self.file}, column {column!r}: expected numbers, got {raw.dtype}; {way_out}")
         values = self._parsed(column)
+        if self.style.missing:  # which may be numbers, such as -999
+            values[self.missing(column)] = np.nan
         missing = np.isnan(values)
         if missing.any():  # of which some may be texts that are no numbers
             missing &= self.missing(column)
         bad = np.flatnonzero(~(np.abs(values) < LARGEST) & ~(missing & gaps))  # also NaN
         if len(bad):
-            raise DataError(f"{self.place(column, bad[0])}: {self._no_number(column, bad[0], values[bad[0]])}")
+            raise DataError(
+                f"{self.place(column, bad[0])}: {self._no_number(column, bad[0], values[bad[0]])}{_more(bad)}"
+            )
         return values
 
     def dates(self, column: str, *, gaps: bool = False) -> pd.Series:
-        """Return a column as dates without a time zone.
+        """Return a column as dates and times of the clock, as they are written; time zones are dropped.
 
         Args:
             column: its name.
             gaps: whether missing values are allowed, and become NaT.
 
         Raises:
-            DataError: a missing value, or one that is no date.
+            DataError: a missing value, one that is no date, or a year before 1700 or after 2200.
         """
         raw, form = self.frame[column], self.style.date_format
-        text = raw if pd.api.types.is_datetime64_any_dtype(raw.dtype) else self._stripped(column)
         missing = self.missing(column)
+        if pd.api.types.is_datetime64_any_dtype(raw.dtype):
+            text, form = raw.dt.tz_localize(None), None
+        else:
+            text = self._stripped(column).str.replace(_OFFSET, r"\1", regex=True)
+            form = form if _is_written(raw) else None
         try:
             values = pd.to_datetime(text.where(~missing), format=form or "ISO8601", errors="coerce", utc=True)
         except (ValueError, TypeError) as error:
@@ -102,8 +123,19 @@ class RawTable(NamedTuple):
             raise DataError(
                 f"{self.place(column, bad[0])}: expected a date such as {written}, "
                 + (f"got {got!r}; {mend}" if not missing[bad[0]] else f"got nothing; {self._fill()}")
+                + _more(bad)
             )
-        return values.dt.tz_localize(None)
+        years = values.dt.year
+        far = np.flatnonzero((years < EARLIEST) | (years > LATEST))
+        if len(far):
+            got = self._stripped(column).iloc[far[0]]
+            mend = f"if it stands for no date, name it in {self.setting('missing')}"
+            raise DataError(
+                f"{self.place(column, far[0])}: expected a year from {EARLIEST} to {LATEST}, got {got!r}; {mend}"
+                + _more(far)
+            )
+        clock: pd.Series = values.dt.tz_localize(None)
+        return clock
 
     def categories(self, column: str) -> pd.Series:
         """Return a column as text, with ``(missing)`` in its gaps."""
@@ -122,7 +154,7 @@ class RawTable(NamedTuple):
             got, way_out = _GAP
             if found := text.iloc[gaps[0]]:
                 got, way_out = f"{found!r}, which stands for a missing value", "name it otherwise or drop the row"
-            raise DataError(f"{self.place(column, gaps[0])}: expected {role}, got {got}; {way_out}")
+            raise DataError(f"{self.place(column, gaps[0])}: expected {role}, got {got}; {way_out}{_more(gaps)}")
         hidden = np.flatnonzero(text.str.contains(_CONTROL, regex=True))
         if len(hidden):
             got = f"{text.iloc[hidden[0]]!r} with a control character"
@@ -133,7 +165,10 @@ class RawTable(NamedTuple):
         """Return (n,) whether a value is missing: nothing, or a text that stands for it."""
         raw = self.frame[column]
         if not _is_text(raw):
-            return raw.isna().to_numpy()
+            named = pd.to_numeric(pd.Series(self.style.missing or (), dtype=object), errors="coerce").dropna()
+            gaps: np.ndarray = raw.isna().to_numpy()
+            numeric = pd.api.types.is_numeric_dtype(raw.dtype) and len(named)
+            return gaps | raw.isin(named).to_numpy() if numeric else gaps
         own = frozenset(text.strip().lower() for text in self.style.missing or ())
         return self._stripped(column).str.lower().isin(MISSING_TEXTS | own).to_numpy()
 
@@ -141,7 +176,9 @@ class RawTable(NamedTuple):
         """Return a column as float64 with NaN where a value is missing or no number."""
         raw = self.frame[column]
         if not _is_text(raw):
-            return raw.to_numpy(dtype=np.float64, na_value=np.nan)
+            return raw.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
+        if not _is_written(raw):
+            return pd.to_numeric(raw, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
         decimal, thousands = self.style.decimal or ".", self.style.thousands
         text = raw
         if thousands or decimal != ".":
@@ -153,7 +190,7 @@ class RawTable(NamedTuple):
             if decimal != ".":
                 text = text.where(~text.str.contains(".", regex=False), "not a number")
                 text = text.str.replace(decimal, ".", regex=False)
-        values = pd.to_numeric(text, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        values = pd.to_numeric(text, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
         if np.isnan(values).all():
             truth = self._stripped(column).str.lower().map({"true": 1.0, "false": 0.0}).to_numpy(dtype=np.float64)
             values = truth if (~np.isnan(truth) | self.missing(column)).all() else values
@@ -179,9 +216,20 @@ class RawTable(NamedTuple):
     def _stripped(self, column: str) -> pd.Series:
         """Return stripped text, empty in gaps; a column of whole floats is one of integers with gaps."""
         raw = self.frame[column]
-        if pd.api.types.is_float_dtype(raw.dtype) and (raw.dropna() % 1 == 0).all():
+        whole = pd.api.types.is_float_dtype(raw.dtype) and (raw.dropna() % 1 == 0).all()
+        if whole and (raw.dropna().abs() < 2.0**63).all():
             raw = raw.astype("Int64")
         return raw.astype(object).where(raw.notna(), "").astype(str).str.strip()
+
+
+def _more(bad: np.ndarray) -> str:
+    """Return how many further rows have the same fault."""
+    return f" (and {count(len(bad) - 1, 'more row')})" if len(bad) > 1 else ""
+
+
+def _is_written(values: pd.Series) -> bool:
+    """Whether a column holds text; Parquet and frames also have objects, such as decimals and dates."""
+    return not values.dropna().map(lambda value: isinstance(value, Decimal | date | np.number)).any()
 
 
 def _looks_like_a_date(text: str) -> bool:
@@ -205,26 +253,41 @@ def read_table(path: Path, style: Format, *, toml: bool = True) -> RawTable:
     """
     encoding, separator = style.encoding or "utf-8", style.separator or ","
     settings: Literal["toml", "options"] = "toml" if toml else "options"
+    file = plain(path.name[:100])
     for name, mark in (("decimal", style.decimal), ("thousands", style.thousands)):
         if mark is not None and (len(mark) != 1 or mark.isalnum() or mark in "+-"):
-            raise DataError(f"expected {name} of one character, got {mark!r}; for example ','")
+            raise DataError(f"{file}: expected {name} of one character, got {mark!r}; for example ','")
     if style.thousands is not None and style.thousands == (style.decimal or "."):
-        raise DataError(f"expected decimal and thousands to differ, got {style.thousands!r} for both; correct one")
-    if len(separator) != 1:
-        raise DataError(f"expected a separator of one character, got {separator!r}; for example ';'")
-    if path.is_dir():
+        got = f"{style.thousands!r} for both"
+        raise DataError(f"{file}: expected decimal and thousands to differ, got {got}; correct one")
+    if len(separator) != 1 or separator in '\r\n"\0':
+        way_out = 'write separator = "\\t"' if separator == "\\t" else "for example ';'"
+        raise DataError(f"{file}: expected a separator of one character, got {separator!r}; {way_out}")
+    try:
+        text = codecs.lookup(encoding).name not in _NO_TEXT
+    except (LookupError, ValueError):  # also a null character in its name
+        text = False
+    if not text:
+        raise DataError(f"{file}: expected a known encoding, got {encoding!r}; for example 'utf-8'")
+    try:
+        found = "folder" if path.is_dir() else "file" if path.is_file() else "none"
+    except (OSError, ValueError):
+        found = "none"
+    if found == "folder":
         raise DataError(f"expected a file {path}, got a folder; name a file in it")
-    if not path.is_file():
+    if found == "none":
         where = "paths are relative to the TOML file" if toml else "check the path"
-        raise DataError(f"expected a file {path}, found none; {where}")
+        raise DataError(f"expected a file {path.parent / file}, found none; {where}")
     if path.suffix == ".parquet":
         table = RawTable(_read_parquet(path), path.name, 1, settings, style)
     else:
         # Spreadsheet programs put a byte order mark in front, which would become part of the first column's name.
         encoding = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding
-        _check_lines(path, encoding, separator, toml=toml)
-        frame = pd.read_csv(path, encoding=encoding, sep=separator, dtype=str, keep_default_na=False, index_col=False)
-        table = RawTable(frame, path.name, 2, settings, style)
+        starts = _check_lines(path, encoding, separator, toml=toml)
+        frame = pd.read_csv(
+            path, encoding=encoding, sep=separator, dtype=str, keep_default_na=False, index_col=False, compression=None
+        )
+        table = RawTable(frame, path.name, 2, settings, style, starts)
     if table.frame.empty:
         raise DataError(f"{path.name}: expected data rows, got none; is the export complete?")
     return table
@@ -240,17 +303,24 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path.name}: expected a Parquet file, got {reason}; export it again") from None
+    for column in frame.select_dtypes("object").columns:
+        if frame[column].map(lambda value: isinstance(value, bytes)).any():
+            raise DataError(f"{path.name}, column {column!r}: expected text, got bytes; export it as text")
     return frame.reset_index(drop=frame.index.names == [None])  # the id may be the index
 
 
-def _check_lines(path: Path, encoding: str, separator: str, *, toml: bool) -> None:
-    """Reject what pandas would read silently: ragged lines, repeated names, an open quote at the end."""
+def _check_lines(path: Path, encoding: str, separator: str, *, toml: bool) -> np.ndarray | None:
+    """Reject what pandas would read silently: ragged lines, repeated names, an open quote at the end.
+
+    Returns:
+        The first line of each row where a row has several lines; None where each has its own.
+    """
     try:
         with path.open(encoding=encoding, newline="") as stream:
             lines = csv.reader(stream, delimiter=separator, strict=True)
             header = next(lines, [])
             _check_header(path.name, header)
-            blank = 0
+            blank, starts = 0, [lines.line_num + 1]
             for fields in lines:
                 if not fields:
                     blank = blank or lines.line_num  # allowed at the end of the file only
@@ -260,19 +330,36 @@ def _check_lines(path: Path, encoding: str, separator: str, *, toml: bool) -> No
                         f"{path.name}, line {line}: expected {len(header)} fields as in the header, got {n_fields}; "
                         f"is the file cut off, or is {separator!r} not its separator?"
                     )
-    except UnicodeDecodeError as error:
-        way_out = "set encoding in the TOML file, for example encoding = 'latin-1'" if toml else "save it as UTF-8"
-        got = f"byte {error.object[error.start]:#x}"
-        raise DataError(f"{path.name}: expected {error.encoding} text, got {got}; {way_out}") from None
-    except LookupError:
-        raise DataError(f"{path.name}: expected a known encoding, got {encoding!r}; for example 'utf-8'") from None
+                starts.append(lines.line_num + 1)
+            return np.array(starts[:-1]) if lines.line_num > len(starts) else None
+    except UnicodeError as error:
+        got = "other bytes"
+        if isinstance(error, UnicodeDecodeError):
+            got, encoding = f"byte {error.object[error.start]:#x}", error.encoding
+        raise DataError(f"{path.name}: expected {encoding} text, got {got}; {_encoded(path, toml=toml)}") from None
     except csv.Error as error:
         raise DataError(f"{path.name}, line {lines.line_num}: {error}; is the file cut off?") from None
+
+
+def _encoded(path: Path, *, toml: bool) -> str:
+    """Return the way out for a file that is not in its encoding."""
+    with path.open("rb") as stream:
+        start = stream.read(4)
+    if start.startswith((b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zX", b"(\xb5/\xfd", b"BZh")):
+        return "it is compressed: unpack it"
+    name = "utf-16" if start.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin-1"
+    return f"set encoding in the TOML file, for example encoding = '{name}'" if toml else "save it as UTF-8"
 
 
 def _check_header(file: str, header: list[str]) -> None:
     if not header:
         raise DataError(f"{file}: expected a header line with column names, got an empty file")
+    if "" in header:
+        nth = header.index("") + 1
+        raise DataError(
+            f"{file}, line 1: expected a name for each column, got none for column {nth}; name it, or export the table "
+            f"without its index"
+        )
     double = sorted({name for name in header if header.count(name) > 1})
     if double:
         raise DataError(f"{file}, line 1: expected different column names, got {double[0]!r} twice; rename one")

@@ -38,6 +38,7 @@ class CellFacts(msgspec.Struct, kw_only=True, tag_field="kind", tag="cell", forb
     Attributes:
         history: the loss of each epoch, by phase.
         active_alone: the utility of a quick model of the active party's columns; None under defenses.
+        quick_joint: the same of all columns, of seed 0.
     """
 
     status: Status = "ok"
@@ -47,6 +48,7 @@ class CellFacts(msgspec.Struct, kw_only=True, tag_field="kind", tag="cell", forb
     spread: dict[str, Mapping[str, Maybe]] = {}
     notes: list[str] = []
     active_alone: Maybe = None
+    quick_joint: Maybe = None
     reached: dict[str, Number] = {}
     traffic: list[tuple[str, str, str, str, int]] = []
     releases: list[ReleaseCount] = []

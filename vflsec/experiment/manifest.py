@@ -61,7 +61,7 @@ def manifest_of(spec: EvalSpec, command: Sequence[str] = (), names: Names | None
 
 def _declared(spec: EvalSpec) -> dict[str, str]:
     """Return the declared name of each method and defense from a file, unless another one of ``spec`` has it."""
-    found = {}
+    found: dict[str, str] = {}
     for kind, specs in (
         ("methods", [spec.method_of(label) for label in spec.methods]),
         ("defenses", [*spec.defenses, *spec.fixed]),

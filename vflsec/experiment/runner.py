@@ -34,7 +34,7 @@ from vflsec.experiment.questions import Question, ask
 from vflsec.experiment.score import score
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
-from vflsec.experiment.training import active_alone, advance, collapse, one_thread, train
+from vflsec.experiment.training import advance, collapse, one_thread, quick, train
 from vflsec.records.schema import AttackRun, BaselineResult, Record, Result, Status
 
 LONGEST_ERROR = 300
@@ -121,7 +121,9 @@ def _trained(
     with_source = bool(phases & registry.load("methods", task.cell.method).source_phases)
     trained, facts = train(task.cell, device, store=store, tap=transcript, with_source=with_source)
     if trained and not task.cell.defenses and not task.cell.malicious:
-        facts.active_alone = active_alone(trained.federation)
+        facts.active_alone = quick(trained.federation, [trained.federation.active])
+        if task.cell.seed == 0:  # only for a note
+            facts.quick_joint = quick(trained.federation, list(trained.federation.parties.values()))
     stored.write(facts, lambda folder: trained.save(folder) if trained else folder.mkdir())
     files.discard(stored.partial)
     return trained, facts, tuple(transcript.messages)
@@ -175,6 +177,7 @@ def _result(
         spread=facts.spread,
         notes=facts.notes,
         active_alone=facts.active_alone,
+        quick_joint=facts.quick_joint,
         spent=spent(trained, facts.releases, task.adversary) if trained else [],
         seconds={"train": facts.seconds},
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 from torch.nn import functional as F
@@ -19,6 +20,7 @@ from vflsec.core.federation import Federation, load_states, save_states
 from vflsec.core.integrity import integrity_attacks
 from vflsec.core.message import Kind, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained
+from vflsec.core.party import Party
 from vflsec.core.seeds import derive
 from vflsec.data.quick import quick_utility
 from vflsec.experiment.cell import Cell
@@ -127,10 +129,13 @@ def _measure(trained: Trained, facts: CellFacts, seed: int) -> None:
     facts.utility = measure(logits, federation.active.labels["test"], federation.metric, seed)
 
 
-def active_alone(federation: Federation) -> float | None:
-    """Return the utility of a quick model of the active party's own columns, or None if they are too few rows."""
+def quick(federation: Federation, parties: Sequence[Party]) -> float | None:
+    """Return the utility of a quick model of the columns of ``parties``, or None if they are too few rows."""
     active = federation.active
-    train, test = (active.features[split].cpu().numpy() for split in ("train", "test"))
+    train, test = (
+        np.concatenate([party.features[split].flatten(1).cpu().numpy() for party in parties], axis=1)
+        for split in ("train", "test")
+    )
     labels, answers = (active.labels[split].cpu().numpy() for split in ("train", "test"))
     classes = federation.n_classes
     found = quick_utility(train, labels, test, answers, n_classes=classes, metric=federation.metric)

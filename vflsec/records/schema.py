@@ -147,6 +147,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
         spread: of the embeddings of test rows, by phase and party.
         spent: by each defense with differential privacy, see ``vflsec.experiment.privacy``.
         active_alone: the utility of a quick model of the active party's columns; None under defenses.
+        quick_joint: the same of all columns, of seed 0.
     """
 
     key: str
@@ -173,6 +174,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
     notes: list[str] = []
     spent: list[dict[str, Any]] = []
     active_alone: Maybe = None
+    quick_joint: Maybe = None
     sureness: Maybe = None
     tuned: str | None = None
     seconds: dict[str, float] = {}

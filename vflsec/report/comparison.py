@@ -45,7 +45,9 @@ def remarks(comparison: Comparison) -> list[str]:
     found = [] if comparison.settings else ["SAME settings, versions and data"]
     data = {setting.name: setting for setting in comparison.settings}.get("dataset")
     if data:
-        found.append(f"WARNING different datasets, {data.before} and {data.after}: the changes are not those of a defense")
+        found.append(
+            f"WARNING different datasets, {data.before} and {data.after}: the changes are not those of a defense"
+        )
     for title, lines in (("before", comparison.only_before), ("after", comparison.only_after)):
         found += [f"ONLY {title}: {', '.join(lines)}"] if lines else []
     return found

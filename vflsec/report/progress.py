@@ -81,6 +81,8 @@ def describe(record: Record | StageDone) -> str:
     attack = record.attack.name if record.attack else "utility"
     attack = f"without {attack}" if isinstance(record, Result) and record.control else attack
     if record.method == AUDITED:
-        return f"draw {record.seed + 1} {'alone ' if isinstance(record, BaselineResult) else ''}{attack}: {record.status}"
+        return (
+            f"draw {record.seed + 1} {'alone ' if isinstance(record, BaselineResult) else ''}{attack}: {record.status}"
+        )
     cause = f", {record.error}" if record.status in FAILED and record.error else ""
     return f"{record.method} {what} {attack} seed {record.seed}: {record.status}{cause}"

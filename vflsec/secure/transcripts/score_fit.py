@@ -52,6 +52,14 @@ def fit(model: ScoreModel, start: ScoreFit | None = None, sweeps: int = SWEEPS) 
     return ScoreFit(features, weights, _relative(model, off, model.fitted), _relative(model, off, model.left))
 
 
+def _inverse(matrices: Floats) -> Floats:
+    """Return the inverse of (n, d, d) matrices, of which those of rows with few scores are singular up to rounding."""
+    d = matrices.shape[-1]
+    ridge = 1e-13 * np.trace(matrices, axis1=1, axis2=2) / d + np.finfo(np.float64).tiny
+    found: Floats = np.linalg.inv(matrices + ridge[:, None, None] * np.eye(d))
+    return found
+
+
 def _relative(model: ScoreModel, off: Floats, which: NDArray[np.bool_]) -> float:
     return float(np.sqrt((off[which] ** 2).sum() / (model.scores[which] ** 2).sum())) if which.any() else np.nan
 
@@ -255,7 +263,7 @@ class _System:
     def prior(self, features: Floats, loss: float) -> _Prior:
         """Return the covariances that the features and the residuals bear out: one step of empirical Bayes."""
         n, k, g = features.shape
-        spread = self.before.noise * np.linalg.inv(self.rows)  # (n, k g, k g) of each row's features
+        spread = self.before.noise * _inverse(self.rows)  # (n, k g, k g) of each row's features
         flat = features.reshape(n, k * g)
         covariance = (flat.T @ flat + spread.sum(axis=0)) / n
         explained = n * k * g - float((spread.sum(axis=0) * self.before.precision).sum())
@@ -267,7 +275,7 @@ class _System:
     def solve(self, towards: tuple[Floats, Floats], damping: float) -> tuple[tuple[Floats, Floats], float]:
         """Return the damped step, and by how much it should lower the loss."""
         n, k, g = self.features.shape
-        inverse = np.linalg.inv(self.rows + damping * self.damped_rows)
+        inverse = _inverse(self.rows + damping * self.damped_rows)
         coarse = self.coarse + damping * self.damped_coarse
         coarse += 1e-12 * np.trace(coarse) / len(coarse) * np.eye(len(coarse))
         factor = cho_factor((coarse + coarse.T) / 2)
