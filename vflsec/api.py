@@ -310,7 +310,7 @@ def audit_system(
     out: Path | str | None = None,
     progress: bool = True,
 ) -> Report:
-    """Attack a system that others trained, as ``vflsec audit`` does; return the report.
+    """Attack a system that others trained, as the command ``audit`` does; return the report.
 
     Results that are in ``out`` already are not computed again. Nothing in ``what`` is executed.
 

@@ -22,8 +22,8 @@ or with one ``file = "all.csv"`` at the top and ``columns`` for every party. How
 in a party's own section: ``encoding`` (default utf-8), ``separator`` (default a comma), ``decimal`` (default a point),
 ``thousands`` (default none), ``date_format`` (default ISO 8601), ``missing`` (texts or numbers, such as -999, that
 stand for a missing number or date, besides nothing, NA, NaN, null and the like), and so is ``impute``. A missing
-category is a category of its own; a missing number without ``impute`` is an error, as are a constant column, a category of more than
-``max_categories`` values (default 100), and a passive column that is a copy of the label.
+category is a category of its own; a missing number without ``impute`` is an error, as are a constant column, a category
+of more than ``max_categories`` values (default 100), and a passive column that is a copy of the label.
 
 ``image`` declares that a party's columns are the pixels of an image, for networks that read images:
 

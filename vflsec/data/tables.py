@@ -303,8 +303,11 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path.name}: expected a Parquet file, got {reason}; export it again") from None
-    for column in frame.select_dtypes("object").columns:
-        if frame[column].map(lambda value: isinstance(value, bytes)).any():
+    for column in frame.columns:
+        if (
+            pd.api.types.is_object_dtype(frame[column].dtype)
+            and frame[column].map(lambda value: isinstance(value, bytes)).any()
+        ):
             raise DataError(f"{path.name}, column {column!r}: expected text, got bytes; export it as text")
     return frame.reset_index(drop=frame.index.names == [None])  # the id may be the index
 
