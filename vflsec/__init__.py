@@ -13,16 +13,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vflsec.api import attack, audit_system, evaluate, load_dataset, train
+    from vflsec.api import attack, audit_system, evaluate, load_dataset, sweep, train
     from vflsec.audit.defending import defend
     from vflsec.audit.recorder import Recorder
     from vflsec.data.frames import dataset
     from vflsec.report.report import Report, plot
+    from vflsec.report.sweep import SweepReport
 
 __version__ = "0.1.0"
 __all__ = [
     "Recorder",
     "Report",
+    "SweepReport",
     "__version__",
     "attack",
     "audit_system",
@@ -31,12 +33,14 @@ __all__ = [
     "evaluate",
     "load_dataset",
     "plot",
+    "sweep",
     "train",
 ]
 
 _HOME = {
     "Recorder": "vflsec.audit.recorder",
     "Report": "vflsec.report.report",
+    "SweepReport": "vflsec.report.sweep",
     "attack": "vflsec.api",
     "audit_system": "vflsec.api",
     "dataset": "vflsec.data.frames",
@@ -44,6 +48,7 @@ _HOME = {
     "evaluate": "vflsec.api",
     "load_dataset": "vflsec.api",
     "plot": "vflsec.report.report",
+    "sweep": "vflsec.api",
     "train": "vflsec.api",
 }
 

@@ -21,6 +21,7 @@ from vflsec.data.dataset import VerticalDataset
 from vflsec.data.memory import keep
 from vflsec.experiment import engine, federation, naming, runner, training
 from vflsec.experiment import spec as specs
+from vflsec.experiment import sweep as sweeps
 from vflsec.experiment.cell import training_cell
 from vflsec.experiment.facts import CellFacts, StageDone
 from vflsec.experiment.grammar import split_list
@@ -32,6 +33,7 @@ from vflsec.experiment.store import Store, writing
 from vflsec.records.schema import Record
 from vflsec.report.progress import shown
 from vflsec.report.report import Report
+from vflsec.report.sweep import SweepReport
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -116,26 +118,8 @@ def evaluate(
         UsageError: a setting or a name is wrong.
         InsufficientView: the adversary lacks what an attack needs.
     """
-    _expect_known(settings, evaluate)
-    if isinstance(settings.get("method"), str):
-        raise UsageError(f"expected a table of options for method, got {settings['method']!r}: name methods= instead")
-    tables = {"data": data, "train": train, "model": model, "aux": aux}
-    chosen = {
-        "dataset": dataset,
-        "methods": _several(methods),
-        "attacks": _several(attack),
-        "defenses": _several(defense),
-        "strengths": list(strengths),
-        "epsilons": list(epsilons),
-        "adversary": adversary,
-        "seeds": seeds,
-        "fixed": _several(fixed),
-        **{name: table for name, table in tables.items() if table is not None},
-        **settings,
-    }
-    if (chosen["strengths"] or chosen["epsilons"]) and not chosen["defenses"]:
-        raise UsageError("expected defense= with strengths=, got no defense: name one, for example defense='iso'")
-    spec = specs.read(chosen)
+    given = {name: value for name, value in locals().items() if name != "settings"}
+    spec = specs.read(_chosen(given, settings))
     folder = Path(out or Path("runs") / spec.name)
     for _ in run(spec, folder, jobs=jobs or cores(), device=device, progress=progress):
         pass
@@ -143,6 +127,59 @@ def evaluate(
     with writing(folder):
         report.save_curve(folder)
         report.save_page(folder)
+    return report
+
+
+@_named_as_arguments
+def sweep(
+    axes: Mapping[str, Iterable[Any]],
+    *,
+    paired: bool = False,
+    out: Path | str | None = None,
+    jobs: int | None = None,
+    device: str = "cpu",
+    progress: bool = True,
+    **arguments: Any,
+) -> SweepReport:
+    """Evaluate at every combination of values of some settings; return the report.
+
+    Example:
+        >>> report = sweep({"data.n_labeled": [200, 1000]}, attack="mc", defense="iso:lambda=5")  # doctest: +SKIP
+
+    Args:
+        axes: the values of each setting by its path, as for ``--set``: ``data.n_labeled``, ``model.cut``, ``dataset``.
+        paired: whether the first values belong together, the second, and so on; else every combination is evaluated.
+        out: results folder; by default ``runs/<name>-by-<settings>``.
+        jobs: number of worker processes; by default the number of cores.
+        device: ``cpu`` or ``cuda``.
+        progress: whether to show how far it is.
+        arguments: as of ``evaluate``, for example ``attack="mc"``.
+
+    Raises:
+        UsageError: a setting or a name is wrong at one of the points.
+        InsufficientView: the adversary lacks what an attack needs.
+    """
+    engine.check_device(device)
+    defaults = {name: one.default for name, one in inspect.signature(evaluate).parameters.items() if name != "settings"}
+    own = {name: value for name, value in arguments.items() if name in defaults}
+    others = {name: value for name, value in arguments.items() if name not in defaults}
+    values = {path: list(given) for path, given in axes.items()}
+    if not values:
+        raise UsageError("expected a setting with several values in axes, got none: name one, such as data.n_labeled")
+    found = sweeps.prepare(_chosen(defaults | own, others), values, paired=paired)
+    folder = Path(out or Path("runs") / sweeps.title(found[0], values))
+    store = Store(folder)
+    sweeps.expect_kind(folder, sweep=True)
+    with store.lock():
+        store.trim()
+        sweeps.write(values, found, store, paired=paired)
+        missing = sweeps.missing(found, store)
+        records = sweeps.compute(found, store, jobs=jobs or cores(), device=device)
+        for _ in shown(records, missing) if progress else records:
+            pass
+    report = SweepReport.read(folder)
+    with writing(folder):
+        report.save_curve(folder)
     return report
 
 
@@ -158,6 +195,7 @@ def run(
     spec, left_out = engine.every_attack(naming.with_standard_names(spec, names))
     if left_out:
         warnings.warn(f"left out of all attacks: {'; '.join(engine.reasons(left_out))}", stacklevel=3)
+    sweeps.expect_kind(folder, sweep=False)
     engine.check(spec)
     store = Store(folder)
     with store.lock():
@@ -363,8 +401,6 @@ def audit_system(
         draws=draws,
         defenses=_several(defense),
     )
-    for note in audit.subject.notes:
-        warnings.warn(note, stacklevel=2)
     store = Store(Path(out) if out else Path("runs") / f"audit-{what.stem}")
     with store.lock():
         store.trim()
@@ -391,6 +427,30 @@ def load_dataset(name: str, **options: Any) -> VerticalDataset:
 def cores() -> int:
     """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _chosen(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``evaluate`` as fields of ``EvalSpec``."""
+    _expect_known(settings, evaluate)
+    if isinstance(settings.get("method"), str):
+        raise UsageError(f"expected a table of options for method, got {settings['method']!r}: name methods= instead")
+    strengths, epsilons = list(given["strengths"]), list(given["epsilons"])
+    defenses = _several(given["defense"])
+    if (strengths or epsilons) and not defenses:
+        raise UsageError("expected defense= with strengths=, got no defense: name one, for example defense='iso'")
+    return {
+        "dataset": given["dataset"],
+        "methods": _several(given["methods"]),
+        "attacks": _several(given["attack"]),
+        "defenses": defenses,
+        "strengths": strengths,
+        "epsilons": epsilons,
+        "adversary": given["adversary"],
+        "seeds": given["seeds"],
+        "fixed": _several(given["fixed"]),
+        **{name: given[name] for name in specs.TABLES if given[name] is not None},
+        **settings,
+    }
 
 
 def _expect_known(settings: Mapping[str, Any], function: Callable[..., Any]) -> None:

@@ -57,7 +57,7 @@ eval --dataset missing.toml | expected a TOML file missing.toml, found none
 eval --dataset bank.csv | expected a TOML file that describes bank.csv, got the table: vflsec data init
 eval --dataset toy --adversary pasive_1 | unknown adversary 'pasive_1'. Did you mean passive_1?
 eval --dataset data.toml --adversary bureu | unknown adversary 'bureu'. Did you mean bureau? Known: bank, bureau
-eval --seed 3 | no such option --seed. Did you mean --seeds or --set?
+eval --seed 3 | no such option --seed. Did you mean --seeds or --set or --sweep?
 eval --seeds 0 | Invalid value for '--seeds': 0 is not in the range x>=1; see vflsec eval --help
 eval --seeds 99999999999999 | expected at most 10000 seeds, got 99999999999999
 eval --epochs 3 | no such option --epochs; write --set train.epochs=...

@@ -16,6 +16,9 @@ from vflsec.core.checks import count
 from vflsec.records.manifest import AttackEntry, Manifest, RowEntry
 from vflsec.records.schema import FAILED, Record, Result
 
+SAME = 0.0005
+"""Utilities that differ by less look equal in a table."""
+
 FAR_BELOW = 0.05
 """A joint model whose utility is lower than a quick model's by more than this is named in a note."""
 
@@ -130,7 +133,7 @@ def _no_gain(manifest: Manifest, trained: Sequence[Result]) -> list[str]:
             continue
         joint = fmean(utility.headline for utility, _ in pairs.values())
         alone = fmean(own for _, own in pairs.values())
-        if joint < alone:
+        if joint < alone - SAME:
             active = manifest.names.get("active", "the active party")
             metric = next(iter(pairs.values()))[0].metric
             notes.append(

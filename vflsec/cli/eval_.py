@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ from vflsec.core.checks import count
 from vflsec.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from vflsec.experiment.engine import Plan
     from vflsec.experiment.naming import Names
     from vflsec.experiment.spec import EvalSpec
@@ -109,6 +112,14 @@ if TYPE_CHECKING:
     help="How many seeds; each has its own split, models, noise and auxiliary labels.  [default: 5]",
 )
 @settings
+@click.option(
+    "--sweep",
+    "swept",
+    multiple=True,
+    metavar="PATH=VALUE,VALUE",
+    help="Values of a setting, for example data.n_labeled=200,400; repeat for a grid. --set with commas does the same.",
+)
+@click.option("--paired", is_flag=True, help="Take the values of --sweep in their order, not every combination.")
 @config
 @data_dir
 @click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [default: runs/<name>]")
@@ -133,6 +144,9 @@ def command(
     min_utility: float | None,
     max_exposure: float | None,
     form: str,
+    swept: tuple[str, ...],
+    paired: bool,
+    assignments: tuple[str, ...],
     **chosen: Any,
 ) -> None:
     """Train, defend, attack: print the privacy-utility table, draw the curve.
@@ -142,8 +156,9 @@ def command(
     """
     from vflsec import api
     from vflsec.analysis.gates import check_limits
+    from vflsec.cli.sweep_ import axes_of, run_sweep
     from vflsec.experiment import engine as engines
-    from vflsec.experiment import naming
+    from vflsec.experiment import naming, sweep
     from vflsec.experiment import spec as specs
     from vflsec.experiment.forecast import forecast, past_results, shapes
     from vflsec.experiment.manifest import manifest_of
@@ -152,16 +167,30 @@ def command(
     from vflsec.report.report import Report
 
     limit = leak_limits(max_leak)
+    several_values = [text for text in assignments if sweep.is_several(text)]
+    chosen["assignments"] = [text for text in assignments if text not in several_values]
+    axes = axes_of((*swept, *several_values))
+    engines.check_device(device, here=engine == "local")
+    engines.check_engine(engine)
+    how = {"jobs": jobs or api.cores(), "device": device, "engine": engine}
+    if axes:
+        if max_exposure is not None:
+            raise UsageError("expected no --max-exposure with --sweep: set it for one evaluation")
+        limits_ = {"max_leak": limit, "min_utility": min_utility}
+        steps = {"paired": paired, "dry_run": dry_run, "fresh": fresh, "retry_errors": retry_errors}
+        run_sweep(sweeps(**chosen), axes, out, form, limits_, how, **steps)
+        return
+    if paired:
+        raise UsageError("expected --sweep with --paired, got none: name the settings and their values")
     spec = specs.read(sweeps(**chosen))
     folder = out or Path("runs") / spec.name
-    engines.check_device(device, here=engine == "local")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"expected a folder for --out, found the file {folder}: name another")
     names = naming.names_of(spec)
     spec, left_out = engines.every_attack(naming.with_standard_names(spec, names))
     for line in engines.reasons(left_out):
         click.echo(f"left out: {line}", err=True)
-    engines.check_engine(engine)
+    sweep.expect_kind(folder, sweep=False)
     engines.check(spec)  # before anything is written: bad input leaves nothing behind
     manifest = manifest_of(spec, ["vflsec", *sys.argv[1:]], names)
     check_limits(with_given_names(manifest, {})[0], limit)
@@ -187,10 +216,21 @@ def command(
         store.trim()
         if retry_errors:
             store.forget_failures()
-        compute(spec, manifest, store, jobs=jobs or api.cores(), device=device, engine=engine)
+        compute(spec, manifest, store, **how)
     report = Report.read(folder, max_leak=limit, min_utility=min_utility)
     draw(report, folder, form)
     sys.exit(exit_code(report))
+
+
+@contextmanager
+def kept_on_interrupt(store: Store) -> Iterator[None]:
+    """On Ctrl-C, print how many results are kept and exit."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = f"{len(store.records())} results are kept in {store.folder}"
+        click.echo(f"interrupted: {kept}; the same command goes on from there", err=True)
+        sys.exit(130)
 
 
 def sweeps(
@@ -248,13 +288,9 @@ def compute(spec: EvalSpec, manifest: Manifest, store: Store, **how: Any) -> Non
     todo = engines.plan(spec, store)
     announce(spec, Names(manifest.title, manifest.names), todo, store.folder)
     store.write_settings(specs.to_toml(spec), manifest)
-    try:
+    with kept_on_interrupt(store):
         for _ in shown(engines.evaluate(todo, store, **how), todo.missing):
             pass
-    except KeyboardInterrupt:
-        kept = f"{len(store.records())} results are kept in {store.folder}"
-        click.echo(f"interrupted: {kept}; the same command goes on from there", err=True)
-        sys.exit(130)
 
 
 def announce(spec: EvalSpec, names: Names, todo: Plan, folder: Path) -> None:
@@ -297,17 +333,21 @@ def draw(report: Report, folder: Path, form: str) -> None:
 def show(report: Report, form: str) -> None:
     """Print the results on stdout."""
     if form == "table":
-        from rich.console import Console
-
         from vflsec.report import table
 
-        console = Console()
-        width = console.width if console.is_terminal else max(console.width, 140)
-        width = max(width, 80)
-        Console(width=width).print(table.rich(report.summary, width))
+        on_terminal(lambda width: table.rich(report.summary, width))
     else:
         forms = {"json": report.to_json, "csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}
         click.echo(forms[form]().rstrip("\n"))
+
+
+def on_terminal(make: Callable[[int], RenderableType]) -> None:
+    """Print what ``make`` returns for the width of the terminal, or for 140 columns in files and pipes."""
+    from rich.console import Console
+
+    console = Console()
+    width = max(console.width if console.is_terminal else max(console.width, 140), 80)
+    Console(width=width).print(make(width))
 
 
 def exit_code(report: Report) -> int:

@@ -21,7 +21,10 @@ def command(
     folders: tuple[Path, ...], compare: bool, max_leak: tuple[str, ...], min_utility: float | None, form: str
 ) -> None:
     """Print a finished evaluation or audit again, in any format, and draw its curve again."""
+    from vflsec.cli.sweep_ import show_sweep
+    from vflsec.records.sweep import is_sweep
     from vflsec.report.report import Report
+    from vflsec.report.sweep import SweepReport
 
     if compare:
         if max_leak or min_utility is not None:
@@ -29,6 +32,13 @@ def command(
         _compare(folders, form)
         return
     limit = leak_limits(max_leak)
+    swept = [folder for folder in folders if is_sweep(folder)]
+    if swept:
+        if len(folders) > 1:
+            raise UsageError(f"expected one folder of a sweep, got {len(folders)}: print one at a time")
+        found = SweepReport.read(folders[0], max_leak=limit, min_utility=min_utility)
+        show_sweep(found, folders[0], form)
+        sys.exit(max(map(exit_code, found.reports)))
     reports = [Report.read(folder, max_leak=limit, min_utility=min_utility) for folder in folders]
     for report, folder in zip(reports, folders, strict=True):
         draw(report, folder, form)

@@ -26,6 +26,7 @@ from vflsec.experiment.facts import CellFacts, StageFacts
 from vflsec.records.folder import MANIFEST, RECORDS, complete_lines, read_records
 from vflsec.records.manifest import Manifest
 from vflsec.records.schema import FAILED, Record, encode, seal, unseal
+from vflsec.records.sweep import POINTS, SWEEP
 
 SHARED = 0o666
 """The mode of files that others may read, as far as the umask lets them."""
@@ -120,7 +121,7 @@ class Store:
     def expect_own(self) -> None:
         """Raise StoreError if this folder has ``cells`` that no evaluation wrote."""
         cells = self.folder / "cells"
-        if cells.exists() and not (self._records.exists() or (self.folder / "spec.toml").exists()):
+        if cells.exists() and not any((self.folder / name).exists() for name in (RECORDS, "spec.toml", SWEEP)):
             raise StoreError(
                 f"expected an evaluation in {self.folder}, found {cells} without spec.toml or records.jsonl: "
                 f"remove it, or choose another --out"
@@ -140,14 +141,15 @@ class Store:
             for partial in self.folder.glob("cells/*.partial*"):
                 files.discard(partial)
 
-    def write_settings(self, spec_toml: str, manifest: Manifest) -> None:
-        """Write ``spec.toml``, ``env.json`` and ``manifest.json``."""
+    def write_settings(self, spec_toml: str, manifest: Manifest, point: str = "") -> None:
+        """Write ``spec.toml``, ``env.json`` and ``manifest.json``; of a sweep, into the folder of one ``point``."""
         versions = msgspec.json.encode(manifest.provenance.versions)
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            files.replace(self.folder / "spec.toml", spec_toml.encode(), mode=SHARED)
-            files.replace(self.folder / "env.json", msgspec.json.format(versions, indent=2), mode=SHARED)
-            files.replace(self.folder / MANIFEST, seal(manifest), mode=SHARED)
+        folder = self.folder / POINTS / point if point else self.folder
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            files.replace(folder / "spec.toml", spec_toml.encode(), mode=SHARED)
+            files.replace(folder / "env.json", msgspec.json.format(versions, indent=2), mode=SHARED)
+            files.replace(folder / MANIFEST, seal(manifest), mode=SHARED)
 
     def cell(self, key: str) -> CellFolder:
         """Return the folder of one cell."""

@@ -8,6 +8,7 @@ from vflsec.core import files
 from vflsec.core.errors import StoreError
 from vflsec.records.manifest import Manifest
 from vflsec.records.schema import SCHEMA, OtherSchema, Record, decode, unseal
+from vflsec.records.sweep import POINTS, is_sweep
 
 RECORDS = "records.jsonl"
 MANIFEST = "manifest.json"
@@ -50,7 +51,7 @@ def read_records(folder: Path, *, skip_damaged: bool = False) -> dict[str, Recor
     Raises:
         StoreError: a line is damaged, or is of another schema.
     """
-    path = folder / RECORDS
+    path = home(folder) / RECORDS
     records: dict[str, Record] = {}
     for number, line in enumerate(complete_lines(path), start=1):
         try:
@@ -69,6 +70,12 @@ def read_records(folder: Path, *, skip_damaged: bool = False) -> dict[str, Recor
             ) from None
         records[record.key] = record
     return records
+
+
+def home(folder: Path) -> Path:
+    """Return the folder that holds the records of ``folder``: of a point of a sweep, that of the sweep."""
+    sweep = folder.absolute().parent.parent
+    return sweep if folder.absolute().parent.name == POINTS and is_sweep(sweep) else folder
 
 
 def complete_lines(path: Path) -> list[bytes]:

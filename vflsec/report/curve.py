@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,7 +132,7 @@ def _short(name: str, among: Collection[str]) -> str:
 
 
 @contextmanager
-def _own_style() -> Iterator[None]:
+def own_style() -> Iterator[None]:
     """Ignore the user's matplotlibrc, and give the same summary the same bytes."""
     with context("default"), rc_context({"svg.hashsalt": "vflsec", "svg.fonttype": "none", "text.parse_math": False}):
         yield
@@ -141,7 +141,7 @@ def _own_style() -> Iterator[None]:
 class Curve(Figure):
     """A figure that notebooks show without pyplot."""
 
-    @_own_style()
+    @own_style()
     def _repr_png_(self) -> bytes:
         out = io.BytesIO()
         self.savefig(out, format="png", dpi=110)
@@ -169,7 +169,7 @@ def _capped(summary: Summary) -> Summary:
     )
 
 
-@_own_style()
+@own_style()
 def draw(*summaries: Summary) -> Curve:
     """Return the figure: one diagram for each summary and target, since leaks of different things differ in measure.
 
@@ -344,20 +344,29 @@ def _draw_legend(axes: Axes, *, beside: bool, like: Axes | None = None) -> None:
 
 def save(summary: Summary, folder: Path) -> list[Path]:
     """Write ``curve.svg`` and ``curve.png``; the same summary gives the same bytes."""
-    png = io.BytesIO()
-    with _own_style():
-        draw(summary).savefig(png, format="png", dpi=160, metadata={"Software": None})
-    pictures = {folder / "curve.svg": svg(summary), folder / "curve.png": png.getvalue()}
+    return saved(lambda: draw(summary), folder)
+
+
+def svg(summary: Summary) -> bytes:
+    """Return the curve as SVG, whose text is text."""
+    return _bytes(draw(summary), format="svg", metadata={"Date": None})
+
+
+def saved(make: Callable[[], Figure], folder: Path) -> list[Path]:
+    """Write ``curve.svg`` and ``curve.png`` of the figure that ``make`` returns."""
+    pictures = {
+        folder / "curve.svg": _bytes(make(), format="svg", metadata={"Date": None}),
+        folder / "curve.png": _bytes(make(), format="png", dpi=160, metadata={"Software": None}),
+    }
     for path, picture in pictures.items():
         files.replace(path, picture, mode=0o666)
     return list(pictures)
 
 
-def svg(summary: Summary) -> bytes:
-    """Return the curve as SVG, whose text is text."""
+@own_style()
+def _bytes(figure: Figure, **how: Any) -> bytes:
     out = io.BytesIO()
-    with _own_style():
-        draw(summary).savefig(out, format="svg", metadata={"Date": None})
+    figure.savefig(out, **how)
     return out.getvalue()
 
 

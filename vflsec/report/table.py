@@ -224,7 +224,7 @@ def rich(summary: Summary, width: int) -> RenderableType:
     found = tables(summary)
     narrow = width < NARROW
     for cells in found:
-        parts += [Text(), as_rich(_without_details(cells), narrow=True)] if narrow else [as_rich(cells)]
+        parts += [Text(), as_rich(without_details(cells), narrow=True)] if narrow else [as_rich(cells)]
     parts += [Text()] if narrow else []
     parts += [Text(line) for line in remarks(summary)]
     hidden = list(dict.fromkeys(name for cells in found for name in cells.header if name in DETAILS))
@@ -235,7 +235,7 @@ def rich(summary: Summary, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _without_details(cells: Cells) -> Cells:
+def without_details(cells: Cells) -> Cells:
     """Return ``cells`` without the columns in ``DETAILS``; a method that all rows share moves to the title."""
     methods = {row[cells.header.index("method")] for row in cells.rows} if "method" in cells.header else set()
     title = f"{cells.title}, {methods.pop()}" if len(methods) == 1 else cells.title

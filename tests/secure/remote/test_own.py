@@ -122,7 +122,7 @@ def test_what_is_wrong_with_a_file_is_said(files):
         ("none.csv", {}, r"none\.csv, found none; check the path$"),
         ("bank.csv", {"columns": ["id"]}, "^--columns: expected features, got the id 'id'; drop it there"),
         ("bank.csv", {"signed_log": ["agee"]}, "^--signed-log: unknown column 'agee'. Did you mean age?"),
-        ("bureau.csv", {}, "got '[AB]'; correct it, or list the column in --categorical$"),
+        ("bureau.csv", {}, "got '[AB]'; correct it, or list the column in --categorical \\(and 199 more rows\\)$"),
         ("same.csv", {}, "got 1.0 only; drop it, or leave it out with --columns$"),
         ("latin.csv", {}, "expected utf-8 text, got byte 0xe9; save it as UTF-8$"),
     ],

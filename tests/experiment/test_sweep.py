@@ -1,0 +1,192 @@
+"""Sweeps: each point equals the evaluation with its settings, points share results, and the axes are what was asked."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import vflsec
+from vflsec.cli import cli
+from vflsec.core.errors import StoreError, UsageError
+from vflsec.experiment import sweep
+from vflsec.report.sweep import SweepReport
+
+SMALL = {
+    "dataset": "toy", "data": {"options": {"rows": 300}}, "train": {"epochs": 2}, "attack": "mc:epochs=5",
+    "aux": {"n": 20, "folds": 0}, "seeds": 2, "jobs": 1, "progress": False,
+}  # fmt: skip
+WORDS = [
+    "eval", "--dataset", "toy", "--set", "data.options.rows=300", "--set", "train.epochs=2", "--attack", "mc:epochs=5",
+    "--set", "aux.n=20", "--set", "aux.folds=0", "--seeds", "2", "--jobs", "1",
+]  # fmt: skip
+
+
+def run(*words):
+    return CliRunner().invoke(cli, [*WORDS, *words], prog_name="vflsec")
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("swept") / "run"
+    axes = {"data.n_labeled": [60, 150], "model.cut": [2, 8]}
+    return folder, vflsec.sweep(axes, defense="iso:lambda=5", out=folder, **SMALL)
+
+
+def test_every_point_is_the_evaluation_with_its_settings(swept, tmp_path):
+    _, report = swept
+    assert [list(point.values.values()) for point in report.sweep.points] == [[60, 2], [60, 8], [150, 2], [150, 8]]
+    alone = vflsec.evaluate(
+        **{**SMALL, "data": {**SMALL["data"], "n_labeled": 150}, "model": {"cut": 2}},
+        defense="iso:lambda=5",
+        out=tmp_path,
+    )
+    at_that_point = report.reports[2]
+    for found, expected in zip(at_that_point.points, alone.points, strict=True):
+        assert found.leak == expected.leak
+        assert found.utility == expected.utility
+
+
+def test_a_point_is_a_results_folder_like_any_other(swept):
+    folder, report = swept
+    again = vflsec.Report.read(folder / "points" / "1-n_labeled=60,cut=8")
+    assert again.to_dict()["points"] == report.reports[1].to_dict()["points"]
+    assert (folder / "curve.svg").exists()
+
+
+def test_points_share_what_they_have_in_common(tmp_path):
+    first = vflsec.sweep({"aux.n": [10, 20]}, out=tmp_path / "run", **{**SMALL, "seeds": 1})
+    cells = {path.name for path in (tmp_path / "run" / "cells").iterdir()}
+    assert len(cells) == 1  # what the adversary knows changes no training
+    before = len(records(tmp_path / "run"))
+    more = vflsec.sweep({"aux.n": [10, 20, 40]}, out=tmp_path / "run", **{**SMALL, "seeds": 1})
+    assert {path.name for path in (tmp_path / "run" / "cells").iterdir()} == cells
+    assert before < len(records(tmp_path / "run"))
+    assert more.reports[0].to_dict()["points"] == first.reports[0].to_dict()["points"]
+
+
+def test_the_frame_has_a_column_for_each_axis(swept):
+    frame = swept[1].to_frame()
+    assert list(frame.columns[:2]) == ["data.n_labeled", "model.cut"]
+    assert len(frame) == sum(len(report.to_frame()) for report in swept[1].reports)
+    counts = frame.groupby(["data.n_labeled", "model.cut"]).size()
+    assert counts.nunique() == 1
+
+
+def test_pairs_are_taken_in_their_order(tmp_path):
+    report = vflsec.sweep(
+        {"data.n_labeled": [60, 150], "train.epochs": [3, 1]},
+        paired=True,
+        out=tmp_path / "run",
+        **{**SMALL, "seeds": 1},
+    )
+    assert [point.values for point in report.sweep.points] == [
+        {"data.n_labeled": 60, "train.epochs": 3}, {"data.n_labeled": 150, "train.epochs": 1},
+    ]  # fmt: skip
+    assert len(report.plot().axes) == 2  # utility and leak; pairs lie on one line
+
+
+def test_the_command_line_sweeps_by_set_and_by_sweep(tmp_path):
+    words = ["--set", "data.n_labeled=60,150", "--sweep", "model.cut=2", "--out", str(tmp_path / "run")]
+    done = run(*words, "--format", "json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["axes"] == {"model.cut": [2], "data.n_labeled": [60, 150]}
+    assert len(found["points"]) == 2
+    again = run(*words)
+    assert "0 results to compute" in again.stderr
+    for width, hidden in ((200, False), (80, True)):
+        text = SweepReport.read(tmp_path / "run").table(width)
+        assert "n_labeled" in text
+        assert max(map(len, text.splitlines())) <= width
+        assert ("status" not in text) == hidden
+    shown = CliRunner().invoke(cli, ["report", str(tmp_path / "run"), "--max-leak", "worst=0.1"])
+    assert shown.exit_code == 1
+    assert shown.stdout.count("GATE max-leak worst 0.1: FAILED") == 2
+
+
+def test_options_of_the_only_method_need_not_name_it(tmp_path):
+    spec = sweep.at({"methods": ["fedhssl-simsiam"], "dataset": "toy"}, {"method.gamma": 0.5})
+    assert spec.method == {"fedhssl-simsiam": {"gamma": 0.5}}
+    with pytest.raises(UsageError, match="expected method.NAME.gamma for one of fedsplitnn, fedhssl-simsiam"):
+        sweep.at({"methods": ["fedsplitnn", "fedhssl-simsiam"], "dataset": "toy"}, {"method.gamma": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("data.n_labeled=200,400", [200, 400]),
+        ("model.head=linear,mlp", ["linear", "mlp"]),
+        ("data.overlap=.5, 1", [0.5, 1]),
+        ('methods=["a:x=1,2", "b"]', ["a:x=1,2", "b"]),
+        ("train.epochs=3", [3]),
+    ],
+)
+def test_values_of_an_axis(text, values):
+    assert sweep.parse_axis(text)[1] == values
+
+
+@pytest.mark.parametrize(
+    ("assignment", "several"),
+    [("data.n_labeled=200,400", True), ("a.b=[1,2]", False), ("a.b='x,y'", False), ("a.b=1", False)],
+)
+def test_a_list_without_quotes_and_brackets_is_several_values(assignment, several):
+    assert sweep.is_several(assignment) is several
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--sweep", "data.n_labeled"], "expected --sweep path.to.key=value,value, got 'data.n_labeled'"),
+        (["--sweep", "data.n_labeld=1,2"], "unknown setting 'n_labeld'"),
+        (["--sweep", "data.n_labeled=60,60"], "expected different values for data.n_labeled, got [60, 60]"),
+        (["--sweep", "data.n_labeled=60,9999999"], "n_labeled"),
+        (["--sweep", "train.epochs=1,x"], "train.epochs"),
+        (["--sweep", "seeds=1,2", "--paired", "--sweep", "train.epochs=1"], "expected as many values of each setting"),
+        (["--paired"], "expected --sweep with --paired"),
+        (["--sweep", "train.epochs=1,2", "--set", "train.epochs=3,4"], "expected the values of train.epochs once"),
+        (["--sweep", "train.epochs.x=1,2"], "train.epochs.x"),
+    ],
+)
+def test_wrong_axes_are_refused_in_one_line_before_anything_is_written(tmp_path, words, expected):
+    done = run(*words, "--out", str(tmp_path / "run"))
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.strip().splitlines()
+    assert expected in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_is_of_a_sweep_or_of_an_evaluation(swept, tmp_path):
+    folder, _ = swept
+    with pytest.raises(UsageError, match="with a sweep: choose another --out"):
+        vflsec.evaluate(**SMALL, out=folder)
+    vflsec.evaluate(**{**SMALL, "seeds": 1}, out=tmp_path)
+    with pytest.raises(UsageError, match="with an evaluation: choose another --out"):
+        vflsec.sweep({"aux.n": [10, 20]}, out=tmp_path, **SMALL)
+
+
+def test_a_damaged_file_is_named(swept, tmp_path):
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    content = (swept[0] / "sweep.json").read_bytes()
+    for k in range(0, len(content), 7):
+        changed = bytearray(content)
+        changed[k] ^= 1
+        (folder / "sweep.json").write_bytes(bytes(changed))
+        with pytest.raises(StoreError, match=r"sweep\.json is damaged"):
+            SweepReport.read(folder)
+
+
+def test_the_axis_is_logarithmic_where_values_differ_much(swept):
+    assert swept[1].plot().axes[0].get_xscale() == "linear"
+    report = swept[1]
+    values = {"n": [1, 10, 100]}
+    wide = SweepReport(type(report.sweep)(axes=values, paired=False, points=[
+        type(report.sweep.points[0])(name=str(k), values={"n": v}) for k, v in enumerate(values["n"])
+    ]), report.reports[:3])  # fmt: skip
+    axes = wide.plot().axes
+    assert axes[0].get_xscale() == "log"
+    assert [text.get_text() for text in axes[-1].get_xticklabels()] == ["1", "10", "100"]

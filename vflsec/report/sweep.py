@@ -1,0 +1,334 @@
+"""A finished sweep that shows itself: leak, utility and CAP against the settings that differ."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pandas as pd
+from matplotlib.axes import Axes
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from vflsec.analysis.results import Cap, Point
+from vflsec.core import files
+from vflsec.core.checks import count
+from vflsec.records.sweep import POINTS, Sweep, read_sweep
+from vflsec.report import table
+from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, own_style, saved
+from vflsec.report.report import Report
+from vflsec.report.table import NARROW, Cells
+
+LOGARITHMIC = 10
+"""Positive values that differ by this factor or more are drawn on a logarithmic axis."""
+
+
+NAMES = {"utility": "utility of the joint model", "leak": "leak by the strongest attack", "CAP": "CAP"}
+
+
+class Place(NamedTuple):
+    """A headline of one point of the sweep, with the values of the settings there."""
+
+    values: tuple[str, ...]
+    point: Point
+
+
+class SweepReport:
+    """The result of a sweep.
+
+    Args:
+        sweep: what differs between its points.
+        reports: of each point, in its order.
+    """
+
+    def __init__(self, sweep: Sweep, reports: Sequence[Report]) -> None:
+        self.sweep = sweep
+        self.reports = list(reports)
+
+    @classmethod
+    def read(
+        cls, folder: Path | str, *, max_leak: Mapping[str, float] | None = None, min_utility: float | None = None
+    ) -> SweepReport:
+        """Return the report of a results folder.
+
+        Args:
+            folder: of a sweep.
+            max_leak: limits on the leak at every point, by attack.
+            min_utility: a limit on the utility at every point.
+
+        Raises:
+            StoreError: the folder holds no sweep, or a damaged one.
+        """
+        folder = Path(folder)
+        sweep = read_sweep(folder)
+        places = [folder / POINTS / point.name for point in sweep.points]
+        return cls(sweep, [Report.read(place, max_leak=max_leak, min_utility=min_utility) for place in places])
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the rows of ``Report.to_frame`` of every point, with a column for each setting that differs."""
+        frames = []
+        for point, report in zip(self.sweep.points, self.reports, strict=True):
+            frame = report.to_frame()
+            for k, (path, value) in enumerate(point.values.items()):
+                frame.insert(k, path, [value] * len(frame), allow_duplicates=True)
+            frames.append(frame)
+        return pd.concat(frames, ignore_index=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings that differ, and for each point their values and its summary."""
+        found: dict[str, Any] = msgspec.to_builtins(self.sweep)
+        for point, report in zip(found["points"], self.reports, strict=True):
+            point["summary"] = report.to_dict()
+        return found
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        return msgspec.json.encode(self.to_dict()).decode()
+
+    def to_csv(self) -> str:
+        """Return the rows of ``to_frame``."""
+        return str(self.to_frame().to_csv(index=False, lineterminator="\n"))
+
+    def to_markdown(self) -> str:
+        """Return the tables as Markdown."""
+        parts = [self.heading, *(f"{cells.title}\n\n{table.as_markdown(cells)}" for cells in self.tables())]
+        return "\n\n".join([*parts, *self.remarks()]) + "\n"
+
+    def to_latex(self) -> str:
+        r"""Return the tables as LaTeX, for ``\usepackage{booktabs}``."""
+        return "\n\n".join(map(table.as_latex, self.tables())) + "\n"
+
+    def table(self, width: int = 140) -> str:
+        """Return the tables as text of at most ``width`` columns."""
+        out = io.StringIO()
+        Console(file=out, width=width, color_system=None, force_jupyter=False).print(self.rich(width))
+        return out.getvalue()
+
+    def rich(self, width: int) -> RenderableType:
+        """Return the tables for a terminal of ``width`` columns."""
+        narrow = width < NARROW
+        parts: list[RenderableType] = [Text(self.heading)]
+        for cells in self.tables():
+            kept = table.without(table.without_details(cells), ("rows", "status")) if narrow else cells
+            parts += [Text(), table.as_rich(kept, narrow=narrow)]
+        return Group(*parts, Text(), *map(Text, self.remarks()))
+
+    @property
+    def heading(self) -> str:
+        """What is swept, on which data, and by how many points."""
+        first = self.reports[0].summary
+        axes = " x ".join(f"{path} ({len(values)})" for path, values in self.sweep.axes.items())
+        how = "in pairs" if self.sweep.paired else "every combination"
+        how = f", {how}" if len(self.sweep.axes) > 1 else ""
+        return f"{table.heading(first)}\nswept: {axes}{how}, {count(len(self.reports), 'point')}"
+
+    def tables(self) -> list[Cells]:
+        """Return the headlines, then CAP where a defense has several strengths."""
+        names = [path.rpartition(".")[2] for path in self.sweep.axes]
+        header = [*names, "method", "defense", "λ", "strongest", "utility ↑", "leak ↓", "rows", "alone", "advantage"]
+        found = [Cells("The strongest attack at each point", [*header, "status"], [_row(p) for p in self.places()])]
+        caps = [[*values, *_cap(cap)] for values, cap in self.caps()]
+        if caps:
+            cap_header = [*names, "method", "defense", "CAP ↑", "calibrated ↑"]
+            found.append(Cells("CAP over the defended strengths, by the strongest attack", cap_header, caps))
+        return found
+
+    def places(self) -> list[Place]:
+        """Return the headlines on the first target of each point; what points without a defense share comes once."""
+        found: dict[tuple[Any, ...], Place] = {}
+        for values, report in zip(self._values(), self.reports, strict=True):
+            for point in report.worst:
+                if point.target == report.worst[0].target:
+                    defense = point.defense if point.strength else ""
+                    found.setdefault((values, point.method, defense, point.strength), Place(values, point))
+        return list(found.values())
+
+    def caps(self) -> list[tuple[tuple[str, ...], Cap]]:
+        """Return CAP by the headlines of each point."""
+        pairs = zip(self._values(), self.reports, strict=True)
+        return [
+            (values, cap)
+            for values, report in pairs
+            for cap in report.cap
+            if cap.attack == "worst" and cap.target == report.worst[0].target
+        ]
+
+    def remarks(self) -> list[str]:
+        """Return gates and errors of every point, after the values there."""
+        found: list[str] = []
+        for values, report in zip(self._values(), self.reports, strict=True):
+            where = ", ".join(f"{path.rpartition('.')[2]}={v}" for path, v in zip(self.sweep.axes, values, strict=True))
+            found += [f"{table.gate_line(gate)} ({where})" for gate in report.summary.gates]
+            found += [f"ERROR {line} ({where})" for line in report.summary.failures]
+            found += [f"{line} ({where})" for line in table.lost(report.summary)]
+            found += [f"NOTE {note} ({where})" for note in report.summary.notes]
+        return [*found, *table.not_run(self.reports[0].summary)]
+
+    def plot(self) -> Curve:
+        """Return utility, leak and CAP against the first setting; a row of diagrams for each value of the others."""
+        return _draw(self)
+
+    def save_curve(self, folder: Path | str) -> list[Path]:
+        """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
+        return saved(self.plot, Path(folder))
+
+    def _values(self) -> list[tuple[str, ...]]:
+        return [tuple(map(_shown, point.values.values())) for point in self.sweep.points]
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<h4>{cells.title}</h4>{self._html(cells)}" for cells in self.tables())
+
+    def _html(self, cells: Cells) -> str:
+        return str(pd.DataFrame(cells.rows, columns=list(cells.header)).to_html(index=False, border=0))
+
+    def __repr__(self) -> str:
+        """Show the tables."""
+        return self.table()
+
+
+def save_json(report: SweepReport, path: Path) -> None:
+    """Write ``to_json`` to ``path``."""
+    files.replace(path, report.to_json().encode(), mode=0o666)
+
+
+def _row(place: Place) -> list[str]:
+    p = place.point
+    rows = "–" if p.leak.mean is None else p.leak.rows
+    return [
+        *place.values, p.method, p.defense if p.strength else "none", f"{p.strength:.4g}", p.choice or p.attack,
+        table.with_margin(p.utility), table.with_margin(p.leak), rows, table.number(p.leak.alone),
+        table.signed(p.leak.advantage), table.status(p),
+    ]  # fmt: skip
+
+
+def _cap(cap: Cap) -> list[str]:
+    def shown(value: float | None, ends: tuple[float | None, float | None]) -> str:
+        wide = value is not None and ends[1] is not None
+        return f"{table.number(value)} ±{table.number((ends[1] or 0) - (value or 0))}" if wide else table.number(value)
+
+    return [cap.method, cap.defense, shown(cap.value, cap.ci95), shown(cap.calibrated, cap.calibrated_ci95)]
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class _Series(NamedTuple):
+    """One curve of a diagram: x, mean, and the ends of its interval."""
+
+    x: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+@own_style()
+def _draw(report: SweepReport) -> Curve:
+    axes = list(report.sweep.axes)
+    first, others = axes[0], axes[1:]
+    split = others if not report.sweep.paired else []  # pairs lie on one line
+    rows = list(dict.fromkeys(tuple(values[1:]) if split else () for values, _ in report.places()))
+    names = list(dict.fromkeys(_label(place.point) for place in report.places()))
+    several_methods = len({place.point.method for place in report.places()}) > 1
+    measures = ["utility", "leak", *(["CAP"] if report.caps() else [])]
+    figure = Curve(figsize=(3.9 * len(measures), 1.1 + 2.9 * len(rows)), layout="constrained")
+    grid = figure.subplots(len(rows), len(measures), squeeze=False, sharex=True, sharey="col")
+    for row, fixed in enumerate(rows):
+        own = [place for place in report.places() if not split or tuple(place.values[1:]) == fixed]
+        caps = [(values, cap) for values, cap in report.caps() if not split or tuple(values[1:]) == fixed]
+        for column, measure in enumerate(measures):
+            ax = grid[row][column]
+            curves = {name: _series(report, own, name, measure) for name in names}
+            if measure == "CAP":
+                curves = {
+                    name: _cap_series(report, caps, name) for name in dict.fromkeys(_cap_label(c) for _, c in caps)
+                }
+            for k, (name, series) in enumerate(curves.items()):
+                _line(ax, series, k, name if several_methods else name.partition(", ")[2])
+            if measure == "leak":
+                _alone(ax, report, own)
+            where = ", ".join(f"{path} = {value}" for path, value in zip(split, fixed, strict=True))
+            ax.set_title(where, loc="left", fontsize=9)
+            ax.set_ylabel(NAMES[measure])
+            _dress(ax, report, first if row == len(rows) - 1 else "")
+    handles, labels = grid[0][1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    summary = report.reports[0].summary
+    figure.suptitle(f"{summary.dataset}: what {summary.adversary} infers against {', '.join(axes)}", x=0.01, ha="left")
+    return figure
+
+
+def _label(point: Point) -> str:
+    return f"{point.method}, {point.defense} {point.strength:.4g}" if point.strength else f"{point.method}, no defense"
+
+
+def _cap_label(cap: Cap) -> str:
+    return f"{cap.method}, {cap.defense}"
+
+
+def _x(report: SweepReport) -> dict[str, float]:
+    """Return where each value of the first setting lies: numbers at their value, others in their order."""
+    values = next(iter(report.sweep.axes.values()))
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return {_shown(value): float(value) if numeric else float(k) for k, value in enumerate(values)}
+
+
+def _series(report: SweepReport, places: Sequence[Place], name: str, measure: str) -> _Series:
+    at, found = _x(report), _Series([], [], [], [])
+    for place in places:
+        one = place.point.utility if measure == "utility" else place.point.leak
+        if _label(place.point) == name and one.mean is not None:
+            low, high = one.ci95
+            _add(found, at[place.values[0]], one.mean, low, high)
+    return found
+
+
+def _cap_series(report: SweepReport, caps: Sequence[tuple[tuple[str, ...], Cap]], name: str) -> _Series:
+    at, found = _x(report), _Series([], [], [], [])
+    for values, cap in caps:
+        if _cap_label(cap) == name and cap.value is not None:
+            _add(found, at[values[0]], cap.value, *cap.ci95)
+    return found
+
+
+def _add(series: _Series, x: float, mean: float, low: float | None, high: float | None) -> None:
+    for values, value in zip(
+        series, (x, mean, mean if low is None else low, mean if high is None else high), strict=True
+    ):
+        values.append(value)
+
+
+def _line(ax: Axes, series: _Series, k: int, label: str) -> None:
+    if not series.x:
+        return
+    color, marker = COLORS[k % len(COLORS)], MARKERS[(k + k // len(COLORS)) % len(MARKERS)]
+    ax.plot(series.x, series.mean, color=color, marker=marker, ms=4, label=label)
+    ax.fill_between(series.x, series.low, series.high, color=color, alpha=0.15, linewidth=0)
+
+
+def _alone(ax: Axes, report: SweepReport, places: Sequence[Place]) -> None:
+    """Draw what the adversary infers without joining, as far as all headlines of a value agree on its rows."""
+    at = _x(report)
+    alone = {p.values[0]: p.point.leak.alone for p in places if p.point.leak.alone is not None and not p.point.strength}
+    ax.plot([at[v] for v in alone], list(alone.values()), color=GRAY, linestyle="--", marker=".", label="alone")
+
+
+def _dress(ax: Axes, report: SweepReport, path: str) -> None:
+    at = _x(report)
+    values = [x for x in at.values() if isfinite(x)]
+    numeric = [_shown(x) for x in values] == list(at)
+    if not numeric:
+        ax.set_xticks(values, list(at))
+    elif min(values) > 0 and max(values) / min(values) >= LOGARITHMIC:
+        ax.set_xscale("log")
+        ax.set_xticks(values, list(at))
+        ax.minorticks_off()
+    elif len(values) <= 8:
+        ax.set_xticks(values, list(at))
+    ax.set_xlabel(path)
+    ax.grid(alpha=0.25, linewidth=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
