@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vflsec.cli.eval_ import draw, exit_code, leak_limits
+from vflsec.cli.eval_ import leak_limits
 from vflsec.cli.options import completing, data_dir, output_format, several
+from vflsec.cli.output import draw, exit_code
 from vflsec.core.errors import DataError, UsageError, VflsecError, plain
 
 if TYPE_CHECKING:

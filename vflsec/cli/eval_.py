@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +24,16 @@ from vflsec.cli.options import (
     settings,
     several,
 )
+from vflsec.cli.output import draw, exit_code, kept_on_interrupt
 from vflsec.core.checks import count
 from vflsec.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from vflsec.experiment.engine import Plan
     from vflsec.experiment.naming import Names
     from vflsec.experiment.spec import EvalSpec
     from vflsec.experiment.store import Store
     from vflsec.records.manifest import Manifest
-    from vflsec.report.report import Report
 
 
 @click.command("eval")
@@ -222,17 +219,6 @@ def command(
     sys.exit(exit_code(report))
 
 
-@contextmanager
-def kept_on_interrupt(store: Store) -> Iterator[None]:
-    """On Ctrl-C, print how many results are kept and exit."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = f"{len(store.records())} results are kept in {store.folder}"
-        click.echo(f"interrupted: {kept}; the same command goes on from there", err=True)
-        sys.exit(130)
-
-
 def sweeps(
     config: Path | None,
     assignments: Sequence[str],
@@ -314,50 +300,6 @@ def announce(spec: EvalSpec, names: Names, todo: Plan, folder: Path) -> None:
     what += f" in {count(trainings, 'training')}" if trainings else ""
     what += f" after {count(len(todo.stages), 'pre-training')}" if todo.stages else ""
     click.echo(f"{count(todo.cached + missing, 'result')}: {todo.cached} cached, {what}   {folder}", err=True)
-
-
-def draw(report: Report, folder: Path, form: str) -> None:
-    """Print the results on stdout and draw the curve; print a line if the folder cannot be written."""
-    show(report, form)
-    try:
-        curves = [] if report.summary.audited else report.save_curve(folder)  # that has one strength, without utility
-        page = report.save_page(folder)
-    except OSError as error:
-        click.echo(f"no curve was drawn: cannot write to {folder}: {error.strerror or error}", err=True)
-        return
-    for path in curves:
-        click.echo(f"curve: {path}", err=True)
-    click.echo(f"report: {page}", err=True)
-
-
-def show(report: Report, form: str) -> None:
-    """Print the results on stdout."""
-    if form == "table":
-        from vflsec.report import table
-
-        on_terminal(lambda width: table.rich(report.summary, width))
-    else:
-        forms = {"json": report.to_json, "csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}
-        click.echo(forms[form]().rstrip("\n"))
-
-
-def on_terminal(make: Callable[[int], RenderableType]) -> None:
-    """Print what ``make`` returns for the width of the terminal, or for 140 columns in files and pipes."""
-    from rich.console import Console
-
-    console = Console()
-    width = max(console.width if console.is_terminal else max(console.width, 140), 80)
-    Console(width=width).print(make(width))
-
-
-def exit_code(report: Report) -> int:
-    """Return 1 if a gate failed, 3 if a cell gave no number or a gate is undecided, else 0."""
-    verdicts = [gate.holds for gate in report.summary.gates]
-    if False in verdicts:
-        return 1
-    statuses = [*(point.statuses for point in report.points), *(found.statuses for found in report.integrity)]
-    lost = any(set(found) & {"error", "diverged", "collapsed", "missing"} for found in statuses)
-    return 3 if lost or report.summary.lost or None in verdicts else 0
 
 
 def leak_limits(texts: Sequence[str]) -> dict[str, float]:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from vflsec.cli.eval_ import draw, exit_code, leak_limits
+from vflsec.cli.eval_ import leak_limits
 from vflsec.cli.options import limits, output_format
+from vflsec.cli.output import draw, exit_code
 from vflsec.core.errors import UsageError
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vflsec.cli.eval_ import exit_code, kept_on_interrupt, on_terminal
+from vflsec.cli.output import exit_code, kept_on_interrupt, on_terminal
 from vflsec.core.checks import count
 from vflsec.core.errors import UsageError
 
