@@ -211,7 +211,7 @@ def test_the_metric_and_the_parties_are_passed_on():
     [
         ({"n_labeled": 0}, "expected data.n_labeled > 0, got 0"),
         ({"aligned": 0}, "expected 0 < data.aligned <= 1, got 0"),
-        ({"overlap": 1.5}, r"expected 0 < data.overlap <= 1, got 1\.5"),
+        ({"overlap": 1.5}, r"expected data.overlap as a fraction up to 1 or a whole number of rows, got 1\.5"),
         ({"test": 0}, "expected 0 < data.test < 1, got 0"),
         ({"test": 1}, "expected 0 < data.test < 1, got 1"),
         ({"test": float("nan")}, "expected 0 < data.test < 1, got nan"),

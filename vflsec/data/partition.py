@@ -32,6 +32,7 @@ from vflsec.core.errors import DataError, UsageError
 from vflsec.core.layout import Layout
 from vflsec.core.seeds import derive
 from vflsec.data.alignment import align
+from vflsec.data.columns_split import ColumnSplit, dealt_again
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.data.encode import ColumnEncoder
 
@@ -42,11 +43,16 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         n_labeled: aligned training rows whose label the active party knows, including validation; None for the labels
             of all rows that it holds, aligned or not.
-        aligned: fraction of the common training rows whose alignment the parties know.
-        overlap: fraction of the training rows that every party holds; each other row is dealt to one party.
+        aligned: fraction of the common training rows whose alignment the parties know, or how many if above 1.
+        overlap: fraction of the training rows that every party holds, or how many if above 1; each other row is dealt
+            to one party.
         test: fraction held out; ignored where the dataset has an official test set.
         validation: fraction of the labeled rows moved to validation.
         stratify: keep the class shares in test, validation and labeled rows.
+        columns: how the columns are dealt to the parties: ``given``, ``even``, ``random``, ``dirichlet``, ``together``
+            or ``apart``, see ``vflsec.data.columns_split``.
+        parties: how many parties hold them; None for as many as the data have. Not with ``given``.
+        concentration: of ``dirichlet``; small values give one party most columns.
         options: the dataset's own options.
     """
 
@@ -56,17 +62,28 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     test: float = 0.3
     validation: float = 0.0
     stratify: bool = True
+    columns: ColumnSplit = "given"
+    parties: int | None = None
+    concentration: float = 1.0
     options: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
         """Raise UsageError unless every number is in its range."""
         if self.n_labeled is not None:
             positive(**{"data.n_labeled": self.n_labeled})
-        fraction(**{"data.aligned": self.aligned, "data.overlap": self.overlap})
+        for name, share in (("data.aligned", self.aligned), ("data.overlap", self.overlap)):
+            if share <= 1:
+                fraction(**{name: share})
+            elif share % 1:
+                raise UsageError(f"expected {name} as a fraction up to 1 or a whole number of rows, got {share}")
         if not 0 < self.test < 1:
             raise UsageError(f"expected 0 < data.test < 1, got {self.test}")
         if not 0 <= self.validation < 1:
             raise UsageError(f"expected 0 <= data.validation < 1, got {self.validation}")
+        if self.parties is not None and self.columns == "given":
+            raise UsageError("expected data.columns=even, random, dirichlet, together or apart with data.parties")
+        if not 0 < self.concentration < 1e6:
+            raise UsageError(f"expected 0 < data.concentration < 1e6, got {self.concentration}")
 
 
 @dataclass(frozen=True)
@@ -123,6 +140,8 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
         UsageError: more labeled rows asked for than there are aligned ones, or a split where the dataset has its own.
         DataError: the parties share no id, or a class is missing in the training, the test or the source's rows.
     """
+    if spec.columns != "given":
+        dataset = dealt_again(dataset, spec.columns, spec.parties, spec.concentration, seed)
     shared, dealt = _own_draw(dataset, spec, seed) if dataset.draw else _draw(dataset, spec, seed)
     ids = {split: index.sort_values() for split, index in shared.items()}
     foreign = _foreign(dataset, ids)
@@ -212,7 +231,11 @@ def _order(labels: pd.Series, seed: int, stratify: bool) -> pd.Index:
 
 
 def _cut(ids: pd.Index, share: float) -> tuple[pd.Index, pd.Index]:
-    count = round(share * len(ids))
+    count = round(share * len(ids)) if share <= 1 else int(share)
+    if count > len(ids):
+        raise UsageError(
+            f"expected at most the {len(ids)} rows there are for data.overlap or data.aligned, got {count}"
+        )
     return ids[:count], ids[count:]
 
 

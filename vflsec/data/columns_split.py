@@ -1,0 +1,165 @@
+"""Deals the columns of a dataset to the parties in another way: to ask how much a leak depends on who holds what.
+
+    given               each party keeps its own columns
+    even                blocks of equal size, in the order of the columns
+    random              blocks of equal size, in a random order
+    dirichlet           each column goes to a party that is drawn with probabilities from a Dirichlet distribution:
+                        a small concentration gives one party most columns (importance-based split of VertiBench)
+    together            correlated columns go to one party
+    apart               correlated columns go to different parties (correlation-based splits of VertiBench)
+
+Source: Wu, Hou and He 2024, "VertiBench", ICLR, arXiv 2307.02040, section 4, for ``dirichlet`` and for splits by
+correlation. There a genetic algorithm searches for a given correlation between parties; here columns are put in the
+order of a hierarchical clustering, which gives the two ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+import numpy as np
+import pandas as pd
+from scipy.cluster.hierarchy import leaves_list, linkage
+from scipy.spatial.distance import squareform
+
+from vflsec.core.errors import UsageError
+from vflsec.core.seeds import derive
+from vflsec.data.alignment import align
+from vflsec.data.dataset import PartyTable, VerticalDataset
+
+ColumnSplit = Literal["given", "even", "random", "dirichlet", "together", "apart"]
+
+MOST_ROWS = 5000
+"""Rows that correlations are computed of."""
+
+
+def dealt_again(
+    dataset: VerticalDataset, how: ColumnSplit, parties: int | None, concentration: float, seed: int
+) -> VerticalDataset:
+    """Return ``dataset`` with its columns dealt to ``parties`` parties, active and passive; labels stay where they are.
+
+    Every party gets a column at least, and holds the rows that all parties have held. Parties lose the names that the
+    data give them, since they hold other columns.
+
+    Args:
+        dataset: tables without images, groups of columns or a source.
+        how: see the module.
+        parties: how many; None for as many as there are.
+        concentration: of the Dirichlet distribution.
+        seed: of the random splits.
+
+    Raises:
+        UsageError: a dataset whose columns belong together, or fewer columns than parties.
+    """
+    tables, k = dataset.parties, parties or len(dataset.parties)
+    if dataset.source or dataset.draw or any(table.image or table.grouping for table in tables):
+        raise UsageError(f"expected a dataset of plain tables for data.columns={how}, got {dataset.name}")
+    if len({table.impute for table in tables}) > 1:
+        raise UsageError(f"expected one way to fill gaps for data.columns={how}, got several: set impute at the top")
+    joined = _joined(dataset)
+    names = list(joined.frame.columns)
+    if not 2 <= k <= len(names):
+        raise UsageError(f"expected data.parties from 2 to the {len(names)} columns of {dataset.name}, got {k}")
+    rng = np.random.default_rng(derive(seed, "columns"))
+    owner = _DEALS[how](joined, k, concentration, rng)
+    dealt = [_party(joined, [name for name, own in zip(names, owner, strict=True) if own == j], j) for j in range(k)]
+    return replace(dataset, parties=tuple(dealt), labels=dataset.labels.loc[joined.frame.index], names={})
+
+
+def _joined(dataset: VerticalDataset) -> PartyTable:
+    """Return one table of all columns on common rows; a name that two parties use is preceded by the party."""
+    common = align(dataset.parties)
+    used = [column for table in dataset.parties for column in table.frame.columns]
+    frames, roles = [], {"categorical": set[str](), "signed_log": set[str]()}
+    rare: dict[str, int] = {}
+    for table in dataset.parties:
+        new = {c: c if used.count(c) == 1 else f"{dataset.given(table.name)}.{c}" for c in table.frame.columns}
+        frames.append(table.frame.loc[common].rename(columns=new))
+        for role, columns in roles.items():
+            columns |= {new[column] for column in getattr(table, role)}
+        rare |= {new[column]: most for column, most in table.rare.items()}
+    return PartyTable(
+        "active",
+        pd.concat(frames, axis=1),
+        frozenset(roles["categorical"]),
+        frozenset(roles["signed_log"]),
+        impute=dataset.parties[0].impute,
+        rare=rare,
+    )
+
+
+def _party(joined: PartyTable, columns: Sequence[str], number: int) -> PartyTable:
+    kept = frozenset(columns)
+    return replace(
+        joined,
+        name=f"passive_{number}" if number else "active",
+        frame=joined.frame[list(columns)],
+        categorical=joined.categorical & kept,
+        signed_log=joined.signed_log & kept,
+        rare={column: most for column, most in joined.rare.items() if column in kept},
+    )
+
+
+def _blocks(order: np.ndarray, k: int) -> np.ndarray:
+    """Return the owner of each column: k blocks of ``order``, whose sizes differ by one at most."""
+    owner = np.empty(len(order), dtype=int)
+    for j, block in enumerate(np.array_split(order, k)):
+        owner[block] = j
+    return owner
+
+
+def _even(table: PartyTable, k: int, _: float, rng: np.random.Generator) -> np.ndarray:  # noqa: ARG001
+    return _blocks(np.arange(len(table.frame.columns)), k)
+
+
+def _random(table: PartyTable, k: int, _: float, rng: np.random.Generator) -> np.ndarray:
+    return _blocks(rng.permutation(len(table.frame.columns)), k)
+
+
+def _dirichlet(table: PartyTable, k: int, concentration: float, rng: np.random.Generator) -> np.ndarray:
+    n = len(table.frame.columns)
+    shares = rng.dirichlet(np.full(k, concentration))
+    owner = rng.choice(k, size=n, p=shares)
+    owner[rng.permutation(n)[:k]] = np.arange(k)  # nobody is left without a column
+    return np.asarray(owner)
+
+
+def _together(table: PartyTable, k: int, _: float, rng: np.random.Generator) -> np.ndarray:  # noqa: ARG001
+    return _blocks(_by_similarity(table), k)
+
+
+def _apart(table: PartyTable, k: int, _: float, rng: np.random.Generator) -> np.ndarray:  # noqa: ARG001
+    order = _by_similarity(table)
+    owner = np.empty(len(order), dtype=int)
+    owner[order] = np.arange(len(order)) % k
+    return owner
+
+
+_DEALS: dict[str, Callable[[PartyTable, int, float, np.random.Generator], np.ndarray]] = {
+    "even": _even,
+    "random": _random,
+    "dirichlet": _dirichlet,
+    "together": _together,
+    "apart": _apart,
+}
+assert {*_DEALS, "given"} == set(get_args(ColumnSplit))
+
+
+def _by_similarity(table: PartyTable) -> np.ndarray:
+    """Return the columns in an order in which correlated ones are close: the leaves of a hierarchical clustering."""
+    distance = 1 - np.abs(correlations(table))
+    np.fill_diagonal(distance, 0)
+    return np.asarray(leaves_list(linkage(squareform(distance, checks=False), method="average", optimal_ordering=True)))
+
+
+def correlations(table: PartyTable) -> np.ndarray:
+    """Return the rank correlation (d, d) of every two columns; categories count by the frequency of their values."""
+    frame = table.frame.iloc[:: max(1, len(table.frame) // MOST_ROWS)]
+    numbers = {
+        name: frame[name].map(frame[name].value_counts()).astype(float) if name in table.categorical else frame[name]
+        for name in frame.columns
+    }
+    found = pd.DataFrame(numbers).corr(method="spearman").to_numpy(copy=True)
+    return np.asarray(np.nan_to_num(found))  # NaN: a column that is constant in these rows
