@@ -24,6 +24,7 @@ COMMANDS = {
     "audit": "Audit what others trained, or a recording of an encrypted layer.",
     "party": "Run one of two companies that train together over the network.",
     "report": "Print a finished evaluation again, in any format.",
+    "reproduce": "Measure a table of a paper, beside what it prints.",
 }
 
 

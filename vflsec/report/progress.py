@@ -17,7 +17,7 @@ from vflsec.records.schema import FAILED, BaselineResult, Record, Result
 if TYPE_CHECKING:
     from vflsec.experiment.facts import StageDone
 
-    Item = TypeVar("Item", bound=Record | StageDone)
+    Item = TypeVar("Item", bound=Record | StageDone | str)
 
 
 def shown(records: Iterable[Item], missing: int) -> Iterator[Item]:
@@ -38,7 +38,7 @@ def _bar(records: Iterable[Item], missing: int, console: Console) -> Iterator[It
     with Progress(TextColumn("{task.description}"), *times, console=console, transient=True) as progress:
         bar = progress.add_task("results", total=missing)
         for record in records:
-            if record.status in FAILED:
+            if not isinstance(record, str) and record.status in FAILED:
                 progress.console.print(describe(record), markup=False)
             progress.update(bar, advance=1, description=describe(record))
             yield record
@@ -71,10 +71,12 @@ def _left(start: float, done: int, missing: int) -> str:
     return f", {timedelta(seconds=round(passed / done * (missing - done)))} left"
 
 
-def describe(record: Record | StageDone) -> str:
-    """Return one record in a few words, with the cause where it failed."""
+def describe(record: Record | StageDone | str) -> str:
+    """Return one record, or the name of what is done, in a few words, with the cause where it failed."""
     from vflsec.experiment.facts import StageDone
 
+    if isinstance(record, str):
+        return record
     if isinstance(record, StageDone):
         return f"{record.method} {record.stage} seed {record.seed}: {record.status}"
     what = (" ".join(record.defenses) or "no defense") if isinstance(record, Result) else "alone"

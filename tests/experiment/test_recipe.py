@@ -1,0 +1,218 @@
+"""Recipes: what they measure is what the commands measure, and the table beside it is the paper's."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+import vflsec
+from vflsec.cli import cli
+from vflsec.core.errors import UsageError
+from vflsec.experiment import recipe as recipes
+from vflsec.experiment.recipe import Job, Measured, read_recipe
+from vflsec.experiment.store import Store
+from vflsec.report.reproduction import Reproduction, measured
+
+OWN = """
+title = "Cuts"
+source = "nobody, table 1"
+measure = "{measure}"
+compared = "columns"
+metric = "{metric}"
+
+[settings]
+{more}
+[settings.data.options]
+rows = 300
+[settings.train]
+epochs = 2
+
+[quick]
+seeds = 1
+columns = ["2"]
+
+[[columns]]
+name = "2"
+settings.model.cut = 2
+
+[[columns]]
+name = "8"
+settings.model.cut = 8
+
+[[groups]]
+name = "theirs"
+original = "{original}"
+settings.dataset = "toy"
+
+[[rows]]
+group = "theirs"
+name = "split"
+printed = [0.5, nan]
+settings.methods = ["fedsplitnn"]
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    def write(measure="utility", metric="auc", more="", original=""):
+        path = tmp_path / "own.toml"
+        path.write_text(OWN.format(measure=measure, metric=metric, more=more, original=original))
+        return str(path)
+
+    return write
+
+
+def run(*words):
+    return CliRunner().invoke(cli, ["reproduce", *words], prog_name="vflsec")
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_can_be_run(name, tmp_path):
+    recipe = recipes.with_seeds(read_recipe(name), 1, quick=True)
+    job = Job(recipe, Store(tmp_path / "run"))
+    assert job.missing() > 0
+    assert not (tmp_path / "run").exists()
+    assert recipe.rows
+    assert recipe.columns
+    whole = read_recipe(name)
+    for row in whole.rows:
+        for column in whole.columns:
+            assert whole.settings_of(row, column)["methods"]
+            assert whole.settings_of(row, column)["dataset"]
+
+
+def test_printed_values_are_those_of_the_papers():
+    """Two of each table, copied by hand from the papers."""
+    table = {
+        ("fedhssl-table4", "NUSWIDE", "FedHSSL-MoCo", 4): 0.670,
+        ("fedhssl-table4", "Modelnet", "FedSplitNN", 0): 0.612,
+        ("fedhssl-table7", "BHI", "digits", 1): 0.221,
+        ("fedhssl-table9", "Avazu", "FedCSSL-SimSiam", 2): 0.627,
+        ("fedhssl-table12", "NUSWIDE", "multiple-features", 3): 0.277,
+        ("vflhlp-table2", "Avazu", "VFLHLP", 0): 0.694,
+        ("vflhlp-table3", "Criteo", "VFL", 5): 0.614,
+        ("vflhlp-table4", "Avazu", "FedHSSL-BYOL", 1): 0.633,
+        ("prada-table1", "", "PrADA", 5): 0.4927,
+        ("prada-table1", "", "AB-VFL SecureLR", 0): 0.7288,
+    }
+    assert {name for name, *_ in table} == set(recipes.names())
+    for (name, group, row, column), value in table.items():
+        (found,) = [one for one in read_recipe(name).rows if (one.group, one.name) == (group, row)]
+        assert found.printed[column] == value
+
+
+def test_the_utility_is_that_of_a_training(own, tmp_path):
+    done = run(own(), "--seeds", "2", "--jobs", "1", "--out", str(tmp_path / "run"), "--format", "json")
+    assert done.exit_code == 0, done.output
+    cells = json.loads(done.stdout)["cells"]
+    for cell, cut in zip(cells, (2, 8), strict=True):
+        common = {"data": {"options": {"rows": 300}}, "train": {"epochs": 2}, "model": {"cut": cut}}
+        for seed in range(2):
+            trained = vflsec.train(dataset="toy", seed=seed, **common)
+            labels = trained.federation.active.labels["test"].numpy()
+            expected = vflsec.core.metrics.auc(trained.predict("test").numpy(), labels)
+            assert cell["by_seed"][str(seed)] == pytest.approx(expected)
+    assert [cell["printed"] for cell in cells] == [0.5, None]
+    assert cells[0]["difference"] == pytest.approx(cells[0]["measured"] - 0.5)
+    again = run(own(), "--seeds", "2", "--out", str(tmp_path / "run"))
+    assert "0 trainings to compute" in again.stderr
+
+
+def test_cap_is_that_of_an_evaluation(own, tmp_path):
+    more = 'attacks = ["mc:epochs=5"]\ndefenses = ["iso:lambda=1,5"]\naux = { n = 20, folds = 0 }'
+    path = own("cap", "", more, original="THEIRS")
+    done = run(path, "--seeds", "2", "--jobs", "1", "--out", str(tmp_path / "run"), "--format", "json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    report = vflsec.evaluate(
+        dataset="toy", attack="mc:epochs=5", defense="iso:lambda=1,5", aux={"n": 20, "folds": 0}, seeds=2, jobs=1,
+        data={"options": {"rows": 300}}, train={"epochs": 2}, model={"cut": 8}, out=tmp_path / "one", progress=False,
+    )  # fmt: skip
+    expected = next(cap for cap in report.cap if cap.attack == "mc")
+    assert found["cells"][1]["measured"] == pytest.approx(expected.value)
+    assert found["cells"][0]["difference"] is None  # on a stand-in
+    assert found["notes"][0].startswith("STAND-IN theirs: measured on toy, for want of THEIRS")
+
+
+def test_a_quick_run_has_fewer_columns_and_seeds(own, tmp_path):
+    done = run(own(), "--quick", "--jobs", "1", "--out", str(tmp_path / "run"), "--format", "csv")
+    lines = done.stdout.strip().splitlines()
+    assert len(lines) == 2
+    assert lines[1].split(",")[lines[0].split(",").index("seeds")] == "1"
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "latex", "csv", "json"])
+def test_every_format_has_the_values(own, tmp_path, form):
+    done = run(own(), "--quick", "--jobs", "1", "--out", str(tmp_path / "run"), "--format", form)
+    assert done.exit_code == 0, done.output
+    assert re.search(r"0?\.5(?:00)?\b", done.stdout)
+    assert (tmp_path / "run" / "curve.png").exists()
+
+
+def grid(values, printed):
+    """Return a reproduction of one column, with a row for each list of values by seed."""
+    table = read_recipe("vflhlp-table2")
+    rows = [msgspec.structs.replace(table.rows[0], name=str(k), printed=[p]) for k, p in enumerate(printed)]
+    recipe = msgspec.structs.replace(table, rows=rows, columns=table.columns[:1], seeds=3)
+    found = [Measured(row=k, column=0, by_seed=dict(enumerate(v)), metric="auc") for k, v in enumerate(values)]
+    return Reproduction("one", recipe, found)
+
+
+def test_orders_are_judged_by_paired_differences():
+    far, near, noisy = [0.8, 0.7, 0.9], [0.7, 0.6, 0.8], [0.9, 0.5, 0.8]
+    (order,) = grid([far, near, noisy], [0.6, 0.5, 0.7]).orders()
+    assert (order.same, order.other, order.open) == (1, 0, 2)
+    (order,) = grid([near, far], [0.6, 0.5]).orders()
+    assert (order.same, order.other, order.open) == (0, 1, 0)
+    assert grid([near, far], [0.6, math.nan]).orders() == []
+    assert grid([near, far], [0.6, 0.6]).orders() == []
+
+
+def test_intervals_end_at_one_and_lost_seeds_are_told():
+    found = grid([[0.99, 0.5]], [0.6])
+    assert found.entries[0].high == 1.0
+    assert found.entries[0].low == 0.0
+    assert any(line.startswith("LOST seeds at 1 cells, for example 0 at 250") for line in found.remarks())
+    assert grid([[]], [0.6]).entries[0].measured is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("printed = [0.5, nan]", "printed = [0.5]"), "row split: expected 2 printed values, got 1"),
+        (('group = "theirs"', 'group = "ours"'), "row split: unknown group 'ours'"),
+        (('measure = "utility"', 'measure = "x"'), "Invalid enum value"),
+        (("settings.model.cut = 8", "settings.model.cutt = 8"), "unknown setting 'cutt'"),
+        (('metric = "auc"', 'metric = "x"'), "expected a metric of toy, got x"),
+        (('title = "Cuts"', ""), "missing required field `title`"),
+    ],
+)
+def test_wrong_recipes_get_one_line(own, tmp_path, change, message):
+    path = Path(own())
+    path.write_text(path.read_text().replace(*change))
+    done = run(str(path), "--quick" if "metric" in message else "--dry-run", "--out", str(tmp_path / "run"))
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr.strip().splitlines()[-1]
+
+
+def test_an_unknown_recipe_is_suggested():
+    with pytest.raises(UsageError, match=r"unknown recipe 'fedhssl-tabl7'. Did you mean fedhssl-table7\?"):
+        read_recipe("fedhssl-tabl7")
+
+
+def test_the_recipes_are_listed():
+    done = run()
+    assert [line.split()[0] for line in done.stdout.splitlines()] == recipes.names()
+
+
+def test_what_is_in_the_store_is_what_is_shown(own, tmp_path):
+    recipe = recipes.with_seeds(read_recipe(own()), None, quick=True)
+    job = Job(recipe, Store(tmp_path / "run"))
+    assert [one.by_seed for one in measured(job)] == [{}]
+    assert len(list(job.compute(jobs=1, device="cpu"))) == 1
+    assert job.missing() == 0
+    assert len(measured(job)[0].by_seed) == 1

@@ -1,0 +1,73 @@
+"""``vflsec reproduce``: a paper's table, measured anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vflsec.cli.options import device, output_format
+
+
+@click.command("reproduce")
+@click.argument("name", required=False)
+@click.option("--quick", is_flag=True, help="Fewer seeds, rows and columns: to see what it looks like, not to judge.")
+@click.option("--seeds", type=click.IntRange(min=1), help="How many seeds.  [default: those of the recipe]")
+@click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [default: runs/reproduce-NAME]")
+@click.option("--jobs", type=click.IntRange(min=1), help="How many worker processes.  [default: the number of cores]")
+@device
+@click.option("--dry-run", is_flag=True, help="Print how much is to be computed; compute nothing.")
+@output_format
+def command(
+    name: str | None,
+    quick: bool,
+    seeds: int | None,
+    out: Path | None,
+    jobs: int | None,
+    device: str,
+    dry_run: bool,
+    form: str,
+) -> None:
+    """Measure a table of a paper, and print it beside what the paper prints.
+
+    NAME is a recipe, or a TOML file of your own in the same form; without NAME, the recipes are listed. Results are
+    kept, and the same command goes on where it stopped. Where the paper's data are not at hand, others stand in for
+    them, and the table says so.
+    """
+    from vflsec import api
+    from vflsec.cli.output import kept_on_interrupt, on_terminal
+    from vflsec.core.checks import count
+    from vflsec.experiment import recipe
+    from vflsec.experiment.engine import check_device
+    from vflsec.experiment.store import Store, writing
+    from vflsec.report.progress import shown
+    from vflsec.report.reproduction import Reproduction, measured
+
+    if name is None:
+        for one in recipe.names():
+            click.echo(f"{one:20} {recipe.read_recipe(one).title}")
+        return
+    check_device(device)
+    chosen = recipe.with_seeds(recipe.read_recipe(name), seeds, quick=quick)
+    stem = Path(name).stem
+    store = Store(out or Path("runs") / f"reproduce-{stem}{'-quick' * quick}")
+    job = recipe.Job(chosen, store)
+    missing = job.missing()
+    what = "training" if chosen.measure == "utility" else "result"
+    click.echo(f"vflsec reproduce {stem}: {count(missing, what)} to compute   {store.folder}", err=True)
+    if dry_run:
+        return
+    with store.lock():
+        store.trim()
+        with kept_on_interrupt(store):
+            for _ in shown(job.compute(jobs=jobs or api.cores(), device=device), missing):
+                pass
+    found = Reproduction(stem, chosen, measured(job))
+    if form == "table":
+        on_terminal(found.rich)
+    else:
+        forms = {"json": found.to_json, "csv": found.to_csv, "markdown": found.to_markdown, "latex": found.to_latex}
+        click.echo(forms[form]().rstrip("\n"))
+    with writing(store.folder):
+        for path in found.save_curve(store.folder):
+            click.echo(f"curve: {path}", err=True)

@@ -1,0 +1,253 @@
+"""A paper's table as a grid of settings, and what was measured at each of its cells.
+
+A recipe is a TOML file in ``vflsec.recipes``, or one that the user names: ``settings`` of all cells, and ``[[groups]]``
+(datasets), ``[[rows]]`` and ``[[columns]]`` with settings of their own, of which the later win. ``[quick]`` says what a
+quick run leaves out. Each row holds the values that the paper prints.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from joblib import Parallel, delayed
+
+from vflsec.core import files
+from vflsec.core.checks import unknown
+from vflsec.core.errors import UsageError
+from vflsec.experiment import engine, sweep, training
+from vflsec.experiment import spec as specs
+from vflsec.experiment.cell import Cell, training_cell
+from vflsec.experiment.facts import CellFacts, StageDone
+from vflsec.experiment.manifest import manifest_of
+from vflsec.experiment.store import Store
+from vflsec.experiment.sweep import Point
+from vflsec.records.schema import Record
+
+PACKAGE = "vflsec.recipes"
+Table = dict[str, Any]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A group, a row or a column: its name in the paper, and its settings.
+
+    Attributes:
+        group: of a row: the group that it belongs to.
+        printed: of a row: the paper's value for each column; NaN where it has none.
+        metric: of the utility in this column; empty for that of the recipe.
+        original: of a group: the paper's data, if the settings name others, which stand in for them.
+    """
+
+    name: str
+    settings: Table = {}
+    group: str = ""
+    printed: list[float] = []
+    metric: str = ""
+    original: str = ""
+
+
+class Quick(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a quick run changes: fewer seeds, groups, rows or columns by their names, and other settings."""
+
+    seeds: int = 2
+    groups: list[str] | None = None
+    rows: list[str] | None = None
+    columns: list[str] | None = None
+    settings: Table = {}
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of a paper.
+
+    Attributes:
+        source: the paper, its arXiv number and the table.
+        measure: ``utility``, the ``leak`` of ``attack`` at ``strength``, or ``cap`` of ``attack``.
+        metric: of the utility; empty for the headline metric of each dataset.
+        compared: whether the paper compares ``rows`` of one column or ``columns`` of one row.
+        notes: what else differs from the paper.
+    """
+
+    title: str
+    source: str
+    measure: Literal["utility", "leak", "cap"]
+    columns: list[Part]
+    rows: list[Part]
+    groups: list[Part] = []
+    settings: Table = {}
+    metric: str = ""
+    attack: str = "mc"
+    strength: float = 0.0
+    compared: Literal["rows", "columns"] = "rows"
+    seeds: int = 5
+    quick: Quick = Quick()
+    notes: list[str] = []
+
+    def __post_init__(self) -> None:
+        """Check that rows, groups and printed values fit together."""
+        groups = {group.name for group in self.groups}
+        for row in self.rows:
+            if len(row.printed) != len(self.columns):
+                raise ValueError(f"row {row.name}: expected {len(self.columns)} printed values, got {len(row.printed)}")
+            if row.group not in groups | {""}:
+                raise ValueError(f"row {row.name}: unknown group {row.group!r}")
+
+    def shortened(self) -> Recipe:
+        """Return the recipe of a quick run."""
+        quick = self.quick
+        kept = [k for k, one in enumerate(self.columns) if quick.columns is None or one.name in quick.columns]
+        rows = [
+            msgspec.structs.replace(row, printed=[row.printed[k] for k in kept])
+            for row in self.rows
+            if (quick.rows is None or row.name in quick.rows) and (quick.groups is None or row.group in quick.groups)
+        ]
+        return msgspec.structs.replace(
+            self,
+            columns=[self.columns[k] for k in kept],
+            rows=rows,
+            seeds=quick.seeds,
+            settings=_merged(self.settings, quick.settings),
+        )
+
+    def group_of(self, row: Part) -> Part | None:
+        """Return the group of a row."""
+        return next((group for group in self.groups if group.name == row.group), None)
+
+    def settings_of(self, row: Part, column: Part) -> Table:
+        """Return all settings of one cell of the table."""
+        group = self.group_of(row)
+        return _merged(self.settings, group.settings if group else {}, row.settings, column.settings)
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured at one cell: a number for each seed that gave one."""
+
+    row: int
+    column: int
+    by_seed: dict[int, float]
+    metric: str = ""
+
+
+def names() -> list[str]:
+    """Return the names of the recipes that come with vflsec."""
+    found = (one.name for one in package_files(PACKAGE).iterdir())
+    return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
+
+
+def read_recipe(name: str) -> Recipe:
+    """Return a recipe by its name, or from a TOML file of the user's.
+
+    Raises:
+        UsageError: no such recipe, or one that is wrong.
+    """
+    if name.endswith(".toml"):
+        table = specs.read_toml(Path(name))
+    elif name in names():
+        table = files.parse_toml(package_files(PACKAGE).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+    else:
+        raise UsageError(unknown("recipe", name, names()))
+    try:
+        return msgspec.convert(table, Recipe)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def with_seeds(recipe: Recipe, seeds: int | None, *, quick: bool) -> Recipe:
+    """Return the recipe as it is to be run."""
+    chosen = recipe.shortened() if quick else recipe
+    return msgspec.structs.replace(chosen, seeds=seeds) if seeds else chosen
+
+
+class Job:
+    """The measurements of a recipe: which are to be made, and how.
+
+    Args:
+        recipe: of the table.
+        store: where trainings and results are kept; a second run computes what is missing.
+    """
+
+    def __init__(self, recipe: Recipe, store: Store) -> None:
+        """Check every cell of the table; nothing is computed."""
+        self.recipe, self.store = recipe, store
+        self.trainings: dict[tuple[int, int], list[Cell]] = {}
+        self.points: dict[tuple[int, int], Point] = {}
+        for i, row in enumerate(recipe.rows):
+            for j, column in enumerate(recipe.columns):
+                settings = recipe.settings_of(row, column)
+                if recipe.measure == "utility":
+                    self.trainings[i, j] = _trainings(settings, recipe.seeds)
+                else:
+                    self.points[i, j] = _point(settings, recipe.seeds, {"row": row.name, "column": column.name})
+
+    def missing(self) -> int:
+        """Return the number of trainings, or of results, that are to be computed."""
+        if self.recipe.measure == "utility":
+            keys = {cell.key for cells in self.trainings.values() for cell in cells}
+            return sum(not isinstance(self.store.cell(key).read(), CellFacts) for key in keys)
+        return sweep.missing(list(self.points.values()), self.store)
+
+    def compute(self, *, jobs: int, device: str) -> Iterator[Record | StageDone | str]:
+        """Compute what is missing; yield each record, or the name of each training."""
+        if self.recipe.measure != "utility":
+            yield from sweep.compute(list(self.points.values()), self.store, jobs=jobs, device=device)
+            return
+        cells = {cell.key: cell for cells in self.trainings.values() for cell in cells}
+        todo = [cell for key, cell in cells.items() if not isinstance(self.store.cell(key).read(), CellFacts)]
+        results = Parallel(n_jobs=min(jobs, max(1, len(todo))), return_as="generator", batch_size=1)(
+            delayed(_train)(cell, self.store.folder, device) for cell in todo
+        )
+        yield from results
+
+    def utilities(self) -> list[Measured]:
+        """Return the utility at each cell of the table, as far as it is in the store."""
+        return [self._utility(place, cells) for place, cells in self.trainings.items()]
+
+    def _utility(self, place: tuple[int, int], cells: Sequence[Cell]) -> Measured:
+        found, metric = {}, self.recipe.columns[place[1]].metric or self.recipe.metric
+        for cell in cells:
+            facts = self.store.cell(cell.key).read()
+            if not isinstance(facts, CellFacts) or facts.status != "ok" or facts.utility is None:
+                continue
+            metric = metric or facts.utility.metric
+            if metric not in facts.utility.metrics:
+                known = ", ".join(facts.utility.metrics)
+                raise UsageError(f"expected a metric of {cell.dataset}, got {metric}; known: {known}")
+            found[cell.seed] = facts.utility.metrics[metric]
+        return Measured(row=place[0], column=place[1], by_seed=found, metric=metric)
+
+
+def _merged(*tables: Mapping[str, Any]) -> Table:
+    """Return tables of settings in one, of which the later win."""
+    found: Table = {}
+    for table in tables:
+        for key, value in table.items():
+            both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
+            found[key] = _merged(found[key], value) if both else copy.deepcopy(value)
+    return found
+
+
+def _trainings(settings: Mapping[str, Any], seeds: int) -> list[Cell]:
+    spec = specs.read_training(settings)
+    engine.check_training(spec)
+    return [training_cell(spec, spec.methods[0], seed) for seed in range(seeds)]
+
+
+def _point(settings: Mapping[str, Any], seeds: int, values: dict[str, Any]) -> Point:
+    spec = specs.read({**settings, "seeds": seeds})
+    engine.check(spec)
+    return Point(values, spec, manifest_of(spec), {})
+
+
+def _train(cell: Cell, folder: Path, device: str) -> str:
+    """Train one cell and keep it, unless the folder has it."""
+    store = Store(folder)
+    stored = store.cell(cell.key)
+    if not isinstance(stored.read(), CellFacts):
+        with training.one_thread():
+            trained, facts = training.train(cell, device, store=store)
+        stored.write(facts, lambda path: trained.save(path) if trained else path.mkdir())
+        files.discard(stored.partial)
+    return f"{cell.dataset}, {cell.method}, seed {cell.seed}"

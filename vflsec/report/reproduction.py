@@ -1,0 +1,297 @@
+"""A paper's table beside what was measured, in the paper's arrangement."""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from vflsec.analysis.summary import summarize
+from vflsec.core.statistics import Interval, over_seeds
+from vflsec.experiment.recipe import Job, Measured, Part, Recipe
+from vflsec.experiment.sweep import Point
+from vflsec.records.schema import Record
+from vflsec.report import table
+from vflsec.report.curve import COLORS, Curve, own_style, saved
+from vflsec.report.table import NARROW, Cells
+
+NAMES = {"auc": "AUC", "accuracy": "accuracy", "f1": "F1", "ks": "KS"}
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell of the table.
+
+    Attributes:
+        printed: in the paper; None where it has no value.
+        measured: the mean over seeds; None where no seed gave a number. Its interval, from ``low`` to ``high``, ends at
+            0 and 1.
+        difference: measured less printed; None on data that stand in for the paper's.
+    """
+
+    group: str
+    row: str
+    column: str
+    printed: float | None
+    measured: float | None
+    low: float | None
+    high: float | None
+    difference: float | None
+    seeds: int
+    metric: str
+    by_seed: dict[int, float]
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """How the pairs that the paper compares are ordered here.
+
+    Attributes:
+        same: pairs that differ as printed, told apart by their paired differences over seeds.
+        other: pairs that differ the other way round, told apart.
+        open: pairs that are not told apart.
+    """
+
+    group: str
+    same: int
+    other: int
+    open: int
+
+
+class Reproduction:
+    """The result of a recipe.
+
+    Args:
+        name: of the recipe.
+        recipe: as it was run.
+        measured: at every cell.
+    """
+
+    def __init__(self, name: str, recipe: Recipe, measured: Sequence[Measured]) -> None:
+        self.name, self.recipe = name, recipe
+        self.entries = [_entry(recipe, one) for one in measured]
+
+    def orders(self) -> list[Order]:
+        """Return for each group how many pairs differ as printed."""
+        pairs = [
+            (a, b)
+            for a, b in combinations(self.entries, 2)
+            if a.group == b.group and (a.column == b.column if self.recipe.compared == "rows" else a.row == b.row)
+        ]
+        found: dict[str, list[int]] = {}
+        for a, b in pairs:
+            if a.printed is None or b.printed is None or a.printed == b.printed:
+                continue
+            counts = found.setdefault(a.group, [0, 0, 0])
+            counts[_agreement(a, b)] += 1
+        return [Order(group=g, same=c[0], other=c[1], open=c[2]) for g, c in found.items()]
+
+    def cells(self) -> Cells:
+        """Return the table: measured, its 95 % interval, and in brackets what is printed and the difference."""
+        several = any(entry.group for entry in self.entries)
+        rows: dict[tuple[str, str], list[str]] = {}
+        for entry in self.entries:
+            names = [entry.group, entry.row] if several else [entry.row]
+            rows.setdefault((entry.group, entry.row), names).append(_shown(entry))
+        header = [*(["data"] if several else []), "", *(column.name for column in self.recipe.columns)]
+        difference = ", difference" if any(entry.difference is not None for entry in self.entries) else ""
+        title = f"{self.recipe.title}: measured ± 95 % (printed{difference})"
+        return Cells(title, header, list(rows.values()))
+
+    def remarks(self) -> list[str]:
+        """Return what stands below the table: stand-ins, orders, and what else differs from the paper."""
+        shown = {entry.group for entry in self.entries}
+        found = [
+            f"STAND-IN {group.name}: measured on {group.settings.get('dataset')}, for want of {group.original}; only "
+            f"orders can be compared"
+            for group in self.recipe.groups
+            if group.original and group.name in shown
+        ]
+        for order in self.orders():
+            where = f" of {order.group}" if order.group else ""
+            total = order.same + order.other + order.open
+            found.append(
+                f"ORDER{where}: of {total} pairs that differ in print, {order.same} differ so here, {order.other} the "
+                f"other way round, {order.open} are not told apart (95 %, paired over seeds)"
+            )
+        lost = [entry for entry in self.entries if entry.seeds < self.recipe.seeds]
+        if lost:
+            cells = ", ".join(f"{entry.row} at {entry.column}" for entry in lost[:5])
+            found.append(f"LOST seeds at {len(lost)} cells, for example {cells}: they diverged or collapsed")
+        return [*found, *(f"NOTE {note}" for note in self.recipe.notes)]
+
+    @property
+    def heading(self) -> str:
+        """The source, what is measured, and the number of seeds."""
+        what = {
+            "utility": "utility",
+            "leak": f"leak by {self.recipe.attack}",
+            "cap": f"CAP against {self.recipe.attack}",
+        }
+        metrics = dict.fromkeys(NAMES.get(entry.metric, entry.metric) for entry in self.entries if entry.metric)
+        of = f" ({', '.join(metrics)})" if metrics and self.recipe.measure == "utility" else ""
+        return f"{self.recipe.source} · {what[self.recipe.measure]}{of} · {self.recipe.seeds} seeds"
+
+    def rich(self, width: int) -> RenderableType:
+        """Return the table for a terminal of ``width`` columns."""
+        shown = table.as_rich(self.cells(), narrow=width < NARROW)
+        return Group(Text(self.heading), Text(), shown, Text(), *map(Text, self.remarks()))
+
+    def table(self, width: int = 140) -> str:
+        """Return the table as text of at most ``width`` columns."""
+        out = io.StringIO()
+        Console(file=out, width=width, color_system=None, force_jupyter=False).print(self.rich(width))
+        return out.getvalue()
+
+    def to_markdown(self) -> str:
+        """Return the table as Markdown."""
+        cells = self.cells()
+        return "\n\n".join([self.heading, f"{cells.title}\n\n{table.as_markdown(cells)}", *self.remarks()]) + "\n"
+
+    def to_latex(self) -> str:
+        r"""Return the table as LaTeX, for ``\usepackage{booktabs}``."""
+        comments = "\n".join(f"% {line}" for line in [self.heading, *self.remarks()])
+        return f"{comments}\n\n{table.as_latex(self.cells())}\n"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per cell of the table."""
+        return pd.DataFrame([msgspec.to_builtins(entry) for entry in self.entries]).drop(columns="by_seed")
+
+    def to_csv(self) -> str:
+        """Return the rows of ``to_frame``."""
+        return str(self.to_frame().to_csv(index=False, lineterminator="\n"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the recipe's name and source, its cells and orders."""
+        return {
+            "recipe": self.name,
+            "source": self.recipe.source,
+            "measure": self.recipe.measure,
+            "cells": msgspec.to_builtins(self.entries, str_keys=True),
+            "orders": msgspec.to_builtins(self.orders()),
+            "notes": self.remarks(),
+        }
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        return msgspec.json.encode(self.to_dict()).decode()
+
+    def plot(self) -> Curve:
+        """Return printed and measured values, a diagram for each group."""
+        return _draw(self)
+
+    def save_curve(self, folder: Path | str) -> list[Path]:
+        """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
+        return saved(self.plot, Path(folder))
+
+    def __repr__(self) -> str:
+        """Show the table."""
+        return self.table()
+
+
+def measured(job: Job) -> list[Measured]:
+    """Return what the store of ``job`` holds for each cell of the table."""
+    if job.recipe.measure == "utility":
+        return job.utilities()
+    records = job.store.records()
+    return [_privacy(job.recipe, place, point, records) for place, point in job.points.items()]
+
+
+def _privacy(recipe: Recipe, place: tuple[int, int], at: Point, records: Mapping[str, Record]) -> Measured:
+    summary = summarize(at.manifest, records, out="", max_leak={}, min_utility=None)
+    by_seed: Mapping[int, float] = {}
+    if recipe.measure == "cap":
+        by_seed = next((cap.by_seed for cap in summary.cap if cap.attack == recipe.attack), {})
+    else:
+        wanted = (point for point in (*summary.points, *summary.worst) if point.attack == recipe.attack)
+        by_seed = next((point.leak.by_seed for point in wanted if point.strength == recipe.strength), {})
+    return Measured(row=place[0], column=place[1], by_seed=dict(by_seed), metric=summary.metric)
+
+
+def _entry(recipe: Recipe, one: Measured) -> Entry:
+    row, column = recipe.rows[one.row], recipe.columns[one.column]
+    interval = over_seeds(list(one.by_seed.values())) if one.by_seed else None
+    printed = _printed(row, one.column)
+    alone = interval is None or interval.n < 2
+    group = recipe.group_of(row)
+    stands_in = bool(group and group.original)
+    return Entry(
+        group=row.group,
+        row=row.name,
+        column=column.name,
+        printed=printed,
+        measured=interval.mean if interval else None,
+        low=None if alone or interval is None else max(0.0, interval.low),
+        high=None if alone or interval is None else min(1.0, interval.high),
+        difference=interval.mean - printed if interval and printed is not None and not stands_in else None,
+        seeds=len(one.by_seed),
+        metric=one.metric,
+        by_seed=one.by_seed,
+    )
+
+
+def _printed(row: Part, column: int) -> float | None:
+    return None if math.isnan(row.printed[column]) else row.printed[column]
+
+
+def _agreement(a: Entry, b: Entry) -> int:
+    """Return 0 if two cells differ as printed, 1 if the other way round, 2 if they are not told apart."""
+    both = a.by_seed.keys() & b.by_seed.keys()
+    if len(both) < 2:
+        return 2
+    difference: Interval = over_seeds([a.by_seed[seed] - b.by_seed[seed] for seed in both])
+    if difference.low <= 0 <= difference.high:
+        return 2
+    return 0 if (difference.mean > 0) == ((a.printed or 0.0) > (b.printed or 0.0)) else 1
+
+
+def _shown(entry: Entry) -> str:
+    margin = None if entry.high is None or entry.measured is None else entry.high - entry.measured
+    spread = "" if margin is None else f" ±{table.number(margin)}"
+    difference = "" if entry.difference is None else f", {table.signed(entry.difference)}"
+    printed = "" if entry.printed is None else f" ({table.number(entry.printed)}{difference})"
+    return f"{table.number(entry.measured)}{spread}{printed}"
+
+
+@own_style()
+def _draw(found: Reproduction) -> Curve:
+    groups = list(dict.fromkeys(entry.group for entry in found.entries))
+    columns = [column.name for column in found.recipe.columns]
+    longest = max(len({e.row for e in found.entries if e.group == group}) for group in groups)
+    figure = Curve(
+        figsize=(max(7.0, 1.5 + 3.2 * len(groups)), 2.2 + 0.22 * longest * min(len(columns), 4)), layout="constrained"
+    )
+    grid = figure.subplots(1, len(groups), squeeze=False)
+    for axes, group in zip(grid[0], groups, strict=True):
+        own = [entry for entry in found.entries if entry.group == group]
+        rows = list(dict.fromkeys(entry.row for entry in own))
+        for entry in own:
+            k = columns.index(entry.column)
+            y = rows.index(entry.row) + (k - (len(columns) - 1) / 2) * 0.7 / len(columns)
+            color = COLORS[k % len(COLORS)]
+            if entry.printed is not None:
+                axes.plot([entry.printed], [y], "o", color=color, markerfacecolor="white", ms=4)
+            if entry.measured is not None:
+                low = entry.measured if entry.low is None else entry.low
+                high = entry.measured if entry.high is None else entry.high
+                axes.plot([low, high], [y, y], color=color, linewidth=1)
+                axes.plot([entry.measured], [y], "o", color=color, ms=4)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_title(group, loc="left", fontsize=9)
+        axes.grid(axis="x", alpha=0.25, linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    for k, column in enumerate(columns):
+        grid[0][0].plot([], [], "o", color=COLORS[k % len(COLORS)], label=column)
+    grid[0][0].plot([], [], "o", color="#666666", markerfacecolor="white", label="open: printed")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.suptitle("\n".join(textwrap.wrap(found.recipe.title, 90)), x=0.01, ha="left", fontsize=10)
+    return figure
