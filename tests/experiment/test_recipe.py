@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import vflsec
+from tests.data.layouts import write_avazu
 from vflsec.cli import cli
 from vflsec.core.errors import UsageError
 from vflsec.experiment import recipe as recipes
@@ -197,6 +198,20 @@ def test_wrong_recipes_get_one_line(own, tmp_path, change, message):
     done = run(str(path), "--quick" if "metric" in message else "--dry-run", "--out", str(tmp_path / "run"))
     assert done.exit_code == 2, done.output
     assert message in done.stderr.strip().splitlines()[-1]
+
+
+def test_the_papers_own_data_take_the_place_of_stand_ins(tmp_path):
+    write_avazu(tmp_path / "data" / "avazu", 900)
+    recipe = recipes.with_data(read_recipe("vflhlp-table2"), tmp_path / "data")
+    (group,) = recipe.groups
+    assert group.original == ""
+    assert group.settings["data"]["options"] == {"data_dir": str(tmp_path / "data" / "avazu"), "split": "vflhlp"}
+    kept = recipes.with_data(read_recipe("fedhssl-table4"), tmp_path / "data").groups
+    assert [one.original for one in kept] == ["NUS-WIDE", "", "BHI", "ModelNet"]
+    with pytest.raises(UsageError, match="expected a folder criteo, got"):
+        recipes.with_data(read_recipe("vflhlp-table3"), tmp_path)
+    with pytest.raises(UsageError, match="expected no --data-dir with this recipe"):
+        recipes.with_data(read_recipe("prada-table1"), tmp_path)
 
 
 def test_an_unknown_recipe_is_suggested():

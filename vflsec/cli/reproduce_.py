@@ -13,6 +13,9 @@ from vflsec.cli.options import device, output_format
 @click.argument("name", required=False)
 @click.option("--quick", is_flag=True, help="Fewer seeds, rows and columns: to see what it looks like, not to judge.")
 @click.option("--seeds", type=click.IntRange(min=1), help="How many seeds.  [default: those of the recipe]")
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path), help="Folder with avazu, criteo or nus-wide: the paper's own data."
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [default: runs/reproduce-NAME]")
 @click.option("--jobs", type=click.IntRange(min=1), help="How many worker processes.  [default: the number of cores]")
 @device
@@ -22,6 +25,7 @@ def command(
     name: str | None,
     quick: bool,
     seeds: int | None,
+    data_dir: Path | None,
     out: Path | None,
     jobs: int | None,
     device: str,
@@ -48,7 +52,8 @@ def command(
             click.echo(f"{one:20} {recipe.read_recipe(one).title}")
         return
     check_device(device)
-    chosen = recipe.with_seeds(recipe.read_recipe(name), seeds, quick=quick)
+    read = recipe.read_recipe(name)
+    chosen = recipe.with_seeds(recipe.with_data(read, data_dir) if data_dir else read, seeds, quick=quick)
     stem = Path(name).stem
     store = Store(out or Path("runs") / f"reproduce-{stem}{'-quick' * quick}")
     job = recipe.Job(chosen, store)

@@ -11,6 +11,9 @@ CATALOGUE: dict[str, str] = {
     "multiple-features": "vflsec.data.multiple_features:load",
     "digits": "vflsec.data.digits:load",
     "fashion-mnist": "vflsec.data.fashion_mnist:load",
+    "nus-wide": "vflsec.data.nus_wide:load",
+    "avazu": "vflsec.data.avazu:load",
+    "criteo": "vflsec.data.criteo:load",
     "toy": "vflsec.testing.federations:toy",
 }
 

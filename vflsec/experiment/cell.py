@@ -184,7 +184,8 @@ def _hashes(paths: Iterable[Path]) -> list[str]:
 @lru_cache(maxsize=64)
 def _file_hash(path: Path, modified: int, size: int) -> str:  # noqa: ARG001  (arguments of the cache)
     """SHA-256 of a file, read again only if its time or size has changed."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _file_option(value: Any) -> Any:

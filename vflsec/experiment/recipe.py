@@ -40,6 +40,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         printed: of a row: the paper's value for each column; NaN where it has none.
         metric: of the utility in this column; empty for that of the recipe.
         original: of a group: the paper's data, if the settings name others, which stand in for them.
+        own: of a group: the settings that take the place of ``settings`` where the user has the paper's data.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     printed: list[float] = []
     metric: str = ""
     original: str = ""
+    own: Table = {}
 
 
 class Quick(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -153,6 +155,28 @@ def read_recipe(name: str) -> Recipe:
         return msgspec.convert(table, Recipe)
     except (msgspec.ValidationError, ValueError) as error:
         raise UsageError(f"{name}: {error}") from None
+
+
+def with_data(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the recipe on the paper's data, as far as ``folder`` has a folder of theirs, such as ``avazu``.
+
+    Raises:
+        UsageError: it has none that the recipe could use.
+    """
+    known = {group.own["dataset"] for group in recipe.groups if "dataset" in group.own}
+    found = {name for name in known if (folder / name).is_dir()}
+    if not found:
+        expected = f"a folder {' or '.join(sorted(known))}" if known else "no --data-dir with this recipe"
+        raise UsageError(f"expected {expected}, got {folder}: vflsec show dataset NAME says where data come from")
+
+    def on_own_data(group: Part) -> Part:
+        name = group.own.get("dataset")
+        if name not in found:
+            return group
+        place = {"data": {"options": {"data_dir": str(folder / str(name))}}}
+        return msgspec.structs.replace(group, settings=_merged(group.own, place), original="")
+
+    return msgspec.structs.replace(recipe, groups=[on_own_data(group) for group in recipe.groups])
 
 
 def with_seeds(recipe: Recipe, seeds: int | None, *, quick: bool) -> Recipe:
