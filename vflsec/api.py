@@ -163,7 +163,13 @@ def sweep(
     defaults = {name: one.default for name, one in inspect.signature(evaluate).parameters.items() if name != "settings"}
     own = {name: value for name, value in arguments.items() if name in defaults}
     others = {name: value for name, value in arguments.items() if name not in defaults}
-    values = {path: list(given) for path, given in axes.items()}
+    if not isinstance(axes, Mapping) or not all(isinstance(path, str) for path in axes):
+        example = "{'aux.n': [20, 40]}"
+        raise UsageError(f"expected axes such as {example}, got {type(axes).__name__}")
+    for path, several in axes.items():
+        if isinstance(several, str) or not isinstance(several, Iterable):
+            raise UsageError(f"expected a list of values for {path}, got {several!r}")
+    values = {path: [getattr(one, "item", lambda one=one: one)() for one in several] for path, several in axes.items()}
     if not values:
         raise UsageError("expected a setting with several values in axes, got none: name one, such as data.n_labeled")
     found = sweeps.prepare(_chosen(defaults | own, others), values, paired=paired)

@@ -85,6 +85,14 @@ def test_one_name_of_two_parties_is_preceded_by_the_party():
     assert [list(party.frame) for party in dealt.parties] == [["bank.age"], ["bureau.age"]]
 
 
+def test_a_name_with_the_party_in_front_may_be_taken():
+    rng = np.random.default_rng(0)
+    bank = pd.DataFrame({"x": rng.normal(size=N), "bureau.x": rng.normal(size=N), "y": np.arange(N) % 2})
+    data = vflsec.dataset(active={"bank": bank}, passive={"bureau": bank[["x"]] * 2}, label="y")
+    dealt = dealt_again(data, "even", 3, 1.0, 0)
+    assert [list(party.frame) for party in dealt.parties] == [["bank.x"], ["bureau.x"], ["bureau.bureau.x"]]
+
+
 def test_the_split_is_a_setting_of_the_data(pairs):
     split = partition(pairs, DataSpec(columns="even", parties=4), 0)
     assert list(split.parties) == ["active", "passive_1", "passive_2", "passive_3"]

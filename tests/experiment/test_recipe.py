@@ -14,7 +14,7 @@ from tests.data.layouts import write_avazu
 from vflsec.cli import cli
 from vflsec.core.errors import UsageError
 from vflsec.experiment import recipe as recipes
-from vflsec.experiment.recipe import Job, Measured, read_recipe
+from vflsec.experiment.recipe import Job, Measured, Quick, read_recipe
 from vflsec.experiment.store import Store
 from vflsec.report.reproduction import Reproduction, measured
 
@@ -158,7 +158,7 @@ def grid(values, printed):
     """Return a reproduction of one column, with a row for each list of values by seed."""
     table = read_recipe("vflhlp-table2")
     rows = [msgspec.structs.replace(table.rows[0], name=str(k), printed=[p]) for k, p in enumerate(printed)]
-    recipe = msgspec.structs.replace(table, rows=rows, columns=table.columns[:1], seeds=3)
+    recipe = msgspec.structs.replace(table, rows=rows, columns=table.columns[:1], seeds=3, quick=Quick())
     found = [Measured(row=k, column=0, by_seed=dict(enumerate(v)), metric="auc") for k, v in enumerate(values)]
     return Reproduction("one", recipe, found)
 
@@ -188,8 +188,16 @@ def test_intervals_end_at_one_and_lost_seeds_are_told():
         (('group = "theirs"', 'group = "ours"'), "row split: unknown group 'ours'"),
         (('measure = "utility"', 'measure = "x"'), "Invalid enum value"),
         (("settings.model.cut = 8", "settings.model.cutt = 8"), "unknown setting 'cutt'"),
-        (('metric = "auc"', 'metric = "x"'), "expected a metric of toy, got x"),
+        (('metric = "auc"', 'metric = "x"'), "unknown metric 'x'"),
         (('title = "Cuts"', ""), "missing required field `title`"),
+        (('columns = ["2"]', 'columns = ["3"]'), "quick: unknown column '3'"),
+        (("seeds = 1", "seeds = 0"), "expected seeds from 1 to 1000"),
+        (('name = "8"', 'name = "2"'), "expected different names of each column, got 2, 2"),
+        (("printed = [0.5, nan]", "printed = [0.5, inf]"), "expected printed values below 1e+06"),
+        (("[settings.train]", "[settings]\nseeds = 3\n[settings.train]"), "is not TOML"),
+        (("settings.model.cut = 8", "settings.seeds = 8"), "expected seeds beside settings"),
+        (('measure = "utility"', 'measure = "cap"'), "expected a defense with strengths"),
+        (("settings.model.cut = 8", "settings.model.cut = 100000000"), "expected layers of at most 65536 units"),
     ],
 )
 def test_wrong_recipes_get_one_line(own, tmp_path, change, message):

@@ -1,7 +1,9 @@
 """Sweeps: each point equals the evaluation with its settings, points share results, and the axes are what was asked."""
 
 import json
+import shutil
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -144,11 +146,20 @@ def test_a_list_without_quotes_and_brackets_is_several_values(assignment, severa
         (["--sweep", "data.n_labeld=1,2"], "unknown setting 'n_labeld'"),
         (["--sweep", "data.n_labeled=60,60"], "expected different values for data.n_labeled, got [60, 60]"),
         (["--sweep", "data.n_labeled=60,9999999"], "n_labeled"),
-        (["--sweep", "train.epochs=1,x"], "train.epochs"),
-        (["--sweep", "seeds=1,2", "--paired", "--sweep", "train.epochs=1"], "expected as many values of each setting"),
+        (["--sweep", "model.cut=1,x"], "model.cut"),
+        (
+            ["--sweep", "model.cut=2,3", "--paired", "--sweep", "data.n_labeled=60"],
+            "expected as many values of each setting",
+        ),
         (["--paired"], "expected --sweep with --paired"),
-        (["--sweep", "train.epochs=1,2", "--set", "train.epochs=3,4"], "expected the values of train.epochs once"),
-        (["--sweep", "train.epochs.x=1,2"], "train.epochs.x"),
+        (["--sweep", "model.cut=1,2", "--set", "model.cut=3,4"], "expected the values of model.cut once"),
+        (["--sweep", "model.cut.x=1,2"], "model"),
+        (
+            ["--sweep", "train.epochs=3,4"],
+            "expected train.epochs once, got train.epochs=2 and several values: drop one",
+        ),
+        (["--sweep", "model.cut=2,100000000"], "expected layers of at most 65536 units, got 100000000 in model"),
+        (["--sweep", "method.gamma=1,2"], "gamma"),
     ],
 )
 def test_wrong_axes_are_refused_in_one_line_before_anything_is_written(tmp_path, words, expected):
@@ -166,6 +177,50 @@ def test_a_folder_is_of_a_sweep_or_of_an_evaluation(swept, tmp_path):
     vflsec.evaluate(**{**SMALL, "seeds": 1}, out=tmp_path)
     with pytest.raises(UsageError, match="with an evaluation: choose another --out"):
         vflsec.sweep({"aux.n": [10, 20]}, out=tmp_path, **SMALL)
+
+
+def test_a_point_is_no_place_for_another_evaluation(swept, tmp_path):
+    folder, report = swept
+    with pytest.raises(UsageError, match="got a point of the sweep in"):
+        vflsec.evaluate(**SMALL, out=folder / "points" / "0-n_labeled=60,cut=2")
+    link = tmp_path / "link"
+    link.symlink_to(folder / "points" / "1-n_labeled=60,cut=8")
+    assert vflsec.Report.read(link).to_dict()["points"] == report.reports[1].to_dict()["points"]
+    copy = tmp_path / "points" / "one"
+    shutil.copytree(folder / "points" / "1-n_labeled=60,cut=8", copy)
+    with pytest.raises(StoreError, match="expected the sweep of the point"):
+        vflsec.Report.read(copy)
+
+
+def test_values_that_nearly_agree_are_different_points(tmp_path):
+    report = vflsec.sweep({"train.lr": [0.10000001, 0.10000002]}, out=tmp_path / "run", **{**SMALL, "seeds": 1})
+    assert len(report.places()) == 2
+
+
+def test_data_sets_with_other_measures_are_named_above(tmp_path):
+    report = vflsec.sweep({"dataset": ["toy", "digits"]}, out=tmp_path / "run", **{
+        **{k: v for k, v in SMALL.items() if k not in ("dataset", "data")}, "seeds": 1,
+    })  # fmt: skip
+    assert "toy · adversary passive_1 · utility: AUC" in report.heading
+    assert "digits · adversary passive_1 · utility: accuracy" in report.heading
+
+
+@pytest.mark.parametrize("axes", [{"aux.n": 40}, [], None, {1: [2]}, {"aux.n": "10,20"}, {}, {"aux.n": []}])
+def test_axes_that_no_sweep_can_have(tmp_path, axes):
+    with pytest.raises(UsageError):
+        vflsec.sweep(axes, out=tmp_path / "run", **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    report = vflsec.sweep({"aux.n": np.array([10, 20])}, out=tmp_path / "run", **{**SMALL, "seeds": 1})
+    assert report.sweep.axes == {"aux.n": [10, 20]}
+
+
+def test_no_curve_of_cap_looks_like_one_of_another_measure(swept):
+    leak, cap = swept[1].plot().axes[1:3]
+    colors = {line.get_color() for line in leak.lines}
+    assert not colors & {line.get_color() for line in cap.lines}
 
 
 def test_a_damaged_file_is_named(swept, tmp_path):

@@ -167,6 +167,9 @@ def command(
     several_values = [text for text in assignments if sweep.is_several(text)]
     chosen["assignments"] = [text for text in assignments if text not in several_values]
     axes = axes_of((*swept, *several_values))
+    for text in chosen["assignments"]:
+        if (path := text.partition("=")[0].strip()) in axes:
+            raise UsageError(f"expected {path} once, got {text} and several values: drop one")
     engines.check_device(device, here=engine == "local")
     engines.check_engine(engine)
     how = {"jobs": jobs or api.cores(), "device": device, "engine": engine}

@@ -99,6 +99,10 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.lr / math.sqrt(epoch + 1) if self.schedule == "inverse-sqrt" else self.lr
 
 
+WIDEST = 65_536
+"""The most units of a layer."""
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The shape of the networks.
 
@@ -126,6 +130,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for width in self.bottom or ():
             positive(**{"model.bottom": width})
         positive_or_none(**{"model.cut": self.cut, "model.head_hidden": self.head_hidden})
+        widest = max(*(self.bottom or (0,)), self.cut or 0, self.head_hidden)
+        if widest > WIDEST:
+            raise UsageError(f"expected layers of at most {WIDEST} units, got {widest} in model")
         if self.head == "none" and self.aggregation == "concat":
             raise UsageError(
                 "expected model.aggregation sum, mean or max with model.head=none, got concat: "

@@ -75,7 +75,7 @@ def _joined(dataset: VerticalDataset) -> PartyTable:
     frames, roles = [], {"categorical": set[str](), "signed_log": set[str]()}
     rare: dict[str, int] = {}
     for table in dataset.parties:
-        new = {c: c if used.count(c) == 1 else f"{dataset.given(table.name)}.{c}" for c in table.frame.columns}
+        new = {c: _unique(c, dataset.given(table.name), used) for c in table.frame.columns}
         frames.append(table.frame.loc[common].rename(columns=new))
         for role, columns in roles.items():
             columns |= {new[column] for column in getattr(table, role)}
@@ -88,6 +88,14 @@ def _joined(dataset: VerticalDataset) -> PartyTable:
         impute=dataset.parties[0].impute,
         rare=rare,
     )
+
+
+def _unique(column: str, party: str, used: Sequence[str]) -> str:
+    """Return the name of a column, preceded by its party as often as another column is called so."""
+    name = column
+    while used.count(name) > (name == column):
+        name = f"{party}.{name}"
+    return name
 
 
 def _party(joined: PartyTable, columns: Sequence[str], number: int) -> PartyTable:

@@ -8,6 +8,7 @@ quick run leaves out. Each row holds the values that the paper prints.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -19,6 +20,7 @@ from joblib import Parallel, delayed
 from vflsec.core import files
 from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
+from vflsec.core.metrics import METRICS
 from vflsec.experiment import engine, sweep, training
 from vflsec.experiment import spec as specs
 from vflsec.experiment.cell import Cell, training_cell
@@ -30,6 +32,10 @@ from vflsec.records.schema import Record
 
 PACKAGE = "vflsec.recipes"
 Table = dict[str, Any]
+
+MOST_SEEDS = 1000
+LARGEST = 1e6
+"""Printed values are below this."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,9 +97,30 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         """Check that rows, groups and printed values fit together."""
         groups = {group.name for group in self.groups}
+        if not 1 <= self.seeds <= MOST_SEEDS or not 1 <= self.quick.seeds <= MOST_SEEDS:
+            got = f"{self.seeds} and {self.quick.seeds} for quick"
+            raise ValueError(f"expected seeds from 1 to {MOST_SEEDS}, got {got}")
+        if self.metric not in ("", *METRICS):
+            raise ValueError(unknown("metric", self.metric, METRICS))
+        for kind, parts in (("column", self.columns), ("row", self.rows), ("group", self.groups)):
+            keys = [(part.group, part.name) for part in parts]
+            if not keys and kind != "group":
+                raise ValueError(f"expected a {kind}, got none")
+            if len(set(keys)) < len(keys):
+                raise ValueError(f"expected different names of each {kind}, got {', '.join(name for _, name in keys)}")
+            chosen = getattr(self.quick, f"{kind}s")
+            for name in chosen or ():
+                if name not in {part.name for part in parts}:
+                    raise ValueError(f"quick: {unknown(kind, name, [part.name for part in parts])}")
+        parts = [*self.groups, *self.rows, *self.columns]
+        for settings in (self.settings, self.quick.settings, *(part.settings for part in parts)):
+            if "seeds" in settings:
+                raise ValueError("expected seeds beside settings, got them in settings: move them")
         for row in self.rows:
             if len(row.printed) != len(self.columns):
                 raise ValueError(f"row {row.name}: expected {len(self.columns)} printed values, got {len(row.printed)}")
+            if any(math.isinf(value) or abs(value) > LARGEST for value in row.printed):
+                raise ValueError(f"row {row.name}: expected printed values below {LARGEST:g}, got {row.printed}")
             if row.group not in groups | {""}:
                 raise ValueError(f"row {row.name}: unknown group {row.group!r}")
 
@@ -195,6 +222,9 @@ class Job:
 
     def __init__(self, recipe: Recipe, store: Store) -> None:
         """Check every cell of the table; nothing is computed."""
+        for name in ("sweep.json", "manifest.json"):
+            if (store.folder / name).exists():
+                raise UsageError(f"expected a folder for a reproduction, got {store.folder} with {name}: name another")
         self.recipe, self.store = recipe, store
         self.trainings: dict[tuple[int, int], list[Cell]] = {}
         self.points: dict[tuple[int, int], Point] = {}
@@ -204,7 +234,7 @@ class Job:
                 if recipe.measure == "utility":
                     self.trainings[i, j] = _trainings(settings, recipe.seeds)
                 else:
-                    self.points[i, j] = _point(settings, recipe.seeds, {"row": row.name, "column": column.name})
+                    self.points[i, j] = _point(recipe, settings, {"row": row.name, "column": column.name})
 
     def missing(self) -> int:
         """Return the number of trainings, or of results, that are to be computed."""
@@ -259,9 +289,18 @@ def _trainings(settings: Mapping[str, Any], seeds: int) -> list[Cell]:
     return [training_cell(spec, spec.methods[0], seed) for seed in range(seeds)]
 
 
-def _point(settings: Mapping[str, Any], seeds: int, values: dict[str, Any]) -> Point:
+def _point(recipe: Recipe, settings: Mapping[str, Any], values: dict[str, Any]) -> Point:
+    """Return one cell of a table of leaks or CAP, checked."""
+    seeds = recipe.seeds
     spec = specs.read({**settings, "seeds": seeds})
     engine.check(spec)
+    if recipe.attack not in (*spec.labels, *(one.name for one in spec.attacks), "worst"):
+        raise UsageError(unknown("attack", recipe.attack, spec.labels))
+    strengths = {0.0, *(strength for defense in spec.defenses for strength in spec.strengths_of(defense))}
+    if recipe.measure == "cap" and len(strengths) == 1:
+        raise UsageError("expected a defense with strengths in settings.defenses for CAP, got none")
+    if recipe.measure == "leak" and recipe.strength not in strengths:
+        raise UsageError(f"expected strength among {sorted(strengths)}, got {recipe.strength:g}")
     return Point(values, spec, manifest_of(spec), {})
 
 

@@ -60,7 +60,7 @@ class Store:
             StoreError: another run holds it, or the folder cannot be written.
         """
         lock = FileLock(self.folder / ".lock")
-        for path in (self.folder / ".lock", self.folder / "cells"):
+        for path in (self.folder / ".lock", self.folder / "cells", self.folder / POINTS):
             if path.is_symlink():
                 raise StoreError(f"expected no link in a results folder, found {path}: remove it")
         with writing(self.folder):

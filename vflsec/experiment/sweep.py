@@ -17,9 +17,10 @@ from vflsec.experiment.grammar import parse_value
 from vflsec.experiment.manifest import manifest_of
 from vflsec.experiment.spec import EvalSpec
 from vflsec.experiment.store import Store, writing
+from vflsec.records.folder import home
 from vflsec.records.manifest import Manifest
 from vflsec.records.schema import Record
-from vflsec.records.sweep import Sweep, SweepPoint, is_sweep, write_sweep
+from vflsec.records.sweep import Sweep, SweepPoint, exact, is_sweep, write_sweep
 
 MOST_POINTS = 1000
 
@@ -36,7 +37,7 @@ class Point(NamedTuple):
     def name(self) -> str:
         """Return ``n_labeled=200,gamma=0.5``, which is the name of a folder."""
         text = ",".join(f"{path.rpartition('.')[2]}={_text(value)}" for path, value in self.values.items())
-        return re.sub(r"[^\w.,=+-]", "_", text)[:100]
+        return re.sub(r"[^\w.,=+-]", "_", text).encode()[:100].decode(errors="ignore")
 
 
 def parse_axis(text: str) -> tuple[str, list[Any]]:
@@ -98,7 +99,7 @@ def at(settings: Mapping[str, Any], values: Mapping[str, Any]) -> EvalSpec:
 def _full(path: str, settings: Mapping[str, Any]) -> str:
     """Return ``method.gamma`` with the name of the method, of which there must be one."""
     kind, _, rest = path.partition(".")
-    named: Iterable[str] = settings.get("methods", ())
+    named: Iterable[str] = settings.get("methods", EvalSpec().methods)
     methods = [specs.parse_method(text).name for text in named]
     if kind != "method" or rest.partition(".")[0] in methods:
         return path
@@ -143,7 +144,13 @@ def write(axes: Mapping[str, Sequence[Any]], found: Sequence[Point], store: Stor
 
 
 def expect_kind(folder: Path, *, sweep: bool) -> None:
-    """Raise UsageError if ``folder`` holds a sweep where one evaluation is expected, or the other way round."""
+    """Raise UsageError if ``folder`` holds a sweep where one evaluation is expected, or the other way round.
+
+    Also if it is a point of a sweep, whose results are those of the sweep.
+    """
+    if home(folder) != folder:
+        of = f"a point of the sweep in {home(folder)}"
+        raise UsageError(f"expected a folder of its own, got {of}: choose another --out")
     if sweep and (folder / "manifest.json").exists():
         raise UsageError(f"expected a folder for a sweep, got {folder} with an evaluation: choose another --out")
     if not sweep and is_sweep(folder):
@@ -177,4 +184,4 @@ def _folder(k: int, point: Point) -> str:
 
 
 def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return exact(value) if isinstance(value, float) else str(value)

@@ -74,8 +74,12 @@ def read_records(folder: Path, *, skip_damaged: bool = False) -> dict[str, Recor
 
 def home(folder: Path) -> Path:
     """Return the folder that holds the records of ``folder``: of a point of a sweep, that of the sweep."""
-    sweep = folder.absolute().parent.parent
-    return sweep if folder.absolute().parent.name == POINTS and is_sweep(sweep) else folder
+    place = folder.resolve()
+    if place.parent.name != POINTS or (place / RECORDS).exists() or not (place / MANIFEST).exists():
+        return folder
+    if not is_sweep(place.parent.parent):
+        raise StoreError(f"expected the sweep of the point {folder} above it, found none: copy the whole sweep")
+    return place.parent.parent
 
 
 def complete_lines(path: Path) -> list[bytes]:

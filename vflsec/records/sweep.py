@@ -49,6 +49,12 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     points: list[SweepPoint]
 
 
+def exact(value: float) -> str:
+    """Return a number as text: short if nothing is lost, else in full, so that different numbers look different."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
+
+
 def is_sweep(folder: Path) -> bool:
     """Whether ``folder`` holds a sweep."""
     return (folder / SWEEP).is_file()

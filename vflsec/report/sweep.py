@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.text import Text
 from vflsec.analysis.results import Cap, Point
 from vflsec.core import files
 from vflsec.core.checks import count
-from vflsec.records.sweep import POINTS, Sweep, read_sweep
+from vflsec.records.sweep import POINTS, Sweep, exact, read_sweep
 from vflsec.report import table
 from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, own_style, saved
 from vflsec.report.report import Report
@@ -120,11 +121,11 @@ class SweepReport:
     @property
     def heading(self) -> str:
         """What is swept, on which data, and by how many points."""
-        first = self.reports[0].summary
         axes = " x ".join(f"{path} ({len(values)})" for path, values in self.sweep.axes.items())
         how = "in pairs" if self.sweep.paired else "every combination"
         how = f", {how}" if len(self.sweep.axes) > 1 else ""
-        return f"{table.heading(first)}\nswept: {axes}{how}, {count(len(self.reports), 'point')}"
+        above = dict.fromkeys(table.heading(report.summary) for report in self.reports)
+        return f"{chr(10).join(above)}\nswept: {axes}{how}, {count(len(self.reports), 'point')}"
 
     def tables(self) -> list[Cells]:
         """Return the headlines, then CAP where a defense has several strengths."""
@@ -166,7 +167,7 @@ class SweepReport:
             found += [f"ERROR {line} ({where})" for line in report.summary.failures]
             found += [f"{line} ({where})" for line in table.lost(report.summary)]
             found += [f"NOTE {note} ({where})" for note in report.summary.notes]
-        return [*found, *table.not_run(self.reports[0].summary)]
+        return [*found, *dict.fromkeys(line for report in self.reports for line in table.not_run(report.summary))]
 
     def plot(self) -> Curve:
         """Return utility, leak and CAP against the first setting; a row of diagrams for each value of the others."""
@@ -214,7 +215,7 @@ def _cap(cap: Cap) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return exact(value) if isinstance(value, float) else str(value)
 
 
 class _Series(NamedTuple):
@@ -247,18 +248,22 @@ def _draw(report: SweepReport) -> Curve:
                 curves = {
                     name: _cap_series(report, caps, name) for name in dict.fromkeys(_cap_label(c) for _, c in caps)
                 }
-            for k, (name, series) in enumerate(curves.items()):
-                _line(ax, series, k, name if several_methods else name.partition(", ")[2])
+            first_color = len(names) if measure == "CAP" else 0  # no curve of CAP looks like one of another measure
+            for k, (name, series) in enumerate(curves.items(), start=first_color):
+                label = name if several_methods else name.partition(", ")[2]
+                _line(ax, series, k, f"CAP of {label}" if measure == "CAP" else label)
             if measure == "leak":
                 _alone(ax, report, own)
             where = ", ".join(f"{path} = {value}" for path, value in zip(split, fixed, strict=True))
             ax.set_title(where, loc="left", fontsize=9)
             ax.set_ylabel(NAMES[measure])
             _dress(ax, report, first if row == len(rows) - 1 else "")
-    handles, labels = grid[0][1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    summary = report.reports[0].summary
-    figure.suptitle(f"{summary.dataset}: what {summary.adversary} infers against {', '.join(axes)}", x=0.01, ha="left")
+    named = {label: handle for ax in grid[0] for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    of = dict.fromkeys(one.summary.dataset for one in report.reports)
+    who = dict.fromkeys(one.summary.adversary for one in report.reports)
+    title = f"{', '.join(of)}: what {' or '.join(who)} infers against {', '.join(axes)}"
+    figure.suptitle("\n".join(textwrap.wrap(title, 30 * len(measures))), x=0.01, ha="left")
     return figure
 
 
