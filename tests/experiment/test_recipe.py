@@ -91,6 +91,10 @@ def test_printed_values_are_those_of_the_papers():
     table = {
         ("fedhssl-table4", "NUSWIDE", "FedHSSL-MoCo", 4): 0.670,
         ("fedhssl-table4", "Modelnet", "FedSplitNN", 0): 0.612,
+        ("fedhssl-table5", "Avazu", "FedLocalBYOL w/ PMA", 0): 0.575,
+        ("fedhssl-table5", "BHI", "FedGSSL-MoCo*", 0): 0.787,
+        ("fedhssl-table10", "Modelnet", "FedHSSL-BYOL, 40 %", 0): 0.681,
+        ("fedhssl-table10", "NUSWIDE", "LR", 0): 0.530,
         ("fedhssl-table7", "BHI", "digits", 1): 0.221,
         ("fedhssl-table9", "Avazu", "FedCSSL-SimSiam", 2): 0.627,
         ("fedhssl-table12", "NUSWIDE", "multiple-features", 3): 0.277,
