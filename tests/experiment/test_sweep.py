@@ -223,6 +223,17 @@ def test_no_curve_of_cap_looks_like_one_of_another_measure(swept):
     assert not colors & {line.get_color() for line in cap.lines}
 
 
+def test_every_target_is_in_the_table(tmp_path):
+    report = vflsec.sweep(
+        {"aux.n": [20, 40]}, out=tmp_path / "run", **{**SMALL, "seeds": 1, "attack": ["membership", "mc:epochs=5"]}
+    )
+    shown = report.table(200)
+    assert {place.point.target.split(" ")[0] for place in report.places()} == {"labels", "membership"}
+    assert shown.count("membership") >= 3
+    assert "NOT DRAWN membership" in shown
+    assert "(labels)" in report.plot().get_suptitle()
+
+
 def test_a_damaged_file_is_named(swept, tmp_path):
     folder = tmp_path / "copy"
     folder.mkdir()

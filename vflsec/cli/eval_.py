@@ -24,7 +24,7 @@ from vflsec.cli.options import (
     settings,
     several,
 )
-from vflsec.cli.output import draw, exit_code, kept_on_interrupt
+from vflsec.cli.output import draw, exit_code, kept_on_interrupt, opened
 from vflsec.core.checks import count
 from vflsec.core.errors import UsageError
 
@@ -210,12 +210,7 @@ def command(
             click.echo(f"encryption takes about {seconds:.0f} CPU s of each training of {method} here", err=True)
         click.echo(specs.to_toml(spec), nl=False)
         return
-    with store.lock():
-        if fresh:
-            store.clear()
-        store.trim()
-        if retry_errors:
-            store.forget_failures()
+    with opened(store, fresh=fresh, retry_errors=retry_errors):
         compute(spec, manifest, store, **how)
     report = Report.read(folder, max_leak=limit, min_utility=min_utility)
     draw(report, folder, form)

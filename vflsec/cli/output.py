@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
@@ -15,6 +15,25 @@ if TYPE_CHECKING:
 
     from vflsec.experiment.store import Store
     from vflsec.report.report import Report
+
+
+class Printable(Protocol):
+    """A report that prints itself in every format."""
+
+    def rich(self, width: int) -> RenderableType:
+        """Return the tables for a terminal of ``width`` columns."""
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+
+    def to_csv(self) -> str:
+        """Return one line per row."""
+
+    def to_markdown(self) -> str:
+        """Return the tables as Markdown."""
+
+    def to_latex(self) -> str:
+        """Return the tables as LaTeX."""
 
 
 @contextmanager
@@ -26,6 +45,18 @@ def kept_on_interrupt(store: Store) -> Iterator[None]:
         kept = f"{len(store.records())} results are kept in {store.folder}"
         click.echo(f"interrupted: {kept}; the same command goes on from there", err=True)
         sys.exit(130)
+
+
+@contextmanager
+def opened(store: Store, *, fresh: bool, retry_errors: bool) -> Iterator[None]:
+    """Lock a results folder for writing, and drop what is to be computed anew."""
+    with store.lock():
+        if fresh:
+            store.clear()
+        store.trim()
+        if retry_errors:
+            store.forget_failures()
+        yield
 
 
 def draw(report: Report, folder: Path, form: str) -> None:
@@ -42,15 +73,13 @@ def draw(report: Report, folder: Path, form: str) -> None:
     click.echo(f"report: {page}", err=True)
 
 
-def show(report: Report, form: str) -> None:
+def show(report: Printable, form: str) -> None:
     """Print the results on stdout."""
     if form == "table":
-        from vflsec.report import table
-
-        on_terminal(lambda width: table.rich(report.summary, width))
-    else:
-        forms = {"json": report.to_json, "csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}
-        click.echo(forms[form]().rstrip("\n"))
+        on_terminal(report.rich)
+        return
+    forms = {"json": report.to_json, "csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}
+    click.echo(forms[form]().rstrip("\n"))
 
 
 def on_terminal(make: Callable[[int], RenderableType]) -> None:

@@ -39,7 +39,7 @@ def command(
     them, and the table says so.
     """
     from vflsec import api
-    from vflsec.cli.output import kept_on_interrupt, on_terminal
+    from vflsec.cli.output import kept_on_interrupt, show
     from vflsec.core.checks import count
     from vflsec.experiment import recipe
     from vflsec.experiment.engine import check_device
@@ -68,11 +68,7 @@ def command(
             for _ in shown(job.compute(jobs=jobs or api.cores(), device=device), missing):
                 pass
     found = Reproduction(stem, chosen, measured(job))
-    if form == "table":
-        on_terminal(found.rich)
-    else:
-        forms = {"json": found.to_json, "csv": found.to_csv, "markdown": found.to_markdown, "latex": found.to_latex}
-        click.echo(forms[form]().rstrip("\n"))
+    show(found, form)
     with writing(store.folder):
         for path in found.save_curve(store.folder):
             click.echo(f"curve: {path}", err=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vflsec.cli.output import exit_code, kept_on_interrupt, on_terminal
+from vflsec.cli.output import exit_code, kept_on_interrupt, opened, show
 from vflsec.core.checks import count
 from vflsec.core.errors import UsageError
 
@@ -69,12 +69,7 @@ def run_sweep(
         for point in found:
             click.echo(point.name, err=True)
         return
-    with store.lock():
-        if fresh:
-            store.clear()
-        store.trim()
-        if retry_errors:
-            store.forget_failures()
+    with opened(store, fresh=fresh, retry_errors=retry_errors):
         sweep.write(axes, found, store, paired=paired)
         with kept_on_interrupt(store):
             for _ in shown(sweep.compute(found, store, **how), missing):
@@ -86,11 +81,7 @@ def run_sweep(
 
 def show_sweep(report: SweepReport, folder: Path, form: str) -> None:
     """Print a sweep on stdout and draw its curves; print a line if the folder cannot be written."""
-    if form == "table":
-        on_terminal(report.rich)
-    else:
-        forms = {"json": report.to_json, "csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}
-        click.echo(forms[form]().rstrip("\n"))
+    show(report, form)
     try:
         for path in report.save_curve(folder):
             click.echo(f"curve: {path}", err=True)

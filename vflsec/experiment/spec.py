@@ -355,17 +355,32 @@ def merge(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
     """
     merged: dict[str, Any] = copy.deepcopy(dict(settings))
     for assignment in assignments:
-        path, equals, value = assignment.partition("=")
-        *tables, key = path.strip().split(".")
-        if not equals or not key:
+        path, equals, value = (part.strip() for part in assignment.partition("="))
+        if not equals or not path or path.endswith("."):
             raise UsageError(f"expected --set path.to.key=value, got {assignment!r}")
-        table = merged
-        for name in tables:
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
-                raise UsageError(f"expected a table at {name!r} in --set {assignment}, got {table!r}")
-        table[key] = parse_value(value.strip())
+        put(merged, path, parse_value(value), f"--set {assignment}")
     return merged
+
+
+def put(settings: dict[str, Any], path: str, value: Any, given: str) -> None:
+    """Set the value at ``path.to.key``; tables that are missing are made.
+
+    Args:
+        settings: are changed.
+        path: to the key.
+        value: of the key.
+        given: what the user wrote, for the error.
+
+    Raises:
+        UsageError: the path leads through a value that is no table.
+    """
+    *tables, key = path.split(".")
+    table = settings
+    for name in tables:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"expected a table at {name!r} in {given}, got {table!r}")
+    table[key] = value
 
 
 def read(settings: Mapping[str, Any]) -> EvalSpec:

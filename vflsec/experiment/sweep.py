@@ -86,13 +86,7 @@ def at(settings: Mapping[str, Any], values: Mapping[str, Any]) -> EvalSpec:
     """
     chosen: dict[str, Any] = copy.deepcopy(dict(settings))
     for path, value in values.items():
-        *tables, key = _full(path, chosen).split(".")
-        table = chosen
-        for name in tables:
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
-                raise UsageError(f"expected a table at {name!r} in {path}, got {table!r}")
-        table[key] = value
+        specs.put(chosen, _full(path, chosen), value, path)
     return specs.read(chosen)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 from matplotlib.figure import Figure
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from vflsec.analysis.results import Cap, Damage, Point, Summary
 from vflsec.analysis.summary import summarize
@@ -103,8 +103,12 @@ class Report:
     def table(self, width: int = 140) -> str:
         """Return the tables as text of at most ``width`` columns; below 110, some columns are left out."""
         out = io.StringIO()
-        Console(file=out, width=width, color_system=None, force_jupyter=False).print(table.rich(self.summary, width))
+        Console(file=out, width=width, color_system=None, force_jupyter=False).print(self.rich(width))
         return out.getvalue()
+
+    def rich(self, width: int) -> RenderableType:
+        """Return the tables for a terminal of ``width`` columns."""
+        return table.rich(self.summary, width)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--format json`` prints, as data."""

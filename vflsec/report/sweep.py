@@ -130,33 +130,47 @@ class SweepReport:
     def tables(self) -> list[Cells]:
         """Return the headlines, then CAP where a defense has several strengths."""
         names = [path.rpartition(".")[2] for path in self.sweep.axes]
-        header = [*names, "method", "defense", "λ", "strongest", "utility ↑", "leak ↓", "rows", "alone", "advantage"]
-        found = [Cells("The strongest attack at each point", [*header, "status"], [_row(p) for p in self.places()])]
-        caps = [[*values, *_cap(cap)] for values, cap in self.caps()]
+        several = len(self._targets()) > 1
+        of = ["of"] if several else []
+        header = [
+            *names,
+            "method",
+            "defense",
+            "λ",
+            *of,
+            "strongest",
+            "utility ↑",
+            "leak ↓",
+            "rows",
+            "alone",
+            "advantage",
+        ]
+        found = [
+            Cells(
+                "The strongest attack at each point",
+                [*header, "status"],
+                [_row(p, several=several) for p in self.places()],
+            )
+        ]
+        caps = [[*values, *_cap(cap, several=several)] for values, cap in self.caps()]
         if caps:
-            cap_header = [*names, "method", "defense", "CAP ↑", "calibrated ↑"]
+            cap_header = [*names, "method", "defense", *of, "CAP ↑", "calibrated ↑"]
             found.append(Cells("CAP over the defended strengths, by the strongest attack", cap_header, caps))
         return found
 
     def places(self) -> list[Place]:
-        """Return the headlines on the first target of each point; what points without a defense share comes once."""
+        """Return the headlines of each point; what points without a defense share comes once."""
         found: dict[tuple[Any, ...], Place] = {}
         for values, report in zip(self._values(), self.reports, strict=True):
             for point in report.worst:
-                if point.target == report.worst[0].target:
-                    defense = point.defense if point.strength else ""
-                    found.setdefault((values, point.method, defense, point.strength), Place(values, point))
+                defense = point.defense if point.strength else ""
+                found.setdefault((values, point.method, defense, point.strength, point.target), Place(values, point))
         return list(found.values())
 
     def caps(self) -> list[tuple[tuple[str, ...], Cap]]:
         """Return CAP by the headlines of each point."""
         pairs = zip(self._values(), self.reports, strict=True)
-        return [
-            (values, cap)
-            for values, report in pairs
-            for cap in report.cap
-            if cap.attack == "worst" and cap.target == report.worst[0].target
-        ]
+        return [(values, cap) for values, report in pairs for cap in report.cap if cap.attack == "worst"]
 
     def remarks(self) -> list[str]:
         """Return gates and errors of every point, after the values there."""
@@ -167,6 +181,8 @@ class SweepReport:
             found += [f"ERROR {line} ({where})" for line in report.summary.failures]
             found += [f"{line} ({where})" for line in table.lost(report.summary)]
             found += [f"NOTE {note} ({where})" for note in report.summary.notes]
+        others = self._targets()[1:]
+        found += [f"NOT DRAWN {', '.join(others)}: in the table only"] if others else []
         return [*found, *dict.fromkeys(line for report in self.reports for line in table.not_run(report.summary))]
 
     def plot(self) -> Curve:
@@ -176,6 +192,11 @@ class SweepReport:
     def save_curve(self, folder: Path | str) -> list[Path]:
         """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
         return saved(self.plot, Path(folder))
+
+    def _targets(self) -> list[str]:
+        """Return what is recovered, labels first."""
+        found = dict.fromkeys(point.target for report in self.reports for point in report.worst)
+        return sorted(found, key=lambda target: target != "labels")
 
     def _values(self) -> list[tuple[str, ...]]:
         return [tuple(map(_shown, point.values.values())) for point in self.sweep.points]
@@ -196,22 +217,31 @@ def save_json(report: SweepReport, path: Path) -> None:
     files.replace(path, report.to_json().encode(), mode=0o666)
 
 
-def _row(place: Place) -> list[str]:
+def _row(place: Place, *, several: bool) -> list[str]:
     p = place.point
-    rows = "–" if p.leak.mean is None else p.leak.rows
     return [
-        *place.values, p.method, p.defense if p.strength else "none", f"{p.strength:.4g}", p.choice or p.attack,
-        table.with_margin(p.utility), table.with_margin(p.leak), rows, table.number(p.leak.alone),
-        table.signed(p.leak.advantage), table.status(p),
-    ]  # fmt: skip
+        *place.values,
+        p.method,
+        p.defense if p.strength else "none",
+        f"{p.strength:.4g}",
+        *([p.target] if several else []),
+        p.choice or p.attack,
+        table.with_margin(p.utility),
+        table.with_margin(p.leak),
+        "–" if p.leak.mean is None else p.leak.rows,
+        table.number(p.leak.alone),
+        table.signed(p.leak.advantage),
+        table.status(p),
+    ]
 
 
-def _cap(cap: Cap) -> list[str]:
+def _cap(cap: Cap, *, several: bool) -> list[str]:
     def shown(value: float | None, ends: tuple[float | None, float | None]) -> str:
         wide = value is not None and ends[1] is not None
         return f"{table.number(value)} ±{table.number((ends[1] or 0) - (value or 0))}" if wide else table.number(value)
 
-    return [cap.method, cap.defense, shown(cap.value, cap.ci95), shown(cap.calibrated, cap.calibrated_ci95)]
+    of = [cap.target] if several else []
+    return [cap.method, cap.defense, *of, shown(cap.value, cap.ci95), shown(cap.calibrated, cap.calibrated_ci95)]
 
 
 def _shown(value: Any) -> str:
@@ -232,15 +262,18 @@ def _draw(report: SweepReport) -> Curve:
     axes = list(report.sweep.axes)
     first, others = axes[0], axes[1:]
     split = others if not report.sweep.paired else []  # pairs lie on one line
-    rows = list(dict.fromkeys(tuple(values[1:]) if split else () for values, _ in report.places()))
-    names = list(dict.fromkeys(_label(place.point) for place in report.places()))
-    several_methods = len({place.point.method for place in report.places()}) > 1
-    measures = ["utility", "leak", *(["CAP"] if report.caps() else [])]
+    target = report._targets()[:1]  # leaks of different things differ in measure
+    places = [place for place in report.places() if [place.point.target] == target]
+    caps_of = [(values, cap) for values, cap in report.caps() if [cap.target] == target]
+    rows = list(dict.fromkeys(tuple(values[1:]) if split else () for values, _ in places))
+    names = list(dict.fromkeys(_label(place.point) for place in places))
+    several_methods = len({place.point.method for place in places}) > 1
+    measures = ["utility", "leak", *(["CAP"] if caps_of else [])]
     figure = Curve(figsize=(3.9 * len(measures), 1.1 + 2.9 * len(rows)), layout="constrained")
     grid = figure.subplots(len(rows), len(measures), squeeze=False, sharex=True, sharey="col")
     for row, fixed in enumerate(rows):
-        own = [place for place in report.places() if not split or tuple(place.values[1:]) == fixed]
-        caps = [(values, cap) for values, cap in report.caps() if not split or tuple(values[1:]) == fixed]
+        own = [place for place in places if not split or tuple(place.values[1:]) == fixed]
+        caps = [(values, cap) for values, cap in caps_of if not split or tuple(values[1:]) == fixed]
         for column, measure in enumerate(measures):
             ax = grid[row][column]
             curves = {name: _series(report, own, name, measure) for name in names}
@@ -262,7 +295,7 @@ def _draw(report: SweepReport) -> Curve:
     figure.legend(named.values(), named, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     of = dict.fromkeys(one.summary.dataset for one in report.reports)
     who = dict.fromkeys(one.summary.adversary for one in report.reports)
-    title = f"{', '.join(of)}: what {' or '.join(who)} infers against {', '.join(axes)}"
+    title = f"{', '.join(of)}: what {' or '.join(who)} infers ({', '.join(target)}) against {', '.join(axes)}"
     figure.suptitle("\n".join(textwrap.wrap(title, 30 * len(measures))), x=0.01, ha="left")
     return figure
 
