@@ -104,7 +104,7 @@ def test_the_command_line_sweeps_by_set_and_by_sweep(tmp_path):
         text = SweepReport.read(tmp_path / "run").table(width)
         assert "n_labeled" in text
         assert max(map(len, text.splitlines())) <= width
-        assert ("status" not in text) == hidden
+        assert ("NOT SHOWN rows, status" in text) == hidden
     shown = CliRunner().invoke(cli, ["report", str(tmp_path / "run"), "--max-leak", "worst=0.1"])
     assert shown.exit_code == 1
     assert shown.stdout.count("GATE max-leak worst 0.1: FAILED") == 2

@@ -626,6 +626,16 @@ def test_an_axis_does_not_blow_up_noise(summary):
 def test_a_narrow_terminal_has_whole_words_and_is_told_what_is_left_out(summary, width):
     unconverged = [msgspec.structs.replace(p, statuses={"unconverged": 1, "ok": 1}) for p in summary.points]
     report = Report(msgspec.structs.replace(summary, points=unconverged), manifest_of(specs.EvalSpec()))
+    both = [msgspec.structs.replace(p, leak=msgspec.structs.replace(p.leak, rows="test+train")) for p in unconverged]
+    narrow = Report(msgspec.structs.replace(summary, points=both), manifest_of(specs.EvalSpec())).table(width)
+    for word in ("unconverged", "advantage", "test+", "train"):
+        assert word in narrow
+    spent = [{"defense": "gaussian-dp", "epsilon": 1234567.0, "delta": 1e-5}]
+    private = [msgspec.structs.replace(p, spent=spent) for p in both]
+    shown = Report(msgspec.structs.replace(summary, points=private), manifest_of(specs.EvalSpec())).table(width)
+    for word in ("unconverged", "advantage"):  # an epsilon takes the room of the rows
+        assert word in shown
+    assert max(map(len, shown.splitlines())) <= width
     lines = report.table(width).splitlines()
     assert any("CAP ↑" in line for line in lines)
     assert max(map(len, lines)) <= width

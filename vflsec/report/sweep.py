@@ -24,6 +24,9 @@ from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, own_style, saved
 from vflsec.report.report import Report
 from vflsec.report.table import NARROW, Cells
 
+HIDDEN = ("rows", "status")
+"""The columns that are left out in narrow terminals."""
+
 LOGARITHMIC = 10
 """Positive values that differ by this factor or more are drawn on a logarithmic axis."""
 
@@ -114,9 +117,10 @@ class SweepReport:
         narrow = width < NARROW
         parts: list[RenderableType] = [Text(self.heading)]
         for cells in self.tables():
-            kept = table.without(table.without_details(cells), ("rows", "status")) if narrow else cells
+            kept = table.without(table.without_details(cells), HIDDEN) if narrow else cells
             parts += [Text(), table.as_rich(kept, narrow=narrow)]
-        return Group(*parts, Text(), *map(Text, self.remarks()))
+        told = f"NOT SHOWN {', '.join(HIDDEN)}: widen the terminal to {NARROW} columns, or add --format markdown"
+        return Group(*parts, Text(), *map(Text, [*self.remarks(), *([told] if narrow else [])]))
 
     @property
     def heading(self) -> str:

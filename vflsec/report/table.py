@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -54,6 +54,9 @@ DETAILS = (
     "CAP (accuracy)", "DCS", "note",
 )  # fmt: skip
 """The columns that are left out there."""
+
+BOTH = ("test+train", "train+test")
+"""Rows of both kinds, whose names may stand in two lines where there is little room."""
 
 OF_TRAINING = ("λ", "utility ↑", "MB")
 """The columns that are left out for a system that was trained elsewhere."""
@@ -223,11 +226,14 @@ def rich(summary: Summary, width: int) -> RenderableType:
     parts: list[RenderableType] = [Text(heading(summary)), *(Text(f"NOTE {note}") for note in summary.notes)]
     found = tables(summary)
     narrow = width < NARROW
+    details: Sequence[str] = DETAILS
+    if narrow and not all(fits(without_details(cells), width) for cells in found):
+        found, details = [without(cells, ("rows",)) for cells in found], ("rows", *DETAILS)
     for cells in found:
         parts += [Text(), as_rich(without_details(cells), narrow=True)] if narrow else [as_rich(cells)]
     parts += [Text()] if narrow else []
     parts += [Text(line) for line in remarks(summary)]
-    hidden = list(dict.fromkeys(name for cells in found for name in cells.header if name in DETAILS))
+    hidden = list(dict.fromkeys(name for cells in tables(summary) for name in cells.header if name in details))
     if narrow and hidden:
         parts.append(
             Text(f"NOT SHOWN {', '.join(hidden)}: widen the terminal to {NARROW} columns, or add --format markdown")
@@ -235,11 +241,20 @@ def rich(summary: Summary, width: int) -> RenderableType:
     return Group(*parts)
 
 
+def fits(cells: Cells, width: int) -> bool:
+    """Whether a table has room for whole words."""
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None, force_jupyter=False).print(as_rich(cells, narrow=True))
+    shown = out.getvalue().split()
+    return all(word in shown for row in (cells.header, *cells.rows) for cell in row for word in cell.split())
+
+
 def without_details(cells: Cells) -> Cells:
     """Return ``cells`` without the columns in ``DETAILS``; a method that all rows share moves to the title."""
     methods = {row[cells.header.index("method")] for row in cells.rows} if "method" in cells.header else set()
     title = f"{cells.title}, {methods.pop()}" if len(methods) == 1 else cells.title
-    return without(Cells(title, cells.header, cells.rows), DETAILS if title == cells.title else (*DETAILS, "method"))
+    narrow = [[cell.replace("+", "+\n") if cell in BOTH else cell for cell in row] for row in cells.rows]
+    return without(Cells(title, cells.header, narrow), DETAILS if title == cells.title else (*DETAILS, "method"))
 
 
 def without(cells: Cells, names: Sequence[str]) -> Cells:
