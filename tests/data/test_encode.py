@@ -98,3 +98,17 @@ def test_output_is_contiguous_float32_also_without_rows():
 def test_tables_that_cannot_be_encoded_are_refused(frame, roles, message):
     with pytest.raises(DataError, match=message):
         PartyTable("active", pd.DataFrame(frame), **{role: frozenset(names) for role, names in roles.items()})
+
+
+def test_a_wide_table_is_sparse_with_one_entry_for_each_raw_column(monkeypatch):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"age": [1.0, np.nan, 3.0, 0.0] * 3, "job": rng.choice(list("abcdef"), 12), "zero": 0.0})
+    table = PartyTable("active", frame, frozenset({"job"}), impute="mean")
+    encode = ColumnEncoder(table, frame.iloc[:8])
+    dense = encode(frame)
+    monkeypatch.setattr("vflsec.data.encode.WIDE", 3)
+    sparse = encode(frame)
+    np.testing.assert_array_equal(sparse.toarray(), dense)
+    assert sparse.dtype == np.float32
+    assert np.diff(sparse.indptr).tolist() == [len(encode.layout.columns)] * 12
+    assert encode(frame.iloc[:0]).shape == (0, encode.layout.width)

@@ -24,8 +24,10 @@ from vflsec.core.method import Method, Progress, Trained
 from vflsec.core.party import Party
 from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
+from vflsec.core.sparse_rows import tensor_of
 from vflsec.data.alignment import align
 from vflsec.data.dataset import Roles, VerticalDataset
+from vflsec.data.encode import dense
 from vflsec.data.partition import DataSpec, Partition, partition
 from vflsec.experiment.spec import AuxSpec
 from vflsec.records.manifest import AUDITED
@@ -179,7 +181,7 @@ def federation_of(data: Partition, subject: Subject, seed: int, *, alone: bool =
     labels = {split: torch.tensor(y) for split, y in data.labels.items()}
     parties = {}
     for name, own in data.parties.items():
-        features, layout, bottom = {s: torch.from_numpy(x) for s, x in own.features.items()}, own.layout, None
+        features, layout, bottom = {s: tensor_of(x) for s, x in own.features.items()}, own.layout, None
         if name == subject.adversary:
             bottom = subject.model
             table = subject.inputs if subject.model is not None else None if alone else subject.embeddings
@@ -247,7 +249,7 @@ def with_embeddings(subject: Subject, data: Partition) -> Subject:
     if subject.function is not None:
         ids = np.concatenate([data.ids[split].astype(str) for split in SPLITS]).astype(object)
         if subject.inputs is None:
-            inputs = np.concatenate([own.features[split] for split in SPLITS])
+            inputs = np.concatenate([dense(own.features[split]) for split in SPLITS])
         else:
             inputs = subject.inputs.reindex(ids).to_numpy(np.float32)
         return replace(subject, embeddings=pd.DataFrame(subject.function(inputs), index=pd.Index(ids)))

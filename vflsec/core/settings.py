@@ -12,6 +12,7 @@ from torch import nn
 
 from vflsec.core.checks import finite, fraction, non_negative, positive, positive_or_none
 from vflsec.core.errors import UsageError
+from vflsec.core.lazy_adam import LazyAdam
 
 
 class PretrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,7 +91,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             return torch.optim.SGD(parameters, self.lr, self.momentum, weight_decay=self.weight_decay, fused=True)
         if self.optimizer == "adagrad":
             return torch.optim.Adagrad(parameters, self.lr, weight_decay=self.weight_decay, fused=True)
-        return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay, fused=True)
+        return LazyAdam(parameters, self.lr, weight_decay=self.weight_decay, fused=True)
 
     def rate(self, epoch: int, epochs: int) -> float:
         """Return the learning rate in ``epoch`` (from 0)."""

@@ -17,6 +17,7 @@ from vflsec.core.errors import VflsecError
 from vflsec.core.metrics import METRICS
 from vflsec.data.alignment import align
 from vflsec.data.dataset import GAPS, PartyTable, VerticalDataset
+from vflsec.data.encode import Matrix, side_by_side
 from vflsec.data.files import Reading, read_all
 from vflsec.data.partition import DataSpec, Partition, partition
 from vflsec.data.quick import quick_utility
@@ -196,9 +197,7 @@ def _utility(dataset: VerticalDataset, split: Partition) -> dict[str, float]:
 
 
 def _fitted(split: Partition, parties: list[str]) -> float:
-    train, test = (
-        np.concatenate([split.parties[name].features[part] for name in parties], axis=1) for part in ("train", "test")
-    )
+    train, test = (side_by_side([split.parties[name].features[part] for name in parties]) for part in ("train", "test"))
     labels, answers = split.labels["train"], split.labels["test"]
     return quick_utility(train, labels, test, answers, n_classes=len(split.classes), metric=split.metric)
 
@@ -239,16 +238,22 @@ def _rare(classes: dict[str, int]) -> list[str]:
 
 def _duplicates(split: Partition) -> list[str]:
     """Warn of test rows whose columns are all equal to those of a training row."""
-    train, test = (
-        np.concatenate([own.features[part] for own in split.parties.values()], axis=1) for part in ("train", "test")
-    )
-    known = {row.tobytes() for row in train}
-    double = sum(row.tobytes() in known for row in test)
-    if double < 0.01 * len(test):
+    train, test = (side_by_side([own.features[part] for own in split.parties.values()]) for part in ("train", "test"))
+    known = set(_contents(train))
+    double = sum(row in known for row in _contents(test))
+    if double < 0.01 * test.shape[0]:
         return []
     return [
-        f"{count(double, 'test row')} of {len(test)} equal a training row in all columns: has a person several ids?"
+        f"{count(double, 'test row')} of {test.shape[0]} equal a training row in all columns: has a person several ids?"
     ]
+
+
+def _contents(rows: Matrix) -> list[bytes]:
+    """Return what tells the rows apart; equal rows of a sparse matrix have equal entries in equal order."""
+    if isinstance(rows, np.ndarray):
+        return [row.tobytes() for row in rows]
+    parts = [np.split(values, rows.indptr[1:-1]) for values in (rows.data, rows.indices)]
+    return [values.tobytes() + places.tobytes() for values, places in zip(*parts, strict=True)]
 
 
 def _no_gain(utility: dict[str, float], dataset: VerticalDataset) -> list[str]:

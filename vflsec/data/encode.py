@@ -1,5 +1,8 @@
 """Encodes a party's raw columns as the float32 matrix that its network reads, by statistics of training rows alone.
 
+A matrix of more than ``WIDE`` columns is sparse: it has one entry for each raw column, so that time and memory grow
+with rows and raw columns, not with categories.
+
     kind of column              becomes
     number                      (x - mean) / std
     heavy-tailed number         the same, after sign(x) log(1 + |x|)
@@ -17,14 +20,20 @@ Edge cases:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+from scipy.sparse import csr_array, hstack
 
 from vflsec.core.errors import DataError
 from vflsec.core.layout import Column, Layout
+from vflsec.core.sparse_rows import WIDE
 from vflsec.data.dataset import GAPS, PartyTable
+
+Matrix = np.ndarray | csr_array
+"""Encoded rows (n, d), float32."""
 
 SMALLEST = 1e-300
 """Columns that vary less than this are constant: the inverse of their standard deviation overflows."""
@@ -72,25 +81,33 @@ class ColumnEncoder:
             start += column.width
         self.layout: Final = Layout(tuple(columns), table.image, table.grouping)
 
-    def __call__(self, rows: pd.DataFrame) -> np.ndarray:
-        """Return ``rows`` as float32 (n, d), C-contiguous."""
-        encoded = np.zeros((len(rows), self.layout.width), dtype=np.float32)
-        every_row = np.arange(len(rows))
-        for name, kind, start, _ in self.layout.columns:
+    def __call__(self, rows: pd.DataFrame) -> Matrix:
+        """Return ``rows`` as float32 (n, d): C-contiguous, or sparse with an entry for each raw column."""
+        entries = np.ones((len(rows), len(self.layout.columns)), dtype=np.float32)
+        places = np.empty(entries.shape, dtype=np.int64)
+        for k, (name, kind, start, _) in enumerate(self.layout.columns):
             if kind == "categorical":
-                encoded[every_row, start + self._slots(rows[name], name)] = 1
+                places[:, k] = start + self._slots(rows[name], name)
             else:
-                mean, inverse = self._scales[name]
-                scaled = (self._filled(rows, name) - mean) * inverse
-                far = np.flatnonzero(np.abs(scaled) > FARTHEST)
-                if len(far):
-                    scale = f"{1 / inverse:.3g} around {mean:.3g}"
-                    raise DataError(
-                        f"column {name!r}: expected numbers on the scale of the training rows ({scale}), got "
-                        f"{self._filled(rows, name)[far[0]]:.3g}; correct it, or list it in signed_log"
-                    )
-                encoded[:, start] = scaled
+                places[:, k], entries[:, k] = start, self._scaled(rows, name)
+        if self.layout.width > WIDE:
+            ends = np.arange(0, entries.size + 1, max(1, entries.shape[1]))
+            return csr_array((entries.ravel(), places.ravel(), ends), shape=(len(rows), self.layout.width))
+        encoded = np.zeros((len(rows), self.layout.width), dtype=np.float32)
+        np.put_along_axis(encoded, places, entries, axis=1)
         return encoded
+
+    def _scaled(self, rows: pd.DataFrame, name: str) -> np.ndarray:
+        mean, inverse = self._scales[name]
+        scaled: np.ndarray = (self._filled(rows, name) - mean) * inverse
+        far = np.flatnonzero(np.abs(scaled) > FARTHEST)
+        if len(far):
+            scale = f"{1 / inverse:.3g} around {mean:.3g}"
+            raise DataError(
+                f"column {name!r}: expected numbers on the scale of the training rows ({scale}), got "
+                f"{self._filled(rows, name)[far[0]]:.3g}; correct it, or list it in signed_log"
+            )
+        return scaled
 
     def fitted(self) -> dict[str, dict[str, Any]]:
         """Return what was learned of each column: mean and 1 / std, and what fills its gaps; or its categories."""
@@ -148,3 +165,15 @@ def _scale(values: np.ndarray) -> tuple[float, float]:
         return 0.0, 0.0
     std = spread * float(((values - values.mean()) / spread).std()) if spread < SMALLEST**0.5 else float(values.std())
     return float(values.mean()), 1 / std
+
+
+def side_by_side(tables: Sequence[Matrix]) -> Matrix:
+    """Return the columns of several tables of the same rows as one, sparse if one of them is."""
+    if all(isinstance(table, np.ndarray) for table in tables):
+        return np.concatenate(tables, axis=1)
+    return hstack(tables, format="csr")
+
+
+def dense(rows: Matrix) -> np.ndarray:
+    """Return a matrix as an array."""
+    return rows if isinstance(rows, np.ndarray) else rows.toarray()

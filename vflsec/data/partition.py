@@ -34,7 +34,7 @@ from vflsec.core.seeds import derive
 from vflsec.data.alignment import align
 from vflsec.data.columns_split import ColumnSplit, dealt_again
 from vflsec.data.dataset import PartyTable, VerticalDataset
-from vflsec.data.encode import ColumnEncoder
+from vflsec.data.encode import ColumnEncoder, Matrix
 
 
 class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,7 +91,7 @@ class PartyData:
     """What one party feeds its network.
 
     Attributes:
-        features: float32 (n, d) for ``train``, ``unlabeled``, ``val``, ``test`` and ``aligned`` (the first three
+        features: encoded rows (n, d) for ``train``, ``unlabeled``, ``val``, ``test`` and ``aligned`` (the first three
             together), row by row the same people at every party, and ``local``, the party's other training rows in its
             own order. Where there is a source, a passive party has also ``source``, row by row the same people as at
             the source, and ``adaptation``, rows of the active party's people; and the source has ``source`` alone.
@@ -101,7 +101,7 @@ class PartyData:
     """
 
     name: str
-    features: dict[str, np.ndarray]
+    features: dict[str, Matrix]
     layout: Layout
     local_ids: np.ndarray
     encoder: dict[str, dict[str, Any]] = field(default_factory=dict)

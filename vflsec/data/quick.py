@@ -12,15 +12,18 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from vflsec.core.metrics import METRICS
+from vflsec.data.encode import Matrix, dense
 
 MOST_ROWS = 20_000
 MOST_VALUES = 2_000_000
 """Rows, and rows times columns, that the models are fitted to; more hardly change what they show."""
 TREES = 60
+PART = 10_000
+"""Test rows that are dense at a time."""
 
 
 def quick_utility(
-    train: np.ndarray, labels: np.ndarray, test: np.ndarray, answers: np.ndarray, *, n_classes: int, metric: str
+    train: Matrix, labels: np.ndarray, test: Matrix, answers: np.ndarray, *, n_classes: int, metric: str
 ) -> float:
     """Return the utility on test rows of logistic regression or boosted trees, whichever does better in training.
 
@@ -36,6 +39,9 @@ def quick_utility(
     """
     rows = min(MOST_ROWS, max(200, MOST_VALUES // max(1, train.shape[1])))
     train, labels = train[:rows], labels[:rows]
+    if not isinstance(train, np.ndarray):  # no model can use a category that does not occur in these rows
+        seen = np.unique(train.indices)
+        train, test = dense(train[:, seen]), test[:, seen]
     held_out = np.arange(len(labels)) % 5 == 4
     if any(len(np.unique(some)) < n_classes for some in (labels[held_out], labels[~held_out])):
         return float("nan")
@@ -47,4 +53,5 @@ def quick_utility(
         warnings.simplefilter("ignore", ConvergenceWarning)  # the budget is fixed
         fitted = [model.fit(train[~held_out], labels[~held_out]) for model in models]
     chosen = max(fitted, key=lambda model: METRICS[metric](model.predict_proba(train[held_out]), labels[held_out]))
-    return METRICS[metric](chosen.predict_proba(test), answers)
+    parts = [dense(test[at : at + PART]) for at in range(0, test.shape[0], PART)]
+    return METRICS[metric](np.concatenate([chosen.predict_proba(part) for part in parts]), answers)

@@ -22,6 +22,7 @@ from vflsec.core.message import Channel
 from vflsec.core.method import Method
 from vflsec.core.party import Party
 from vflsec.core.seeds import derive, generator
+from vflsec.core.sparse_rows import tensor_of
 from vflsec.core.view import Need
 from vflsec.data import memory
 from vflsec.data.dataset import VerticalDataset
@@ -72,7 +73,7 @@ def build_federation(cell: Cell, device: str) -> Federation:
     def party(own: PartyData, labels: Mapping[str, Tensor] | None = None) -> Party:
         return Party(
             own.name,
-            {split: torch.tensor(x, device=where) for split, x in own.features.items()},
+            {split: tensor_of(x, where) for split, x in own.features.items()},
             channel,
             noise=partial(generator, cell.seed, "noise", own.name, device=where),
             layout=own.layout,

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 from torch.nn import functional as F
@@ -22,6 +21,8 @@ from vflsec.core.message import Kind, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained
 from vflsec.core.party import Party
 from vflsec.core.seeds import derive
+from vflsec.core.sparse_rows import matrix_of
+from vflsec.data.encode import side_by_side
 from vflsec.data.quick import quick_utility
 from vflsec.experiment.cell import Cell
 from vflsec.experiment.facts import CellFacts, StageFacts
@@ -133,8 +134,7 @@ def quick(federation: Federation, parties: Sequence[Party]) -> float | None:
     """Return the utility of a quick model of the columns of ``parties``, or None if they are too few rows."""
     active = federation.active
     train, test = (
-        np.concatenate([party.features[split].flatten(1).cpu().numpy() for party in parties], axis=1)
-        for split in ("train", "test")
+        side_by_side([matrix_of(party.features[split].flatten(1)) for party in parties]) for split in ("train", "test")
     )
     labels, answers = (active.labels[split].cpu().numpy() for split in ("train", "test"))
     classes = federation.n_classes

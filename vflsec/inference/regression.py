@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from sklearn.base import ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from torch import Tensor
 
+from vflsec.core.sparse_rows import matrix_of
 from vflsec.core.view import Guess, View
 
 PENALTIES = np.logspace(-4, 2, 7)
@@ -32,7 +34,7 @@ def regressed(view: View, *, folds: int, rng: torch.Generator) -> Guess:
         folds: of the cross-validation; at most the number of auxiliary samples of the rarest class. C = 1 below two.
         rng: draws the folds.
     """
-    x, y = view.features["train"][view.aux_rows].cpu().numpy(), view.aux_labels.cpu().numpy()
+    x, y = matrix_of(view.features["train"][view.aux_rows]), view.aux_labels.cpu().numpy()
     if len(np.unique(y)) == 1:  # a single class
         same = torch.nn.functional.one_hot(view.aux_labels[:1].cpu(), view.n_classes).float()
         return Guess({split: same.expand(len(own), -1) for split, own in view.features.items()})
@@ -49,7 +51,7 @@ def unfinished(caught: Sequence[warnings.WarningMessage]) -> bool:
     return any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
 
 
-def _fit(x: np.ndarray, y: np.ndarray, folds: int, seed: int) -> LogisticRegression:
+def _fit(x: np.ndarray | csr_array, y: np.ndarray, folds: int, seed: int) -> LogisticRegression:
     if folds < 2:
         return LogisticRegression(max_iter=2000).fit(x, y)
     split = StratifiedKFold(folds, shuffle=True, random_state=seed)
@@ -62,7 +64,7 @@ def log_probabilities(model: ClassifierMixin, own: Tensor, n_classes: int) -> Te
 
     A class without an auxiliary sample is the least likely one of every row.
     """
-    decision = torch.from_numpy(model.decision_function(own.cpu().numpy()))  # (n,) if two classes are known
+    decision = torch.from_numpy(model.decision_function(matrix_of(own)))  # (n,) if two classes are known
     logits = decision if decision.dim() > 1 else torch.stack([torch.zeros_like(decision), decision], dim=1)
     known = logits.log_softmax(dim=1)
     scores = torch.full((len(own), n_classes), float(known.min()) - 1.0, dtype=known.dtype)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vflsec.core import hooks
 from vflsec.core.checkpoint import Stateful
 from vflsec.core.errors import Diverged
 from vflsec.core.federation import Federation
@@ -23,6 +25,7 @@ from vflsec.methods.epochs import Epochs, Streams, global_stream, set_rate
 from vflsec.methods.split_model import SplitModel
 from vflsec.methods.traffic import traffic_so_far
 from vflsec.nn.batches import batches
+from vflsec.nn.wide import sparse_gradients
 
 
 class SplitTraining(SplitModel):
@@ -77,13 +80,15 @@ class SplitTraining(SplitModel):
             done=lambda: best.done,
         )
         self._switch(training=True)
+        sparse = self._allows_sparse_gradients()
         for epoch in epochs:
             rate = spec.rate(epoch, epochs.total)
             set_rate(optimizers[:1], rate)  # a malicious party keeps its own rate
             total = torch.zeros((), device=federation.device)
             parts = batches(len(labels), spec.batch, order, federation.device)
-            for number, rows in enumerate(parts, epoch * len(parts)):
-                total += self._update(Step(number, phase, rows, labels[rows], rate=rate), optimizers) * len(rows)
+            with sparse_gradients(models) if sparse else nullcontext():
+                for number, rows in enumerate(parts, epoch * len(parts)):
+                    total += self._update(Step(number, phase, rows, labels[rows], rate=rate), optimizers) * len(rows)
             epochs.end(float(total) / len(labels))
             if spec.target and not federation.reached and self._measured() >= spec.target:
                 federation.reached = traffic_so_far(federation, epoch + 1)
@@ -91,6 +96,12 @@ class SplitTraining(SplitModel):
         if spec.select != "last":
             best.take_best()
         return epochs.losses
+
+    def _allows_sparse_gradients(self) -> bool:
+        """Whether nothing but Adam reads the gradients of the parties' own models."""
+        federation, spec = self.federation, self.spec
+        changed = any(party.defenses.using(hooks.UPDATE) for party in federation.parties.values())
+        return spec.optimizer == "adam" and not (spec.clip or federation.malicious or changed)
 
     def _prepare_targets(self, split: str, phase: str) -> Tensor:
         """Let the active party's defenses set ``targets``; return the class numbers (n,) that it keeps."""

@@ -10,6 +10,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from vflsec.core.sparse_rows import WIDE
+from vflsec.nn.wide import WideLinear
+
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -52,8 +55,13 @@ class MLPBottom(nn.Sequential):
         widths = [features, *hidden]
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), nn.ReLU()]
-        super().__init__(*layers, nn.Linear(widths[-1], cut))
+            layers += [linear(before, after), nn.ReLU()]
+        super().__init__(*layers, linear(widths[-1], cut))
+
+
+def linear(features: int, width: int) -> nn.Module:
+    """Return a linear layer, for many columns one that reads sparse rows in less time."""
+    return WideLinear(features, width) if features > WIDE else nn.Linear(features, width)
 
 
 def dense(features: int, hidden: Sequence[int], cut: int | None = None) -> list[nn.Module]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
+
+from vflsec.core.sparse_rows import SparseRows
 
 
 class Columns(nn.Identity):
@@ -15,3 +17,7 @@ class Columns(nn.Identity):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the columns, dense."""
+        return x.dense() if isinstance(x, SparseRows) else x

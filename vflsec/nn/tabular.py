@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vflsec.core.errors import UsageError
 from vflsec.core.layout import Layout
 from vflsec.nn.bottoms import Encoder, dense
+from vflsec.nn.wide import CategoryEmbedding
 
 EMBEDDING = 32
+DEVIATION = 1e-4
 
 
 class TabularEncoder(Encoder):
@@ -38,35 +39,8 @@ class TabularEncoder(Encoder):
             )
         bottom, features = nn.Sequential(), layout.width
         if any(column.kind == "categorical" for column in layout.columns):
-            embedding = _Embedding(layout)
+            embedding = CategoryEmbedding(layout, EMBEDDING, DEVIATION)
             bottom, features = bottom.append(embedding), embedding.width
         bottom.extend(dense(features, hidden[:-1]))
         top = nn.Sequential(*dense([features, *hidden][-2], hidden[-1:], cut))
         super().__init__(bottom, top, cut or hidden[-1])
-
-
-class _Embedding(nn.Module):
-    """Embeds one-hot blocks, then appends the numbers: (B, d) -> (B, 32 · categories + numbers).
-
-    A product, not a look-up, so that mixtures of categories work and have a gradient.
-    """
-
-    numbers: Tensor
-
-    def __init__(self, layout: Layout) -> None:
-        super().__init__()
-        self.blocks = [(column.start, column.width) for column in layout.columns if column.kind == "categorical"]
-        numbers = [column.start for column in layout.columns if column.kind == "numeric"]
-        self.register_buffer("numbers", torch.tensor(numbers, dtype=torch.long), persistent=False)
-        self.weight = nn.Parameter(torch.empty(sum(width for _, width in self.blocks), EMBEDDING))
-        self.width = EMBEDDING * len(self.blocks) + len(numbers)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Reinitialize the embeddings, N(0, 1e-4^2)."""
-        nn.init.normal_(self.weight, std=1e-4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights = torch.split(self.weight, [width for _, width in self.blocks])
-        embedded = [x[:, at : at + width] @ w for (at, width), w in zip(self.blocks, weights, strict=True)]
-        return torch.cat([*embedded, x[:, self.numbers]], dim=1)

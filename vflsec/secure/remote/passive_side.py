@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vflsec.core.checkpoint import State, below, load_model_state, model_state, under
 from vflsec.core.errors import ProtocolError, UsageError
 from vflsec.core.seeds import drawing
+from vflsec.data.encode import dense
 from vflsec.nn.encoders import build_encoder
 from vflsec.secure.arithmetic.codec import encode
 from vflsec.secure.arithmetic.keys import Keys
@@ -55,7 +56,8 @@ class PassiveSide(Side):
                 self.bottom = build_encoder(own.layout, job.model.spec, job.model.outputs)
         else:
             for x in own.features.values():  # these are encrypted as they are: all are checked before any is sent
-                encode(x, job.paillier.feature_precision, job.paillier.feature_bits, "features", own.layout.names)
+                bits = job.paillier.feature_precision, job.paillier.feature_bits
+                encode(dense(x), *bits, "features", own.layout.names)
         width = job.model.width or own.layout.width
         self.keys = keys
         self.public = keys.public

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vflsec.core.checkpoint import State
 from vflsec.core.seeds import generator
+from vflsec.core.sparse_rows import tensor_of
 from vflsec.nn.batches import batches
 from vflsec.secure.arithmetic.codec import Randbits
 from vflsec.secure.arithmetic.layout import CipherLayout
@@ -100,7 +101,7 @@ class Side(ABC):
         self.own = own
         self.job = job
         self.schedule = Schedule(job, len(own.ids["train"]))
-        self.x = {split: torch.from_numpy(x) for split, x in own.features.items()}
+        self.x = {split: tensor_of(x) for split, x in own.features.items()}
         self._seed = secrets.randbits(62) if seed is None else seed
         self._batches = len(self.schedule) if batches is None else batches
         self._workers, self._randbits = workers, randbits

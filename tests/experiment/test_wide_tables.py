@@ -1,0 +1,100 @@
+"""Trainings and attacks on a wide table give the same from sparse rows as from dense ones."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import vflsec
+from vflsec.core.sparse_rows import SparseRows
+from vflsec.data import encode, memory
+from vflsec.data.dataset import PartyTable, VerticalDataset
+from vflsec.experiment import spec as specs
+from vflsec.experiment.cell import training_cell
+from vflsec.experiment.federation import _partition, build_federation, build_method
+from vflsec.nn import wide
+
+
+@pytest.fixture(scope="module")
+def name() -> str:
+    rng, rows = np.random.default_rng(0), 500
+
+    def table(party: str, categories: int) -> PartyTable:
+        frame = pd.DataFrame({f"{party}{j}": rng.integers(0, categories, rows).astype(str) for j in range(5)})
+        frame["amount"] = rng.normal(size=rows)
+        frame.index = pd.Index([f"r{i}" for i in range(rows)])
+        return PartyTable(party, frame, frozenset(frame.columns[:5]))
+
+    active, passive = table("active", 4), table("passive_1", 600)
+    score = active.frame["amount"] + passive.frame["amount"] + (passive.frame["passive_10"].astype(int) % 2)
+    labels = (score > score.median()).astype(int)
+    return memory.keep(VerticalDataset("wide", (active, passive), labels, ("no", "yes")))
+
+
+def trained(name: str, method: str, encoder: str | None = None) -> tuple[list[float], torch.Tensor, bool]:
+    _partition.cache_clear()
+    settings = {"dataset": name, "methods": [method], "model": {"encoder": encoder}, "train": {"epochs": 3}}
+    spec = specs.read_training({key: value for key, value in settings.items() if value != {"encoder": None}})
+    cell = training_cell(spec, spec.methods[0], 0)
+    federation, built = build_federation(cell, "cpu"), build_method(cell)
+    sparse = isinstance(federation.parties["passive_1"].features["train"], SparseRows)
+    found = built.fit(federation)
+    return list(found.history[built.phases[-1]]), found.predict("test"), sparse
+
+
+METHODS = [
+    ("fedsplitnn", "mlp"),
+    ("fedsplitnn", "tabular"),
+    ("fedhssl-simsiam", "tabular"),
+    ("fedcvt", "mlp"),
+    ("ss-vfl-i", "tabular"),
+    ("vflhlp", "tabular"),
+    ("prada-no-da-fg-ir", None),
+    ("vertical-lr", None),
+    ("lr", None),
+    ("lightgbm", None),
+]
+
+
+@pytest.mark.parametrize(("method", "encoder"), METHODS)
+def test_a_method_learns_the_same_from_sparse_rows(name, method, encoder, monkeypatch):
+    losses, logits, sparse = trained(name, method, encoder)
+    monkeypatch.setattr(encode, "WIDE", 10**9)
+    expected, expected_logits, dense_was_sparse = trained(name, method, encoder)
+    assert sparse
+    assert not dense_was_sparse
+    assert losses == pytest.approx(expected, rel=0.02)  # rounding differs, and pre-training amplifies it
+    torch.testing.assert_close(logits, expected_logits, rtol=0.05, atol=0.05)
+    _partition.cache_clear()
+
+
+@pytest.mark.parametrize("encoder", ["mlp", "tabular"])
+def test_sparse_gradients_learn_as_well(name, encoder, monkeypatch):
+    """They update fewer rows, and so differ from dense ones; both must come to fit the training rows."""
+    dense, _, _ = trained(name, "fedsplitnn", encoder)
+    monkeypatch.setattr(wide, "MANY", 1)
+    losses, _, _ = trained(name, "fedsplitnn", encoder)
+    assert losses != dense
+    assert losses[-1] == pytest.approx(dense[-1], abs=0.05)
+
+
+@pytest.mark.parametrize("settings", [{"clip": 1.0}, {"optimizer": "sgd"}, {"optimizer": "adagrad"}])
+def test_training_that_needs_dense_gradients_has_them(name, settings, monkeypatch):
+    monkeypatch.setattr(wide, "MANY", 1)
+    found = vflsec.train(dataset=name, train={"epochs": 2, **settings})
+    assert torch.isfinite(found.predict("test")).all()
+
+
+def test_attacks_leak_the_same_from_sparse_rows(name, monkeypatch):
+    def leaks() -> dict[str, float | None]:
+        _partition.cache_clear()
+        chosen = ["mc", "norm", "trees", "pseudo-labels", "self-training", "fusion"]
+        report = vflsec.evaluate(attack=chosen, dataset=name, seeds=1, aux={"folds": 0}, train={"epochs": 3})
+        return {point.attack: point.leak.mean for point in report.points}
+
+    sparse = leaks()
+    monkeypatch.setattr(encode, "WIDE", 10**9)
+    dense = leaks()
+    assert None not in sparse.values()
+    assert sparse == pytest.approx(dense, abs=0.01)
+    _partition.cache_clear()

@@ -1,0 +1,210 @@
+"""Rows with few entries, as a tensor: a wide one-hot matrix whose memory grows with its entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+
+from vflsec.core.errors import DataError
+
+WIDE = 1000
+"""Tables of more encoded columns are sparse; up to so many, a dense product takes less time."""
+
+LARGEST = 16 * 2**30
+"""Bytes of the largest dense copy that is made."""
+
+aten = torch.ops.aten
+
+
+class SparseRows(Tensor):
+    """A read-only matrix (n, d) with p entries in each row.
+
+    Rows are selected, joined, copied and multiplied by a matrix in time and memory of their entries; a layer can read
+    ``places`` and ``entries`` itself. Any other operation works on a dense copy and returns a dense tensor, so that
+    code that expects a tensor gives the same result, with more memory.
+
+    Args:
+        entries: (n, p) values.
+        places: (n, p) long, the column of each entry; the columns of one row differ.
+        width: d.
+    """
+
+    entries: Tensor
+    places: Tensor
+
+    @staticmethod
+    def __new__(cls, entries: Tensor, places: Tensor, width: int) -> SparseRows:
+        """Return the tensor, which has no storage of its own."""
+        made: SparseRows = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, (len(places), width), dtype=entries.dtype, device=entries.device
+        )
+        made.entries, made.places = entries, places
+        return made
+
+    def __init__(self, entries: Tensor, places: Tensor, width: int) -> None:
+        super().__init__()
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        """Return the shape, without the data."""
+        return f"SparseRows({len(self)} x {self.shape[1]}, {self.places.shape[1]} entries a row)"
+
+    def dense(self) -> Tensor:
+        """Return the matrix (n, d).
+
+        Raises:
+            DataError: it is larger than ``LARGEST``.
+        """
+        rows, width = self.shape
+        if (size := rows * width * self.entries.element_size()) > LARGEST:
+            raise DataError(
+                f"expected at most {LARGEST / 2**30:.0f} GiB for a dense copy of {rows:,} rows of {width:,} encoded "
+                f"columns, got {size / 2**30:,.0f} GiB: take fewer rows, or tell fewer categories apart (categories=)"
+            )
+        empty = torch.zeros(rows, width, dtype=self.dtype, device=self.device)
+        return empty.scatter_(1, self.places, self.entries)
+
+    def csr(self) -> csr_array:
+        """Return the matrix for SciPy and scikit-learn."""
+        rows, entries = self.places.shape
+        order = self.places.argsort(dim=1)
+        parts = (self.entries.gather(1, order), self.places.gather(1, order))
+        values, columns = (part.flatten().cpu().numpy() for part in parts)
+        return csr_array((values, columns, np.arange(0, rows * entries + 1, max(1, entries))), shape=tuple(self.shape))
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        """Return a dense copy."""
+        found: np.ndarray = self.dense().numpy(force=force)
+        return found
+
+    def __array__(self, dtype: Any = None) -> np.ndarray:
+        """Return a dense copy."""
+        return self.numpy().astype(dtype or np.float32, copy=False)
+
+    def __setitem__(self, where: object, value: object) -> None:
+        """Raise TypeError; some forms of it would change a copy."""
+        raise TypeError("expected no change of SparseRows: change x.dense()")
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation on the entries, if there is a way, else on dense copies."""
+        way = _ON_ENTRIES.get(func)
+        found = way(*args, **(kwargs or {})) if way else NotImplemented
+        if found is not NotImplemented:
+            return found
+        if func._schema.is_mutable and isinstance(args[0], SparseRows):
+            raise TypeError(f"expected no change of SparseRows, got {func}: change x.dense()")
+        return func(*tree_map(_dense, args), **tree_map(_dense, dict(kwargs or {})))
+
+
+def tensor_of(matrix: np.ndarray | csr_array, device: torch.device | str = "cpu") -> Tensor:
+    """Return a copy of a matrix (n, d) as a tensor; a sparse one has as many entries in each row."""
+    if isinstance(matrix, np.ndarray):
+        return torch.tensor(matrix, device=device)
+    shape = (matrix.shape[0], -1 if matrix.shape[0] else 0)
+    entries, places = torch.tensor(matrix.data).view(shape), torch.tensor(matrix.indices, dtype=torch.long).view(shape)
+    return SparseRows(entries.to(device), places.to(device), matrix.shape[1])
+
+
+def matrix_of(rows: Tensor) -> np.ndarray | csr_array:
+    """Return rows (n, d) for scikit-learn: sparse if they are ``SparseRows``."""
+    return rows.csr() if isinstance(rows, SparseRows) else rows.cpu().numpy()
+
+
+def _dense(value: object) -> object:
+    return value.dense() if isinstance(value, SparseRows) else value
+
+
+def _same(x: SparseRows) -> SparseRows:
+    return SparseRows(x.entries, x.places, x.shape[1])
+
+
+def _clone(x: SparseRows, **_: object) -> SparseRows:
+    return SparseRows(x.entries.clone(), x.places.clone(), x.shape[1])
+
+
+def _moved(x: SparseRows, **to: Any) -> Any:
+    if to.get("dtype", x.dtype) != x.dtype or not isinstance(x, SparseRows):
+        return NotImplemented
+    device = to.get("device", x.device)
+    return SparseRows(x.entries.to(device), x.places.to(device), x.shape[1])
+
+
+def _selected(x: SparseRows, by: Sequence[Tensor | None]) -> Any:
+    if len(by) != 1 or not isinstance(x, SparseRows) or by[0] is None or by[0].dim() != 1:
+        return NotImplemented
+    return SparseRows(x.entries[by[0]], x.places[by[0]], x.shape[1])
+
+
+def _sliced(x: SparseRows, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+    if dim != 0:
+        return NotImplemented
+    rows = slice(start, end, step)
+    return SparseRows(x.entries[rows], x.places[rows], x.shape[1])
+
+
+def _split(x: SparseRows, size: int, dim: int = 0) -> Any:
+    if dim != 0:
+        return NotImplemented
+    parts = zip(x.entries.split(size), x.places.split(size), strict=True)
+    return [SparseRows(entries, places, x.shape[1]) for entries, places in parts]
+
+
+def _joined(parts: Sequence[Tensor], dim: int = 0) -> Any:
+    if len(parts) == 1 and isinstance(parts[0], SparseRows):
+        return _same(parts[0])
+    if dim == 1:
+        return _side_by_side(parts)
+    rows = [part for part in parts if isinstance(part, SparseRows)]
+    if len(rows) < len(parts) or len({part.places.shape[1] for part in rows}) > 1:
+        return NotImplemented
+    entries, places = (torch.cat([getattr(part, name) for part in rows]) for name in ("entries", "places"))
+    return SparseRows(entries, places, parts[0].shape[1])
+
+
+def _side_by_side(parts: Sequence[Tensor]) -> SparseRows:
+    entries, places, start = [], [], 0
+    for part in parts:
+        if isinstance(part, SparseRows):
+            own, columns = part.entries, part.places
+        else:
+            own, columns = part, torch.arange(part.shape[1], device=part.device).expand(len(part), -1)
+        entries.append(own)
+        places.append(start + columns)
+        start += part.shape[1]
+    return SparseRows(torch.cat(entries, dim=1), torch.cat(places, dim=1), start)
+
+
+def _product(x: Tensor, y: Tensor) -> Any:
+    if isinstance(x, SparseRows) and not isinstance(y, SparseRows):
+        return F.embedding_bag(x.places, y.contiguous(), mode="sum", per_sample_weights=x.entries)
+    if isinstance(x, SparseRows) or not isinstance(y, SparseRows):
+        return NotImplemented
+    terms = x.t().unsqueeze(1) * y.entries.unsqueeze(2)  # (B, p, k)
+    return x.new_zeros(y.shape[1], len(x)).index_add_(0, y.places.flatten(), terms.flatten(0, 1)).t()
+
+
+def _affine(bias: Tensor, x: Tensor, weight: Tensor) -> Any:
+    found = _product(x, weight)
+    return found if found is NotImplemented else bias + found
+
+
+_ON_ENTRIES: dict[Any, Callable[..., Any]] = {
+    aten.detach.default: _same,
+    aten.clone.default: _clone,
+    aten._to_copy.default: _moved,
+    aten.index.Tensor: _selected,
+    aten.slice.Tensor: _sliced,
+    aten.split.Tensor: _split,
+    aten.cat.default: _joined,
+    aten.mm.default: _product,
+    aten.addmm.default: _affine,
+}
