@@ -89,7 +89,7 @@ def _pieces(path: Path, layout: Layout) -> Iterator[tuple[int, list[bytes]]]:
         DataError: another header, a line with another number of fields, or a damaged archive.
     """
     mark, expected = layout.separator.encode(), len(layout.columns)
-    with path.open("rb") as raw, _bar() as progress:
+    with path.open("rb") as raw, bar() as progress:
         task = progress.add_task(path.name, total=path.stat().st_size)
         text: IO[bytes] = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw  # type: ignore[assignment]
         try:
@@ -118,7 +118,8 @@ def _check_header(path: Path, line: bytes, layout: Layout) -> None:
         )
 
 
-def _bar() -> Progress:
+def bar() -> Progress:
+    """Return a bar that says how far a long reading is; on terminals only."""
     console = Console(stderr=True)
     parts = (TextColumn("reading {task.description}"), BarColumn(), TimeRemainingColumn())
     return Progress(*parts, console=console, transient=True, disable=not console.is_terminal)
