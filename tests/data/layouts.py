@@ -5,7 +5,7 @@ import gzip
 import numpy as np
 from PIL import Image
 
-from vflsec.data import avazu, criteo, nus_wide
+from vflsec.data import avazu, criteo, nus_wide, ppdai
 
 
 def write_avazu(folder, rows=600, *, compressed=True, seed=0):
@@ -39,6 +39,27 @@ def write_criteo(folder, rows=600, *, seed=0):
         lines.append("\t".join([str(click), *counts, *codes]))
     path = folder / "train.txt"
     path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def write_ppdai(folder, rows=600, *, seed=0):
+    """Write the master file: GBK, Chinese places, blanks after an operator, empty fields, -1 for absent numbers."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [",".join(ppdai.COLUMNS)]
+    for k in range(rows):
+        default = int(rng.random() < 0.2)
+        fields = {name: str(rng.integers(0, 9) + 3 * default) for name in ppdai.COLUMNS}
+        for name in ppdai.PERIODS:
+            fields[name] = str(rng.choice([-1, 0, 20, 31415 * (1 + default)]))
+        for name in ppdai.LOCATION:
+            fields[name] = str(rng.choice(["深圳", "温州", "南充市", "四川省", "不详"]))
+        fields |= {"Idx": str(10001 + k), "UserInfo_9": "中国移动 ", "UserInfo_11": "", "UserInfo_22": "D"}
+        fields |= {"WeblogInfo_2": "", "WeblogInfo_20": f"I{k % 5}", "Education_Info2": "AM"[k % 2]}
+        fields |= {"SocialNetwork_3": "-1", "target": str(default), "ListingInfo": f"2014/{1 + k % 12}/{1 + k % 28}"}
+        lines.append(",".join(fields[name] for name in ppdai.COLUMNS))
+    path = folder / ppdai.FILE
+    path.write_bytes(("\n".join(lines) + "\n").encode("gbk"))
     return path
 
 

@@ -17,6 +17,7 @@ CATALOGUE: dict[str, str] = {
     "bhi": "vflsec.data.bhi:load",
     "modelnet": "vflsec.data.modelnet:load",
     "imagenet-100": "vflsec.data.imagenet_100:load",
+    "ppdai": "vflsec.data.ppdai:load",
     "toy": "vflsec.testing.federations:toy",
 }
 

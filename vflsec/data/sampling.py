@@ -28,11 +28,13 @@ class Layout(NamedTuple):
         columns: their names, in the order of the file.
         separator: between fields.
         header: whether the first line has the names.
+        encoding: of the other lines; one in which the bytes of separators and line ends mean nothing else.
     """
 
     columns: tuple[str, ...]
     separator: str
     header: bool
+    encoding: str = "utf-8"
 
 
 def drawn(path: Path, layout: Layout, rows: int, seed: int) -> pd.DataFrame:
@@ -76,9 +78,13 @@ def _drawn(path: Path, layout: Layout, rows: int, seed: int, _: tuple[int, int])
     kept = np.sort(places[np.argsort(keys, kind="stable")[:rows]])
     texts = dict(zip(places.tolist(), lines, strict=True))
     try:
-        fields = [texts[place].decode("utf-8").rstrip("\r\n").split(layout.separator) for place in kept.tolist()]
+        fields = [
+            texts[place].decode(layout.encoding).rstrip("\r\n").split(layout.separator) for place in kept.tolist()
+        ]
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: expected utf-8 text, got {error.reason}; give the original file") from None
+        raise DataError(
+            f"{path}: expected {layout.encoding} text, got {error.reason}; give the original file"
+        ) from None
     return pd.DataFrame(fields, index=kept, columns=list(layout.columns), dtype=str)
 
 
