@@ -5,7 +5,7 @@ import gzip
 import numpy as np
 from PIL import Image
 
-from vflsec.data import avazu, criteo, nus_wide, ppdai
+from vflsec.data import avazu, bundle, census_income, criteo, nus_wide, ppdai
 
 
 def write_avazu(folder, rows=600, *, compressed=True, seed=0):
@@ -136,4 +136,28 @@ def write_imagenet(folder, photographs=(3, 1), *, seed=0):
                 image = Image.fromarray(pixels).convert({5: "L", 7: "CMYK"}.get(k, "RGB"))
                 name = f"{word}_{number}" if part == "train" else f"ILSVRC2012_val_{k * count + number + 1:08d}"
                 image.save(parent / f"{name}.JPEG", "JPEG", quality=95)
+    return folder
+
+
+def write_census(folder, every=1, *, compressed=False):
+    """Write UCI's two files from every n-th row of the bundled copy, with weights and years, which it leaves out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = bundle.arrays("census-income")
+    for name, is_test in zip(census_income.FILES, (False, True), strict=True):
+        rows = np.flatnonzero(arrays["is_test"] == is_test)[::every]
+        columns = []
+        for column in census_income.COLUMNS:
+            if column == "instance_weight":
+                columns.append([f"{1000 + k % 977}.{k % 97:02d}" for k in range(len(rows))])
+            elif column == "year":
+                columns.append([str(94 + k % 2) for k in range(len(rows))])
+            elif column == "label":
+                columns.append(np.array(census_income.LABELS)[arrays["label"][rows]].tolist())
+            elif f"{column}.categories" in arrays:
+                columns.append(arrays[f"{column}.categories"][arrays[column][rows]].tolist())
+            else:
+                columns.append([str(value) for value in arrays[column][rows].tolist()])
+        text = "".join(", ".join(row) + "\n" for row in zip(*columns, strict=True)).encode()
+        path = folder / (f"{name}.gz" if compressed else name)
+        path.write_bytes(gzip.compress(text, 1) if compressed else text)
     return folder

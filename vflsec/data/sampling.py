@@ -64,7 +64,7 @@ def _drawn(path: Path, layout: Layout, rows: int, seed: int, _: tuple[int, int])
     rng = np.random.default_rng(seed)
     lines: list[bytes] = []
     places, keys, limit = np.empty(0, dtype=np.int64), np.empty(0), 1.0
-    for first, piece in _pieces(path, layout):
+    for first, piece in pieces(path, layout):
         key = rng.random(len(piece))
         chosen = np.flatnonzero(key < limit)
         lines += [piece[k] for k in chosen]
@@ -88,7 +88,7 @@ def _drawn(path: Path, layout: Layout, rows: int, seed: int, _: tuple[int, int])
     return pd.DataFrame(fields, index=kept, columns=list(layout.columns), dtype=str)
 
 
-def _pieces(path: Path, layout: Layout) -> Iterator[tuple[int, list[bytes]]]:
+def pieces(path: Path, layout: Layout) -> Iterator[tuple[int, list[bytes]]]:
     """Yield the lines in pieces, each with the place of its first line, with a bar on terminals.
 
     Raises:
