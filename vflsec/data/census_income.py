@@ -141,12 +141,14 @@ def _values(
         DataError: an unknown category, no number, or a number that the bundled column has no room for.
     """
     codes, found = pd.factorize(column)  # a column has few different texts: each is read once
-    texts = pd.Index([str(text).strip() for text in found])
+    texts = [str(text).strip() for text in found]
     if known is not None:
-        read = pd.Index(known).get_indexer(texts).astype(np.float64)
+        read = pd.Index(known).get_indexer(pd.Index(texts)).astype(np.float64)
         right, expected = read >= 0, "a known category"
     else:
-        read = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        read = pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce").to_numpy(
+            dtype=np.float64, na_value=np.nan
+        )
         right, expected = np.isfinite(read) & (read >= 0), "a number"
         if name in bundled:  # all but the weight and the year
             whole = np.array([text.isascii() and text.isdigit() for text in texts], dtype=bool)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -124,7 +125,7 @@ def source_files(data_dir: str | None = None) -> list[Path]:
 def _table(
     party: str, path: Path, frame: pd.DataFrame, columns: tuple[str, ...], categories: int, ids: pd.Index
 ) -> PartyTable:
-    found: dict[str, np.ndarray | pd.Categorical] = {}
+    found: dict[str, Any] = {}
     for name in columns:
         if name in CATEGORIES:
             found[name] = pd.Categorical(frame[name].str.strip().replace("", "(missing)"))

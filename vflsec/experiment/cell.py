@@ -163,8 +163,9 @@ def dataset_identity(dataset: str, data: DataSpec) -> Any:
     expect_no_table(dataset)
     name = registry.identity("datasets", dataset)
     module, folder = inspect.getmodule(registry.load("datasets", dataset)), data.options.get("data_dir")
-    if folder is not None and hasattr(module, "fingerprint"):
-        return [name, module.fingerprint(folder)]
+    fingerprint = getattr(module, "fingerprint", None)
+    if folder is not None and fingerprint is not None:
+        return [name, fingerprint(folder)]
     files = getattr(module, "source_files", None)
     return name if folder is None or files is None else [name, *_hashes(files(folder))]
 
