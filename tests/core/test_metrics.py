@@ -102,6 +102,7 @@ def test_chance_is_a_guesser_without_information():
     assert metrics.chance("auc", labels) == 0.5
     assert metrics.chance("accuracy", labels) == 0.75
     assert metrics.accuracy(binary(-np.ones(4)), labels) == 0.75
+    assert metrics.chance("f1", labels) == metrics.f1(binary(np.ones(4)), labels) == 0.4
 
 
 def test_r2_is_the_share_of_all_variance_and_zero_for_the_mean():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from vflsec.core.metrics import f1
 from vflsec.core.statistics import over_rows, over_seeds
 
 
@@ -35,6 +36,18 @@ def test_row_interval_covers_the_truth_and_is_not_wasteful(metric):
         widths.append(high - low)
     assert covered >= stats.binom.ppf(0.001, 120, 0.95)
     assert np.mean(widths) < 0.12
+
+
+def test_bootstrap_of_f1_equals_a_naive_one():
+    rng = np.random.default_rng(0)
+    labels = (rng.random(300) < 0.3).astype(int)
+    score = labels + rng.normal(size=300)
+    scores = np.stack([0.8 - score, score - 0.8], axis=1)
+    found = over_rows("f1", scores, labels, np.random.default_rng(1))
+    rows = (rng.integers(300, size=300) for _ in range(2000))
+    naive = np.quantile([f1(scores[some], labels[some]) for some in rows], [0.025, 0.975])
+    assert found == pytest.approx(tuple(naive), abs=0.015)
+    assert over_rows("f1", scores, np.zeros(300, dtype=int), rng) == (0, 0)  # nothing to find
 
 
 def test_bootstrap_of_auc_equals_a_naive_one_on_ties():

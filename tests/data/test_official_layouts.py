@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 import vflsec
-from tests.data.layouts import write_avazu, write_criteo, write_nus_wide
+from tests.data.layouts import write_avazu, write_criteo, write_nus_wide, write_ppdai
 from vflsec.core.errors import DataError, UsageError
-from vflsec.data import avazu, criteo, nus_wide, sampling
+from vflsec.data import avazu, criteo, nus_wide, ppdai, sampling
 from vflsec.data.partition import DataSpec, partition
 
 
@@ -93,15 +93,64 @@ def test_nus_wide_keeps_images_with_one_concept(tmp_path):
     np.testing.assert_allclose(active.frame.loc[data.test_ids, "EDH_0"], values[:, 0], rtol=1e-6)
 
 
+def test_ppdai_has_the_columns_of_the_original():
+    assert len(ppdai.COLUMNS) == len(set(ppdai.COLUMNS)) == 228
+    every = [column for group in (ppdai.ACTIVE, *ppdai.GROUPS) for column in group]
+    assert len(every) == len(set(every)) == 187
+    assert set(every) <= set(ppdai.COLUMNS)
+    assert [len(group) for group in (ppdai.ACTIVE, *ppdai.GROUPS)] == [6, 6, 119, 8, 15, 33]
+    # The order of the original around the blocks.
+    place = ppdai.COLUMNS.index
+    assert ppdai.COLUMNS[4:6] == ("UserInfo_4", "WeblogInfo_1")
+    assert ppdai.COLUMNS[place("UserInfo_5") - 1] == "WeblogInfo_18"
+    assert ppdai.COLUMNS[place("Education_Info8") + 1] == "WeblogInfo_19"
+    assert ppdai.COLUMNS[place("WeblogInfo_21") + 1] == "WeblogInfo_23"
+    assert ppdai.COLUMNS[place("WeblogInfo_58") + 1] == "ThirdParty_Info_Period1_1"
+    assert ppdai.COLUMNS[-19:] == (*(f"SocialNetwork_{k}" for k in range(1, 18)), "target", "ListingInfo")
+
+
+@pytest.mark.parametrize(("parties", "widths"), [(2, [6, 181]), (4, [6, 6, 119, 56]), (6, [6, 6, 119, 8, 15, 33])])
+def test_ppdai_is_split_by_groups(tmp_path, parties, widths):
+    path = write_ppdai(tmp_path)
+    data = vflsec.load_dataset("ppdai", data_dir=str(tmp_path), parties=parties, rows=400)
+    assert [len(party.frame.columns) for party in data.parties] == widths
+    raw = pd.read_csv(path, encoding="gbk", dtype=str, keep_default_na=False).set_index("Idx")
+    chosen = raw.loc[data.labels.index.astype(str)]
+    assert len(chosen) == 400
+    assert (chosen["target"].astype(int).to_numpy() == data.labels.to_numpy()).all()
+    for party in data.parties:
+        for name in party.frame:
+            if name in ppdai.CATEGORIES:
+                assert (party.frame[name].astype(str).to_numpy() == chosen[name].str.strip().to_numpy()).all()
+            else:
+                expected = pd.to_numeric(chosen[name], errors="coerce").to_numpy(float)
+                absent = (expected == -1) & (name.startswith(("Third", "Social")))
+                np.testing.assert_array_equal(party.frame[name].to_numpy(), np.where(absent, np.nan, expected))
+    assert (data.classes, data.metric) == (("paid back", "default"), "auc")
+    partition(data, DataSpec(), 0)
+    few = vflsec.load_dataset("ppdai", data_dir=str(tmp_path), rows=50)
+    assert set(few.labels.index) < set(data.labels.index)
+
+
+def test_ppdai_is_found_in_the_folder_of_the_archive(tmp_path):
+    path = write_ppdai(tmp_path)
+    (tmp_path / "Training Set").mkdir()
+    moved = path.rename(tmp_path / "Training Set" / path.name)
+    assert ppdai.source_files(str(tmp_path)) == [moved]
+
+
 def test_they_are_trained_like_any_other(tmp_path):
-    for name, write in (("avazu", write_avazu), ("criteo", write_criteo), ("nus-wide", write_nus_wide)):
+    for name, write in (
+        *(("avazu", write_avazu), ("criteo", write_criteo), ("nus-wide", write_nus_wide)),
+        ("ppdai", write_ppdai),
+    ):
         write(tmp_path / name)
         options = {"options": {"data_dir": str(tmp_path / name)}}
         trained = vflsec.train(dataset=name, data=options, train={"epochs": 2})
         assert len(trained.predict("test"))
 
 
-@pytest.mark.parametrize("name", ["avazu", "criteo", "nus-wide"])
+@pytest.mark.parametrize("name", ["avazu", "criteo", "nus-wide", "ppdai"])
 def test_errors_say_where_the_data_come_from(tmp_path, name):
     with pytest.raises(
         DataError, match=r"does not come with vflsec: download it from https://.* give --data-dir FOLDER"
@@ -185,6 +234,62 @@ def test_damage_of_nus_wide_is_named(tmp_path, file, change, message):
     damaged(tmp_path / file, change)
     with pytest.raises((DataError, UsageError), match=message):
         vflsec.load_dataset("nus-wide", data_dir=str(tmp_path))
+
+
+def nth(b, column, change, line=1):
+    """Change a field of a line of the master file."""
+    lines = b.split(b"\n")
+    fields = lines[line].split(b",")
+    place = ppdai.COLUMNS.index(column)
+    fields[place] = change(fields[place])
+    lines[line] = b",".join(fields)
+    return b"\n".join(lines)
+
+
+PPDAI_DAMAGE = {
+    "header": (lambda b: b.replace(b"UserInfo_14", b"UserInfo_l4", 1), r"line 1: expected the names Idx,UserInfo_1,"),
+    "no header": (lambda b: b.split(b"\n", 1)[1], r"line 1: expected the names Idx"),
+    "test file": (lambda b: b.replace(b"target,", b"", 1), r"line 1: expected the names Idx"),
+    "comma lost": (lambda b: b.replace(b"\n10002,", b"\n10002", 1), r"line 3: expected 228 fields, got 227"),
+    "comma more": (lambda b: nth(b, "UserInfo_3", lambda v: v + b","), r"line 2: expected 228 fields, got 229"),
+    "semicolons": (lambda b: b.replace(b",", b";"), r"line 1: expected the names"),
+    "label": (lambda b: nth(b, "target", lambda v: b"2"), r"column 'target', row 1: expected 0 or 1, got '2'"),
+    "no label": (lambda b: nth(b, "target", lambda v: b"", 7), r"column 'target', row 7: expected 0 or 1, got ''"),
+    "id": (lambda b: nth(b, "Idx", lambda v: b"1000l"), r"column 'Idx', row 1: expected a number, got '1000l'"),
+    "id twice": (lambda b: nth(b, "Idx", lambda v: b"10002"), r"'Idx', row 2: expected another number .*, got '10002'"),
+    "date": (lambda b: nth(b, "ListingInfo", lambda v: b"2014/13/1"), r"row 1: expected YYYY/M/D, got '2014/13/1'"),
+    "date form": (lambda b: nth(b, "ListingInfo", lambda v: b"2014-3-1"), r"row 1: expected YYYY/M/D, got '2014-3-1'"),
+    "number": (
+        lambda b: nth(b, "ThirdParty_Info_Period3_9", lambda v: b"3l"),
+        r"column 'ThirdParty_Info_Period3_9', row 1: expected a number, got '3l'",
+    ),
+    "infinity": (lambda b: nth(b, "UserInfo_18", lambda v: b"1e999"), r"'UserInfo_18', row 1: expected a number"),
+    "word for a gap": (lambda b: nth(b, "UserInfo_18", lambda v: b"nan"), r"'UserInfo_18', row 1: expected a number"),
+    "utf-8": (lambda b: b.decode("gbk").encode("utf-8"), r"expected gbk text, got"),
+    "a byte": (lambda b: nth(b, "UserInfo_2", lambda v: b"\xff" + v[1:]), r"expected gbk text, got"),
+    "half a character": (lambda b: nth(b, "UserInfo_2", lambda v: v[:-1]), r"expected gbk text, got|expected 228"),
+    "empty": (lambda b: b"", r"line 1: expected the names"),
+    "header alone": (lambda b: b.split(b"\n", 1)[0] + b"\n", r"expected data rows, got none"),
+    "cut": (lambda b: b[: len(b) // 2 - 300], r"expected 228 fields"),
+    "empty line": (lambda b: b + b"\n", r"line 602: expected 228 fields, got 1"),
+}
+
+
+@pytest.mark.parametrize("kind", PPDAI_DAMAGE)
+def test_damage_of_ppdai_is_named(tmp_path, kind):
+    change, message = PPDAI_DAMAGE[kind]
+    damaged(write_ppdai(tmp_path), change)
+    with pytest.raises(DataError, match=message) as caught:
+        vflsec.load_dataset("ppdai", data_dir=str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_options_of_ppdai_are_checked(tmp_path):
+    write_ppdai(tmp_path)
+    with pytest.raises(UsageError, match="unknown parties '7'"):
+        vflsec.load_dataset("ppdai", data_dir=str(tmp_path), parties=7)
+    with pytest.raises(UsageError, match="expected categories >= 2"):
+        vflsec.load_dataset("ppdai", data_dir=str(tmp_path), categories=1)
 
 
 def test_a_changed_file_is_another_dataset(tmp_path):

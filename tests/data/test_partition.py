@@ -1,5 +1,7 @@
 """Properties of the split: disjoint, complete, nested, stratified, and no held-out row in any statistic."""
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pandas as pd
@@ -198,6 +200,14 @@ def test_local_rows_keep_the_order_of_the_party():
 def test_an_official_test_set_is_taken_whole_whatever_the_test_fraction():
     for fraction in (0.1, 0.5):
         assert partition(world(official=True), DataSpec(test=fraction), 0).ids["test"].tolist() == list(range(240, 300))
+
+
+def test_a_dataset_declares_its_headline():
+    declared = replace(world(), headline="f1")
+    assert partition(declared, DataSpec(), 0).metric == "f1"
+    assert partition(declared, DataSpec(columns="even", parties=2), 0).metric == "f1"
+    with pytest.raises(DataError, match="expected two classes for f1, got 3"):
+        replace(declared, classes=("a", "b", "c"))
 
 
 def test_the_metric_and_the_parties_are_passed_on():

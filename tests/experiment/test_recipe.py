@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import vflsec
-from tests.data.layouts import write_avazu
+from tests.data.layouts import write_avazu, write_bhi, write_modelnet
 from vflsec.cli import cli
 from vflsec.core.errors import UsageError
 from vflsec.experiment import recipe as recipes
@@ -224,6 +225,44 @@ def test_the_papers_own_data_take_the_place_of_stand_ins(tmp_path):
         recipes.with_data(read_recipe("vflhlp-table3"), tmp_path)
     with pytest.raises(UsageError, match="expected no --data-dir with this recipe"):
         recipes.with_data(read_recipe("prada-table1"), tmp_path)
+
+
+FEDHSSL = [name for name in recipes.names() if name.startswith("fedhssl")]
+
+
+@pytest.mark.parametrize("name", FEDHSSL)
+def test_images_of_the_paper_take_the_place_of_stand_ins(name, tmp_path):
+    for folder in ("bhi", "modelnet"):
+        (tmp_path / folder).mkdir()
+    *_, bhi, modelnet = recipes.with_data(read_recipe(name), tmp_path).groups
+    assert bhi.original == modelnet.original == ""
+    assert (bhi.settings["dataset"], modelnet.settings["dataset"]) == ("bhi", "modelnet")
+    expected = {"data_dir": str(tmp_path / "bhi"), "rows": 200000, "pairs": "ordered"}
+    assert bhi.settings["data"]["options"] == expected
+    assert modelnet.settings["data"]["options"] == {"data_dir": str(tmp_path / "modelnet")}
+
+
+def test_a_recipe_runs_on_images(tmp_path):
+    """F1 on BHI, and accuracy on ten classes and four parties of ModelNet."""
+    write_bhi(tmp_path / "data" / "bhi", patients=30, patches=(20, 12))
+    kinds = [f"kind{k}" for k in range(10)]
+    write_modelnet(tmp_path / "data" / "modelnet", kinds, objects=(14, 2), side=32)
+    path = tmp_path / "small.toml"
+    text = resources.files("vflsec.recipes").joinpath("fedhssl-table10.toml").read_text(encoding="utf-8")
+    for before, after in (
+        ('groups = ["NUSWIDE"]', 'groups = ["BHI", "Modelnet"]\nsettings.train.epochs = 2'),
+        ('rows = ["LR", "FedSplitNN", "FedHSSL-SimSiam, 20 %", "FedHSSL-SimSiam, 40 %"]', 'rows = ["FedSplitNN"]'),
+        ("n_labeled = 200", "n_labeled = 60"),
+    ):
+        assert before in text
+        text = text.replace(before, after)
+    path.write_text(text)
+    options = ("--quick", "--seeds", "1", "--jobs", "1", "--data-dir", str(tmp_path / "data"))
+    done = run(str(path), *options, "--out", str(tmp_path / "run"), "--format", "json")
+    assert done.exit_code == 0, done.output
+    cells = json.loads(done.stdout)["cells"]
+    assert [(cell["group"], cell["metric"]) for cell in cells] == [("BHI", "f1"), ("Modelnet", "accuracy")]
+    assert all(0 <= cell["measured"] <= 1 for cell in cells)
 
 
 def test_an_unknown_recipe_is_suggested():

@@ -89,6 +89,13 @@ def test_each_half_is_scored_by_itself():
     assert scored(perfect(LABELS), LABELS, exclude=list(range(50))).halves == (1.0, 1.0)
 
 
+def test_the_headline_comes_first():
+    labels = torch.arange(200) % 2
+    found = measure(perfect(labels)[:, :2], labels, "f1", 0)
+    assert list(found.metrics) == ["f1", "auc", "accuracy", "ks"]
+    assert (found.metric, found.headline, found.ci95_rows) == ("f1", 1.0, (1.0, 1.0))
+
+
 def test_values_are_split_as_well():
     truth = torch.randn(101, 3, generator=torch.Generator().manual_seed(0))
     assert sum(in_first_half(truth, 0)) == 51

@@ -14,7 +14,7 @@ from vflsec.cli.options import device, output_format
 @click.option("--quick", is_flag=True, help="Fewer seeds, rows and columns: to see what it looks like, not to judge.")
 @click.option("--seeds", type=click.IntRange(min=1), help="How many seeds.  [default: those of the recipe]")
 @click.option(
-    "--data-dir", type=click.Path(path_type=Path), help="Folder with avazu, criteo or nus-wide: the paper's own data."
+    "--data-dir", type=click.Path(path_type=Path), help="Folder with avazu, bhi, criteo...: the paper's own data."
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [default: runs/reproduce-NAME]")
 @click.option("--jobs", type=click.IntRange(min=1), help="How many worker processes.  [default: the number of cores]")

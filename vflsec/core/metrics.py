@@ -120,8 +120,11 @@ VALUES = ("r2", "mse", "psnr")
 def chance(metric: str, truth: NDArray[Any]) -> float:
     """Return the metric of a guess without any information.
 
-    That is an AUC of 1/2, the share of the commonest class, or an R2 of 0.
+    That is an AUC of 1/2, the share of the commonest class, an R2 of 0, or the F1 of naming every row positive.
     """
     if metric in ("auc", "r2"):
         return 0.5 if metric == "auc" else 0.0
+    if metric == "f1":
+        positive = float(np.mean(truth == 1))
+        return 2 * positive / (1 + positive)
     return float(np.bincount(truth).max() / len(truth))

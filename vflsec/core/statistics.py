@@ -44,12 +44,14 @@ MANY = 50_000
 
 
 def over_rows(metric: str, scores: Scores, labels: Any, rng: np.random.Generator) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of ``auc`` (binary), ``accuracy`` or ``r2`` over rows."""
+    """Return the percentile bootstrap interval of ``auc`` or ``f1`` (binary), ``accuracy`` or ``r2`` over rows."""
     if metric == "r2":
         values = _bootstrap_r2(scores, labels, rng)
     elif metric == "accuracy":  # the bootstrap of a share is a binomial draw
         hits = (scores.argmax(axis=1) == labels).mean()
         values = rng.binomial(len(labels), hits, REPLICATES) / len(labels)
+    elif metric == "f1":
+        values = _bootstrap_f1(scores.argmax(axis=1), labels, rng)
     else:
         values = _bootstrap_auc(positive_score(scores), labels, rng)
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
@@ -65,6 +67,13 @@ def _bootstrap_r2(values: Scores, truth: Scores, rng: np.random.Generator) -> np
         errors, spread = np.add.reduceat(errors, starts), np.add.reduceat(spread, starts)
     weight = rng.multinomial(len(errors), np.full(len(errors), 1 / len(errors)), REPLICATES)
     return np.asarray(1 - (weight @ errors) / (weight @ spread))
+
+
+def _bootstrap_f1(guessed: Labels, labels: Labels, rng: np.random.Generator) -> np.ndarray:
+    """F1 of REPLICATES resamples: a resample is a draw of how many rows are of which class and guessed as which."""
+    counts = np.bincount(2 * labels + guessed, minlength=4)
+    _, wrong, missed, hit = rng.multinomial(len(labels), counts / len(labels), REPLICATES).T
+    return np.asarray(2 * hit / np.maximum(2 * hit + wrong + missed, 1))
 
 
 def _bootstrap_auc(score: Scores, labels: Labels, rng: np.random.Generator) -> np.ndarray:

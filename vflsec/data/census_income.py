@@ -1,15 +1,21 @@
 """Census-Income (KDD): 299,285 people of the 1994 and 1995 surveys, who earns above 50,000 dollars?
 
-The column groups are those of PrADA (Kang et al.); columns in no group belong to no party.
+The column groups are those of PrADA (Kang et al.); columns in no group belong to no party. A copy is bundled, and UCI's
+own files can be read instead.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from vflsec.core.checks import one_of
-from vflsec.data import bundle
+from vflsec.core.errors import DataError
+from vflsec.data import bundle, sampling
 from vflsec.data.dataset import VerticalDataset
 
 NAME = "census-income"
@@ -31,20 +37,39 @@ GROUPS = [EMPLOYMENT, DEMOGRAPHICS, HOUSEHOLD, RESIDENCE, ORIGIN]
 CATEGORICAL = ["gender", *(column for group in GROUPS for column in group)]
 ADULT_AGE = 16
 
+PAGE = "https://archive.ics.uci.edu/dataset/117/census+income+kdd"
+FILES = ("census-income.data", "census-income.test")
+"""The official training and test set; each may end in .gz."""
+# fmt: off
+COLUMNS = (
+    "age", "class_worker", "det_ind_code", "det_occ_code", "education", "wage_per_hour", "hs_college", "marital_stat",
+    "major_ind_code", "major_occ_code", "race", "hisp_origin", "gender", "union_member", "unemp_reason",
+    "full_or_part_emp", "capital_gain", "capital_loss", "stock_dividends", "tax_filer_stat", "region_prev_res",
+    "state_prev_res", "det_hh_fam_stat", "det_hh_summ", "instance_weight", "mig_chg_msa", "mig_chg_reg", "mig_move_reg",
+    "mig_same", "mig_prev_sunbelt", "num_emp", "fam_under_18", "country_father", "country_mother", "country_self",
+    "citizenship", "own_or_self", "vet_question", "vet_benefits", "weeks_worked", "year", "label",
+)
+# fmt: on
+LAYOUT = sampling.Layout(COLUMNS, ",", header=False)
+LABELS = ("- 50000.", "50000+.")
 
-def load(*, parties: int = 2, adults_only: bool = False) -> VerticalDataset:
+
+def load(*, parties: int = 2, adults_only: bool = False, data_dir: str | None = None) -> VerticalDataset:
     """People of a census survey, who earns above 50,000 dollars? 299,285 rows, 2 to 6 parties.
 
     Args:
         parties: 2 to 6. The active party holds 5 columns, the others share 28: every passive party holds one group
             (employment, demographics, household, residence, origin), the last one all remaining groups.
         adults_only: keep people of 16 years and more; most duplicate rows are of children.
+        data_dir: the folder of UCI's ``census-income.data`` and ``census-income.test``, plain or ``.gz``; None for the
+            bundled copy, which has the same rows in the same order.
 
     Raises:
         UsageError: another number of parties.
+        DataError: a file is missing or has unexpected content.
     """
     one_of([str(count) for count in range(2, len(GROUPS) + 2)], parties=str(parties))
-    arrays = bundle.arrays(NAME)
+    arrays = bundle.arrays(NAME) if data_dir is None else _official(data_dir)
     columns = {name: _column(arrays, name) for name in [*ACTIVE, *CATEGORICAL]}
     table = pd.DataFrame(columns, index=pd.RangeIndex(len(arrays["label"]), name="id"))
     table["label"], table["is_test"] = arrays["label"], arrays["is_test"]
@@ -59,6 +84,85 @@ def load(*, parties: int = 2, adults_only: bool = False) -> VerticalDataset:
     )
     test_ids = table.index[table["is_test"]]
     return VerticalDataset(NAME, tables, table["label"].astype("int64"), CLASSES, test_ids, bundle.card(NAME))
+
+
+def source_files(data_dir: str | None = None) -> list[Path]:
+    """Return the two files that ``load`` reads. If one changes, stored results are invalid.
+
+    Raises:
+        DataError: one is missing.
+    """
+    return [sampling.source(NAME, data_dir, (name, f"{name}.gz"), PAGE) for name in FILES]
+
+
+def _official(data_dir: str) -> dict[str, np.ndarray]:
+    """Return the arrays of UCI's files, coded as in the bundled copy."""
+    paths = source_files(data_dir)
+    return _read(tuple(paths), tuple((path.stat().st_size, path.stat().st_mtime_ns) for path in paths))
+
+
+@lru_cache(maxsize=1)
+def _read(paths: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> dict[str, np.ndarray]:
+    """Return the arrays; cached, since every seed of an evaluation splits the same rows."""
+    bundled = bundle.arrays(NAME)
+    codes = {name: array for name, array in bundled.items() if name.endswith(".categories")}
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in bundled if name not in codes}
+    for path in paths:
+        rows = 0
+        for first, piece in sampling.pieces(path, LAYOUT):
+            table = pd.read_csv(
+                BytesIO(b"".join(piece)), names=list(COLUMNS), dtype=object, skipinitialspace=True,
+                keep_default_na=False, quoting=3, encoding="latin-1", skip_blank_lines=False,
+            )  # fmt: skip
+            for name in COLUMNS:
+                known = LABELS if name == "label" else codes.get(f"{name}.categories")
+                values = _values(path, first, name, table[name], known, bundled)
+                if name in parts:
+                    parts[name].append(values)
+            rows += len(table)
+        if not rows:
+            raise DataError(f"{path}: expected data rows, got none; is the download complete?")
+        parts["is_test"].append(np.full(rows, path == paths[-1]))
+    arrays = {name: np.concatenate(found) for name, found in parts.items()}
+    return {**{name: found.astype(bundled[name].dtype) for name, found in arrays.items()}, **codes}
+
+
+def _values(
+    path: Path,
+    first: int,
+    name: str,
+    column: pd.Series,
+    known: tuple[str, ...] | np.ndarray | None,
+    bundled: dict[str, np.ndarray],
+) -> np.ndarray:
+    """Return the codes of categories, or the numbers, of a column.
+
+    Raises:
+        DataError: an unknown category, no number, or a number that the bundled column has no room for.
+    """
+    codes, found = pd.factorize(column)  # a column has few different texts: each is read once
+    texts = [str(text).strip() for text in found]
+    if known is not None:
+        read = pd.Index(known).get_indexer(pd.Index(texts)).astype(np.float64)
+        right, expected = read >= 0, "a known category"
+    else:
+        read = pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce").to_numpy(
+            dtype=np.float64, na_value=np.nan
+        )
+        right, expected = np.isfinite(read) & (read >= 0), "a number"
+        if name in bundled:  # all but the weight and the year
+            whole = np.array([text.isascii() and text.isdigit() for text in texts], dtype=bool)
+            right, expected = right & whole & (read <= np.iinfo(bundled[name].dtype).max), "a whole number"
+        if name in CATEGORICAL:
+            right, expected = np.isin(read, bundled[name]), "a known code"
+    wrong = np.flatnonzero(~right[codes] | (codes < 0))
+    if len(wrong):
+        got = str(column.iloc[wrong[0]])
+        raise DataError(
+            f"{path}, line {first + wrong[0] + 1}, column {name!r}: expected {expected}, got {got[:80]!r}; give the "
+            f"original file"
+        )
+    return read[codes].astype(np.int64) if name in bundled else read[codes]
 
 
 def _column(arrays: dict[str, np.ndarray], name: str) -> np.ndarray | pd.Categorical:

@@ -14,7 +14,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from vflsec.core.checks import count
 from vflsec.core.errors import VflsecError
-from vflsec.core.metrics import METRICS
+from vflsec.core.metrics import METRICS, chance
 from vflsec.data.alignment import align
 from vflsec.data.dataset import GAPS, PartyTable, VerticalDataset
 from vflsec.data.encode import Matrix, side_by_side
@@ -204,8 +204,7 @@ def _fitted(split: Partition, parties: list[str]) -> float:
 
 def _copies(columns: list[ColumnFacts], dataset: VerticalDataset) -> list[str]:
     measure = "AUC" if dataset.metric == "auc" else dataset.metric
-    shares = dataset.labels.value_counts(normalize=True)
-    unknown_share = 0.5 if dataset.metric == "auc" else 1 - float(shares.max())
+    unknown_share = 1 - chance(dataset.metric, dataset.labels.to_numpy())
     return [
         f"{one.party}, column {one.column!r} alone predicts the label with {measure} {one.predicts:.3f}: is it known "
         f"before the label is?"

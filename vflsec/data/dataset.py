@@ -126,6 +126,7 @@ class VerticalDataset:
         source: the other active party, or None.
         draw: the roles by seed, if the task defines them; else ``DataSpec`` does.
         names: what tables and pictures call a party, by its name here; a party that is missing keeps its name.
+        headline: the metric of the utility, if it is not the usual one; ``f1`` on a binary task.
     """
 
     name: str
@@ -137,13 +138,14 @@ class VerticalDataset:
     source: PartyTable | None = None
     draw: Callable[[int], Roles] | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    headline: Literal["f1"] | None = None
 
     def __post_init__(self) -> None:
         """Check that the tables can be split between parties and learned from.
 
         Raises:
-            DataError: fewer than two parties, another first party, fewer than two classes, rows without label; a
-                source that has other columns than the active party, or some of its people.
+            DataError: fewer than two parties, another first party, fewer than two classes, F1 of more than two, rows
+                without label; a source that has other columns than the active party, or some of its people.
         """
         names = [party.name for party in self.parties]
         expected = ["active", *(f"passive_{k}" for k in range(1, max(2, len(names))))]
@@ -151,6 +153,8 @@ class VerticalDataset:
             raise DataError(f"{self.name}: expected parties {expected}, got {names}; name them in this order")
         if len(self.classes) < 2:
             raise DataError(f"{self.name}: expected at least two classes, got {list(self.classes)}")
+        if self.headline and len(self.classes) > 2:
+            raise DataError(f"{self.name}: expected two classes for {self.headline}, got {len(self.classes)}; drop it")
         for table in (self.parties[0], *([self.source] if self.source else [])):
             bare = ~table.frame.index.isin(self.labels.index)
             if bare.any():
@@ -181,7 +185,12 @@ class VerticalDataset:
 
     @property
     def metric(self) -> str:
-        """The headline metric: ``auc`` on binary tasks (accuracy hides a rare class), else ``accuracy``."""
+        """The headline of the utility: ``auc`` on binary tasks (accuracy hides a rare class), else ``accuracy``.
+
+        A dataset may declare another one, by which its papers judge. A guess of labels keeps the usual one.
+        """
+        if self.headline:
+            return self.headline
         return "auc" if len(self.classes) == 2 else "accuracy"
 
 

@@ -28,11 +28,13 @@ class Layout(NamedTuple):
         columns: their names, in the order of the file.
         separator: between fields.
         header: whether the first line has the names.
+        encoding: of the other lines; one in which the bytes of separators and line ends mean nothing else.
     """
 
     columns: tuple[str, ...]
     separator: str
     header: bool
+    encoding: str = "utf-8"
 
 
 def drawn(path: Path, layout: Layout, rows: int, seed: int) -> pd.DataFrame:
@@ -62,7 +64,7 @@ def _drawn(path: Path, layout: Layout, rows: int, seed: int, _: tuple[int, int])
     rng = np.random.default_rng(seed)
     lines: list[bytes] = []
     places, keys, limit = np.empty(0, dtype=np.int64), np.empty(0), 1.0
-    for first, piece in _pieces(path, layout):
+    for first, piece in pieces(path, layout):
         key = rng.random(len(piece))
         chosen = np.flatnonzero(key < limit)
         lines += [piece[k] for k in chosen]
@@ -76,20 +78,24 @@ def _drawn(path: Path, layout: Layout, rows: int, seed: int, _: tuple[int, int])
     kept = np.sort(places[np.argsort(keys, kind="stable")[:rows]])
     texts = dict(zip(places.tolist(), lines, strict=True))
     try:
-        fields = [texts[place].decode("utf-8").rstrip("\r\n").split(layout.separator) for place in kept.tolist()]
+        fields = [
+            texts[place].decode(layout.encoding).rstrip("\r\n").split(layout.separator) for place in kept.tolist()
+        ]
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: expected utf-8 text, got {error.reason}; give the original file") from None
+        raise DataError(
+            f"{path}: expected {layout.encoding} text, got {error.reason}; give the original file"
+        ) from None
     return pd.DataFrame(fields, index=kept, columns=list(layout.columns), dtype=str)
 
 
-def _pieces(path: Path, layout: Layout) -> Iterator[tuple[int, list[bytes]]]:
+def pieces(path: Path, layout: Layout) -> Iterator[tuple[int, list[bytes]]]:
     """Yield the lines in pieces, each with the place of its first line, with a bar on terminals.
 
     Raises:
         DataError: another header, a line with another number of fields, or a damaged archive.
     """
     mark, expected = layout.separator.encode(), len(layout.columns)
-    with path.open("rb") as raw, _bar() as progress:
+    with path.open("rb") as raw, bar() as progress:
         task = progress.add_task(path.name, total=path.stat().st_size)
         text: IO[bytes] = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw  # type: ignore[assignment]
         try:
@@ -118,7 +124,8 @@ def _check_header(path: Path, line: bytes, layout: Layout) -> None:
         )
 
 
-def _bar() -> Progress:
+def bar() -> Progress:
+    """Return a bar that says how far a long reading is; on terminals only."""
     console = Console(stderr=True)
     parts = (TextColumn("reading {task.description}"), BarColumn(), TimeRemainingColumn())
     return Progress(*parts, console=console, transient=True, disable=not console.is_terminal)

@@ -154,7 +154,7 @@ def dataset_identity(dataset: str, data: DataSpec) -> Any:
     """Return how keys identify a dataset: its name, or a hash of each of the user's files that it is read from.
 
     The files are a TOML file and the tables that it names, or those that the dataset's ``source_files`` finds in
-    ``data.options.data_dir``.
+    ``data.options.data_dir``. A dataset of very many files has a ``fingerprint`` of that folder instead.
     """
     if dataset.startswith(memory.PREFIX):
         return dataset  # its name ends in a hash
@@ -162,8 +162,11 @@ def dataset_identity(dataset: str, data: DataSpec) -> Any:
         return _hashes(path for path in source_files(Path(dataset)) if path.is_file())  # the loader reports others
     expect_no_table(dataset)
     name = registry.identity("datasets", dataset)
-    files = getattr(inspect.getmodule(registry.load("datasets", dataset)), "source_files", None)
-    folder = data.options.get("data_dir")
+    module, folder = inspect.getmodule(registry.load("datasets", dataset)), data.options.get("data_dir")
+    fingerprint = getattr(module, "fingerprint", None)
+    if folder is not None and fingerprint is not None:
+        return [name, fingerprint(folder)]
+    files = getattr(module, "source_files", None)
     return name if folder is None or files is None else [name, *_hashes(files(folder))]
 
 

@@ -141,8 +141,7 @@ def _labels(case: _Case) -> Question:
     else:
         labels = {split: federation.active.labels[split] for split in SPLITS}
     rows = draw_auxiliary(labels["train"], federation.n_classes, case.aux, federation.seed)
-    others = (name for name in applicable(federation.n_classes) if name != federation.metric)
-    return Question(case.view(rows), _ground_truth(labels), (federation.metric, *others))
+    return Question(case.view(rows), _ground_truth(labels), applicable(federation.n_classes))
 
 
 def _features(case: _Case) -> Question:

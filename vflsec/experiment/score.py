@@ -60,8 +60,9 @@ def measure(scores: Tensor, labels: Tensor, headline: str, seed: int, names: Seq
     ``one_class`` is set if all rows are guessed to be of the same class: accuracy is then no measure of the leak.
     """
     s, y = scores.detach().cpu().numpy(), labels.cpu().numpy()
+    ordered = dict.fromkeys((headline, *(names or metrics.applicable(s.shape[1]))))
     return Block(
-        metrics={name: metrics.METRICS[name](s, y) for name in names or metrics.applicable(s.shape[1])},
+        metrics={name: metrics.METRICS[name](s, y) for name in ordered},
         ci95_rows=statistics.over_rows(headline, s, y, np.random.default_rng(seed)),
         chance=metrics.chance(headline, y),
         n=len(y),

@@ -27,7 +27,7 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 """Okabe and Ito's colors, told apart by color-blind readers; markers and line styles differ too."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
-LABELS = {"auc": "AUC", "accuracy": "accuracy", "r2": "R²"}
+LABELS = {"auc": "AUC", "accuracy": "accuracy", "f1": "F1", "r2": "R²"}
 INFERRED = {
     "labels": "of the inferred labels",
     "attribute": "of the inferred attribute",

@@ -29,7 +29,7 @@ CSV_TEXT = ("method", "defense", "attack", "target", "status", "utility_metric",
             "epsilon_of", "budget")  # fmt: skip
 """The columns of text; all others are numbers."""
 
-MEASURES = {"auc": "AUC", "r2": "R²"}
+MEASURES = {"auc": "AUC", "f1": "F1", "r2": "R²"}
 
 OF_MODELS = (
     "EPSILON (models) bounds what a party's own models learn about one row; it does not cover the row's own embedding "

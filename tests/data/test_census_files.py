@@ -1,0 +1,138 @@
+"""UCI's files of Census-Income: they equal the bundled copy row for row, and damage is named."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+import vflsec
+from tests.data.layouts import write_census
+from vflsec.core.errors import DataError
+from vflsec.data import bundle, census_income, sampling
+from vflsec.data.partition import DataSpec, partition
+
+FEW = 997
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    return write_census(tmp_path_factory.mktemp("few"), FEW)
+
+
+@pytest.mark.slow
+def test_the_official_files_equal_the_bundled_copy(tmp_path):
+    write_census(tmp_path)
+    bundled, found = bundle.arrays("census-income"), census_income._official(str(tmp_path))
+    assert found.keys() == bundled.keys()
+    for name, values in bundled.items():
+        assert found[name].dtype == values.dtype, name
+        np.testing.assert_array_equal(found[name], values)
+    one, other = vflsec.load_dataset("census-income"), vflsec.load_dataset("census-income", data_dir=str(tmp_path))
+    assert one.labels.equals(other.labels)
+    assert one.test_ids.equals(other.test_ids)
+    for own, same in zip(one.parties, other.parties, strict=True):
+        assert own.frame.equals(same.frame)
+        assert own.categorical == same.categorical
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_some_rows_equal_those_of_the_bundled_copy(tmp_path, monkeypatch, compressed):
+    write_census(tmp_path, FEW, compressed=compressed)
+    monkeypatch.setattr(sampling, "PIECE", 64)
+    bundled, found = bundle.arrays("census-income"), census_income._official(str(tmp_path))
+    rows = [np.flatnonzero(bundled["is_test"] == is_test)[::FEW] for is_test in (False, True)]
+    for name, values in bundled.items():
+        expected = values if name.endswith(".categories") else values[np.concatenate(rows)]
+        np.testing.assert_array_equal(found[name], expected)
+
+
+def test_they_are_split_and_trained_like_the_bundled_copy(few):
+    options = {"data_dir": str(few), "parties": 4, "adults_only": True}
+    data = vflsec.load_dataset("census-income", **options)
+    assert [len(party.frame.columns) for party in data.parties] == [5, 6, 6, 16]
+    assert data.parties[0].frame["age"].min() >= 16
+    partition(data, DataSpec(), 0)
+    trained = vflsec.train(dataset="census-income", data={"options": options}, train={"epochs": 1})
+    assert len(trained.predict("test")) == len(data.test_ids)
+
+
+def test_a_changed_file_is_another_dataset(tmp_path):
+    from vflsec.experiment.cell import dataset_identity
+
+    write_census(tmp_path, FEW)
+    data = DataSpec(options={"data_dir": str(tmp_path)})
+    before = dataset_identity("census-income", data)
+    path = tmp_path / "census-income.test"
+    path.write_bytes(path.read_bytes().split(b"\n", 1)[1])
+    assert dataset_identity("census-income", data) != before
+    assert dataset_identity("census-income", DataSpec()) not in (before, dataset_identity("census-income", data))
+
+
+def test_errors_say_where_the_files_come_from(tmp_path):
+    expected = (
+        "expected census-income.data or census-income.data.gz in .*, found none: download it from https://.*FOLDER"
+    )
+    with pytest.raises(DataError, match=expected):
+        vflsec.load_dataset("census-income", data_dir=str(tmp_path))
+    write_census(tmp_path, FEW)
+    (tmp_path / "census-income.test").unlink()
+    with pytest.raises(DataError, match="expected census-income.test or census-income.test.gz"):
+        vflsec.load_dataset("census-income", data_dir=str(tmp_path))
+
+
+def field(column, value, line=3):
+    def change(content):
+        lines = content.split(b"\n")
+        fields = lines[line - 1].split(b", ")
+        fields[census_income.COLUMNS.index(column)] = value
+        lines[line - 1] = b", ".join(fields)
+        return b"\n".join(lines)
+
+    return change
+
+
+DAMAGE = {
+    "category": (field("race", b"Whjte"), "line 3, column 'race': expected a known category, got 'Whjte'"),
+    "category in no group": (field("hs_college", b"x"), "column 'hs_college': expected a known category, got 'x'"),
+    "no category": (field("gender", b""), "column 'gender': expected a known category, got ''"),
+    "number": (field("age", b"3o"), "line 3, column 'age': expected a whole number, got '3o'"),
+    "negative": (field("capital_loss", b"-5"), "column 'capital_loss': expected a whole number, got '-5'"),
+    "fraction": (field("stock_dividends", b"1.5"), "'stock_dividends': expected a whole number, got '1.5'"),
+    "large": (field("age", b"300"), "column 'age': expected a whole number, got '300'"),
+    "huge": (field("capital_gain", b"1" * 400), "column 'capital_gain': expected a whole number, got '111"),
+    "code": (field("vet_benefits", b"7"), "column 'vet_benefits': expected a known code, got '7'"),
+    "weight": (field("instance_weight", b"17oo.09"), "column 'instance_weight': expected a number, got '17oo.09'"),
+    "year": (field("year", b"inf"), "column 'year': expected a number, got 'inf'"),
+    "label": (field("label", b"- 5000."), "column 'label': expected a known category, got '- 5000.'"),
+    "bytes": (field("education", b"\xff\xfe"), "column 'education': expected a known category"),
+    "line end within": (field("race", b"White\rBlack"), "expected"),
+    "NUL": (field("race", b"Whi\0te"), "expected"),
+    "quote": (field("race", b'"White'), "expected a known category, got '\"White'"),
+    "comma lost": (lambda b: b.replace(b", ", b" ", 1), "line 1: expected 42 fields, got 41"),
+    "comma more": (lambda b: b.replace(b", ", b", , ", 1), "line 1: expected 42 fields, got 43"),
+    "empty line": (lambda b: b.replace(b"\n", b"\n\n", 1), "line 2: expected 42 fields, got 1"),
+    "header": (lambda b: b"\n".join([", ".join(census_income.COLUMNS).encode(), b]), "line 1, column 'age'"),
+    "cut": (lambda b: b[:-5], "column 'label': expected a known category, got"),
+    "cut in a line": (lambda b: b[:-50], "expected 42 fields, got"),
+    "empty": (lambda b: b"", "expected data rows, got none"),
+}
+
+
+@pytest.mark.parametrize("file", census_income.FILES)
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_named(kind, file, few, tmp_path):
+    change, message = DAMAGE[kind]
+    for name in census_income.FILES:
+        content = (few / name).read_bytes()
+        (tmp_path / name).write_bytes(change(content) if name == file else content)
+    with pytest.raises(DataError, match=message) as caught:
+        vflsec.load_dataset("census-income", data_dir=str(tmp_path))
+    assert file in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cut_archive_is_named(few, tmp_path):
+    for name in census_income.FILES:
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((few / name).read_bytes())[:-9])
+    with pytest.raises(DataError, match="expected a gzip archive, got Compressed file ended"):
+        vflsec.load_dataset("census-income", data_dir=str(tmp_path))
