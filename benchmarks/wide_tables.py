@@ -79,7 +79,7 @@ def bare(data: Partition, epochs: int) -> list[float]:
     many = parts[0].shape[1] >= 20_000
     tables = [nn.EmbeddingBag(part.shape[1], hidden, mode="sum", sparse=many) for part in parts]
     tops = [nn.Sequential(nn.ReLU(), nn.Linear(hidden, CUT)) for _ in parts]
-    head, labels, ends = nn.Linear(CUT * len(parts), 2), torch.from_numpy(data.labels["train"]), []
+    head, labels, ends = nn.Linear(CUT * len(parts), 2), torch.tensor(data.labels["train"]), []
     dense = [p for model in (*tops, head, *([] if many else tables)) for p in model.parameters()]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.Adam(dense, fused=True)]
     optimizers += [torch.optim.SparseAdam([p for table in tables for p in table.parameters()])] if many else []

@@ -426,3 +426,12 @@ def test_one_run_of_the_noise_on_scores(score_noise):
     found = score_noise.run(job, 3.0, 0)
     assert found.auc > 0.5
     assert found.features < 0.4
+
+
+@pytest.mark.slow
+def test_wide_tables_train_in_each_way(monkeypatch):
+    wide_tables = load("wide_tables")
+    data = wide_tables.partition(wide_tables.clicks(4_000, 2_400, 4), wide_tables.DataSpec(), 0)
+    assert all(own.layout.width > 1000 for own in data.parties.values())  # so that they are sparse
+    monkeypatch.setattr(wide_tables.federations, "partition_of", None)  # which a measurement replaces
+    assert all(len(way(data, 2)) == 2 for way in (wide_tables.vflsec, wide_tables.bare))

@@ -25,7 +25,7 @@ class LazyAdam(torch.optim.Adam):
                 if parameter.grad is not None and parameter.grad.is_sparse:
                     self._update(parameter, group)
                     parameter.grad = None
-        return super().step(closure)  # type: ignore[arg-type]
+        return super().step(closure)
 
     @torch.no_grad()
     def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class SparseRows(Tensor):
     @staticmethod
     def __new__(cls, entries: Tensor, places: Tensor, width: int) -> SparseRows:
         """Return the tensor, which has no storage of its own."""
-        made: SparseRows = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: SparseRows = Tensor._make_wrapper_subclass(
             cls, (len(places), width), dtype=entries.dtype, device=entries.device
         )
         made.entries, made.places = entries, places
@@ -51,7 +51,7 @@ class SparseRows(Tensor):
     def __init__(self, entries: Tensor, places: Tensor, width: int) -> None:
         super().__init__()
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         """Return the shape, without the data."""
         return f"SparseRows({len(self)} x {self.shape[1]}, {self.places.shape[1]} entries a row)"
 
@@ -92,8 +92,8 @@ class SparseRows(Tensor):
         raise TypeError("expected no change of SparseRows: change x.dense()")
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run an operation on the entries, if there is a way, else on dense copies."""
         way = _ON_ENTRIES.get(func)
@@ -154,7 +154,7 @@ def _sliced(x: SparseRows, dim: int = 0, start: int | None = None, end: int | No
 def _split(x: SparseRows, size: int, dim: int = 0) -> Any:
     if dim != 0:
         return NotImplemented
-    parts = zip(x.entries.split(size), x.places.split(size), strict=True)
+    parts = zip(torch.split(x.entries, size), torch.split(x.places, size), strict=True)
     return [SparseRows(entries, places, x.shape[1]) for entries, places in parts]
 
 

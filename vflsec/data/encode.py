@@ -21,7 +21,7 @@ Edge cases:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -32,7 +32,7 @@ from vflsec.core.layout import Column, Layout
 from vflsec.core.sparse_rows import WIDE
 from vflsec.data.dataset import GAPS, PartyTable
 
-Matrix = np.ndarray | csr_array
+Matrix: TypeAlias = np.ndarray | csr_array
 """Encoded rows (n, d), float32."""
 
 SMALLEST = 1e-300

@@ -57,7 +57,7 @@ class WideLinear(WeightTable):
         if self.sparse:
             sums = F.embedding_bag(x.places, self.weight, mode="sum", sparse=True, per_sample_weights=x.entries)
         else:
-            sums = _Product.apply(x, self.weight)
+            sums = _Product.apply(x, self.weight)  # type: ignore[no-untyped-call]
         return sums + self.bias
 
 
@@ -89,6 +89,7 @@ class CategoryEmbedding(WeightTable):
 
     numbers: Tensor
     shift: Tensor
+    is_category: Tensor
 
     def __init__(self, layout: Layout, width: int, std: float) -> None:
         kinds = [column.kind == "categorical" for column in layout.columns]
