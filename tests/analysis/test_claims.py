@@ -29,13 +29,23 @@ def study(*claims):
     )
 
 
+def measurements(own, *values, experiment=None):
+    return Measurements(
+        study="s",
+        experiment=experiment or own.experiment,
+        registration=own.registration,
+        seeds=6,
+        time="",
+        commit=None,
+        versions={},
+        seconds=1.0,
+        values=list(values),
+    )
+
+
 def verdict(one, *values):
     own = study(one)
-    found = Measurements(
-        study="s", experiment=own.experiment, registration=own.registration, seeds=6, time="", commit=None, versions={},
-        seconds=1.0, values=list(values),
-    )  # fmt: skip
-    return judge([Measured("s", own, found)])[0]
+    return judge([Measured("s", own, measurements(own, *values))])[0]
 
 
 def values(arm, by_seed, measure="utility", **more):
@@ -130,10 +140,7 @@ def test_many_claims_need_stronger_evidence():
     weak = {0: 0.05, 1: 0.07, 2: 0.02, 3: 0.09, 4: 0.055, 5: 0.03}
     assert against(weak).decision == HOLDS
     own = study(*[claim(text=str(k)) for k in range(50)])
-    found = Measurements(
-        study="s", experiment=own.experiment, registration=own.registration, seeds=6, time="", commit=None, versions={},
-        seconds=1.0, values=[values("a", weak), values("b", dict.fromkeys(weak, 0.0))],
-    )  # fmt: skip
+    found = measurements(own, values("a", weak), values("b", dict.fromkeys(weak, 0.0)))
     verdicts = judge([Measured("s", own, found)])
     assert {(one.decision, one.single) for one in verdicts} == {(OPEN, HOLDS)}
     assert verdicts[0].links[0].detectable > against(weak).links[0].detectable
@@ -142,12 +149,7 @@ def test_many_claims_need_stronger_evidence():
 def test_measurements_of_other_settings_are_refused():
     own = study(claim())
     other = msgspec.structs.replace(own, settings={"dataset": "toy"})
-    found = Measurements(
-        study="s", experiment=other.experiment, registration="", seeds=6, time="", commit=None, versions={}, seconds=1.0,
-        values=[],
-    )  # fmt: skip
     with pytest.raises(UsageError, match="other settings"):
-        judge([Measured("s", own, found)])
-    whole = msgspec.structs.replace(found, experiment=own.experiment)
+        judge([Measured("s", own, measurements(own, experiment=other.experiment))])
     with pytest.raises(UsageError, match="run vflsec judge s"):
-        judge([Measured("s", own, whole)])
+        judge([Measured("s", own, measurements(own))])

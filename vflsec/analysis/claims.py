@@ -65,11 +65,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the measurements say of one claim on one of the data.
 
     Attributes:
+        number: of the claim in its study, from 1.
         decision: after the correction over all verdicts; ``single`` without one.
         p_holds: after the correction; ``p_fails`` the same of the opposite.
     """
 
     study: str
+    number: int
     claim: str
     source: str
     topic: str
@@ -84,6 +86,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Case(NamedTuple):
     study: str
+    number: int
     claim: Claim
     data: str
     links: list[Link]
@@ -121,6 +124,7 @@ def judge(measured: Sequence[Measured]) -> list[Verdict]:
     return [
         Verdict(
             study=case.study,
+            number=case.number,
             claim=case.claim.text,
             source=case.claim.source,
             topic=case.claim.topic,
@@ -143,10 +147,10 @@ def _cases(one: Measured, level: float) -> Iterator[_Case]:
             f"{one.name}"
         )
     values = {(own.data, own.arm, own.measure): own for own in one.found.values}
-    for claim in one.study.claims:
+    for number, claim in enumerate(one.study.claims, start=1):
         for data in one.study.tested_on(claim):
             try:
-                yield _Case(one.name, claim, data, list(_links(claim, data, values, level)))
+                yield _Case(one.name, number, claim, data, list(_links(claim, data, values, level)))
             except KeyError as error:
                 raise UsageError(
                     f"expected {error.args[0]} in the measurements of {one.name}: run vflsec judge {one.name}"

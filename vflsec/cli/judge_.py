@@ -13,6 +13,7 @@ from vflsec.cli.options import device
 
 if TYPE_CHECKING:
     from vflsec.analysis.claims import Measured
+    from vflsec.records.measurements import Measurements
 
 ALL = "all"
 
@@ -33,6 +34,9 @@ ALL = "all"
 )  # fmt: skip
 @click.option("--jobs", type=click.IntRange(min=1), help="How many worker processes.  [default: the number of cores]")
 @device
+@click.option(
+    "--rounding", is_flag=True, help="Also repeat the first seed with another processor's rounding: what it changes."
+)
 @click.option("--dry-run", is_flag=True, help="Print how much is to be computed; compute nothing.")
 @click.option("--format", "form", type=click.Choice(["table", "json", "markdown"]), default="table", show_default=True)
 def command(
@@ -43,6 +47,7 @@ def command(
     out: Path,
     jobs: int | None,
     device: str,
+    rounding: bool,
     dry_run: bool,
     form: str,
 ) -> None:
@@ -66,10 +71,10 @@ def command(
     if not names:
         for name in study.names():
             done = "measured" if (results / f"{name}.json").exists() else ""
-            click.echo(f"{name:22} {done:9} {study.read_study(name).title}")
+            click.echo(f"{name:15} {done:8} {study.read_study(name).title}")
         return
     check_device(device)
-    found = [_run(name, seeds, results, out, jobs, device, dry_run=dry_run) for name in chosen]
+    found = [_run(name, seeds, results, out, jobs, device, rounding=rounding, dry_run=dry_run) for name in chosen]
     if dry_run:
         return
     from vflsec.report.judgement import Judgement
@@ -84,7 +89,15 @@ def command(
 
 
 def _run(
-    name: str, seeds: int | None, results: Path, out: Path, jobs: int | None, device: str, *, dry_run: bool
+    name: str,
+    seeds: int | None,
+    results: Path,
+    out: Path,
+    jobs: int | None,
+    device: str,
+    *,
+    rounding: bool,
+    dry_run: bool,
 ) -> Measured | None:
     """Compute what a study lacks, and return its measurements; None if nothing is to be computed."""
     import msgspec
@@ -96,29 +109,65 @@ def _run(
     from vflsec.experiment.store import Store, writing
     from vflsec.experiment.study import Job, read_study
     from vflsec.records.measurements import write_measurements
-    from vflsec.report.judgement import measurements
+    from vflsec.report.judgement import changes, measurements
     from vflsec.report.progress import shown
 
-    study, stem = read_study(name), Path(name).stem
-    registered = seeds in (None, study.seeds)
-    study = msgspec.structs.replace(study, seeds=seeds or study.seeds)
+    registered, stem = read_study(name), Path(name).stem
+    study = msgspec.structs.replace(registered, seeds=seeds or registered.seeds)
     store = Store(out)
     job = Job(stem, study, store)
     missing = job.missing()
     click.echo(f"vflsec judge {stem}: {count(missing, 'result')} to compute   {store.folder}", err=True)
     if dry_run:
         return None
+    path = (results if study.seeds == registered.seeds else store.folder) / f"{stem}.json"
     with store.lock():
         store.trim()
         with kept_on_interrupt(store):
             for _ in shown(job.compute(jobs=jobs or api.cores(), device=device), missing):
                 pass
         found = measurements(job)
-        path = (results if registered else store.folder) / f"{stem}.json"
+        if rounding:
+            first = measurements(Job(stem, msgspec.structs.replace(study, seeds=1), store))
+            other = _rounded_otherwise(name, stem, out / "rounding", jobs, device)
+            found = msgspec.structs.replace(found, rounding=changes(first, other))
+        else:
+            found = msgspec.structs.replace(found, rounding=_known_rounding(path, found))
         with writing(path.parent):
             write_measurements(path, found)
     click.echo(f"measurements: {path}", err=True)
     return Measured(stem, study, found)
+
+
+OTHERWISE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
+"""Without wide instructions sums are taken in another order, as on another processor."""
+
+
+def _rounded_otherwise(name: str, stem: str, out: Path, jobs: int | None, device: str) -> Measurements:
+    """Return the measurements of the first seed from a process that rounds otherwise."""
+    import os
+    import subprocess
+
+    from vflsec.core.errors import StoreError
+    from vflsec.records.measurements import read_measurements
+
+    words = [sys.executable, "-m", "vflsec", "judge", name, "--seeds", "1", "--out", str(out), "--device", device]
+    words += ["--results", str(out / "whole"), *(["--jobs", str(jobs)] if jobs else [])]
+    ended = subprocess.run(words, env={**os.environ, **OTHERWISE}, stdout=subprocess.DEVNULL, check=False)  # noqa: S603
+    if ended.returncode not in (0, 3):
+        raise StoreError(f"the run with other rounding ended with {ended.returncode}; its folder is {out}")
+    path = out / f"{stem}.json"
+    return read_measurements(path if path.exists() else out / "whole" / f"{stem}.json")
+
+
+def _known_rounding(path: Path, found: Measurements) -> dict[str, float]:
+    """Return what an earlier run found of the same experiment."""
+    from vflsec.records.measurements import read_measurements
+
+    if not path.exists():
+        return {}
+    before = read_measurements(path)
+    return before.rounding if before.experiment == found.experiment else {}
 
 
 def _write_page(names: Sequence[str], page: Path, results: Path) -> None:
@@ -136,6 +185,7 @@ def _write_page(names: Sequence[str], page: Path, results: Path) -> None:
         raise UsageError(f"expected measurements in {results}, found none: run vflsec judge NAME, or name --results")
     read = [(Path(name).stem, read_study(name)) for name in chosen]
     judged = Judgement([Measured(stem, one, read_measurements(results / f"{stem}.json")) for stem, one in read])
+    unmeasured = [] if names else [name for name in known() if name not in chosen]
     with writing(page.parent):
-        page.write_text(judged.page(), encoding="utf-8")
+        page.write_text(judged.page(unmeasured), encoding="utf-8")
     click.echo(f"page: {page}", err=True)

@@ -22,7 +22,7 @@ Outcome = tuple[float, str] | str
 """A value and its metric, or why there is none."""
 
 
-class Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One measure of one arm on one of the data.
 
     Attributes:
@@ -51,7 +51,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         experiment: a hash of the settings that gave them.
         registration: a hash of the claims at that time.
         seeds: how many were run.
-        seconds: of computing, on one core.
+        seconds: of all trainings and attacks together.
         rounding: by measure, the largest change of a value under other rounding; empty if that was not measured.
     """
 

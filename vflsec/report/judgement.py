@@ -22,7 +22,7 @@ from vflsec.core.statistics import LEVEL
 from vflsec.experiment.manifest import commit
 from vflsec.experiment.store import environment
 from vflsec.experiment.study import Job
-from vflsec.records.measurements import Measurements
+from vflsec.records.measurements import DIGITS, Measurements
 from vflsec.records.study import TOPICS
 from vflsec.report import table
 from vflsec.report.table import Cells
@@ -30,30 +30,33 @@ from vflsec.report.table import Cells
 HEAD = """\
 # Published claims, judged
 
-Made by `vflsec judge --page RESULTS.md` from the measurements in [results](results); nothing on this page is typed by hand.
-[docs/claims.md](docs/claims.md) explains how to read it and how to add a claim.
+Made by `vflsec judge --page RESULTS.md` from the measurements in [results](results); no number on this page is typed
+by hand. [docs/claims.md](docs/claims.md) explains how to read it and how to add a claim.
 
-Each claim of a paper was written down in `vflsec/claims` before it was tested: what is compared, on which data, and the
-*margin*, the smallest difference that matters. Both arms of a comparison have the same seeds, and so the same rows,
-labels and auxiliary samples. A difference is positive in favor of the claim. Of leaks it is a claim's arm leaking less, of
-bytes the share that is saved.
+Each claim was written down in `vflsec/claims` before it was tested: what is compared, on which data, and the *margin*,
+the smallest difference that matters. Both arms of a comparison have the same seeds, and so the same rows, labels and
+auxiliary samples. A difference is positive in favor of the claim: where a claim says that an arm leaks less, by so much
+less it leaks. Of bytes it is the share that is saved.
 
-* **holds**: the mean difference exceeds zero, and is at least the margin.
-* **does not hold here**: the mean difference is below the margin.
-* **undecided**: neither is certain, a seed was lost, or there are fewer than {fewest} seeds. The column *seen from* is the
-  smallest true difference that would have been told from zero with {power} power.
+* **holds**: the mean difference surely exceeds zero, and is at least the margin.
+* **does not hold here**: the mean difference is surely below the margin.
+* **undecided**: neither, or a seed was lost, or there are fewer than {fewest} seeds. *Seen from* is the smallest true
+  difference that would have been told from zero with {power} power.
 
-A claim of several comparisons holds if all of them hold and does not hold if one does not. "Certain" means one-sided paired
-t tests over seeds after Holm's correction over all {verdicts} verdicts of this page: on a page without any true effect, one
-or more *holds* come about by chance with a probability of at most {alpha}, and likewise for *does not hold here*.
-*By itself* is how a claim reads without the correction. Intervals are at {level} for a single comparison. Seeds share rows,
-so intervals are somewhat too short. *Leak of worst* is the strongest of all attacks that were run and of what the adversary
-infers alone, chosen on one half of the rows and scored on the other.
+A margin such as "> −x" is of a claim that nothing is lost: it holds if the arm is surely not worse by x.
 
-The data are small public ones and the networks are small: a claim that does not hold here may hold on the paper's own data.
+A claim of several comparisons holds if all of them hold, and does not hold if one does not. "Surely" is by one-sided
+paired t tests over seeds, with Holm's correction over all {verdicts} verdicts of this page: if no claim were true, one
+or more *holds* would come about by chance with a probability of at most {alpha}, and likewise for *does not hold
+here*. *By itself* is how a claim reads without the correction. Intervals are {level} t intervals of one comparison.
+Seeds share rows, so they are somewhat too short.
+
+A leak is an AUC on two classes, accuracy on more, and R² of columns. *Leak of worst* is that of the strongest of all
+attacks that were run and of what the adversary infers alone, chosen on one half of the rows and scored on the other.
+*Minutes* add up the times of all trainings and attacks, of which several run side by side and studies share some.
+
+The data are small public ones, and so are the networks: a claim that does not hold here may hold on the paper's data.
 """
-
-NAMES = {"auc": "AUC", "accuracy": "accuracy", "f1": "F1", "ks": "KS", "r2": "R²"}
 
 
 def measurements(job: Job) -> Measurements:
@@ -117,20 +120,26 @@ class Judgement:
             found = Counter(verdict.decision for verdict in self.of(one))
             minutes = f"{one.found.seconds / 60:.1f}"
             rows.append([one.name, *(str(found[decision]) for decision in DECISIONS), str(one.found.seeds), minutes])
-        return Cells("Studies", ["study", *DECISIONS, "seeds", "min on one core"], rows)
+        return Cells("Studies", ["study", *DECISIONS, "seeds", "minutes"], rows)
 
     def details(self, one: Measured, *, short: bool = False) -> Cells:
         """Return a row for each comparison of a study; its claims are numbered."""
-        numbers = {claim.text: str(k) for k, claim in enumerate(one.study.claims, start=1)}
         rows = []
         for verdict in self.of(one):
             for k, link in enumerate(verdict.links):
-                first = (
-                    [numbers[verdict.claim], verdict.data, _verdict(verdict, short=short)] if k == 0 else ["", "", ""]
-                )
-                rows.append([*first, f"{link.text}, {link.measure}", *_numbers(link)])
+                of = "" if link.measure == one.study.claims[verdict.number - 1].measured.name else f", {link.measure}"
+                first = [str(verdict.number), verdict.data, _verdict(verdict, short=short)] if k == 0 else [""] * 3
+                rows.append([*first, f"{link.text}{of}", *_numbers(link)])
         header = ["claim", "data", "verdict", "comparison", "difference", "margin", "seen from", "seeds"]
-        return Cells(one.study.title, header, rows)
+        return table.without(Cells(one.study.title, header, rows), ("margin", "seen from") if short else ())
+
+    def claims(self, one: Measured) -> list[str]:
+        """Return the claims of a study, numbered, with what is compared."""
+        return [
+            f"{k}. {claim.text} ({claim.source}; {claim.topic}: {claim.measured.name}"
+            + (", the advantage over the adversary alone)" if claim.measure == "advantage" else ")")
+            for k, claim in enumerate(one.study.claims, start=1)
+        ]
 
     def table(self, width: int = 140) -> str:
         """Return the tables as text of at most ``width`` columns."""
@@ -142,22 +151,23 @@ class Judgement:
         """Return the tables for a terminal of ``width`` columns."""
         parts: list[RenderableType] = []
         for one in self.measured:
-            lines = [f"{k}. {claim.text}" for k, claim in enumerate(one.study.claims, start=1)]
-            shown = table.as_rich(self.details(one, short=True), narrow=width < table.NARROW)
-            parts += [shown, *map(Text, lines), Text()]
+            narrow = width < table.NARROW
+            shown = table.as_rich(self.details(one, short=narrow), narrow=narrow)
+            parts += [shown, *map(Text, self.claims(one)), Text()]
         return Group(*parts, table.as_rich(self.counts(), narrow=width < table.NARROW), *map(Text, self.remarks()))
 
     def remarks(self) -> list[str]:
         """Return what limits the verdicts."""
-        found = [f"LOST {lost}" for lost in self.lost]
-        for one in self.measured:
-            if one.found.registration != one.study.registration:
-                found.append(f"EDITED the claims of {one.name} were changed after they were measured")
-        return found
+        edited = [one.name for one in self.measured if one.found.registration != one.study.registration]
+        return [
+            *(f"LOST {lost}" for lost in self.lost),
+            *(f"EDITED the claims of {name} were changed after they were measured" for name in edited),
+        ]
 
     def to_markdown(self) -> str:
         """Return the tables as Markdown."""
-        return "\n\n".join([*(self._section(one) for one in self.measured), table.as_markdown(self.counts())]) + "\n"
+        sections = [self._section(one) for one in self.measured]
+        return "\n\n".join([*sections, table.as_markdown(self.counts()), *self.remarks()]) + "\n"
 
     def to_json(self) -> str:
         """Return one JSON object."""
@@ -168,13 +178,17 @@ class Judgement:
         }
         return msgspec.json.encode(found).decode()
 
-    def page(self) -> str:
-        """Return the page of all studies."""
+    def page(self, unmeasured: Sequence[str] = ()) -> str:
+        """Return the page of all studies; ``unmeasured`` are the names of those without measurements."""
         head = HEAD.format(
-            fewest=FEWEST, power=_percent(POWER), verdicts=len(self.verdicts), alpha=_percent(1 - LEVEL),
+            fewest=FEWEST,
+            power=_percent(POWER),
+            verdicts=len(self.verdicts),
+            alpha=_percent(1 - LEVEL),
             level=_percent(LEVEL),
-        )  # fmt: skip
+        )
         remarks = [f"* {line}" for line in self.remarks()]
+        remarks += [f"* Registered, not measured yet: {', '.join(unmeasured)}"] if unmeasured else []
         parts = [head, "## Summary", table.as_markdown(self.counts()), table.as_markdown(self._linked())]
         parts += ["\n".join(remarks)] if remarks else []
         parts += [self._section(one) for one in self.measured]
@@ -188,32 +202,38 @@ class Judgement:
 
     def _section(self, one: Measured) -> str:
         study, found = one.study, one.found
-        claims = [
-            f"{k}. {claim.text} *({claim.source}; {claim.topic})*" for k, claim in enumerate(study.claims, start=1)
-        ]
+        versions = ", ".join(f"{name} {found.versions[name]}" for name in ("vflsec", "torch") if name in found.versions)
+        commit = f", commit {found.commit[:10]}" if found.commit else ""
         facts = (
-            f"{study.source}. Registered {study.registered} in `{one.name}.toml`; {count(found.seeds, 'seed')}, "
-            f"{found.seconds / 60:.1f} minutes of one core, vflsec {found.versions.get('vflsec', '?')}, torch "
-            f"{found.versions.get('torch', '?')}"
-            + (f", commit {found.commit[:10]}" if found.commit else "")
-            + f". {_rounding(found)}"
+            f"{study.source}. Registered {study.registered} as `{one.name}`; {count(found.seeds, 'seed')}, "
+            f"{found.seconds / 60:.1f} minutes; {versions}{commit}. {_rounding(found)}"
         )
         notes = [f"* {note}" for note in study.notes]
-        unconverged = sorted(
-            {f"{v.data}, {link.text}, {link.measure}" for v in self.of(one) for link in v.links if link.unconverged}
+        open_attacks = sorted(
+            {f"{link.measure} ({v.data})" for v in self.of(one) for link in v.links if link.unconverged}
         )
-        notes += [f"* Some attacks had not converged: {'; '.join(unconverged)}."] if unconverged else []
-        shown = table.as_markdown(self.details(one))
-        return "\n\n".join(
-            [f"## {study.title}", facts, "\n".join(claims), shown, *(["\n".join(notes)] if notes else [])]
-        )
+        notes += [f"* Not converged with some seeds: {', '.join(open_attacks)}."] if open_attacks else []
+        parts = [f"## {study.title}", facts, "\n".join(self.claims(one)), table.as_markdown(self.details(one))]
+        return "\n\n".join([*parts, "\n".join(notes)]).rstrip("\n")
+
+
+def changes(found: Measurements, other: Measurements) -> dict[str, float]:
+    """Return by measure the largest difference between the values of two runs with equal seeds."""
+    theirs = {(own.data, own.arm, own.measure): own.by_seed for own in other.values}
+    largest: dict[str, float] = {}
+    for own in found.values:
+        same = theirs.get((own.data, own.arm, own.measure), {})
+        apart = [abs(own.by_seed[seed] - same[seed]) for seed in own.by_seed.keys() & same.keys()]
+        if apart and not own.measure.startswith("bytes"):
+            largest[own.measure] = round(max(largest.get(own.measure, 0.0), *apart), DIGITS)
+    return largest
 
 
 def _rounding(found: Measurements) -> str:
     if not found.rounding:
-        return "Sensitivity to rounding was not measured."
-    changes = ", ".join(f"{name} {value:.4f}" for name, value in found.rounding.items())
-    return f"Largest change under other rounding (another instruction set): {changes}."
+        return "Sensitivity to the machine's rounding was not measured."
+    changed = ", ".join(f"{name} {value:.4f}" for name, value in found.rounding.items())
+    return f"Largest change of a value of the first seed under the rounding of another processor: {changed}."
 
 
 def _verdict(verdict: Verdict, *, short: bool) -> str:
@@ -222,12 +242,11 @@ def _verdict(verdict: Verdict, *, short: bool) -> str:
 
 
 def _numbers(link: Link) -> list[str]:
-    n = len(link.differences)
+    n, lost = len(link.differences), f" ({len(link.lost)} lost)" if link.lost else ""
     if n == 0:
-        return ["–", _limit(link), "–", "0"]
+        return ["–", _limit(link), "–", f"{n}{lost}"]
     ends = "" if math.isnan(link.low) else f" [{_signed(link.low)}, {_signed(link.high)}]"
     seen = f"{link.detectable:.3f}" if math.isfinite(link.detectable) else "–"
-    lost = f" ({len(link.lost)} lost)" if link.lost else ""
     return [f"{_signed(link.mean)}{ends}", _limit(link), seen, f"{n}{lost}"]
 
 
