@@ -30,7 +30,7 @@ from vflsec.report.table import Cells
 HEAD = """\
 # Published claims, judged
 
-Made by `vflsec judge --page RESULTS.md` from the measurements in [results](results); no number on this page is typed
+Made by `vflsec judge --page RESULTS.md` from the measurements in `results`; no number on this page is typed
 by hand. [docs/claims.md](docs/claims.md) explains how to read it and how to add a claim.
 
 Each claim was written down in `vflsec/claims` before it was tested: what is compared, on which data, and the *margin*,
@@ -43,7 +43,8 @@ less it leaks. Of bytes it is the share that is saved.
 * **undecided**: neither, or a seed was lost, or there are fewer than {fewest} seeds. *Seen from* is the smallest true
   difference that would have been told from zero with {power} power.
 
-A margin such as "> −x" is of a claim that nothing is lost: it holds if the arm is surely not worse by x.
+A margin such as "> −x" is of a claim that nothing is lost: it holds if the arm is surely not worse by x, and *seen
+from* is then counted from −x.
 
 A claim of several comparisons holds if all of them hold, and does not hold if one does not. "Surely" is by one-sided
 paired t tests over seeds, with Holm's correction over all {verdicts} verdicts of this page: if no claim were true, one
@@ -197,7 +198,7 @@ class Judgement:
     def _linked(self) -> Cells:
         cells = self.studies()
         titles = {one.name: one.study.title for one in self.measured}
-        rows = [[f"{titles[row[0]]} (`{row[0]}`)", *row[1:]] for row in cells.rows]
+        rows = [[f"{titles[row[0]]} ({row[0]})", *row[1:]] for row in cells.rows]
         return Cells(cells.title, cells.header, rows)
 
     def _section(self, one: Measured) -> str:
