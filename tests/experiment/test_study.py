@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -218,3 +219,21 @@ def test_studies_are_listed():
     assert done.exit_code == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == studies.names()
     assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_the_documented_study_can_be_run(write, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "claims.md").read_text(encoding="utf-8")
+    text = page.partition("```toml\n")[2].partition("```")[0]
+    done = run(write(text), "--dry-run", "--out", str(tmp_path / "run"))
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.slow
+def test_rounding_otherwise_is_measured_and_kept(write, tmp_path):
+    words = (write(), "--jobs", "1", "--out", str(tmp_path / "run"), "--results", str(tmp_path))
+    assert run(*words, "--rounding").exit_code == 0
+    found = read_measurements(tmp_path / "own.json")
+    assert found.rounding.keys() == {"utility"}
+    assert 0 <= found.rounding["utility"] < 0.2
+    assert run(*words).exit_code == 0
+    assert read_measurements(tmp_path / "own.json").rounding == found.rounding
