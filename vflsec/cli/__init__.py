@@ -25,6 +25,7 @@ COMMANDS = {
     "party": "Run one of two companies that train together over the network.",
     "report": "Print a finished evaluation again, in any format.",
     "reproduce": "Measure a table of a paper, beside what it prints.",
+    "judge": "Test published claims: a verdict on each.",
 }
 
 

@@ -108,7 +108,7 @@ def provenance(
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         command=list(command),
         versions=environment(),
-        commit=_commit(),
+        commit=commit(),
         sources={"dataset": dict(dataset), **sources},
         cards={kind: {name: _sentence(kind, name) for name in given} for kind, given in names.items()},
     )
@@ -121,7 +121,7 @@ def _sentence(kind: str, name: str) -> str:
     return f"{first} Guarantee: {found.guarantee}." if kind == "defenses" else first
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """Return the commit of the source tree of this package; None if it is installed from elsewhere."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():

@@ -7,31 +7,26 @@ quick run leaves out. Each row holds the values that the paper prints.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from joblib import Parallel, delayed
 
 from vflsec.core import files
 from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
 from vflsec.core.metrics import METRICS
-from vflsec.experiment import engine, sweep, training
 from vflsec.experiment import spec as specs
-from vflsec.experiment.cell import Cell, training_cell
-from vflsec.experiment.facts import CellFacts, StageDone
-from vflsec.experiment.manifest import manifest_of
+from vflsec.experiment.cell import Cell
+from vflsec.experiment.grid import Grid, Table, evaluation, expect_attack, merged, point, strengths, trainings
+from vflsec.experiment.spec import EvalSpec
 from vflsec.experiment.store import Store
-from vflsec.experiment.sweep import Point
-from vflsec.records.schema import Record
+from vflsec.records.schema import Block
 
 PACKAGE = "vflsec.recipes"
-Table = dict[str, Any]
 
 MOST_SEEDS = 1000
 LARGEST = 1e6
@@ -138,7 +133,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             columns=[self.columns[k] for k in kept],
             rows=rows,
             seeds=quick.seeds,
-            settings=_merged(self.settings, quick.settings),
+            settings=merged(self.settings, quick.settings),
         )
 
     def group_of(self, row: Part) -> Part | None:
@@ -148,7 +143,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def settings_of(self, row: Part, column: Part) -> Table:
         """Return all settings of one cell of the table."""
         group = self.group_of(row)
-        return _merged(self.settings, group.settings if group else {}, row.settings, column.settings)
+        return merged(self.settings, group.settings if group else {}, row.settings, column.settings)
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,7 +196,7 @@ def with_data(recipe: Recipe, folder: Path) -> Recipe:
         if name not in found:
             return group
         place = {"data": {"options": {"data_dir": str(folder / str(name))}}}
-        return msgspec.structs.replace(group, settings=_merged(group.own, place), original="")
+        return msgspec.structs.replace(group, settings=merged(group.own, place), original="")
 
     return msgspec.structs.replace(recipe, groups=[on_own_data(group) for group in recipe.groups])
 
@@ -212,7 +207,7 @@ def with_seeds(recipe: Recipe, seeds: int | None, *, quick: bool) -> Recipe:
     return msgspec.structs.replace(chosen, seeds=seeds) if seeds else chosen
 
 
-class Job:
+class Job(Grid):
     """The measurements of a recipe: which are to be made, and how.
 
     Args:
@@ -222,38 +217,16 @@ class Job:
 
     def __init__(self, recipe: Recipe, store: Store) -> None:
         """Check every cell of the table; nothing is computed."""
-        for name in ("sweep.json", "manifest.json"):
-            if (store.folder / name).exists():
-                raise UsageError(f"expected a folder for a reproduction, got {store.folder} with {name}: name another")
-        self.recipe, self.store = recipe, store
-        self.trainings: dict[tuple[int, int], list[Cell]] = {}
-        self.points: dict[tuple[int, int], Point] = {}
+        super().__init__(store)
+        self.recipe = recipe
         for i, row in enumerate(recipe.rows):
             for j, column in enumerate(recipe.columns):
                 settings = recipe.settings_of(row, column)
                 if recipe.measure == "utility":
-                    self.trainings[i, j] = _trainings(settings, recipe.seeds)
+                    self.trainings[i, j] = trainings(settings, recipe.seeds)
                 else:
-                    self.points[i, j] = _point(recipe, settings, {"row": row.name, "column": column.name})
-
-    def missing(self) -> int:
-        """Return the number of trainings, or of results, that are to be computed."""
-        if self.recipe.measure == "utility":
-            keys = {cell.key for cells in self.trainings.values() for cell in cells}
-            return sum(not isinstance(self.store.cell(key).read(), CellFacts) for key in keys)
-        return sweep.missing(list(self.points.values()), self.store)
-
-    def compute(self, *, jobs: int, device: str) -> Iterator[Record | StageDone | str]:
-        """Compute what is missing; yield each record, or the name of each training."""
-        if self.recipe.measure != "utility":
-            yield from sweep.compute(list(self.points.values()), self.store, jobs=jobs, device=device)
-            return
-        cells = {cell.key: cell for cells in self.trainings.values() for cell in cells}
-        todo = [cell for key, cell in cells.items() if not isinstance(self.store.cell(key).read(), CellFacts)]
-        results = Parallel(n_jobs=min(jobs, max(1, len(todo))), return_as="generator", batch_size=1)(
-            delayed(_train)(cell, self.store.folder, device) for cell in todo
-        )
-        yield from results
+                    spec = _evaluation(recipe, settings)
+                    self.points[i, j] = point(spec, {"row": row.name, "column": column.name})
 
     def utilities(self) -> list[Measured]:
         """Return the utility at each cell of the table, as far as it is in the store."""
@@ -262,55 +235,31 @@ class Job:
     def _utility(self, place: tuple[int, int], cells: Sequence[Cell]) -> Measured:
         found, metric = {}, self.recipe.columns[place[1]].metric or self.recipe.metric
         for cell in cells:
-            facts = self.store.cell(cell.key).read()
-            if not isinstance(facts, CellFacts) or facts.status != "ok" or facts.utility is None:
+            facts = self.facts(cell)
+            if facts is None or facts.status != "ok" or facts.utility is None:
                 continue
             metric = metric or facts.utility.metric
-            if metric not in facts.utility.metrics:
-                known = ", ".join(facts.utility.metrics)
-                raise UsageError(f"expected a metric of {cell.dataset}, got {metric}; known: {known}")
-            found[cell.seed] = facts.utility.metrics[metric]
+            found[cell.seed] = metric_of(facts.utility, metric, cell.dataset)
         return Measured(row=place[0], column=place[1], by_seed=found, metric=metric)
 
 
-def _merged(*tables: Mapping[str, Any]) -> Table:
-    """Return tables of settings in one, of which the later win."""
-    found: Table = {}
-    for table in tables:
-        for key, value in table.items():
-            both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
-            found[key] = _merged(found[key], value) if both else copy.deepcopy(value)
-    return found
+def metric_of(block: Block, metric: str, dataset: str) -> float:
+    """Return a metric of a block.
+
+    Raises:
+        UsageError: it has no such metric.
+    """
+    if metric not in block.metrics:
+        raise UsageError(f"expected a metric of {dataset}, got {metric}; known: {', '.join(block.metrics)}")
+    return block.metrics[metric]
 
 
-def _trainings(settings: Mapping[str, Any], seeds: int) -> list[Cell]:
-    spec = specs.read_training(settings)
-    engine.check_training(spec)
-    return [training_cell(spec, spec.methods[0], seed) for seed in range(seeds)]
-
-
-def _point(recipe: Recipe, settings: Mapping[str, Any], values: dict[str, Any]) -> Point:
-    """Return one cell of a table of leaks or CAP, checked."""
-    seeds = recipe.seeds
-    spec = specs.read({**settings, "seeds": seeds})
-    engine.check(spec)
-    if recipe.attack not in (*spec.labels, *(one.name for one in spec.attacks), "worst"):
-        raise UsageError(unknown("attack", recipe.attack, spec.labels))
-    strengths = {0.0, *(strength for defense in spec.defenses for strength in spec.strengths_of(defense))}
-    if recipe.measure == "cap" and len(strengths) == 1:
+def _evaluation(recipe: Recipe, settings: Mapping[str, Any]) -> EvalSpec:
+    """Return the evaluation of one cell of a table of leaks or CAP, checked."""
+    spec = evaluation(settings, recipe.seeds)
+    expect_attack(spec, recipe.attack)
+    if recipe.measure == "cap" and len(strengths(spec)) == 1:
         raise UsageError("expected a defense with strengths in settings.defenses for CAP, got none")
-    if recipe.measure == "leak" and recipe.strength not in strengths:
-        raise UsageError(f"expected strength among {sorted(strengths)}, got {recipe.strength:g}")
-    return Point(values, spec, manifest_of(spec), {})
-
-
-def _train(cell: Cell, folder: Path, device: str) -> str:
-    """Train one cell and keep it, unless the folder has it."""
-    store = Store(folder)
-    stored = store.cell(cell.key)
-    if not isinstance(stored.read(), CellFacts):
-        with training.one_thread():
-            trained, facts = training.train(cell, device, store=store)
-        stored.write(facts, lambda path: trained.save(path) if trained else path.mkdir())
-        files.discard(stored.partial)
-    return f"{cell.dataset}, {cell.method}, seed {cell.seed}"
+    if recipe.measure == "leak" and recipe.strength not in strengths(spec):
+        raise UsageError(f"expected strength among {sorted(strengths(spec))}, got {recipe.strength:g}")
+    return spec

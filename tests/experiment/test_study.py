@@ -1,0 +1,239 @@
+"""Studies: what they measure is what the commands measure, and wrong ones are refused."""
+
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+import vflsec
+from vflsec.cli import cli
+from vflsec.core.errors import UsageError
+from vflsec.experiment import study as studies
+from vflsec.experiment.store import Store
+from vflsec.experiment.study import Job, read_study
+from vflsec.records.measurements import read_measurements
+from vflsec.report.judgement import measurements
+
+OWN = """
+title = "Cuts"
+source = "nobody"
+registered = "2026-01-01"
+seeds = 2
+
+[settings]
+methods = ["fedsplitnn"]
+attacks = ["mc:epochs=3"]
+aux.folds = 0
+train.epochs = 2
+train.target = 0.3
+
+[[data]]
+name = "toy"
+settings.dataset = "toy"
+settings.data.options.rows = 300
+
+[[arms]]
+name = "narrow"
+settings.model.cut = 2
+
+[[arms]]
+name = "wide"
+settings.model.cut = 8
+
+[[arms]]
+name = "noise"
+settings.defenses = ["iso:lambda=1,5"]
+
+[[claims]]
+text = "a wide cut is better"
+source = "nowhere"
+topic = "utility"
+measure = "utility"
+better = "wide"
+than = ["narrow"]
+margin = 0.01
+"""
+
+MORE = """
+[[claims]]
+text = "noise protects"
+source = "nowhere"
+topic = "privacy"
+measure = "leak"
+attack = "mc"
+strength = 5.0
+better = "noise"
+than = ["alone"]
+no_worse = true
+margin = 0.02
+at_equal_utility = 0.5
+
+[[claims]]
+text = "noise has a trade-off"
+source = "nowhere"
+topic = "privacy"
+measure = "{cap}"
+attack = "worst"
+order = ["noise", "noise 2"]
+margin = 0.02
+"""
+
+BYTES = """
+[[claims]]
+text = "a narrow cut sends less"
+source = "nowhere"
+topic = "cost"
+measure = "{measure}"
+better = "narrow"
+than = ["wide"]
+margin = 0.1
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def written(text=OWN):
+        path = tmp_path / "own.toml"
+        path.write_text(text)
+        return str(path)
+
+    return written
+
+
+def run(*words):
+    return CliRunner().invoke(cli, ["judge", *words], prog_name="vflsec")
+
+
+def test_every_study_can_be_read_and_has_a_registration():
+    claims = [claim for name in studies.names() for claim in read_study(name).claims]
+    assert len(claims) >= 40
+    assert sum(claim.topic == "privacy" for claim in claims) >= 12
+    for name in studies.names():
+        one = read_study(name)
+        assert one.registered
+        assert len({claim.text for claim in one.claims}) == len(one.claims)
+
+
+@pytest.mark.parametrize("name", ["cut-layer", "ss-vfl"])
+def test_a_study_can_be_run(name, tmp_path):
+    one = msgspec.structs.replace(read_study(name), seeds=1)
+    assert Job(name, one, Store(tmp_path / "run")).missing() > 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_utility_and_bytes_are_those_of_a_training(write, tmp_path):
+    path = write(OWN + BYTES.format(measure="bytes"))
+    out, results = tmp_path / "run", tmp_path / "results"
+    words = (path, "--jobs", "1", "--out", str(out), "--results", str(results))
+    done = run(*words, "--format", "json")
+    assert done.exit_code == 0, done.output
+    verdicts = json.loads(done.stdout)["verdicts"]
+    assert [one["decision"] for one in verdicts] == ["undecided"] * 2  # two seeds decide nothing
+    found = read_measurements(results / "own.json")
+    by_name = {(own.arm, own.measure): own for own in found.values}
+    settings = {"data": {"options": {"rows": 300}}, "train": {"epochs": 2, "target": 0.3}}
+    for arm, cut in (("narrow", 2), ("wide", 8)):
+        for seed in range(2):
+            trained = vflsec.train(dataset="toy", seed=seed, model={"cut": cut}, **settings)
+            labels = trained.federation.active.labels["test"].numpy()
+            expected = vflsec.core.metrics.auc(trained.predict("test").numpy(), labels)
+            assert by_name[arm, "utility"].by_seed[seed] == pytest.approx(expected, abs=1e-6)
+            assert by_name[arm, "utility"].metric == "auc"
+    assert by_name["narrow", "bytes"].by_seed[0] == pytest.approx(by_name["wide", "bytes"].by_seed[0] / 4)
+    again = run(*words, "--dry-run")
+    assert "0 results to compute" in again.stderr
+
+
+def test_leaks_and_cap_are_those_of_an_evaluation(write, tmp_path):
+    second = OWN.replace('name = "noise"', 'name = "noise 2"').partition('[[arms]]\nname = "noise 2"')[2]
+    arm = '\n[[arms]]\nname = "noise 2"' + second.partition("[[claims]]")[0]
+    one = read_study(write(OWN + arm + MORE.format(cap="calibrated")))
+    job = Job("own", one, Store(tmp_path / "run"))
+    with job.store.lock():
+        list(job.compute(jobs=1, device="cpu"))
+    found = {(own.arm, own.measure): own for own in measurements(job).values}
+    report = vflsec.evaluate(
+        dataset="toy", data={"options": {"rows": 300}}, attack="mc:epochs=3", defense="iso", strengths=[1, 5], seeds=2,
+        aux={"folds": 0}, train={"epochs": 2, "target": 0.3}, out=tmp_path / "eval",
+    )  # fmt: skip
+    (point,) = [p for p in report.points if p.strength == 5.0]
+    leak = found["noise", "leak of mc at 5"]
+    assert leak.by_seed == pytest.approx(point.leak.by_seed, abs=1e-6)
+    assert leak.alone == pytest.approx(point.leak.alone_by_seed, abs=1e-6)
+    assert found["noise", "utility at 5"].by_seed.keys() == {0, 1}
+    assert math.fsum(found["noise", "utility at 5"].by_seed.values()) / 2 == pytest.approx(point.utility.mean, abs=1e-6)
+    (cap,) = [c for c in report.summary.cap if c.attack == "worst"]
+    assert found["noise", "calibrated CAP against worst"].by_seed == pytest.approx(cap.calibrated_by_seed, abs=1e-6)
+
+
+def test_a_target_that_is_not_met_is_a_lost_seed(write, tmp_path):
+    path = write(OWN.replace("target = 0.3", "target = 1.0") + BYTES.format(measure="bytes to target"))
+    done = run(path, "--jobs", "1", "--out", str(tmp_path / "run"), "--results", str(tmp_path), "--format", "markdown")
+    assert done.exit_code == 3
+    assert "lost" in done.stdout
+    assert read_measurements(tmp_path / "own.json").values[-1].lost == {0: "target not met", 1: "target not met"}
+
+
+def test_other_seeds_leave_the_measurements_alone(write, tmp_path):
+    done = run(write(), "--jobs", "1", "--seeds", "1", "--out", str(tmp_path / "run"), "--results", str(tmp_path / "r"))
+    assert done.exit_code == 0, done.output
+    assert not (tmp_path / "r").exists()
+    assert read_measurements(tmp_path / "run" / "own.json").seeds == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('better = "wide"', 'better = "wider"', "unknown arm 'wider'. Did you mean wide?"),
+        ("margin = 0.01", "margin = 0", "expected margin > 0"),
+        ("margin = 0.01", 'margin = 0.01\nattack = "mc"', "expected attack with leak"),
+        ("margin = 0.01", 'margin = 0.01\norder = ["wide"]', "either better and than, or an order"),
+        ('than = ["narrow"]', 'than = ["alone"]', "expected measure leak with than"),
+        ('measure = "utility"', 'measure = "utility"\nmetric = "aic"', "unknown metric"),
+        ("margin = 0.01", 'margin = 0.01\ndata = ["toys"]', "unknown data 'toys'"),
+        ("seeds = 2", "seeds = 0", "expected seeds from 1"),
+        ("train.epochs = 2", "train.epochs = 2\nseeds = 2", "move them"),
+        ("train.epochs = 2", "train.epoch = 2", "unknown setting 'epoch'"),
+        ('name = "wide"', 'name = "narrow"', "expected different names of arms"),
+        ("margin = 0.01", "margin = 0.01\nmargins = 1", "unknown field `margins`"),
+    ],
+)
+def test_a_wrong_study_is_refused_in_one_line(write, tmp_path, before, after, message):
+    done = run(write(OWN.replace(before, after)), "--dry-run", "--out", str(tmp_path / "run"))
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(UsageError, match="unknown study"):
+        read_study("nothing")
+    assert run("all", "dcor").exit_code == 2
+
+
+def test_studies_are_listed():
+    done = run()
+    assert done.exit_code == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == studies.names()
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_the_documented_study_can_be_run(write, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "claims.md").read_text(encoding="utf-8")
+    text = page.partition("```toml\n")[2].partition("```")[0]
+    done = run(write(text), "--dry-run", "--out", str(tmp_path / "run"))
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.slow
+def test_rounding_otherwise_is_measured_and_kept(write, tmp_path):
+    words = (write(), "--jobs", "1", "--out", str(tmp_path / "run"), "--results", str(tmp_path))
+    assert run(*words, "--rounding").exit_code == 0
+    found = read_measurements(tmp_path / "own.json")
+    assert found.rounding.keys() == {"utility"}
+    assert 0 <= found.rounding["utility"] < 0.2
+    assert run(*words).exit_code == 0
+    assert read_measurements(tmp_path / "own.json").rounding == found.rounding

@@ -1,0 +1,116 @@
+"""A grid of experiments in one store: at each place several trainings, or an evaluation with attacks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from joblib import Parallel, delayed
+
+from vflsec.core import files
+from vflsec.core.checks import unknown
+from vflsec.core.errors import UsageError
+from vflsec.experiment import engine, sweep, training
+from vflsec.experiment import spec as specs
+from vflsec.experiment.cell import Cell, training_cell
+from vflsec.experiment.facts import CellFacts, StageDone
+from vflsec.experiment.manifest import manifest_of
+from vflsec.experiment.spec import EvalSpec
+from vflsec.experiment.store import Store
+from vflsec.experiment.sweep import Point
+from vflsec.records.schema import Record
+
+Table = dict[str, Any]
+Place = tuple[int, int]
+
+
+class Grid:
+    """Trainings and evaluations by their place in a table.
+
+    Args:
+        store: where trainings and results are kept; a second run computes what is missing.
+    """
+
+    def __init__(self, store: Store) -> None:
+        for name in ("sweep.json", "manifest.json"):
+            if (store.folder / name).exists():
+                raise UsageError(f"expected a folder of its own, got {store.folder} with {name}: name another")
+        self.store = store
+        self.trainings: dict[Place, list[Cell]] = {}
+        self.points: dict[Place, Point] = {}
+
+    def missing(self) -> int:
+        """Return the number of trainings and results that are to be computed."""
+        return len(self._open_cells()) + sweep.missing(list(self.points.values()), self.store)
+
+    def compute(self, *, jobs: int, device: str) -> Iterator[Record | StageDone | str]:
+        """Compute what is missing; yield each record, or the name of each training."""
+        todo = self._open_cells()
+        yield from Parallel(n_jobs=min(jobs, max(1, len(todo))), return_as="generator", batch_size=1)(
+            delayed(_train)(cell, self.store.folder, device) for cell in todo
+        )
+        yield from sweep.compute(list(self.points.values()), self.store, jobs=jobs, device=device)
+
+    def facts(self, cell: Cell) -> CellFacts | None:
+        """Return the facts of a training; None if the store has none."""
+        found = self.store.cell(cell.key).read()
+        return found if isinstance(found, CellFacts) else None
+
+    def _open_cells(self) -> list[Cell]:
+        cells = {cell.key: cell for own in self.trainings.values() for cell in own}
+        return [cell for cell in cells.values() if self.facts(cell) is None]
+
+
+def merged(*tables: Mapping[str, Any]) -> Table:
+    """Return tables of settings in one, of which the later win."""
+    found: Table = {}
+    for table in tables:
+        for key, value in table.items():
+            both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
+            found[key] = merged(found[key], value) if both else copy.deepcopy(value)
+    return found
+
+
+def trainings(settings: Mapping[str, Any], seeds: int) -> list[Cell]:
+    """Return the checked training of each seed."""
+    spec = specs.read_training(settings)
+    engine.check_training(spec)
+    return [training_cell(spec, spec.methods[0], seed) for seed in range(seeds)]
+
+
+def evaluation(settings: Mapping[str, Any], seeds: int) -> EvalSpec:
+    """Return a checked evaluation."""
+    spec, _ = engine.every_attack(specs.read({**settings, "seeds": seeds}))
+    engine.check(spec)
+    return spec
+
+
+def point(spec: EvalSpec, values: Mapping[str, Any]) -> Point:
+    """Return a checked evaluation with the values that tell it from others."""
+    return Point(dict(values), spec, manifest_of(spec), {})
+
+
+def strengths(spec: EvalSpec) -> set[float]:
+    """Return all strengths of an evaluation, 0 among them."""
+    return {0.0, *(strength for defense in spec.defenses for strength in spec.strengths_of(defense))}
+
+
+def expect_attack(spec: EvalSpec, attack: str) -> None:
+    """Raise UsageError unless the evaluation has a leak of this name."""
+    names = (*spec.labels, *(one.name for one in spec.attacks), "worst")
+    if attack not in names:
+        raise UsageError(unknown("attack", attack, spec.labels))
+
+
+def _train(cell: Cell, folder: Path, device: str) -> str:
+    """Train one cell and keep it, unless the folder has it."""
+    store = Store(folder)
+    stored = store.cell(cell.key)
+    if not isinstance(stored.read(), CellFacts):
+        with training.one_thread():
+            trained, facts = training.train(cell, device, store=store)
+        stored.write(facts, lambda path: trained.save(path) if trained else path.mkdir())
+        files.discard(stored.partial)
+    return f"{cell.dataset}, {cell.method}, seed {cell.seed}"

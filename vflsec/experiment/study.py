@@ -1,0 +1,121 @@
+"""Runs a study: trains and attacks every arm on all of its data, and returns what its claims are judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vflsec.core import files
+from vflsec.core.checks import unknown
+from vflsec.core.errors import UsageError
+from vflsec.experiment import engine
+from vflsec.experiment import spec as specs
+from vflsec.experiment.grid import Grid, Place, evaluation, expect_attack, merged, point, strengths, trainings
+from vflsec.experiment.store import Store
+from vflsec.records.measurements import Outcome, Values, outcome, values_of
+from vflsec.records.study import ATTACKED, Measure, Study
+
+PACKAGE = "vflsec.claims"
+
+
+def names() -> list[str]:
+    """Return the names of the studies that come with vflsec."""
+    found = (one.name for one in package_files(PACKAGE).iterdir())
+    return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
+
+
+def read_study(name: str) -> Study:
+    """Return a study by its name, or from a TOML file of the user's.
+
+    Raises:
+        UsageError: no such study, or one that is wrong.
+    """
+    if name.endswith(".toml"):
+        table = specs.read_toml(Path(name))
+    elif name in names():
+        table = files.parse_toml(package_files(PACKAGE).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+    else:
+        raise UsageError(unknown("study", name, names()))
+    try:
+        return msgspec.convert(table, Study)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+class Job(Grid):
+    """The measurements of a study: which are to be made, and how.
+
+    An arm of which claims need no attack is trained only.
+
+    Args:
+        name: of the study.
+        study: as it is run.
+        store: where trainings and results are kept; a second run computes what is missing.
+    """
+
+    def __init__(self, name: str, study: Study, store: Store) -> None:
+        """Check every arm on all of the data; nothing is computed."""
+        super().__init__(store)
+        self.name, self.study = name, study
+        self.measures: dict[Place, list[Measure]] = {}
+        for i, data in enumerate(study.data):
+            for j, arm in enumerate(study.arms):
+                wanted = study.measures(data.name, arm.name)
+                if not wanted:
+                    continue
+                self.measures[i, j] = wanted
+                settings = merged(study.settings, data.settings, arm.settings)
+                try:
+                    self._add((i, j), settings, wanted)
+                except UsageError as error:
+                    raise UsageError(f"{name}, {arm.name} on {data.name}: {error}") from None
+
+    def _add(self, place: Place, settings: Mapping[str, Any], wanted: Sequence[Measure]) -> None:
+        if any(measure.kind in ATTACKED or measure.strength for measure in wanted):
+            spec = evaluation(settings, self.study.seeds)
+            for measure in wanted:
+                if measure.strength not in strengths(spec):
+                    raise UsageError(f"expected strength among {sorted(strengths(spec))}, got {measure.strength:g}")
+                if measure.kind in ATTACKED:
+                    expect_attack(spec, measure.attack)
+                if measure.kind in ("cap", "calibrated") and len(strengths(spec)) == 1:
+                    raise UsageError("expected a defense with strengths in defenses for CAP, got none")
+            self.points[place] = point(spec, {"place": str(place)})
+        else:
+            own = {key: value for key, value in settings.items() if key in specs.TRAINING}
+            self.trainings[place] = trainings(own, self.study.seeds)
+
+    def trained(self) -> list[Values]:
+        """Return what was measured of the arms that were only trained, with the status of each seed that is missing."""
+        return [self._of_trainings(place, measure) for place in self.trainings for measure in self.measures[place]]
+
+    def _of_trainings(self, place: Place, measure: Measure) -> Values:
+        found: dict[int, Outcome] = {}
+        for cell in self.trainings[place]:
+            facts = self.facts(cell)
+            found[cell.seed] = (
+                outcome(measure, facts.status, facts.utility, facts.traffic, facts.reached) if facts else "missing"
+            )
+        data, arm = self.names(place)
+        return values_of(data, arm, measure, found)
+
+    def names(self, place: Place) -> tuple[str, str]:
+        """Return the names of the data and the arm at a place."""
+        return self.study.data[place[0]].name, self.study.arms[place[1]].name
+
+    def seconds(self) -> float:
+        """Return the seconds of all trainings and attacks of this study that are in the store."""
+        records, total = self.store.records(), 0.0
+        cells = {cell.key for own in self.trainings.values() for cell in own}
+        for at in self.points.values():
+            planned = engine.plan(at.spec, None)
+            keys = {row.key for row in planned.rows} | {one.key for one in planned.baselines}
+            total += sum(records[key].seconds.get("attack", 0.0) for key in keys & records.keys())
+            for row in planned.rows:
+                cells |= {row.cell.key, *(row.cell.stage_key(stage) for stage in row.cell.stages)}
+        found = [self.store.cell(key).read() for key in cells]
+        return total + sum(facts.seconds for facts in found if facts)

@@ -1,0 +1,130 @@
+"""The measurements of a study: a small JSON file, from which verdicts are made without training again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from vflsec.core import files
+from vflsec.core.errors import StoreError, UsageError
+from vflsec.records.schema import Block
+from vflsec.records.study import Measure
+
+DIGITS = 7
+"""Decimal places that are kept of a value."""
+
+OF_NO_MODEL = ("predict", "validate")
+"""Phases whose messages do not count as training."""
+
+Outcome = tuple[float, str] | str
+"""A value and its metric, or why there is none."""
+
+
+class Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One measure of one arm on one of the data.
+
+    Attributes:
+        measure: its name.
+        metric: of a utility or a leak.
+        by_seed: the value of each seed that gave one.
+        alone: of a leak: the same without the federation.
+        lost: the status of each seed that gave none.
+        unconverged: the number of seeds in which an attack had not converged.
+    """
+
+    data: str
+    arm: str
+    measure: str
+    metric: str = ""
+    by_seed: dict[int, float] = {}
+    alone: dict[int, float] = {}
+    lost: dict[int, str] = {}
+    unconverged: int = 0
+
+
+class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All measures of a study, and where they come from.
+
+    Attributes:
+        experiment: a hash of the settings that gave them.
+        registration: a hash of the claims at that time.
+        seeds: how many were run.
+        seconds: of all trainings and attacks together.
+        rounding: by measure, the largest change of a value under other rounding; empty if that was not measured.
+    """
+
+    study: str
+    experiment: str
+    registration: str
+    seeds: int
+    time: str
+    commit: str | None
+    versions: dict[str, str]
+    seconds: float
+    values: list[Values]
+    rounding: dict[str, float] = {}
+
+
+def outcome(
+    measure: Measure,
+    status: str,
+    utility: Block | None,
+    traffic: Sequence[tuple[str, str, str, str, int]],
+    reached: Mapping[str, float],
+) -> Outcome:
+    """Return a measure that needs no attack, of one training.
+
+    Raises:
+        UsageError: the utility has no such metric.
+    """
+    if status not in ("ok", "unconverged") or utility is None:
+        return status
+    if measure.kind == "bytes":
+        return float(sum(n for phase, *_, n in traffic if phase not in OF_NO_MODEL)), ""
+    if measure.kind == "bytes to target":
+        return (float(reached["true_bytes"]), "") if "true_bytes" in reached else "target not met"
+    metric = measure.metric or utility.metric
+    if metric not in utility.metrics:
+        raise UsageError(f"expected a metric that the data have, got {metric}; known: {', '.join(utility.metrics)}")
+    return utility.metrics[metric], metric
+
+
+def values_of(data: str, arm: str, measure: Measure, found: Mapping[int, Outcome]) -> Values:
+    """Return the outcomes of all seeds together."""
+    numbers = {seed: one for seed, one in found.items() if not isinstance(one, str)}
+    return Values(
+        data=data,
+        arm=arm,
+        measure=measure.name,
+        metric=next((metric for _, metric in numbers.values()), ""),
+        by_seed=rounded({seed: value for seed, (value, _) in numbers.items()}),
+        lost={seed: one for seed, one in found.items() if isinstance(one, str)},
+    )
+
+
+def rounded(by_seed: Mapping[int, float]) -> dict[int, float]:
+    """Return values as they are kept."""
+    return {seed: round(value, DIGITS) for seed, value in sorted(by_seed.items())}
+
+
+def read_measurements(path: Path) -> Measurements:
+    """Return the measurements in a file.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        return msgspec.json.decode(files.read(path), type=Measurements)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read measurements from {path}: {error}; run vflsec judge") from None
+
+
+def write_measurements(path: Path, found: Measurements) -> None:
+    """Write the measurements, one line for each measure, so that changes can be read."""
+    body = msgspec.to_builtins(found, str_keys=True)
+    lines = b",\n  ".join(msgspec.json.encode(one) for one in body.pop("values"))
+    head = msgspec.json.format(msgspec.json.encode(body), indent=1).removesuffix(b"\n}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(path, head + b',\n "values": [\n  ' + lines + b"\n ]\n}\n", mode=0o666)
