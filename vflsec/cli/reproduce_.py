@@ -58,7 +58,7 @@ def command(
     store = Store(out or Path("runs") / f"reproduce-{stem}{'-quick' * quick}")
     job = recipe.Job(chosen, store)
     missing = job.missing()
-    what = "training" if chosen.measure == "utility" else "result"
+    what = "result" if chosen.attacked else "training"
     click.echo(f"vflsec reproduce {stem}: {count(missing, what)} to compute   {store.folder}", err=True)
     if dry_run:
         return
@@ -67,7 +67,7 @@ def command(
         with kept_on_interrupt(store):
             for _ in shown(job.compute(jobs=jobs or api.cores(), device=device), missing):
                 pass
-    found = Reproduction(stem, chosen, measured(job))
+    found = Reproduction(stem, chosen, measured(job), job)
     show(found, form)
     with writing(store.folder):
         for path in found.save_curve(store.folder):

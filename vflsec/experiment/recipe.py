@@ -2,17 +2,17 @@
 
 A recipe is a TOML file in ``vflsec.recipes``, or one that the user names: ``settings`` of all cells, and ``[[groups]]``
 (datasets), ``[[rows]]`` and ``[[columns]]`` with settings of their own, of which the later win. ``[quick]`` says what a
-quick run leaves out. Each row holds the values that the paper prints.
+quick run leaves out. Each row holds the values that the paper prints. With ``like``, a recipe starts from another one.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files as package_files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from joblib import Parallel, delayed
@@ -20,12 +20,16 @@ from joblib import Parallel, delayed
 from vflsec.core import files
 from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
+from vflsec.core.federation import load_states
+from vflsec.core.method import Trained
 from vflsec.core.metrics import METRICS
 from vflsec.experiment import engine, sweep, training
 from vflsec.experiment import spec as specs
 from vflsec.experiment.cell import Cell, training_cell
 from vflsec.experiment.facts import CellFacts, StageDone
+from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.manifest import manifest_of
+from vflsec.experiment.plan import target_of
 from vflsec.experiment.store import Store
 from vflsec.experiment.sweep import Point
 from vflsec.records.schema import Record
@@ -37,6 +41,12 @@ MOST_SEEDS = 1000
 LARGEST = 1e6
 """Printed values are below this."""
 
+Measure = Literal["utility", "leak", "cap", "hours", "megabytes"]
+ATTACKED = ("leak", "cap")
+"""Measures that need an evaluation with attacks; the others need trainings alone."""
+
+Picture = Literal["", "curves", "tradeoff", "importance", "swarm", "domains", "density"]
+
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A group, a row or a column: its name in the paper, and its settings.
@@ -44,7 +54,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Attributes:
         group: of a row: the group that it belongs to.
         printed: of a row: the paper's value for each column; NaN where it has none.
-        metric: of the utility in this column; empty for that of the recipe.
+        measure, attack, strength, metric: of a row or column, in place of those of the recipe; a column's win.
+        phase: of a column with hours: the phase of training that is timed; empty for all of them.
+        panel: of a row: its diagram, where a group has several.
+        curve: of a row: the curve that it belongs to, where each row is a point of one; empty for its name.
+        trials: of a row: settings of which, for each seed, those with the best metric on validation rows count.
         original: of a group: the paper's data, if the settings name others, which stand in for them.
         own: of a group: the settings that take the place of ``settings`` where the user has the paper's data.
     """
@@ -53,9 +67,26 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     settings: Table = {}
     group: str = ""
     printed: list[float] = []
+    measure: Measure | None = None
+    attack: str = ""
+    strength: float | None = None
     metric: str = ""
+    phase: str = ""
+    panel: str = ""
+    curve: str = ""
+    trials: list[Table] = []
     original: str = ""
     own: Table = {}
+
+
+class Asked(NamedTuple):
+    """What is measured at one cell of the table."""
+
+    measure: Measure
+    attack: str
+    strength: float
+    metric: str
+    phase: str
 
 
 class Quick(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,15 +104,21 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         source: the paper, its arXiv number and the table.
-        measure: ``utility``, the ``leak`` of ``attack`` at ``strength``, or ``cap`` of ``attack``.
-        metric: of the utility; empty for the headline metric of each dataset.
+        measure: ``utility``, the ``leak`` of ``attack`` at ``strength``, ``cap`` of ``attack``, ``hours`` of training,
+            or the ``megabytes`` until ``train.target`` is reached, as SS-VFL counts them.
+        metric: of utility or leak; empty for the headline metric of each dataset.
+        attack: its label, or ``worst`` for the strongest of all that are run. ``all`` among the attacks in settings
+            stands for every attack on labels that the adversary can mount.
+        picture: what ``curve.png`` shows: by default a point for each cell, or ``curves`` over the columns, the
+            ``tradeoff`` of utility against leak, or pictures of the trained models.
+        axis: what the columns are, below curves.
         compared: whether the paper compares ``rows`` of one column or ``columns`` of one row.
         notes: what else differs from the paper.
     """
 
     title: str
     source: str
-    measure: Literal["utility", "leak", "cap"]
+    measure: Measure
     columns: list[Part]
     rows: list[Part]
     groups: list[Part] = []
@@ -89,6 +126,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     metric: str = ""
     attack: str = "mc"
     strength: float = 0.0
+    picture: Picture = ""
+    axis: str = ""
     compared: Literal["rows", "columns"] = "rows"
     seeds: int = 5
     quick: Quick = Quick()
@@ -100,8 +139,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if not 1 <= self.seeds <= MOST_SEEDS or not 1 <= self.quick.seeds <= MOST_SEEDS:
             got = f"{self.seeds} and {self.quick.seeds} for quick"
             raise ValueError(f"expected seeds from 1 to {MOST_SEEDS}, got {got}")
-        if self.metric not in ("", *METRICS):
-            raise ValueError(unknown("metric", self.metric, METRICS))
+        for metric in (self.metric, *(part.metric for part in (*self.rows, *self.columns))):
+            if metric not in ("", *METRICS):
+                raise ValueError(unknown("metric", metric, METRICS))
         for kind, parts in (("column", self.columns), ("row", self.rows), ("group", self.groups)):
             keys = [(part.group, part.name) for part in parts]
             if not keys and kind != "group":
@@ -123,6 +163,29 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ValueError(f"row {row.name}: expected printed values below {LARGEST:g}, got {row.printed}")
             if row.group not in groups | {""}:
                 raise ValueError(f"row {row.name}: unknown group {row.group!r}")
+            if row.trials and self.attacked:
+                raise ValueError(f"row {row.name}: expected no trials in a recipe with attacks, got {len(row.trials)}")
+        measures = {self.asked(row, column).measure for row in self.rows for column in self.columns}
+        if self.attacked and measures & {"hours", "megabytes"}:
+            raise ValueError(f"expected a measure of trainings or of attacks, got {', '.join(sorted(measures))}")
+        if self.picture == "tradeoff" and not {"utility", "leak"} <= measures:
+            raise ValueError("expected a column of utility and one of leak for picture tradeoff")
+
+    @property
+    def attacked(self) -> bool:
+        """Whether any cell needs an evaluation with attacks; then utilities are those of that evaluation."""
+        return any(self.asked(row, column).measure in ATTACKED for row in self.rows for column in self.columns)
+
+    def asked(self, row: Part, column: Part) -> Asked:
+        """Return what is measured at one cell."""
+        strengths = (one.strength for one in (column, row) if one.strength is not None)
+        return Asked(
+            measure=column.measure or row.measure or self.measure,
+            attack=column.attack or row.attack or self.attack,
+            strength=next(strengths, self.strength),
+            metric=column.metric or row.metric or self.metric,
+            phase=column.phase,
+        )
 
     def shortened(self) -> Recipe:
         """Return the recipe of a quick run."""
@@ -152,12 +215,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured at one cell: a number for each seed that gave one."""
+    """What was measured at one cell: a number for each seed that gave one; of a leak also what is inferred alone."""
 
     row: int
     column: int
     by_seed: dict[int, float]
     metric: str = ""
+    alone: dict[int, float] = {}
 
 
 def names() -> list[str]:
@@ -172,16 +236,20 @@ def read_recipe(name: str) -> Recipe:
     Raises:
         UsageError: no such recipe, or one that is wrong.
     """
-    if name.endswith(".toml"):
-        table = specs.read_toml(Path(name))
-    elif name in names():
-        table = files.parse_toml(package_files(PACKAGE).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
-    else:
-        raise UsageError(unknown("recipe", name, names()))
+    table = specs.read_toml(Path(name)) if name.endswith(".toml") else _bundled(name)
+    if "like" in table:
+        base = _bundled(str(table["like"]))
+        table = {key: value for key, value in {**base, **table}.items() if key != "like"}
     try:
         return msgspec.convert(table, Recipe)
     except (msgspec.ValidationError, ValueError) as error:
         raise UsageError(f"{name}: {error}") from None
+
+
+def _bundled(name: str) -> Table:
+    if name not in names():
+        raise UsageError(unknown("recipe", name, names()))
+    return files.parse_toml(package_files(PACKAGE).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def with_data(recipe: Recipe, folder: Path) -> Recipe:
@@ -226,51 +294,120 @@ class Job:
             if (store.folder / name).exists():
                 raise UsageError(f"expected a folder for a reproduction, got {store.folder} with {name}: name another")
         self.recipe, self.store = recipe, store
-        self.trainings: dict[tuple[int, int], list[Cell]] = {}
+        self.trainings: dict[tuple[int, int], list[list[Cell]]] = {}
         self.points: dict[tuple[int, int], Point] = {}
+        made: dict[bytes, Any] = {}
         for i, row in enumerate(recipe.rows):
             for j, column in enumerate(recipe.columns):
                 settings = recipe.settings_of(row, column)
-                if recipe.measure == "utility":
-                    self.trainings[i, j] = _trainings(settings, recipe.seeds)
-                else:
-                    self.points[i, j] = _point(recipe, settings, {"row": row.name, "column": column.name})
+                asked = recipe.asked(row, column)
+                if recipe.attacked:
+                    point = _once(made, settings, lambda given: _point(recipe, given))
+                    _check_asked(asked, point.spec)
+                    self.points[i, j] = point._replace(values={"row": row.name, "column": column.name})
+                    continue
+                trials = [_merged(settings, trial) for trial in row.trials] or [settings]
+                cells = [_once(made, one, lambda given: _trainings(given, recipe.seeds)) for one in trials]
+                self.trainings[i, j] = [list(by_trial) for by_trial in zip(*cells, strict=True)]
+
+    @property
+    def cells(self) -> dict[str, Cell]:
+        """The different trainings by key."""
+        return {cell.key: cell for seeds in self.trainings.values() for trials in seeds for cell in trials}
+
+    @property
+    def _points(self) -> list[Point]:
+        """The different evaluations."""
+        return list({id(point.spec): point for point in self.points.values()}.values())
 
     def missing(self) -> int:
         """Return the number of trainings, or of results, that are to be computed."""
-        if self.recipe.measure == "utility":
-            keys = {cell.key for cells in self.trainings.values() for cell in cells}
-            return sum(not isinstance(self.store.cell(key).read(), CellFacts) for key in keys)
-        return sweep.missing(list(self.points.values()), self.store)
+        if not self.recipe.attacked:
+            return len(self._open())
+        return sweep.missing(self._points, self.store)
+
+    def _open(self) -> list[Cell]:
+        return [cell for key, cell in self.cells.items() if not _is_done(self.store, key, validated=key in self._tried)]
+
+    @property
+    def _tried(self) -> set[str]:
+        """The keys of the trainings among which validation rows choose."""
+        several = [trials for seeds in self.trainings.values() for trials in seeds if len(trials) > 1]
+        return {cell.key for trials in several for cell in trials}
 
     def compute(self, *, jobs: int, device: str) -> Iterator[Record | StageDone | str]:
         """Compute what is missing; yield each record, or the name of each training."""
-        if self.recipe.measure != "utility":
-            yield from sweep.compute(list(self.points.values()), self.store, jobs=jobs, device=device)
+        if self.recipe.attacked:
+            yield from sweep.compute(self._points, self.store, jobs=jobs, device=device)
             return
-        cells = {cell.key: cell for cells in self.trainings.values() for cell in cells}
-        todo = [cell for key, cell in cells.items() if not isinstance(self.store.cell(key).read(), CellFacts)]
+        todo, tried = self._open(), self._tried
         results = Parallel(n_jobs=min(jobs, max(1, len(todo))), return_as="generator", batch_size=1)(
-            delayed(_train)(cell, self.store.folder, device) for cell in todo
+            delayed(_train)(cell, self.store.folder, device, validated=cell.key in tried) for cell in todo
         )
         yield from results
 
-    def utilities(self) -> list[Measured]:
-        """Return the utility at each cell of the table, as far as it is in the store."""
-        return [self._utility(place, cells) for place, cells in self.trainings.items()]
+    def measured(self) -> list[Measured]:
+        """Return what the trainings in the store give at each cell of the table."""
+        return [self._of_trainings(place, seeds) for place, seeds in self.trainings.items()]
 
-    def _utility(self, place: tuple[int, int], cells: Sequence[Cell]) -> Measured:
-        found, metric = {}, self.recipe.columns[place[1]].metric or self.recipe.metric
-        for cell in cells:
-            facts = self.store.cell(cell.key).read()
-            if not isinstance(facts, CellFacts) or facts.status != "ok" or facts.utility is None:
+    def _of_trainings(self, place: tuple[int, int], seeds: Sequence[Sequence[Cell]]) -> Measured:
+        asked = self.recipe.asked(self.recipe.rows[place[0]], self.recipe.columns[place[1]])
+        found, metric = {}, asked.metric
+        for trials in seeds:
+            read = {cell.key: self.store.cell(cell.key).read() for cell in trials}
+            facts = chosen([one for one in read.values() if isinstance(one, CellFacts)])
+            if facts is None or facts.status != "ok" or facts.utility is None:
                 continue
             metric = metric or facts.utility.metric
-            if metric not in facts.utility.metrics:
-                known = ", ".join(facts.utility.metrics)
-                raise UsageError(f"expected a metric of {cell.dataset}, got {metric}; known: {known}")
-            found[cell.seed] = facts.utility.metrics[metric]
+            value = _value(facts, asked, metric, trials[0].dataset)
+            if value is not None:
+                found[trials[0].seed] = value
         return Measured(row=place[0], column=place[1], by_seed=found, metric=metric)
+
+    def trained(self, row: int, column: int = 0) -> Iterator[Trained]:
+        """Yield the trained federations of one cell of the table, by seed, loaded from the store."""
+        for trials in self.trainings[row, column]:
+            if isinstance(self.store.cell(trials[0].key).read(), CellFacts):
+                federation, method = build_federation(trials[0], "cpu"), build_method(trials[0])
+                method.build(federation)
+                load_states(federation, self.store.cell(trials[0].key).path)
+                yield Trained(method, federation, {})
+
+
+def chosen(trials: Sequence[CellFacts]) -> CellFacts | None:
+    """Return the facts of the trial with the best metric on validation rows; test rows play no part."""
+    if len(trials) < 2:
+        return trials[0] if trials else None
+    return max(trials, key=lambda facts: -math.inf if facts.validation is None else facts.validation)
+
+
+def _value(facts: CellFacts, asked: Asked, metric: str, dataset: str) -> float | None:
+    """Return what is asked of one training; None if it has no such number."""
+    if asked.measure == "hours":
+        spent = facts.phase_seconds
+        seconds = spent.get(asked.phase) if asked.phase else sum(spent.values())
+        return None if seconds is None else seconds / 3600
+    if asked.measure == "megabytes":
+        sent = facts.reached.get("paper_bytes")
+        return None if sent is None else sent / 2**20
+    assert facts.utility is not None
+    if metric not in facts.utility.metrics:
+        known = ", ".join(facts.utility.metrics)
+        raise UsageError(f"expected a metric of {dataset}, got {metric}; known: {known}")
+    return facts.utility.metrics[metric]
+
+
+def _is_done(store: Store, key: str, *, validated: bool) -> bool:
+    facts = store.cell(key).read()
+    return isinstance(facts, CellFacts) and (not validated or facts.validation is not None or facts.status != "ok")
+
+
+def _once(made: dict[bytes, Any], settings: Table, make: Callable[[Table], Any]) -> Any:
+    """Return what ``make`` returns for ``settings``, made once."""
+    key = msgspec.json.encode(settings, order="deterministic")
+    if key not in made:
+        made[key] = make(settings)
+    return made[key]
 
 
 def _merged(*tables: Mapping[str, Any]) -> Table:
@@ -289,28 +426,37 @@ def _trainings(settings: Mapping[str, Any], seeds: int) -> list[Cell]:
     return [training_cell(spec, spec.methods[0], seed) for seed in range(seeds)]
 
 
-def _point(recipe: Recipe, settings: Mapping[str, Any], values: dict[str, Any]) -> Point:
-    """Return one cell of a table of leaks or CAP, checked."""
-    seeds = recipe.seeds
-    spec = specs.read({**settings, "seeds": seeds})
+def _point(recipe: Recipe, settings: Mapping[str, Any]) -> Point:
+    """Return the evaluation of one cell of a table with attacks, checked."""
+    spec = specs.read({**settings, "seeds": recipe.seeds})
+    if any(attack.name == engine.ALL for attack in spec.attacks):
+        spec, _ = engine.every_attack(spec)
+        spec = msgspec.structs.replace(spec, attacks=tuple(one for one in spec.attacks if target_of(one) == "labels"))
     engine.check(spec)
-    if recipe.attack not in (*spec.labels, *(one.name for one in spec.attacks), "worst"):
-        raise UsageError(unknown("attack", recipe.attack, spec.labels))
+    return Point({}, spec, manifest_of(spec), {})
+
+
+def _check_asked(asked: Asked, spec: specs.EvalSpec) -> None:
+    """Raise UsageError unless an evaluation gives what is asked of it."""
     strengths = {0.0, *(strength for defense in spec.defenses for strength in spec.strengths_of(defense))}
-    if recipe.measure == "cap" and len(strengths) == 1:
+    if asked.measure in ATTACKED and asked.attack not in (*spec.labels, *(one.name for one in spec.attacks), "worst"):
+        raise UsageError(unknown("attack", asked.attack, spec.labels))
+    if asked.measure == "cap" and len(strengths) == 1:
         raise UsageError("expected a defense with strengths in settings.defenses for CAP, got none")
-    if recipe.measure == "leak" and recipe.strength not in strengths:
-        raise UsageError(f"expected strength among {sorted(strengths)}, got {recipe.strength:g}")
-    return Point(values, spec, manifest_of(spec), {})
+    if asked.measure in ("leak", "utility") and asked.strength not in strengths:
+        raise UsageError(f"expected strength among {sorted(strengths)}, got {asked.strength:g}")
 
 
-def _train(cell: Cell, folder: Path, device: str) -> str:
-    """Train one cell and keep it, unless the folder has it."""
+def _train(cell: Cell, folder: Path, device: str, *, validated: bool) -> str:
+    """Train one cell and keep it, with its metric on validation rows if ``validated``, unless the folder has it."""
     store = Store(folder)
     stored = store.cell(cell.key)
-    if not isinstance(stored.read(), CellFacts):
+    if not _is_done(store, cell.key, validated=validated):
         with training.one_thread():
             trained, facts = training.train(cell, device, store=store)
+            if trained and validated:
+                facts.validation = training.validation(trained)
+        stored.remove()  # a training that was kept without that metric
         stored.write(facts, lambda path: trained.save(path) if trained else path.mkdir())
         files.discard(stored.partial)
     return f"{cell.dataset}, {cell.method}, seed {cell.seed}"
