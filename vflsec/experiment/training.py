@@ -186,7 +186,11 @@ def advance(
         federation.channel.traffic.update({Route(a, b, c, Kind(kind)): n for a, b, c, kind, n in stored.traffic})
         federation.channel.earlier += stored.releases
         return stored
-    federation.checkpoint = Checkpoint(folder.partial if folder and not afresh else None)
+    federation.checkpoint = Checkpoint()
+    until = cell.train.pretrain.until
+    if store and folder and not afresh:
+        at = folder if until is None else store.cell(cell.whole().stage_key(phase))
+        federation.checkpoint = Checkpoint(at.partial, most=until, kept=until is not None)
     began, before = time.perf_counter(), Counter(federation.channel.traffic)
     facts = StageFacts(stage=phase)
     try:
