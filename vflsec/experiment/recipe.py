@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from joblib import Parallel, delayed
 
-from vflsec.core import files
+from vflsec.core import files, registry
 from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
 from vflsec.core.federation import load_states
@@ -211,7 +211,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def settings_of(self, row: Part, column: Part) -> Table:
         """Return all settings of one cell of the table."""
         group = self.group_of(row)
-        return _merged(self.settings, group.settings if group else {}, row.settings, column.settings)
+        settings = _merged(self.settings, group.settings if group else {}, row.settings, column.settings)
+        own = {specs.parse_method(text).name for text in settings.get("methods", ())}
+        others = registry.entries("methods").keys() - own  # a column may have options of the methods of several rows
+        if "method" in settings:
+            settings["method"] = {name: given for name, given in settings["method"].items() if name not in others}
+        return settings
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
