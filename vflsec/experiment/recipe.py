@@ -216,7 +216,15 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         others = registry.entries("methods").keys() - own  # a column may have options of the methods of several rows
         if "method" in settings:
             settings["method"] = {name: given for name, given in settings["method"].items() if name not in others}
-        return settings
+        return _merged({"model": {"encoder": self._encoder}}, settings) if self._encoder else settings
+
+    @property
+    def _encoder(self) -> str:
+        """The encoder of all methods where settings name none: they are compared, and so they have the same."""
+        parts = (self.settings, *(part.settings for part in (*self.groups, *self.rows, *self.columns)))
+        named = {specs.parse_method(text).name for settings in parts for text in settings.get("methods", ())}
+        known = [registry.load("methods", name) for name in named if name in registry.entries("methods")]
+        return "auto" if any(method.encoder == "auto" for method in known) else ""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

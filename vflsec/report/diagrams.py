@@ -173,10 +173,10 @@ def _grid(panels: int, most: int) -> tuple[Curve, list[Axes]]:
     across = min(panels, most)
     down = -(-panels // across)
     figure = Curve(figsize=(WIDTH * across + 0.3, HEIGHT * down + 0.9), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False).flat
-    for axes in list(grid)[panels:]:
+    grid = list(figure.subplots(down, across, squeeze=False).flat)
+    for axes in grid[panels:]:
         axes.set_visible(False)
-    return figure, list(grid)[:panels]
+    return figure, grid[:panels]
 
 
 def _share_scales(grid: Sequence[Axes], across: int) -> None:
