@@ -32,7 +32,7 @@ from vflsec.experiment.manifest import manifest_of
 from vflsec.experiment.plan import target_of
 from vflsec.experiment.store import Store
 from vflsec.experiment.sweep import Point
-from vflsec.records.schema import Record
+from vflsec.records.schema import Record, Result
 
 PACKAGE = "vflsec.recipes"
 Table = dict[str, Any]
@@ -112,6 +112,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         picture: what ``curve.png`` shows: by default a point for each cell, or ``curves`` over the columns, the
             ``tradeoff`` of utility against leak, or pictures of the trained models.
         axis: what the columns are, below curves.
+        hours: that a whole run takes on two cores of a laptop, estimated from a quick run; 0 if that is unknown.
         compared: whether the paper compares ``rows`` of one column or ``columns`` of one row.
         notes: what else differs from the paper.
     """
@@ -128,6 +129,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     strength: float = 0.0
     picture: Picture = ""
     axis: str = ""
+    hours: float = 0.0
     compared: Literal["rows", "columns"] = "rows"
     seeds: int = 5
     quick: Quick = Quick()
@@ -338,6 +340,18 @@ class Job:
         if not self.recipe.attacked:
             return len(self._open())
         return sweep.missing(self._points, self.store)
+
+    def seconds(self) -> float | None:
+        """Return the mean time that a training or a result in the store has taken; None if there is none."""
+        if self.recipe.attacked:
+            keys = {row.key for point in self._points for row in (*point.manifest.rows, *point.manifest.baselines)}
+            found = [record for key, record in self.store.records().items() if key in keys]
+            trained = {one.cell: one.seconds.get("train", 0.0) for one in found if isinstance(one, Result)}
+            spent = [sum(trained.values()), *(one.seconds.get("attack", 0.0) for one in found)]
+            return sum(spent) / len(found) if found else None
+        read = [self.store.cell(key).read() for key in self.cells]
+        times = [facts.seconds for facts in read if isinstance(facts, CellFacts)]
+        return sum(times) / len(times) if times else None
 
     def _open(self) -> list[Cell]:
         return [cell for key, cell in self.cells.items() if not _is_done(self.store, key, validated=key in self._tried)]
