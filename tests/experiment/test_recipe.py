@@ -451,7 +451,7 @@ def test_curves_have_a_line_for_each_row_and_a_diagram_for_each_panel():
     ]
     figure = Reproduction("fig6", recipe, found).plot()
     titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert titles[:3] == ["NUSWIDE, SimSiam", "NUSWIDE, BYOL", "NUSWIDE, MoCo"]
+    assert titles[:3] == [f"multiple-features for NUSWIDE, {ssl}" for ssl in ("SimSiam", "BYOL", "MoCo")]
     lines = [line for line in figure.axes[0].lines if len(line.get_xydata()) == len(recipe.columns)]
     assert len(lines) == 4
     assert list(lines[0].get_ydata()) == pytest.approx([0.15 * j for j in range(len(recipe.columns))])

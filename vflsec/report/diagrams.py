@@ -15,6 +15,7 @@ from vflsec.core.statistics import over_seeds
 from vflsec.report.curve import COLORS, LABELS, MARKERS, Curve, own_style
 
 if TYPE_CHECKING:
+    from vflsec.experiment.recipe import Recipe
     from vflsec.report.reproduction import Entry, Reproduction
 
 STYLES = ("-", "--", "-.", ":")
@@ -47,11 +48,11 @@ def curves(found: Reproduction) -> Curve:
         axes.set_ylabel(LABELS.get(metric, metric))
         axes.set_xticks(places, ticks)
         axes.set_xlabel(recipe.axis)
-        _finish(axes, ", ".join(filter(None, (group, panel))))
+        _finish(axes, _title(recipe, group, panel))
     handles = [_handle(k, name) for k, name in enumerate(names)]
     if any(entry.printed is not None for entry in found.entries):
         handles.append(Line2D([], [], color="#666666", marker="o", markerfacecolor="white", ls="none", label="printed"))
-    return _with_legend(figure, handles, recipe.title)
+    return _with_legend(figure, handles, _whole(recipe))
 
 
 @own_style()
@@ -89,20 +90,19 @@ def tradeoff(found: Reproduction) -> Curve:
             axes.axhline(max(alone), color="#444444", linestyle=(0, (4, 3)), linewidth=1.1, zorder=1)
         axes.set_xlabel(f"utility: {LABELS.get(measures.get('x', ''), measures.get('x', ''))} of the joint model")
         axes.set_ylabel(f"leak: {LABELS.get(measures.get('y', ''), measures.get('y', ''))} of inferred labels")
-        _finish(axes, ", ".join(filter(None, (group, leak))))
+        _finish(axes, _title(recipe, group, leak))
     _share_scales(grid, len(leaks))
-    handles: list[Line2D] = [
-        Line2D([], [], color=COLORS[k % 6], ls=STYLES[k // 6], label=n) for k, n in enumerate(names)
-    ]
-    handles += [
+    handles = [Line2D([], [], color=COLORS[k % 6], ls=STYLES[k // 6], label=name) for k, name in enumerate(names)]
+    signs = [
         Line2D([], [], color="#555555", marker=MARKERS[k % len(MARKERS)], ls="none", ms=6, label=f"λ = {strength:g}")
         for k, strength in enumerate(strengths)
     ]
     if any(entry.alone for entry in found.entries):
-        handles.append(Line2D([], [], color="#444444", ls=(0, (4, 3)), lw=1.1, label="adversary alone"))
+        signs.append(Line2D([], [], color="#444444", ls=(0, (4, 3)), lw=1.1, label="adversary alone"))
     if any(entry.printed is not None for entry in found.entries):
-        handles.append(Line2D([], [], color="#666666", marker="o", markerfacecolor="white", ls="none", label="printed"))
-    return _with_legend(figure, handles, recipe.title)
+        signs.append(Line2D([], [], color="#666666", marker="o", markerfacecolor="white", ls="none", label="printed"))
+    figure.legend(handles=signs, loc="outside lower right", ncols=3, frameon=False, fontsize=9)
+    return _with_legend(figure, handles, _whole(recipe), loc="outside lower left", ncols=3 if len(names) > 3 else 2)
 
 
 def _draw_curve(
@@ -199,9 +199,29 @@ def _finish(axes: Axes, title: str) -> None:
     axes.margins(x=0.08, y=0.1)
 
 
-def _with_legend(figure: Curve, handles: Sequence[Line2D], title: str) -> Curve:
-    columns = max(2, min(5, int(figure.get_size_inches()[0] / 1.55)))
-    figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+def _title(recipe: Recipe, group: str, own: str) -> str:
+    """Return the title of one diagram: the group, unless it is the only one, and what else tells diagrams apart."""
+    several = len({row.group for row in recipe.rows}) > 1 or not own
+    return ", ".join(filter(None, (_named(recipe, group) if several else "", own)))
+
+
+def _whole(recipe: Recipe) -> str:
+    """Return the title of a picture, with the data if all of it is of one group."""
+    groups = {row.group for row in recipe.rows}
+    return f"{recipe.title} ({_named(recipe, *groups)})" if len(groups) == 1 and any(groups) else recipe.title
+
+
+def _named(recipe: Recipe, group: str) -> str:
+    """Return the name of a group, after that of the data that stand in for it."""
+    part = next((one for one in recipe.groups if one.name == group), None)
+    return f"{part.settings.get('dataset')} for {group}" if part and part.original else group
+
+
+def _with_legend(
+    figure: Curve, handles: Sequence[Line2D], title: str, loc: str = "outside lower center", ncols: int = 0
+) -> Curve:
+    columns = ncols or max(2, min(5, int(figure.get_size_inches()[0] / 1.55)))
+    figure.legend(handles=list(handles), loc=loc, ncols=columns, frameon=False, fontsize=9)
     wide = int(figure.get_size_inches()[0] * 11)
     figure.suptitle("\n".join(textwrap.wrap(title, wide)), x=0.01, ha="left", fontsize=11)
     return figure
