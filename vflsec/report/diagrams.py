@@ -5,18 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from vflsec.core.statistics import over_seeds
+from vflsec.experiment.recipe import Recipe
 from vflsec.report.curve import COLORS, LABELS, MARKERS, Curve, own_style
-
-if TYPE_CHECKING:
-    from vflsec.experiment.recipe import Recipe
-    from vflsec.report.reproduction import Entry, Reproduction
+from vflsec.report.entry import Entry
 
 STYLES = ("-", "--", "-.", ":")
 WIDTH, HEIGHT = 3.9, 3.1
@@ -24,15 +21,14 @@ WIDTH, HEIGHT = 3.9, 3.1
 
 
 @own_style()
-def curves(found: Reproduction) -> Curve:
+def curves(recipe: Recipe, found: Sequence[Entry]) -> Curve:
     """Return the values over the columns, one diagram for each group and panel, one line for each row.
 
     Bars are 95 % intervals over seeds; printed values are open points without a line.
     """
-    recipe = found.recipe
     panels: dict[tuple[str, str], dict[str, list[Entry]]] = {}
     for row in recipe.rows:
-        own = [entry for entry in found.entries if (entry.group, entry.row) == (row.group, row.name)]
+        own = [entry for entry in found if (entry.group, entry.row) == (row.group, row.name)]
         panels.setdefault((row.group, row.panel), {})[row.curve or row.name] = own
     figure, grid = _grid(len(panels), most=3 if len(panels) > 4 else 2)
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
@@ -50,18 +46,17 @@ def curves(found: Reproduction) -> Curve:
         axes.set_xlabel(recipe.axis)
         _finish(axes, _title(recipe, group, panel))
     handles = [_handle(k, name) for k, name in enumerate(names)]
-    if any(entry.printed is not None for entry in found.entries):
+    if any(entry.printed is not None for entry in found):
         handles.append(Line2D([], [], color="#666666", marker="o", markerfacecolor="white", ls="none", label="printed"))
     return _with_legend(figure, handles, _whole(recipe))
 
 
 @own_style()
-def tradeoff(found: Reproduction) -> Curve:
+def tradeoff(recipe: Recipe, found: Sequence[Entry]) -> Curve:
     """Return utility against leak: one diagram for each group and column of leaks, one line for each curve.
 
     Colors are curves and markers are strengths. Crosses are 95 % intervals over seeds; printed values are open.
     """
-    recipe = found.recipe
     leaks = [column.name for column in recipe.columns if recipe.asked(recipe.rows[0], column).measure == "leak"]
     groups = list(dict.fromkeys(row.group for row in recipe.rows))
     names = list(dict.fromkeys(row.curve or row.name for row in recipe.rows))
@@ -75,7 +70,7 @@ def tradeoff(found: Reproduction) -> Curve:
             for row in recipe.rows:
                 if row.group != group or (row.curve or row.name) != name:
                     continue
-                own = {e.column: e for e in found.entries if (e.group, e.row) == (group, row.name)}
+                own = {e.column: e for e in found if (e.group, e.row) == (group, row.name)}
                 utility, at = next(e for e in own.values() if e.measure == "utility"), own[leak]
                 marker = MARKERS[strengths.index(recipe.asked(row, recipe.columns[0]).strength) % len(MARKERS)]
                 if utility.measured is not None and at.measured is not None:
@@ -97,9 +92,9 @@ def tradeoff(found: Reproduction) -> Curve:
         Line2D([], [], color="#555555", marker=MARKERS[k % len(MARKERS)], ls="none", ms=6, label=f"λ = {strength:g}")
         for k, strength in enumerate(strengths)
     ]
-    if any(entry.alone for entry in found.entries):
+    if any(entry.alone for entry in found):
         signs.append(Line2D([], [], color="#444444", ls=(0, (4, 3)), lw=1.1, label="adversary alone"))
-    if any(entry.printed is not None for entry in found.entries):
+    if any(entry.printed is not None for entry in found):
         signs.append(Line2D([], [], color="#666666", marker="o", markerfacecolor="white", ls="none", label="printed"))
     figure.legend(handles=signs, loc="outside lower right", ncols=3, frameon=False, fontsize=9)
     return _with_legend(figure, handles, _whole(recipe), loc="outside lower left", ncols=3 if len(names) > 3 else 2)

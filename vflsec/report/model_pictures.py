@@ -78,7 +78,7 @@ def density_map(maps: Mapping[str, tuple[Tensor, Tensor]], title: str = "") -> C
     for axes, (name, classes) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps.items(), strict=True):
         points = on_circle(torch.cat(classes).cpu().numpy())
         ends = np.split(points, [len(classes[0])])
-        across = np.linspace(-1.4, 1.4, GRID)
+        across = np.linspace(-1.7, 1.7, GRID)
         x, y = np.meshgrid(across, across)
         for own, color, style in zip(ends, (COLORS[1], COLORS[0]), ("-", "--"), strict=True):
             density = gaussian_kde(own.T)(np.stack([x.ravel(), y.ravel()])).reshape(GRID, GRID)

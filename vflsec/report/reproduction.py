@@ -25,35 +25,11 @@ from vflsec.experiment.sweep import Point
 from vflsec.records.schema import Record, Result
 from vflsec.report import diagrams, table
 from vflsec.report.curve import COLORS, Curve, own_style, saved
+from vflsec.report.entry import Entry
 from vflsec.report.model_pictures import of_models
 from vflsec.report.table import NARROW, Cells
 
 NAMES = {"auc": "AUC", "accuracy": "accuracy", "f1": "F1", "ks": "KS"}
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell of the table.
-
-    Attributes:
-        printed: in the paper; None where it has no value.
-        measured: the mean over seeds; None where no seed gave a number. Its interval, from ``low`` to ``high``, ends at
-            0 and 1.
-        difference: measured less printed; None on data that stand in for the paper's.
-    """
-
-    group: str
-    row: str
-    column: str
-    printed: float | None
-    measured: float | None
-    low: float | None
-    high: float | None
-    difference: float | None
-    seeds: int
-    metric: str
-    by_seed: dict[int, float]
-    measure: str = "utility"
-    alone: dict[int, float] = {}
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,9 +183,9 @@ class Reproduction:
         """Return the recipe's picture; by default printed and measured values, a diagram for each group."""
         picture = self.recipe.picture
         if picture == "curves":
-            return diagrams.curves(self)
+            return diagrams.curves(self.recipe, self.entries)
         if picture == "tradeoff":
-            return diagrams.tradeoff(self)
+            return diagrams.tradeoff(self.recipe, self.entries)
         return of_models(self.job) if picture and self.job else _draw(self)
 
     def save_curve(self, folder: Path | str) -> list[Path]:
