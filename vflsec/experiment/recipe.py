@@ -344,7 +344,9 @@ class Job:
     def seconds(self) -> float | None:
         """Return the mean time that a training or a result in the store has taken; None if there is none."""
         if self.recipe.attacked:
-            keys = {row.key for point in self._points for row in (*point.manifest.rows, *point.manifest.baselines)}
+            manifests = [point.manifest for point in self._points]
+            keys = {row.key for one in manifests for row in one.rows}
+            keys |= {baseline.key for one in manifests for baseline in one.baselines}
             found = [record for key, record in self.store.records().items() if key in keys]
             trained = {one.cell: one.seconds.get("train", 0.0) for one in found if isinstance(one, Result)}
             spent = [sum(trained.values()), *(one.seconds.get("attack", 0.0) for one in found)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -111,8 +112,8 @@ def _draw_curve(
         axes.plot([x], [y], marker, color=color, markerfacecolor="white", ms=5, zorder=2 + k)
     if not measured:
         return
-    x, y = ([entry.measured or 0.0 for entry in side] for side in list(zip(*measured, strict=True))[:2])
-    axes.plot(x, y, style, color=color, linewidth=1.2, alpha=0.8, zorder=2 + k)
+    path = [(utility.measured or 0.0, leak.measured or 0.0) for utility, leak, _ in measured]
+    axes.plot(*zip(*path, strict=True), style, color=color, linewidth=1.2, alpha=0.8, zorder=2 + k)
     for utility, leak, marker in measured:
         a, b = utility.measured or 0.0, leak.measured or 0.0
         axes.plot(_span(utility), [b, b], color=color, linewidth=0.8, alpha=0.45, zorder=1.5)
@@ -213,7 +214,11 @@ def _named(recipe: Recipe, group: str) -> str:
 
 
 def _with_legend(
-    figure: Curve, handles: Sequence[Line2D], title: str, loc: str = "outside lower center", ncols: int = 0
+    figure: Curve,
+    handles: Sequence[Line2D],
+    title: str,
+    loc: Literal["outside lower center", "outside lower left"] = "outside lower center",
+    ncols: int = 0,
 ) -> Curve:
     columns = ncols or max(2, min(5, int(figure.get_size_inches()[0] / 1.55)))
     figure.legend(handles=list(handles), loc=loc, ncols=columns, frameon=False, fontsize=9)

@@ -13,6 +13,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         measured: the mean over seeds; None where no seed gave a number. Its interval, from ``low`` to ``high``, ends at
             0 and 1.
         difference: measured less printed; None on data that stand in for the paper's.
+        alone: of a leak, what the adversary reaches without joining, by seed.
     """
 
     group: str

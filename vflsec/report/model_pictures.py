@@ -13,6 +13,7 @@ from torch import Tensor
 from vflsec.core.method import Trained
 from vflsec.experiment.attribution import exact
 from vflsec.experiment.recipe import Job
+from vflsec.nn.feature_groups import FeatureGroups
 from vflsec.report.attribution import importance, swarm
 from vflsec.report.curve import COLORS, Curve, own_style
 from vflsec.report.domains import domain_map
@@ -46,11 +47,12 @@ def _by_domain(trained: Trained) -> dict[str, tuple[Tensor, Tensor]]:
     """Return what the extractors make of rows of the source and of the target, by feature group."""
     passive = trained.federation.passive[0]
     bottom = passive.modules["bottom"].eval()
+    assert isinstance(bottom, FeatureGroups)
     parts = []
     for split in ("source", "adaptation"):
         rows = torch.randperm(len(passive.features[split]), generator=torch.Generator().manual_seed(0))[:MAPPED_ROWS]
         with torch.no_grad():
-            parts.append(torch.split(bottom.extract(passive.features[split][rows]), bottom.widths, dim=1))
+            parts.append(torch.split(bottom.extract(passive.features[split][rows]), list(bottom.widths), dim=1))
     return dict(zip(bottom.names, zip(*parts, strict=True), strict=True))
 
 
