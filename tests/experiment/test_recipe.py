@@ -456,3 +456,20 @@ def test_curves_have_a_line_for_each_row_and_a_diagram_for_each_panel():
     assert len(lines) == 4
     assert list(lines[0].get_ydata()) == pytest.approx([0.15 * j for j in range(len(recipe.columns))])
     assert list(lines[0].get_xdata()) == pytest.approx([200, 400, 600, 800, 1000], abs=20)
+
+
+def test_a_dry_run_tells_the_time_by_past_results(own, tmp_path):
+    out = ("--out", str(tmp_path / "run"))
+    assert "time: unknown; run --quick first" in run(own(), "--dry-run", *out).stderr
+    assert run(own(), "--seeds", "1", "--jobs", "1", *out).exit_code == 0
+    told = run(own(), "--seeds", "3", "--dry-run", "--jobs", "2", *out).stderr
+    assert re.search(r"4 trainings to compute.*\ntime: about \d+:\d\d:\d\d with --jobs 2, by past results", told)
+
+
+def test_all_stands_for_every_attack_on_labels(attacked, tmp_path):
+    path = Path(attacked(column='attack = "worst"'))
+    path.write_text(path.read_text().replace('["mc:epochs=5"]', '["all"]'))
+    job = Job(recipes.with_seeds(read_recipe(str(path)), 1, quick=False), Store(tmp_path / "run"))
+    found = {attack.name for attack in job.points[0, 1].spec.attacks}
+    assert {"mc", "fusion", "norm", "self-training"} <= found
+    assert not found & {"column-fusion", "membership", "attribute"}

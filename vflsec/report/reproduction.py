@@ -19,6 +19,7 @@ from vflsec.analysis.groups import USABLE
 from vflsec.analysis.results import Leak, Summary
 from vflsec.analysis.summary import summarize
 from vflsec.core import registry
+from vflsec.core.checks import count
 from vflsec.core.statistics import Interval, over_seeds
 from vflsec.experiment.recipe import Asked, Job, Measured, Part, Recipe
 from vflsec.experiment.sweep import Point
@@ -133,7 +134,7 @@ class Reproduction:
             "megabytes": "megabytes until the target is reached",
         }
         shown = dict.fromkeys(what[one.measure].format(one.attack) for one in asked)
-        return f"{recipe.source} · {', '.join(shown)} · {recipe.seeds} seeds"
+        return f"{recipe.source} · {', '.join(shown)} · {count(recipe.seeds, 'seed')}"
 
     def rich(self, width: int) -> RenderableType:
         """Return the table for a terminal of ``width`` columns."""
