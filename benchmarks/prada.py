@@ -3,7 +3,6 @@
     python benchmarks/prada.py              everything, about three hours on one core; goes on where it was stopped
     python benchmarks/prada.py --seeds 2    fewer seeds
     python benchmarks/prada.py --speed      only the time of an epoch of pre-training
-    python benchmarks/prada.py --figures    only the figures
     python benchmarks/prada.py --encrypted  only what encryption changes and costs; about an hour on one core
     python benchmarks/prada.py --write      renew benchmarks/prada.md, or with --encrypted that part of it
 
@@ -36,7 +35,6 @@ from vflsec.core.method import Trained
 from vflsec.core.metrics import auc, ks
 from vflsec.experiment import spec as specs
 from vflsec.experiment import training
-from vflsec.experiment.attribution import exact
 from vflsec.experiment.cell import Cell, training_cell
 from vflsec.experiment.facts import StageFacts
 from vflsec.experiment.federation import build_federation, build_method, load_dataset, partition_of
@@ -44,8 +42,6 @@ from vflsec.experiment.store import Store
 from vflsec.nn.domain_discriminators import DomainDiscriminators
 from vflsec.nn.feature_groups import DROPOUT
 from vflsec.nn.parallel import ParallelLinear, UnitLength, parallel_layers
-from vflsec.report.attribution import importance, swarm
-from vflsec.report.domains import domain_map
 from vflsec.secure.arithmetic.layout import CipherLayout
 
 Measured = dict[str, Any]
@@ -68,10 +64,6 @@ NEARBY_STEPS = (-3, -2, -1, 1, 2, 3)
 
 ROWS, BATCH, STEPS, PAIRS = 80_000, 128, 40, 7
 """Of the timed epoch: the paper's rows and batch; and what is timed of it."""
-
-DPI = 130
-MAPPED_ROWS = 600
-"""Rows of each domain on a map."""
 
 MERGED = "data.options.source=merged"
 HEAD = (
@@ -157,13 +149,6 @@ ARMS = {
     "no-da": _prada("PrADA, nothing adapted", "prada", more=("method.prada.adaptation=0",)),
     "soon": _prada("PrADA, adapted within 3 epochs", "prada", more=tuple(one.format("prada") for one in SOON)),
 }
-MAPPED = {
-    "not adapted": _prada("", "prada-no-ir", more=("method.prada-no-ir.adaptation=0",)),
-    "adapted": _prada("", "prada-no-ir"),
-    "adapted within 3 epochs": _prada("", "prada-no-ir", more=tuple(one.format("prada-no-ir") for one in SOON)),
-}
-"""Of the figure of the two domains: extractors without interactions, as the paper's figure 3 has them."""
-
 CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
     "C's columns help A (A-VFL > A-Local)": (("vfl-lr", "a-lr"), ("vfl-boost", "a-boost")),
     "the source helps A (B→A > A-VFL)": (("prada", "vfl-lr"), ("prada", "vfl-boost"), ("prada", "vfl")),
@@ -360,7 +345,7 @@ def _unseen(found: Found) -> list[str]:
 FIGURES = [
     "## What matters to the target's model, and what adaptation does",
     "",
-    "By `python benchmarks/prada.py --figures`, of seed 0 and 160 labels: the paper's figures 4, 5 and 3.",
+    "By `vflsec reproduce prada-fig4`, `prada-fig5` and `prada-fig3`, of seed 0 and 160 labels.",
     "",
     "![Mean contribution of each input](prada_importance.png)",
     "",
@@ -560,51 +545,12 @@ def _row(phases: str, extractors: str, arm: Arm, positives: int, start: Arm, sec
     return f"| {' | '.join(cells)} |"
 
 
-# Figures
-
-
-def figures(store: Store) -> None:
-    """Write what matters to the target's model, and the two domains before and after adaptation, beside the page."""
-    with training.one_thread():
-        one = cell(ARMS["prada"], 160, 0)
-        federation, method = build_federation(one, "cpu"), build_method(one)
-        method.build(federation)
-        load_states(federation, pretrained(ARMS["prada"], 0, "pretrain", store))
-        method.run("finetune", federation)
-        found = exact(Trained(method, federation, {}))
-        importance(found, "PrADA on Census-Income, 160 positive labels").savefig(_png("importance"), dpi=DPI)
-        swarm(found, "PrADA on Census-Income, 160 positive labels").savefig(_png("swarm"), dpi=DPI)
-        maps = {what: _representations(arm, store) for what, arm in MAPPED.items()}
-        domain_map(maps, title="What extractors return, by feature group (t-SNE)").savefig(_png("domains"), dpi=DPI)
-
-
-def _representations(arm: Arm, store: Store) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return f_i of some rows of the source and of the target, by group."""
-    one = cell(arm, 160, 0)
-    federation, method = build_federation(one, "cpu"), build_method(one)
-    method.build(federation)
-    load_states(federation, pretrained(arm, 0, "pretrain", store))
-    passive = federation.passive[0]
-    bottom = passive.modules["bottom"].eval()
-    parts = []
-    for split in ("source", "adaptation"):
-        rows = torch.randperm(len(passive.features[split]), generator=torch.Generator().manual_seed(0))[:MAPPED_ROWS]
-        with torch.no_grad():
-            parts.append(torch.split(bottom.extract(passive.features[split][rows]), bottom.widths, dim=1))
-    return dict(zip(bottom.names, zip(*parts, strict=True), strict=True))
-
-
-def _png(name: str) -> Path:
-    return PAGE.with_name(f"prada_{name}.png")
-
-
 @click.command()
 @click.option("--only", type=click.Choice(list(ARMS)), multiple=True, help="One row; repeat for several.")
 @click.option("--seeds", default=SEEDS, show_default=True, type=click.IntRange(2))
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/prada"), show_default=True)
 @click.option("--write", is_flag=True, help="Write the page to benchmarks/prada.md.")
 @click.option("--speed", "only_speed", is_flag=True, help="Only time an epoch of pre-training.")
-@click.option("--figures", "only_figures", is_flag=True, help="Only draw the figures.")
 @click.option(
     "--encrypted", "only_encrypted", is_flag=True, help="Only train under encryption, and in clear beside it."
 )
@@ -614,7 +560,6 @@ def main(
     out: Path,
     write: bool,
     only_speed: bool,
-    only_figures: bool,
     only_encrypted: bool,
 ) -> None:
     """Compute what is missing, print the page."""
@@ -624,8 +569,8 @@ def main(
             ENCRYPTED.write_text(text, encoding="utf-8")
         click.echo(text)
         return
-    if only_speed or only_figures:
-        click.echo(speed() if only_speed else figures(Store(out)))
+    if only_speed:
+        click.echo(speed())
         return
     text = page(compute(only or tuple(ARMS), seeds, out), seeds)
     if write:

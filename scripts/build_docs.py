@@ -27,6 +27,7 @@ from nbclient import NotebookClient
 
 import vflsec
 from vflsec.core import registry
+from vflsec.experiment import recipe
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -34,6 +35,7 @@ CATALOGUE = REFERENCE / "catalogue.md"
 TABLE = ROOT / "docs" / "reading_the_table.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+REPRODUCE = ROOT / "docs" / "reproduce.md"
 LAYERS = ROOT / "docs" / "architecture.svg"
 PICTURE = ROOT / "docs" / "privacy_utility_curve.png"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
@@ -58,6 +60,20 @@ def catalogue() -> str:
             if entry.origin == "built in":
                 lines.append(f"| {kind.removesuffix('s')} | `{name}` | {registry.summary(entry)} |")
     lines += ["", f"*contrib*: {registry.CONTRIB}. These run with `--attack all` like any other."]
+    return "\n".join(lines)
+
+
+def recipes() -> str:
+    """Return a table of the recipes that come with vflsec."""
+    lines = ["| recipe | of | measures | data | hours |", "|---|---|---|---|---|"]
+    for name in recipe.names():
+        read = recipe.read_recipe(name)
+        asked = [read.asked(row, column) for row in read.rows for column in read.columns]
+        measures = ", ".join(dict.fromkeys(one.measure for one in asked)) + (
+            f"; {read.picture}" if read.picture else ""
+        )
+        data = "stand-ins" if any(group.original for group in read.groups) else "the paper's, bundled"
+        lines.append(f"| `{name}` | {read.title} | {measures} | {data} | {f'{read.hours:g}' if read.hours else '–'} |")
     return "\n".join(lines)
 
 
@@ -184,6 +200,7 @@ def purpose(folder: Path) -> str:
 
 FROM_THE_CODE: dict[Path, dict[str, Callable[[], str]]] = {
     CATALOGUE: {"catalogue": catalogue},
+    REPRODUCE: {"recipes": recipes},
     CONTRIBUTING: {"map": lambda: table_of_folders(ROOT)},
     ARCHITECTURE: {
         "layers": lambda: table_of_layers(ROOT),

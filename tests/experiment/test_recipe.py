@@ -15,8 +15,10 @@ from tests.data.layouts import write_avazu, write_bhi, write_modelnet
 from vflsec.cli import cli
 from vflsec.core.errors import UsageError
 from vflsec.experiment import recipe as recipes
+from vflsec.experiment.facts import CellFacts
 from vflsec.experiment.recipe import Job, Measured, Quick, read_recipe
 from vflsec.experiment.store import Store
+from vflsec.records.schema import Block
 from vflsec.report.reproduction import Reproduction, measured
 
 OWN = """
@@ -87,6 +89,10 @@ def test_every_recipe_can_be_run(name, tmp_path):
             assert whole.settings_of(row, column)["dataset"]
 
 
+def numbers(recipe):
+    return [value for row in recipe.rows for value in row.printed]
+
+
 def test_printed_values_are_those_of_the_papers():
     """Two of each table, copied by hand from the papers."""
     table = {
@@ -104,8 +110,24 @@ def test_printed_values_are_those_of_the_papers():
         ("vflhlp-table4", "Avazu", "FedHSSL-BYOL", 1): 0.633,
         ("prada-table1", "", "PrADA", 5): 0.4927,
         ("prada-table1", "", "AB-VFL SecureLR", 0): 0.7288,
+        ("prada-table1", "", "A-VFL SecureBoost", 3): 0.4161,
+        ("fedhssl-table6", "NUSWIDE", "FedHSSL-SimSiam", 0): 0.511,
+        ("fedhssl-table6", "Avazu", "FedHSSL-SimSiam, λp=0.1", 1): 0.617,
+        ("fedhssl-table11", "BHI", "FedHSSL-SimSiam (40%), λf=5", 0): 0.687,
+        ("fedhssl-table11", "NUSWIDE", "FedLocalSimSiam, λf=25", 1): 0.458,
+        ("fedhssl-fig5", "Avazu", "FedCVT", 3): 0.637,
+        ("fedhssl-fig6", "Modelnet", "FedHSSL-MoCo", 4): 0.830,
+        ("ss-vfl-table1", "ModelNet10", "5%, 75%", 0): 175.55,
+        ("ss-vfl-table1", "ImageNet100", "25%, 85%", 2): 396.21,
+        ("vflhlp-fig5", "Criteo", "VFL", 1): 0.575,
+        ("prada-table3", "Loan Default", "A-VFL SecureBoost", 4): 0.7068,
+        ("prada-table3", "Loan Default", "PrADA", 5): 0.4348,
+        ("prada-table5", "", "PrADA", 1): 8.24,
     }
-    assert {name for name, *_ in table} == set(recipes.names())
+    without = {name for name in recipes.names() if all(map(math.isnan, numbers(read_recipe(name))))}
+    assert {name for name, *_ in table} == set(recipes.names()) - without
+    pictures = {"ss-vfl-fig2", "ss-vfl-fig3", "prada-fig3", "prada-fig4", "prada-fig5"}
+    assert without == {"fedhssl-fig-leak", "fedhssl-fig7", "fedhssl-fig8", *pictures}
     for (name, group, row, column), value in table.items():
         (found,) = [one for one in read_recipe(name).rows if (one.group, one.name) == (group, row)]
         assert found.printed[column] == value
@@ -227,10 +249,11 @@ def test_the_papers_own_data_take_the_place_of_stand_ins(tmp_path):
         recipes.with_data(read_recipe("prada-table1"), tmp_path)
 
 
-FEDHSSL = [name for name in recipes.names() if name.startswith("fedhssl")]
+ORIGINALS = {name: {group.original for group in read_recipe(name).groups} for name in recipes.names()}
+WITH_IMAGES = [name for name, originals in ORIGINALS.items() if {"BHI", "ModelNet"} <= originals]
 
 
-@pytest.mark.parametrize("name", FEDHSSL)
+@pytest.mark.parametrize("name", WITH_IMAGES)
 def test_images_of_the_paper_take_the_place_of_stand_ins(name, tmp_path):
     for folder in ("bhi", "modelnet"):
         (tmp_path / folder).mkdir()
@@ -282,3 +305,211 @@ def test_what_is_in_the_store_is_what_is_shown(own, tmp_path):
     assert len(list(job.compute(jobs=1, device="cpu"))) == 1
     assert job.missing() == 0
     assert len(measured(job)[0].by_seed) == 1
+
+
+ATTACKED = """
+title = "Leak against utility"
+source = "nobody, figure 1"
+measure = "leak"
+picture = "tradeoff"
+attack = "mc"
+{more}
+
+[settings]
+dataset = "toy"
+methods = ["fedsplitnn"]
+attacks = ["mc:epochs=5"]
+defenses = ["iso:lambda=5"]
+aux = {{ n = 20, folds = 0 }}
+[settings.data.options]
+rows = 300
+[settings.train]
+epochs = 2
+
+[[columns]]
+name = "utility"
+measure = "utility"
+
+[[columns]]
+name = "A"
+{column}
+
+[[rows]]
+name = "plain"
+curve = "split"
+printed = [0.7, 0.6]
+
+[[rows]]
+name = "noisy"
+curve = "split"
+strength = 5
+printed = [nan, nan]
+"""
+
+
+@pytest.fixture
+def attacked(tmp_path):
+    def write(more="", column=""):
+        path = tmp_path / "attacked.toml"
+        path.write_text(ATTACKED.format(more=more, column=column))
+        return str(path)
+
+    return write
+
+
+def reproduced(path, folder, seeds=2):
+    recipe = recipes.with_seeds(read_recipe(path), seeds, quick=False)
+    job = Job(recipe, Store(folder))
+    list(job.compute(jobs=1, device="cpu"))
+    return Reproduction("one", recipe, measured(job), job)
+
+
+@pytest.mark.parametrize(("attack", "attacks"), [("mc", "mc:epochs=5"), ("worst", "mc:epochs=5")])
+def test_utility_and_leak_are_those_of_an_evaluation(attacked, tmp_path, attack, attacks):
+    """Both columns of a row are of the same trainings, at the strength of the row."""
+    found = reproduced(attacked(column=f'attack = "{attack}"'), tmp_path / "run")
+    report = vflsec.evaluate(
+        dataset="toy", attack=attacks, defense="iso:lambda=5", aux={"n": 20, "folds": 0}, seeds=2, jobs=1,
+        data={"options": {"rows": 300}}, train={"epochs": 2}, out=tmp_path / "one", progress=False,
+    )  # fmt: skip
+    points = {p.strength: p for p in (report.worst if attack == "worst" else report.points)}
+    for utility, leak, strength in zip(found.entries[::2], found.entries[1::2], (0, 5), strict=True):
+        assert utility.measured == pytest.approx(points[strength].utility.mean)
+        assert leak.measured == pytest.approx(points[strength].leak.mean)
+        assert leak.alone == points[strength].leak.alone_by_seed
+    assert found.entries[0].printed == 0.7
+    assert any(line.startswith("ALONE in A: ") for line in found.remarks())
+    (axes,) = found.plot().axes
+    markers = [line for line in axes.lines if line.get_marker() not in ("None", "")]
+    drawn = [[utility.measured, leak.measured] for utility, leak in zip(*[iter(found.entries)] * 2, strict=True)]
+    assert [list(line.get_xydata()[0]) for line in markers] == [[0.7, 0.6], *drawn]
+
+
+def test_a_leak_has_the_metric_that_its_column_names(attacked, tmp_path):
+    found = reproduced(attacked(column='metric = "accuracy"'), tmp_path / "run", seeds=1)
+    records = Store(tmp_path / "run").records().values()
+    (plain,) = [r for r in records if getattr(r, "defenses", None) == [] and r.attack.name == "mc"]
+    assert found.entries[1].by_seed == {0: plain.leak["test"].metrics["accuracy"]}
+
+
+@pytest.mark.parametrize(
+    ("more", "column", "message"),
+    [
+        ("strength = 2", "", "expected strength among [0.0, 5.0], got 2"),
+        ("", 'attack = "fusion"', "unknown attack 'fusion'"),
+        ("", 'measure = "hours"', "expected a column of utility and one of leak"),
+        ('like = "nobody"', "", "unknown recipe 'nobody'"),
+    ],
+)
+def test_what_an_evaluation_cannot_give_is_refused(attacked, tmp_path, more, column, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        Job(read_recipe(attacked(more, column)), Store(tmp_path / "run"))
+
+
+def test_validation_rows_alone_choose_among_trials():
+    def facts(validation, test):
+        block = Block(metrics={"auc": test}, ci95_rows=(None, None), chance=0.5, n=10)
+        return CellFacts(validation=validation, utility=block)
+
+    better, worse = facts(0.7, 0.1), facts(0.6, 0.9)
+    assert recipes.chosen([worse, better]) is better
+    assert recipes.chosen([worse, facts(None, 1.0)]) is worse
+    assert recipes.chosen([worse]) is worse
+    assert recipes.chosen([]) is None
+
+
+def test_the_best_trial_on_validation_rows_counts(own, tmp_path):
+    path = Path(own())
+    trials = "trials = [{ train = { lr = 1e-9 } }, { train = { lr = 0.03 } }]\nsettings.data.validation = 0.3"
+    path.write_text(path.read_text() + trials)
+    found = reproduced(str(path), tmp_path / "run", seeds=1)
+    scores = {}
+    for lr in (1e-9, 0.03):
+        trained = vflsec.train(
+            dataset="toy",
+            data={"options": {"rows": 300}, "validation": 0.3},
+            train={"epochs": 2, "lr": lr},
+            model={"cut": 2},
+        )
+        labels = trained.federation.active.labels
+        scores[lr] = [vflsec.core.metrics.auc(trained.predict(s).numpy(), labels[s].numpy()) for s in ("val", "test")]
+    assert found.entries[0].measured == pytest.approx(max(scores.values())[1])
+    path.write_text(path.read_text().replace("validation = 0.3", "validation = 0.0"))
+    with pytest.raises(UsageError, match="expected validation rows to choose between trials, got none"):
+        reproduced(str(path), tmp_path / "other", seeds=1)
+
+
+def test_megabytes_are_those_of_the_embeddings_sent_until_the_target(own, tmp_path):
+    """SS-VFL-I sends 60 embeddings of width 8 of each of two parties once: 60 x 8 x 2 x 4 bytes."""
+    path = Path(own("megabytes", more="[settings.data]\nn_labeled = 60\n"))
+    text = path.read_text().replace("epochs = 2", "epochs = 2\ntarget = 0.01\npretrain.epochs = 1")
+    path.write_text(text.replace('["fedsplitnn"]', '["ss-vfl-i"]'))
+    found = reproduced(str(path), tmp_path / "run", seeds=1)
+    assert found.entries[1].measured == pytest.approx(60 * 8 * 2 * 4 / 2**20)
+
+
+def test_hours_are_those_of_all_phases_or_of_one(own, tmp_path):
+    path = Path(own("hours"))
+    text = path.read_text().replace('["fedsplitnn"]', '["ss-vfl-c"]').replace("settings.model.cut = 8", "")
+    text = text.replace("epochs = 2", "epochs = 2\npretrain.epochs = 1")
+    path.write_text(text.replace("settings.model.cut = 2", 'phase = "pretrain"'))
+    found = reproduced(str(path), tmp_path / "run", seeds=1)
+    read = [Store(tmp_path / "run").cell(path.parent.name).read() for path in tmp_path.glob("run/cells/*/cell.json")]
+    (spent,) = (facts.phase_seconds for facts in read if isinstance(facts, CellFacts))
+    assert [one.measured for one in found.entries] == [spent["pretrain"] / 3600, sum(spent.values()) / 3600]
+
+
+def test_a_recipe_can_start_from_another():
+    table, figure = read_recipe("fedhssl-table4"), read_recipe("fedhssl-fig5")
+    assert figure.rows == table.rows
+    assert figure.picture == "curves"
+    assert figure.title == table.title
+    assert figure.source != table.source
+
+
+def test_all_methods_of_a_recipe_have_the_same_encoder():
+    recipe = read_recipe("fedhssl-table7")
+    encoders = {recipe.settings_of(recipe.rows[0], column)["model"]["encoder"] for column in recipe.columns}
+    assert encoders == {"auto"}
+    other = read_recipe("prada-table1")
+    assert "model" not in other.settings_of(other.rows[0], other.columns[0])
+
+
+def test_options_of_other_methods_are_left_out():
+    recipe = read_recipe("fedhssl-fig8")
+    settings = recipe.settings_of(recipe.rows[0], recipe.columns[1])
+    assert settings["methods"] == ["fedgssl-simsiam:encoders=local"]
+    assert settings["method"] == {"fedgssl-simsiam": {"gamma": 0.5}}
+
+
+def test_curves_have_a_line_for_each_row_and_a_diagram_for_each_panel():
+    recipe = read_recipe("fedhssl-fig6")
+    found = [
+        Measured(row=i, column=j, by_seed={0: 0.1 * j, 1: 0.2 * j}, metric="accuracy")
+        for i in range(len(recipe.rows))
+        for j in range(len(recipe.columns))
+    ]
+    figure = Reproduction("fig6", recipe, found).plot()
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles[:3] == [f"multiple-features for NUSWIDE, {ssl}" for ssl in ("SimSiam", "BYOL", "MoCo")]
+    lines = [line for line in figure.axes[0].lines if len(line.get_xydata()) == len(recipe.columns)]
+    assert len(lines) == 4
+    assert list(lines[0].get_ydata()) == pytest.approx([0.15 * j for j in range(len(recipe.columns))])
+    assert list(lines[0].get_xdata()) == pytest.approx([200, 400, 600, 800, 1000], abs=20)
+
+
+def test_a_dry_run_tells_the_time_by_past_results(own, tmp_path):
+    out = ("--out", str(tmp_path / "run"))
+    assert "time: unknown; run --quick first" in run(own(), "--dry-run", *out).stderr
+    assert run(own(), "--seeds", "1", "--jobs", "1", *out).exit_code == 0
+    told = run(own(), "--seeds", "3", "--dry-run", "--jobs", "2", *out).stderr
+    assert re.search(r"4 trainings to compute.*\ntime: about \d+:\d\d:\d\d with --jobs 2, by past results", told)
+
+
+def test_all_stands_for_every_attack_on_labels(attacked, tmp_path):
+    path = Path(attacked(column='attack = "worst"'))
+    path.write_text(path.read_text().replace('["mc:epochs=5"]', '["all"]'))
+    job = Job(recipes.with_seeds(read_recipe(str(path)), 1, quick=False), Store(tmp_path / "run"))
+    found = {attack.name for attack in job.points[0, 1].spec.attacks}
+    assert {"mc", "fusion", "norm", "self-training"} <= found
+    assert not found & {"column-fusion", "membership", "attribute"}

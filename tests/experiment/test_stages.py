@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+import torch
 
 from vflsec.core.errors import UsageError
 from vflsec.experiment import engine
@@ -128,7 +129,7 @@ def test_a_stage_under_a_defense_is_not_the_undefended_one(defense, ciphertexts,
         _, alone = train(defended, "cpu", store=Store(tmp_path / "alone"))
         _, undefended = train(msgspec.structs.replace(defended, defenses=()), "cpu")
     for facts in (shared, alone, undefended):
-        facts.seconds, facts.traffic = 0.0, sorted(facts.traffic)
+        facts.seconds, facts.phase_seconds, facts.traffic = 0.0, {}, sorted(facts.traffic)
     assert shared == alone
     if not ciphertexts:  # sealed and not encrypted, the layer learns what it does in clear
         assert shared.history["pretrain"] != undefended.history["pretrain"]
@@ -219,3 +220,36 @@ def test_compared_methods_have_one_encoder():
     together = read(methods=["fedsplitnn", "fedlocal-simsiam"], method={})
     assert {training_cell(together, m, 0).model.encoder for m in together.methods} == {"auto"}
     assert training_cell(read(methods=["fedsplitnn"], method={}), "fedsplitnn", 0).model.encoder == "mlp"
+
+
+@pytest.mark.parametrize("of", ["fedhssl-simsiam", "fedlocal-byol", "ss-vfl-c"])
+def test_a_longer_pre_training_goes_on_from_a_shorter_one(of, tmp_path):
+    """Stopping after two iterations and going on to four gives, bit for bit, what four give at once."""
+
+    def trained(until, store):
+        options = SMALL if of.startswith("fed") else {}
+        pretrain = {"epochs": 5, "batch": 64, **({"until": until} if until else {})}
+        spec = read(methods=[of], method={of: options}, train={"epochs": 2, "pretrain": pretrain})
+        with one_thread():
+            done, facts = train(training_cell(spec, of, 0), "cpu", store=store)
+        return facts.history["pretrain"], done.predict("test")
+
+    store = Store(tmp_path)
+    losses, _ = trained(2, store)
+    assert len(losses) == 2
+    (snapshot,) = tmp_path.glob("cells/*.partial")
+    before = snapshot.read_bytes()
+    longer, predicted = trained(4, store)
+    assert snapshot.read_bytes() != before
+    alone, expected = trained(4, None)
+    assert longer == alone
+    assert longer[:2] == losses
+    assert torch.equal(predicted, expected)
+    assert trained(3, store)[0] == alone[:3]  # the snapshot is after four
+    assert torch.equal(trained(5, store)[1], trained(None, None)[1])
+
+
+def test_a_method_that_pre_trains_as_a_whole_does_not_stop():
+    spec = read(methods=["vflhlp"], method={}, train={"pretrain": {"until": 2}})
+    with pytest.raises(UsageError, match=r"expected no train.pretrain.until with vflhlp"):
+        engine.check_training(spec)

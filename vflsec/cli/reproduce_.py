@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from vflsec.cli.options import device, output_format
+
+if TYPE_CHECKING:
+    from vflsec.experiment.recipe import Job
+
+
+def _time(missing: int, before: Iterable[Job], jobs: int) -> str:
+    """Return how long ``missing`` trainings or results take, by the first job that has some."""
+    each = next((seconds for job in before if (seconds := job.seconds())), None)
+    if each is None:
+        return "time: unknown; run --quick first"
+    return f"time: about {timedelta(seconds=round(each * missing / jobs))} with --jobs {jobs}, by past results"
 
 
 @click.command("reproduce")
@@ -58,16 +72,21 @@ def command(
     store = Store(out or Path("runs") / f"reproduce-{stem}{'-quick' * quick}")
     job = recipe.Job(chosen, store)
     missing = job.missing()
-    what = "training" if chosen.measure == "utility" else "result"
+    what = "result" if chosen.attacked else "training"
     click.echo(f"vflsec reproduce {stem}: {count(missing, what)} to compute   {store.folder}", err=True)
     if dry_run:
+        before = [job]
+        if not quick:
+            folder = Path("runs") / f"reproduce-{stem}-quick"
+            before.append(recipe.Job(recipe.with_seeds(read, None, quick=True), Store(folder)))
+        click.echo(_time(missing, before, jobs or api.cores()), err=True)
         return
     with store.lock():
         store.trim()
         with kept_on_interrupt(store):
             for _ in shown(job.compute(jobs=jobs or api.cores(), device=device), missing):
                 pass
-    found = Reproduction(stem, chosen, measured(job))
+    found = Reproduction(stem, chosen, measured(job), job)
     show(found, form)
     with writing(store.folder):
         for path in found.save_curve(store.folder):

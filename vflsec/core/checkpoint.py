@@ -103,11 +103,17 @@ class Checkpoint:
     Args:
         path: of the file; None keeps nothing.
         every: seconds between two writes, at least; what is written does not depend on it.
+        most: epochs; a state after more of them is not restored.
+        kept: whether ``remove`` leaves the file, from which a longer run of the phase goes on.
     """
 
-    def __init__(self, path: Path | None = None, *, every: float = 0.0) -> None:
+    def __init__(
+        self, path: Path | None = None, *, every: float = 0.0, most: int | None = None, kept: bool = False
+    ) -> None:
         self.path = path
         self.every = every
+        self.most = most
+        self.kept = kept
         self._written = time.monotonic()
 
     def save(
@@ -155,6 +161,8 @@ class Checkpoint:
         except (OSError, ValueError) as error:
             _LOG.warning("%s is damaged (%s): training starts again", self.path, error)
             return []
+        if self.most is not None and len(facts["history"]) > self.most:
+            return []
         for name, one in kept.items():
             one.load_state_dict(_tensors(under(name, state)))
         for k, optimizer in enumerate(optimizers):
@@ -168,8 +176,8 @@ class Checkpoint:
         return list(facts["history"])
 
     def remove(self) -> None:
-        """Remove the file."""
-        if self.path is not None:
+        """Remove the file, unless it is kept."""
+        if self.path is not None and not self.kept:
             self.path.unlink(missing_ok=True)
 
 

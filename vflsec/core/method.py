@@ -45,6 +45,7 @@ class Method(ABC):
         prior: the method whose pre-training, without ``joint``, any party could have done alone, as a baseline; or
             None.
         encoder: the encoder if ``model.encoder`` is None.
+        snapshots: whether pre-training can stop before its last iteration, see ``train.pretrain.until``.
         source_phases: phases whose messages are about the source's rows alone: only an attack on these rows reads them.
 
     Args:
@@ -66,8 +67,11 @@ class Method(ABC):
     prior: ClassVar[str | None] = None
     encoder: ClassVar[Literal["mlp", "auto"]] = "mlp"
     source_phases: ClassVar[frozenset[str]] = frozenset()
+    snapshots: ClassVar[bool] = False
 
     def __init__(self, train: TrainSpec, model: ModelSpec) -> None:
+        if train.pretrain.until is not None and "pretrain" in self.phases and not self.snapshots:
+            raise UsageError(f"expected no train.pretrain.until with {self.name}, whose pre-training runs as a whole")
         self.train_spec = train
         self.model_spec = model
 

@@ -22,15 +22,20 @@ class PretrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         epochs: global iterations.
         batch: rows per update.
         lr: learning rate.
+        until: global iterations after which pre-training stops, at the learning rates of all ``epochs``; None for all
+            of them. In one results folder a longer pre-training goes on from a shorter one.
     """
 
     epochs: int | None = None
     batch: int | None = None
     lr: float | None = None
+    until: int | None = None
 
     def __post_init__(self) -> None:
         """Check every number."""
-        positive_or_none(**{f"train.pretrain.{name}": getattr(self, name) for name in ("epochs", "batch", "lr")})
+        positive_or_none(
+            **{f"train.pretrain.{name}": getattr(self, name) for name in ("epochs", "batch", "lr", "until")}
+        )
 
 
 class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

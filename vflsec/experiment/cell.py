@@ -84,10 +84,17 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             settings["train"] = settings["train"]["pretrain"]
         return digest(["stage", phase, settings])
 
+    def whole(self) -> Cell:
+        """Return this cell with a pre-training that does not stop before its last iteration."""
+        pretrain = msgspec.structs.replace(self.train.pretrain, until=None)
+        return msgspec.structs.replace(self, train=msgspec.structs.replace(self.train, pretrain=pretrain))
+
     def _settings(self) -> dict[str, Any]:
         """Everything that can change this cell's result: files by their content, plug-ins with their versions."""
         settings: dict[str, Any] = msgspec.to_builtins(self)
         settings["dataset"] = dataset_identity(self.dataset, self.data)
+        if settings["train"]["pretrain"]["until"] is None:  # keys are those of the time before there was this setting
+            del settings["train"]["pretrain"]["until"]
         if isinstance(settings["dataset"], list):
             settings["data"]["options"].pop("data_dir", None)  # the content of the files counts, not their folder
         settings["method"] = versioned("methods", self.method)

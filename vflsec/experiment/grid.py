@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from joblib import Parallel, delayed
 
 from vflsec.core import files
@@ -17,6 +18,7 @@ from vflsec.experiment import spec as specs
 from vflsec.experiment.cell import Cell, training_cell
 from vflsec.experiment.facts import CellFacts, StageDone
 from vflsec.experiment.manifest import manifest_of
+from vflsec.experiment.plan import target_of
 from vflsec.experiment.spec import EvalSpec
 from vflsec.experiment.store import Store
 from vflsec.experiment.sweep import Point
@@ -31,6 +33,9 @@ class Grid:
 
     Args:
         store: where trainings and results are kept; a second run computes what is missing.
+
+    Attributes:
+        validated: keys of the trainings that are kept with their metric on validation rows.
     """
 
     def __init__(self, store: Store) -> None:
@@ -40,18 +45,29 @@ class Grid:
         self.store = store
         self.trainings: dict[Place, list[Cell]] = {}
         self.points: dict[Place, Point] = {}
+        self.validated: set[str] = set()
+
+    @property
+    def different_cells(self) -> dict[str, Cell]:
+        """The different trainings by key."""
+        return {cell.key: cell for own in self.trainings.values() for cell in own}
+
+    @property
+    def different_points(self) -> list[Point]:
+        """The different evaluations."""
+        return list({id(one.spec): one for one in self.points.values()}.values())
 
     def missing(self) -> int:
         """Return the number of trainings and results that are to be computed."""
-        return len(self._open_cells()) + sweep.missing(list(self.points.values()), self.store)
+        return len(self._open_cells()) + sweep.missing(self.different_points, self.store)
 
     def compute(self, *, jobs: int, device: str) -> Iterator[Record | StageDone | str]:
         """Compute what is missing; yield each record, or the name of each training."""
         todo = self._open_cells()
         yield from Parallel(n_jobs=min(jobs, max(1, len(todo))), return_as="generator", batch_size=1)(
-            delayed(_train)(cell, self.store.folder, device) for cell in todo
+            delayed(_train)(cell, self.store.folder, device, validated=cell.key in self.validated) for cell in todo
         )
-        yield from sweep.compute(list(self.points.values()), self.store, jobs=jobs, device=device)
+        yield from sweep.compute(self.different_points, self.store, jobs=jobs, device=device)
 
     def facts(self, cell: Cell) -> CellFacts | None:
         """Return the facts of a training; None if the store has none."""
@@ -59,8 +75,8 @@ class Grid:
         return found if isinstance(found, CellFacts) else None
 
     def _open_cells(self) -> list[Cell]:
-        cells = {cell.key: cell for own in self.trainings.values() for cell in own}
-        return [cell for cell in cells.values() if self.facts(cell) is None]
+        cells = self.different_cells.items()
+        return [cell for key, cell in cells if not _is_done(self.facts(cell), validated=key in self.validated)]
 
 
 def merged(*tables: Mapping[str, Any]) -> Table:
@@ -80,9 +96,14 @@ def trainings(settings: Mapping[str, Any], seeds: int) -> list[Cell]:
     return [training_cell(spec, spec.methods[0], seed) for seed in range(seeds)]
 
 
-def evaluation(settings: Mapping[str, Any], seeds: int) -> EvalSpec:
-    """Return a checked evaluation."""
-    spec, _ = engine.every_attack(specs.read({**settings, "seeds": seeds}))
+def evaluation(settings: Mapping[str, Any], seeds: int, target: str = "") -> EvalSpec:
+    """Return a checked evaluation; ``all`` means the attacks on ``target``, if there is one."""
+    spec = specs.read({**settings, "seeds": seeds})
+    if any(attack.name == engine.ALL for attack in spec.attacks):
+        spec, _ = engine.every_attack(spec)
+        if target:
+            attacks = tuple(one for one in spec.attacks if target_of(one) == target)
+            spec = msgspec.structs.replace(spec, attacks=attacks)
     engine.check(spec)
     return spec
 
@@ -104,13 +125,21 @@ def expect_attack(spec: EvalSpec, attack: str) -> None:
         raise UsageError(unknown("attack", attack, spec.labels))
 
 
-def _train(cell: Cell, folder: Path, device: str) -> str:
-    """Train one cell and keep it, unless the folder has it."""
+def _is_done(facts: CellFacts | None, *, validated: bool) -> bool:
+    return facts is not None and (not validated or facts.validation is not None or facts.status != "ok")
+
+
+def _train(cell: Cell, folder: Path, device: str, *, validated: bool) -> str:
+    """Train one cell and keep it, with its metric on validation rows if ``validated``, unless the folder has it."""
     store = Store(folder)
     stored = store.cell(cell.key)
-    if not isinstance(stored.read(), CellFacts):
+    facts = stored.read()
+    if not _is_done(facts if isinstance(facts, CellFacts) else None, validated=validated):
         with training.one_thread():
-            trained, facts = training.train(cell, device, store=store)
-        stored.write(facts, lambda path: trained.save(path) if trained else path.mkdir())
+            trained, made = training.train(cell, device, store=store)
+            if trained and validated:
+                made.validation = training.validation(trained)
+        stored.remove()  # a training that was kept without that metric
+        stored.write(made, lambda path: trained.save(path) if trained else path.mkdir())
         files.discard(stored.partial)
     return f"{cell.dataset}, {cell.method}, seed {cell.seed}"

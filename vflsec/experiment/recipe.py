@@ -2,35 +2,45 @@
 
 A recipe is a TOML file in ``vflsec.recipes``, or one that the user names: ``settings`` of all cells, and ``[[groups]]``
 (datasets), ``[[rows]]`` and ``[[columns]]`` with settings of their own, of which the later win. ``[quick]`` says what a
-quick run leaves out. Each row holds the values that the paper prints.
+quick run leaves out. Each row holds the values that the paper prints. With ``like``, a recipe starts from another one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files as package_files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from vflsec.core import files
+from vflsec.core import files, registry
 from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
+from vflsec.core.federation import load_states
+from vflsec.core.method import Trained
 from vflsec.core.metrics import METRICS
 from vflsec.experiment import spec as specs
 from vflsec.experiment.cell import Cell
-from vflsec.experiment.grid import Grid, Table, evaluation, expect_attack, merged, point, strengths, trainings
-from vflsec.experiment.spec import EvalSpec
+from vflsec.experiment.facts import CellFacts
+from vflsec.experiment.federation import build_federation, build_method
+from vflsec.experiment.grid import Grid, Place, Table, evaluation, expect_attack, merged, point, strengths, trainings
 from vflsec.experiment.store import Store
-from vflsec.records.schema import Block
+from vflsec.experiment.sweep import Point
+from vflsec.records.schema import Block, Result
 
 PACKAGE = "vflsec.recipes"
 
 MOST_SEEDS = 1000
 LARGEST = 1e6
 """Printed values are below this."""
+
+Measure = Literal["utility", "leak", "cap", "hours", "megabytes"]
+ATTACKED = ("leak", "cap")
+"""Measures that need an evaluation with attacks; the others need trainings alone."""
+
+Picture = Literal["", "curves", "tradeoff", "importance", "swarm", "domains", "density"]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,7 +49,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Attributes:
         group: of a row: the group that it belongs to.
         printed: of a row: the paper's value for each column; NaN where it has none.
-        metric: of the utility in this column; empty for that of the recipe.
+        measure, attack, strength, metric: of a row or column, in place of those of the recipe; a column's win.
+        phase: of a column with hours: the phase of training that is timed; empty for all of them.
+        panel: of a row: its diagram, where a group has several.
+        curve: of a row: the curve that it belongs to, where each row is a point of one; empty for its name.
+        trials: of a row: settings of which, for each seed, those with the best metric on validation rows count.
         original: of a group: the paper's data, if the settings name others, which stand in for them.
         own: of a group: the settings that take the place of ``settings`` where the user has the paper's data.
     """
@@ -48,9 +62,26 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     settings: Table = {}
     group: str = ""
     printed: list[float] = []
+    measure: Measure | None = None
+    attack: str = ""
+    strength: float | None = None
     metric: str = ""
+    phase: str = ""
+    panel: str = ""
+    curve: str = ""
+    trials: list[Table] = []
     original: str = ""
     own: Table = {}
+
+
+class Asked(NamedTuple):
+    """What is measured at one cell of the table."""
+
+    measure: Measure
+    attack: str
+    strength: float
+    metric: str
+    phase: str
 
 
 class Quick(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,15 +99,22 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         source: the paper, its arXiv number and the table.
-        measure: ``utility``, the ``leak`` of ``attack`` at ``strength``, or ``cap`` of ``attack``.
-        metric: of the utility; empty for the headline metric of each dataset.
+        measure: ``utility``, the ``leak`` of ``attack`` at ``strength``, ``cap`` of ``attack``, ``hours`` of training,
+            or the ``megabytes`` until ``train.target`` is reached, as SS-VFL counts them.
+        metric: of utility or leak; empty for the headline metric of each dataset.
+        attack: its label, or ``worst`` for the strongest of all that are run. ``all`` among the attacks in settings
+            stands for every attack on labels that the adversary can mount.
+        picture: what ``curve.png`` shows: by default a point for each cell, or ``curves`` over the columns, the
+            ``tradeoff`` of utility against leak, or pictures of the trained models.
+        axis: what the columns are, below curves.
+        hours: that a whole run takes on two cores of a laptop, estimated from a quick run; 0 if that is unknown.
         compared: whether the paper compares ``rows`` of one column or ``columns`` of one row.
         notes: what else differs from the paper.
     """
 
     title: str
     source: str
-    measure: Literal["utility", "leak", "cap"]
+    measure: Measure
     columns: list[Part]
     rows: list[Part]
     groups: list[Part] = []
@@ -84,6 +122,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     metric: str = ""
     attack: str = "mc"
     strength: float = 0.0
+    picture: Picture = ""
+    axis: str = ""
+    hours: float = 0.0
     compared: Literal["rows", "columns"] = "rows"
     seeds: int = 5
     quick: Quick = Quick()
@@ -95,8 +136,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if not 1 <= self.seeds <= MOST_SEEDS or not 1 <= self.quick.seeds <= MOST_SEEDS:
             got = f"{self.seeds} and {self.quick.seeds} for quick"
             raise ValueError(f"expected seeds from 1 to {MOST_SEEDS}, got {got}")
-        if self.metric not in ("", *METRICS):
-            raise ValueError(unknown("metric", self.metric, METRICS))
+        for metric in (self.metric, *(part.metric for part in (*self.rows, *self.columns))):
+            if metric not in ("", *METRICS):
+                raise ValueError(unknown("metric", metric, METRICS))
         for kind, parts in (("column", self.columns), ("row", self.rows), ("group", self.groups)):
             keys = [(part.group, part.name) for part in parts]
             if not keys and kind != "group":
@@ -118,6 +160,29 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ValueError(f"row {row.name}: expected printed values below {LARGEST:g}, got {row.printed}")
             if row.group not in groups | {""}:
                 raise ValueError(f"row {row.name}: unknown group {row.group!r}")
+            if row.trials and self.attacked:
+                raise ValueError(f"row {row.name}: expected no trials in a recipe with attacks, got {len(row.trials)}")
+        measures = {self.asked(row, column).measure for row in self.rows for column in self.columns}
+        if self.attacked and measures & {"hours", "megabytes"}:
+            raise ValueError(f"expected a measure of trainings or of attacks, got {', '.join(sorted(measures))}")
+        if self.picture == "tradeoff" and not {"utility", "leak"} <= measures:
+            raise ValueError("expected a column of utility and one of leak for picture tradeoff")
+
+    @property
+    def attacked(self) -> bool:
+        """Whether any cell needs an evaluation with attacks; then utilities are those of that evaluation."""
+        return any(self.asked(row, column).measure in ATTACKED for row in self.rows for column in self.columns)
+
+    def asked(self, row: Part, column: Part) -> Asked:
+        """Return what is measured at one cell."""
+        strengths = (one.strength for one in (column, row) if one.strength is not None)
+        return Asked(
+            measure=column.measure or row.measure or self.measure,
+            attack=column.attack or row.attack or self.attack,
+            strength=next(strengths, self.strength),
+            metric=column.metric or row.metric or self.metric,
+            phase=column.phase,
+        )
 
     def shortened(self) -> Recipe:
         """Return the recipe of a quick run."""
@@ -143,16 +208,30 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def settings_of(self, row: Part, column: Part) -> Table:
         """Return all settings of one cell of the table."""
         group = self.group_of(row)
-        return merged(self.settings, group.settings if group else {}, row.settings, column.settings)
+        settings = merged(self.settings, group.settings if group else {}, row.settings, column.settings)
+        own = {specs.parse_method(text).name for text in settings.get("methods", ())}
+        others = registry.entries("methods").keys() - own  # a column may have options of the methods of several rows
+        if "method" in settings:
+            settings["method"] = {name: given for name, given in settings["method"].items() if name not in others}
+        return merged({"model": {"encoder": self._encoder}}, settings) if self._encoder else settings
+
+    @property
+    def _encoder(self) -> str:
+        """The encoder of all methods where settings name none: they are compared, and so they have the same."""
+        parts = (self.settings, *(part.settings for part in (*self.groups, *self.rows, *self.columns)))
+        named = {specs.parse_method(text).name for settings in parts for text in settings.get("methods", ())}
+        known = [registry.load("methods", name) for name in named if name in registry.entries("methods")]
+        return "auto" if any(method.encoder == "auto" for method in known) else ""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured at one cell: a number for each seed that gave one."""
+    """What was measured at one cell: a number for each seed that gave one; of a leak also what is inferred alone."""
 
     row: int
     column: int
     by_seed: dict[int, float]
     metric: str = ""
+    alone: dict[int, float] = {}
 
 
 def names() -> list[str]:
@@ -167,16 +246,20 @@ def read_recipe(name: str) -> Recipe:
     Raises:
         UsageError: no such recipe, or one that is wrong.
     """
-    if name.endswith(".toml"):
-        table = specs.read_toml(Path(name))
-    elif name in names():
-        table = files.parse_toml(package_files(PACKAGE).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
-    else:
-        raise UsageError(unknown("recipe", name, names()))
+    table = specs.read_toml(Path(name)) if name.endswith(".toml") else _bundled(name)
+    if "like" in table:
+        base = _bundled(str(table["like"]))
+        table = {key: value for key, value in {**base, **table}.items() if key != "like"}
     try:
         return msgspec.convert(table, Recipe)
     except (msgspec.ValidationError, ValueError) as error:
         raise UsageError(f"{name}: {error}") from None
+
+
+def _bundled(name: str) -> Table:
+    if name not in names():
+        raise UsageError(unknown("recipe", name, names()))
+    return files.parse_toml(package_files(PACKAGE).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def with_data(recipe: Recipe, folder: Path) -> Recipe:
@@ -219,28 +302,83 @@ class Job(Grid):
         """Check every cell of the table; nothing is computed."""
         super().__init__(store)
         self.recipe = recipe
+        self.trials: dict[Place, list[list[Cell]]] = {}  # by seed
+        made: dict[bytes, Any] = {}
         for i, row in enumerate(recipe.rows):
             for j, column in enumerate(recipe.columns):
                 settings = recipe.settings_of(row, column)
-                if recipe.measure == "utility":
-                    self.trainings[i, j] = trainings(settings, recipe.seeds)
-                else:
-                    spec = _evaluation(recipe, settings)
-                    self.points[i, j] = point(spec, {"row": row.name, "column": column.name})
+                asked = recipe.asked(row, column)
+                if recipe.attacked:
+                    found = _once(made, settings, lambda given: _point(recipe, given))
+                    _check_asked(asked, found.spec)
+                    self.points[i, j] = found._replace(values={"row": row.name, "column": column.name})
+                    continue
+                trials = [merged(settings, trial) for trial in row.trials] or [settings]
+                cells = [_once(made, one, lambda given: trainings(given, recipe.seeds)) for one in trials]
+                self.trials[i, j] = [list(by_trial) for by_trial in zip(*cells, strict=True)]
+                self.trainings[i, j] = [cell for own in cells for cell in own]
+                if len(trials) > 1:  # validation rows choose among them
+                    self.validated |= {cell.key for cell in self.trainings[i, j]}
 
-    def utilities(self) -> list[Measured]:
-        """Return the utility at each cell of the table, as far as it is in the store."""
-        return [self._utility(place, cells) for place, cells in self.trainings.items()]
+    def seconds(self) -> float | None:
+        """Return the mean time that a training or a result in the store has taken; None if there is none."""
+        if self.recipe.attacked:
+            manifests = [one.manifest for one in self.different_points]
+            keys = {row.key for one in manifests for row in one.rows}
+            keys |= {baseline.key for one in manifests for baseline in one.baselines}
+            found = [record for key, record in self.store.records().items() if key in keys]
+            trained = {one.cell: one.seconds.get("train", 0.0) for one in found if isinstance(one, Result)}
+            spent = [sum(trained.values()), *(one.seconds.get("attack", 0.0) for one in found)]
+            return sum(spent) / len(found) if found else None
+        read = [self.facts(cell) for cell in self.different_cells.values()]
+        times = [facts.seconds for facts in read if facts]
+        return sum(times) / len(times) if times else None
 
-    def _utility(self, place: tuple[int, int], cells: Sequence[Cell]) -> Measured:
-        found, metric = {}, self.recipe.columns[place[1]].metric or self.recipe.metric
-        for cell in cells:
-            facts = self.facts(cell)
+    def measured(self) -> list[Measured]:
+        """Return what the trainings in the store give at each cell of the table."""
+        return [self._of_trainings(place, seeds) for place, seeds in self.trials.items()]
+
+    def _of_trainings(self, place: tuple[int, int], seeds: Sequence[Sequence[Cell]]) -> Measured:
+        asked = self.recipe.asked(self.recipe.rows[place[0]], self.recipe.columns[place[1]])
+        found, metric = {}, asked.metric
+        for trials in seeds:
+            facts = chosen([one for one in map(self.facts, trials) if one])
             if facts is None or facts.status != "ok" or facts.utility is None:
                 continue
             metric = metric or facts.utility.metric
-            found[cell.seed] = metric_of(facts.utility, metric, cell.dataset)
+            value = _value(facts, asked, metric, trials[0].dataset)
+            if value is not None:
+                found[trials[0].seed] = value
         return Measured(row=place[0], column=place[1], by_seed=found, metric=metric)
+
+    def trained(self, row: int, column: int = 0) -> Iterator[Trained]:
+        """Yield the trained federations of one cell of the table, by seed, loaded from the store."""
+        for trials in self.trials[row, column]:
+            if self.facts(trials[0]):
+                federation, method = build_federation(trials[0], "cpu"), build_method(trials[0])
+                method.build(federation)
+                load_states(federation, self.store.cell(trials[0].key).path)
+                yield Trained(method, federation, {})
+
+
+def chosen(trials: Sequence[CellFacts]) -> CellFacts | None:
+    """Return the facts of the trial with the best metric on validation rows; test rows play no part."""
+    if len(trials) < 2:
+        return trials[0] if trials else None
+    return max(trials, key=lambda facts: -math.inf if facts.validation is None else facts.validation)
+
+
+def _value(facts: CellFacts, asked: Asked, metric: str, dataset: str) -> float | None:
+    """Return what is asked of one training; None if it has no such number."""
+    if asked.measure == "hours":
+        spent = facts.phase_seconds
+        seconds = spent.get(asked.phase) if asked.phase else sum(spent.values())
+        return None if seconds is None else seconds / 3600
+    if asked.measure == "megabytes":
+        sent = facts.reached.get("paper_bytes")
+        return None if sent is None else sent / 2**20
+    assert facts.utility is not None
+    return metric_of(facts.utility, metric, dataset)
 
 
 def metric_of(block: Block, metric: str, dataset: str) -> float:
@@ -254,12 +392,26 @@ def metric_of(block: Block, metric: str, dataset: str) -> float:
     return block.metrics[metric]
 
 
-def _evaluation(recipe: Recipe, settings: Mapping[str, Any]) -> EvalSpec:
-    """Return the evaluation of one cell of a table of leaks or CAP, checked."""
-    spec = evaluation(settings, recipe.seeds)
-    expect_attack(spec, recipe.attack)
-    if recipe.measure == "cap" and len(strengths(spec)) == 1:
+def _once(made: dict[bytes, Any], settings: Table, make: Callable[[Table], Any]) -> Any:
+    """Return what ``make`` returns for ``settings``, made once."""
+    key = msgspec.json.encode(settings, order="deterministic")
+    if key not in made:
+        made[key] = make(settings)
+    return made[key]
+
+
+def _point(recipe: Recipe, settings: Mapping[str, Any]) -> Point:
+    """Return the evaluation of one cell of a table with attacks, checked; of all attacks those on labels."""
+    spec = evaluation(settings, recipe.seeds, target="labels")
+    return point(spec, {})
+
+
+def _check_asked(asked: Asked, spec: specs.EvalSpec) -> None:
+    """Raise UsageError unless an evaluation gives what is asked of it."""
+    known = strengths(spec)
+    if asked.measure in ATTACKED:
+        expect_attack(spec, asked.attack)
+    if asked.measure == "cap" and len(known) == 1:
         raise UsageError("expected a defense with strengths in settings.defenses for CAP, got none")
-    if recipe.measure == "leak" and recipe.strength not in strengths(spec):
-        raise UsageError(f"expected strength among {sorted(strengths(spec))}, got {recipe.strength:g}")
-    return spec
+    if asked.measure in ("leak", "utility") and asked.strength not in known:
+        raise UsageError(f"expected strength among {sorted(known)}, got {asked.strength:g}")

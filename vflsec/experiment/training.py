@@ -14,11 +14,12 @@ from threadpoolctl import threadpool_limits
 from torch.nn import functional as F
 
 from vflsec.core.checkpoint import Checkpoint
-from vflsec.core.errors import Diverged, VflsecError
+from vflsec.core.errors import Diverged, UsageError, VflsecError
 from vflsec.core.federation import Federation, load_states, save_states
 from vflsec.core.integrity import integrity_attacks
 from vflsec.core.message import Kind, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained
+from vflsec.core.metrics import METRICS
 from vflsec.core.party import Party
 from vflsec.core.seeds import derive
 from vflsec.core.sparse_rows import matrix_of
@@ -89,11 +90,14 @@ def train(
             recorded = bool(tap and tap.kinds & method.messages[phase] and phase not in unrecorded)
             stage = advance(cell, phase, method, federation, store=store, afresh=recorded, progress=progress)
             history[phase], facts.spread[phase] = stage.history, stage.spread
+            facts.phase_seconds[phase] = stage.seconds
         last = method.phases[-1]
         recorded = bool(tap and tap.kinds & method.messages[last])
         partial = store.cell(cell.key).partial if store and not recorded else None
         federation.checkpoint = Checkpoint(partial, every=SECONDS_BETWEEN_CHECKPOINTS)
+        started = time.perf_counter()
         history[last] = method.run(last, federation, progress)
+        facts.phase_seconds[last] = time.perf_counter() - started
         trained = Trained(method, federation, history)
         facts.history, facts.reached = history, federation.reached
         _measure(trained, facts, derive(cell.seed, "bootstrap"))
@@ -128,6 +132,19 @@ def _measure(trained: Trained, facts: CellFacts, seed: int) -> None:
     if collapsed:
         facts.status, facts.error = "collapsed", collapsed
     facts.utility = measure(logits, federation.active.labels["test"], federation.metric, seed)
+
+
+def validation(trained: Trained) -> float:
+    """Return the headline metric on validation rows.
+
+    Raises:
+        UsageError: there are none.
+    """
+    federation = trained.federation
+    labels = federation.active.labels.get("val", torch.empty(0)).cpu().numpy()
+    if not len(labels):
+        raise UsageError("expected validation rows to choose between trials, got none: raise data.validation")
+    return METRICS[federation.metric](trained.predict("val").detach().cpu().numpy(), labels)
 
 
 def quick(federation: Federation, parties: Sequence[Party]) -> float | None:
@@ -169,7 +186,11 @@ def advance(
         federation.channel.traffic.update({Route(a, b, c, Kind(kind)): n for a, b, c, kind, n in stored.traffic})
         federation.channel.earlier += stored.releases
         return stored
-    federation.checkpoint = Checkpoint(folder.partial if folder and not afresh else None)
+    federation.checkpoint = Checkpoint()
+    until = cell.train.pretrain.until
+    if store and folder and not afresh:
+        at = folder if until is None else store.cell(cell.whole().stage_key(phase))
+        federation.checkpoint = Checkpoint(at.partial, most=until, kept=until is not None)
     began, before = time.perf_counter(), Counter(federation.channel.traffic)
     facts = StageFacts(stage=phase)
     try:
@@ -179,10 +200,10 @@ def advance(
         facts.status, facts.error = "diverged", str(error)
         raise
     finally:
+        facts.seconds = time.perf_counter() - began
         if folder and not stored and (facts.history or facts.error):
             facts.traffic = [(*route, n) for route, n in (federation.channel.traffic - before).items()]
             facts.releases = [release for release in federation.channel.releases() if release.phase == phase]
-            facts.seconds = time.perf_counter() - began
             folder.write(facts, lambda path: save_states(federation, path, method.stored_modules))
             federation.checkpoint.remove()
     return facts

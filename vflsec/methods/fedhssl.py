@@ -151,6 +151,7 @@ class FedHSSL(SplitMethod):
     """
 
     phases = ("pretrain", "finetune")
+    snapshots = True
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, algorithm 1"
     stored_modules = frozenset({"encoders", "shared"})
     learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012  (declared ClassVar in the base)
@@ -237,6 +238,7 @@ class FedHSSL(SplitMethod):
         self.tower_options = registry.converted(f"{self.name}: ssl_options", SIAMESE[self.ssl], wanted)
         spec = train.pretrain
         self.iterations = spec.epochs or 40
+        self.until = min(spec.until or self.iterations, self.iterations)
         self.batch = spec.batch or 512
         if self.batch < 2:
             raise UsageError(f"expected train.pretrain.batch >= 2, got {self.batch}: one row tells BatchNorm nothing")
@@ -340,7 +342,7 @@ class FedHSSL(SplitMethod):
             f"{role}/{name}": tower for role, own in self._towers.items() for name, tower in own.items()
         }
         modules |= {f"shared/{name}": party.modules["shared"] for name, party in federation.parties.items() if average}
-        epochs = Epochs(federation, phase, progress, self.iterations, kept=modules, optimizers=optimizers)
+        epochs = Epochs(federation, phase, progress, self.until, kept=modules, optimizers=optimizers)
         for iteration in epochs:
             federation.begin(phase, iteration)
             for optimizer in optimizers:  # the second group, a predictor's, keeps its rate

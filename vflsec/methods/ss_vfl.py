@@ -64,6 +64,7 @@ class SSVFL(SplitMethod):
         "The paper has ResNet-18 and ResNet-50 and 500 epochs, its code SGD with rates for each dataset.",
     )
     phases = ("pretrain", "finetune")
+    snapshots = True
     stored_modules = frozenset({"bottom"})
     learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012  (declared ClassVar in the base)
     last_phase_options = frozenset({"boundary", "keep_projection"})
@@ -92,6 +93,7 @@ class SSVFL(SplitMethod):
         self.keep_projection = keep_projection
         spec = train.pretrain
         self.iterations = spec.epochs or 40
+        self.until = min(spec.until or self.iterations, self.iterations)
         self.batch = spec.batch or 128
         self.lr = spec.lr or 0.03
         if self.batch < 2:
@@ -134,7 +136,7 @@ class SSVFL(SplitMethod):
         """Run LocalCL at every party; return the mean loss of each global iteration."""
         learners = {party.name: self._learner(party, federation.seed) for party in federation.parties.values()}
         optimizers = [learner.optimizer for learner in learners.values()]
-        epochs = Epochs(federation, phase, progress, self.iterations, kept=learners, optimizers=optimizers)
+        epochs = Epochs(federation, phase, progress, self.until, kept=learners, optimizers=optimizers)
         for iteration in epochs:
             set_rate(optimizers, self.rate(iteration))
             passes = [learner.steps(federation.seed, phase, name, iteration) for name, learner in learners.items()]

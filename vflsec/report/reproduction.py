@@ -15,39 +15,22 @@ import pandas as pd
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from vflsec.analysis.groups import USABLE
+from vflsec.analysis.results import Leak, Summary
 from vflsec.analysis.summary import summarize
+from vflsec.core import registry
+from vflsec.core.checks import count
 from vflsec.core.statistics import Interval, over_seeds
-from vflsec.experiment.recipe import Job, Measured, Part, Recipe
+from vflsec.experiment.recipe import Asked, Job, Measured, Part, Recipe
 from vflsec.experiment.sweep import Point
-from vflsec.records.schema import Record
-from vflsec.report import table
+from vflsec.records.schema import Record, Result
+from vflsec.report import diagrams, table
 from vflsec.report.curve import COLORS, Curve, own_style, saved
+from vflsec.report.entry import Entry
+from vflsec.report.model_pictures import of_models
 from vflsec.report.table import NARROW, Cells
 
 NAMES = {"auc": "AUC", "accuracy": "accuracy", "f1": "F1", "ks": "KS"}
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell of the table.
-
-    Attributes:
-        printed: in the paper; None where it has no value.
-        measured: the mean over seeds; None where no seed gave a number. Its interval, from ``low`` to ``high``, ends at
-            0 and 1.
-        difference: measured less printed; None on data that stand in for the paper's.
-    """
-
-    group: str
-    row: str
-    column: str
-    printed: float | None
-    measured: float | None
-    low: float | None
-    high: float | None
-    difference: float | None
-    seeds: int
-    metric: str
-    by_seed: dict[int, float]
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,10 +55,11 @@ class Reproduction:
         name: of the recipe.
         recipe: as it was run.
         measured: at every cell.
+        job: whose trained models a picture shows; None where there are none.
     """
 
-    def __init__(self, name: str, recipe: Recipe, measured: Sequence[Measured]) -> None:
-        self.name, self.recipe = name, recipe
+    def __init__(self, name: str, recipe: Recipe, measured: Sequence[Measured], job: Job | None = None) -> None:
+        self.name, self.recipe, self.job = name, recipe, job
         self.entries = [_entry(recipe, one) for one in measured]
 
     def orders(self) -> list[Order]:
@@ -121,23 +105,36 @@ class Reproduction:
                 f"ORDER{where}: of {total} pairs that differ in print, {order.same} differ so here, {order.other} the "
                 f"other way round, {order.open} are not told apart (95 %, paired over seeds)"
             )
+        found += _alone(self.entries)
         lost = [entry for entry in self.entries if entry.seeds < self.recipe.seeds]
         if lost:
             cells = ", ".join(f"{entry.row} at {entry.column}" for entry in lost[:5])
-            found.append(f"LOST seeds at {len(lost)} cells, for example {cells}: they diverged or collapsed")
+            reason = (
+                "they diverged or collapsed, or missed the target"
+                if any(entry.measure == "megabytes" for entry in lost)
+                else "they diverged or collapsed"
+            )
+            found.append(f"LOST seeds at {len(lost)} cells, for example {cells}: {reason}")
         return [*found, *(f"NOTE {note}" for note in self.recipe.notes)]
 
     @property
     def heading(self) -> str:
         """The source, what is measured, and the number of seeds."""
+        recipe = self.recipe
+        asked = [recipe.asked(row, column) for row in recipe.rows for column in recipe.columns]
+        metrics = dict.fromkeys(
+            NAMES.get(one.metric, one.metric) for one in self.entries if one.metric and one.measure == "utility"
+        )
+        of = f" ({', '.join(metrics)})" if metrics else ""
         what = {
-            "utility": "utility",
-            "leak": f"leak by {self.recipe.attack}",
-            "cap": f"CAP against {self.recipe.attack}",
+            "utility": f"utility{of}",
+            "leak": "leak by {}",
+            "cap": "CAP against {}",
+            "hours": "hours of training",
+            "megabytes": "megabytes until the target is reached",
         }
-        metrics = dict.fromkeys(NAMES.get(entry.metric, entry.metric) for entry in self.entries if entry.metric)
-        of = f" ({', '.join(metrics)})" if metrics and self.recipe.measure == "utility" else ""
-        return f"{self.recipe.source} · {what[self.recipe.measure]}{of} · {self.recipe.seeds} seeds"
+        shown = dict.fromkeys(what[one.measure].format(one.attack) for one in asked)
+        return f"{recipe.source} · {', '.join(shown)} · {count(recipe.seeds, 'seed')}"
 
     def rich(self, width: int) -> RenderableType:
         """Return the table for a terminal of ``width`` columns."""
@@ -162,7 +159,7 @@ class Reproduction:
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per cell of the table."""
-        return pd.DataFrame([msgspec.to_builtins(entry) for entry in self.entries]).drop(columns="by_seed")
+        return pd.DataFrame([msgspec.to_builtins(entry) for entry in self.entries]).drop(columns=["by_seed", "alone"])
 
     def to_csv(self) -> str:
         """Return the rows of ``to_frame``."""
@@ -184,8 +181,13 @@ class Reproduction:
         return msgspec.json.encode(self.to_dict()).decode()
 
     def plot(self) -> Curve:
-        """Return printed and measured values, a diagram for each group."""
-        return _draw(self)
+        """Return the recipe's picture; by default printed and measured values, a diagram for each group."""
+        picture = self.recipe.picture
+        if picture == "curves":
+            return diagrams.curves(self.recipe, self.entries)
+        if picture == "tradeoff":
+            return diagrams.tradeoff(self.recipe, self.entries)
+        return of_models(self.job) if picture and self.job else _draw(self)
 
     def save_curve(self, folder: Path | str) -> list[Path]:
         """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
@@ -198,27 +200,60 @@ class Reproduction:
 
 def measured(job: Job) -> list[Measured]:
     """Return what the store of ``job`` holds for each cell of the table."""
-    if job.recipe.measure == "utility":
-        return job.utilities()
+    if not job.recipe.attacked:
+        return job.measured()
     records = job.store.records()
-    return [_privacy(job.recipe, place, point, records) for place, point in job.points.items()]
+    summaries: dict[int, Summary] = {}
+    found = []
+    for (i, j), point in job.points.items():
+        asked = job.recipe.asked(job.recipe.rows[i], job.recipe.columns[j])
+        if id(point.spec) not in summaries:
+            summaries[id(point.spec)] = summarize(point.manifest, records, out="", max_leak={}, min_utility=None)
+        summary = summaries[id(point.spec)]
+        by_seed, metric = _attacked(asked, point, records, summary)
+        leak = _leak(asked, summary)
+        alone = dict(leak.alone_by_seed) if leak and asked.measure == "leak" and not asked.metric else {}
+        found.append(Measured(row=i, column=j, by_seed=by_seed, metric=metric, alone=alone))
+    return found
 
 
-def _privacy(recipe: Recipe, place: tuple[int, int], at: Point, records: Mapping[str, Record]) -> Measured:
-    summary = summarize(at.manifest, records, out="", max_leak={}, min_utility=None)
-    by_seed: Mapping[int, float] = {}
-    if recipe.measure == "cap":
-        by_seed = next((cap.by_seed for cap in summary.cap if cap.attack == recipe.attack), {})
-    else:
-        wanted = (point for point in (*summary.points, *summary.worst) if point.attack == recipe.attack)
-        by_seed = next((point.leak.by_seed for point in wanted if point.strength == recipe.strength), {})
-    return Measured(row=place[0], column=place[1], by_seed=dict(by_seed), metric=summary.metric)
+def _leak(asked: Asked, summary: Summary) -> Leak | None:
+    """Return the leak of labels by the attack that is asked for, at its strength."""
+    points = (p for p in (*summary.points, *summary.worst) if p.target == "labels" and p.attack == asked.attack)
+    return next((p.leak for p in points if p.strength == asked.strength), None)
+
+
+def _attacked(asked: Asked, at: Point, records: Mapping[str, Record], summary: Summary) -> tuple[dict[int, float], str]:
+    """Return a number for each seed, and its metric, from the records of one evaluation."""
+    if asked.measure == "cap":
+        cap = next((cap for cap in summary.cap if cap.attack == asked.attack), None)
+        return (dict(cap.by_seed) if cap else {}), summary.metric
+    if asked.measure == "leak" and not asked.metric:
+        leak = _leak(asked, summary)
+        return (dict(leak.by_seed), leak.metric) if leak else ({}, "")
+    found: dict[int, float] = {}
+    metric = asked.metric
+    acting = {a.label for a in at.spec.attacks if registry.load("attacks", a.name).acts_in_training}
+    for row in at.manifest.rows:
+        record = records.get(row.key)
+        wanted = row.attack == asked.attack or (asked.measure == "utility" and row.attack not in acting)
+        if row.strength != asked.strength or not wanted or not isinstance(record, Result) or record.control:
+            continue
+        if record.status not in USABLE:
+            continue
+        block = record.utility if asked.measure == "utility" else record.leak.get("test")
+        if block is not None:
+            metric = metric or block.metric
+            found[row.seed] = block.metrics[metric]
+    return found, metric
 
 
 def _entry(recipe: Recipe, one: Measured) -> Entry:
     row, column = recipe.rows[one.row], recipe.columns[one.column]
     interval = over_seeds(list(one.by_seed.values())) if one.by_seed else None
     printed = _printed(row, one.column)
+    measure = recipe.asked(row, column).measure
+    most = math.inf if measure in ("hours", "megabytes") else 1.0
     alone = interval is None or interval.n < 2
     group = recipe.group_of(row)
     stands_in = bool(group and group.original)
@@ -229,12 +264,28 @@ def _entry(recipe: Recipe, one: Measured) -> Entry:
         printed=printed,
         measured=interval.mean if interval else None,
         low=None if alone or interval is None else max(0.0, interval.low),
-        high=None if alone or interval is None else min(1.0, interval.high),
+        high=None if alone or interval is None else min(most, interval.high),
         difference=interval.mean - printed if interval and printed is not None and not stands_in else None,
         seeds=len(one.by_seed),
         metric=one.metric,
         by_seed=one.by_seed,
+        measure=measure,
+        alone=one.alone,
     )
+
+
+def _alone(entries: Sequence[Entry]) -> list[str]:
+    """Return for each group and column of leaks what the adversary reaches alone, by the best of all rows."""
+    best: dict[tuple[str, str], Interval] = {}
+    for entry in entries:
+        place = entry.group, entry.column
+        if entry.alone:
+            mean = over_seeds(list(entry.alone.values()))
+            best[place] = max(best.get(place, mean), mean, key=lambda one: one.mean)
+    return [
+        f"ALONE in {column}{f' of {group}' if group else ''}: {table.number(one.mean)} without joining"
+        for (group, column), one in best.items()
+    ]
 
 
 def _printed(row: Part, column: int) -> float | None:
@@ -253,11 +304,16 @@ def _agreement(a: Entry, b: Entry) -> int:
 
 
 def _shown(entry: Entry) -> str:
+    number = _hours if entry.measure == "hours" else table.number
     margin = None if entry.high is None or entry.measured is None else entry.high - entry.measured
-    spread = "" if margin is None else f" ±{table.number(margin)}"
+    spread = "" if margin is None else f" ±{number(margin)}"
     difference = "" if entry.difference is None else f", {table.signed(entry.difference)}"
-    printed = "" if entry.printed is None else f" ({table.number(entry.printed)}{difference})"
-    return f"{table.number(entry.measured)}{spread}{printed}"
+    printed = "" if entry.printed is None else f" ({number(entry.printed)}{difference})"
+    return f"{number(entry.measured)}{spread}{printed}"
+
+
+def _hours(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2g}"
 
 
 @own_style()
