@@ -174,7 +174,9 @@ def test_a_target_that_is_not_met_is_a_lost_seed(write, tmp_path):
     done = run(path, "--jobs", "1", "--out", str(tmp_path / "run"), "--results", str(tmp_path), "--format", "markdown")
     assert done.exit_code == 3
     assert "lost" in done.stdout
-    assert read_measurements(tmp_path / "own.json").values[-1].lost == {0: "target not met", 1: "target not met"}
+    found = {(own.arm, own.measure): own for own in read_measurements(tmp_path / "own.json").values}
+    assert found["narrow", "bytes to target"].lost == {0: "target not met", 1: "target not met"}
+    assert found["wide", "bytes to target"].by_seed.keys() == {0, 1}  # its AUC is 1
 
 
 def test_other_seeds_leave_the_measurements_alone(write, tmp_path):
