@@ -197,7 +197,7 @@ def _finish(axes: Axes, title: str) -> None:
 
 def _title(recipe: Recipe, group: str, own: str) -> str:
     """Return the title of one diagram: the group, unless it is the only one, and what else tells diagrams apart."""
-    several = len({row.group for row in recipe.rows}) > 1 or not own
+    several = len({row.group for row in recipe.rows}) > 1
     return ", ".join(filter(None, (_named(recipe, group) if several else "", own)))
 
 
