@@ -116,8 +116,8 @@ def _draw_curve(
     axes.plot(*zip(*path, strict=True), style, color=color, linewidth=1.2, alpha=0.8, zorder=2 + k)
     for utility, leak, marker in measured:
         a, b = utility.measured or 0.0, leak.measured or 0.0
-        axes.plot(_span(utility), [b, b], color=color, linewidth=0.8, alpha=0.45, zorder=1.5)
-        axes.plot([a, a], _span(leak), color=color, linewidth=0.8, alpha=0.45, zorder=1.5)
+        axes.plot(_span(utility), [b, b], color=color, linewidth=0.8, alpha=0.35, zorder=1.5)
+        axes.plot([a, a], _span(leak), color=color, linewidth=0.8, alpha=0.35, zorder=1.5)
         axes.plot([a], [b], marker, color=color, ms=6.5, markeredgecolor="white", markeredgewidth=0.7, zorder=20 + k)
 
 
