@@ -116,8 +116,8 @@ def _draw_curve(
     axes.plot(*zip(*path, strict=True), style, color=color, linewidth=1.2, alpha=0.8, zorder=2 + k)
     for utility, leak, marker in measured:
         a, b = utility.measured or 0.0, leak.measured or 0.0
-        axes.plot(_span(utility), [b, b], color=color, linewidth=0.8, alpha=0.45, zorder=1.5)
-        axes.plot([a, a], _span(leak), color=color, linewidth=0.8, alpha=0.45, zorder=1.5)
+        axes.plot(_span(utility), [b, b], color=color, linewidth=0.8, alpha=0.35, zorder=1.5)
+        axes.plot([a, a], _span(leak), color=color, linewidth=0.8, alpha=0.35, zorder=1.5)
         axes.plot([a], [b], marker, color=color, ms=6.5, markeredgecolor="white", markeredgewidth=0.7, zorder=20 + k)
 
 
@@ -197,7 +197,7 @@ def _finish(axes: Axes, title: str) -> None:
 
 def _title(recipe: Recipe, group: str, own: str) -> str:
     """Return the title of one diagram: the group, unless it is the only one, and what else tells diagrams apart."""
-    several = len({row.group for row in recipe.rows}) > 1 or not own
+    several = len({row.group for row in recipe.rows}) > 1
     return ", ".join(filter(None, (_named(recipe, group) if several else "", own)))
 
 
