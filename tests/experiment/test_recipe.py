@@ -457,6 +457,7 @@ def test_hours_are_those_of_all_phases_or_of_one(own, tmp_path):
     read = [Store(tmp_path / "run").cell(path.parent.name).read() for path in tmp_path.glob("run/cells/*/cell.json")]
     (spent,) = (facts.phase_seconds for facts in read if isinstance(facts, CellFacts))
     assert [one.measured for one in found.entries] == [spent["pretrain"] / 3600, sum(spent.values()) / 3600]
+    assert [one.difference for one in found.entries] == [None, None]  # of another machine
 
 
 def test_a_recipe_can_start_from_another():

@@ -12,7 +12,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         printed: in the paper; None where it has no value.
         measured: the mean over seeds; None where no seed gave a number. Its interval, from ``low`` to ``high``, ends at
             0 and 1.
-        difference: measured less printed; None on data that stand in for the paper's.
+        difference: measured less printed; None on data that stand in for the paper's, and for hours, which are of
+            another machine.
         alone: of a leak, what the adversary reaches without joining, by seed.
     """
 

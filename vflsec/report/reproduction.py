@@ -106,7 +106,8 @@ class Reproduction:
                 f"other way round, {order.open} are not told apart (95 %, paired over seeds)"
             )
         found += _alone(self.entries)
-        lost = [entry for entry in self.entries if entry.seeds < self.recipe.seeds]
+        has_phase = [entry for entry in self.entries if entry.seeds or entry.measure != "hours"]
+        lost = [entry for entry in has_phase if entry.seeds < self.recipe.seeds]
         if lost:
             cells = ", ".join(f"{entry.row} at {entry.column}" for entry in lost[:5])
             reason = (
@@ -256,7 +257,7 @@ def _entry(recipe: Recipe, one: Measured) -> Entry:
     most = math.inf if measure in ("hours", "megabytes") else 1.0
     alone = interval is None or interval.n < 2
     group = recipe.group_of(row)
-    stands_in = bool(group and group.original)
+    stands_in = bool(group and group.original) or measure == "hours"  # of another machine
     return Entry(
         group=row.group,
         row=row.name,
