@@ -19,6 +19,7 @@ from vflsec.inference.directions import span
 from vflsec.inference.releases import Releases, received
 from vflsec.inference.surrogate_head import SETTLED, Known, alternated, changed, onehot, scored, started
 from vflsec.nn.side_by_side import SideBySide
+from vflsec.nn.wide import WideLinear
 
 
 class BatchLabel(Attack):
@@ -187,11 +188,12 @@ def last_layer(model: nn.Module, x: Tensor) -> Layer:
     def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         last.update(inputs=args[0], output=output)
 
-    handles = [layer.register_forward_hook(keep) for layer in model.modules() if isinstance(layer, nn.Linear)]
+    linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear | WideLinear)]
+    handles = [layer.register_forward_hook(keep) for layer in linear]
     with torch.no_grad():
         embedded = model(x)
     for handle in handles:
         handle.remove()
     ends = "output" in last and last["output"].shape == embedded.shape and torch.equal(last["output"], embedded)
-    inputs = last["inputs"] if ends else embedded
+    inputs = torch.clone(last["inputs"]) if ends else embedded
     return Layer(torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1), embedded.shape[1])

@@ -34,7 +34,7 @@ def measurements(own, *values, experiment=None):
         study="s",
         experiment=experiment or own.experiment,
         registration=own.registration,
-        seeds=6,
+        seeds=len({seed for one in values for seed in (*one.by_seed, *one.lost)}),
         time="",
         commit=None,
         versions={},
@@ -127,13 +127,12 @@ def test_at_equal_utility_a_loss_of_utility_defeats_the_claim():
 
 
 def test_a_lost_seed_leaves_a_claim_undecided():
-    found = verdict(claim(), values("a", CLEAR, lost={6: "diverged"}), values("b", dict.fromkeys(CLEAR, 0.0)))
+    found = verdict(claim(), values("a", CLEAR, lost={6: "diverged"}), values("b", dict.fromkeys(range(7), 0.0)))
     assert (found.decision, found.links[0].lost) == (OPEN, ["a: diverged, seed 6"])
 
 
 def test_two_seeds_leave_a_claim_undecided():
     assert against({0: 0.1, 1: 0.1}).decision == OPEN
-    assert against({}).decision == OPEN
 
 
 def test_many_claims_need_stronger_evidence():
@@ -153,3 +152,42 @@ def test_measurements_of_other_settings_are_refused():
         judge([Measured("s", own, measurements(own, experiment=other.experiment))])
     with pytest.raises(UsageError, match="run vflsec judge s"):
         judge([Measured("s", own, measurements(own))])
+
+
+ZERO = dict.fromkeys(CLEAR, 0.0)
+TWICE = [values("a", CLEAR), values("b", ZERO), values("b", CLEAR)]
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ([values("a", {0: 0.1, 1: 0.2, 2: 0.3}), values("b", ZERO)], "each of 6 seeds once"),
+        ([values("a", {**CLEAR, -3: 0.1}), values("b", {**ZERO, -3: 0.0})], "each of 7 seeds once"),
+        ([values("a", CLEAR, lost={0: "diverged"}), values("b", ZERO)], "each of 6 seeds once"),
+        ([values("a", {**CLEAR, 0: 7.0}), values("b", ZERO)], "values up to 1"),
+        (TWICE, "once, got it twice"),
+        ([values("a", CLEAR)], "utility of b on d"),
+    ],
+)
+def test_measurements_that_were_changed_give_no_verdict(found, message):
+    with pytest.raises(UsageError, match=message):
+        verdict(claim(), *found)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"margin": float("inf")},
+        {"at_equal_utility": float("inf")},
+        {"than": ["a"]},
+        {"than": ["b", "b"]},
+        {"order": ["a", "b", "a"]},
+        {"data": []},
+        {"data": ["d", "d"]},
+        {"measure": "leak", "attack": "mc", "metric": "auc"},
+        {"measure": "cap", "attack": "mc", "strength": 1.0},
+    ],
+)
+def test_a_claim_that_says_nothing_is_refused(changes):
+    with pytest.raises(ValueError, match="claim"):
+        claim(**changes)

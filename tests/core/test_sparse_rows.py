@@ -11,6 +11,7 @@ from torch import nn
 from vflsec.core import sparse_rows
 from vflsec.core.errors import DataError
 from vflsec.core.sparse_rows import SparseRows, matrix_of, tensor_of
+from vflsec.nn.wide import WideLinear
 
 
 @pytest.fixture
@@ -38,6 +39,10 @@ OPERATIONS = {
     "rows joined": lambda x: torch.cat([x, x[:2]]),
     "columns joined": lambda x: torch.cat([x, torch.ones(6, 2), x], dim=1),
     "columns joined before": lambda x: torch.cat([torch.ones(6, 2), x], dim=1),
+    "joined by the last dimension": lambda x: torch.cat([x, x], dim=-1),
+    "scaled": lambda x: torch.addmm(torch.ones(2), x, torch.ones(9, 2), beta=0.5, alpha=2.0),
+    "into another": lambda x: torch.mm(x, torch.ones(9, 2), out=torch.empty(6, 2)),
+    "list": lambda x: torch.tensor(x.tolist()),
     "joined with dense rows": lambda x: torch.cat([x, torch.ones(1, 9)]),
     "product": lambda x: x @ torch.arange(18.0).view(9, 2),
     "product from the left": lambda x: torch.arange(12.0).view(2, 6) @ x,
@@ -78,7 +83,17 @@ def test_a_batch_is_a_sequence_of_its_rows(rows):
     assert not rows.requires_grad
 
 
-@pytest.mark.parametrize("change", [lambda x: x.zero_(), lambda x: x.add_(1), lambda x: x.__setitem__(0, 1.0)])
+CHANGES = [
+    lambda x: x.zero_(),
+    lambda x: x.add_(1),
+    lambda x: x.__setitem__(0, 1.0),
+    lambda x: torch._foreach_mul_([x], 0.0),
+    lambda x: torch.mul(x.dense(), 0, out=x),
+    lambda x: setattr(x, "data", x.dense()),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_rows_cannot_be_changed_in_place(rows, change):
     before = rows.dense()
     with pytest.raises(TypeError, match="dense"):
@@ -90,6 +105,28 @@ def test_a_clone_shares_nothing(rows):
     clone = rows.clone()
     clone.entries.zero_()
     assert rows.entries.abs().min() > 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: x @ torch.ones(12, 2),
+        lambda x: x @ torch.ones(9, 2).double(),
+        lambda x: torch.cat([x, SparseRows(x.entries, x.places, 12)]),
+        WideLinear(12, 2),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused_as_of_dense_rows(rows, wrong):
+    with pytest.raises(RuntimeError):
+        wrong(rows)
+
+
+def test_the_gradient_of_the_rows_is_that_of_dense_rows(rows):
+    layer, found = WideLinear(9, 2), []
+    for x in (rows.clone(), rows.dense()):
+        x.requires_grad_()
+        found.append(torch.autograd.grad(layer(x).square().sum(), x)[0])
+    torch.testing.assert_close(*found)
 
 
 def test_the_gradient_of_a_layer_is_that_of_dense_rows(rows):

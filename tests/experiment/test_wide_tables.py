@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vflsec
-from vflsec.core.sparse_rows import SparseRows
+from vflsec.core.sparse_rows import SparseRows, tensor_of
 from vflsec.data import encode, memory
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.experiment import spec as specs
@@ -85,16 +85,26 @@ def test_training_that_needs_dense_gradients_has_them(name, settings, monkeypatc
     assert torch.isfinite(found.predict("test")).all()
 
 
+def _noted(kinds: list[type], made: torch.Tensor) -> torch.Tensor:
+    kinds.append(type(made))
+    return made
+
+
 def test_attacks_leak_the_same_from_sparse_rows(name, monkeypatch):
     def leaks() -> dict[str, float | None]:
         _partition.cache_clear()
         chosen = ["mc", "norm", "trees", "pseudo-labels", "self-training", "fusion"]
-        report = vflsec.evaluate(attack=chosen, dataset=name, seeds=1, aux={"folds": 0}, train={"epochs": 3})
+        report = vflsec.evaluate(attack=chosen, dataset=name, seeds=1, aux={"folds": 0}, train={"epochs": 3}, jobs=1)
         return {point.attack: point.leak.mean for point in report.points}
 
+    kinds = []
+    monkeypatch.setattr("vflsec.experiment.federation.tensor_of", lambda *given: _noted(kinds, tensor_of(*given)))
     sparse = leaks()
+    assert SparseRows in kinds
+    kinds.clear()
     monkeypatch.setattr(encode, "WIDE", 10**9)
     dense = leaks()
+    assert set(kinds) == {torch.Tensor}  # in this process: the setting reaches no other
     assert None not in sparse.values()
     assert sparse == pytest.approx(dense, abs=0.01)
     _partition.cache_clear()

@@ -16,7 +16,7 @@ import msgspec
 from vflsec.analysis.paired import ALPHA, FEWEST, Paired, detectable, holm, paired
 from vflsec.core.errors import UsageError
 from vflsec.records.measurements import Measurements, Values
-from vflsec.records.study import ALONE, Claim, Measure, Study
+from vflsec.records.study import ALONE, MOST_SEEDS, Claim, Measure, Study
 
 Decision = Literal["holds", "does not hold here", "undecided"]
 HOLDS: Decision = "holds"
@@ -146,15 +146,39 @@ def _cases(one: Measured, level: float) -> Iterator[_Case]:
             f"expected measurements of {one.name} as it is registered, got those of other settings: run vflsec judge "
             f"{one.name}"
         )
+    _check(one)
     values = {(own.data, own.arm, own.measure): own for own in one.found.values}
     for number, claim in enumerate(one.study.claims, start=1):
         for data in one.study.tested_on(claim):
             try:
                 yield _Case(one.name, number, claim, data, list(_links(claim, data, values, level)))
             except KeyError as error:
+                name, arm, measure = error.args[0]
                 raise UsageError(
-                    f"expected {error.args[0]} in the measurements of {one.name}: run vflsec judge {one.name}"
+                    f"expected {measure} of {arm} on {name} in the measurements of {one.name}, got none: run vflsec "
+                    f"judge {one.name}"
                 ) from None
+
+
+def _check(one: Measured) -> None:
+    """Raise UsageError if the measurements are not those of a whole run: a lost seed is named, none is left out."""
+    found, seeds, named = one.found, set(range(one.found.seeds)), set()
+    if not 1 <= found.seeds <= MOST_SEEDS:
+        raise UsageError(_damaged(one.name, f"1 to {MOST_SEEDS} seeds", str(found.seeds)))
+    for own in found.values:
+        which = f"{own.measure} of {own.arm} on {own.data}"
+        if (own.data, own.arm, own.measure) in named:
+            raise UsageError(_damaged(one.name, f"{which} once", "it twice"))
+        named.add((own.data, own.arm, own.measure))
+        if own.by_seed.keys() & own.lost.keys() or own.by_seed.keys() | own.lost.keys() != seeds:
+            got = ", ".join(str(seed) for seed in sorted([*own.by_seed, *own.lost]))
+            raise UsageError(_damaged(one.name, f"each of {found.seeds} seeds once in {which}", f"seeds {got}"))
+        if not own.measure.startswith("bytes") and max((*own.by_seed.values(), *own.alone.values()), default=0.0) > 1:
+            raise UsageError(_damaged(one.name, f"values up to 1 in {which}", "a larger one"))
+
+
+def _damaged(name: str, expected: str, got: str) -> str:
+    return f"expected {expected}, got {got}: the measurements of {name} were changed; run vflsec judge {name}"
 
 
 def _links(claim: Claim, data: str, values: Mapping[tuple[str, str, str], Values], level: float) -> Iterator[Link]:

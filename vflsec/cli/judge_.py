@@ -26,7 +26,7 @@ ALL = "all"
     help="Folder of the measurements.",
 )  # fmt: skip
 @click.option(
-    "--seeds", type=click.IntRange(min=1), help="How many; measurements then stay in --out.  [default: as registered]"
+    "--seeds", type=click.IntRange(1, 1000), help="How many; measurements then stay in --out.  [default: as registered]"
 )
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("runs/judge"), show_default=True,
@@ -65,6 +65,14 @@ def command(
     if ALL in names and len(names) > 1:
         raise UsageError(f"expected all alone, got {' '.join(names)}")
     chosen = tuple(study.names()) if ALL in names else names
+    stems = [Path(name).stem for name in chosen]
+    if len(set(stems)) < len(stems):
+        raise UsageError(f"expected each study once, got {', '.join(stems)}: rename one of equal names")
+    for name, stem in zip(chosen, stems, strict=True):
+        if name.endswith(".toml") and stem in study.names():
+            raise UsageError(f"expected another name than that of a study of vflsec, got {name}: rename the file")
+    if page and dry_run:
+        raise UsageError("expected --page or --dry-run, got both: a page computes nothing")
     if page:
         _write_page(chosen, page, results)
         return
@@ -162,11 +170,13 @@ def _rounded_otherwise(name: str, stem: str, out: Path, jobs: int | None, device
 
 def _known_rounding(path: Path, found: Measurements) -> dict[str, float]:
     """Return what an earlier run found of the same experiment."""
+    from vflsec.core.errors import StoreError
     from vflsec.records.measurements import read_measurements
 
-    if not path.exists():
+    try:
+        before = read_measurements(path)
+    except StoreError:  # none, or a damaged file, which this run replaces
         return {}
-    before = read_measurements(path)
     return before.rounding if before.experiment == found.experiment else {}
 
 

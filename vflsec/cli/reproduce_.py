@@ -26,7 +26,7 @@ def _time(missing: int, before: Iterable[Job], jobs: int) -> str:
 @click.command("reproduce")
 @click.argument("name", required=False)
 @click.option("--quick", is_flag=True, help="Fewer seeds, rows and columns: to see what it looks like, not to judge.")
-@click.option("--seeds", type=click.IntRange(min=1), help="How many seeds.  [default: those of the recipe]")
+@click.option("--seeds", type=click.IntRange(1, 1000), help="How many seeds.  [default: those of the recipe]")
 @click.option(
     "--data-dir", type=click.Path(path_type=Path), help="Folder with avazu, bhi, criteo...: the paper's own data."
 )

@@ -10,7 +10,7 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from vflsec.core.errors import DataError
 
@@ -28,7 +28,8 @@ class SparseRows(Tensor):
 
     Rows are selected, joined, copied and multiplied by a matrix in time and memory of their entries; a layer can read
     ``places`` and ``entries`` itself. Any other operation works on a dense copy and returns a dense tensor, so that
-    code that expects a tensor gives the same result, with more memory.
+    code that expects a tensor gives the same result, with more memory. What looks like a view, such as ``x[0]`` or
+    ``x.T``, is a copy then.
 
     Args:
         entries: (n, p) values.
@@ -83,9 +84,20 @@ class SparseRows(Tensor):
         found: np.ndarray = self.dense().numpy(force=force)
         return found
 
-    def __array__(self, dtype: Any = None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Return a dense copy."""
         return self.numpy().astype(dtype or np.float32, copy=False)
+
+    def tolist(self) -> list[Any]:
+        """Return the matrix as lists."""
+        found: list[Any] = self.dense().tolist()
+        return found
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute, but not the data."""
+        if name == "data":
+            raise TypeError("expected no change of SparseRows: change x.dense()")
+        super().__setattr__(name, value)
 
     def __setitem__(self, where: object, value: object) -> None:
         """Raise TypeError; some forms of it would change a copy."""
@@ -100,7 +112,7 @@ class SparseRows(Tensor):
         found = way(*args, **(kwargs or {})) if way else NotImplemented
         if found is not NotImplemented:
             return found
-        if func._schema.is_mutable and isinstance(args[0], SparseRows):
+        if any(isinstance(one, SparseRows) for one in _changed(func, args, kwargs or {})):
             raise TypeError(f"expected no change of SparseRows, got {func}: change x.dense()")
         return func(*tree_map(_dense, args), **tree_map(_dense, dict(kwargs or {})))
 
@@ -117,6 +129,13 @@ def tensor_of(matrix: np.ndarray | csr_array, device: torch.device | str = "cpu"
 def matrix_of(rows: Tensor) -> np.ndarray | csr_array:
     """Return rows (n, d) for scikit-learn: sparse if they are ``SparseRows``."""
     return rows.csr() if isinstance(rows, SparseRows) else rows.cpu().numpy()
+
+
+def _changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Return the arguments that an operation writes to."""
+    given = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
+    written = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    return tree_leaves([given.get(name) for name in written])
 
 
 def _dense(value: object) -> object:
@@ -159,12 +178,14 @@ def _split(x: SparseRows, size: int, dim: int = 0) -> Any:
 
 
 def _joined(parts: Sequence[Tensor], dim: int = 0) -> Any:
+    if any(part.dim() != 2 or part.dtype != parts[0].dtype for part in parts):
+        return NotImplemented
     if len(parts) == 1 and isinstance(parts[0], SparseRows):
         return _same(parts[0])
-    if dim == 1:
-        return _side_by_side(parts)
+    if dim in (1, -1):
+        return _side_by_side(parts) if len({len(part) for part in parts}) == 1 else NotImplemented
     rows = [part for part in parts if isinstance(part, SparseRows)]
-    if len(rows) < len(parts) or len({part.places.shape[1] for part in rows}) > 1:
+    if len(rows) < len(parts) or len({(*part.shape[1:], *part.places.shape[1:]) for part in rows}) > 1:
         return NotImplemented
     entries, places = (torch.cat([getattr(part, name) for part in rows]) for name in ("entries", "places"))
     return SparseRows(entries, places, parts[0].shape[1])
@@ -184,6 +205,8 @@ def _side_by_side(parts: Sequence[Tensor]) -> SparseRows:
 
 
 def _product(x: Tensor, y: Tensor) -> Any:
+    if x.shape[1] != y.shape[0] or x.dtype != y.dtype:  # PyTorch says what is wrong
+        return NotImplemented
     if isinstance(x, SparseRows) and not isinstance(y, SparseRows):
         return F.embedding_bag(x.places, y.contiguous(), mode="sum", per_sample_weights=x.entries)
     if isinstance(x, SparseRows) or not isinstance(y, SparseRows):
@@ -192,8 +215,8 @@ def _product(x: Tensor, y: Tensor) -> Any:
     return x.new_zeros(y.shape[1], len(x)).index_add_(0, y.places.flatten(), terms.flatten(0, 1)).t()
 
 
-def _affine(bias: Tensor, x: Tensor, weight: Tensor) -> Any:
-    found = _product(x, weight)
+def _affine(bias: Tensor, x: Tensor, weight: Tensor, **scale: float) -> Any:
+    found = NotImplemented if scale else _product(x, weight)
     return found if found is NotImplemented else bias + found
 
 

@@ -151,6 +151,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                     raise ValueError(f"quick: {unknown(kind, name, [part.name for part in parts])}")
         parts = [*self.groups, *self.rows, *self.columns]
         for settings in (self.settings, self.quick.settings, *(part.settings for part in parts)):
+            methods, options = settings.get("methods", []), settings.get("method", {})
+            if not isinstance(methods, list) or not all(isinstance(one, str) for one in methods):
+                raise ValueError(f"expected methods to be a list of names, got {methods!r}")
+            if not isinstance(options, dict):
+                raise ValueError(f"expected method to be a table of options by method, got {options!r}")
             if "seeds" in settings:
                 raise ValueError("expected seeds beside settings, got them in settings: move them")
         for row in self.rows:
@@ -193,6 +198,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             for row in self.rows
             if (quick.rows is None or row.name in quick.rows) and (quick.groups is None or row.group in quick.groups)
         ]
+        if not rows or not kept:
+            raise UsageError("expected rows and columns for --quick, got none: change groups, rows or columns in quick")
         return msgspec.structs.replace(
             self,
             columns=[self.columns[k] for k in kept],

@@ -77,6 +77,8 @@ class Job(Grid):
     def _add(self, place: Place, settings: Mapping[str, Any], wanted: Sequence[Measure]) -> None:
         if any(measure.kind in ATTACKED or measure.strength for measure in wanted):
             spec = evaluation(settings, self.study.seeds)
+            if len(spec.methods) > 1 or len(spec.defenses) > 1:
+                raise UsageError("expected one method and one defense with strengths for each arm, got more: add arms")
             for measure in wanted:
                 if measure.strength not in strengths(spec):
                     raise UsageError(f"expected strength among {sorted(strengths(spec))}, got {measure.strength:g}")
@@ -87,6 +89,10 @@ class Job(Grid):
             self.points[place] = point(spec, {"place": str(place)})
         else:
             own = {key: value for key, value in settings.items() if key in specs.TRAINING}
+            if len(several := settings.get("methods", ())) > 1:
+                raise UsageError(f"expected one method for each arm, got {', '.join(several)}: make each an arm")
+            if any(one.kind == "bytes to target" for one in wanted) and not settings.get("train", {}).get("target"):
+                raise UsageError("expected train.target in the settings with bytes to target, got none")
             self.trainings[place] = trainings(own, self.study.seeds)
 
     def trained(self) -> list[Values]:

@@ -52,7 +52,7 @@ class WideLinear(WeightTable):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs (B, width)."""
-        if not isinstance(x, SparseRows):
+        if not isinstance(x, SparseRows) or x.requires_grad or x.shape[1] != len(self.weight):
             return torch.addmm(self.bias, x, self.weight)
         if self.sparse:
             sums = F.embedding_bag(x.places, self.weight, mode="sum", sparse=True, per_sample_weights=x.entries)
@@ -110,13 +110,17 @@ class CategoryEmbedding(WeightTable):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return embeddings and numbers (B, width)."""
-        if isinstance(x, SparseRows) and x.places.shape[1] == len(self.is_category):
+        if isinstance(x, SparseRows) and not x.requires_grad and self._fits(x):
             rows = x.places[:, self.is_category] + self.shift
             embedded = F.embedding(rows, self.weight, sparse=self.sparse).flatten(1)
             return torch.cat([embedded, x.entries[:, ~self.is_category]], dim=1)
         weights = torch.split(self.weight, [size for _, size in self.blocks])
         parts = [x[:, at : at + size] @ w for (at, size), w in zip(self.blocks, weights, strict=True)]
         return torch.cat([*parts, x[:, self.numbers]], dim=1)
+
+    def _fits(self, x: SparseRows) -> bool:
+        """Whether rows have an entry for each raw column of the layout, as those of ``ColumnEncoder`` have."""
+        return x.places.shape[1] == len(self.is_category) and x.shape[1] == len(self.weight) + len(self.numbers)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ verdict on each of the data.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -96,10 +97,17 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         one = bool(self.better) and bool(self.than)
         if one == bool(self.order) or len(self.order) == 1 or bool(self.better) != bool(self.than):
             raise ValueError(f"claim {self.text!r}: expected either better and than, or an order of two or more arms")
-        if not self.margin > 0:
-            raise ValueError(f"claim {self.text!r}: expected margin > 0, got {self.margin:g}")
-        if self.at_equal_utility is not None and not self.at_equal_utility > 0:
-            raise ValueError(f"claim {self.text!r}: expected at_equal_utility > 0, got {self.at_equal_utility:g}")
+        if not 0 < self.margin < math.inf:
+            raise ValueError(f"claim {self.text!r}: expected 0 < margin < inf, got {self.margin:g}")
+        if self.at_equal_utility is not None and not 0 < self.at_equal_utility < math.inf:
+            raise ValueError(f"claim {self.text!r}: expected 0 < at_equal_utility < inf, got {self.at_equal_utility:g}")
+        for names in (self.order or [self.better, *self.than], self.data if self.data is not None else [""]):
+            if not names or len(set(names)) < len(names):
+                raise ValueError(f"claim {self.text!r}: expected different names, got {', '.join(names) or 'none'}")
+        if self.metric and self.measure != "utility":
+            raise ValueError(f"claim {self.text!r}: expected metric with measure utility only, got {self.measure}")
+        if self.strength and self.measure in ("cap", "calibrated"):
+            raise ValueError(f"claim {self.text!r}: expected no strength with CAP, which is over all of them")
         if bool(self.attack) != (self.measure in ATTACKED):
             raise ValueError(f"claim {self.text!r}: expected attack with {' or '.join(ATTACKED)}, and only with them")
         if self.metric not in ("", *METRICS):
@@ -167,6 +175,9 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for kind, names in (("data", data), ("arms", arms)):
             if not names or len(set(names)) < len(names) or ALONE in names:
                 raise ValueError(f"expected different names of {kind}, none of them alone, got {', '.join(names)}")
+        settings = [one.settings for one in self.data]
+        if any(one in settings[:k] for k, one in enumerate(settings)):
+            raise ValueError("expected different settings of data, got two that are equal: their verdicts would be one")
         if not self.claims:
             raise ValueError("expected a claim, got none")
         for claim in self.claims:

@@ -33,10 +33,10 @@ HEAD = """\
 Made by `vflsec judge --page RESULTS.md` from the measurements in `results`; no number on this page is typed
 by hand. [docs/claims.md](docs/claims.md) explains how to read it and how to add a claim.
 
-Each claim was written down in `vflsec/claims` before it was tested: what is compared, on which data, and the *margin*,
-the smallest difference that matters. Both arms of a comparison have the same seeds, and so the same rows, labels and
-auxiliary samples. A difference is positive in favor of the claim: where a claim says that an arm leaks less, by so much
-less it leaks. Of bytes it is the share that is saved.
+Each claim was written down in `vflsec/claims` before it was measured, and a note says where a trial run came first:
+what is compared, on which data, and the *margin*, the smallest difference that matters. Both arms of a comparison have
+the same seeds, and so the same rows, labels and auxiliary samples. A difference is positive in favor of the claim:
+where a claim says that an arm leaks less, by so much less it leaks. Of bytes it is the share that is saved.
 
 * **holds**: the mean difference surely exceeds zero, and is at least the margin.
 * **does not hold here**: the mean difference is surely below the margin.
@@ -153,7 +153,9 @@ class Judgement:
         parts: list[RenderableType] = []
         for one in self.measured:
             narrow = width < table.NARROW
-            shown = table.as_rich(self.details(one, short=narrow), narrow=narrow)
+            cells = self.details(one, short=narrow)
+            plain = [[cell.replace("**", "") for cell in row] for row in cells.rows]
+            shown = table.as_rich(cells._replace(rows=plain), narrow=narrow)
             parts += [shown, *map(Text, self.claims(one)), Text()]
         return Group(*parts, table.as_rich(self.counts(), narrow=width < table.NARROW), *map(Text, self.remarks()))
 
