@@ -292,7 +292,7 @@ def announce(spec: EvalSpec, names: Names, todo: Plan, folder: Path) -> None:
     side = spec.adversary if spec.adversary in ("active", "server", "source") else "passive"
     model = ThreatModel(names.given(spec.adversary), side, behavior, spec.aux.n)
     click.echo(f"adversary: {f'{side}, {behavior}, no labels needed' if side == 'server' else model}", err=True)
-    missing = todo.missing - len(todo.stages)
+    missing = todo.missing - len(todo.stages) - len(todo.groups)
     what = f"{missing} to compute" if missing else "nothing to compute"
     trainings = len({task.cell.key for task in todo.tasks if task.rows})
     what += f" in {count(trainings, 'training')}" if trainings else ""

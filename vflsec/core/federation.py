@@ -26,7 +26,7 @@ class Federation:
         channel: between all parties.
         n_classes: C.
         metric: the headline metric, for selection on validation rows.
-        seed: of this run.
+        seed: of this run; ``Seeds`` of several that train as one.
         device: of models and features.
         malicious: the attack of each party that acts in training, by party.
         checkpoint: the state from which a killed phase resumes.

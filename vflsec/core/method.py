@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, touches
-from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.errors import Diverged, NotStackable, UsageError
 from vflsec.core.federation import Federation, save_states
 from vflsec.core.hooks import Hook
 from vflsec.core.message import Kind, Message
@@ -143,6 +143,16 @@ class Method(ABC):
 
     def close(self) -> None:  # noqa: B027  (a hook: many methods hold nothing open)
         """End helper processes and recordings; the method can still predict."""
+
+    def together(self, joined: Federation) -> Method:
+        """Return this method, built on one of several runs, for the last phase of all of them at once.
+
+        ``MethodConformance`` tests that each run becomes what it becomes by itself.
+
+        Raises:
+            NotStackable: its settings do not allow it, with the reason.
+        """
+        raise NotStackable(f"{self.name} trains its runs one after the other")
 
     def notes(self, federation: Federation) -> list[str]:
         """Return the caveats of numbers of this method, which is already built on ``federation``."""

@@ -42,7 +42,7 @@ from vflsec.experiment.plan import (
     without_federation,
 )
 from vflsec.experiment.questions import about_source, ask
-from vflsec.experiment.runner import Task
+from vflsec.experiment.runner import Task, kinds_read
 from vflsec.experiment.spec import AttackSpec, DefenseSpec, EvalSpec
 from vflsec.experiment.store import Store
 from vflsec.records.schema import Record
@@ -53,6 +53,10 @@ ALL = "all"
 """Stands for every attack that can be mounted."""
 
 
+MOST_TOGETHER = 20
+"""The most cells that train as one: with more, the work that is saved for each hardly grows."""
+
+
 class Plan(NamedTuple):
     """The results of an evaluation, and the work that is left.
 
@@ -60,6 +64,7 @@ class Plan(NamedTuple):
         rows: all results.
         baselines: all results without the federation.
         stages: missing stages that several missing results start from, as tasks for processes; they run first.
+        groups: missing cells that train as one, as tasks for processes; they run before the results.
         tasks: the missing results, as tasks for processes.
         cached: the number of results that the store already has.
         missing: the number of results and stages that it lacks.
@@ -68,6 +73,7 @@ class Plan(NamedTuple):
     rows: list[Row]
     baselines: list[Baseline]
     stages: list[Task]
+    groups: list[Task]
     tasks: list[Task]
     cached: int
     missing: int
@@ -83,9 +89,10 @@ def plan(spec: EvalSpec, store: Store | None) -> Plan:
     tasks = [empty._replace(cell=group[0].cell, baselines=group) for group in _by_cell(open_baselines)]
     tasks += [empty._replace(cell=group[0].cell, rows=group) for group in _by_cell(open_rows)]
     tasks.sort(key=lambda task: task.cell.seed)  # stable: the cells of one seed share their split
-    stages = _open_stages(tasks, store)
+    stages, groups = _open_stages(tasks, store), _open_groups(tasks, store)
     total, missing = len(wanted_rows) + len(wanted_baselines), len(open_rows) + len(open_baselines)
-    return Plan(wanted_rows, wanted_baselines, stages, tasks, total - missing, missing + len(stages))
+    missing_in_all = missing + len(stages) + len(groups)
+    return Plan(wanted_rows, wanted_baselines, stages, groups, tasks, total - missing, missing_in_all)
 
 
 def _unique(items: Iterable[Item]) -> list[Item]:
@@ -109,6 +116,27 @@ def _open_stages(tasks: list[Task], store: Store | None) -> list[Task]:
             if key not in stages and not (store and store.cell(key).read()):
                 stages[key] = task._replace(rows=(), baselines=(), stage=stage)
     return list(stages.values())
+
+
+def _open_groups(tasks: list[Task], store: Store | None) -> list[Task]:
+    """Return tasks for the missing cells that differ from each other in seed and defenses alone.
+
+    A cell whose attack reads messages trains by itself, since its messages are not stored.
+    """
+    alike: dict[bytes, list[Task]] = {}
+    for task in tasks:
+        attacks = [build_attack(row.attack) for row in task.rows if row.attack]
+        if not task.rows or kinds_read(attacks) or task.cell.malicious or (store and store.cell(task.cell.key).read()):
+            continue
+        if registry.load("methods", task.cell.method).together is not Method.together:
+            common = msgspec.structs.replace(task.cell, seed=0, defenses=())
+            alike.setdefault(msgspec.json.encode(common), []).append(task)
+    return [
+        own[0]._replace(rows=(), group=tuple(task.cell for task in own[start : start + MOST_TOGETHER]))
+        for own in alike.values()
+        for start in range(0, len(own), MOST_TOGETHER)
+        if len(own) > start + 1
+    ]
 
 
 def check(spec: EvalSpec) -> None:
@@ -298,7 +326,7 @@ def evaluate(
     Raises:
         UsageError: no scheduler at that address, or dask is not installed.
     """
-    for tasks in filter(None, (todo.stages, todo.tasks)):
+    for tasks in filter(None, _in_order(todo)):
         if engine == "local":
             results = _locally(tasks, store.folder, jobs, device)
         else:
@@ -307,6 +335,14 @@ def evaluate(
             if not isinstance(record, StageDone):
                 store.append(record)
             yield record
+
+
+def _in_order(todo: Plan) -> tuple[list[Task], ...]:
+    """Return tasks of which each list needs the results of those before; other work fills the time of a group."""
+    if not todo.groups:
+        return todo.stages, todo.tasks
+    alone = [task for task in todo.tasks if not task.rows]
+    return todo.stages, [*todo.groups, *alone], [task for task in todo.tasks if task.rows]
 
 
 def check_engine(engine: str) -> None:

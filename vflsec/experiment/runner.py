@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import traceback
@@ -15,7 +16,7 @@ import msgspec
 from vflsec.core import files, registry
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import sureness
-from vflsec.core.errors import TRACEBACK, Diverged, VflsecError, plain
+from vflsec.core.errors import TRACEBACK, Diverged, NotStackable, VflsecError, plain
 from vflsec.core.federation import Federation, load_states
 from vflsec.core.integrity import IntegrityAttack, integrity_attacks
 from vflsec.core.message import Kind, Message, Transcript
@@ -34,18 +35,23 @@ from vflsec.experiment.questions import Question, ask
 from vflsec.experiment.score import score
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
-from vflsec.experiment.training import advance, collapse, one_thread, quick, train
+from vflsec.experiment.training import advance, collapse, one_thread, quick, train, train_together
 from vflsec.records.schema import AttackRun, BaselineResult, Record, Result, Status
 
 LONGEST_ERROR = 300
 """Characters of an error that a record keeps; some errors print whole arrays."""
+
+MEMORY = 2 * 2**30
+"""Bytes of the columns of cells that train together."""
+
+_LOG = logging.getLogger(__name__)
 
 _ONE_AT_A_TIME = Lock()
 """Layers draw their first weights from torch's global stream, which threads of a process must not share."""
 
 
 class Task(NamedTuple):
-    """Work for one process: a stage, the missing results of one cell, or its missing baselines."""
+    """Work for one process: a stage, cells that train together, or the missing results or baselines of one cell."""
 
     cell: Cell
     rows: Sequence[Row]
@@ -53,6 +59,7 @@ class Task(NamedTuple):
     adversary: str
     aux: AuxSpec
     stage: str | None = None
+    group: tuple[Cell, ...] = ()
 
 
 def run(task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
@@ -64,6 +71,8 @@ def run(task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
     with _ONE_AT_A_TIME, one_thread():
         if task.stage:
             return [_stage(task, store, device)]
+        if task.group:
+            return [_together(task, store, device)]
         if task.baselines:
             return [_baseline(baseline, task, store, device) for baseline in task.baselines]
         return _results(task, store, device)
@@ -87,11 +96,28 @@ def _stage(task: Task, store: Store, device: str) -> StageDone:
     return StageDone(method=task.cell.method, seed=task.cell.seed, stage=task.stage, status=status)
 
 
+def _together(task: Task, store: Store, device: str) -> StageDone:
+    """Train cells as one and store each; cells that cannot be are left to train by themselves."""
+    nbytes = sum(x.nbytes for party in build_federation(task.cell, device).all_parties for x in party.features.values())
+    most = max(1, MEMORY // (2 * nbytes + 1))  # they are held twice, by run and as one
+    for cells in (task.group[start : start + most] for start in range(0, len(task.group), most)):
+        try:
+            for cell, (trained, facts) in zip(cells, train_together(cells, device, store=store), strict=True):
+                _keep(cell, trained, facts, store)
+        except NotStackable as reason:
+            _LOG.info("%s: runs train one after the other: %s", task.cell.method, reason)
+        except VflsecError:
+            raise
+        except Exception as error:  # noqa: BLE001  (each cell reports it by itself)
+            _LOG.info("%s: runs train one after the other: %s", task.cell.method, _line(error))
+    return StageDone(method=task.cell.method, seed=task.cell.seed, stage=f"{len(task.group)} runs", status="ok")
+
+
 def _results(task: Task, store: Store, device: str) -> list[Result]:
     attacks = [build_attack(row.attack) if row.attack else None for row in task.rows]
     reading = [attack for attack in attacks if attack and not isinstance(attack, IntegrityAttack)]
     try:
-        trained, facts, messages = _trained(task, _kinds_read(reading), store, device)
+        trained, facts, messages = _trained(task, kinds_read(reading), store, device)
     except VflsecError:
         raise
     except Exception as error:  # noqa: BLE001  (a failure in one cell must not cost the others)
@@ -102,7 +128,8 @@ def _results(task: Task, store: Store, device: str) -> list[Result]:
     ]
 
 
-def _kinds_read(attacks: Sequence[Attack]) -> frozenset[Kind]:
+def kinds_read(attacks: Sequence[Attack]) -> frozenset[Kind]:
+    """Return the kinds of messages that attacks read; a training whose messages are read is never reloaded."""
     return frozenset(KINDS[need] for attack in attacks for need in attack.needs | attack.wants if need in KINDS)
 
 
@@ -120,13 +147,19 @@ def _trained(
     phases = {row.attack.after for row in task.rows if row.attack}
     with_source = bool(phases & registry.load("methods", task.cell.method).source_phases)
     trained, facts = train(task.cell, device, store=store, tap=transcript, with_source=with_source)
-    if trained and not task.cell.defenses and not task.cell.malicious:
+    _keep(task.cell, trained, facts, store)
+    return trained, facts, tuple(transcript.messages)
+
+
+def _keep(cell: Cell, trained: Trained | None, facts: CellFacts, store: Store) -> None:
+    """Store a trained cell; without defenses, also what quick models of the columns reach."""
+    if trained and not cell.defenses and not cell.malicious:
         facts.active_alone = quick(trained.federation, [trained.federation.active])
-        if task.cell.seed == 0:  # only for a note
+        if cell.seed == 0:  # only for a note
             facts.quick_joint = quick(trained.federation, list(trained.federation.parties.values()))
+    stored = store.cell(cell.key)
     stored.write(facts, lambda folder: trained.save(folder) if trained else folder.mkdir())
     files.discard(stored.partial)
-    return trained, facts, tuple(transcript.messages)
 
 
 def _loaded(cell: Cell, folder: Path, history: Mapping[str, Sequence[float | None]], device: str) -> Trained:
@@ -211,7 +244,7 @@ def _attacked(
 ) -> dict[str, Any]:
     """Run ``attack`` on the messages of the kinds that it reads, and return the changes to its record."""
     began = time.perf_counter()
-    kinds = _kinds_read([attack])
+    kinds = kinds_read([attack])
     own = tuple(message for message in messages if message.kind in kinds)
     question = ask(attack, trained, task.adversary, task.aux, own, after)
     changes = guarded(attack, question, trained.federation, task.aux)

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 from torch.nn import functional as F
 
 from vflsec.core.checkpoint import Checkpoint
-from vflsec.core.errors import Diverged, UsageError, VflsecError
+from vflsec.core.errors import Diverged, NotStackable, UsageError, VflsecError
 from vflsec.core.federation import Federation, load_states, save_states
 from vflsec.core.integrity import integrity_attacks
 from vflsec.core.message import Kind, Route, Transcript
@@ -23,6 +24,7 @@ from vflsec.core.metrics import METRICS
 from vflsec.core.party import Party
 from vflsec.core.seeds import derive
 from vflsec.core.sparse_rows import matrix_of
+from vflsec.core.together import join, part
 from vflsec.data.encode import side_by_side
 from vflsec.data.quick import quick_utility
 from vflsec.experiment.cell import Cell
@@ -75,45 +77,114 @@ def train(
         record: a folder in which to record what both roles of each encrypted boundary see, for ``vflsec audit``.
     """
     began = time.perf_counter()
-    federation, method = build_federation(cell, device), build_method(cell)
-    unrecorded = frozenset() if with_source else method.source_phases
-    if tap:
-        federation.channel.taps.append(lambda message: None if message.phase in unrecorded else tap(message))
-    facts, trained = CellFacts(), None
+    run = _Run(cell, device, store=store, tap=tap, with_source=with_source, record=record)
     try:
-        method.build(federation)
-        facts.notes = method.notes(federation)
-        if record:
-            method.record(record)
-        history: dict[str, Sequence[float | None]] = {}
-        for phase in cell.stages:
-            recorded = bool(tap and tap.kinds & method.messages[phase] and phase not in unrecorded)
-            stage = advance(cell, phase, method, federation, store=store, afresh=recorded, progress=progress)
-            history[phase], facts.spread[phase] = stage.history, stage.spread
-            facts.phase_seconds[phase] = stage.seconds
-        last = method.phases[-1]
-        recorded = bool(tap and tap.kinds & method.messages[last])
-        partial = store.cell(cell.key).partial if store and not recorded else None
-        federation.checkpoint = Checkpoint(partial, every=SECONDS_BETWEEN_CHECKPOINTS)
-        started = time.perf_counter()
-        history[last] = method.run(last, federation, progress)
-        facts.phase_seconds[last] = time.perf_counter() - started
-        trained = Trained(method, federation, history)
-        facts.history, facts.reached = history, federation.reached
-        _measure(trained, facts, derive(cell.seed, "bootstrap"))
+        run.begin(progress)
+        run.train(progress)
+        run.measure()
     except Diverged as error:
-        trained, facts.status, facts.error = None, "diverged", str(error)
+        run.facts.status, run.facts.error = "diverged", str(error)
     except VflsecError:
         raise
     except Exception:
-        federation.checkpoint.remove()  # after a fix, the training starts again without what the error left there
+        run.federation.checkpoint.remove()  # after a fix, the training starts again without what the error left there
         raise
     finally:
-        method.close()
-    facts.traffic = [(*route, nbytes) for route, nbytes in federation.channel.traffic.items()]
-    facts.releases = list(federation.channel.releases())
-    facts.seconds = time.perf_counter() - began
-    return trained, facts
+        run.method.close()
+    return run.finished(time.perf_counter() - began)
+
+
+def train_together(cells: Sequence[Cell], device: str, *, store: Store) -> list[tuple[Trained | None, CellFacts]]:
+    """Train cells that differ in seed and defenses as one; each result is what ``train`` returns.
+
+    Their stages, which others share, are loaded or run first, one after the other.
+
+    Raises:
+        NotStackable: they cannot train as one, with the reason.
+    """
+    began = time.perf_counter()
+    each = [_Run(cell, device, store=store) for cell in cells]
+    for run in each:
+        try:
+            run.begin()
+        except Diverged as error:
+            raise NotStackable(f"{error}") from None
+    joined = join([run.federation for run in each])
+    first = each[0].method
+    phase, started = first.phases[-1], time.perf_counter()
+    losses = np.array(first.together(joined).run(phase, joined))  # (epochs, R)
+    part(joined, [run.federation for run in each])
+    seconds = time.perf_counter() - started
+    for number, run in enumerate(each):
+        run.history[phase] = losses[:, number].tolist()
+        run.facts.phase_seconds[phase] = seconds / len(each)
+        try:
+            run.measure()
+        except Diverged as error:
+            run.facts.status, run.facts.error = "diverged", str(error)
+    share = (time.perf_counter() - began) / len(each)
+    return [run.finished(share) for run in each]
+
+
+class _Run:
+    """One training, from the federation to its facts; its arguments are those of ``train``."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        device: str,
+        *,
+        store: Store | None = None,
+        tap: Transcript | None = None,
+        with_source: bool = False,
+        record: Path | None = None,
+    ) -> None:
+        self.cell, self.store, self.tap, self.record = cell, store, tap, record
+        self.federation, self.method = build_federation(cell, device), build_method(cell)
+        self.unrecorded = frozenset() if with_source else self.method.source_phases
+        if tap:
+            self.federation.channel.taps.append(lambda m: None if m.phase in self.unrecorded else tap(m))
+        self.facts = CellFacts()
+        self.trained: Trained | None = None
+        self.history: dict[str, Sequence[float | None]] = {}
+
+    def begin(self, progress: Progress = lambda *_: None) -> None:
+        """Build the models, and load or run all phases but the last."""
+        self.method.build(self.federation)
+        self.facts.notes = self.method.notes(self.federation)
+        if self.record:
+            self.method.record(self.record)
+        for phase in self.cell.stages:
+            afresh = self._recorded(phase) and phase not in self.unrecorded
+            stage = advance(
+                self.cell, phase, self.method, self.federation, store=self.store, afresh=afresh, progress=progress
+            )
+            self.history[phase], self.facts.spread[phase] = stage.history, stage.spread
+            self.facts.phase_seconds[phase] = stage.seconds
+
+    def train(self, progress: Progress) -> None:
+        """Run the last phase, from where it was interrupted."""
+        phase, started = self.method.phases[-1], time.perf_counter()
+        partial = self.store.cell(self.cell.key).partial if self.store and not self._recorded(phase) else None
+        self.federation.checkpoint = Checkpoint(partial, every=SECONDS_BETWEEN_CHECKPOINTS)
+        self.history[phase] = self.method.run(phase, self.federation, progress)
+        self.facts.phase_seconds[phase] = time.perf_counter() - started
+
+    def measure(self) -> None:
+        """Add history, utility and spreads to the facts."""
+        self.trained = Trained(self.method, self.federation, self.history)
+        self.facts.history, self.facts.reached = self.history, self.federation.reached
+        _measure(self.trained, self.facts, derive(self.cell.seed, "bootstrap"))
+
+    def finished(self, seconds: float) -> tuple[Trained | None, CellFacts]:
+        """Return the trained federation, None if it diverged, and the facts."""
+        self.facts.traffic = [(*route, nbytes) for route, nbytes in self.federation.channel.traffic.items()]
+        self.facts.releases = list(self.federation.channel.releases())
+        self.facts.seconds = seconds
+        return (None if self.facts.status == "diverged" else self.trained), self.facts
+
+    def _recorded(self, phase: str) -> bool:
+        return bool(self.tap and self.tap.kinds & self.method.messages[phase])
 
 
 def _measure(trained: Trained, facts: CellFacts, seed: int) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from vflsec.core.checkpoint import Checkpoint, Stateful
 from vflsec.core.defense import Defense
-from vflsec.core.errors import Diverged
+from vflsec.core.errors import Diverged, NotStackable
 from vflsec.core.federation import Federation
 from vflsec.core.method import Progress
 from vflsec.core.protocol import Boundary
+from vflsec.core.stacked import Stacked, whole
 
 
 class Epochs:
@@ -76,16 +77,22 @@ class Epochs:
             self._checkpoint.save(self._kept, self._optimizers, self.losses, self.federation.channel)
             self._progress(self.phase, len(self.losses), self.total)
 
-    def end(self, loss: float) -> None:
-        """Record the mean loss of an epoch.
+    def end(self, loss: Tensor | float) -> None:
+        """Record the mean loss of an epoch, of several runs that of each.
 
         Raises:
             Diverged: it is not finite.
+            NotStackable: it is not finite in one of several runs.
         """
-        self.losses.append(loss)
-        if not loss < float("inf"):
+        if isinstance(loss, Stacked):
+            self.losses.append(cast("float", whole(loss).tolist()))
+            if not whole(loss).isfinite().all():
+                raise NotStackable("a run has diverged")
+            return
+        self.losses.append(float(loss))
+        if not self.losses[-1] < float("inf"):
             lr = "train.pretrain.lr" if self.phase == "pretrain" else "train.lr"
-            raise Diverged(f"the loss is {loss} after epoch {len(self.losses)}: lower {lr}")
+            raise Diverged(f"the loss is {self.losses[-1]} after epoch {len(self.losses)}: lower {lr}")
 
 
 def set_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:

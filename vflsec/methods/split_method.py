@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.core import hooks, registry
-from vflsec.core.errors import UsageError
+from vflsec.core.errors import NotStackable, UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
 from vflsec.core.method import Method, Progress
@@ -157,6 +158,21 @@ class SplitMethod(Method):
         layers = (layer for party in federation.parties.values() for layer in party.modules.modules())
         if self.train_spec.batch < 2 and any(isinstance(layer, BATCH_NORM) for layer in layers):
             raise UsageError(f"expected train.batch >= 2, got {self.train_spec.batch}: one row tells BatchNorm nothing")
+
+    def together(self, joined: Federation) -> SplitMethod:
+        """Return this method with plain boundaries between the parties of all runs."""
+        spec = self.train_spec
+        if any(boundary.name != "plain" for boundary in self._boundaries.values()):
+            raise NotStackable("the boundary holds a state of its own")
+        if spec.select != "last" or spec.patience or spec.target:
+            raise NotStackable("train.select, train.patience and train.target measure each run after every epoch")
+        if spec.clip:
+            raise NotStackable("train.clip bounds the gradients of each run")
+        own = copy.copy(self)
+        own._boundaries = {
+            party.name: registry.build("protocols", self.boundary, party, joined.active) for party in joined.passive
+        }
+        return own
 
     def record(self, folder: Path) -> None:
         """Record every boundary, each in a folder named after its passive party."""

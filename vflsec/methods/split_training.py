@@ -89,7 +89,7 @@ class SplitTraining(SplitModel):
             with sparse_gradients(models) if sparse else nullcontext():
                 for number, rows in enumerate(parts, epoch * len(parts)):
                     total += self._update(Step(number, phase, rows, labels[rows], rate=rate), optimizers) * len(rows)
-            epochs.end(float(total) / len(labels))
+            epochs.end(total / len(labels))
             if spec.target and not federation.reached and self._measured() >= spec.target:
                 federation.reached = traffic_so_far(federation, epoch + 1)
             best.count(self._score(selection) if selection else None)
@@ -158,7 +158,7 @@ class SplitTraining(SplitModel):
     def _loss(self, own: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
         defenses = self.federation.active.defenses
         embeddings, targets = defenses.batch([own, *self._received(arrived)], self.targets[step.rows])
-        loss = self._penalized(F.cross_entropy(self.top(embeddings), targets), arrived, step)
+        loss = self._penalized(F.cross_entropy(self.top(embeddings), targets, reduction="none").mean(), arrived, step)
         return loss if self.constraint is None else loss + self.constraint()
 
     def _penalized(self, loss: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
