@@ -46,6 +46,15 @@ def test_one_pair_and_one_call_of_each_defense_of_marvells_paper(monkeypatch):
     assert all(marvell.once(call) for call in marvell.calls().values())
 
 
+@pytest.mark.slow
+def test_one_pair_of_trainings_that_run_as_one():
+    from click.testing import CliRunner
+
+    found = CliRunner().invoke(load("together").main, ["--dataset", "digits", "--seeds", "1", "--pairs", "1"])
+    assert found.exit_code == 0, found.output
+    assert "of 4" in found.output
+
+
 @pytest.mark.cluster
 @pytest.mark.filterwarnings("ignore")  # the cluster's own
 def test_one_evaluation_of_the_scale_out():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from vflsec.core.errors import NotStackable
 
@@ -24,8 +24,9 @@ class Stacked(Tensor):
     It has the shape of one of them. Every operation acts on each run by itself, and its result is a ``Stacked`` tensor
     again; plain tensors among its arguments are the same for all runs. No run's gradient depends on another run.
 
-    Common operations act on the memory of all runs at once, with the rounding of an operation on a single run; others
-    go through ``torch.vmap``. An operation that gives a number, such as ``float(x)``, raises ``NotStackable``.
+    Common operations act on the memory of all runs at once, with the rounding of an operation on a single run. All
+    others go from run to run. What is no tensor, such as ``float(x)``, must be the same for all runs; if it is not, or
+    if shapes differ, ``NotStackable`` is raised.
     """
 
     @classmethod
@@ -34,9 +35,9 @@ class Stacked(Tensor):
         rule, kwargs = _RULES.get(func), kwargs or {}
         with torch._C.DisableTorchFunction():
             if rule is None:
-                rule = _attribute if func.__name__ in _ATTRIBUTES else _mapped
+                rule = _attribute if func.__name__ in _ATTRIBUTES else _one_by_one
             found = rule(func, args, kwargs)
-            return _mapped(func, args, kwargs) if found is NotImplemented else found
+            return _one_by_one(func, args, kwargs) if found is NotImplemented else found
 
     def __repr__(self) -> str:  # type: ignore[override]
         """Return the shape, without the data."""
@@ -44,7 +45,15 @@ class Stacked(Tensor):
 
 
 def stack(parts: Sequence[Tensor]) -> Stacked:
-    """Return the tensors of all runs, each of one shape, as one."""
+    """Return the tensors of all runs, each of one shape, as one.
+
+    Raises:
+        NotStackable: their shapes differ.
+    """
+    if len({part.shape for part in parts}) > 1:
+        raise NotStackable(
+            f"the runs have tensors of different shapes, {', '.join(str(tuple(p.shape)) for p in parts)}"
+        )
     found: Stacked = _stacked(torch.stack(list(parts)))
     return found
 
@@ -87,24 +96,29 @@ def _stacked(x: Any) -> Any:
     return x.as_subclass(Stacked) if isinstance(x, Tensor) else x
 
 
-def _mapped(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Apply any operation by ``torch.vmap``."""
+def _one_by_one(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Apply any operation to one run after the other."""
     leaves, spec = tree_flatten((args, kwargs))
-    places = [i for i, leaf in enumerate(leaves) if type(leaf) is Stacked]
+    parts = {i: leaf.as_subclass(Tensor).unbind(0) for i, leaf in enumerate(leaves) if type(leaf) is Stacked}
+    found = []
+    for run in range(len(next(iter(parts.values())))):
+        own_args, own_kwargs = tree_unflatten([parts[i][run] if i in parts else x for i, x in enumerate(leaves)], spec)
+        found.append(func(*own_args, **own_kwargs))
+    if found[0] is parts.get(0, [None])[0]:  # an operation in place
+        return args[0]
+    outputs = [tree_flatten(one) for one in found]
+    return tree_unflatten(
+        [_same(func, values) for values in zip(*(own for own, _ in outputs), strict=True)], outputs[0][1]
+    )
 
-    def one(*own: Tensor) -> Any:
-        filled = list(leaves)
-        for place, value in zip(places, own, strict=True):
-            filled[place] = value
-        found_args, found_kwargs = tree_unflatten(filled, spec)
-        return func(*found_args, **found_kwargs)
 
-    try:
-        found = torch.vmap(one)(*(leaves[place].as_subclass(Tensor) for place in places))
-    except (RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise NotStackable(f"{getattr(func, '__name__', func)}: {reason}") from error
-    return tree_map(_stacked, found)
+def _same(func: Callable[..., Any], values: Sequence[Any]) -> Any:
+    """Return the tensors of all runs as one, or what is the same for all."""
+    if isinstance(values[0], Tensor):
+        return stack(values)
+    if any(value != values[0] for value in values):
+        raise NotStackable(f"{func.__name__} gives a different {type(values[0]).__name__} for each run")
+    return values[0]
 
 
 def _entrywise(func: Any, args: Any, kwargs: Any) -> Any:
@@ -117,7 +131,7 @@ def _in_place(func: Any, args: Any, kwargs: Any) -> Any:
     """Change a tensor by an operation on entries; ``x += y`` rebinds a plain ``x`` to a tensor of all runs."""
     dims = {x.dim() if type(x) is Stacked else -1 for x in args if isinstance(x, Tensor)}
     if type(args[0]) is not Stacked and func in (Tensor.__iadd__, Tensor.add_):
-        return _mapped(torch.add, args, kwargs)
+        return _one_by_one(torch.add, args, kwargs)
     if len(dims) > 1:
         return NotImplemented
     func(*args, **kwargs)
@@ -145,11 +159,62 @@ def _update(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _linear(func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, bias = args if len(args) == 3 else (*args, kwargs.get("bias"))
-    if type(x) is not Stacked or type(weight) is not Stacked or x.dim() != 3:
+    if type(x) is not Stacked or type(weight) is not Stacked or bias is None or x.dim() != 3:
         return NotImplemented
-    turned = weight.transpose(1, 2)
-    found = torch.bmm(x, turned) if bias is None else torch.baddbmm(bias[:, None], x, turned)
-    return found.as_subclass(Stacked)
+    return _Linear.apply(*(one.as_subclass(Tensor) for one in (x, weight, bias))).as_subclass(Stacked)  # type: ignore[no-untyped-call]
+
+
+class _Linear(torch.autograd.Function):
+    """x W^T + b of all runs: (R, B, d), (R, e, d), (R, e) -> (R, B, e)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Compute the products of all runs at once, and keep what their gradients need."""
+        ctx.save_for_backward(x, weight)
+        return _product(_affine, _affine_of_one, x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients, by the same products as those of a single run."""
+        x, weight = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        return (
+            _product(torch.bmm, torch.mm, g, weight) if need_x else None,
+            _product(torch.bmm, torch.mm, g.transpose(1, 2), x) if need_weight else None,
+            g.sum(dim=1) if need_bias else None,
+        )
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
+
+
+def _affine_of_one(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.addmm(bias, x, weight.t())
+
+
+def _product(at_once: Callable[..., Tensor], of_one: Callable[..., Tensor], *factors: Tensor) -> Tensor:
+    """Return a product for all runs, in one call if that has the rounding of a single run's.
+
+    Libraries choose an order of summation by the shapes; a batch of small matrices has another than one of them. On a
+    GPU all runs are always computed at once.
+    """
+    if factors[0].is_cuda:
+        return at_once(*factors)
+    key = (of_one, *((one.shape, one.stride(), one.dtype) for one in factors))
+    if key not in _SAME_BITS:
+        rng = torch.Generator().manual_seed(0)
+        drawn = [torch.empty_strided(f.shape, f.stride(), dtype=f.dtype).normal_(generator=rng) for f in factors]
+        _SAME_BITS[key] = torch.equal(at_once(*drawn), _run_by_run(of_one, *drawn))
+    return at_once(*factors) if _SAME_BITS[key] else _run_by_run(of_one, *factors)
+
+
+def _run_by_run(of_one: Callable[..., Tensor], *factors: Tensor) -> Tensor:
+    return torch.stack([of_one(*own) for own in zip(*(one.unbind(0) for one in factors), strict=True)])
+
+
+_SAME_BITS: dict[Any, bool] = {}
+"""Whether products of these shapes have the same bits at once as run by run."""
 
 
 def _cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
@@ -215,10 +280,6 @@ def _fact(found: Callable[[Tensor], Any]) -> Callable[..., Any]:
     return lambda func, args, kwargs: found(args[0])
 
 
-def _number(func: Any, args: Any, kwargs: Any) -> Any:
-    raise NotStackable(f"{func.__name__} reads a number of each run")
-
-
 def _size(func: Any, args: Any, kwargs: Any) -> Any:
     shape = args[0].shape[1:]
     return shape[args[1]] if len(args) > 1 else shape
@@ -249,10 +310,6 @@ _RULES: dict[Any, Callable[..., Any]] = {
     Tensor.dim: _fact(lambda x: x.dim() - 1),
     Tensor.numel: _fact(lambda x: x.numel() // len(x)),
     Tensor.__len__: _fact(lambda x: x.shape[1]),
-    **dict.fromkeys(
-        (Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__, Tensor.numpy),
-        _number,
-    ),
     **dict.fromkeys(
         (
             torch.relu, F.relu, torch.sigmoid, torch.tanh, torch.exp, torch.clone, torch.zeros_like, torch.ones_like,

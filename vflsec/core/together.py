@@ -22,7 +22,7 @@ from vflsec.core.party import Noise, Party
 from vflsec.core.seeds import Generators, Seeds, generator
 from vflsec.core.sparse_rows import SparseRows
 from vflsec.core.stack import DefenseStack
-from vflsec.core.stacked import runs, stack, stack_modules, unstack_modules, whole
+from vflsec.core.stacked import Stacked, runs, stack, stack_modules, unstack_modules
 
 
 class DefensesOfRuns:
@@ -45,9 +45,7 @@ class DefensesOfRuns:
         if not hook or not self.using(hook):
             return value
         assert isinstance(release.rng, Generators)
-        nothing = [None] * len(self.stacks)
-        rows = nothing if release.rows is None else runs(release.rows)
-        labels = nothing if release.labels is None else runs(release.labels)
+        rows, labels = (_each(one, len(self.stacks)) for one in (release.rows, release.labels))
         each = zip(self.stacks, runs(value.detach()), rows, labels, release.rng, strict=True)
         return stack(
             [
@@ -114,13 +112,13 @@ class ChannelOfRuns(Channel):
         super()._record(message)
         if any(channel.taps for channel in self.channels):
             payload = [dict(zip(message.payload, parts, strict=True)) for parts in _apart(message.payload.values())]
-            rows = [None] * len(self.channels) if message.rows is None else runs(message.rows)
+            rows = _each(message.rows, len(self.channels))
             for channel, own_payload, own_rows in zip(self.channels, payload, rows, strict=True):
                 for tap in channel.taps:
                     tap(replace(message, payload=own_payload, rows=own_rows))
 
     def _count(self, key: tuple[Route, str], rows: Tensor) -> None:
-        at = whole(rows)
+        at = torch.stack(list(_each(rows, len(self.channels))))
         before = self.counts.get(key, at.new_zeros(len(at), 0))
         lacking = int(at.max()) + 1 - before.shape[1]
         if lacking > 0:
@@ -134,6 +132,11 @@ class ChannelOfRuns(Channel):
         for key, counts in self.counts.items():
             for channel, own in zip(self.channels, counts, strict=True):
                 channel.counts[key] = own
+
+
+def _each(x: Tensor | None, count: int) -> Sequence[Any]:
+    """Return the tensor of each run; one that is the same for all, or None, so often."""
+    return runs(x) if isinstance(x, Stacked) else [x] * count
 
 
 def _apart(values: Iterable[Tensor]) -> Iterator[tuple[Tensor, ...]]:
@@ -211,8 +214,6 @@ def _why_not(federation: Federation, first: Federation) -> str | None:
     """Return why ``federation`` cannot train as one with ``first``, or None."""
     if federation.malicious:
         return "a malicious party acts in training"
-    if federation.source is not None:
-        return "the source of an adaptation has rows of its own"
     for name, party in federation.parties.items():
         inside = [hook.name for hook in (hooks.TRAINING, hooks.UPDATE) if party.defenses.using(hook)]
         if inside:
@@ -222,7 +223,7 @@ def _why_not(federation: Federation, first: Federation) -> str | None:
         if isinstance(party.features["train"], SparseRows):
             return f"the rows of {name} are sparse"
         if _shapes(party) != _shapes(first.parties[name]):
-            return f"{name} has other columns or numbers of rows with other seeds"
+            return f"rows or models of {name} have different shapes by run"
         if any(isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p for layer in party.modules.modules()):
             return f"the models of {name} draw at random in training"
     return None

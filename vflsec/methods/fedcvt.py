@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from vflsec.core import hooks
 from vflsec.core.checks import fraction, non_negative, positive
-from vflsec.core.errors import UsageError
+from vflsec.core.errors import NotStackable, UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
@@ -163,6 +163,10 @@ class FedCVT(SplitMethod):
         """Run the one phase, ``train``."""
         self.check(federation)
         return super().train(phase, federation, progress)
+
+    def together(self, joined: Federation) -> FedCVT:
+        """Refuse: how many rows of an update are sure of their class differs by run."""
+        raise NotStackable("the rows of an update differ in number by run")
 
     def split(self, federation: Federation) -> SplitTraining:
         """Return the training across the cut layer, from the models as they are."""

@@ -6,17 +6,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, Release
-from vflsec.core.errors import Diverged
+from vflsec.core.errors import Diverged, NotStackable
 from vflsec.core.federation import Federation, load_states, save_states
 from vflsec.core.message import SERVER, Kind, Message, Step
 from vflsec.core.method import Method
 from vflsec.core.protocol import Boundary, LinearBoundary, Protocol
 from vflsec.core.settings import TrainSpec
+from vflsec.core.together import join, part
 from vflsec.core.view import Need
 from vflsec.data.partition import DataSpec
 from vflsec.testing.federations import tiny_federation, toy_federation
@@ -150,6 +152,25 @@ class MethodConformance(Suite):
             extra = set[str]().union(*(probe.called for probe in probes)) - declared
             assert not extra, f"{phase} runs {', '.join(sorted(extra))} undeclared"
 
+    def test_runs_that_train_as_one_are_as_by_themselves(self) -> None:
+        """In models, losses, traffic and releases, with other seeds and defenses; a method may refuse."""
+        together = self._runs()
+        phase = together[0][1].phases[-1]
+        try:
+            joined = join([federation for federation, _ in together])
+            losses = together[0][1].together(joined).run(phase, joined)
+        except NotStackable:
+            return
+        apart = self._runs()
+        part(joined, [federation for federation, _ in together])
+        for number, ((federation, own), (other, _)) in enumerate(zip(apart, together, strict=True)):
+            expected = own.run(phase, federation)
+            assert np.allclose(expected, np.array(losses)[:, number], rtol=1e-6), "the losses differ"
+            models, found = _parameters(federation), _parameters(other)
+            assert all(torch.allclose(models[key], found[key], atol=1e-6) for key in models), "the models differ"
+            assert federation.channel.traffic == other.channel.traffic, "the bytes differ"
+            assert federation.channel.releases() == other.channel.releases(), "the releases differ"
+
     def test_a_nan_is_a_divergence(self) -> None:
         """One bad number among the inputs ends in Diverged, never in a number."""
         federation = self.federation()
@@ -157,6 +178,19 @@ class MethodConformance(Suite):
             features[0, 0] = float("nan")
         with refused(Diverged, naming="nan"):
             self.make().fit(federation)
+
+    def _runs(self) -> list[tuple[Federation, Method]]:
+        """Return federations with models trained up to the last phase: two seeds, one of them with noise as well."""
+        found = []
+        for seed, noisy in ((0, False), (0, True), (1, True)):
+            federation, method = self.federation(seed), self.make()
+            for party in federation.parties.values() if noisy else ():
+                party.defenses = [_Noise(1.0)]
+            method.build(federation)
+            for phase in method.phases[:-1]:
+                method.run(phase, federation)
+            found.append((federation, method))
+        return found
 
     def _first_models(self) -> dict[str, Tensor]:
         """Return the parameters of one training, while torch's global generator holds seed 1."""
@@ -201,6 +235,24 @@ class _Probe(Defense):
 
     def penalty(self, h: Tensor, labels: Tensor, sender: str) -> None:
         self.called.add(hooks.PENALTY.name)
+
+
+class _Noise(Defense):
+    """Noise on whatever leaves."""
+
+    name = "noise"
+    reference = "none: made for a check"
+    guarantee = "none"
+    points = (Kind.EMBEDDING, Kind.GRADIENT)
+
+    def __init__(self, strength: float) -> None:
+        super().__init__(strength, at=[point.value for point in self.points])
+
+    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
+        return h + torch.randn(h.shape, generator=release.rng)
+
+    def on_gradient(self, g: Tensor, release: Release) -> Tensor:
+        return g + torch.randn(g.shape, generator=release.rng)
 
 
 class ProtocolConformance(Suite):

@@ -1,0 +1,69 @@
+"""CPU time of trainings that run as one, against the same one after the other.
+
+    python benchmarks/together.py [--seeds 5] [--pairs 3]
+
+Trains the README's split learning with and without noise, as ``vflsec eval --defense iso --lambda 1,5,25`` does, in
+both ways in turn and on one thread; attacks are left out. It also compares the models, bit by bit.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from vflsec.experiment import plan, training
+from vflsec.experiment import spec as specs
+from vflsec.experiment.cell import Cell
+from vflsec.experiment.engine import MOST_TOGETHER
+from vflsec.experiment.store import Store
+
+
+def cells(dataset: str, seeds: int) -> list[Cell]:
+    """Return the different trainings, the seeds of one strength after the other."""
+    defenses = [{"name": "iso", "strengths": [0, 1, 5, 25]}]
+    spec = specs.read({"dataset": dataset, "attacks": ["mc"], "seeds": seeds, "defenses": defenses})
+    return list({row.cell.key: row.cell for row in plan.rows(spec)}.values())
+
+
+def states(trained: training.Trained | None) -> list[torch.Tensor]:
+    """Return all tensors of a trained federation."""
+    assert trained is not None
+    return [x for party in trained.federation.parties.values() for x in party.modules.state_dict().values()]
+
+
+@click.command()
+@click.option("--dataset", default="credit-default", show_default=True)
+@click.option("--seeds", default=5, show_default=True)
+@click.option("--pairs", default=3, show_default=True)
+def main(dataset: str, seeds: int, pairs: int) -> None:
+    """Print the table."""
+    own = cells(dataset, seeds)
+    table = Table("runs", "one by one, CPU s", "as one, CPU s", "ratio (median)", "models with equal bits")
+    ratios, apart_times, together_times, equal = [], [], [], 0
+    with training.one_thread(), tempfile.TemporaryDirectory() as folder:
+        training.train(own[0], "cpu")  # imports what the first training imports
+        for _ in range(pairs):
+            began = time.process_time()
+            apart = [states(training.train(cell, "cpu")[0]) for cell in own]
+            between, as_one = time.process_time(), []
+            for start in range(0, len(own), MOST_TOGETHER):
+                group = own[start : start + MOST_TOGETHER]
+                as_one += [states(one) for one, _ in training.train_together(group, "cpu", store=Store(Path(folder)))]
+            apart_times.append(between - began)
+            together_times.append(time.process_time() - between)
+            ratios.append(apart_times[-1] / together_times[-1])
+            equal = sum(all(map(torch.equal, a, b)) for a, b in zip(apart, as_one, strict=True))
+    medians = [f"{statistics.median(times):.1f}" for times in (apart_times, together_times)]
+    table.add_row(str(len(own)), *medians, f"{statistics.median(ratios):.2f}", f"{equal} of {len(own)}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

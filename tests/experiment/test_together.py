@@ -1,0 +1,140 @@
+"""Runs that train as one get the results that they get by themselves."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vflsec.core import registry
+from vflsec.core.errors import NotStackable
+from vflsec.core.method import Method
+from vflsec.data import memory
+from vflsec.experiment import engine, plan, runner, training
+from vflsec.experiment import spec as specs
+from vflsec.experiment.store import Store
+from vflsec.records.schema import Result
+from vflsec.testing import federations
+
+STRENGTHS = {"compress": 0.5, "discrete": 0.5, "kd-k": 0.2, "sign": 0.5}
+TRAIN = {"phe": {"optimizer": "sgd"}}
+APART = {
+    "coae": "learns",
+    "dp-sgd": "changes how",
+    "fedpass": "learns",
+    "kd-k": "shapes",
+    "mixup": "shapes",
+    "mid": "learns",
+    "phe": "shapes",
+}  # defenses with which runs train one after the other, and why
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return memory.keep(federations.toy(rows=400, columns=5))
+
+
+def cells(dataset, seeds=2, **settings):
+    """The different trainings of an evaluation."""
+    spec = specs.read({"dataset": dataset, "attacks": ["mc"], "seeds": seeds, "train": {"epochs": 5}, **settings})
+    return list({row.cell.key: row.cell for row in plan.rows(spec)}.values())
+
+
+def trained_apart_and_as_one(own, tmp_path):
+    as_one = training.train_together(own, "cpu", store=Store(tmp_path))
+    return [training.train(cell, "cpu") for cell in own], as_one
+
+
+def states(trained):
+    parties = trained.federation.parties.items()
+    return {f"{name}.{key}": x for name, party in parties for key, x in party.modules.state_dict().items()}
+
+
+def expect_equal(apart, as_one):
+    for (one, facts), (other, other_facts) in zip(apart, as_one, strict=True):
+        found = states(other)
+        for name, value in states(one).items():
+            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6, msg=name)
+        assert facts.releases == other_facts.releases
+        assert facts.traffic == other_facts.traffic
+        assert facts.utility.headline == pytest.approx(other_facts.utility.headline, abs=1e-6)
+        assert facts.history["train"] == pytest.approx(other_facts.history["train"], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["toy", "digits"])
+def test_facts_and_models_are_the_same(name, toy, tmp_path):
+    own = cells(toy if name == "toy" else name, defenses=[{"name": "iso", "strengths": [0, 5]}])
+    assert len(own) == 4
+    expect_equal(*trained_apart_and_as_one(own, tmp_path))
+
+
+@pytest.mark.parametrize("name", sorted(registry.entries("defenses")))
+def test_every_defense_acts_on_its_own_run(name, toy, tmp_path):
+    strength = STRENGTHS.get(name, 1.0)
+    settings = {"train": {"epochs": 5, **TRAIN.get(name, {})}, "defenses": [{"name": name, "strengths": [0, strength]}]}
+    own = cells(toy, **settings)
+    if name in APART:
+        with pytest.raises(NotStackable, match=APART[name]):
+            training.train_together(own, "cpu", store=Store(tmp_path))
+    else:
+        expect_equal(*trained_apart_and_as_one(own, tmp_path))
+
+
+def test_models_do_not_depend_on_what_else_was_missing(toy, tmp_path):
+    """All at once, or seed by seed and the rest later."""
+
+    def trained(folder, *pieces):
+        store = Store(folder)
+        for seeds, strengths in pieces:
+            settings = {"attacks": ["mc"], "seeds": seeds, "defenses": [{"name": "iso", "strengths": strengths}]}
+            todo = engine.plan(specs.read({"dataset": toy, "train": {"epochs": 5}, **settings}), store)
+            for task in todo.groups:
+                runner.run(task, folder, "cpu")
+        return {path.name: load_file(path / "active.safetensors") for path in sorted((folder / "cells").iterdir())}
+
+    once = trained(tmp_path / "once", (3, [0, 5, 25]))
+    pieces = trained(tmp_path / "pieces", (2, [0, 25]), (3, [0, 5, 25]))
+    assert len(once) == 9
+    assert once.keys() == pieces.keys()
+    for key, tensors in once.items():
+        for name, value in tensors.items():
+            torch.testing.assert_close(pieces[key][name], value, rtol=0, atol=1e-6)
+
+
+def test_groups_are_of_missing_cells_that_are_alike(toy, tmp_path):
+    settings = {"dataset": toy, "seeds": 3, "defenses": [{"name": "iso", "strengths": [0, 1]}]}
+    todo = engine.plan(specs.read({"attacks": ["mc"], **settings}), Store(tmp_path))
+    assert [len(task.group) for task in todo.groups] == [6]
+    assert engine.plan(specs.read({"attacks": ["direction"], **settings}), Store(tmp_path)).groups == []
+    assert engine.plan(specs.read({"attacks": ["mc"], "methods": ["local"], **settings}), Store(tmp_path)).groups == []
+
+
+def test_a_run_that_diverges_costs_the_others_nothing(toy, tmp_path):
+    settings = {"dataset": toy, "attacks": ["mc"], "seeds": 2, "train": {"epochs": 2, "optimizer": "sgd"}}
+    spec = specs.read({**settings, "defenses": [{"name": "iso", "strengths": [0, 1e38]}], "aux": {"folds": 0}})
+    store = Store(tmp_path)
+    found = list(engine.evaluate(engine.plan(spec, store), store))
+    results = {(bool(one.defenses), one.status) for one in found if isinstance(one, Result)}
+    assert (True, "diverged") in results
+    assert (False, "diverged") not in results
+
+
+@pytest.mark.parametrize("setting", [{"clip": 1.0}, {"patience": 2}, {"select": "best_on_val"}, {"target": 0.9}])
+def test_settings_that_measure_each_run_are_refused(setting, toy, tmp_path):
+    own = cells(toy, data={"validation": 0.1}, train={"epochs": 2, **setting})
+    with pytest.raises(NotStackable):
+        training.train_together(own, "cpu", store=Store(tmp_path))
+
+
+def test_the_documentation_names_what_trains_apart():
+    """Both the defenses of ``APART`` and the methods without the last phase of split learning."""
+    text = Path(__file__).parents[2].joinpath("docs", "scale_out.md").read_text(encoding="utf-8")
+    section = text.partition("## Runs that train as one")[2].partition("\n## ")[0]
+    together, apart = section.partition("* **One after the other**")[::2]
+    for name in registry.entries("methods"):
+        inherits = registry.load("methods", name).together is Method.together
+        family = name.partition("-")[0]
+        forms = (f"`{name}`", f"`{family}-*`", f"`{family}*`")
+        named = [part for part in (together, apart) if any(form in part for form in forms)]
+        assert named == [apart] if inherits else len(named) == 1, name
+    assert all(f"`{name}`" in apart for name in APART if name != "phe")
