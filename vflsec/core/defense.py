@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vflsec.core import hooks
 from vflsec.core.checks import non_negative, one_of
+from vflsec.core.empirical_epsilon import Tradeoff
 from vflsec.core.errors import UsageError
 from vflsec.core.hooks import Changes, Hook
 from vflsec.core.message import Kind
@@ -71,6 +72,8 @@ class Defense(ABC):
         fails: against which attacks, or where, it hides little; empty where its author does not say.
         contrib: whether it is not verified against a source, or was made for this project.
         by_epsilon: options under which the strength is 1/epsilon, or None where there is no differential privacy.
+        tradeoff: the kind of its noise, whose trade-off function bounds attacks more tightly than epsilon does; None
+            for another, or none.
         softens: whether ``on_labels`` gives probabilities of the classes in place of their numbers.
         strengths: the usual ones, over which it is swept where nobody says any: of the source where these spread over
             the curve, else such that on credit-default the first costs two points of AUC at most, and the last no more
@@ -94,6 +97,7 @@ class Defense(ABC):
     points: ClassVar[tuple[Kind, ...]]
     strength_name: ClassVar[str] = "strength"
     by_epsilon: ClassVar[Mapping[str, Any] | None] = None
+    tradeoff: ClassVar[Tradeoff | None] = None
     softens: ClassVar[bool] = False
     strengths: ClassVar[tuple[float, ...]] = (1.0, 5.0, 25.0)
     version: ClassVar[int] = 1
