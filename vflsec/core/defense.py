@@ -6,18 +6,20 @@ from abc import ABC
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from vflsec.core import hooks
 from vflsec.core.checks import non_negative, one_of
-from vflsec.core.empirical_epsilon import Tradeoff
 from vflsec.core.errors import UsageError
 from vflsec.core.hooks import Changes, Hook
 from vflsec.core.message import Kind
 from vflsec.core.registry import CONTRIB
+
+if TYPE_CHECKING:
+    from vflsec.core.empirical_epsilon import Tradeoff
 
 LABELS = "labels"
 """The point of defenses that change the labels before training; nothing is sent there."""

@@ -83,14 +83,15 @@ def at_least(
         choose: by what the threshold is chosen, if not by ``least``; the bound is valid for any.
         confidence: of the bound.
     """
-    chosen, counted = zip(*(_divided(np.asarray(scores, dtype=float)) for scores in (absent, present)), strict=True)
-    if min(map(len, chosen)) == 0:
+    (out, counted_out), (found, counted_found) = (_divided(np.asarray(x, dtype=float)) for x in (absent, present))
+    if min(len(out), len(found)) == 0:
         return 0.0
-    thresholds = np.unique(np.quantile(np.concatenate(chosen), QUANTILES))
-    points = _points(*chosen, thresholds, 1 - confidence)
+    thresholds = np.unique(np.quantile(np.concatenate([out, found]), QUANTILES))
+    points = _points(out, found, thresholds, 1 - confidence)
     by_bound = [(choose or least)(*point) for point in points]
     used = int(np.argmax([values.max() for values in by_bound]))
-    point = _points(*counted, thresholds[[by_bound[used].argmax()]], 1 - confidence)[used]
+    threshold = thresholds[[by_bound[used].argmax()]]
+    point = _points(counted_out, counted_found, threshold, 1 - confidence)[used]
     return max(0.0, float(least(*point)[0]))
 
 
@@ -116,7 +117,7 @@ def lower(hits: ArrayLike, n: ArrayLike, error: float) -> Floats:
     """Return the lower Clopper-Pearson bound of a rate, wrong with a probability of at most ``error``."""
     hits, n = np.asarray(hits, dtype=float), np.asarray(n, dtype=float)
     bound = stats.beta.ppf(error, np.maximum(hits, 1e-9), n - hits + 1)
-    return np.where(hits > 0, bound, 0.0)
+    return np.asarray(np.where(hits > 0, bound, 0.0))
 
 
 def approximate(delta: float) -> Least:
@@ -125,7 +126,7 @@ def approximate(delta: float) -> Least:
     def least(fpr: Floats, tpr: Floats) -> Floats:
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = [(tpr - delta) / fpr, (1 - delta - fpr) / (1 - tpr)]
-            return np.log(np.maximum(np.nanmax(ratios, axis=0), 1e-300))
+            return np.asarray(np.log(np.maximum(np.nanmax(ratios, axis=0), 1e-300)))
 
     return least
 
@@ -240,14 +241,17 @@ def most_confident(scores: ArrayLike, coins: ArrayLike, confidence: float = CONF
         coins: (m,) whether each shows heads; in an order that tells nothing.
         confidence: for which the thresholds are chosen.
     """
-    chosen, counted = zip(*map(_divided, (np.asarray(scores, dtype=float), np.asarray(coins) > 0)), strict=True)
-    if not len(chosen[0]):
-        return 0, 0, len(counted[0])
-    thresholds = np.unique(np.quantile(chosen[0], QUANTILES))
-    heads, wrong_heads = (_above(chosen[0][coin], thresholds)[:, None] for coin in (chosen[1], ~chosen[1]))
-    wrong_tails, tails = (np.sum(coin) - _above(chosen[0][coin], thresholds)[None] for coin in (chosen[1], ~chosen[1]))
-    right, made = heads + tails, heads + tails + wrong_heads + wrong_tails
-    share = np.where(np.tri(len(thresholds), dtype=bool), lower(right, made, 1 - confidence), -1.0)
-    high, low = (thresholds[k] for k in np.unravel_index(share.argmax(), share.shape))
-    guessed = (counted[0] >= high) | (counted[0] < low)
-    return int(((counted[0] >= high) == counted[1])[guessed].sum()), int(guessed.sum()), len(guessed)
+    chosen, counted = _divided(np.asarray(scores, dtype=float))
+    known, answers = (shown > 0 for shown in _divided(np.asarray(coins, dtype=float)))
+    if not len(chosen):
+        return 0, 0, 0
+    thresholds = np.unique(np.quantile(chosen, QUANTILES))
+    heads, wrong_heads = (_above(chosen[coin], thresholds)[:, None] for coin in (known, ~known))
+    wrong_tails, tails = (coin.sum() - _above(chosen[coin], thresholds) for coin in (known, ~known))
+    right = heads + tails
+    share = lower(right, right + wrong_heads + wrong_tails, 1 - confidence)
+    ordered = np.where(np.tri(len(thresholds), dtype=bool), share, -1.0)
+    high, low = (thresholds[k] for k in np.unravel_index(ordered.argmax(), ordered.shape))
+    guessed = (counted >= high) | (counted < low)
+    right_ones = ((counted >= high) == answers) & guessed
+    return int(right_ones.sum()), int(guessed.sum()), len(counted)
