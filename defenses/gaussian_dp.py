@@ -48,6 +48,7 @@ class GaussianDP(ClippedNoise):
     name = "gaussian-dp"
     reference = "Dwork and Roth 2014, appendix A; accounting by opacus (Mironov 2017; Gopi et al. 2021)"
     order = 2
+    tradeoff = "gaussian"
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ class LaplaceDP(ClippedNoise):
     name = "laplace-dp"
     reference = "Dwork et al. 2006, 'Calibrating noise to sensitivity', section 3"
     order = 1
+    tradeoff = "laplace"
 
     def composed(self, multiplier: float, releases: int) -> dict[str, float]:
         """Return epsilon, which adds up."""

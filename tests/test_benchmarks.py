@@ -444,3 +444,25 @@ def test_wide_tables_train_in_each_way(monkeypatch):
     assert all(own.layout.width > 1000 for own in data.parties.values())  # so that they are sparse
     monkeypatch.setattr(wide_tables.federations, "partition_of", None)  # which a measurement replaces
     assert all(len(way(data, 2)) == 2 for way in (wide_tables.vflsec, wide_tables.bare))
+
+
+# The benchmark of lower bounds of epsilon
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    return load("empirical_epsilon")
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 2.0, 4.0, 8.0])
+def test_no_bound_exceeds_epsilon_more_often_than_its_confidence_allows(simulated, epsilon):
+    for bound in simulated.BOUNDS:
+        found = bound.play(epsilon, 40)
+        assert simulated.refuted(found, epsilon) != (
+            bound.valid or epsilon == 0
+        )  # where it is not offered, it is wrong
+
+
+@pytest.mark.parametrize("epsilon", [2.0, 4.0, 8.0])
+def test_gaussian_noise_is_shown_to_have_most_of_its_epsilon(simulated, epsilon):
+    assert simulated.BOUNDS[0].play(epsilon, 40).mean() > 0.7 * epsilon

@@ -11,7 +11,8 @@ import msgspec
 
 from vflsec.analysis.choosing import Candidate, Candidates, Choice, choose, cross_scored
 from vflsec.analysis.intervals import R2, SHARE, UNKNOWN, finite, interval, mean_of, of_difference, of_rows
-from vflsec.analysis.results import Leak, Measure, Point
+from vflsec.analysis.results import Empirical, Leak, Measure, Point
+from vflsec.core.empirical_epsilon import CONFIDENCE, one_run
 from vflsec.core.errors import StoreError
 from vflsec.core.metrics import VALUES
 from vflsec.records.manifest import NO_ADVERSARY, Manifest, RowEntry
@@ -261,7 +262,19 @@ class CellGroup:
             reached=_reached(records, self.seeds),
             spent=_spent(records),
             sureness=mean_of(record.sureness for record in records if record.sureness is not None),
+            empirical=self._empirical(scored),
         )
+
+    def _empirical(self, scored: Scored) -> Empirical | None:
+        """Return the largest lower bound of epsilon of the attacks that compete; together they are wrong in 5 %."""
+        names = list(self._usable_on(scored.target)) if scored.name == "worst" else [scored.choice]
+        by_attack = {name: list(self.usable(name).values()) for name in names if name in self.by_attack}
+        found = [
+            empirical(name, records, confidence=1 - (1 - CONFIDENCE) / len(names))
+            for name, records in by_attack.items()
+            if any(record.guessed for record in records)
+        ]
+        return max(found, key=lambda one: one.epsilon, default=None)
 
     def _lower(self, record: Result, other: Result) -> bool:
         """Whether ``record`` has a lower utility; that of an audited system may not be known."""
@@ -350,6 +363,27 @@ def _reached(records: Sequence[Result], seeds: int) -> dict[str, float] | None:
     if len(met) < seeds:
         return None
     return {key: sum(one[key] for one in met) / len(met) for key in met[0]}
+
+
+def empirical(attack: str, records: Sequence[Result], *, confidence: float = CONFIDENCE) -> Empirical:
+    """Return the lower bound of epsilon by one attack's guesses of tossed labels, over all seeds.
+
+    The coins of all seeds are independent, so that their guesses add up.
+    """
+    guessed = [record.guessed for record in records if record.guessed]
+    right, made, tossed = (sum(getattr(one, name) for one in guessed) for name in ("right", "made", "tossed"))
+    of_labels = [spent for spent in _spent(records) if "of" not in spent]
+    promise = min(of_labels, key=lambda spent: spent["epsilon"], default=None)
+    delta = promise["delta"] if promise else 0.0
+    return Empirical(
+        epsilon=one_run(right, made, tossed, delta, confidence),
+        delta=delta,
+        promised=promise["epsilon"] if promise else None,
+        attack=attack,
+        right=right,
+        made=made,
+        tossed=tossed,
+    )
 
 
 def _spent(records: Sequence[Result]) -> list[dict[str, Any]]:

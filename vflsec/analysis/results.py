@@ -50,6 +50,27 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
     alone_by_seed: dict[int, float] = {}
 
 
+class Empirical(msgspec.Struct, frozen=True, kw_only=True):
+    """What guesses of tossed labels show of the epsilon of one label, with a confidence of 95 %.
+
+    Attributes:
+        epsilon: a lower bound; 0 shows nothing.
+        delta: at which: that of the promise, or 0.
+        promised: the least epsilon that a defense states for a label or the messages about its row; None if none does.
+        attack: whose guesses they are; for the headline, the one of the largest bound, at a confidence that allows for
+            the choice among all.
+        right: of the guesses in ``made``, over all seeds; ``tossed`` are all labels that could be guessed.
+    """
+
+    epsilon: float
+    delta: float
+    promised: float | None
+    attack: str
+    right: int
+    made: int
+    tossed: int
+
+
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One method, defense, strength and attack, over all seeds.
 
@@ -64,6 +85,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         spent: the privacy that each defense has spent on one row: epsilon and delta over ``releases`` releases of the
             row, and ``epsilon_transcript`` over all releases; or, if ``of`` is ``models``, over the ``updates`` of a
             party's own models, which does not cover messages about the row itself.
+        empirical: a lower bound of epsilon, where labels were tossed for it (``data.canaries``) and are guessed.
     """
 
     method: str
@@ -83,6 +105,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     reached: dict[str, float] | None = None
     sureness: float | None = None
     spent: list[dict[str, Any]] = []
+    empirical: Empirical | None = None
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):

@@ -182,6 +182,12 @@ def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     notes = []
     if manifest.selected_on_test:
         notes.append("epochs were chosen on TEST rows (train.select=paper_best_on_test): utility is flattered")
+    data = manifest.settings.get("data")
+    if isinstance(data, dict) and data.get("canaries"):
+        notes.append(
+            f"labels of {data['canaries']} training rows were tossed (--audit-epsilon): compare utility and leaks with "
+            f"no other report"
+        )
     keys = {row.key for row in manifest.rows} | {baseline.key for baseline in manifest.baselines}
     own = [record for key, record in records.items() if key in keys]
     if any(block.halves is None for record in own for block in record.leak.values()):

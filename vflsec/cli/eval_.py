@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from vflsec.experiment.store import Store
     from vflsec.records.manifest import Manifest
 
+CANARIES = 1000
+"""Rows whose labels are tossed for an empirical epsilon, where nobody says how many."""
+
 
 @click.command("eval")
 @click.option(
@@ -102,6 +105,15 @@ if TYPE_CHECKING:
     default=None,
     help="Whether attacks read every release of a row, so that noise averages out over epochs, or only one.  "
     "[default: adaptive]",
+)
+@click.option(
+    "--audit-epsilon",
+    "canaries",
+    is_flag=False,
+    flag_value=CANARIES,
+    type=click.IntRange(min=1),
+    help="Toss the labels of so many training rows, and show what attacks on labels prove epsilon to be at least, for "
+    f"any defense. Utility and leaks are then of tossed labels.  [default: none; without a number {CANARIES}]",
 )
 @click.option(
     "--seeds",
@@ -227,6 +239,7 @@ def sweeps(
     at: Sequence[str],
     attack_budget: str | None,
     adaptive: bool | None,
+    canaries: int | None,
     **shared: Any,
 ) -> dict[str, Any]:
     """Return the settings: those of the file, then options, then ``--set``."""
@@ -249,6 +262,8 @@ def sweeps(
             file.pop("strengths", None)
     if attack_budget:
         assignments = [f'aux.budget="{attack_budget}"', *assignments]
+    if canaries:
+        assignments = [f"data.canaries={canaries}", *assignments]
     if adaptive is not None:
         assignments = [f"aux.adaptive={str(adaptive).lower()}", *assignments]
     return resolve(file, assignments, **shared)

@@ -6,7 +6,7 @@ from abc import ABC
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from vflsec.core.errors import UsageError
 from vflsec.core.hooks import Changes, Hook
 from vflsec.core.message import Kind
 from vflsec.core.registry import CONTRIB
+
+if TYPE_CHECKING:
+    from vflsec.core.empirical_epsilon import Tradeoff
 
 LABELS = "labels"
 """The point of defenses that change the labels before training; nothing is sent there."""
@@ -71,6 +74,8 @@ class Defense(ABC):
         fails: against which attacks, or where, it hides little; empty where its author does not say.
         contrib: whether it is not verified against a source, or was made for this project.
         by_epsilon: options under which the strength is 1/epsilon, or None where there is no differential privacy.
+        tradeoff: the kind of its noise, whose trade-off function bounds attacks more tightly than epsilon does; None
+            for another, or none.
         softens: whether ``on_labels`` gives probabilities of the classes in place of their numbers.
         strengths: the usual ones, over which it is swept where nobody says any: of the source where these spread over
             the curve, else such that on credit-default the first costs two points of AUC at most, and the last no more
@@ -94,6 +99,7 @@ class Defense(ABC):
     points: ClassVar[tuple[Kind, ...]]
     strength_name: ClassVar[str] = "strength"
     by_epsilon: ClassVar[Mapping[str, Any] | None] = None
+    tradeoff: ClassVar[Tradeoff | None] = None
     softens: ClassVar[bool] = False
     strengths: ClassVar[tuple[float, ...]] = (1.0, 5.0, 25.0)
     version: ClassVar[int] = 1

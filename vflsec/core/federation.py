@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,6 +16,9 @@ from vflsec.core.attack import Attack
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.message import Channel
 from vflsec.core.party import Party
+
+if TYPE_CHECKING:
+    from vflsec.core.canaries import Canaries
 
 
 @dataclass
@@ -34,6 +38,7 @@ class Federation:
         source: another active party with rows and labels of its own, the source of a domain adaptation; or None.
         places: by split, the positions (n_train,) of the training rows among its rows, for ``aligned``.
         names: what the data call a party, by its name here; others keep theirs.
+        canaries: the training rows whose labels were tossed, or None.
     """
 
     parties: Mapping[str, Party]
@@ -48,6 +53,7 @@ class Federation:
     source: Party | None = None
     places: Mapping[str, Tensor] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    canaries: Canaries | None = None
 
     def begin(self, *part: object) -> None:
         """Start every party's noise for one part of the run."""

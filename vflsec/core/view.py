@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from vflsec.core.errors import BadGuess
 from vflsec.core.layout import Layout
 from vflsec.core.message import Kind, Message
+
+if TYPE_CHECKING:
+    from vflsec.core.canaries import Canaries
 
 
 class Need(StrEnum):
@@ -164,9 +167,15 @@ class View:
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """The true answers by split, as in ``View.aux_labels``; only the scorer reads them."""
+    """The true answers by split, as in ``View.aux_labels``; only the scorer reads them.
+
+    Attributes:
+        labels: the answers.
+        canaries: the training rows whose labels were tossed, if the answers are these labels.
+    """
 
     labels: Mapping[str, Tensor] = field(repr=False)
+    canaries: Canaries | None = field(default=None, repr=False)
 
     def shuffled(self, rng: torch.Generator) -> GroundTruth:
         """Return a ground truth with permuted labels in each split, against which every attack must be at chance."""

@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from vflsec.core.canaries import Canaries, toss
 from vflsec.core.checks import fraction, positive
 from vflsec.core.errors import DataError, UsageError
 from vflsec.core.layout import Layout
@@ -53,6 +54,8 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             or ``apart``, see ``vflsec.data.columns_split``.
         parties: how many parties hold them; None for as many as the data have. Not with ``given``.
         concentration: of ``dirichlet``; small values give one party most columns.
+        canaries: labeled training rows whose label is tossed between its own and another one, for an empirical epsilon
+            (``--audit-epsilon``); utility and leaks are then of such labels.
         options: the dataset's own options.
     """
 
@@ -65,6 +68,7 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     columns: ColumnSplit = "given"
     parties: int | None = None
     concentration: float = 1.0
+    canaries: int = 0
     options: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -82,6 +86,8 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise UsageError(f"expected 0 <= data.validation < 1, got {self.validation}")
         if self.parties is not None and self.columns == "given":
             raise UsageError("expected data.columns=even, random, dirichlet, together or apart with data.parties")
+        if self.canaries < 0:
+            raise UsageError(f"expected data.canaries >= 0, got {self.canaries}")
         if not 0 < self.concentration < 1e6:
             raise UsageError(f"expected 0 < data.concentration < 1e6, got {self.concentration}")
 
@@ -120,6 +126,7 @@ class Partition:
         source: what the other active party holds, or None.
         places: by split, the positions (n_train,) of the training rows among its rows: of ``aligned``.
         names: what tables and pictures call a party, by its name here.
+        canaries: the training rows whose labels were tossed, or None.
     """
 
     dataset: str
@@ -131,13 +138,15 @@ class Partition:
     source: PartyData | None = None
     places: dict[str, np.ndarray] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    canaries: Canaries | None = None
 
 
 def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     """Split ``dataset`` by rows and encode every party's columns.
 
     Raises:
-        UsageError: more labeled rows asked for than there are aligned ones, or a split where the dataset has its own.
+        UsageError: more labeled rows asked for than there are aligned ones, more canaries than labeled rows, or a split
+            where the dataset has its own.
         DataError: the parties share no id, or a class is missing in the training, the test or the source's rows.
     """
     if spec.columns != "given":
@@ -155,6 +164,15 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     ):
         if split in labels:
             _expect_every_class(dataset.classes, labels[split], split, way_out)
+    canaries = None
+    if spec.canaries:
+        if spec.canaries > len(labels["train"]):
+            raise UsageError(
+                f"expected at most the {len(labels['train'])} labeled training rows for data.canaries, got "
+                f"{spec.canaries}: lower it (--audit-epsilon), or raise data.n_labeled"
+            )
+        rng = np.random.default_rng(derive(seed, "canaries"))
+        labels["train"], canaries = toss(labels["train"], spec.canaries, len(dataset.classes), rng)
     active, *passive = dataset.parties
     parties = {active.name: _party_data(active, dataset, ids, dealt)}
     parties |= {table.name: _party_data(table, dataset, ids, dealt, foreign) for table in passive}
@@ -164,13 +182,13 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     source = _source_data(dataset.source, foreign["source"]) if dataset.source else None
     places = {"aligned": ids["aligned"].get_indexer(ids["train"])}
     facts = dataset.classes, dataset.metric
-    return Partition(dataset.name, parties, labels, arrays, *facts, source, places, dataset.names)
+    return Partition(dataset.name, parties, labels, arrays, *facts, source, places, dataset.names, canaries)
 
 
 def _own_draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:
     """Return the ids of each role in the dataset's task; nothing is dealt out."""
     assert dataset.draw is not None
-    if msgspec.structs.replace(spec, options={}) != DataSpec():
+    if msgspec.structs.replace(spec, options={}, canaries=0) != DataSpec():
         raise UsageError(
             f"expected no setting in data but options with {dataset.name}, whose task defines the role of each row: "
             f"see vflsec show dataset {dataset.name}"

@@ -10,6 +10,7 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from torch import Tensor, nn
 
 from vflsec.core.attack import Attack
+from vflsec.core.canaries import Canaries
 from vflsec.core.checks import one_of
 from vflsec.core.errors import UsageError
 from vflsec.core.federation import Federation
@@ -120,7 +121,8 @@ def view_of_source(trained: Trained, parties: Sequence[Party], aux_rows: Tensor,
 def view_before(federation: Federation, party: Party, aux: AuxSpec) -> View:
     """Return the view of a passive party before training: its columns, and the labels of its auxiliary samples."""
     labels = federation.active.labels["train"]
-    rows = draw_auxiliary(labels, federation.n_classes, aux, federation.seed).to(federation.device)
+    rows = draw_auxiliary(labels, federation.n_classes, aux, federation.seed, federation.canaries)
+    rows = rows.to(federation.device)
     return View(
         party=party.name,
         side="active" if party.active else "passive",
@@ -151,8 +153,10 @@ def alone(view: View, seed: int) -> View:
     return view.without_federation(untrained(view.model, derive(seed, "alone", view.party)))
 
 
-def draw_auxiliary(labels: Tensor, n_classes: int, spec: AuxSpec, seed: int) -> Tensor:
-    """Return the sorted positions (n,) of the auxiliary samples among the training rows.
+def draw_auxiliary(
+    labels: Tensor, n_classes: int, spec: AuxSpec, seed: int, canaries: Canaries | None = None
+) -> Tensor:
+    """Return the sorted positions (n,) of the auxiliary samples among the training rows, none of them a canary.
 
     Balanced: n/C of each class, the first classes taking the remainder.
 
@@ -160,16 +164,19 @@ def draw_auxiliary(labels: Tensor, n_classes: int, spec: AuxSpec, seed: int) -> 
         UsageError: no row, or no row of some class, would be left to attack.
     """
     y = labels.cpu().numpy()
-    if spec.n >= len(y):
-        raise UsageError(
-            f"expected fewer auxiliary labels than the {len(y)} labeled training rows, got aux.n={spec.n}: "
-            f"lower it with --set aux.n=..., or raise data.n_labeled"
-        )
     rng = np.random.default_rng(derive(seed, "auxiliary"))
     order = rng.permutation(len(y))
+    if canaries:  # which of them are known must not depend on their coins
+        order = order[~np.isin(order, canaries.rows)]
+    if spec.n >= len(order):
+        but = " that are no canaries" if canaries else ""
+        raise UsageError(
+            f"expected fewer auxiliary labels than the {len(order)} labeled training rows{but}, got aux.n={spec.n}: "
+            f"lower it with --set aux.n=..., or raise data.n_labeled"
+        )
     if spec.balanced:
         share = [spec.n // n_classes + (c < spec.n % n_classes) for c in range(n_classes)]
-        counts = np.bincount(y, minlength=n_classes)
+        counts = np.bincount(y[order], minlength=n_classes)
         if (counts <= share).any():
             c = int(np.argmax(np.asarray(share) - counts))
             raise UsageError(

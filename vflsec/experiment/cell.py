@@ -78,6 +78,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         if unlabeled:  # the labels, and how the model learns from them, belong to later phases
             del settings["data"]["n_labeled"], settings["data"]["validation"], settings["malicious"]
             settings.pop("told", None)
+            settings["data"].pop("canaries", None)
         pretrains_apart = unlabeled or set(until) <= method.source_phases  # no setting of the last phase applies
         planned = any(hooks.PLAN_RELEASES in touches(registry.load("defenses", d.name)) for d in acting)
         if pretrains_apart and not planned:  # planned noise may depend on the releases of the last phase
@@ -93,6 +94,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         """Everything that can change this cell's result: files by their content, plug-ins with their versions."""
         settings: dict[str, Any] = msgspec.to_builtins(self)
         settings["dataset"] = dataset_identity(self.dataset, self.data)
+        if not self.data.canaries:
+            del settings["data"]["canaries"]
         if settings["train"]["pretrain"]["until"] is None:  # keys are those of the time before there was this setting
             del settings["train"]["pretrain"]["until"]
         if isinstance(settings["dataset"], list):

@@ -152,6 +152,11 @@ def check(spec: EvalSpec) -> None:
     attacks = [(build_attack(attack), attack.after) for attack in spec.attacks]
     for attack, _ in attacks:
         without_federation(attack)
+    if spec.data.canaries and not any(attack.target == "labels" for attack, _ in attacks):
+        raise UsageError(
+            f"expected an attack on labels with --audit-epsilon (data.canaries), got {', '.join(spec.labels)}: "
+            f"add one, for example --attack direction"
+        )
     for label, method, federation in _built(spec):
         if method.visible_to or spec.adversary not in (SERVER, SOURCE):
             side_of(method, federation, spec.adversary)

@@ -137,11 +137,13 @@ def _labels(case: _Case) -> Question:
     federation = case.federation
     if case.on_source:
         assert federation.source is not None
-        labels = {"train": federation.source.labels["source"]}
+        labels, canaries = {"train": federation.source.labels["source"]}, None
     else:
         labels = {split: federation.active.labels[split] for split in SPLITS}
-    rows = draw_auxiliary(labels["train"], federation.n_classes, case.aux, federation.seed)
-    return Question(case.view(rows), _ground_truth(labels), applicable(federation.n_classes))
+        canaries = federation.canaries
+    rows = draw_auxiliary(labels["train"], federation.n_classes, case.aux, federation.seed, canaries)
+    truth = replace(_ground_truth(labels), canaries=canaries)
+    return Question(case.view(rows), truth, applicable(federation.n_classes))
 
 
 def _features(case: _Case) -> Question:

@@ -22,7 +22,7 @@ from vflsec.core.integrity import IntegrityAttack, integrity_attacks
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.seeds import derive
-from vflsec.core.view import Guess, Need
+from vflsec.core.view import GroundTruth, Guess, Need
 from vflsec.experiment.adversary import alone, tuned
 from vflsec.experiment.cell import Cell
 from vflsec.experiment.facts import CellFacts, StageDone, StageFacts
@@ -36,7 +36,7 @@ from vflsec.experiment.score import score
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
 from vflsec.experiment.training import advance, collapse, one_thread, quick, train, train_together
-from vflsec.records.schema import AttackRun, BaselineResult, Record, Result, Status
+from vflsec.records.schema import AttackRun, BaselineResult, Guessed, Record, Result, Status
 
 LONGEST_ERROR = 300
 """Characters of an error that a record keeps; some errors print whole arrays."""
@@ -294,11 +294,19 @@ def _scored(attack: Attack, question: Question, federation: Federation, aux: Aux
             known=view.aux_split,
             names=question.metrics,
         ),
+        "guessed": _of_canaries(guess, question.truth),
         "fold": fold,
         "budget": {**guess.budget, **({"trials": trials} if trials > 1 else {})},
         "sureness": sureness(view, guess) if _signed_by_labels(attack, guess) else None,
         "tuned": repr(chosen) if chosen is not attack else None,
     }
+
+
+def _of_canaries(guess: Guess, truth: GroundTruth) -> Guessed | None:
+    """Return how many labels of canaries are guessed; None if there are none, or no guess of training rows."""
+    if truth.canaries is None or "train" not in guess.scores:
+        return None
+    return Guessed(*truth.canaries.guessed(guess.scores["train"].double().numpy(), truth.labels["train"].numpy()))
 
 
 def _signed_by_labels(attack: Attack, guess: Guess) -> bool:

@@ -250,6 +250,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         methods = dict.fromkeys(parse_method(label).name for label in self.methods)
         names = [self.dataset.removeprefix(memory.PREFIX), *methods, *(d.label for d in self.defenses)]
         names += [attack.name + attack.place for attack in self.attacks]
+        names += ["audit-epsilon"] if self.data.canaries else []
         return "-".join(_stem(name) for name in names)
 
 

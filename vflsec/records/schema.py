@@ -96,6 +96,20 @@ class Impact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     success: Triggered | None
 
 
+class Guessed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The guesses of tossed labels that an attack was sure of.
+
+    Attributes:
+        right: how many of them are.
+        made: how many were made.
+        tossed: of how many labels, besides those by which it was decided what is sure.
+    """
+
+    right: int
+    made: int
+    tossed: int
+
+
 class AttackRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An attack as it was run: ``repr`` shows all its options, ``after`` is the phase after which it attacked."""
 
@@ -112,6 +126,7 @@ class BaselineResult(
 
     Attributes:
         leak: by split; empty if the attack needs the federation, or failed.
+        guessed: of tossed labels, where there are any.
         fold: the headline on folds of the auxiliary rows.
         tuned: the options that the adversary chose by folds.
         sureness: the confidence in the sign of the guess, if auxiliary labels fix only the sign.
@@ -125,6 +140,7 @@ class BaselineResult(
     status: Status = "ok"
     error: str | None = None
     leak: dict[str, Block] = {}
+    guessed: Guessed | None = None
     fold: Maybe = None
     budget: dict[str, Number] = {}
     sureness: Maybe = None
@@ -140,6 +156,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
         defenses: ``name:strength`` of each.
         utility: on test rows; None if the status has none.
         leak: by split.
+        guessed: of tossed labels, where there are any.
         damage: of an attack on integrity; of the honest training if ``control`` is set.
         mountable: the attacks that this adversary can mount.
         nbytes: sent in training, validation included.
@@ -161,6 +178,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
     error: str | None = None
     utility: Block | None = None
     leak: dict[str, Block] = {}
+    guessed: Guessed | None = None
     damage: Impact | None = None
     control: bool = False
     fold: Maybe = None
@@ -277,6 +295,9 @@ def _digest(body: bytes) -> str:
 def _faults(record: Record) -> Iterator[str]:
     """Yield the faults of a record that no run can have written."""
     blocks = dict(record.leak)
+    own = record.guessed
+    if own and not 0 <= own.right <= own.made <= own.tossed:
+        yield f"of {own.tossed} tossed labels it guesses {own.made}, and {own.right} right"
     if not all(math.isfinite(value) for value in map(_finite, record.budget.values())):
         yield "its budget is not finite"
     if isinstance(record, Result):

@@ -22,7 +22,7 @@ CSV_HEADER = (
     "leak_metric", "leak_rows", "leak", "leak_low", "leak_high", "leak_train", "chance", "alone", "advantage",
     "advantage_low", "advantage_high", "recovery_accuracy", "seeds", "nbytes", "seconds",
     "utility_under_attack", "lost", "lost_low", "lost_high", "success", "success_low", "success_high",
-    "epsilon", "delta", "epsilon_of", "budget",
+    "epsilon_at_least", "epsilon", "delta", "epsilon_of", "budget",
 )  # fmt: skip
 
 CSV_TEXT = ("method", "defense", "attack", "target", "status", "utility_metric", "leak_metric", "leak_rows",
@@ -34,6 +34,10 @@ MEASURES = {"auc": "AUC", "f1": "F1", "r2": "R²"}
 OF_MODELS = (
     "EPSILON (models) bounds what a party's own models learn about one row; it does not cover the row's own embedding "
     "and gradient, which attacks read"
+)
+
+AT_LEAST = (
+    "EPSILON (at least) is shown by guesses of labels that were tossed, with a confidence of 95 %; 0 proves nothing"
 )
 
 OF_ONE_COLUMN = (
@@ -92,10 +96,10 @@ def points(summary: Summary) -> list[Cells]:
         name = point.target if summary.audited else f"{point.method}, {point.defense}"
         of = f", {point.target}" if _mixed(summary) and not summary.audited else ""
         curves.setdefault(f"{name}{of}", []).append(point)
-    private = any(point.spent for point in summary.points)
     header = [
         "λ",
-        *(["ε"] if private else []),
+        *(["ε"] if _private(summary) else []),
+        *(["ε at least"] if _shown(summary) else []),
         "attack",
         "utility ↑",
         "leak ↓",
@@ -163,6 +167,8 @@ def remarks(summary: Summary) -> list[str]:
     verdicts = summary.disagreements or [agreed]
     return [
         *([OF_MODELS] if any("of" in one for point in summary.points for one in point.spent) else []),
+        *([AT_LEAST] if _shown(summary) else []),
+        *exceeded(summary),
         *(front(summary) if summary.ranks else []),
         *(f"ORDER {line}" for line in ([*summary.orders, *verdicts] if summary.orders else [])),
         *(f"VERDICT {sentence}" for sentence in summary.verdict),
@@ -281,7 +287,7 @@ def lines(summary: Summary) -> list[list[Any]]:
             p.utility.metric, p.utility.mean, *p.utility.ci95,
             p.leak.metric, p.leak.rows, p.leak.mean, *p.leak.ci95, p.leak_train.mean, p.leak.chance, p.leak.alone,
             p.leak.advantage, *p.leak.advantage_ci95, p.leak.accuracy, p.utility.n, p.nbytes, p.seconds,
-            *[None] * 7, *_spent(p), _budget_cell(p).replace(", ", "; "),
+            *[None] * 7, p.empirical.epsilon if p.empirical else None, *_spent(p), _budget_cell(p).replace(", ", "; "),
         ]
         for p in (*summary.points, *summary.worst)
     ]  # fmt: skip
@@ -290,7 +296,7 @@ def lines(summary: Summary) -> list[list[Any]]:
             *map(_no_formula, (d.method, d.defense)), d.strength, _no_formula(d.attack), "integrity", d.status,
             d.utility.metric, d.utility.mean, *d.utility.ci95, *[None] * 6, d.chance, *[None] * 5,
             d.lost.n, None, None,
-            d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, *[None] * 4,
+            d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, *[None] * 5,
         ]
         for d in summary.integrity
     ]  # fmt: skip
@@ -403,12 +409,33 @@ def _mixed(summary: Summary) -> bool:
     return any(p.target != "labels" for p in summary.points)
 
 
+def _shown(summary: Summary) -> bool:
+    """Whether guesses of tossed labels bound epsilon from below."""
+    return any(point.empirical for point in summary.points)
+
+
+def _private(summary: Summary) -> bool:
+    """Whether there is an epsilon to be shown, or its absence."""
+    return _shown(summary) or any(point.spent for point in summary.points)
+
+
+def exceeded(summary: Summary) -> list[str]:
+    """Return a line for each point whose attack shows more than the promised epsilon."""
+    return [
+        f"EPSILON EXCEEDED {p.method}, {p.defense} {p.strength:.4g}: {p.empirical.attack} shows at least "
+        f"{p.empirical.epsilon:.3g}, and {p.empirical.promised:.3g} is promised"
+        for p in summary.worst
+        if p.empirical and p.empirical.promised is not None and p.empirical.epsilon > p.empirical.promised
+    ]
+
+
 def _point_row(point: Point, summary: Summary) -> list[str]:
     reached = point.reached or {}
     until = [_scaled(reached.get(key), unit) for key, unit in _UNTIL.items()] if summary.target is not None else []
     return [
         f"{point.strength:.4g}",
-        *([_epsilon(point)] if any(other.spent for other in summary.points) else []),
+        *([_epsilon(point)] if _private(summary) else []),
+        *([number(point.empirical.epsilon if point.empirical else None)] if _shown(summary) else []),
         _attack(point),
         with_margin(point.utility),
         with_margin(point.leak),

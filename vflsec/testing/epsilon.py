@@ -1,8 +1,8 @@
 """Tests of a stated epsilon: formulas without a library, and lower bounds from attacks.
 
-An attack distinguishes two neighbors. Under (epsilon, delta)-differential privacy its true positive rate is at most
-e^epsilon times its false positive rate, plus delta. So counted rates give a lower bound on epsilon. A bound above the
-stated epsilon refutes it; a bound below proves nothing, since the attack may be weak.
+An attack distinguishes two neighbors, and the rates of its errors give a lower bound of epsilon
+(``vflsec.core.empirical_epsilon``). A bound above the stated epsilon refutes it; a bound below proves nothing, since
+the attack may be weak.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import optimize, stats
 from torch import nn
 from torch.nn import functional as F
 
 from vflsec.core.defense import Defense, Release
+from vflsec.core.empirical_epsilon import Tradeoff, epsilon_at_least, gaussian_epsilon
 from vflsec.core.message import Kind, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.seeds import generator
@@ -34,8 +34,6 @@ Scores = NDArray[np.floating]
 CONFIDENCE = 0.99
 """Of a lower bound: one in a hundred mechanisms that keep to their epsilon may be refuted."""
 
-THRESHOLDS = np.linspace(0.02, 0.98, 49)
-
 
 class Game(NamedTuple):
     """The scores of one attack.
@@ -44,24 +42,23 @@ class Game(NamedTuple):
         absent: (n,) of trials with one neighbor.
         present: (m,) of trials with the other, which the attack should score higher.
         spent: from ``vflsec.experiment.privacy.spent``, or a defense; empty without a defense.
+        tradeoff: of the mechanism, if it is one for which a tighter bound is known.
+        releases: of the same row.
     """
 
     absent: Scores
     present: Scores
     spent: Sequence[dict[str, float]]
+    tradeoff: Tradeoff | None = None
+    releases: int = 1
 
 
 def gaussian(sigma: float, releases: int, delta: float) -> float:
     """Return the exact epsilon of Gaussian mechanisms of deviation ``sigma`` over the sensitivity.
 
-    Balle and Wang 2018 (arXiv 1805.06530), theorem 8; n of them are one of sigma / root n (Dong et al. 2019).
+    n of them are one of sigma / root n (Dong, Roth and Su 2022, corollary 3.3).
     """
-    mu = math.sqrt(releases) / sigma
-
-    def excess(eps: float) -> float:
-        return float(stats.norm.cdf(mu / 2 - eps / mu) - math.exp(eps + stats.norm.logcdf(-mu / 2 - eps / mu)) - delta)
-
-    return float(optimize.brentq(excess, 0, 1e4, xtol=1e-10)) if excess(0.0) > 0 else 0.0
+    return gaussian_epsilon(math.sqrt(releases) / sigma, delta)
 
 
 def gaussian_by_renyi(sigma: float, releases: int, delta: float, orders: Sequence[float]) -> float:
@@ -75,25 +72,10 @@ def gaussian_by_renyi(sigma: float, releases: int, delta: float, orders: Sequenc
 
 
 def at_least(game: Game, delta: float, confidence: float = CONFIDENCE) -> float:
-    """Return a lower bound of epsilon, ln((TPR - delta) / FPR).
-
-    Every second score helps to choose a threshold, and the others bound both rates (Clopper-Pearson), for either
-    direction; four bounds share the error probability.
-    """
-    level = 1 - (1 - confidence) / 2  # of a two-sided interval of which one end is used, at a quarter of the error
-
-    def bound(absent: Scores, present: Scores, threshold: float) -> float:
-        (true, n), (false, m) = ((int((s >= threshold).sum()), len(s)) for s in (present, absent))
-        tpr = stats.binomtest(true, n).proportion_ci(level, "exact").low
-        fpr = stats.binomtest(false, m).proportion_ci(level, "exact").high
-        return math.log((tpr - delta) / fpr) if tpr > delta else 0.0
-
-    bounds = [0.0]
-    for absent, present in ((game.absent, game.present), (-game.present, -game.absent)):
-        thresholds = np.quantile(np.concatenate([absent[::2], present[::2]]), THRESHOLDS)
-        best = max(thresholds, key=lambda t: bound(absent[::2], present[::2], t))
-        bounds.append(bound(absent[1::2], present[1::2], best))
-    return max(bounds)
+    """Return a lower bound of epsilon at ``delta``, by the trade-off function of the game's mechanism if it has one."""
+    return epsilon_at_least(
+        game.absent, game.present, delta, tradeoff=game.tradeoff, releases=game.releases, confidence=confidence
+    )
 
 
 def opposite_rows(defense: Defense, *, releases: int = 1, trials: int = 40_000, seed: int = 3) -> Game:
@@ -117,7 +99,7 @@ def opposite_rows(defense: Defense, *, releases: int = 1, trials: int = 40_000, 
     received = torch.stack([defense.on_embedding(x, release)[:, 0] for _ in range(releases)])
     if getattr(defense, "order", 2) == 1:
         received = received.clamp(-defense.clip, defense.clip)  # type: ignore[attr-defined]
-    return _game(received.sum(dim=0), present, [defense.spent(releases)])
+    return _game(received.sum(dim=0), present, [defense.spent(releases)], [defense], releases)
 
 
 def opposite_gradients(defense: Defense, size: float, *, releases: int = 1, trials: int = 4000) -> Game:
@@ -161,7 +143,7 @@ def opposite_updates(defense: Defense, *, updates: int = 1, trials: int = 10_000
                     weight.grad_sample = kept  # type: ignore[union-attr]
                     defense.on_update(modules, 2, rng)
                     received[own, trial] += float(weight.grad)  # type: ignore[arg-type]
-    return Game(received[0], received[1], [one for one in [defense.spent(updates)] if one])
+    return Game(received[0], received[1], [one for one in [defense.spent(updates)] if one], defense.tradeoff, updates)
 
 
 def labels_by_their_gradients(*defenses: str, epochs: int = 4, rows: int = 8000) -> Game:
@@ -186,7 +168,8 @@ def labels_by_their_gradients(*defenses: str, epochs: int = 4, rows: int = 8000)
     known = tossed & (torch.arange(len(labels)) % 8 < 2)
     first, second = (total[known & (labels == c)].mean(dim=0) for c in (0, 1))
     score = total @ (second - first)
-    return _game(score[tossed & ~known], labels[tossed & ~known], _spent(trained, "passive_1"))
+    spent = _spent(trained, "passive_1")
+    return _game(score[tossed & ~known], labels[tossed & ~known], spent, federation.active.defenses, epochs)
 
 
 def members_by_their_loss(*defenses: str) -> Game:
@@ -205,7 +188,8 @@ def members_by_their_loss(*defenses: str) -> Game:
         split: F.cross_entropy(trained.predict(split), federation.active.labels[split], reduction="none").numpy()
         for split in ("train", "test")
     }
-    return Game(-losses["test"], -losses["train"], _spent(trained, "nobody") * len(federation.parties))
+    spent = _spent(trained, "nobody") * len(federation.parties)
+    return Game(-losses["test"], -losses["train"], spent, _tradeoff(federation.active.defenses))
 
 
 def _cell(defenses: Sequence[str], *, train: TrainSpec, model: ModelSpec | None = None, **options: float | str) -> Cell:
@@ -225,6 +209,17 @@ def _spent(trained: Trained, adversary: str) -> list[dict[str, float]]:
     return spent(trained, trained.federation.channel.releases(), adversary)
 
 
-def _game(score: torch.Tensor, present: torch.Tensor, spent: Sequence[dict[str, float] | None]) -> Game:
+def _game(
+    score: torch.Tensor,
+    present: torch.Tensor,
+    spent: Sequence[dict[str, float] | None],
+    defenses: Sequence[Defense] = (),
+    releases: int = 1,
+) -> Game:
     absent, there = (score[present == c].numpy() for c in (0, 1))
-    return Game(absent, there, [one for one in spent if one])
+    return Game(absent, there, [one for one in spent if one], _tradeoff(defenses), releases)
+
+
+def _tradeoff(defenses: Sequence[Defense]) -> Tradeoff | None:
+    """Return the trade-off function of a single defense; several have one that is not known."""
+    return defenses[0].tradeoff if len(defenses) == 1 else None
