@@ -133,8 +133,7 @@ def test_the_documentation_names_what_trains_apart():
     together, apart = section.partition("* **One after the other**")[::2]
     for name in registry.entries("methods"):
         inherits = registry.load("methods", name).together is Method.together
-        family = name.partition("-")[0]
-        forms = (f"`{name}`", f"`{family}-*`", f"`{family}*`")
+        forms = [f"`{name}`", *(f"`{name[:end]}*`" for end in range(2, len(name) + 1))]
         named = [part for part in (together, apart) if any(form in part for form in forms)]
         assert named == [apart] if inherits else len(named) == 1, name
     assert all(f"`{name}`" in apart for name in APART if name != "phe")
