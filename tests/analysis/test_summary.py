@@ -325,6 +325,49 @@ def test_cap_is_the_mean_of_each_seeds_cap_over_the_defended_strengths():
     assert found.accuracy_value == pytest.approx(sum(accuracy) / 3)
 
 
+def reaching(alone, utility=UTILITY):
+    """The records, where the active party alone reaches ``alone``."""
+    records = make_records()
+    for row in rows(SPEC):
+        own = None if row.strength or alone is None else alone - JITTER[row.seed]
+        value = utility[row.strength] - JITTER[row.seed]
+        records[row.key] = replace(records[row.key], utility=block(value), active_alone=own)
+    return records
+
+
+def test_hypervolume_is_between_the_active_party_alone_and_the_best_undefended_model():
+    for one in summary_of(reaching(0.70)).cap:
+        kept = [[(0.30 - j) / (0.42 - j), (0.40 - j) / (0.42 - j)] for j in JITTER]  # alone on test rows is .58
+        if one.attack == "mc":
+            area = [(0.10 * first + 0.05 * second) / 0.20 for first, second in kept]
+            assert one.hypervolume_by_seed == pytest.approx(dict(enumerate(area)))
+            assert one.hypervolume == pytest.approx(sum(area) / 3)
+            assert (one.hypervolume_ci95[0] + one.hypervolume_ci95[1]) / 2 == pytest.approx(one.hypervolume)
+
+
+def test_a_destroyed_model_has_no_hypervolume_whatever_its_leak():
+    dead = summary_of(reaching(0.70, {0.0: 0.9, 1.0: 0.5, 5.0: 0.5})).cap
+    assert [one.hypervolume for one in dead] == [0.0, 0.0]
+    assert all(one.value > 0.1 and one.calibrated > 0.4 for one in dead), "CAP rewards it"
+
+
+def test_hypervolume_needs_the_active_party_alone_and_a_gain():
+    assert [one.hypervolume for one in summary_of(reaching(None)).cap] == [None, None]
+    assert [one.hypervolume for one in summary_of(reaching(0.95)).cap] == [0.0, 0.0], "joining gains nothing"
+
+
+def test_the_best_undefended_model_is_that_of_any_method():
+    spec = msgspec.structs.replace(SPEC, methods=("fedsplitnn", "vertical-lr"))
+    records = make_records(spec)
+    for row in rows(spec):
+        own, value = (0.90, 0.75) if row.method == "fedsplitnn" else (0.80, 0.75)
+        utility = block(own if not row.strength else value)
+        records[row.key] = replace(records[row.key], utility=utility, active_alone=None if row.strength else 0.70)
+    found = {one.method: one.hypervolume for one in summary_of(records, spec).cap if one.attack == "mc"}
+    assert found["fedsplitnn"] == pytest.approx(found["vertical-lr"]), "the weaker method is not its own ideal"
+    assert found["vertical-lr"] < 0.25
+
+
 def test_the_cap_of_worst_folds_the_headline_of_each_strength():
     """At 1 mc leaks most on training rows, .73; at 5 alone does on test rows."""
     records = make_records()

@@ -116,7 +116,9 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         attack: its name, or ``worst`` for the headline of each strength.
-        by_seed: ``value`` by seed, and ``calibrated`` in ``calibrated_by_seed``.
+        hypervolume: the area of utility gained and privacy kept, from 0, as without joining, to 1, the utility of the
+            best undefended model at the leak of *alone*; None if the utility of the active party alone is not known.
+        by_seed: ``value`` by seed, and the others in ``calibrated_by_seed`` and ``hypervolume_by_seed``.
     """
 
     method: str
@@ -133,6 +135,9 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
     target: str = "labels"
     by_seed: dict[int, float] = {}
     calibrated_by_seed: dict[int, float] = {}
+    hypervolume: float | None = None
+    hypervolume_ci95: tuple[float | None, float | None] = (None, None)
+    hypervolume_by_seed: dict[int, float] = {}
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,6 +59,7 @@ COLUMNS = {
     "status": "What is unusual: unconverged is a lower bound; diverged, collapsed and error replace a number.",
     "CAP": "The mean of utility times (1 - leak) over the strengths of a defense. Larger is better.",
     "calibrated": "CAP with the advantage over alone in place of the leak. A destroyed model gains less by it.",
+    "hypervolume": "How much of what joining gains is kept, times the privacy kept; a destroyed model scores 0.",
     "CAP (accuracy)": "CAP with the accuracy of the guesses as the leak, as papers compute it.",
     "DCS": "The mean over the strengths of 1 / (1 + distance to no leak at full utility). 1 is best.",
     "(place)": "The place of the defense by this score; ≈ marks one that is not told apart from a neighbor.",

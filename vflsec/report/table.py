@@ -119,7 +119,8 @@ def caps(summary: Summary) -> Cells | None:
     if not summary.cap:
         return None
     several = len({cap.target for cap in summary.cap}) > 1
-    header = ["method", "defense", *(["of"] if several else []), "attack", "CAP ↑", "calibrated ↑", "CAP (accuracy)"]
+    header = ["method", "defense", *(["of"] if several else []), "attack", "CAP ↑", "calibrated ↑"]
+    header += ["hypervolume ↑", "CAP (accuracy)"]
     lines = [_cap_row(cap, [cap.target] if several else []) for cap in summary.cap]
     return Cells("CAP over the defended strengths", [*header, "DCS", "note"], lines)
 
@@ -140,7 +141,7 @@ def order(summary: Summary) -> Cells | None:
     """
     if not summary.ranks:
         return None
-    scores = list(summary.ranks[0].values)
+    scores = [score for score in summary.ranks[0].values if any(score in rank.ranks for rank in summary.ranks)]
     several = len({rank.target for rank in summary.ranks}) > 1
     header = ["method", "defense", *(["of"] if several else []), *(f"{score} (place)" for score in scores)]
     ranked = sorted(summary.ranks, key=lambda rank: (rank.target, rank.ranks.get(scores[-1], 0)))
@@ -454,6 +455,7 @@ def _cap_row(cap: Cap, of: list[str]) -> list[str]:
         cap.attack,
         _cap_value(cap.value, cap.ci95),
         _cap_value(cap.calibrated, cap.calibrated_ci95),
+        _cap_value(cap.hypervolume, cap.hypervolume_ci95),
         number(cap.accuracy_value),
         number(cap.dcs),
         cap.note,
