@@ -89,6 +89,31 @@ def test_points_are_means_over_seeds_with_t_intervals():
     assert point.seconds == pytest.approx(1.5)
 
 
+def test_bits_are_those_beyond_alone_paired_by_seed():
+    records = make_records()
+
+    def with_bits(record, **metrics):
+        leak = {split: replace(own, metrics=own.metrics | metrics) for split, own in record.leak.items()}
+        return replace(record, leak=leak)
+
+    for row in rows(SPEC):
+        known = {"right@0.99": 1.0} if row.seed == 2 else {}
+        bits = {"cross_entropy": 0.5 + 3 * JITTER[row.seed], "known@0.99": 0.1 * row.seed, **known}
+        records[row.key] = with_bits(records[row.key], **bits)
+    before = summary_of(records).points[0].leak
+    assert (before.bits, before.bits_ci95) == (None, (None, None)), "records of alone of an earlier version"
+    for baseline in baselines(SPEC):
+        own = 0.75 + JITTER[baseline.seed]
+        records[baseline.key] = with_bits(records[baseline.key], cross_entropy=own)
+    leak = summary_of(records).points[0].leak
+    expected = over_seeds([0.25 - 2 * j for j in JITTER])
+    assert leak.bits == pytest.approx(expected.mean)
+    assert leak.bits_ci95 == pytest.approx((expected.low, expected.high))
+    assert leak.others["known@0.99"] == pytest.approx(0.1)
+    assert leak.others["right@0.99"] == 1.0, "over the seeds that know any row"
+    assert leak.alone_others["cross_entropy"] == pytest.approx(0.75)
+
+
 def test_alone_is_the_strongest_baseline_on_the_truth_whatever_folds_say():
     for fold in (0.4, 0.9):
         assert summary_of(make_records(mc_alone_fold=fold)).points[0].leak.alone == pytest.approx(0.58)

@@ -27,7 +27,12 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
         alone: the leak without the federation, one value for each target and ``rows`` of a report.
         advantage: leak minus *alone*, paired by seed, with its interval in ``advantage_ci95``.
         accuracy: label recovery accuracy, the papers' measure; None if columns are recovered.
-        others: the means of the other metrics, by name.
+        bits: what a row's guess tells beyond *alone*, in bits: the cross-entropy of *alone* minus that of the attack,
+            both calibrated, paired by seed; None for recovered columns, too few rows and records of earlier versions.
+        others: the means of the other metrics by name, each over the seeds that have it, and of *alone* in
+            ``alone_others``: among them the true positive rates ``tpr@0.001`` and ``tpr@0.01``, missing if the rows do
+            not resolve them; the ``cross_entropy`` in bits per row; ``known@0.99``, the share of rows of whose class
+            the calibrated guess is more than 99 % sure, and ``right@0.99``, the share of these that are right.
         one_class: the number of seeds in which all rows were guessed to be of one class, so that accuracy is no leak.
         by_seed: the leak by seed, and *alone* in ``alone_by_seed``.
     """
@@ -44,7 +49,10 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: float | None
     interval: str = "seeds"
     rows: str = "test"
+    bits: float | None = None
+    bits_ci95: tuple[float | None, float | None] = (None, None)
     others: dict[str, float] = {}
+    alone_others: dict[str, float] = {}
     one_class: int = 0
     by_seed: dict[int, float] = {}
     alone_by_seed: dict[int, float] = {}

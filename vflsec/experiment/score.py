@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vflsec.core import metrics, statistics
+from vflsec.core.calibration import calibrated, knowledge
 from vflsec.core.seeds import derive
 from vflsec.core.view import GroundTruth, Guess
 from vflsec.records.schema import Block
@@ -29,7 +30,9 @@ def score(
     """Return, for each guessed split, all metrics, chance, the number of rows, and the row interval of the headline.
 
     ``halves`` is the headline on each of two random halves of these rows, which are the same for every guess with the
-    same seed, truth and ``exclude``. It is None if the rows are too few to be split.
+    same seed, truth and ``exclude``. It is None if the rows are too few to be split; otherwise a guess of classes also
+    has the metrics of ``vflsec.core.calibration.knowledge``, each half calibrated on the other, and of ``RARE`` as far
+    as the rows resolve them.
 
     Args:
         guess: of an attack.
@@ -48,9 +51,11 @@ def score(
             keep[exclude.cpu()] = False
         if len(torch.unique(truth[keep])) > 1:  # metrics need two classes
             scored, answers = guessed[keep], truth[keep]
-            halves = _on_halves(scored, answers, headline, derive(seed, "halves", split))
+            half_seed = derive(seed, "halves", split)
+            halves = _on_halves(scored, answers, headline, half_seed)
             block = measure(scored, answers, headline, seed, names)
-            blocks[split] = msgspec.structs.replace(block, halves=halves)
+            sure = _knowledge(scored, answers, half_seed) if halves and answers.dim() == 1 else {}
+            blocks[split] = msgspec.structs.replace(block, metrics=block.metrics | sure, halves=halves)
     return blocks
 
 
@@ -88,6 +93,14 @@ def _on_halves(scores: Tensor, truth: Tensor, headline: str, seed: int) -> tuple
         return None
     measured = metrics.METRICS[headline]
     return measured(s[first], y[first]), measured(s[~first], y[~first])
+
+
+def _knowledge(scores: Tensor, truth: Tensor, seed: int) -> dict[str, float]:
+    """Return how much a guess of classes tells of a row: few rows known surely, and bits of a calibrated guess."""
+    s, y = scores.detach().cpu().numpy(), truth.cpu().numpy()
+    rates = {name: metrics.METRICS[name](s, y) for name in metrics.RARE}
+    resolved = {name: rate for name, rate in rates.items() if not np.isnan(rate)}
+    return resolved | knowledge(calibrated(s, y, in_first_half(truth.cpu(), seed)), y)
 
 
 def one_class(labels: Tensor, scores: np.ndarray) -> bool:
