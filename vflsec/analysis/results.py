@@ -198,6 +198,29 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     holds: bool | None
 
 
+class GroupLeak(msgspec.Struct, frozen=True, kw_only=True):
+    """What one attack on labels leaks of one group of rows.
+
+    Attributes:
+        group: a category of ``column``, or the interval of a number.
+        n: rows per seed.
+        leak: without a mean for a group that has too few rows of a class.
+        p: of the test that all groups leak the same, and in ``p_holm`` after Holm's correction over all these tests.
+    """
+
+    column: str
+    method: str
+    defense: str
+    strength: float
+    attack: str
+    rows: str
+    group: str
+    n: int
+    leak: Measure
+    p: float | None
+    p_holm: float | None
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The whole report; ``msgspec.json.encode`` of it is the JSON output.
 
@@ -210,6 +233,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         lost: attacks without the federation that gave no number, with the number of seeds: *alone* may be too low.
         failures: why results have no number, with the number of seeds.
         left_out: why it cannot mount each other attack, by name, as far as that was recorded.
+        subgroups: the leaks of groups of rows, if they were asked for.
         verdict: two sentences for a reader who knows none of the words in the tables.
         audited: the file or folder of a system that was trained elsewhere; empty for an evaluation.
     """
@@ -239,3 +263,4 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, str] = {}
     verdict: list[str] = []
     audited: str = ""
+    subgroups: list[GroupLeak] = []

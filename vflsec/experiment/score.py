@@ -46,9 +46,7 @@ def score(
     blocks = {}
     for split, guessed in guess.scores.items():
         truth = ground_truth.labels[split].cpu()
-        keep = torch.ones(len(truth), dtype=torch.bool) if truth.dim() > 1 else truth >= 0
-        if split == known:
-            keep[exclude.cpu()] = False
+        keep = is_scored(truth, exclude if split == known else None)
         if len(torch.unique(truth[keep])) > 1:  # metrics need two classes
             scored, answers = guessed[keep], truth[keep]
             half_seed = derive(seed, "halves", split)
@@ -57,6 +55,14 @@ def score(
             sure = _knowledge(scored, answers, half_seed) if halves and answers.dim() == 1 else {}
             blocks[split] = msgspec.structs.replace(block, metrics=block.metrics | sure, halves=halves)
     return blocks
+
+
+def is_scored(truth: Tensor, exclude: Tensor | None) -> Tensor:
+    """Return which rows (n,) have an answer, and one that the adversary does not know."""
+    keep = torch.ones(len(truth), dtype=torch.bool) if truth.dim() > 1 else truth >= 0
+    if exclude is not None:
+        keep[exclude.cpu()] = False
+    return keep
 
 
 def measure(scores: Tensor, labels: Tensor, headline: str, seed: int, names: Sequence[str] = ()) -> Block:

@@ -174,6 +174,22 @@ def per_row(summary: Summary) -> Cells | None:
     return Cells("How much, of how many rows (alone in brackets)", header, [line(point) for point in shown])
 
 
+def subgroups(summary: Summary) -> Cells | None:
+    """Return a row for each attack and group of rows, or None if no groups were asked for."""
+    if not summary.subgroups:
+        return None
+    column = summary.subgroups[0].column
+    rows = [
+        [
+            one.method, one.defense, f"{one.strength:.4g}", one.attack, one.rows, one.group, str(one.n),
+            with_margin(one.leak), number(one.p_holm),
+        ]
+        for one in summary.subgroups
+    ]  # fmt: skip
+    header = ["method", "defense", "λ", "attack", "rows", column, "n", "leak ↓", "p (Holm)"]
+    return Cells(f"Leak by {column}; p is small if its groups do not all leak the same", header, rows)
+
+
 def detailed(summary: Summary) -> list[Cells]:
     """Return all tables, also that with details for which a terminal has no room."""
     return [*tables(summary), *filter(None, [per_row(summary)])]
@@ -181,7 +197,7 @@ def detailed(summary: Summary) -> list[Cells]:
 
 def tables(summary: Summary) -> list[Cells]:
     """Return all tables: one per curve, then CAP, the order of defenses, and integrity."""
-    return [*points(summary), *filter(None, (caps(summary), order(summary), integrity(summary)))]
+    return [*points(summary), *filter(None, (caps(summary), order(summary), subgroups(summary), integrity(summary)))]
 
 
 def remarks(summary: Summary) -> list[str]:
