@@ -54,6 +54,16 @@ def test_p_is_uniform_where_the_groups_leak_the_same(monkeypatch):
     assert kstest(p, "uniform").pvalue > 0.01
 
 
+def test_a_group_without_a_leak_does_not_count(monkeypatch):
+    monkeypatch.setattr(subgroups, "DRAWS", 99)
+    scored, group = world(3)
+    group[group == 1] = -1
+    again = [
+        differ(scored, own, n, np.random.default_rng(0)) for own, n in ((group, 3), (np.where(group == 2, 1, group), 2))
+    ]
+    assert again[0] == again[1] < 1
+
+
 def test_a_group_that_leaks_less_is_found():
     rng = np.random.default_rng(2)
     assert np.mean([differ(*world(seed, lost=1.3), 3, rng) < 0.05 for seed in range(10)]) > 0.7

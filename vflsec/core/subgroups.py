@@ -64,8 +64,9 @@ def differ(seeds: Sequence[Scored], group: NDArray[np.integer], n_groups: int, r
 
     def spread(by_person: NDArray[np.integer]) -> float:
         found = np.array([_of_groups(one, by_person, n_groups) for one in prepared])
-        mean = np.nanmean(found, axis=0)
-        return float(weight @ (mean - weight @ mean / weight.sum()) ** 2)
+        known = ~np.isnan(found)
+        mean, own = np.nansum(found, axis=0) / np.maximum(known.sum(axis=0), 1), weight * known.any(axis=0)
+        return float(own @ (mean - own @ mean / own.sum()) ** 2)
 
     observed, exchanged, at_least = spread(group), group.copy(), 0
     for _ in range(DRAWS):

@@ -140,8 +140,11 @@ def groups_of(dataset: VerticalDataset, column: str) -> pd.Series:
     if holder is None:
         raise UsageError(unknown("column", column, [str(c) for table in dataset.parties for c in table.frame.columns]))
     values = holder.frame[column]
-    cut = values.astype(str) if column in holder.categorical else pd.qcut(values, QUARTILES, duplicates="drop")
-    groups = cut.astype("category").cat.rename_categories(lambda one: plain(str(one)))
+    if column in holder.categorical:
+        groups = values.astype(str).astype("category").cat.rename_categories(plain)
+    else:
+        cut = pd.qcut(values, QUARTILES, duplicates="drop")
+        groups = cut.cat.rename_categories(lambda one: f"{one.left:.6g} to {one.right:.6g}")
     return groups.cat.add_categories(MISSING).fillna(MISSING) if groups.isna().any() else groups
 
 
