@@ -1,8 +1,11 @@
 """CAP against the tables that the FedHSSL paper printed; DCS against what its own code printed for known cells."""
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from vflsec.analysis.cap import c_dcs, calibrated_cap, cap, dcs, t_dcs
+from vflsec.analysis.cap import c_dcs, calibrated_cap, cap, dcs, hypervolume, privacy_kept, ratio_by_seed, t_dcs
 
 # FedHSSL (arXiv 2208.08934), table XI: (label recovery accuracy A, main metric) at lambda_f = 1, 5, 25.
 TABLE_XI = {
@@ -66,3 +69,50 @@ def test_t_and_c_dcs_are_means():
     assert t_dcs([0.6, 0.8]) == pytest.approx(0.7)
     assert c_dcs({"labels": 0.6, "features": 0.9}) == pytest.approx(0.75)
     assert c_dcs({"labels": 0.6, "features": 0.9}, {"labels": 2.0, "features": 1.0}) == pytest.approx(0.7)
+
+
+POINTS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=6)
+
+
+def test_the_hypervolume_of_worked_examples():
+    assert hypervolume([0.5], [0.4]) == 0.2, "a rectangle"
+    assert hypervolume([0.5, 0.25], [0.4, 0.8]) == pytest.approx(0.25 * 0.8 + 0.25 * 0.4), "a staircase"
+    assert hypervolume([1.0, 0.3], [1.0, 0.9]) == 1.0, "the ideal"
+    assert hypervolume([0.0, 0.0], [1.0, 0.5]) == 0.0, "destroyed models, however private"
+
+
+@given(POINTS)
+def test_the_hypervolume_is_the_share_of_a_grid_that_some_point_dominates(points):
+    gain, kept = zip(*points, strict=True)
+    x, y = np.meshgrid(*2 * [(np.arange(200) + 0.5) / 200])
+    covered = np.any([(x < g) & (y < k) for g, k in points], axis=0).mean()
+    assert hypervolume(gain, kept) == pytest.approx(covered, abs=0.011)
+
+
+@given(POINTS, st.floats(0, 1), st.floats(0, 1))
+def test_a_dominated_point_adds_nothing_and_a_better_one_never_takes_away(points, less_gain, less_kept):
+    gain, kept = map(list, zip(*points, strict=True))
+    own = hypervolume(gain, kept)
+    assert hypervolume([*gain, gain[0] * less_gain], [*kept, kept[0] * less_kept]) == pytest.approx(own)
+    assert hypervolume([gain[0] + (1 - gain[0]) * less_gain, *gain[1:]], kept) >= own - 1e-12
+    assert hypervolume(gain, [kept[0] + (1 - kept[0]) * less_kept, *kept[1:]]) >= own - 1e-12
+
+
+def test_privacy_is_kept_from_alone_to_everything():
+    assert [privacy_kept(leak, 0.6) for leak in (0.5, 0.6, 0.8, 1.0)] == pytest.approx([1.0, 1.0, 0.5, 0.0])
+    assert privacy_kept(1.0, 1.0) == 1.0, "there was nothing left to infer"
+    assert privacy_kept(0.0, -0.5) == 1.0, "an R2 below 0"
+
+
+def test_the_ratio_by_seed_has_the_mean_and_the_deviation_of_a_ratio_of_means():
+    rng = np.random.default_rng(0)
+    whole = rng.normal(1.0, 0.2, (4000, 20))
+    area = 0.7 * whole + rng.normal(0, 0.1, whole.shape)
+    found = [
+        list(ratio_by_seed(dict(enumerate(a)), dict(enumerate(w))).values()) for a, w in zip(area, whole, strict=True)
+    ]
+    ratios = area.mean(axis=1) / whole.mean(axis=1)
+    assert np.mean(found, axis=1) == pytest.approx(ratios)
+    stated = np.sqrt(np.mean(np.var(found, axis=1, ddof=1)) / 20)
+    assert stated == pytest.approx(np.std(ratios), rel=0.05)
+    assert ratio_by_seed({0: 0.0}, {0: 0.0}) == {0: 0.0}, "where joining gains nothing, nothing is kept"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vflsec
-from vflsec.analysis.ranking import SCORES, disagreements, exposed, front, orders, ranks, told_apart
+from vflsec.analysis.ranking import disagreements, exposed, front, orders, ranks, told_apart
 from vflsec.analysis.results import Cap, Leak, Measure, Place, Point, Rank
 from vflsec.core.statistics import over_seeds
 
@@ -86,7 +86,7 @@ def test_ranks_are_by_the_headline():
     found = {
         rank.defense: rank for rank in ranks(caps, exposed_by(point("a", 1.0, 0.8, 0.9), point("b", 1.0, 0.7, 0.7)))
     }
-    assert found["a"].values == {"CAP": 0.2, "calibrated CAP": 0.8, "strongest leak": 0.9}
+    assert found["a"].values == {"CAP": 0.2, "calibrated CAP": 0.8, "hypervolume": None, "strongest leak": 0.9}
     assert found["a"].ranks == {"CAP": 2, "calibrated CAP": 1, "strongest leak": 2}
     assert found["b"].ranks == {"CAP": 1, "calibrated CAP": 2, "strongest leak": 1}
     assert disagreements(list(found.values())) == [
@@ -147,7 +147,7 @@ def test_a_disagreement_within_noise_is_none(by, said):
     caps = [folded("a", 0.2, 0.8, by=by), folded("b", 0.3, 0.7)]
     found = ranks(caps, exposed_by(point("a", 1.0, 0.8, 0.9, by=by), point("b", 1.0, 0.7, 0.7)))
     assert [rank.ranks for rank in found] == [
-        dict(zip(SCORES, places, strict=True)) for places in ((2, 1, 2), (1, 2, 1))
+        dict(zip(("CAP", "calibrated CAP", "strongest leak"), places, strict=True)) for places in ((2, 1, 2), (1, 2, 1))
     ]
     assert len(disagreements(found)) == said
 
@@ -187,7 +187,7 @@ def test_a_report_shows_orders_and_what_they_do_not_tell(tmp_path):
     shown = report.table(200)
     for line in report.summary.orders:
         assert f"ORDER {line}" in shown.replace("\n", " ")
-    assert len(report.summary.orders) == 3
+    assert len(report.summary.orders) == 4
     apart = any(" > " in line for line in report.summary.orders)
     assert ("ORDER all scores agree wherever they tell two" in shown) == (apart and not report.summary.disagreements)
     assert ("ORDER no score tells two defenses apart" in shown) != apart

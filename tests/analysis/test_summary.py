@@ -89,6 +89,31 @@ def test_points_are_means_over_seeds_with_t_intervals():
     assert point.seconds == pytest.approx(1.5)
 
 
+def test_bits_are_those_beyond_alone_paired_by_seed():
+    records = make_records()
+
+    def with_bits(record, **metrics):
+        leak = {split: replace(own, metrics=own.metrics | metrics) for split, own in record.leak.items()}
+        return replace(record, leak=leak)
+
+    for row in rows(SPEC):
+        known = {"right@0.99": 1.0} if row.seed == 2 else {}
+        bits = {"cross_entropy": 0.5 + 3 * JITTER[row.seed], "known@0.99": 0.1 * row.seed, **known}
+        records[row.key] = with_bits(records[row.key], **bits)
+    before = summary_of(records).points[0].leak
+    assert (before.bits, before.bits_ci95) == (None, (None, None)), "records of alone of an earlier version"
+    for baseline in baselines(SPEC):
+        own = 0.75 + JITTER[baseline.seed]
+        records[baseline.key] = with_bits(records[baseline.key], cross_entropy=own)
+    leak = summary_of(records).points[0].leak
+    expected = over_seeds([0.25 - 2 * j for j in JITTER])
+    assert leak.bits == pytest.approx(expected.mean)
+    assert leak.bits_ci95 == pytest.approx((expected.low, expected.high))
+    assert leak.others["known@0.99"] == pytest.approx(0.1)
+    assert leak.others["right@0.99"] == 1.0, "over the seeds that know any row"
+    assert leak.alone_others["cross_entropy"] == pytest.approx(0.75)
+
+
 def test_alone_is_the_strongest_baseline_on_the_truth_whatever_folds_say():
     for fold in (0.4, 0.9):
         assert summary_of(make_records(mc_alone_fold=fold)).points[0].leak.alone == pytest.approx(0.58)
@@ -323,6 +348,49 @@ def test_cap_is_the_mean_of_each_seeds_cap_over_the_defended_strengths():
     assert found.calibrated == pytest.approx(sum(calibrated) / 3)
     accuracy = [cap([0.85 - j, 0.75 - j], [0.60 + j, 0.50 + j]) for j in JITTER]
     assert found.accuracy_value == pytest.approx(sum(accuracy) / 3)
+
+
+def reaching(alone, utility=UTILITY):
+    """The records, where the active party alone reaches ``alone``."""
+    records = make_records()
+    for row in rows(SPEC):
+        own = None if row.strength or alone is None else alone - JITTER[row.seed]
+        value = utility[row.strength] - JITTER[row.seed]
+        records[row.key] = replace(records[row.key], utility=block(value), active_alone=own)
+    return records
+
+
+def test_hypervolume_is_between_the_active_party_alone_and_the_best_undefended_model():
+    for one in summary_of(reaching(0.70)).cap:
+        kept = [[(0.30 - j) / (0.42 - j), (0.40 - j) / (0.42 - j)] for j in JITTER]  # alone on test rows is .58
+        if one.attack == "mc":
+            area = [(0.10 * first + 0.05 * second) / 0.20 for first, second in kept]
+            assert one.hypervolume_by_seed == pytest.approx(dict(enumerate(area)))
+            assert one.hypervolume == pytest.approx(sum(area) / 3)
+            assert (one.hypervolume_ci95[0] + one.hypervolume_ci95[1]) / 2 == pytest.approx(one.hypervolume)
+
+
+def test_a_destroyed_model_has_no_hypervolume_whatever_its_leak():
+    dead = summary_of(reaching(0.70, {0.0: 0.9, 1.0: 0.5, 5.0: 0.5})).cap
+    assert [one.hypervolume for one in dead] == [0.0, 0.0]
+    assert all(one.value > 0.1 and one.calibrated > 0.4 for one in dead), "CAP rewards it"
+
+
+def test_hypervolume_needs_the_active_party_alone_and_a_gain():
+    assert [one.hypervolume for one in summary_of(reaching(None)).cap] == [None, None]
+    assert [one.hypervolume for one in summary_of(reaching(0.95)).cap] == [0.0, 0.0], "joining gains nothing"
+
+
+def test_the_best_undefended_model_is_that_of_any_method():
+    spec = msgspec.structs.replace(SPEC, methods=("fedsplitnn", "vertical-lr"))
+    records = make_records(spec)
+    for row in rows(spec):
+        own, value = (0.90, 0.75) if row.method == "fedsplitnn" else (0.80, 0.75)
+        utility = block(own if not row.strength else value)
+        records[row.key] = replace(records[row.key], utility=utility, active_alone=None if row.strength else 0.70)
+    found = {one.method: one.hypervolume for one in summary_of(records, spec).cap if one.attack == "mc"}
+    assert found["fedsplitnn"] == pytest.approx(found["vertical-lr"]), "the weaker method is not its own ideal"
+    assert found["vertical-lr"] < 0.25
 
 
 def test_the_cap_of_worst_folds_the_headline_of_each_strength():

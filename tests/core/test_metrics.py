@@ -125,5 +125,24 @@ def test_tpr_counts_only_what_is_found_below_the_false_positives_allowed():
     score = np.r_[np.arange(100.0), 99.5, 98.5, np.full(98, -1.0)]  # of class 0 the hundred, of class 1 the rest
     labels = np.r_[np.zeros(100, int), np.ones(100, int)]
     scores = np.stack([-score, score], axis=1)
-    assert metrics.tpr_at(scores, labels, fpr=0.001) == 0.01
     assert metrics.tpr_at(scores, labels, fpr=0.01) == 0.02
+    many = np.tile(labels, 10), np.tile(scores, (10, 1))
+    assert metrics.tpr_at(many[1], many[0], fpr=0.001) == 0.01
+    assert np.isnan(metrics.tpr_at(scores, labels, fpr=0.001)), "a hundred rows do not tell 0.1 % from 0"
+
+
+def test_tpr_of_many_classes_is_the_mean_of_each_against_the_rest():
+    rng = np.random.default_rng(0)
+    labels, scores = rng.integers(0, 4, 2000), rng.normal(size=(2000, 4))
+    scores[np.arange(2000), labels] += 2.0
+    rates = []
+    for c in range(4):
+        margin = scores[:, c] - np.delete(scores, c, axis=1).max(axis=1)
+        threshold = np.sort(margin[labels != c])[::-1][int(0.01 * (labels != c).sum())]
+        rates.append((margin[labels == c] > threshold).mean())
+    assert metrics.tpr_at(scores, labels, fpr=0.01) == pytest.approx(np.mean(rates))
+    assert metrics.tpr_at(scores + rng.normal(size=(2000, 1)), labels, fpr=0.01) == pytest.approx(np.mean(rates))
+
+
+def test_margins_are_to_the_largest_of_the_others():
+    assert metrics.margins(np.array([[1.0, 4.0, 2.0], [3.0, 3.0, 0.0]])).tolist() == [[-3, 2, -2], [0, 0, -3]]

@@ -82,7 +82,6 @@ def test_members_are_training_rows_and_nothing_says_where_they_are(trained):
     own = {tuple(row) for row in federation.active.features["train"].tolist()}
     assert [tuple(row) in own for row in view.features["candidates"].tolist()] == member.tolist()
     assert not view.messages
-    assert "tpr@0.001" in question.metrics
 
 
 def test_candidates_may_outnumber_training_rows():

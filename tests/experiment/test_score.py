@@ -110,3 +110,23 @@ def test_halves_of_a_single_class_are_none():
     labels = torch.tensor([0] * 20 + [1])
     scores = torch.stack([-labels, labels], dim=1).float()
     assert scored(scores, labels, headline="auc").halves is None
+
+
+def test_a_guess_of_classes_tells_how_much_of_how_many_rows():
+    truth = GroundTruth({"test": torch.arange(4000) % 4, "train": LABELS})
+    guess = Guess({"test": perfect(truth.labels["test"]), "train": perfect(LABELS)})
+    found = score(guess, truth, headline="accuracy", exclude=torch.arange(0), seed=0)
+    metrics = found["test"].metrics
+    assert (metrics["tpr@0.001"], metrics["known@0.99"], metrics["right@0.99"]) == (1.0, 1.0, 1.0)
+    assert metrics["cross_entropy"] < 0.01
+    assert "tpr@0.001" not in found["train"].metrics, "150 negatives do not resolve it"
+    assert found["train"].metrics["tpr@0.01"] == 1.0
+
+
+def test_recovered_columns_have_no_bits():
+    values = torch.randn(100, 2)
+    found = score(
+        Guess({"test": values}), GroundTruth({"test": values}), headline="r2", exclude=torch.tensor([]), seed=0,
+        names=["r2"],
+    )  # fmt: skip
+    assert found["test"].metrics == {"r2": 1.0}

@@ -643,3 +643,19 @@ def test_a_narrow_terminal_has_whole_words_and_is_told_what_is_left_out(summary,
     for word in ("worst:", "unconverged", "advantage", "NOT SHOWN on train, chance, budget, MB, CAP (accuracy)"):
         assert any(word in line for line in lines), word
     assert not any("NOT SHOWN" in line for line in report.table(140).splitlines())
+
+
+def test_how_much_of_how_many_rows_stands_beside_alone(summary):
+    first, *others = summary.points
+    known = {"tpr@0.001": 0.05, "tpr@0.01": 0.2, "known@0.99": 0.031}
+    leak = msgspec.structs.replace(
+        first.leak, bits=0.042, bits_ci95=(0.03, 0.054), others=known, alone_others={"tpr@0.01": 0.1}
+    )
+    one = with_points(summary, [msgspec.structs.replace(first, leak=leak), *others])
+    cells = table.per_row(one)
+    assert cells.rows[-1][-5:] == [".042 ±.012", ".050 (–)", ".200 (.100)", ".031 (–)", "– (–)"]
+    assert cells.title in table.markdown(one)
+    assert cells.title not in Report(one, manifest_of(specs.EvalSpec())).table(140), "a terminal has no room"
+    assert table.per_row(summary) is None, "records of an earlier version"
+    line = next(csv.DictReader(io.StringIO(table.as_csv(one))))
+    assert [line[name] for name in ("bits", "bits_low", "tpr@0.001", "right@0.99")] == ["0.042", "0.03", "0.05", ""]

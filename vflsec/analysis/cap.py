@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
+from statistics import fmean
+
+import numpy as np
 
 
 def cap(utility: Sequence[float], leak: Sequence[float]) -> float:
@@ -26,6 +29,38 @@ def calibrated_cap(utility: Sequence[float], leak: Sequence[float], alone: Seque
     What the adversary could have inferred without joining is not the federation's leak.
     """
     return cap(utility, [min(1.0, max(0.0, a - b)) for a, b in zip(leak, alone, strict=True)])
+
+
+def hypervolume(gain: Sequence[float], kept: Sequence[float]) -> float:
+    """Return the area of the union of the rectangles from (0, 0) to each (g, k).
+
+    Source: Zitzler and Thiele 1998, "Multiobjective optimization using evolutionary algorithms", section 3 (size of the
+    space covered). A point that another one dominates adds nothing, and a point without gain has no area.
+
+    Args:
+        gain: g per strength, at least 0: the utility that joining adds.
+        kept: k per strength, at least 0: see ``privacy_kept``.
+    """
+    order = np.argsort(gain)[::-1]
+    width, height = np.asarray(gain, dtype=float)[order], np.maximum.accumulate(np.asarray(kept, dtype=float)[order])
+    return float(-np.diff(width, append=0.0) @ height)
+
+
+def privacy_kept(leak: float, alone: float) -> float:
+    """Return (1 - A) / (1 - alone) in [0, 1]: 1 if nothing is inferred beyond *alone*, 0 if everything is."""
+    alone = max(0.0, alone)  # an R2 below 0 is no leak
+    return 1.0 if leak <= alone else max(0.0, (1 - leak) / (1 - alone))
+
+
+def ratio_by_seed(area: Mapping[int, float], whole: Mapping[int, float]) -> dict[int, float]:
+    """Return values by seed whose mean is the mean of ``area`` over the mean of ``whole``; 0 if that is 0.
+
+    The ratio of a single seed is unstable where the whole is small. These are the values of the linearized ratio, whose
+    deviation holds the noise of both (Cochran 1977, "Sampling techniques", section 6.3).
+    """
+    scale = fmean(whole.values())
+    ratio = fmean(area.values()) / scale if scale else 0.0
+    return {seed: ratio + (area[seed] - ratio * whole[seed]) / scale if scale else 0.0 for seed in area}
 
 
 def dcs(leak: float, utility: float, *, ideal_utility: float, ideal_leak: float = 0.0, beta: float = 0.5) -> float:

@@ -84,7 +84,7 @@ def _crossed(first: Block, second: Block) -> Block:
     """
     value = (_on_half(first, 1) + _on_half(second, 0)) / 2
     chosen_on = (_on_half(first, 0) + _on_half(second, 1)) / 2
-    others = {key: (first.metrics[key] + second.metrics[key]) / 2 for key in first.metrics}
+    others = {key: (first.metrics[key] + second.metrics[key]) / 2 for key in first.metrics if key in second.metrics}
     sides = [[abs(one.headline - end) for end in one.over_rows] for one in (first, second)]
     low, high = (math.sqrt((a**2 + b**2) / 2) for a, b in zip(*sides, strict=True))
     return msgspec.structs.replace(

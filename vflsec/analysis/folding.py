@@ -1,8 +1,9 @@
-"""CAP and the DCS family of each curve, seed by seed; there is none if a cell of the curve has no number."""
+"""CAP, hypervolume and DCS of each curve, seed by seed; there is none if a cell of the curve has no number."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from vflsec.analysis import cap as capping
@@ -10,6 +11,9 @@ from vflsec.analysis.groups import USABLE, CellGroup, Scored, reported_rows
 from vflsec.analysis.intervals import UNKNOWN, finite, interval
 from vflsec.analysis.results import Cap
 from vflsec.core.checks import count
+
+Reach = Mapping[int, tuple[float, float]]
+"""By seed, the utility of the active party alone and of the best undefended model: what joining can gain."""
 
 
 def by_defense(groups: Sequence[CellGroup]) -> list[list[CellGroup]]:
@@ -20,25 +24,37 @@ def by_defense(groups: Sequence[CellGroup]) -> list[list[CellGroup]]:
     return list(curves.values())
 
 
-def caps(groups: Sequence[CellGroup]) -> list[Cap]:
+def reach(groups: Sequence[CellGroup]) -> Reach:
+    """Return the reach of the method that has the largest utility without a defense; nothing if that is not known."""
+    known: dict[str, dict[int, tuple[float, float]]] = {}
+    for group in groups:
+        for record in (record for name in group.by_attack for record in group.usable(name).values()):
+            if record.active_alone is not None and record.utility and not group.strength:
+                known.setdefault(group.method, {})[record.seed] = (record.active_alone, record.utility.headline)
+    whole = [by_seed for by_seed in known.values() if len(by_seed) == groups[0].seeds]
+    return max(whole, key=lambda by_seed: fmean(best for _, best in by_seed.values()), default={})
+
+
+def caps(groups: Sequence[CellGroup], reached: Reach) -> list[Cap]:
     """Return the CAP of one method and defense over its positive strengths: of each headline, then of each attack."""
     defended = [group for group in groups if group.strength > 0 and group.attacked]
     if not defended:
         return []
     clean = next(group for group in groups if group.strength == 0)
     worst = [
-        _cap([group.headlines[target] for group in (clean, *defended)], clean, defended) for target in clean.headlines
+        _cap([group.headlines[target] for group in (clean, *defended)], clean, defended, reached)
+        for target in clean.headlines
     ]
-    return worst + [_of_attack(attack, clean, defended) for attack in clean.by_attack]
+    return worst + [_of_attack(attack, clean, defended, reached) for attack in clean.by_attack]
 
 
-def _of_attack(attack: str, clean: CellGroup, defended: Sequence[CellGroup]) -> Cap:
+def _of_attack(attack: str, clean: CellGroup, defended: Sequence[CellGroup], reached: Reach) -> Cap:
     groups = (clean, *defended)
     rows = reported_rows(record for group in groups for record in group.usable(attack).values())
-    return _cap([group.scored(attack, rows) for group in groups], clean, defended)
+    return _cap([group.scored(attack, rows) for group in groups], clean, defended, reached)
 
 
-def _cap(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup]) -> Cap:
+def _cap(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup], reached: Reach) -> Cap:
     """Fold the cells of all strengths, the undefended one first."""
     target = cells[0].target
     whole: dict[str, Any] = {
@@ -54,6 +70,8 @@ def _cap(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup
     alone_by_cell = [group.alone(target).on(cell.rows) for group, cell in zip(defended, cells[1:], strict=True)]
     one_class = sum(block.one_class for cell in cells[1:] for block in cell.leak.values())
     values: dict[str, dict[int, float]] = {"cap": {}, "calibrated": {}, "accuracy": {}, "dcs": {}}
+    area: dict[int, float] = {}
+    gains = {seed: max(0.0, best - own) for seed, (own, best) in reached.items()}
     for seed in range(clean.seeds):
         utility = [cell.records[seed].measured.headline for cell in cells[1:]]
         blocks = [cell.leak[seed] for cell in cells[1:]]
@@ -65,9 +83,13 @@ def _cap(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup
         if all(seed in by_seed for by_seed in alone_by_cell):
             alone = [by_seed[seed].headline for by_seed in alone_by_cell]
             values["calibrated"][seed] = capping.calibrated_cap(utility, leak, alone)
+            if reached:
+                gain = [min(gains[seed], max(0.0, u - reached[seed][0])) for u in utility]
+                area[seed] = capping.hypervolume(gain, list(map(capping.privacy_kept, leak, alone)))
         ideal = cells[0].records[seed].measured.headline
         scores = [capping.dcs(a, u, ideal_utility=ideal) for u, a in zip(utility, leak, strict=True)]
         values["dcs"][seed] = capping.t_dcs(scores)
+    values["hypervolume"] = capping.ratio_by_seed(area, gains) if len(area) == clean.seeds else {}
     folded = {name: interval(list(by_seed.values()), UNKNOWN, clean.seeds) for name, by_seed in values.items()}
     return Cap(
         **whole,
@@ -82,6 +104,9 @@ def _cap(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup
         * bool(one_class),
         by_seed=values["cap"],
         calibrated_by_seed=values["calibrated"],
+        hypervolume=folded["hypervolume"]["mean"],
+        hypervolume_ci95=finite(folded["hypervolume"]["ci95"]),
+        hypervolume_by_seed=values["hypervolume"],
     )
 
 

@@ -19,6 +19,7 @@ from vflsec.records.manifest import NO_ADVERSARY, Manifest, RowEntry
 from vflsec.records.schema import Block, Record, Result
 
 NO_ADVANTAGE: dict[str, Any] = {"advantage": 0.0, "advantage_ci95": (0.0, 0.0)}
+NO_BITS: dict[str, Any] = {"bits": 0.0, "bits_ci95": (0.0, 0.0)}
 """The advantage of an attack that reads nothing of the federation."""
 
 SEVERITY = ("error", "diverged", "collapsed", "missing", "unconverged", "ok")
@@ -241,7 +242,10 @@ class CellGroup:
         leak = self._leak(scored.leak, alone.on(scored.rows), scored.rows)
         leak_train = self._leak(scored.leak_train, alone.on("train"), "train")
         if scored.name in self.baselines:  # other rows choose the best baseline, this one or another
-            leak, leak_train = (msgspec.structs.replace(one, **NO_ADVANTAGE) for one in (leak, leak_train))
+            leak, leak_train = (
+                msgspec.structs.replace(one, **NO_ADVANTAGE, **(NO_BITS if one.bits is not None else {}))
+                for one in (leak, leak_train)
+            )
         blocks = [record.measured for record in records if record.utility or not self.audited]
         utility = self._interval([block.headline for block in blocks], of_rows(blocks), bounds=SHARE)
         return Point(
@@ -294,7 +298,7 @@ class CellGroup:
         alone = self._interval(list(base.values()), of_rows(own), bounds=bounds, extended=own_overfit)
         rows_ci = of_difference(blocks, own) if self.audited else UNKNOWN
         advantage = self._interval(paired, rows_ci, extended=max(0.0, overfit - own_overfit))
-        others = list(blocks[0].metrics)[1:] if blocks else []
+        bits = self._interval(_bits(by_seed, alone_by_seed), UNKNOWN)
         return Leak(
             metric=metric,
             chance=mean_of(block.chance for block in blocks),
@@ -303,13 +307,32 @@ class CellGroup:
             advantage=advantage["mean"],
             advantage_ci95=finite(advantage["ci95"]),
             accuracy=mean_of(block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics),
-            others={name: sum(block.metrics[name] for block in blocks) / len(blocks) for name in others},
+            others=_others(blocks),
+            alone_others=_others(own),
+            bits=bits["mean"],
+            bits_ci95=finite(bits["ci95"]),
             one_class=sum(block.one_class for block in blocks),
             rows=rows,
             by_seed=values,
             alone_by_seed=base,
             **self._interval(list(values.values()), of_rows(blocks), bounds=bounds, extended=overfit),
         )
+
+
+def _others(blocks: Sequence[Block]) -> dict[str, float]:
+    """Return the means of all metrics but the headline, each over the seeds that have it."""
+    names = dict.fromkeys(name for block in blocks for name in block.metrics if name != block.metric)
+    found = {name: mean_of(block.metrics[name] for block in blocks if name in block.metrics) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _bits(by_seed: Mapping[int, Block], alone: Mapping[int, Block]) -> list[float]:
+    """Return how many bits per row each seed tells beyond *alone*: the difference of their cross-entropies."""
+    own, base = (
+        {seed: block.metrics["cross_entropy"] for seed, block in blocks.items() if "cross_entropy" in block.metrics}
+        for blocks in (by_seed, alone)
+    )
+    return [base[seed] - own[seed] for seed in own if seed in base]
 
 
 def _without_details(record: Result) -> Result:

@@ -14,7 +14,7 @@ import msgspec
 from vflsec.analysis.results import Cap, Place, Point, Rank
 from vflsec.core.statistics import over_seeds
 
-SCORES = ("CAP", "calibrated CAP", "strongest leak")
+SCORES = ("CAP", "calibrated CAP", "hypervolume", "strongest leak")
 
 Scored = tuple[float, Mapping[int, float]]
 """A score in the mean, and by seed."""
@@ -65,8 +65,8 @@ def front(places: Sequence[Place]) -> list[Place]:
 def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Place]) -> list[Rank]:
     """Return the rank of each target, method and defense by each score that it has; 1 is the best.
 
-    All scores are against the strongest attack at each strength: CAP and calibrated CAP of the headline, and its
-    mean leak over the strengths.
+    All scores are against the strongest attack at each strength: CAP, calibrated CAP and hypervolume of the headline,
+    and its mean leak over the strengths.
     """
     unranked = []
     for cap in caps:
@@ -77,6 +77,7 @@ def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Plac
         scored = {
             "CAP": _known(cap.value, cap.by_seed),
             "calibrated CAP": _known(cap.calibrated, cap.calibrated_by_seed),
+            "hypervolume": _known(cap.hypervolume, cap.hypervolume_by_seed),
             "strongest leak": _mean([(place.leak, place.by_seed) for place in strengths]),
         }
         unranked.append(

@@ -27,7 +27,12 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
         alone: the leak without the federation, one value for each target and ``rows`` of a report.
         advantage: leak minus *alone*, paired by seed, with its interval in ``advantage_ci95``.
         accuracy: label recovery accuracy, the papers' measure; None if columns are recovered.
-        others: the means of the other metrics, by name.
+        bits: what a row's guess tells beyond *alone*, in bits: the cross-entropy of *alone* minus that of the attack,
+            both calibrated, paired by seed; None for recovered columns, too few rows and records of earlier versions.
+        others: the means of the other metrics by name, each over the seeds that have it, and of *alone* in
+            ``alone_others``: among them the true positive rates ``tpr@0.001`` and ``tpr@0.01``, missing if the rows do
+            not resolve them; the ``cross_entropy`` in bits per row; ``known@0.99``, the share of rows of whose class
+            the calibrated guess is more than 99 % sure, and ``right@0.99``, the share of these that are right.
         one_class: the number of seeds in which all rows were guessed to be of one class, so that accuracy is no leak.
         by_seed: the leak by seed, and *alone* in ``alone_by_seed``.
     """
@@ -44,7 +49,10 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: float | None
     interval: str = "seeds"
     rows: str = "test"
+    bits: float | None = None
+    bits_ci95: tuple[float | None, float | None] = (None, None)
     others: dict[str, float] = {}
+    alone_others: dict[str, float] = {}
     one_class: int = 0
     by_seed: dict[int, float] = {}
     alone_by_seed: dict[int, float] = {}
@@ -139,7 +147,9 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         attack: its name, or ``worst`` for the headline of each strength.
-        by_seed: ``value`` by seed, and ``calibrated`` in ``calibrated_by_seed``.
+        hypervolume: the area of utility gained and privacy kept, from 0, as without joining, to 1, the utility of the
+            best undefended model at the leak of *alone*; None if the utility of the active party alone is not known.
+        by_seed: ``value`` by seed, and the others in ``calibrated_by_seed`` and ``hypervolume_by_seed``.
     """
 
     method: str
@@ -156,6 +166,9 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
     target: str = "labels"
     by_seed: dict[int, float] = {}
     calibrated_by_seed: dict[int, float] = {}
+    hypervolume: float | None = None
+    hypervolume_ci95: tuple[float | None, float | None] = (None, None)
+    hypervolume_by_seed: dict[int, float] = {}
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,6 +221,29 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     holds: bool | None
 
 
+class GroupLeak(msgspec.Struct, frozen=True, kw_only=True):
+    """What one attack on labels leaks of one group of rows.
+
+    Attributes:
+        group: a category of ``column``, or the interval of a number.
+        n: rows per seed.
+        leak: without a mean for a group that has too few rows of a class.
+        p: of the test that all groups leak the same, and in ``p_holm`` after Holm's correction over all these tests.
+    """
+
+    column: str
+    method: str
+    defense: str
+    strength: float
+    attack: str
+    rows: str
+    group: str
+    n: int
+    leak: Measure
+    p: float | None
+    p_holm: float | None
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The whole report; ``msgspec.json.encode`` of it is the JSON output.
 
@@ -220,6 +256,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         lost: attacks without the federation that gave no number, with the number of seeds: *alone* may be too low.
         failures: why results have no number, with the number of seeds.
         left_out: why it cannot mount each other attack, by name, as far as that was recorded.
+        subgroups: the leaks of groups of rows, if they were asked for.
         verdict: two sentences for a reader who knows none of the words in the tables.
         audited: the file or folder of a system that was trained elsewhere; empty for an evaluation.
     """
@@ -249,3 +286,4 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, str] = {}
     verdict: list[str] = []
     audited: str = ""
+    subgroups: list[GroupLeak] = []

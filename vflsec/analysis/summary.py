@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from vflsec.analysis.folding import by_defense, c_dcs, caps
+from vflsec.analysis.folding import by_defense, c_dcs, caps, reach
 from vflsec.analysis.gates import Limits, check_limits, gates
 from vflsec.analysis.groups import CellGroup, alone_by_target
 from vflsec.analysis.integrity import damages, on_integrity
@@ -45,7 +45,8 @@ def summarize(
     broken = damages(manifest, records)
     utilities = [*(point.utility for point in points), *(damage.utility for damage in broken)]
     metrics = [utility.metric for utility in utilities if utility.mean is not None]
-    folded = [cap for group in by_defense(cell_groups) for cap in caps(group)]
+    reached = reach(cell_groups)
+    folded = [cap for group in by_defense(cell_groups) for cap in caps(group, reached)]
     places, not_run = exposed(points, worst), _not_run(manifest, records)
     lost = _lost(manifest, records)
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []

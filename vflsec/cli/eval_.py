@@ -29,6 +29,8 @@ from vflsec.core.checks import count
 from vflsec.core.errors import UsageError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from vflsec.experiment.engine import Plan
     from vflsec.experiment.naming import Names
     from vflsec.experiment.spec import EvalSpec
@@ -135,6 +137,20 @@ CANARIES = 1000
 @click.option("--jobs", type=click.IntRange(min=1), help="How many worker processes.  [default: the number of cores]")
 @click.option("--engine", default="local", show_default=True, help="local, or dask:ADDRESS of a running scheduler.")
 @device
+@click.option(
+    "--rows",
+    "rows",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.csv",
+    help="Also write, for the owner of the data, how surely each attack infers the label of each training row. It is "
+    "sensitive, as are the guesses that are then kept in DIR/guesses; without --rows and --by none are.",
+)
+@click.option(
+    "--by",
+    metavar="COLUMN",
+    help="Also print the leak on each category of a raw column, or of each quartile of a number, and test whether they "
+    "leak the same. Keeps guesses in DIR/guesses, too.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan, its time and the resolved settings; compute nothing.")
 @click.option("--fresh", is_flag=True, help="Delete the results in the folder and compute them again.")
 @click.option("--retry-errors", is_flag=True, help="Recompute results that errored, diverged or are damaged.")
@@ -156,6 +172,8 @@ def command(
     swept: tuple[str, ...],
     paired: bool,
     assignments: tuple[str, ...],
+    rows: Path | None,
+    by: str | None,
     **chosen: Any,
 ) -> None:
     """Train, defend, attack: print the privacy-utility table, draw the curve.
@@ -167,12 +185,14 @@ def command(
     from vflsec.analysis.gates import check_limits
     from vflsec.cli.sweep_ import axes_of, run_sweep
     from vflsec.experiment import engine as engines
-    from vflsec.experiment import naming, sweep
+    from vflsec.experiment import guesses, naming, sweep
     from vflsec.experiment import spec as specs
+    from vflsec.experiment.federation import load_dataset
     from vflsec.experiment.forecast import forecast, past_results, shapes
     from vflsec.experiment.manifest import manifest_of
     from vflsec.experiment.store import Store
     from vflsec.records.naming import with_given_names
+    from vflsec.records.subgroups import write_subgroups
     from vflsec.report.report import Report
 
     limit = leak_limits(max_leak)
@@ -186,6 +206,8 @@ def command(
     engines.check_engine(engine)
     how = {"jobs": jobs or api.cores(), "device": device, "engine": engine}
     if axes:
+        if rows or by:
+            raise UsageError("expected no --rows or --by with --sweep: set them for one evaluation")
         if max_exposure is not None:
             raise UsageError("expected no --max-exposure with --sweep: set it for one evaluation")
         limits_ = {"max_leak": limit, "min_utility": min_utility}
@@ -211,7 +233,7 @@ def command(
     if fresh:
         store.expect_own()
     if dry_run:
-        todo = engines.plan(spec, None if fresh else store)
+        todo = engines.plan(spec, None if fresh else store, keep=bool(rows or by))
         announce(spec, names, todo, folder)
         for line in shapes(spec):
             click.echo(line, err=True)
@@ -222,8 +244,15 @@ def command(
             click.echo(f"encryption takes about {seconds:.0f} CPU s of each training of {method} here", err=True)
         click.echo(specs.to_toml(spec), nl=False)
         return
+    if by:
+        guesses.groups_of(load_dataset(spec.dataset, **spec.data.options), by)
     with opened(store, fresh=fresh, retry_errors=retry_errors):
-        compute(spec, manifest, store, **how)
+        compute(spec, manifest, store, keep=bool(rows or by), **how)
+        if by:
+            click.echo(f"comparing the groups of {by}", err=True)
+            write_subgroups(folder, guesses.by_column(spec, folder, by))
+    if rows:
+        write_rows(rows, guesses.per_row(spec, folder))
     report = Report.read(folder, max_leak=limit, min_utility=min_utility)
     draw(report, folder, form)
     sys.exit(exit_code(report))
@@ -277,14 +306,28 @@ def located(defenses: Sequence[str], at: Sequence[str]) -> list[str]:
     return [f"{text}@{points}" if points and "@" not in text else text for text in defenses]
 
 
-def compute(spec: EvalSpec, manifest: Manifest, store: Store, **how: Any) -> None:
-    """Compute what ``store`` lacks; on Ctrl-C, print how many results are kept and exit."""
+def write_rows(path: Path, found: pd.DataFrame) -> None:
+    """Write the table of rows, which only its owner may read."""
+    from vflsec.core import files
+    from vflsec.experiment.store import writing
+
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.replace(path, found.to_csv(index=False).encode())
+    click.echo(f"rows: {path} (sensitive: how surely the label of each person is inferred)", err=True)
+
+
+def compute(spec: EvalSpec, manifest: Manifest, store: Store, *, keep: bool = False, **how: Any) -> None:
+    """Compute what ``store`` lacks; on Ctrl-C, print how many results are kept and exit.
+
+    If ``keep``, guesses on single rows are kept as well.
+    """
     from vflsec.experiment import engine as engines
     from vflsec.experiment import spec as specs
     from vflsec.experiment.naming import Names
     from vflsec.report.progress import shown
 
-    todo = engines.plan(spec, store)
+    todo = engines.plan(spec, store, keep=keep)
     announce(spec, Names(manifest.title, manifest.names), todo, store.folder)
     store.write_settings(specs.to_toml(spec), manifest)
     with kept_on_interrupt(store):

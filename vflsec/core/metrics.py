@@ -20,6 +20,12 @@ def positive_score(scores: Scores) -> Scores:
     return difference
 
 
+def margins(scores: Scores) -> Scores:
+    """Return by how much the score of each class exceeds the largest of the others (n, C)."""
+    second, largest = np.partition(np.asarray(scores, dtype=float), -2, axis=1)[:, -2:].T[:, :, None]
+    return np.asarray(scores - np.where(scores == largest, second, largest))
+
+
 def auc(scores: Scores, labels: Labels) -> float:
     """Return the area under the ROC curve: of class 1 if C = 2, else the mean over classes, one against the rest."""
     if scores.shape[1] == 2:
@@ -55,13 +61,19 @@ def ks(scores: Scores, labels: Labels) -> float:
 
 
 def tpr_at(scores: Scores, labels: Labels, *, fpr: float) -> float:
-    """Return the true positive rate of class 1 at a false positive rate of at most ``fpr``.
+    """Return the true positive rate at a false positive rate of at most ``fpr``; NaN with fewer than 1 / fpr negatives.
+
+    It is that of class 1 if C = 2, else the mean over classes, one against the rest by ``margins``.
 
     Source: Carlini et al. 2022, "Membership inference attacks from first principles", section III: an attack that is
     confident about a few rows is a leak that its AUC hides.
     """
-    false, true, _ = roc_curve(labels, positive_score(scores), drop_intermediate=False)
-    return float(true[false <= fpr].max())
+    classes = np.array([1]) if scores.shape[1] == 2 else np.unique(labels)
+    if min(np.sum(labels != c) for c in classes) * fpr < 1:
+        return float("nan")
+    margin = margins(scores)
+    curves = (roc_curve(labels == c, margin[:, c], drop_intermediate=False) for c in classes)
+    return float(np.mean([true[false <= fpr].max() for false, true, _ in curves]))
 
 
 def r2(values: Scores, truth: Scores) -> float:
@@ -96,7 +108,7 @@ METRICS: dict[str, Callable[[Scores, Any], float]] = {
 
 def possible(metric: str, value: float) -> bool:
     """Whether ``metric`` can have this value."""
-    if metric == "mse":
+    if metric in ("mse", "cross_entropy"):
         return value >= 0
     if metric in VALUES:
         return value <= (1 if metric == "r2" else 100)
@@ -110,8 +122,14 @@ def applicable(n_classes: int) -> tuple[str, ...]:
     return ("accuracy", "auc", "f1", *(("top5",) if n_classes > 5 else ()))
 
 
-MEMBERSHIP = ("auc", "tpr@0.001", "tpr@0.01", "accuracy")
+MEMBERSHIP = ("auc", "accuracy")
 """The metrics of guessed membership."""
+
+RARE = ("tpr@0.001", "tpr@0.01")
+"""The metrics of a guess that is sure of few rows only."""
+
+SURE = 0.99
+"""The probability above which a row is known."""
 
 VALUES = ("r2", "mse", "psnr")
 """The metrics of recovered columns."""

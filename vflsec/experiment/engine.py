@@ -29,6 +29,7 @@ from vflsec.experiment.adversary import side_of
 from vflsec.experiment.cell import Cell, acts_in, training_cell
 from vflsec.experiment.facts import StageDone
 from vflsec.experiment.federation import build_defense, build_federation, build_method, malicious_attacks
+from vflsec.experiment.guesses import lacking
 from vflsec.experiment.mounting import every_victim, expect_phase, mount
 from vflsec.experiment.plan import (
     Baseline,
@@ -79,13 +80,17 @@ class Plan(NamedTuple):
     missing: int
 
 
-def plan(spec: EvalSpec, store: Store | None) -> Plan:
-    """Return the plan of ``spec``, which has passed ``check``, less the results in ``store``."""
+def plan(spec: EvalSpec, store: Store | None, *, keep: bool = False) -> Plan:
+    """Return the plan of ``spec``, which has passed ``check``, less the results in ``store``.
+
+    If guesses are to be kept (``keep``), a result with numbers counts as done only if its guesses were kept.
+    """
     done = store.records() if store else {}
     wanted_rows, wanted_baselines = _unique(rows(spec)), _unique(baselines(spec))
-    open_rows = [row for row in wanted_rows if row.key not in done]
+    lost = lacking(wanted_rows, done, spec.adversary, store.folder) if keep and store else []
+    open_rows = [row for row in wanted_rows if row.key not in done or row in lost]
     open_baselines = [baseline for baseline in wanted_baselines if baseline.key not in done]
-    empty = Task(cell=wanted_rows[0].cell, rows=(), baselines=(), adversary=spec.adversary, aux=spec.aux)
+    empty = Task(cell=wanted_rows[0].cell, rows=(), baselines=(), adversary=spec.adversary, aux=spec.aux, keep=keep)
     tasks = [empty._replace(cell=group[0].cell, baselines=group) for group in _by_cell(open_baselines)]
     tasks += [empty._replace(cell=group[0].cell, rows=group) for group in _by_cell(open_rows)]
     tasks.sort(key=lambda task: task.cell.seed)  # stable: the cells of one seed share their split

@@ -6,12 +6,14 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
 import msgspec
+from torch import Tensor
 
 from vflsec.core import files, registry
 from vflsec.core.attack import Attack
@@ -27,12 +29,13 @@ from vflsec.experiment.adversary import alone, tuned
 from vflsec.experiment.cell import Cell
 from vflsec.experiment.facts import CellFacts, StageDone, StageFacts
 from vflsec.experiment.federation import build_federation, build_method, malicious_attacks
+from vflsec.experiment.guesses import is_kept, keep
 from vflsec.experiment.impact import impact
 from vflsec.experiment.mounting import KINDS, mountable
 from vflsec.experiment.plan import Baseline, Row, build_attack, without_federation
 from vflsec.experiment.privacy import spent
 from vflsec.experiment.questions import Question, ask
-from vflsec.experiment.score import score
+from vflsec.experiment.score import is_scored, score
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
 from vflsec.experiment.training import advance, collapse, one_thread, quick, train, train_together
@@ -50,8 +53,17 @@ _ONE_AT_A_TIME = Lock()
 """Layers draw their first weights from torch's global stream, which threads of a process must not share."""
 
 
+Keep = Callable[[Mapping[str, Tensor]], None]
+"""Keeps the scores of each split."""
+
+
 class Task(NamedTuple):
-    """Work for one process: a stage, cells that train together, or the missing results or baselines of one cell."""
+    """Work for one process: a stage, cells that train together, or the missing results or baselines of one cell.
+
+    Attributes:
+        group: cells that train together.
+        keep: whether guesses on single rows are kept, see ``vflsec.experiment.guesses``.
+    """
 
     cell: Cell
     rows: Sequence[Row]
@@ -60,6 +72,7 @@ class Task(NamedTuple):
     aux: AuxSpec
     stage: str | None = None
     group: tuple[Cell, ...] = ()
+    keep: bool = False
 
 
 def run(task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
@@ -225,7 +238,8 @@ def _result(
                 return msgspec.structs.replace(record, status="collapsed", error=collapsed)
             until = trained.method.phases[: trained.method.phases.index(after) + 1]
             messages = tuple(message for message in messages if message.phase in until)
-        changes = _attacked(attack, trained, task, messages, record, after)
+        kept = partial(keep, store.folder, row.key) if task.keep and is_kept(row, task.adversary) else None
+        changes = _attacked(attack, trained, task, messages, record, after, kept)
     return msgspec.structs.replace(record, **changes)
 
 
@@ -241,13 +255,14 @@ def _attacked(
     messages: tuple[Message, ...],
     record: Result,
     after: str | None,
+    kept: Keep | None,
 ) -> dict[str, Any]:
     """Run ``attack`` on the messages of the kinds that it reads, and return the changes to its record."""
     began = time.perf_counter()
     kinds = kinds_read([attack])
     own = tuple(message for message in messages if message.kind in kinds)
     question = ask(attack, trained, task.adversary, task.aux, own, after)
-    changes = guarded(attack, question, trained.federation, task.aux)
+    changes = guarded(attack, question, trained.federation, task.aux, kept)
     return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
 
 
@@ -270,19 +285,25 @@ def _impact(row: Row, trained: Trained, task: Task, record: Result) -> dict[str,
     return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
 
 
-def guarded(attack: Attack, question: Question, federation: Federation, aux: AuxSpec) -> dict[str, Any]:
+def guarded(
+    attack: Attack, question: Question, federation: Federation, aux: AuxSpec, kept: Keep | None = None
+) -> dict[str, Any]:
     """Attack and score; a failure of one attack becomes its status and must not cost the others."""
     try:
-        return _scored(attack, question, federation, aux)
+        return _scored(attack, question, federation, aux, kept)
     except (Exception, SystemExit) as error:  # noqa: BLE001
         return {"status": "error", "error": _line(error)}
 
 
-def _scored(attack: Attack, question: Question, federation: Federation, aux: AuxSpec) -> dict[str, Any]:
+def _scored(
+    attack: Attack, question: Question, federation: Federation, aux: AuxSpec, kept: Keep | None = None
+) -> dict[str, Any]:
     view, (headline, *_) = question.view, question.metrics
     seed = derive(federation.seed, "attack", attack.stream or attack.name)
     chosen, fold, trials = tuned(attack, view, headline, aux, seed)
     guess = chosen(view, seed=seed)
+    if kept:
+        kept(_on_scored_rows(guess, question))
     return {
         "status": "unconverged" if guess.converged is False else "ok",
         "leak": score(
@@ -307,6 +328,16 @@ def _of_canaries(guess: Guess, truth: GroundTruth) -> Guessed | None:
     if truth.canaries is None or "train" not in guess.scores:
         return None
     return Guessed(*truth.canaries.guessed(guess.scores["train"].double().numpy(), truth.labels["train"].numpy()))
+
+
+def _on_scored_rows(guess: Guess, question: Question) -> dict[str, Tensor]:
+    """Return the scores of each split, NaN for rows that are not scored."""
+    found = {}
+    for split, scores in guess.scores.items():
+        own = split == question.view.aux_split
+        rows = is_scored(question.truth.labels[split], question.view.aux_rows if own else None)
+        found[split] = scores.masked_fill(~rows[:, None], float("nan"))
+    return found
 
 
 def _signed_by_labels(attack: Attack, guess: Guess) -> bool:

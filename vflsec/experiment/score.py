@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vflsec.core import metrics, statistics
+from vflsec.core.calibration import calibrated, knowledge
 from vflsec.core.seeds import derive
 from vflsec.core.view import GroundTruth, Guess
 from vflsec.records.schema import Block
@@ -29,7 +30,9 @@ def score(
     """Return, for each guessed split, all metrics, chance, the number of rows, and the row interval of the headline.
 
     ``halves`` is the headline on each of two random halves of these rows, which are the same for every guess with the
-    same seed, truth and ``exclude``. It is None if the rows are too few to be split.
+    same seed, truth and ``exclude``. It is None if the rows are too few to be split; otherwise a guess of classes also
+    has the metrics of ``vflsec.core.calibration.knowledge``, each half calibrated on the other, and of ``RARE`` as far
+    as the rows resolve them.
 
     Args:
         guess: of an attack.
@@ -43,15 +46,23 @@ def score(
     blocks = {}
     for split, guessed in guess.scores.items():
         truth = ground_truth.labels[split].cpu()
-        keep = torch.ones(len(truth), dtype=torch.bool) if truth.dim() > 1 else truth >= 0
-        if split == known:
-            keep[exclude.cpu()] = False
+        keep = is_scored(truth, exclude if split == known else None)
         if len(torch.unique(truth[keep])) > 1:  # metrics need two classes
             scored, answers = guessed[keep], truth[keep]
-            halves = _on_halves(scored, answers, headline, derive(seed, "halves", split))
+            half_seed = derive(seed, "halves", split)
+            halves = _on_halves(scored, answers, headline, half_seed)
             block = measure(scored, answers, headline, seed, names)
-            blocks[split] = msgspec.structs.replace(block, halves=halves)
+            sure = _knowledge(scored, answers, half_seed) if halves and answers.dim() == 1 else {}
+            blocks[split] = msgspec.structs.replace(block, metrics=block.metrics | sure, halves=halves)
     return blocks
+
+
+def is_scored(truth: Tensor, exclude: Tensor | None) -> Tensor:
+    """Return which rows (n,) have an answer, and one that the adversary does not know."""
+    keep = torch.ones(len(truth), dtype=torch.bool) if truth.dim() > 1 else truth >= 0
+    if exclude is not None:
+        keep[exclude.cpu()] = False
+    return keep
 
 
 def measure(scores: Tensor, labels: Tensor, headline: str, seed: int, names: Sequence[str] = ()) -> Block:
@@ -88,6 +99,14 @@ def _on_halves(scores: Tensor, truth: Tensor, headline: str, seed: int) -> tuple
         return None
     measured = metrics.METRICS[headline]
     return measured(s[first], y[first]), measured(s[~first], y[~first])
+
+
+def _knowledge(scores: Tensor, truth: Tensor, seed: int) -> dict[str, float]:
+    """Return how much a guess of classes tells of a row: few rows known surely, and bits of a calibrated guess."""
+    s, y = scores.detach().cpu().numpy(), truth.cpu().numpy()
+    rates = {name: metrics.METRICS[name](s, y) for name in metrics.RARE}
+    resolved = {name: rate for name, rate in rates.items() if not np.isnan(rate)}
+    return resolved | knowledge(calibrated(s, y, in_first_half(truth.cpu(), seed)), y)
 
 
 def one_class(labels: Tensor, scores: np.ndarray) -> bool:

@@ -26,6 +26,7 @@ from vflsec.experiment.facts import CellFacts, StageFacts
 from vflsec.records.folder import MANIFEST, RECORDS, complete_lines, read_records
 from vflsec.records.manifest import Manifest
 from vflsec.records.schema import FAILED, Record, encode, seal, unseal
+from vflsec.records.subgroups import SUBGROUPS
 from vflsec.records.sweep import POINTS, SWEEP
 
 SHARED = 0o666
@@ -138,8 +139,8 @@ class Store:
             self._records.unlink(missing_ok=True)
             for facts in self.folder.glob("cells/*/cell.json"):
                 CellFolder(facts.parent).remove()
-            for partial in self.folder.glob("cells/*.partial*"):
-                files.discard(partial)
+            for extra in (*self.folder.glob("cells/*.partial*"), self.folder / "guesses", self.folder / SUBGROUPS):
+                files.discard(extra)
 
     def write_settings(self, spec_toml: str, manifest: Manifest, point: str = "") -> None:
         """Write ``spec.toml``, ``env.json`` and ``manifest.json``; of a sweep, into the folder of one ``point``."""

@@ -59,8 +59,12 @@ COLUMNS = {
     "status": "What is unusual: unconverged is a lower bound; diverged, collapsed and error replace a number.",
     "CAP": "The mean of utility times (1 - leak) over the strengths of a defense. Larger is better.",
     "calibrated": "CAP with the advantage over alone in place of the leak. A destroyed model gains less by it.",
+    "hypervolume": "How much of what joining gains is kept, times the privacy kept; a destroyed model scores 0.",
     "CAP (accuracy)": "CAP with the accuracy of the guesses as the leak, as papers compute it.",
     "DCS": "The mean over the strengths of 1 / (1 + distance to no leak at full utility). 1 is best.",
+    "bits per row": "What a guess tells of a row beyond alone, both calibrated on other rows.",
+    "FPR": "The share of a class that an attack finds while at most this share of the other rows is taken for it.",
+    "known > 99 %": "The share of rows of whose class the calibrated guess is more than 99 % sure.",
     "(place)": "The place of the defense by this score; ≈ marks one that is not told apart from a neighbor.",
     "±": "The wider side of a 95 % interval.",
 }
@@ -94,7 +98,7 @@ def page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str,
         traffic: sender, receiver, kind and bytes of all seeds.
     """
     title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers"
-    tables = table.tables(summary)
+    tables = table.detailed(summary)
     body = [
         f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(table.heading(summary))}</p></header>",
         _verdict(summary),

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from rich.console import Console, RenderableType
 
 from vflsec.analysis.results import Cap, Damage, Point, Summary
+from vflsec.analysis.subgroups import group_leaks
 from vflsec.analysis.summary import summarize
 from vflsec.core import files
 from vflsec.core.errors import StoreError, UsageError, VflsecError
@@ -22,6 +23,7 @@ from vflsec.records.folder import read_manifest, read_records
 from vflsec.records.manifest import Manifest
 from vflsec.records.naming import with_given_names
 from vflsec.records.schema import Record, Result
+from vflsec.records.subgroups import read_subgroups
 from vflsec.report import curve, page, table
 
 Traffic = tuple[str, str, str, int]
@@ -62,7 +64,9 @@ class Report:
         """
         folder = Path(folder)
         manifest, records = read_manifest(folder), read_records(folder)
+        subgroups = read_subgroups(folder)
         try:
+            groups = group_leaks(subgroups, manifest)
             manifest, records = with_given_names(manifest, records)
             summary = summarize(
                 manifest,
@@ -78,6 +82,7 @@ class Report:
                 f"expected an evaluation of vflsec in {folder}, found a damaged manifest or records "
                 f"({type(error).__name__}: {error}): compute them again with --fresh"
             ) from error
+        summary = msgspec.structs.replace(summary, subgroups=groups)
         return cls(summary, manifest, _traffic(records.values()))
 
     @property

@@ -158,7 +158,7 @@ class SweepReport:
         ]
         caps = [[*values, *_cap(cap, several=several)] for values, cap in self.caps()]
         if caps:
-            cap_header = [*names, "method", "defense", *of, "CAP ↑", "calibrated ↑"]
+            cap_header = [*names, "method", "defense", *of, "CAP ↑", "calibrated ↑", "hypervolume ↑"]
             found.append(Cells("CAP over the defended strengths, by the strongest attack", cap_header, caps))
         return found
 
@@ -245,7 +245,10 @@ def _cap(cap: Cap, *, several: bool) -> list[str]:
         return f"{table.number(value)} ±{table.number((ends[1] or 0) - (value or 0))}" if wide else table.number(value)
 
     of = [cap.target] if several else []
-    return [cap.method, cap.defense, *of, shown(cap.value, cap.ci95), shown(cap.calibrated, cap.calibrated_ci95)]
+    folded = (
+        (cap.value, cap.ci95), (cap.calibrated, cap.calibrated_ci95), (cap.hypervolume, cap.hypervolume_ci95),
+    )  # fmt: skip
+    return [cap.method, cap.defense, *of, *(shown(*one) for one in folded)]
 
 
 def _shown(value: Any) -> str:

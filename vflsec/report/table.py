@@ -23,11 +23,15 @@ CSV_HEADER = (
     "advantage_low", "advantage_high", "recovery_accuracy", "seeds", "nbytes", "seconds",
     "utility_under_attack", "lost", "lost_low", "lost_high", "success", "success_low", "success_high",
     "epsilon_at_least", "epsilon", "delta", "epsilon_of", "budget",
+    "bits", "bits_low", "bits_high", "tpr@0.001", "tpr@0.01", "known@0.99", "right@0.99",
 )  # fmt: skip
 
 CSV_TEXT = ("method", "defense", "attack", "target", "status", "utility_metric", "leak_metric", "leak_rows",
             "epsilon_of", "budget")  # fmt: skip
 """The columns of text; all others are numbers."""
+
+PER_ROW = ("tpr@0.001", "tpr@0.01", "known@0.99", "right@0.99")
+"""The last columns: the metrics that tell how many rows are known, and how surely."""
 
 MEASURES = {"auc": "AUC", "f1": "F1", "r2": "R²"}
 
@@ -123,7 +127,8 @@ def caps(summary: Summary) -> Cells | None:
     if not summary.cap:
         return None
     several = len({cap.target for cap in summary.cap}) > 1
-    header = ["method", "defense", *(["of"] if several else []), "attack", "CAP ↑", "calibrated ↑", "CAP (accuracy)"]
+    header = ["method", "defense", *(["of"] if several else []), "attack", "CAP ↑", "calibrated ↑"]
+    header += ["hypervolume ↑", "CAP (accuracy)"]
     lines = [_cap_row(cap, [cap.target] if several else []) for cap in summary.cap]
     return Cells("CAP over the defended strengths", [*header, "DCS", "note"], lines)
 
@@ -144,7 +149,7 @@ def order(summary: Summary) -> Cells | None:
     """
     if not summary.ranks:
         return None
-    scores = list(summary.ranks[0].values)
+    scores = [score for score in summary.ranks[0].values if any(score in rank.ranks for rank in summary.ranks)]
     several = len({rank.target for rank in summary.ranks}) > 1
     header = ["method", "defense", *(["of"] if several else []), *(f"{score} (place)" for score in scores)]
     ranked = sorted(summary.ranks, key=lambda rank: (rank.target, rank.ranks.get(scores[-1], 0)))
@@ -155,9 +160,48 @@ def order(summary: Summary) -> Cells | None:
     return Cells("Defenses in the order of their means, each against its strongest attack", header, lines)
 
 
+def per_row(summary: Summary) -> Cells | None:
+    """Return how much is known of how many rows, with *alone* in brackets; None if no attack guesses classes."""
+    shown = [point for point in _interleaved(summary) if any(name in point.leak.others for name in PER_ROW)]
+    if not shown:
+        return None
+    of = ["of"] if _mixed(summary) else []
+    header = ["method", "defense", "λ", *of, "attack", "rows", "bits per row ↓"]
+    header += ["TPR at 0.1 % FPR ↓", "TPR at 1 % FPR ↓", "known > 99 % ↓", "of these right"]
+
+    def line(p: Point) -> list[str]:
+        own, alone = ([number(found.get(name)) for name in PER_ROW] for found in (p.leak.others, p.leak.alone_others))
+        bits = _cap_value(p.leak.bits, p.leak.bits_ci95)
+        place = [p.method, p.defense, f"{p.strength:.4g}", *([p.target] if of else []), _attack(p), p.leak.rows]
+        return [*place, bits, *(f"{joined} ({other})" for joined, other in zip(own, alone, strict=True))]
+
+    return Cells("How much, of how many rows (alone in brackets)", header, [line(point) for point in shown])
+
+
+def subgroups(summary: Summary) -> Cells | None:
+    """Return a row for each attack and group of rows, or None if no groups were asked for."""
+    if not summary.subgroups:
+        return None
+    column = summary.subgroups[0].column
+    rows = [
+        [
+            one.method, one.defense, f"{one.strength:.4g}", one.attack, one.rows, one.group, str(one.n),
+            with_margin(one.leak), number(one.p_holm),
+        ]
+        for one in summary.subgroups
+    ]  # fmt: skip
+    header = ["method", "defense", "λ", "attack", "rows", column, "n", "leak ↓", "p (Holm)"]
+    return Cells(f"Leak by {column}; p is small if its groups do not all leak the same", header, rows)
+
+
+def detailed(summary: Summary) -> list[Cells]:
+    """Return all tables, also that with details for which a terminal has no room."""
+    return [*tables(summary), *filter(None, [per_row(summary)])]
+
+
 def tables(summary: Summary) -> list[Cells]:
     """Return all tables: one per curve, then CAP, the order of defenses, and integrity."""
-    return [*points(summary), *filter(None, (caps(summary), order(summary), integrity(summary)))]
+    return [*points(summary), *filter(None, (caps(summary), order(summary), subgroups(summary), integrity(summary)))]
 
 
 def remarks(summary: Summary) -> list[str]:
@@ -274,7 +318,7 @@ def markdown(summary: Summary) -> str:
     parts = [
         heading(summary),
         *(f"NOTE {note}" for note in summary.notes),
-        *(f"{cells.title}\n\n{as_markdown(cells)}" for cells in tables(summary)),
+        *(f"{cells.title}\n\n{as_markdown(cells)}" for cells in detailed(summary)),
     ]
     return "\n\n".join([*parts, *remarks(summary)]) + "\n"
 
@@ -288,6 +332,7 @@ def lines(summary: Summary) -> list[list[Any]]:
             p.leak.metric, p.leak.rows, p.leak.mean, *p.leak.ci95, p.leak_train.mean, p.leak.chance, p.leak.alone,
             p.leak.advantage, *p.leak.advantage_ci95, p.leak.accuracy, p.utility.n, p.nbytes, p.seconds,
             *[None] * 7, p.empirical.epsilon if p.empirical else None, *_spent(p), _budget_cell(p).replace(", ", "; "),
+            p.leak.bits, *p.leak.bits_ci95, *map(p.leak.others.get, PER_ROW),
         ]
         for p in (*summary.points, *summary.worst)
     ]  # fmt: skip
@@ -296,7 +341,7 @@ def lines(summary: Summary) -> list[list[Any]]:
             *map(_no_formula, (d.method, d.defense)), d.strength, _no_formula(d.attack), "integrity", d.status,
             d.utility.metric, d.utility.mean, *d.utility.ci95, *[None] * 6, d.chance, *[None] * 5,
             d.lost.n, None, None,
-            d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, *[None] * 5,
+            d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, *[None] * 12,
         ]
         for d in summary.integrity
     ]  # fmt: skip
@@ -481,6 +526,7 @@ def _cap_row(cap: Cap, of: list[str]) -> list[str]:
         cap.attack,
         _cap_value(cap.value, cap.ci95),
         _cap_value(cap.calibrated, cap.calibrated_ci95),
+        _cap_value(cap.hypervolume, cap.hypervolume_ci95),
         number(cap.accuracy_value),
         number(cap.dcs),
         cap.note,
@@ -545,7 +591,7 @@ def latex(summary: Summary) -> str:
     comments = [
         "\n".join(f"% {' '.join(line.split())}" for line in lines) for lines in (above, remarks(summary)) if lines
     ]
-    return "\n\n".join([comments[0], *map(as_latex, tables(summary)), *comments[1:]]) + "\n"
+    return "\n\n".join([comments[0], *map(as_latex, detailed(summary)), *comments[1:]]) + "\n"
 
 
 def as_latex(cells: Cells) -> str:

@@ -1,0 +1,56 @@
+"""How much a guess of classes tells of a row: probabilities from its scores, which no answer of the row has touched."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+from sklearn.isotonic import IsotonicRegression
+
+from vflsec.core.metrics import SURE, Labels, Scores, margins
+
+
+def calibrated(scores: Scores, labels: Labels, first: NDArray[np.bool_]) -> Scores:
+    """Return probabilities (n, C) from scores of any scale; each half of the rows is calibrated on the other half.
+
+    Only the order of the margins of a class counts, so that probabilities, logits and distances give the same. Answers
+    of other rows, which an adversary may not have, choose the scale but never the direction: what is stated is the most
+    that the scores tell, and an attack that guesses the wrong way round tells nothing.
+
+    Source: Zadrozny and Elkan 2002, "Transforming classifier scores into accurate multiclass probability estimates",
+    sections 3 to 5: isotonic regression of each class against the rest, then normalized. Each step is shrunk towards
+    1 / C by one row, so that no probability is 0 and few rows are no certainty.
+
+    Args:
+        scores: (n, C).
+        labels: (n,), the answers.
+        first: (n,), the rows of the first half.
+    """
+    found, margin, classes = np.empty(scores.shape), rankdata(margins(scores), axis=0), scores.shape[1]
+    for scored in (first, ~first):
+        for c in range(classes):
+            found[scored, c] = _isotonic(margin[~scored, c], labels[~scored] == c, classes).predict(margin[scored, c])
+    probability: Scores = found / found.sum(axis=1, keepdims=True)
+    return probability
+
+
+def knowledge(probability: Scores, labels: Labels) -> dict[str, float]:
+    """Return the cross-entropy in bits per row, the share of rows known almost surely, and how many of these are right.
+
+    The last is missing if no row is known.
+    """
+    known = probability.max(axis=1) > SURE
+    found = {
+        "cross_entropy": float(-np.log2(probability[np.arange(len(labels)), labels]).mean()),
+        "known@0.99": float(known.mean()),
+    }
+    return found | ({"right@0.99": float((probability.argmax(axis=1) == labels)[known].mean())} if known.any() else {})
+
+
+def _isotonic(score: Scores, hits: NDArray[np.bool_], classes: int) -> IsotonicRegression:
+    """Return the isotonic regression of ``hits`` on ``score``, each step shrunk towards 1 / C by one row."""
+    steps, step, rows = np.unique(
+        IsotonicRegression().fit_transform(score, hits).round(12), return_inverse=True, return_counts=True
+    )
+    shrunk = (steps * rows + 1 / classes) / (rows + 1)
+    return IsotonicRegression(out_of_bounds="clip").fit(score, shrunk[step])
