@@ -69,9 +69,9 @@ def uninterrupted(whole):
 
 def test_every_record_says_what_it_is(uninterrupted):
     records = [json.loads(line) for line in uninterrupted]
-    assert [r["kind"] for r in records] == 2 * [*5 * ["prior"], *3 * ["result"]]
+    assert [r["kind"] for r in records] == [*10 * ["prior"], *6 * ["result"]]
     assert all(r["status"] in ("ok", "unconverged") for r in records)
-    result = records[5]
+    result = records[10]
     assert {"key", "cell", "method", "defenses", "seed", "adversary", "attack", "utility", "leak", "nbytes"} <= set(
         result
     )

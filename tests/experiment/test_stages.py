@@ -90,8 +90,10 @@ def test_a_stage_that_reads_labels_depends_on_them():
 def test_one_pre_training_serves_every_strength_attack_and_label_budget(tmp_path):
     spec = read(defenses=["iso"], strengths=[1.0, 5.0])
     todo, records = run(spec, tmp_path)
-    stages = [record for record in records if isinstance(record, StageDone)]
-    assert [(s.method, s.status) for s in stages] == [("fedlocal-simsiam", "ok"), ("fedhssl-simsiam", "ok")]
+    stages = [(r.method, r.stage, r.status) for r in records if isinstance(r, StageDone)]
+    of_pretraining = [(name, "pretrain", "ok") for name in ("fedlocal-simsiam", "fedhssl-simsiam")]
+    of_groups = [(task.cell.method, f"{len(task.group)} runs", "ok") for task in todo.groups]
+    assert stages == of_pretraining + of_groups
     assert len(todo.stages) == 2
     more = read(defenses=["iso"], strengths=[1.0, 5.0, 25.0], data={**SETTINGS["data"], "n_labeled": 40})
     again, records = run(more, tmp_path)
@@ -122,7 +124,7 @@ def test_a_stage_under_a_defense_is_not_the_undefended_one(defense, ciphertexts,
         defenses=[defense],
     )
     _, records = run(spec, tmp_path / "shared")
-    assert sum(isinstance(record, StageDone) for record in records) == 2
+    assert sum(isinstance(record, StageDone) and record.stage == "pretrain" for record in records) == 2
     (defended,) = {row.cell.key: row.cell for row in rows(spec) if row.strength}.values()
     shared = Store(tmp_path / "shared").cell(defended.key).read()
     with one_thread():
