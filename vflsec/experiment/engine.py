@@ -93,7 +93,7 @@ def plan(spec: EvalSpec, store: Store | None, *, keep: bool = False) -> Plan:
     empty = Task(cell=wanted_rows[0].cell, rows=(), baselines=(), adversary=spec.adversary, aux=spec.aux, keep=keep)
     tasks = [empty._replace(cell=group[0].cell, baselines=group) for group in _by_cell(open_baselines)]
     tasks += [empty._replace(cell=group[0].cell, rows=group) for group in _by_cell(open_rows)]
-    tasks.sort(key=lambda task: task.cell.seed)  # stable: the cells of one seed share their split
+    tasks.sort(key=lambda task: (bool(task.rows), task.cell.seed))  # the cells of one seed share their split
     stages, groups = _open_stages(tasks, store), _open_groups(tasks, store)
     total, missing = len(wanted_rows) + len(wanted_baselines), len(open_rows) + len(open_baselines)
     missing_in_all = missing + len(stages) + len(groups)
@@ -346,9 +346,7 @@ def evaluate(
 
 
 def _in_order(todo: Plan) -> tuple[list[Task], ...]:
-    """Return tasks of which each list needs the results of those before; other work fills the time of a group."""
-    if not todo.groups:
-        return todo.stages, todo.tasks
+    """Return lists of tasks, each of which needs the results of those before; baselines fill the time of groups."""
     alone = [task for task in todo.tasks if not task.rows]
     return todo.stages, [*todo.groups, *alone], [task for task in todo.tasks if task.rows]
 
