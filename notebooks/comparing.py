@@ -72,6 +72,6 @@ cheap.loc[cheap.groupby("dataset")["leak"].idxmin(), ["dataset", "defense", "str
 # %%
 methods = vflsec.evaluate(
     dataset="multiple-features", methods=["fedsplitnn", "ss-vfl-c", "vertical-lr"], attack="mc",
-    train={"pretrain": {"epochs": 10}}, **settings,
+    train={"pretrain": {"epochs": 5}}, **settings,
 )
 methods.to_frame().query("attack == 'mc'")[["method", "utility", "leak", "alone"]].round(2)
