@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from vflsec.core.statistics import Interval
 
@@ -435,3 +436,17 @@ def test_wide_tables_train_in_each_way(monkeypatch):
     assert all(own.layout.width > 1000 for own in data.parties.values())  # so that they are sparse
     monkeypatch.setattr(wide_tables.federations, "partition_of", None)  # which a measurement replaces
     assert all(len(way(data, 2)) == 2 for way in (wide_tables.vflsec, wide_tables.bare))
+
+
+@pytest.fixture(scope="module")
+def coverage():
+    return load("interval_coverage")
+
+
+def test_intervals_over_seeds_and_rows_hold_the_truth_and_those_over_seeds_alone_do_not(coverage):
+    found = coverage.measured(rows=500, worlds=80, seeds=5)
+    for name in found[0]:
+        held, alone, _ = coverage.covered(found, name)
+        assert held >= stats.binom.ppf(0.001, len(found), 0.95) / len(found), name
+        if name in ("utility", "leak"):
+            assert alone < stats.binom.ppf(0.02, len(found), 0.95) / len(found), name

@@ -1,5 +1,6 @@
 """The scorer: exclusion of what the adversary knew, and the null of a shuffled truth."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -110,3 +111,16 @@ def test_halves_of_a_single_class_are_none():
     labels = torch.tensor([0] * 20 + [1])
     scores = torch.stack([-labels, labels], dim=1).float()
     assert scored(scores, labels, headline="auc").halves is None
+
+
+def test_groups_of_rows_are_left_out_in_turn_but_for_auxiliary_ones():
+    scores = perfect(LABELS)
+    scores[:30] = scores[:30].roll(1, dims=1)
+    groups = (np.arange(200) // 20) + 3
+    truth = GroundTruth({"train": LABELS})
+    block = score(
+        Guess({"train": scores}), truth, headline="accuracy", exclude=torch.arange(10), seed=0, groups={"train": groups}
+    )["train"]
+    assert block.without is not None
+    assert block.without[:5] == pytest.approx((170 / 190, 170 / 190, 170 / 190, 170 / 180, 160 / 170))
+    assert block.known == 10 / 200

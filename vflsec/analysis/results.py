@@ -8,13 +8,18 @@ import msgspec
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """A mean with its 95 % interval: over seeds, or over rows if there is one seed."""
+    """A mean with its 95 % interval.
+
+    Attributes:
+        interval: what it is over: ``seeds and rows``, ``rows`` with one seed, ``draws and rows`` of an audit, ``seeds``
+            where rows were not measured, or ``none``.
+    """
 
     metric: str
     mean: float | None
     ci95: tuple[float | None, float | None]
     n: int
-    interval: str = "seeds"
+    interval: str = "seeds and rows"
 
 
 class Leak(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +31,8 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
             attack on the second.
         alone: the leak without the federation, one value for each target and ``rows`` of a report.
         advantage: leak minus *alone*, paired by seed, with its interval in ``advantage_ci95``.
+        detectable: the smallest advantage whose interval would exclude 0 in four of five such runs; for a headline that
+            is ``alone``, of the strongest attack. None without an interval, or for an attack that is part of *alone*.
         accuracy: label recovery accuracy, the papers' measure; None if columns are recovered.
         others: the means of the other metrics, by name.
         one_class: the number of seeds in which all rows were guessed to be of one class, so that accuracy is no leak.
@@ -42,8 +49,9 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
     advantage: float | None
     advantage_ci95: tuple[float | None, float | None]
     accuracy: float | None
-    interval: str = "seeds"
+    interval: str = "seeds and rows"
     rows: str = "test"
+    detectable: float | None = None
     others: dict[str, float] = {}
     one_class: int = 0
     by_seed: dict[int, float] = {}

@@ -19,12 +19,23 @@ from vflsec.records.schema import FAILED, Record, Result
 SAME = 0.0005
 """Utilities that differ by less look equal in a table."""
 
+UNGROUPED = (
+    "some intervals are wider than they need be: rows were too few, or an earlier version has not measured what seeds "
+    "have in common (add --fresh)"
+)
+
 FAR_BELOW = 0.05
 """A joint model whose utility is lower than a quick model's by more than this is named in a note."""
 
 
 def summarize(
-    manifest: Manifest, records: Mapping[str, Record], *, out: str, max_leak: Limits, min_utility: float | None
+    manifest: Manifest,
+    records: Mapping[str, Record],
+    *,
+    out: str,
+    max_leak: Limits,
+    min_utility: float | None,
+    max_undetected: float | None = None,
 ) -> Summary:
     """Fold ``records`` into the points, scores and gates of an evaluation.
 
@@ -64,7 +75,9 @@ def summarize(
         ranks=ranked,
         orders=orders(ranked),
         disagreements=disagreements(ranked),
-        gates=gates(points + worst, max_leak, min_utility, broken, alone_lost=bool(lost)),
+        gates=gates(
+            points + worst, max_leak, min_utility, broken, max_undetected=max_undetected, alone_lost=bool(lost)
+        ),
         notes=[*_notes(manifest, records), *(_nothing_above_chance(worst) if manifest.audited else [])],
         lost=lost,
         failures=_failures(manifest, records),
@@ -189,6 +202,9 @@ def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
             "too few rows to be split: the strongest attack was chosen on rows that score it, which flatters it"
         )
     trained = [one for one in own if isinstance(one, Result)]
+    blocks = [*(block for one in own for block in one.leak.values()), *(one.utility for one in trained if one.utility)]
+    if manifest.seeds > 1 and any(block.without is None for block in blocks):
+        notes.append(UNGROUPED)
     notes += [*_no_gain(manifest, trained), *_weak_model(trained)]
     notes += [note if manifest.audited else f"{one.method}: {note}" for one in trained for note in one.notes]
     return list(dict.fromkeys(notes))

@@ -139,6 +139,7 @@ def command(
     retry_errors: bool,
     max_leak: tuple[str, ...],
     min_utility: float | None,
+    max_undetected: float | None,
     max_exposure: float | None,
     form: str,
     swept: tuple[str, ...],
@@ -176,7 +177,7 @@ def command(
     if axes:
         if max_exposure is not None:
             raise UsageError("expected no --max-exposure with --sweep: set it for one evaluation")
-        limits_ = {"max_leak": limit, "min_utility": min_utility}
+        limits_ = {"max_leak": limit, "min_utility": min_utility, "max_undetected": max_undetected}
         steps = {"paired": paired, "dry_run": dry_run, "fresh": fresh, "retry_errors": retry_errors}
         run_sweep(sweeps(**chosen), axes, out, form, limits_, how, **steps)
         return
@@ -212,7 +213,7 @@ def command(
         return
     with opened(store, fresh=fresh, retry_errors=retry_errors):
         compute(spec, manifest, store, **how)
-    report = Report.read(folder, max_leak=limit, min_utility=min_utility)
+    report = Report.read(folder, max_leak=limit, min_utility=min_utility, max_undetected=max_undetected)
     draw(report, folder, form)
     sys.exit(exit_code(report))
 

@@ -7,7 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -34,6 +36,7 @@ class Federation:
         source: another active party with rows and labels of its own, the source of a domain adaptation; or None.
         places: by split, the positions (n_train,) of the training rows among its rows, for ``aligned``.
         names: what the data call a party, by its name here; others keep theirs.
+        groups: by split, the group of each row, for intervals over seeds; see ``vflsec.core.statistics.groups_of``.
     """
 
     parties: Mapping[str, Party]
@@ -48,6 +51,7 @@ class Federation:
     source: Party | None = None
     places: Mapping[str, Tensor] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    groups: Mapping[str, NDArray[np.integer]] = field(default_factory=dict)
 
     def begin(self, *part: object) -> None:
         """Start every party's noise for one part of the run."""

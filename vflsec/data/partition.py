@@ -26,11 +26,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from vflsec.core.checks import fraction, positive
 from vflsec.core.errors import DataError, UsageError
 from vflsec.core.layout import Layout
 from vflsec.core.seeds import derive
+from vflsec.core.statistics import groups_of
 from vflsec.data.alignment import align
 from vflsec.data.columns_split import ColumnSplit, dealt_again
 from vflsec.data.dataset import PartyTable, VerticalDataset
@@ -120,6 +122,7 @@ class Partition:
         source: what the other active party holds, or None.
         places: by split, the positions (n_train,) of the training rows among its rows: of ``aligned``.
         names: what tables and pictures call a party, by its name here.
+        groups: by split but ``local``, the group of each row, the same with each seed.
     """
 
     dataset: str
@@ -131,6 +134,7 @@ class Partition:
     source: PartyData | None = None
     places: dict[str, np.ndarray] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    groups: Mapping[str, NDArray[np.integer]] = field(default_factory=dict)
 
 
 def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
@@ -164,7 +168,9 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     source = _source_data(dataset.source, foreign["source"]) if dataset.source else None
     places = {"aligned": ids["aligned"].get_indexer(ids["train"])}
     facts = dataset.classes, dataset.metric
-    return Partition(dataset.name, parties, labels, arrays, *facts, source, places, dataset.names)
+    drawn = groups_of(len(dataset.labels))
+    groups = {split: drawn[dataset.labels.index.get_indexer(index)] for split, index in every.items()}
+    return Partition(dataset.name, parties, labels, arrays, *facts, source, places, dataset.names, groups)
 
 
 def _own_draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:

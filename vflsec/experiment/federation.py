@@ -86,6 +86,7 @@ def build_federation(cell: Cell, device: str) -> Federation:
     federation = Federation(parties, channel, len(data.classes), data.metric, cell.seed, where)
     federation.source = party(data.source, of_source) if data.source else None
     federation.names = data.names
+    federation.groups = data.groups
     federation.places = {split: torch.tensor(rows, device=where) for split, rows in data.places.items()}
     if cell.malicious:
         federation.malicious = malicious_attacks(federation, *cell.malicious, cell.aux)

@@ -260,6 +260,7 @@ def _scored(attack: Attack, question: Question, federation: Federation, aux: Aux
             seed=derive(federation.seed, "bootstrap"),
             known=view.aux_split,
             names=question.metrics,
+            groups=question.groups,
         ),
         "fold": fold,
         "budget": {**guess.budget, **({"trials": trials} if trials > 1 else {})},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ def score(
     seed: int,
     known: str = "train",
     names: Sequence[str] = (),
+    groups: Mapping[str, NDArray[np.integer]] | None = None,
 ) -> dict[str, Block]:
     """Return, for each guessed split, all metrics, chance, the number of rows, and the row interval of the headline.
 
@@ -39,8 +40,10 @@ def score(
         seed: of the bootstrap and of the halves.
         known: the split of the auxiliary samples.
         names: of the metrics; by default those of a task with as many classes.
+        groups: by split, the group of each row, for intervals over seeds; by default those of the rows' positions.
     """
     blocks = {}
+    rows = sum(map(len, ground_truth.labels.values()))
     for split, guessed in guess.scores.items():
         truth = ground_truth.labels[split].cpu()
         keep = torch.ones(len(truth), dtype=torch.bool) if truth.dim() > 1 else truth >= 0
@@ -49,15 +52,24 @@ def score(
         if len(torch.unique(truth[keep])) > 1:  # metrics need two classes
             scored, answers = guessed[keep], truth[keep]
             halves = _on_halves(scored, answers, headline, derive(seed, "halves", split))
-            block = measure(scored, answers, headline, seed, names)
-            blocks[split] = msgspec.structs.replace(block, halves=halves)
+            own = (groups or {}).get(split, statistics.groups_of(len(truth)))[keep.numpy()]
+            block = measure(scored, answers, headline, seed, names, own)
+            blocks[split] = msgspec.structs.replace(block, halves=halves, known=len(exclude) / rows)
     return blocks
 
 
-def measure(scores: Tensor, labels: Tensor, headline: str, seed: int, names: Sequence[str] = ()) -> Block:
-    """Return all metrics of (n, C) scores against (n,) labels, or of values, and the headline's row interval.
+def measure(
+    scores: Tensor,
+    labels: Tensor,
+    headline: str,
+    seed: int,
+    names: Sequence[str] = (),
+    groups: NDArray[np.integer] | None = None,
+) -> Block:
+    """Return all metrics of (n, C) scores against (n,) labels, or of values, and how the headline varies over rows.
 
     ``one_class`` is set if all rows are guessed to be of the same class: accuracy is then no measure of the leak.
+    ``groups`` (n,) are those of the rows, by default of their positions.
     """
     s, y = scores.detach().cpu().numpy(), labels.cpu().numpy()
     ordered = dict.fromkeys((headline, *(names or metrics.applicable(s.shape[1]))))
@@ -67,6 +79,7 @@ def measure(scores: Tensor, labels: Tensor, headline: str, seed: int, names: Seq
         chance=metrics.chance(headline, y),
         n=len(y),
         one_class=one_class(labels, s),
+        without=statistics.without_groups(headline, s, y, statistics.groups_of(len(y)) if groups is None else groups),
     )
 
 
