@@ -27,7 +27,7 @@ from vflsec.records.schema import Block
 COLUMNS = 6
 """Of each party."""
 
-DEVIATIONS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
+DEVIATIONS = (0.0, 0.3, 0.5, 0.7, 0.9, 1.1)
 """Sizes of planted leaks: between the means of the two classes, in deviations of the message."""
 
 TEST, KNOWN, NOISE = 0.3, 80, 0.5
@@ -127,11 +127,15 @@ def planted(rows: int, worlds: int, seeds: int, deviations: Sequence[float]) -> 
     every = []
     for size in deviations:
         rng = np.random.default_rng([rows, seeds, 1])
-        drawn = ([split(one, s, size) for s in rng.integers(2**31, size=seeds)] for one in _worlds(rows, worlds, rng))
-        advantages = [[seen(sub, own["leak"], own["alone"]) for own in blocks] for blocks in drawn]
+        drawn = _worlds(rows, worlds, rng)
+        pairs = [
+            [(own["leak"], own["alone"]) for own in (split(one, s, size) for s in rng.integers(2**31, size=seeds))]
+            for one in drawn
+        ]
+        advantages = [[seen(sub, *pair) for pair in one] for one in pairs]
         lows = [interval(one, seeds, DIFFERENCE)["ci95"][0] for one in advantages]
         true = float(np.mean([own.value for one in advantages for own in one]))
-        stated = float(np.mean([detectable(one, seeds) or 0.0 for one in advantages]))
+        stated = float(np.mean([detectable(one, seeds) or 0.0 for one in pairs]))
         every.append(Planted(size, true, float(np.mean(np.array(lows) > 0)), stated))
     return every
 

@@ -5,9 +5,11 @@ import copy
 import msgspec
 import pytest
 from msgspec.structs import replace
+from scipy import stats
 
 from vflsec.analysis.cap import cap
 from vflsec.analysis.intervals import SHARE
+from vflsec.analysis.paired import standardized
 from vflsec.analysis.summary import summarize
 from vflsec.core.statistics import GROUPS, over_seeds, within
 from vflsec.experiment import spec as specs
@@ -69,6 +71,7 @@ def summary_of(records=None, spec=SPEC, *, contrived=False, **limits):
         out="run",
         max_leak=limits.get("max_leak", {}),
         min_utility=limits.get("min_utility"),
+        max_undetected=limits.get("max_undetected"),
     )
     if not contrived:
         check_report(found)
@@ -516,3 +519,43 @@ def test_a_baseline_that_needs_the_federation_is_not_lost():
     baseline = next(one for one in baselines(SPEC) if one.label == "logistic")
     records[baseline.key] = replace(records[baseline.key], leak={}, fold=None)
     assert summary_of(records).lost == []
+
+
+def seen_from(leaks, alone, chance=0.5):
+    """The closed form where rows are all alike, and leaks differ from alone by the same in each seed."""
+    k, gain = standardized(len(leaks) - 1, 0.025), sum(alone) / len(alone) - chance
+    total = stats.sem(leaks) ** 2 + stats.sem(alone) ** 2
+    return ((gain**2 + 4 * k**2 * total) ** 0.5 - gain) / 2
+
+
+def test_the_smallest_advantage_that_would_have_been_seen():
+    leak = summary_of().points[0].leak
+    assert leak.detectable == pytest.approx(seen_from([0.78, 0.80, 0.82], [0.56, 0.58, 0.60]), rel=1e-4)
+
+
+def test_not_joining_states_what_the_strongest_attack_would_have_shown():
+    records = make_records()
+    for row in rows(SPEC):
+        own = {"test": block(0.51 + JITTER[row.seed]), "train": block(0.40)}
+        records[row.key] = replace(records[row.key], leak=own)
+    summary = summary_of(records)
+    assert {p.choice for p in summary.worst} == {"alone"}
+    found = [p.leak.detectable for p in (*summary.worst, *summary.points)]
+    assert found == pytest.approx([seen_from([0.49, 0.51, 0.53], [0.56, 0.58, 0.60])] * 6, rel=1e-4)
+    assert f"; a gain of {found[0]:.2f} would have been seen".replace("0.", ".", 1) in summary.verdict[0]
+
+
+def test_what_reads_nothing_of_the_federation_detects_nothing():
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="logistic"),))
+    assert {p.leak.detectable for p in summary_of(make_records(spec), spec, contrived=True).points} == {None}
+
+
+def test_a_gate_on_what_could_have_been_overlooked():
+    records = make_records()
+    worst = max(p.leak.detectable for p in summary_of(records).worst if p.strength > 0)
+    gates = [summary_of(records, max_undetected=limit).gates[0] for limit in (worst + 0.001, worst - 0.001)]
+    assert [(gate.gate, gate.holds) for gate in gates] == [("max-undetected", True), ("max-undetected", False)]
+    assert gates[0].worst == pytest.approx(worst)
+    for key in keys_of(1.0, 0):
+        records[key] = replace(records[key], status="diverged", leak={}, utility=None)
+    assert summary_of(records, max_undetected=0.9).gates[0].holds is None

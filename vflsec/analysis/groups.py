@@ -274,8 +274,7 @@ class CellGroup:
             return None
         choice = choose(candidates)
         alone = self.alone(target).on("+".join(dict.fromkeys(split for _, split in choice)))
-        blocks = cross_scored(candidates, choice)
-        return detectable([seen(sub, blocks[seed], alone[seed]) for seed in blocks if seed in alone], self.seeds)
+        return detectable(_pairs(cross_scored(candidates, choice), alone), self.seeds)
 
     def _lower(self, record: Result, other: Result) -> bool:
         """Whether ``record`` has a lower utility; that of an audited system may not be known."""
@@ -288,7 +287,7 @@ class CellGroup:
         blocks, own = list(by_seed.values()), list(alone_by_seed.values()) if by_seed else []
         values = {seed: block.headline for seed, block in by_seed.items()}
         base = {seed: block.headline for seed, block in alone_by_seed.items()} if by_seed else {}
-        paired = [seen(sub, by_seed[seed], alone_by_seed[seed]) for seed in by_seed if seed in alone_by_seed]
+        paired = [seen(sub, *pair) for pair in _pairs(by_seed, alone_by_seed)]
         metric = blocks[0].metric if blocks else ""
         bounds, of_difference = (R2, ANY) if metric in VALUES else (SHARE, DIFFERENCE)
         overfit, own_overfit = (mean_of(block.overfit for block in chosen) or 0.0 for chosen in (blocks, own))
@@ -302,7 +301,7 @@ class CellGroup:
             alone_ci95=alone["ci95"],
             advantage=advantage["mean"],
             advantage_ci95=advantage["ci95"],
-            detectable=detectable(paired, self.seeds),
+            detectable=detectable(_pairs(by_seed, alone_by_seed), self.seeds),
             accuracy=mean_of(block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics),
             others={name: sum(block.metrics[name] for block in blocks) / len(blocks) for name in others},
             one_class=sum(block.one_class for block in blocks),
@@ -311,6 +310,10 @@ class CellGroup:
             alone_by_seed=base,
             **self._interval([headline(block) for block in blocks], bounds=bounds, extended=overfit),
         )
+
+
+def _pairs(by_seed: Mapping[int, Block], alone: Mapping[int, Block]) -> list[tuple[Block, Block]]:
+    return [(block, alone[seed]) for seed, block in by_seed.items() if seed in alone]
 
 
 def _without_details(record: Result) -> Result:

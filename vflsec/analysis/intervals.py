@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from operator import sub
 from typing import Any, NamedTuple
 
 from vflsec.analysis.paired import standardized
@@ -125,15 +126,29 @@ def standard_error(by_seed: Sequence[Seen]) -> StandardError:
     return over_seeds_and_rows([one.value for one in by_seed], without, known=first.known, most=most)
 
 
-def detectable(by_seed: Sequence[Seen], seeds: int) -> float | None:
-    """Return the smallest true mean whose interval would exclude 0 in four of five runs like this one.
+def detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None:
+    """Return an advantage whose interval would exclude 0 in at least four of five runs like this one.
 
-    None where there is no interval.
+    An attack that has gained nothing guesses almost as the adversary alone does: their difference varies little.
+    With an advantage d it would vary more: if it came from information of its own, the two guesses would have the
+    correlation g / (g + d), where g is the gain of *alone* over chance, and the difference the variance d / (g + d) T,
+    where T is the sum of both variances. So d solves d^2 = k^2 d / (g + d) T, with k of ``standardized``. It is at
+    least what the variance found here allows.
+
+    Args:
+        pairs: by seed the blocks of the attack and of the adversary alone.
+        seeds: how many were asked for.
     """
-    if not by_seed or (len(by_seed) == 1 and seeds > 1):
+    if not pairs or (len(pairs) == 1 and seeds > 1):
         return None
-    error = standard_error(by_seed)
-    return None if math.isnan(error.size) else error.size * standardized(error.freedom, (1 - LEVEL) / 2)
+    error = standard_error([seen(sub, *pair) for pair in pairs])
+    own = [standard_error([headline(block) for block in blocks]) for blocks in zip(*pairs, strict=True)]
+    total = sum(one.size**2 for one in own)
+    if math.isnan(error.size + total):
+        return None
+    k = standardized(min(one.freedom for one in (error, *own)), (1 - LEVEL) / 2)
+    gain = max(0.0, sum(alone.headline - alone.chance for _, alone in pairs) / len(pairs))
+    return max(k * error.size, (math.sqrt(gain**2 + 4 * k**2 * total) - gain) / 2)
 
 
 def _kind(by_seed: Sequence[Seen], one_model: bool) -> str:
