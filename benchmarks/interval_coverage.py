@@ -1,6 +1,6 @@
 """How often the intervals of a report hold the truth, and how often planted leaks are found, on worlds that are drawn.
 
-python benchmarks/interval_coverage.py [--rows 500,20000] [--worlds 200] [--seeds 5] [--planted]
+python benchmarks/interval_coverage.py [--rows 500,20000] [--worlds 200] [--seeds 5] [--planted | --until]
 
 A world is a data set of two parties. Each seed splits it anew; a logistic regression of all columns stands for the
 joint model, and one of messages, on a few known labels, for the attack. The truth is the mean over all worlds of one
@@ -20,8 +20,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 
 from vflsec.analysis.intervals import DIFFERENCE, SHARE, Seen, detectable, headline, interval, seen
+from vflsec.analysis.stopping import MOST, blocks
 from vflsec.core.metrics import METRICS
-from vflsec.core.statistics import groups_of, over_seeds, without_groups
+from vflsec.core.statistics import GROUPS, groups_of, over_seeds, over_seeds_and_rows, without_groups
 from vflsec.records.schema import Block
 
 COLUMNS = 6
@@ -146,6 +147,23 @@ def power(found: Sequence[Planted]) -> float:
     return float(np.interp(first.stated, [one.advantage for one in found], [one.found for one in found]))
 
 
+def stopped(until: float, worlds: int) -> tuple[float, float]:
+    """Return how often intervals hold the truth if seeds are added until they are narrow enough, and the mean number.
+
+    Values of seeds are normal with deviation 1, of rows that vary little.
+    """
+    rng, held, numbers = np.random.default_rng(0), 0, []
+    for _ in range(worlds):
+        values = rng.normal(size=MOST)
+        for n in blocks(MOST):
+            margin = over_seeds_and_rows(values[:n].tolist(), np.zeros((n, GROUPS)).tolist()).margin
+            if margin <= until:
+                break
+        held += abs(values[:n].mean()) <= margin
+        numbers.append(n)
+    return held / worlds, float(np.mean(numbers))
+
+
 def _worlds(rows: int, worlds: int, rng: np.random.Generator) -> Iterator[World]:
     return (world(rows, rng) for _ in range(worlds))
 
@@ -157,7 +175,14 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--planted", action="store_true", help="find planted leaks instead")
+    parser.add_argument("--until", action="store_true", help="add seeds until intervals are narrow instead")
     given = parser.parse_args()
+    if given.until:
+        print("| until, deviations | covers | seeds |\n|---|---|---|")
+        for until in (0.3, 0.4, 0.5, 0.7, 1.0):
+            held, n = stopped(until, 10 * given.worlds)
+            print(f"| {until:g} | {held:.3f} | {n:.1f} |")
+        return
     if given.planted:
         print("| rows | deviations | advantage | found | seen from |\n|---|---|---|---|---|")
         for rows in map(int, given.rows.split(",")):

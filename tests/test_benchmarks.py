@@ -457,3 +457,9 @@ def test_planted_leaks_are_found_where_runs_without_one_state_that_they_would_be
     assert found[0].advantage < 0
     assert found[0].found <= stats.binom.ppf(0.999, 40, 0.05) / 40
     assert coverage.power(found) >= stats.binom.ppf(0.001, 40, 0.8) / 40
+
+
+def test_stopping_when_intervals_are_narrow_costs_little_coverage(coverage):
+    held, seeds = coverage.stopped(0.5, worlds=800)
+    assert 10 < seeds < 30
+    assert 0.9 < held < 0.955

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+import msgspec
+
 from vflsec.analysis.folding import by_defense, c_dcs, caps
 from vflsec.analysis.gates import Limits, check_limits, gates
 from vflsec.analysis.groups import CellGroup, alone_by_target
 from vflsec.analysis.integrity import damages, on_integrity
 from vflsec.analysis.ranking import disagreements, exposed, front, orders, ranks
 from vflsec.analysis.results import Point, Summary
+from vflsec.analysis.stopping import stopped
 from vflsec.analysis.verdict import verdict
 from vflsec.core.checks import count
 from vflsec.records.manifest import AttackEntry, Manifest, RowEntry
@@ -60,7 +63,7 @@ def summarize(
     places, not_run = exposed(points, worst), _not_run(manifest, records)
     lost = _lost(manifest, records)
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
-    return Summary(
+    summary = Summary(
         dataset=manifest.title or manifest.dataset,
         adversary=manifest.adversary,
         metric=metrics[0] if metrics else "",
@@ -88,6 +91,9 @@ def summarize(
         verdict=verdict(worst, manifest.adversary, _known(manifest), not_run, len(manifest.left_out)) if worst else [],
         audited=manifest.audited,
     )
+    if manifest.until is None:
+        return summary
+    return msgspec.structs.replace(summary, notes=[*summary.notes, stopped(summary, manifest.until)])
 
 
 def _nothing_above_chance(worst: Sequence[Point]) -> list[str]:

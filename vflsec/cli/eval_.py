@@ -108,6 +108,12 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     help="How many seeds; each has its own split, models, noise and auxiliary labels.  [default: 5]",
 )
+@click.option(
+    "--until",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Add seeds, five at a time, until the interval of each headline and utility is at most this wide to one side, "
+    "for example 0.01, or until there are --seeds, here by default 50.",
+)
 @settings
 @click.option(
     "--sweep",
@@ -141,6 +147,7 @@ def command(
     min_utility: float | None,
     max_undetected: float | None,
     max_exposure: float | None,
+    until: float | None,
     form: str,
     swept: tuple[str, ...],
     paired: bool,
@@ -152,7 +159,10 @@ def command(
     Each result is stored when it is computed. The same command resumes where it stopped, and computes nothing once it
     is finished. The undefended row, --lambda 0, is always added.
     """
+    import msgspec
+
     from vflsec import api
+    from vflsec.analysis import stopping
     from vflsec.analysis.gates import check_limits
     from vflsec.cli.sweep_ import axes_of, run_sweep
     from vflsec.experiment import engine as engines
@@ -174,10 +184,15 @@ def command(
     engines.check_device(device, here=engine == "local")
     engines.check_engine(engine)
     how = {"jobs": jobs or api.cores(), "device": device, "engine": engine}
+    most = chosen["seeds"] or stopping.MOST
+    if until is not None:
+        chosen["seeds"] = min(stopping.BLOCK, most)
+    limits_: dict[str, Any] = {"max_leak": limit, "min_utility": min_utility, "max_undetected": max_undetected}
     if axes:
+        if until is not None:
+            raise UsageError("expected no --until with --sweep: set --seeds, or evaluate one point alone")
         if max_exposure is not None:
             raise UsageError("expected no --max-exposure with --sweep: set it for one evaluation")
-        limits_ = {"max_leak": limit, "min_utility": min_utility, "max_undetected": max_undetected}
         steps = {"paired": paired, "dry_run": dry_run, "fresh": fresh, "retry_errors": retry_errors}
         run_sweep(sweeps(**chosen), axes, out, form, limits_, how, **steps)
         return
@@ -212,8 +227,14 @@ def command(
         click.echo(specs.to_toml(spec), nl=False)
         return
     with opened(store, fresh=fresh, retry_errors=retry_errors):
-        compute(spec, manifest, store, **how)
-    report = Report.read(folder, max_leak=limit, min_utility=min_utility, max_undetected=max_undetected)
+        for seeds in [spec.seeds] if until is None else stopping.blocks(most):
+            spec = msgspec.structs.replace(spec, seeds=seeds)
+            manifest = manifest_of(spec, ["vflsec", *sys.argv[1:]], names)
+            compute(spec, msgspec.structs.replace(manifest, until=until), store, **how)
+            report = Report.read(folder, **limits_)
+            half = stopping.widest(report.summary)
+            if until is not None and half is not None and half <= until:
+                break
     draw(report, folder, form)
     sys.exit(exit_code(report))
 
