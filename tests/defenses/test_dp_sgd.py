@@ -1,5 +1,6 @@
 """DP-SGD: rows are clipped one by one, the noise has the scale that is accounted for, and nothing stays behind."""
 
+import csv
 import math
 from contextlib import nullcontext
 
@@ -210,7 +211,8 @@ def test_epsilon_is_asked_for_met_and_told_as_that_of_the_models(tmp_path):
     assert (one["of"], one["updates"]) == ("models", 3)
     assert "8 (models)" in report.table(200)
     assert "EPSILON (models) bounds what a party's own models learn about one row" in report.table(200)
-    assert [line.split(",")[-2] for line in report.to_csv().splitlines()[1:]] == ["", "models", "", "models"]
+    rows = csv.DictReader(report.to_csv().splitlines())
+    assert [row["epsilon_of"] for row in rows] == ["", "models", "", "models"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from vflsec.experiment.store import Store
 from vflsec.records.schema import Result
 from vflsec.testing import federations
 
+IsotropicNoise = registry.load("defenses", "iso")
+
 STRENGTHS = {"compress": 0.5, "discrete": 0.5, "kd-k": 0.2, "sign": 0.5}
 TRAIN = {"phe": {"optimizer": "sgd"}}
 APART = {
@@ -117,6 +119,38 @@ def test_a_run_that_diverges_costs_the_others_nothing(toy, tmp_path):
     results = {(bool(one.defenses), one.status) for one in found if isinstance(one, Result)}
     assert (True, "diverged") in results
     assert (False, "diverged") not in results
+
+
+FAILING = """
+from defenses.iso import IsotropicNoise
+from vflsec.core.errors import Diverged
+
+class Failing(IsotropicNoise):
+    name = "failing"
+
+    def on_gradient(self, rows, release):
+        if self.strength == 2:
+            raise Diverged("it cannot go on")
+        return super().on_gradient(rows, release)
+"""
+
+
+def test_a_defense_that_fails_at_one_strength_costs_the_others_nothing(toy, tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING.replace("defenses.iso", IsotropicNoise.__module__), "utf-8")
+    defenses = [{"name": f"{tmp_path / 'failing.py'}:Failing", "strengths": [0, 1, 2]}]
+    settings = {"dataset": toy, "attacks": ["mc"], "seeds": 1, "train": {"epochs": 2}, "aux": {"folds": 0}}
+    spec, store = specs.read({**settings, "defenses": defenses}), Store(tmp_path / "runs")
+    found = [one for one in engine.evaluate(engine.plan(spec, store), store) if isinstance(one, Result)]
+    assert [one.status == "diverged" for one in found] == [False, False, True]
+
+
+def test_methods_from_files_train_apart(toy, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from vflsec.methods.fedsplitnn import FedSplitNN\n\n\nclass Own(FedSplitNN):\n    name = 'own'\n", "utf-8"
+    )
+    method = f"{tmp_path / 'own.py'}:Own"
+    spec = specs.read({"dataset": toy, "attacks": ["mc"], "seeds": 3, "methods": [method]})
+    assert engine.plan(spec, Store(tmp_path / "runs")).groups == []
 
 
 @pytest.mark.parametrize("setting", [{"clip": 1.0}, {"patience": 2}, {"select": "best_on_val"}, {"target": 0.9}])

@@ -184,6 +184,11 @@ def identity(kind: str, name: str) -> str:
     return f"{attribute}#{hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]}"
 
 
+def origin(kind: str, name: str) -> str:
+    """Return where ``name`` comes from: ``built in``, a package with its version, or ``file``."""
+    return "file" if is_file(name) else entries(kind)[name].origin
+
+
 def summary(entry: Entry) -> str:
     """Return the first docstring line of an entry's object, read without importing its module.
 

@@ -18,15 +18,19 @@ VECTOR = 16
 """Optimizers round the entries of a tensor beyond a multiple of so many in another way."""
 
 
+TRIALS = 5
+"""Random products of which all must have the same bits before products of their shapes are computed at once."""
+
+
 class Stacked(Tensor):
     """R tensors of one shape, one for each run.
 
     It has the shape of one of them. Every operation acts on each run by itself, and its result is a ``Stacked`` tensor
     again; plain tensors among its arguments are the same for all runs. No run's gradient depends on another run.
 
-    Common operations act on the memory of all runs at once, with the rounding of an operation on a single run. All
-    others go from run to run. What is no tensor, such as ``float(x)``, must be the same for all runs; if it is not, or
-    if shapes differ, ``NotStackable`` is raised.
+    Common operations act on the memory of all runs at once, in general with the rounding of an operation on one run.
+    All others go from run to run. What is no tensor, such as ``float(x)``, must be the same for all runs; if it is not,
+    if shapes differ, or if runs would write to the same plain tensor, ``NotStackable`` is raised.
     """
 
     @classmethod
@@ -100,6 +104,8 @@ def _one_by_one(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Apply any operation to one run after the other."""
     leaves, spec = tree_flatten((args, kwargs))
     parts = {i: leaf.as_subclass(Tensor).unbind(0) for i, leaf in enumerate(leaves) if type(leaf) is Stacked}
+    if _writes(func) and type(args[0]) is not Stacked:
+        raise NotStackable(f"{func.__name__} writes the values of one run over those of another")
     found = []
     for run in range(len(next(iter(parts.values())))):
         own_args, own_kwargs = tree_unflatten([parts[i][run] if i in parts else x for i, x in enumerate(leaves)], spec)
@@ -110,6 +116,18 @@ def _one_by_one(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return tree_unflatten(
         [_same(func, values) for values in zip(*(own for own, _ in outputs), strict=True)], outputs[0][1]
     )
+
+
+def _writes(func: Callable[..., Any]) -> bool:
+    """Whether an operation of torch, by its name, changes its first argument."""
+    name = func.__name__
+    return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
+
+
+_WRITERS = {
+    "__setitem__",
+    *(f"__i{name}__" for name in ("sub", "mul", "truediv", "floordiv", "pow", "and", "or", "xor")),
+}
 
 
 def _same(func: Callable[..., Any], values: Sequence[Any]) -> Any:
@@ -123,19 +141,20 @@ def _same(func: Callable[..., Any], values: Sequence[Any]) -> Any:
 
 def _entrywise(func: Any, args: Any, kwargs: Any) -> Any:
     """Apply an operation on entries to the memory of all runs; NotImplemented if shapes have to be aligned first."""
-    dims = {x.dim() if type(x) is Stacked else -1 for x in args if isinstance(x, Tensor)}
-    return func(*args, **kwargs).as_subclass(Stacked) if len(dims) == 1 else NotImplemented
+    return func(*args, **kwargs).as_subclass(Stacked) if _aligned(args, kwargs) else NotImplemented
 
 
 def _in_place(func: Any, args: Any, kwargs: Any) -> Any:
-    """Change a tensor by an operation on entries; ``x += y`` rebinds a plain ``x`` to a tensor of all runs."""
-    dims = {x.dim() if type(x) is Stacked else -1 for x in args if isinstance(x, Tensor)}
-    if type(args[0]) is not Stacked and func in (Tensor.__iadd__, Tensor.add_):
-        return _one_by_one(torch.add, args, kwargs)
-    if len(dims) > 1:
+    """Change a tensor by an operation on entries."""
+    if type(args[0]) is not Stacked or not _aligned(args, kwargs):
         return NotImplemented
     func(*args, **kwargs)
     return args[0]
+
+
+def _aligned(args: Any, kwargs: Any) -> bool:
+    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    return all(type(x) is Stacked and x.dim() == given[0].dim() for x in given)
 
 
 def _update(func: Any, args: Any, kwargs: Any) -> Any:
@@ -194,23 +213,31 @@ def _affine_of_one(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _product(at_once: Callable[..., Tensor], of_one: Callable[..., Tensor], *factors: Tensor) -> Tensor:
-    """Return a product for all runs, in one call if that has the rounding of a single run's.
+    """Return a product for all runs, in one call if that seems to have the rounding of a single run's.
 
-    Libraries choose an order of summation by the shapes; a batch of small matrices has another than one of them. On a
-    GPU all runs are always computed at once.
+    Libraries choose an order of summation by shapes and addresses; a batch of small matrices may have another than one
+    of them. On a GPU all runs are always computed at once.
     """
     if factors[0].is_cuda:
         return at_once(*factors)
     key = (of_one, *((one.shape, one.stride(), one.dtype) for one in factors))
     if key not in _SAME_BITS:
-        rng = torch.Generator().manual_seed(0)
-        drawn = [torch.empty_strided(f.shape, f.stride(), dtype=f.dtype).normal_(generator=rng) for f in factors]
-        _SAME_BITS[key] = torch.equal(at_once(*drawn), _run_by_run(of_one, *drawn))
+        _SAME_BITS[key] = all(_same_bits(at_once, of_one, factors, seed) for seed in range(TRIALS))
     return at_once(*factors) if _SAME_BITS[key] else _run_by_run(of_one, *factors)
 
 
+def _same_bits(
+    at_once: Callable[..., Tensor], of_one: Callable[..., Tensor], factors: Sequence[Tensor], seed: int
+) -> bool:
+    rng = torch.Generator().manual_seed(seed)
+    drawn = [torch.empty_strided(f.shape, f.stride(), dtype=f.dtype).normal_(generator=rng) for f in factors]
+    return torch.equal(at_once(*drawn), _run_by_run(of_one, *drawn))
+
+
 def _run_by_run(of_one: Callable[..., Tensor], *factors: Tensor) -> Tensor:
-    return torch.stack([of_one(*own) for own in zip(*(one.unbind(0) for one in factors), strict=True)])
+    """Return the product of each run; copies lie at addresses such as those of a single run."""
+    each = zip(*([part.clone() for part in one.unbind(0)] for one in factors), strict=True)
+    return torch.stack([of_one(*own) for own in each])
 
 
 _SAME_BITS: dict[Any, bool] = {}
@@ -219,9 +246,12 @@ _SAME_BITS: dict[Any, bool] = {}
 
 def _cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
     x, targets = args[:2]
-    others = {name: value for name, value in kwargs.items() if value not in (None, 0.0, -100)}
-    reduction = others.pop("reduction", "mean")
-    if others or len(args) > 2 or type(x) is not Stacked or type(targets) is not Stacked or x.dim() != 3:
+    plain = {"weight": None, "size_average": None, "ignore_index": -100, "reduce": None, "label_smoothing": 0.0}
+    reduction = kwargs.get("reduction", "mean")
+    changed = any(
+        kwargs[name] is not value and kwargs[name] != value for name, value in plain.items() if name in kwargs
+    )
+    if changed or len(args) > 2 or type(x) is not Stacked or type(targets) is not Stacked or x.dim() != 3:
         return NotImplemented
     each = F.cross_entropy(x.flatten(0, 1), targets.flatten(0, 1), reduction="none").view(x.shape[:2])
     if reduction == "none":

@@ -126,22 +126,20 @@ def _open_stages(tasks: list[Task], store: Store | None) -> list[Task]:
 def _open_groups(tasks: list[Task], store: Store | None) -> list[Task]:
     """Return tasks for the missing cells that differ from each other in seed and defenses alone.
 
-    A cell whose attack reads messages trains by itself, since its messages are not stored.
+    A cell whose attack reads messages trains by itself, since its messages are not stored. So does one of a method that
+    is a plug-in, which may keep what belongs to one run.
     """
     alike: dict[bytes, list[Task]] = {}
     for task in tasks:
         attacks = [build_attack(row.attack) for row in task.rows if row.attack]
         if not task.rows or kinds_read(attacks) or task.cell.malicious or (store and store.cell(task.cell.key).read()):
             continue
-        if registry.load("methods", task.cell.method).together is not Method.together:
+        built_in = registry.origin("methods", task.cell.method) == "built in"
+        if built_in and registry.load("methods", task.cell.method).together is not Method.together:
             common = msgspec.structs.replace(task.cell, seed=0, defenses=())
             alike.setdefault(msgspec.json.encode(common), []).append(task)
-    return [
-        own[0]._replace(rows=(), group=tuple(task.cell for task in own[start : start + MOST_TOGETHER]))
-        for own in alike.values()
-        for start in range(0, len(own), MOST_TOGETHER)
-        if len(own) > start + 1
-    ]
+    chunks = [own[k : k + MOST_TOGETHER] for own in alike.values() for k in range(0, len(own), MOST_TOGETHER)]
+    return [own[0]._replace(rows=(), group=tuple(t.cell for t in own)) for own in chunks if len(own) > 1]
 
 
 def check(spec: EvalSpec) -> None:

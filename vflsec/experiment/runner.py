@@ -117,12 +117,9 @@ def _together(task: Task, store: Store, device: str) -> StageDone:
         try:
             for cell, (trained, facts) in zip(cells, train_together(cells, device, store=store), strict=True):
                 _keep(cell, trained, facts, store)
-        except NotStackable as reason:
+        except Exception as error:  # noqa: BLE001  (a run that fails reports it when it trains by itself)
+            reason = error if isinstance(error, NotStackable) else _line(error)
             _LOG.info("%s: runs train one after the other: %s", task.cell.method, reason)
-        except VflsecError:
-            raise
-        except Exception as error:  # noqa: BLE001  (each cell reports it by itself)
-            _LOG.info("%s: runs train one after the other: %s", task.cell.method, _line(error))
     return StageDone(method=task.cell.method, seed=task.cell.seed, stage=f"{len(task.group)} runs", status="ok")
 
 

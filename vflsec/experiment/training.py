@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from torch.nn import functional as F
 
 from vflsec.core.checkpoint import Checkpoint
-from vflsec.core.errors import Diverged, NotStackable, UsageError, VflsecError
+from vflsec.core.errors import Diverged, UsageError, VflsecError
 from vflsec.core.federation import Federation, load_states, save_states
 from vflsec.core.integrity import integrity_attacks
 from vflsec.core.message import Kind, Route, Transcript
@@ -100,15 +100,12 @@ def train_together(cells: Sequence[Cell], device: str, *, store: Store) -> list[
     Their stages, which others share, are loaded or run first, one after the other.
 
     Raises:
-        NotStackable: they cannot train as one, with the reason.
+        NotStackable: they cannot train as one, with the reason. Whatever else one of them raises, it raises by itself.
     """
     began = time.perf_counter()
     each = [_Run(cell, device, store=store) for cell in cells]
     for run in each:
-        try:
-            run.begin()
-        except Diverged as error:
-            raise NotStackable(f"{error}") from None
+        run.begin()
     joined = join([run.federation for run in each])
     first = each[0].method
     phase, started = first.phases[-1], time.perf_counter()

@@ -162,7 +162,7 @@ class SplitMethod(Method):
     def together(self, joined: Federation) -> SplitMethod:
         """Return this method with plain boundaries between the parties of all runs."""
         spec = self.train_spec
-        if any(boundary.name != "plain" for boundary in self._boundaries.values()):
+        if any(type(boundary) is not registry.load("protocols", "plain") for boundary in self._boundaries.values()):
             raise NotStackable("the boundary holds a state of its own")
         if spec.select != "last" or spec.patience or spec.target:
             raise NotStackable("train.select, train.patience and train.target measure each run after every epoch")

@@ -88,7 +88,8 @@ class SplitTraining(SplitModel):
             parts = batches(len(labels), spec.batch, order, federation.device)
             with sparse_gradients(models) if sparse else nullcontext():
                 for number, rows in enumerate(parts, epoch * len(parts)):
-                    total += self._update(Step(number, phase, rows, labels[rows], rate=rate), optimizers) * len(rows)
+                    step = Step(number, phase, rows, labels[rows], rate=rate)
+                    total = total + self._update(step, optimizers) * len(rows)  # of several runs, it is one for each
             epochs.end(total / len(labels))
             if spec.target and not federation.reached and self._measured() >= spec.target:
                 federation.reached = traffic_so_far(federation, epoch + 1)
