@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from vflsec.core.statistics import Interval
 
@@ -466,3 +467,33 @@ def test_no_bound_exceeds_epsilon_more_often_than_its_confidence_allows(simulate
 @pytest.mark.parametrize("epsilon", [2.0, 4.0, 8.0])
 def test_gaussian_noise_is_shown_to_have_most_of_its_epsilon(simulated, epsilon):
     assert simulated.BOUNDS[0].play(epsilon, 40).mean() > 0.7 * epsilon
+
+
+# The benchmark of intervals
+
+
+@pytest.fixture(scope="module")
+def coverage():
+    return load("interval_coverage")
+
+
+def test_intervals_over_seeds_and_rows_hold_the_truth_and_those_over_seeds_alone_do_not(coverage):
+    found = coverage.measured(rows=500, worlds=80, seeds=5)
+    for name in found[0]:
+        held, alone, _ = coverage.covered(found, name)
+        assert held >= stats.binom.ppf(0.001, len(found), 0.95) / len(found), name
+        if name in ("utility", "leak"):
+            assert alone < stats.binom.ppf(0.02, len(found), 0.95) / len(found), name
+
+
+def test_planted_leaks_are_found_where_runs_without_one_state_that_they_would_be(coverage):
+    found = coverage.planted(rows=500, worlds=40, seeds=5, deviations=(0.0, 0.7, 1.1))
+    assert found[0].advantage < 0
+    assert found[0].found <= stats.binom.ppf(0.999, 40, 0.05) / 40
+    assert coverage.power(found) >= stats.binom.ppf(0.001, 40, 0.8) / 40
+
+
+def test_stopping_when_intervals_are_narrow_costs_little_coverage(coverage):
+    held, seeds = coverage.stopped(0.5, worlds=800)
+    assert 10 < seeds < 30
+    assert 0.9 < held < 0.955

@@ -6,7 +6,8 @@ import pytest
 from scipy import stats
 
 from vflsec.analysis.choosing import Choice, choose, cross_scored
-from vflsec.analysis.intervals import interval
+from vflsec.analysis.intervals import SHARE, headline, interval
+from vflsec.core.statistics import GROUPS
 from vflsec.records.schema import Block
 
 TRUE, WORLDS, SEEDS, ATTACKS = 0.7, 200, 5, 10
@@ -16,13 +17,15 @@ SEED_NOISE = 0.01
 
 def block(halves):
     value = sum(halves) / 2
-    noise = 1.96 * ROW_NOISE / 2**0.5
+    error = ROW_NOISE / 2**0.5
+    rng = np.random.default_rng(int(1e9 * value))  # each seed has rows of its own
     return Block(
         metrics={"auc": value, "accuracy": value - 0.1},
         halves=tuple(halves),
-        ci95_rows=(value - noise, value + noise),
+        ci95_rows=(value - 1.96 * error, value + 1.96 * error),
         chance=0.5,
         n=2000,
+        without=tuple(value + rng.normal(0, error / GROUPS**0.5, GROUPS)),
     )
 
 
@@ -37,7 +40,7 @@ def worst_of(candidates, seeds=SEEDS):
     found = cross_scored(candidates, choose(candidates))
     blocks = [found[seed] for seed in sorted(found)]
     gap = float(np.mean([one.overfit for one in blocks]))
-    return interval([one.headline for one in blocks], blocks[0].ci95_rows, seeds, extended=gap)
+    return interval([headline(one) for one in blocks], seeds, SHARE, extended=gap)
 
 
 def largest_of(candidates):

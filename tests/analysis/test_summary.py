@@ -5,10 +5,13 @@ import copy
 import msgspec
 import pytest
 from msgspec.structs import replace
+from scipy import stats
 
 from vflsec.analysis.cap import cap
+from vflsec.analysis.intervals import SHARE
+from vflsec.analysis.paired import standardized
 from vflsec.analysis.summary import summarize
-from vflsec.core.statistics import over_seeds
+from vflsec.core.statistics import GROUPS, over_seeds, within
 from vflsec.experiment import spec as specs
 from vflsec.experiment.manifest import manifest_of
 from vflsec.experiment.plan import baselines, rows
@@ -28,7 +31,14 @@ def block(value, accuracy=0.5, n=100, apart=0.0):
     """A block whose halves differ by twice ``apart``."""
     metrics = {"auc": value, "accuracy": accuracy, "f1": 0.1, "ks": 0.2}
     halves = (value + apart, value - apart)
-    return Block(metrics=metrics, ci95_rows=(value - 0.05, value + 0.05), chance=0.5, n=n, halves=halves)
+    ends, without = (value - 0.05, value + 0.05), (value,) * GROUPS  # whose rows are all alike
+    return Block(metrics=metrics, ci95_rows=ends, chance=0.5, n=n, halves=halves, without=without)
+
+
+def ends_of(values, bounds=SHARE):
+    """The interval over seeds whose rows are all alike."""
+    mean, low, _, _ = over_seeds(values)
+    return within(mean, mean - low, bounds)
 
 
 def make_records(spec=SPEC, *, attack_fold=0.7, logistic_fold=0.6, mc_alone_fold=0.5):
@@ -61,6 +71,7 @@ def summary_of(records=None, spec=SPEC, *, contrived=False, **limits):
         out="run",
         max_leak=limits.get("max_leak", {}),
         min_utility=limits.get("min_utility"),
+        max_undetected=limits.get("max_undetected"),
     )
     if not contrived:
         check_report(found)
@@ -80,9 +91,8 @@ def test_points_are_means_over_seeds_with_t_intervals():
         "mc",
         "ok",
     )
-    expected = over_seeds([0.68, 0.70, 0.72])
-    assert point.leak.mean == pytest.approx(expected.mean)
-    assert point.leak.ci95 == pytest.approx((expected.low, expected.high))
+    assert point.leak.mean == pytest.approx(0.70)
+    assert point.leak.ci95 == pytest.approx(ends_of([0.68, 0.70, 0.72]))
     assert point.leak_train.mean == pytest.approx(0.73)
     assert point.leak.accuracy == pytest.approx(0.60)
     assert (point.leak.n, point.leak.chance, point.nbytes) == (3, 0.5, 1000)
@@ -190,7 +200,7 @@ def test_worst_is_chosen_on_one_half_of_the_rows_and_scored_on_the_other():
     assert (point.choice, point.leak.rows) == ("mc, spectral-embedding", "test")
     assert point.leak.mean == pytest.approx(0.74)
     gap = (0.84 + 0.78) / 2 - 0.74
-    assert point.leak.ci95 == pytest.approx((0.74, 0.74 + gap)), "no seed differs; the choice does"
+    assert point.leak.ci95 == pytest.approx((0.74, within(0.74, gap, SHARE)[1])), "no seed differs; the choice does"
     assert point.leak.others["accuracy"] == pytest.approx(0.5)
     assert point.budget == {}, "two attacks spent it"
 
@@ -343,7 +353,7 @@ def test_cap_is_the_mean_of_each_seeds_cap_over_the_defended_strengths():
     assert (worst.attack, found.attack) == ("worst", "mc")
     by_seed = [cap([0.85 - j, 0.75 - j], [0.70 + j, 0.60 + j]) for j in JITTER]
     assert found.value == pytest.approx(sum(by_seed) / 3)
-    assert found.ci95 == pytest.approx(over_seeds(by_seed)[1:3])
+    assert found.ci95 == pytest.approx(ends_of(by_seed))
     calibrated = [cap([0.85 - j, 0.75 - j], [0.12, 0.02]) for j in JITTER]
     assert found.calibrated == pytest.approx(sum(calibrated) / 3)
     accuracy = [cap([0.85 - j, 0.75 - j], [0.60 + j, 0.50 + j]) for j in JITTER]
@@ -478,7 +488,7 @@ def test_one_seed_falls_back_to_rows():
     point = summary_of(make_records(spec), spec).points[0]
     assert point.leak.interval == "rows"
     assert point.leak.ci95 == pytest.approx((0.73, 0.83))
-    assert point.leak.advantage_ci95 == (None, None)
+    assert point.leak.advantage_ci95 == pytest.approx((0.22, 0.22)), "the same rows, which are all alike"
 
 
 @pytest.mark.parametrize(
@@ -488,7 +498,7 @@ def test_one_seed_falls_back_to_rows():
 def test_leak_gate_takes_the_far_end_on_the_worse_rows(limit, holds):
     (gate,) = summary_of(max_leak={"mc": limit}).gates
     assert gate.holds is holds
-    assert gate.worst == pytest.approx(over_seeds([0.71, 0.73, 0.75]).high)
+    assert gate.worst == pytest.approx(ends_of([0.71, 0.73, 0.75])[1])
     assert gate.at == "fedsplitnn, iso 1, by mc", "the undefended row is not what the gate is about"
 
 
@@ -498,7 +508,7 @@ def test_a_gate_on_worst_is_one_on_the_headline():
     assert {p.choice for p in summary_of(records).picked} == {"alone"}
     (gate,) = summary_of(records, max_leak={"worst": 0.7}).gates
     assert gate.holds is False
-    assert gate.worst == pytest.approx(over_seeds([0.71, 0.73, 0.75]).high)
+    assert gate.worst == pytest.approx(ends_of([0.71, 0.73, 0.75])[1])
 
 
 def test_a_gate_on_worst_fails_where_one_on_an_attack_fails():
@@ -511,7 +521,7 @@ def test_a_gate_on_worst_fails_where_one_on_an_attack_fails():
 
 
 def test_utility_gate_takes_the_near_end():
-    low = over_seeds([0.77, 0.75, 0.73]).low
+    low, _ = ends_of([0.77, 0.75, 0.73])
     assert [summary_of(min_utility=limit).gates[0].holds for limit in (low - 0.01, low + 0.01)] == [True, False]
 
 
@@ -577,3 +587,43 @@ def test_a_baseline_that_needs_the_federation_is_not_lost():
     baseline = next(one for one in baselines(SPEC) if one.label == "logistic")
     records[baseline.key] = replace(records[baseline.key], leak={}, fold=None)
     assert summary_of(records).lost == []
+
+
+def seen_from(leaks, alone, chance=0.5):
+    """The closed form where rows are all alike, and leaks differ from alone by the same in each seed."""
+    k, gain = standardized(len(leaks) - 1, 0.025), sum(alone) / len(alone) - chance
+    total = stats.sem(leaks) ** 2 + stats.sem(alone) ** 2
+    return ((gain**2 + 4 * k**2 * total) ** 0.5 - gain) / 2
+
+
+def test_the_smallest_advantage_that_would_have_been_seen():
+    leak = summary_of().points[0].leak
+    assert leak.detectable == pytest.approx(seen_from([0.78, 0.80, 0.82], [0.56, 0.58, 0.60]), rel=1e-4)
+
+
+def test_not_joining_states_what_the_strongest_attack_would_have_shown():
+    records = make_records()
+    for row in rows(SPEC):
+        own = {"test": block(0.51 + JITTER[row.seed]), "train": block(0.40)}
+        records[row.key] = replace(records[row.key], leak=own)
+    summary = summary_of(records)
+    assert {p.choice for p in summary.worst} == {"alone"}
+    found = [p.leak.detectable for p in (*summary.worst, *summary.points)]
+    assert found == pytest.approx([seen_from([0.49, 0.51, 0.53], [0.56, 0.58, 0.60])] * 6, rel=1e-4)
+    assert f"; a gain of {found[0]:.2f} would have been seen".replace("0.", ".", 1) in summary.verdict[0]
+
+
+def test_what_reads_nothing_of_the_federation_detects_nothing():
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="logistic"),))
+    assert {p.leak.detectable for p in summary_of(make_records(spec), spec, contrived=True).points} == {None}
+
+
+def test_a_gate_on_what_could_have_been_overlooked():
+    records = make_records()
+    worst = max(p.leak.detectable for p in summary_of(records).worst if p.strength > 0)
+    gates = [summary_of(records, max_undetected=limit).gates[0] for limit in (worst + 0.001, worst - 0.001)]
+    assert [(gate.gate, gate.holds) for gate in gates] == [("max-undetected", True), ("max-undetected", False)]
+    assert gates[0].worst == pytest.approx(worst)
+    for key in keys_of(1.0, 0):
+        records[key] = replace(records[key], status="diverged", leak={}, utility=None)
+    assert summary_of(records, max_undetected=0.9).gates[0].holds is None

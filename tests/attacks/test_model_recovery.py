@@ -37,7 +37,7 @@ def pretrained(average, *, method="fedhssl-simsiam", parties=2, adversary="serve
 def recovered(average, adversary, *, victim=None, **options):
     trained, messages = pretrained(average, adversary=adversary, **options)
     attack = ModelRecovery(victim=victim)
-    view, truth, names = ask(attack, trained, adversary, AUX, messages, after="pretrain")
+    view, truth, names, *_ = ask(attack, trained, adversary, AUX, messages, after="pretrain")
     guess = attack(view, seed=0).scores["parameters"]
     return METRICS[names[0]](guess.numpy(), truth.labels["parameters"].numpy())
 

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from operator import sub
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from vflsec.analysis.intervals import interval, of_difference
+from vflsec.analysis.intervals import Seen, headline, interval, seen
 from vflsec.audit import job
 from vflsec.audit.evaluation import reset
 from vflsec.audit.foreign import LastColumns, federation_of, messages_of
@@ -375,27 +376,23 @@ def test_the_interval_over_draws_and_rows_has_its_coverage():
     held = 0
     for _ in range(2000):
         rows, draws = rng.normal(scale=0.02), rng.normal(scale=0.02, size=5)
-        found = interval(list(0.7 + rows + draws), centred(0.7 + rows + draws[0], 0.02), 5, one_model=True)
+        found = interval([Seen(one, 0.02**2, 100) for one in 0.7 + rows + draws], 5, one_model=True)
         held += found["ci95"][0] <= 0.7 <= found["ci95"][1]
     assert 0.94 <= held / 2000 <= 0.99
 
 
-def centred(value, error):
-    return value - 1.96 * error, value + 1.96 * error
+def block(value, below, above):
+    return Block(metrics={"auc": value}, ci95_rows=(value - below, value + above), chance=0.5, n=10)
 
 
 def test_one_draw_has_the_interval_over_rows():
-    assert interval([0.7], (0.65, 0.74), 1, one_model=True)["ci95"] == (0.65, 0.74)
-    assert interval([0.7], (0.65, 0.74), 1, one_model=True)["interval"] == "rows"
+    found = interval([headline(block(0.7, 0.05, 0.04))], 1, one_model=True)
+    assert (found["ci95"], found["interval"]) == (pytest.approx((0.65, 0.74)), "rows")
 
 
 def test_errors_of_a_difference_add_in_quadrature():
-    a, b = (
-        Block(metrics={"auc": value}, ci95_rows=(value - 0.03, value + 0.04), chance=0.5, n=10) for value in (0.8, 0.7)
-    )
-    low, high = of_difference([a], [b])
-    assert low == pytest.approx(0.1 - math.hypot(0.03, 0.04))
-    assert high == pytest.approx(0.1 + math.hypot(0.04, 0.03))
+    difference = seen(sub, block(0.8, 0.03, 0.03), block(0.7, 0.04, 0.04))
+    assert interval([difference], 1)["ci95"] == pytest.approx((0.1 - 0.05, 0.1 + 0.05))
 
 
 def test_the_job_of_the_page_runs_a_command_that_exists():

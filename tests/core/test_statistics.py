@@ -4,10 +4,21 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
-from vflsec.core.metrics import f1
-from vflsec.core.statistics import over_rows, over_seeds
+from vflsec.core.metrics import METRICS, f1
+from vflsec.core.statistics import (
+    GROUPS,
+    groups_of,
+    jackknife,
+    over_rows,
+    over_seeds,
+    over_seeds_and_rows,
+    within,
+    without_groups,
+)
 
 
 def test_over_seeds_is_the_t_interval():
@@ -61,3 +72,75 @@ def test_bootstrap_of_auc_equals_a_naive_one_on_ties():
         pairs = [(a > b) + (a == b) / 2 for a in score[rows][labels[rows] == 1] for b in score[rows][labels[rows] == 0]]
         values.append(np.mean(pairs) if pairs else 0.5)
     assert (low, high) == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])))
+
+
+@given(st.floats(0.01, 0.99), st.floats(0.001, 0.5))
+def test_within_a_share_is_wilsons_interval(share, margin):
+    """With the deviation of n rows it is the score interval; near a bound it keeps away from it."""
+    z, n = 2.0, 4.0 / margin**2 * share * (1 - share)
+    center = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    low, high = within(share, margin, (0, 1))
+    assert (low, high) == pytest.approx((center - half, center + half), abs=1e-9)
+    assert -1e-9 <= low <= share <= high <= 1 + 1e-9
+
+
+def test_within_no_bounds_is_symmetric_and_one_bound_is_kept():
+    assert within(0.3, 0.1, (None, None)) == pytest.approx((0.2, 0.4))
+    low, high = within(0.9, 0.5, (None, 1.0))
+    assert high < 1
+    assert (1 - low) * (1 - high) == pytest.approx((1 - 0.9) ** 2), "a factor less or more"
+
+
+def test_a_mean_at_a_bound_has_an_interval_by_its_rows():
+    z = stats.norm.ppf(0.975)
+    assert within(1.0, 0.0, (0, 1), n=100) == pytest.approx((100 / (100 + z**2), 1.0))
+    assert within(0.0, 0.0, (-1, 1), n=100) == (0.0, 0.0), "no bound"
+
+
+@pytest.mark.parametrize("metric", ["auc", "accuracy", "f1"])
+def test_without_groups_is_the_metric_of_the_other_rows(metric):
+    rng = np.random.default_rng(0)
+    labels = (rng.random(300) < 0.4).astype(int)
+    score = np.round(labels + rng.normal(size=300), 1)
+    scores, groups = np.stack([0.5 - score, score - 0.5], axis=1), groups_of(300)
+    found = without_groups(metric, scores, labels, groups)
+    naive = [METRICS[metric](scores[groups != k], labels[groups != k]) for k in range(GROUPS)]
+    assert found == pytest.approx(naive)
+    assert without_groups(metric, scores, np.arange(300) // 299, groups) is None, "the only positive is in one group"
+
+
+def test_groups_are_even_and_always_the_same():
+    assert np.bincount(groups_of(1000)).tolist() == [1000 // GROUPS] * GROUPS
+    assert (groups_of(77) == groups_of(77)).all()
+
+
+def test_the_jackknife_of_a_mean_is_the_variance_of_the_means_of_groups():
+    hits = np.random.default_rng(0).random((GROUPS, 20)) < 0.7
+    without = [np.delete(hits, k, axis=0).mean() for k in range(GROUPS)]
+    assert jackknife(without) == pytest.approx(hits.mean(axis=1).var(ddof=1) / GROUPS)
+
+
+def test_seeds_that_share_all_rows_have_the_error_of_these_rows_in_common():
+    without = np.random.default_rng(0).normal(0.7, 0.001, GROUPS)
+    same = over_seeds_and_rows([0.7] * 3, [without] * 3)
+    assert same.size == pytest.approx(jackknife(without) ** 0.5)
+
+
+def test_seeds_without_common_rows_have_the_t_interval():
+    values = [0.71, 0.74, 0.69, 0.72, 0.70]
+    apart = np.zeros((5, GROUPS))
+    for seed in range(5):
+        apart[seed, 10 * seed : 10 * seed + 5], apart[seed, 10 * seed + 5 : 10 * seed + 10] = 1e-3, -1e-3
+    error = over_seeds_and_rows(values, apart)
+    assert error.size == pytest.approx(stats.sem(values))
+    simple = over_seeds_and_rows(values, np.zeros((5, GROUPS)))
+    assert (simple.size, simple.freedom) == (pytest.approx(stats.sem(values)), pytest.approx(4))
+    assert simple.margin == pytest.approx(over_seeds(values).high - np.mean(values))
+
+
+def test_common_draws_of_known_rows_widen_the_interval():
+    values = [0.71, 0.74, 0.69, 0.72, 0.70]
+    flat = np.zeros((5, GROUPS))
+    error = over_seeds_and_rows(values, flat, known=0.2)
+    assert error.size**2 == pytest.approx(np.var(values, ddof=1) * (0.2 + 0.2))

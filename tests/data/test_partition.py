@@ -324,3 +324,16 @@ def test_a_dataset_may_say_itself_who_is_in_which_role():
     assert sorted(split.ids["aligned"]) == [*range(90), *range(200, 300)]
     with pytest.raises(UsageError, match="expected no setting in data but options with world, whose task defines"):
         partition(dataset, DataSpec(validation=0.1), 7)
+
+
+def test_a_row_is_in_the_same_group_with_each_seed():
+    """So that what two seeds have in common can be measured; splits of one seed share no row, but do share groups."""
+    data = world()
+    by_seed = [partition(data, DataSpec(n_labeled=40), seed) for seed in (0, 1)]
+    first, second = (
+        {pair for split in ("train", "test") for pair in zip(own.ids[split], own.groups[split], strict=True)}
+        for own in by_seed
+    )
+    common = {row for row, _ in first} & {row for row, _ in second}
+    assert len(common) > 20
+    assert len(first & second) == len(common)

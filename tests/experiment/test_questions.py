@@ -1,5 +1,6 @@
 """What attacks are asked: views that hold no answer, answers that are the victim's, measures that fit."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,6 +83,22 @@ def test_members_are_training_rows_and_nothing_says_where_they_are(trained):
     own = {tuple(row) for row in federation.active.features["train"].tolist()}
     assert [tuple(row) in own for row in view.features["candidates"].tolist()] == member.tolist()
     assert not view.messages
+
+
+def test_members_keep_the_groups_of_their_rows():
+    federation = toy_federation(rows=300)
+    splits = ("train", "test")
+    federation.groups = {split: np.arange(federation.n_rows(split)) % 7 for split in splits}
+    trained = FedSplitNN(TrainSpec(epochs=1), ModelSpec()).fit(federation)
+    question = ask(Probe("membership"), trained, "passive_1", AUX)
+    features = federation.passive[0].features
+    by_row = {
+        tuple(row): group
+        for split in splits
+        for row, group in zip(features[split].tolist(), federation.groups[split], strict=True)
+    }
+    found = [by_row[tuple(row)] for row in question.view.features["candidates"].tolist()]
+    assert found == question.groups["candidates"].tolist()
 
 
 def test_candidates_may_outnumber_training_rows():

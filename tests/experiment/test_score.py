@@ -1,5 +1,6 @@
 """The scorer: exclusion of what the adversary knew, and the null of a shuffled truth."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -130,3 +131,16 @@ def test_recovered_columns_have_no_bits():
         names=["r2"],
     )  # fmt: skip
     assert found["test"].metrics == {"r2": 1.0}
+
+
+def test_groups_of_rows_are_left_out_in_turn_but_for_auxiliary_ones():
+    scores = perfect(LABELS)
+    scores[:30] = scores[:30].roll(1, dims=1)
+    groups = (np.arange(200) // 20) + 3
+    truth = GroundTruth({"train": LABELS})
+    block = score(
+        Guess({"train": scores}), truth, headline="accuracy", exclude=torch.arange(10), seed=0, groups={"train": groups}
+    )["train"]
+    assert block.without is not None
+    assert block.without[:5] == pytest.approx((170 / 190, 170 / 190, 170 / 190, 170 / 180, 160 / 170))
+    assert block.known == 10 / 200

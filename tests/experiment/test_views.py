@@ -156,7 +156,7 @@ def test_views_of_the_source_hold_its_rows_and_what_was_said_of_them():
     federation.channel.taps.append(tap)
     method.run("pretrain", federation)
     attack = plan.build_attack(specs.parse_attack("direction"))
-    view, truth, _ = ask(
+    view, truth, *_ = ask(
         attack, Trained(method, federation, {}), "passive_1", spec.aux, tuple(tap.messages), "pretrain"
     )
     assert torch.equal(view.features["train"], federation.parties["passive_1"].features["source"])

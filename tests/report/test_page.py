@@ -106,7 +106,7 @@ def report(tmp_path_factory):
 def test_each_number_of_the_verdict_is_in_the_summary(report):
     summary = report.summary
     numbers = {f"{value:.2f}".lstrip("0") for p in summary.worst for value in (
-        p.leak.mean, p.leak.alone, p.leak.ci95[1]) if value is not None}  # fmt: skip
+        p.leak.mean, p.leak.alone, p.leak.ci95[1], p.leak.detectable) if value is not None}  # fmt: skip
     found = [one for text in summary.verdict for one in re.findall(r"(?<![\d.])(?:1\.00|\.\d\d)(?!\d)", text)]
     assert len(found) >= 3
     assert set(found) <= numbers | {"1.00"}

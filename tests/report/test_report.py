@@ -180,7 +180,7 @@ def test_a_curve_without_a_leak_says_so(broken, tmp_path):
 
 
 TABLE = """\
-credit-default · adversary passive_1 · utility: AUC on test rows · 5 seeds, ± 95 % over seeds
+credit-default · adversary passive_1 · utility: AUC on test rows · 5 seeds, ± 95 % over seeds and rows
 fedsplitnn, iso
 
  λ   attack      utility ↑      leak ↓  rows  on train  alone  chance  advantage  budget   MB  status
@@ -341,7 +341,7 @@ def test_latex_has_a_table_for_each_with_its_signs_escaped(summary):
     one = with_points(summary, [msgspec.structs.replace(summary.points[0], attack="a_b: 5%", defense="mc@{x}\\")])
     text = Report(msgspec.structs.replace(one, cap=[], notes=["two\nlines"]), manifest_of(specs.EvalSpec())).to_latex()
     assert text.splitlines() == [
-        "% credit-default · adversary passive_1 · utility: AUC on test rows · 5 seeds, ± 95 % over seeds",
+        "% credit-default · adversary passive_1 · utility: AUC on test rows · 5 seeds, ± 95 % over seeds and rows",
         "% NOTE two lines",
         "",
         r"\begin{table}",

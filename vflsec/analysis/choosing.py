@@ -96,4 +96,14 @@ def _crossed(first: Block, second: Block) -> Block:
         n=(first.n + second.n) // 2,
         one_class=first.one_class or second.one_class,
         overfit=chosen_on - value,
+        without=_alternating(first, second, value),
+        known=max(first.known, second.known),
     )
+
+
+def _alternating(first: Block, second: Block, value: float) -> tuple[float, ...] | None:
+    """Return ``value`` without groups of rows, of which every other one is of the rows that score ``first``."""
+    if first.without is None or second.without is None:
+        return None
+    pairs = enumerate(zip(first.without, second.without, strict=True))
+    return tuple(value + (b - second.headline if k % 2 else a - first.headline) for k, (a, b) in pairs)

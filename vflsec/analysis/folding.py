@@ -8,7 +8,7 @@ from typing import Any
 
 from vflsec.analysis import cap as capping
 from vflsec.analysis.groups import USABLE, CellGroup, Scored, reported_rows
-from vflsec.analysis.intervals import UNKNOWN, finite, interval
+from vflsec.analysis.intervals import SHARE, Seen, interval, mean_of, of_number, seen
 from vflsec.analysis.results import Cap
 from vflsec.core.checks import count
 
@@ -69,45 +69,60 @@ def _cap(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup
         )  # fmt: skip
     alone_by_cell = [group.alone(target).on(cell.rows) for group, cell in zip(defended, cells[1:], strict=True)]
     one_class = sum(block.one_class for cell in cells[1:] for block in cell.leak.values())
-    values: dict[str, dict[int, float]] = {"cap": {}, "calibrated": {}, "accuracy": {}, "dcs": {}}
+    k = len(defended)
+
+    def cap(*values: float) -> float:
+        return capping.cap(values[:k], _leaks(values[k:]))
+
+    def calibrated(*values: float) -> float:
+        return capping.calibrated_cap(values[:k], _leaks(values[k : 2 * k]), values[2 * k :])
+
+    caps, calibrated_caps = dict[int, Seen](), dict[int, Seen]()
+    accuracies: list[float] = []
+    dcs: list[float] = []
     area: dict[int, float] = {}
     gains = {seed: max(0.0, best - own) for seed, (own, best) in reached.items()}
     for seed in range(clean.seeds):
-        utility = [cell.records[seed].measured.headline for cell in cells[1:]]
+        ideal, *utility = (cell.records[seed].measured for cell in cells)
         blocks = [cell.leak[seed] for cell in cells[1:]]
-        leak = [max(0.0, block.headline) for block in blocks]  # an R2 below 0 is no leak
-        values["cap"][seed] = capping.cap(utility, leak)
+        caps[seed] = seen(cap, *utility, *blocks)
         accuracy = [block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics]
         if len(accuracy) == len(blocks) and not one_class:
-            values["accuracy"][seed] = capping.cap(utility, accuracy)
+            accuracies.append(capping.cap([block.headline for block in utility], accuracy))
         if all(seed in by_seed for by_seed in alone_by_cell):
-            alone = [by_seed[seed].headline for by_seed in alone_by_cell]
-            values["calibrated"][seed] = capping.calibrated_cap(utility, leak, alone)
-            if reached:
-                gain = [min(gains[seed], max(0.0, u - reached[seed][0])) for u in utility]
-                area[seed] = capping.hypervolume(gain, list(map(capping.privacy_kept, leak, alone)))
-        ideal = cells[0].records[seed].measured.headline
-        scores = [capping.dcs(a, u, ideal_utility=ideal) for u, a in zip(utility, leak, strict=True)]
-        values["dcs"][seed] = capping.t_dcs(scores)
-    values["hypervolume"] = capping.ratio_by_seed(area, gains) if len(area) == clean.seeds else {}
-    folded = {name: interval(list(by_seed.values()), UNKNOWN, clean.seeds) for name, by_seed in values.items()}
+            alone = [by_seed[seed] for by_seed in alone_by_cell]
+            calibrated_caps[seed] = seen(calibrated, *utility, *blocks, *alone)
+        leak = _leaks([block.headline for block in blocks])
+        if reached and seed in calibrated_caps:
+            gain = [min(gains[seed], max(0.0, u.headline - reached[seed][0])) for u in utility]
+            kept = [capping.privacy_kept(a, b.headline) for a, b in zip(leak, alone, strict=True)]
+            area[seed] = capping.hypervolume(gain, kept)
+        pairs = zip(utility, leak, strict=True)
+        dcs.append(capping.t_dcs([capping.dcs(a, u.headline, ideal_utility=ideal.headline) for u, a in pairs]))
+    value, own = (interval(list(one.values()), clean.seeds, SHARE) for one in (caps, calibrated_caps))
+    volumes = capping.ratio_by_seed(area, gains) if len(area) == clean.seeds else {}
+    volume = interval([of_number(one) for one in volumes.values()], clean.seeds)
     return Cap(
         **whole,
-        value=folded["cap"]["mean"],
-        ci95=finite(folded["cap"]["ci95"]),
-        calibrated=folded["calibrated"]["mean"],
-        calibrated_ci95=finite(folded["calibrated"]["ci95"]),
-        accuracy_value=folded["accuracy"]["mean"],
-        dcs=folded["dcs"]["mean"],
+        value=value["mean"],
+        ci95=value["ci95"],
+        calibrated=own["mean"],
+        calibrated_ci95=own["ci95"],
+        accuracy_value=mean_of(accuracies),
+        dcs=mean_of(dcs),
         n=clean.seeds,
         note=f"no CAP (accuracy): {count(one_class, 'cell')} {'guesses' if one_class == 1 else 'guess'} one class"
         * bool(one_class),
-        by_seed=values["cap"],
-        calibrated_by_seed=values["calibrated"],
-        hypervolume=folded["hypervolume"]["mean"],
-        hypervolume_ci95=finite(folded["hypervolume"]["ci95"]),
-        hypervolume_by_seed=values["hypervolume"],
+        by_seed={seed: one.value for seed, one in caps.items()},
+        calibrated_by_seed={seed: one.value for seed, one in calibrated_caps.items()},
+        hypervolume=volume["mean"],
+        hypervolume_ci95=volume["ci95"],
+        hypervolume_by_seed=volumes,
     )
+
+
+def _leaks(values: Sequence[float]) -> list[float]:
+    return [max(0.0, value) for value in values]  # an R2 below 0 is no leak
 
 
 def _usable(cell: Scored) -> int:

@@ -44,6 +44,7 @@ def gates(
     min_utility: float | None,
     damages: Sequence[Damage] = (),
     *,
+    max_undetected: float | None = None,
     alone_lost: bool = False,
 ) -> list[Gate]:
     """Compare limits with the far end of each interval, on test and on training rows.
@@ -56,6 +57,7 @@ def gates(
         max_leak: limits by attack.
         min_utility: a limit, or None.
         damages: by attacks on integrity.
+        max_undetected: a limit on the advantage of the headline that could have been overlooked, or None.
         alone_lost: whether an attack without the federation gave no number, so that ``worst`` may be too low.
     """
     defended = _defended(points)
@@ -79,6 +81,13 @@ def gates(
         lowest = min(lows, key=lambda low: low[0], default=None)
         kept = lowest is not None and lowest[0] >= min_utility
         checked.append(_gate("min-utility", min_utility, lowest, [*honest, *broken], kept))
+    if max_undetected is not None:
+        headlines = [p for p in defended if p.attack == "worst"]
+        seen = [(p.leak.detectable, p) for p in headlines if p.leak.detectable is not None]
+        largest = max(seen, key=lambda one: one[0], default=None)
+        kept = largest is not None and largest[0] <= max_undetected
+        gate = _gate("max-undetected", max_undetected, largest, headlines, kept)
+        checked.append(msgspec.structs.replace(gate, holds=None) if kept and len(seen) < len(headlines) else gate)
     return checked
 
 

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from operator import sub
 from typing import Any, NamedTuple
 
 import msgspec
 
 from vflsec.analysis.choosing import Candidate, Candidates, Choice, choose, cross_scored
-from vflsec.analysis.intervals import R2, SHARE, UNKNOWN, finite, interval, mean_of, of_difference, of_rows
+from vflsec.analysis.intervals import (
+    ANY,
+    DIFFERENCE,
+    R2,
+    SHARE,
+    detectable,
+    headline,
+    interval,
+    mean_of,
+    of_number,
+    seen,
+)
 from vflsec.analysis.results import Empirical, Leak, Measure, Point
 from vflsec.core.empirical_epsilon import CONFIDENCE, one_run
 from vflsec.core.errors import StoreError
@@ -18,7 +30,7 @@ from vflsec.core.metrics import VALUES
 from vflsec.records.manifest import NO_ADVERSARY, Manifest, RowEntry
 from vflsec.records.schema import Block, Record, Result
 
-NO_ADVANTAGE: dict[str, Any] = {"advantage": 0.0, "advantage_ci95": (0.0, 0.0)}
+NO_ADVANTAGE: dict[str, Any] = {"advantage": 0.0, "advantage_ci95": (0.0, 0.0), "detectable": None}
 NO_BITS: dict[str, Any] = {"bits": 0.0, "bits_ci95": (0.0, 0.0)}
 """The advantage of an attack that reads nothing of the federation."""
 
@@ -247,7 +259,9 @@ class CellGroup:
                 for one in (leak, leak_train)
             )
         blocks = [record.measured for record in records if record.utility or not self.audited]
-        utility = self._interval([block.headline for block in blocks], of_rows(blocks), bounds=SHARE)
+        utility = self._interval([headline(block) for block in blocks], bounds=SHARE)
+        if ALONE in scored.choice.split(", "):  # its advantage is 0, whatever an attack could have shown
+            leak = msgspec.structs.replace(leak, detectable=self._detectable_by_attacks(scored.target))
         return Point(
             method=self.method,
             defense=self.defense,
@@ -280,6 +294,16 @@ class CellGroup:
         ]
         return max(found, key=lambda one: one.epsilon, default=None)
 
+    def _detectable_by_attacks(self, target: str) -> float | None:
+        """Return the smallest advantage of the strongest attack that would have been seen."""
+        attacks = self._usable_on(target).items()
+        candidates = _candidates({name: records for name, records in attacks if name not in self.baselines})
+        if not candidates:
+            return None
+        choice = choose(candidates)
+        alone = self.alone(target).on("+".join(dict.fromkeys(split for _, split in choice)))
+        return detectable(_pairs(cross_scored(candidates, choice), alone), self.seeds)
+
     def _lower(self, record: Result, other: Result) -> bool:
         """Whether ``record`` has a lower utility; that of an audited system may not be known."""
         if self.audited and not (record.utility and other.utility):
@@ -291,31 +315,31 @@ class CellGroup:
         blocks, own = list(by_seed.values()), list(alone_by_seed.values()) if by_seed else []
         values = {seed: block.headline for seed, block in by_seed.items()}
         base = {seed: block.headline for seed, block in alone_by_seed.items()} if by_seed else {}
-        paired = [values[seed] - base[seed] for seed in values if seed in base]
+        paired = [seen(sub, *pair) for pair in _pairs(by_seed, alone_by_seed)]
         metric = blocks[0].metric if blocks else ""
-        bounds = R2 if metric in VALUES else SHARE
+        bounds, of_difference = (R2, ANY) if metric in VALUES else (SHARE, DIFFERENCE)
         overfit, own_overfit = (mean_of(block.overfit for block in chosen) or 0.0 for chosen in (blocks, own))
-        alone = self._interval(list(base.values()), of_rows(own), bounds=bounds, extended=own_overfit)
-        rows_ci = of_difference(blocks, own) if self.audited else UNKNOWN
-        advantage = self._interval(paired, rows_ci, extended=max(0.0, overfit - own_overfit))
-        bits = self._interval(_bits(by_seed, alone_by_seed), UNKNOWN)
+        alone = self._interval([headline(block) for block in own], bounds=bounds, extended=own_overfit)
+        advantage = self._interval(paired, bounds=of_difference, extended=max(0.0, overfit - own_overfit))
+        bits = self._interval([of_number(one) for one in _bits(by_seed, alone_by_seed)])
         return Leak(
             metric=metric,
             chance=mean_of(block.chance for block in blocks),
             alone=alone["mean"],
             alone_ci95=alone["ci95"],
             advantage=advantage["mean"],
-            advantage_ci95=finite(advantage["ci95"]),
+            advantage_ci95=advantage["ci95"],
+            detectable=detectable(_pairs(by_seed, alone_by_seed), self.seeds),
             accuracy=mean_of(block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics),
             others=_others(blocks),
             alone_others=_others(own),
             bits=bits["mean"],
-            bits_ci95=finite(bits["ci95"]),
+            bits_ci95=bits["ci95"],
             one_class=sum(block.one_class for block in blocks),
             rows=rows,
             by_seed=values,
             alone_by_seed=base,
-            **self._interval(list(values.values()), of_rows(blocks), bounds=bounds, extended=overfit),
+            **self._interval([headline(block) for block in blocks], bounds=bounds, extended=overfit),
         )
 
 
@@ -333,6 +357,10 @@ def _bits(by_seed: Mapping[int, Block], alone: Mapping[int, Block]) -> list[floa
         for blocks in (by_seed, alone)
     )
     return [base[seed] - own[seed] for seed in own if seed in base]
+
+
+def _pairs(by_seed: Mapping[int, Block], alone: Mapping[int, Block]) -> list[tuple[Block, Block]]:
+    return [(block, alone[seed]) for seed, block in by_seed.items() if seed in alone]
 
 
 def _without_details(record: Result) -> Result:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import sub
 
 from vflsec.analysis.groups import SEVERITY
-from vflsec.analysis.intervals import SHARE, UNKNOWN, finite, interval
+from vflsec.analysis.intervals import DIFFERENCE, SHARE, headline, interval, seen
 from vflsec.analysis.results import Damage, Measure
 from vflsec.records.manifest import INTEGRITY, Manifest, RowEntry
 from vflsec.records.schema import Impact, Record, Result
@@ -39,10 +40,9 @@ def _damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds: int
         if isinstance(record, Result) and record.damage:
             (honest if row.control else attacked)[row.seed] = record.damage
     both = [(honest[seed].utility, attacked[seed].utility) for seed in sorted(attacked) if seed in honest]
-    lost = [before.headline - after.headline for before, after in both]
+    lost = [seen(sub, before, after) for before, after in both]
     counts = Counter(statuses.values())
     metric = next((block.utility.metric for block in (*honest.values(), *attacked.values())), "")
-    paired = interval(lost, UNKNOWN, seeds)
     return Damage(
         method=first.method,
         defense=first.defense,
@@ -52,7 +52,7 @@ def _damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds: int
         statuses=dict(counts),
         utility=_measure(metric, honest, seeds),
         under_attack=_measure(metric, attacked, seeds),
-        lost=Measure(metric=metric, **{**paired, "ci95": finite(paired["ci95"])}),
+        lost=Measure(metric=metric, **interval(lost, seeds, DIFFERENCE)),
         success=_success(attacked, seeds),
         chance=_success(honest, seeds).mean,
     )
@@ -60,12 +60,10 @@ def _damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds: int
 
 def _measure(metric: str, impacts: Mapping[int, Impact], seeds: int) -> Measure:
     blocks = [impacts[seed].utility for seed in sorted(impacts)]
-    rows_ci = blocks[0].over_rows if blocks else UNKNOWN
-    return Measure(metric=metric, **interval([block.headline for block in blocks], rows_ci, seeds, SHARE))
+    return Measure(metric=metric, **interval([headline(block) for block in blocks], seeds, SHARE))
 
 
 def _success(impacts: Mapping[int, Impact], seeds: int) -> Measure:
     """The success rate of the trigger; without a mean for an attack that has none."""
     blocks = [success for seed in sorted(impacts) if (success := impacts[seed].success)]
-    rows_ci = blocks[0].over_rows if blocks else UNKNOWN
-    return Measure(metric="share", **interval([block.share for block in blocks], rows_ci, seeds, SHARE))
+    return Measure(metric="share", **interval([headline(block) for block in blocks], seeds, SHARE))

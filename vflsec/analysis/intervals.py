@@ -3,100 +3,168 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from operator import sub
+from typing import Any, NamedTuple
 
-from vflsec.core.statistics import over_seeds
-from vflsec.records.schema import Block
+from vflsec.analysis.paired import standardized
+from vflsec.core.statistics import (
+    LEVEL,
+    Bounds,
+    StandardError,
+    jackknife,
+    over_seeds_and_rows,
+    standard_error_of,
+    within,
+)
+from vflsec.records.schema import Block, Triggered
 
 Ends = tuple[float | None, float | None]
 
-ANY: Ends = (None, None)
-SHARE: Ends = (0.0, 1.0)
+ANY: Bounds = (None, None)
+SHARE: Bounds = (0.0, 1.0)
 """The bounds of a metric between 0 and 1."""
 
-R2: Ends = (None, 1.0)
+DIFFERENCE: Bounds = (-1.0, 1.0)
+"""The bounds of a difference of such metrics."""
+
+R2: Bounds = (None, 1.0)
 """The bounds of an R2, which may be negative."""
 
-UNKNOWN = (math.nan, math.nan)
-"""Stands for an interval over rows that was not measured."""
+
+class Seen(NamedTuple):
+    """The value of a measure with one seed, and what rows say of its error.
+
+    Attributes:
+        value: of the measure.
+        variance: over rows; NaN if it was not measured.
+        n: number of rows.
+        without: the value without each group of rows; empty if it was not measured.
+        known: the share of all rows that are auxiliary samples.
+        ends: of the interval over rows, if it was not made from the variance.
+    """
+
+    value: float
+    variance: float
+    n: int
+    without: tuple[float, ...] = ()
+    known: float = 0.0
+    ends: tuple[float, float] | None = None
+
+
+def seen(measure: Callable[..., float], *blocks: Block) -> Seen:
+    """Return a function of the headlines of one seed's blocks, for example a difference, with its variance over rows.
+
+    If all blocks were scored without groups of rows, that is the jackknife's, which knows that they share rows. If not,
+    errors are taken as independent, which is too wide for a difference.
+    """
+    headlines = [block.headline for block in blocks]
+    value, n, known = measure(*headlines), min(block.n for block in blocks), max(block.known for block in blocks)
+    groups = [block.without for block in blocks if block.without]
+    if len(groups) == len(blocks):
+        without = tuple(measure(*column) for column in zip(*groups, strict=True))
+        return Seen(value, jackknife(without), n, without, known)
+    errors = [standard_error_of(*block.over_rows) for block in blocks]
+    moved = [[*headlines[:k], headlines[k] + error, *headlines[k + 1 :]] for k, error in enumerate(errors)]
+    return Seen(value, sum((measure(*one) - value) ** 2 for one in moved), n, known=known)
+
+
+def headline(block: Block | Triggered) -> Seen:
+    """Return the headline of one seed's block, or the share of a trigger."""
+    if isinstance(block, Triggered):
+        return Seen(block.share, standard_error_of(*block.over_rows) ** 2, block.n, ends=block.over_rows)
+    return seen(float, block)._replace(ends=block.over_rows)
+
+
+def of_number(value: float) -> Seen:
+    """Return a value of one seed whose variance over rows was not measured."""
+    return Seen(value, math.nan, 0)
 
 
 def interval(
-    values: Sequence[float],
-    rows_ci: tuple[float, float],
+    by_seed: Sequence[Seen],
     seeds: int,
-    bounds: Ends = ANY,
+    bounds: Bounds = ANY,
     *,
     extended: float = 0.0,
     one_model: bool = False,
 ) -> dict[str, Any]:
-    """Return mean, ``ci95`` (t over seeds, or the bootstrap over rows if one seed was asked for), n and its kind.
+    """Return mean, ``ci95``, n and kind of the interval.
 
-    If one of several seeds gave a number, there is no interval, since its rows say nothing about other seeds.
-
-    Seeds that share one model also share its training and test rows. They vary by the draw of the auxiliary samples
-    only, so the interval over rows is added in quadrature.
+    With several seeds, the interval is over seeds and rows: all seeds split the same data, and what their rows have in
+    common does not show in the differences between seeds. With one seed, it is over rows. If one of several seeds gave
+    a number, there is none, since its rows say nothing about other seeds.
 
     Args:
-        values: by seed.
-        rows_ci: the interval over rows of the first seed.
+        by_seed: the values.
         seeds: how many were asked for.
-        bounds: of the metric, to which the interval is clipped.
+        bounds: of the measure.
         extended: how much more an attack leaks on the rows that chose it than on others. Noise may choose an attack
             that is not the strongest, so the mean can only be too small: the upper side is extended, in quadrature.
-        one_model: whether the seeds are draws of auxiliary samples for one trained model.
+        one_model: whether the seeds are draws of auxiliary samples for one trained model, whose rows they share.
     """
-    if not values:
-        return {"mean": None, "ci95": (None, None), "n": 0, "interval": "none"}
-    mean, low, high, n = over_seeds(values)
-    if n == 1 and seeds > 1:
-        return {"mean": mean, "ci95": (None, None), "n": 1, "interval": "none"}
-    if n == 1:
-        low, high = min(rows_ci[0], mean), max(rows_ci[1], mean)  # the score of all rows is subject to rounding
-    elif one_model:
-        low = mean - math.hypot(mean - low, values[0] - rows_ci[0])
-        high = mean + math.hypot(high - mean, rows_ci[1] - values[0])
-    if extended:
-        high = mean + math.hypot(high - mean, extended)
-    lowest, highest = bounds
-    low = low if lowest is None else max(lowest, low)
-    high = high if highest is None else min(highest, high)
-    return {"mean": mean, "ci95": (low, high), "n": n, "interval": _kind(n, one_model)}
+    mean, n = mean_of(one.value for one in by_seed), len(by_seed)
+    if mean is None or (n == 1 and seeds > 1):
+        return {"mean": mean, "ci95": (None, None), "n": n, "interval": "none"}
+    ends = by_seed[0].ends
+    if n == 1 and ends and not math.isnan(ends[0]):
+        low, high = min(ends[0], mean), max(ends[1], mean)  # the score of all rows is subject to rounding
+        if extended:
+            high = min(mean + math.hypot(high - mean, extended), math.inf if bounds[1] is None else bounds[1])
+        return {"mean": mean, "ci95": (low, high), "n": n, "interval": "rows"}
+    error = standard_error(by_seed)
+    if math.isnan(error.size):
+        return {"mean": mean, "ci95": (None, None), "n": n, "interval": "none"}
+    rows = sum(one.n for one in by_seed)
+    low, _ = within(mean, error.margin, bounds, rows)
+    _, high = within(mean, math.hypot(error.margin, extended), bounds, rows)
+    return {"mean": mean, "ci95": (low, high), "n": n, "interval": _kind(by_seed, one_model)}
 
 
-def of_difference(a: Sequence[Block], b: Sequence[Block]) -> tuple[float, float]:
-    """Return the interval over rows of the headline of ``a`` minus that of ``b``, both of their first blocks.
+def standard_error(by_seed: Sequence[Seen]) -> StandardError:
+    """Return the standard error of the mean over seeds and rows; NaN for one seed whose rows were not measured."""
+    first = by_seed[0]
+    if len(by_seed) == 1:
+        return StandardError(math.sqrt(first.variance), len(first.without) - 1 if first.without else math.inf)
+    without = [one.without for one in by_seed] if all(one.without for one in by_seed) else []
+    most = mean_of(one.variance for one in by_seed if not math.isnan(one.variance)) or 0.0
+    return over_seeds_and_rows([one.value for one in by_seed], without, known=first.known, most=most)
 
-    The errors of both are on the same rows. They are added in quadrature, which is too wide if they are correlated.
+
+def detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None:
+    """Return an advantage whose interval would exclude 0 in at least four of five runs like this one.
+
+    An attack that has gained nothing guesses almost as the adversary alone does: their difference varies little.
+    With an advantage d it would vary more: if it came from information of its own, the two guesses would have the
+    correlation g / (g + d), where g is the gain of *alone* over chance, and the difference the variance d / (g + d) T,
+    where T is the sum of both variances. So d solves d^2 = k^2 d / (g + d) T, with k of ``standardized``. It is at
+    least what the variance found here allows.
+
+    Args:
+        pairs: by seed the blocks of the attack and of the adversary alone.
+        seeds: how many were asked for.
     """
-    if not a or not b:
-        return UNKNOWN
-    difference = a[0].headline - b[0].headline
-    (a_low, a_high), (b_low, b_high) = a[0].over_rows, b[0].over_rows
-    below = math.hypot(a[0].headline - a_low, b_high - b[0].headline)
-    above = math.hypot(a_high - a[0].headline, b[0].headline - b_low)
-    return difference - below, difference + above
+    if not pairs or (len(pairs) == 1 and seeds > 1):
+        return None
+    error = standard_error([seen(sub, *pair) for pair in pairs])
+    own = [standard_error([headline(block) for block in blocks]) for blocks in zip(*pairs, strict=True)]
+    total = sum(one.size**2 for one in own)
+    if math.isnan(error.size + total):
+        return None
+    k = standardized(min(one.freedom for one in (error, *own)), (1 - LEVEL) / 2)
+    gain = max(0.0, sum(alone.headline - alone.chance for _, alone in pairs) / len(pairs))
+    return max(k * error.size, (math.sqrt(gain**2 + 4 * k**2 * total) - gain) / 2)
 
 
-def of_rows(blocks: Sequence[Block]) -> tuple[float, float]:
-    """Return the interval over rows of the first block."""
-    return blocks[0].over_rows if blocks else UNKNOWN
-
-
-def _kind(n: int, one_model: bool) -> str:
-    if n == 1:
+def _kind(by_seed: Sequence[Seen], one_model: bool) -> str:
+    if len(by_seed) == 1:
         return "rows"
-    return "draws and rows" if one_model else "seeds"
+    if one_model:
+        return "draws and rows"
+    return "seeds" if any(math.isnan(one.variance) for one in by_seed) else "seeds and rows"
 
 
 def mean_of(values: Iterable[float]) -> float | None:
     """Return the mean; None without values."""
     numbers = list(values)
     return sum(numbers) / len(numbers) if numbers else None
-
-
-def finite(ends: Ends) -> Ends:
-    """Return the ends of an interval with None for NaN."""
-    low, high = (None if end is None or math.isnan(end) else end for end in ends)
-    return low, high

@@ -20,6 +20,9 @@ POWER = 0.8
 FEWEST = 3
 """Seeds below which no test is made: two differences that are alike by chance would decide."""
 
+NORMAL = 1e6
+"""Degrees of freedom from which a t distribution is normal."""
+
 EQUAL = 1e-9
 """Values that differ by less are equal: the rest is rounding."""
 
@@ -91,15 +94,16 @@ def detectable(deviation: float, n: int, *, level: float = ALPHA, power: float =
         level: of the test.
         power: the probability.
     """
-    return deviation * _standardized(n, level, power) / n**0.5 if n >= FEWEST else float("inf")
+    return deviation * standardized(n - 1, level, power) / n**0.5 if n >= FEWEST else float("inf")
 
 
 @lru_cache
-def _standardized(n: int, level: float, power: float) -> float:
-    """Return the noncentrality at which the test has this power."""
-    critical = float(stats.t.isf(level, n - 1))
+def standardized(freedom: float, level: float, power: float = POWER) -> float:
+    """Return the true mean, in standard errors, that a one-sided t test finds with this power: its noncentrality."""
+    freedom = min(freedom, NORMAL)
+    critical = float(stats.t.isf(level, freedom))
 
     def lacking(noncentrality: float) -> float:
-        return float(1 - special.nctdtr(n - 1, noncentrality, critical) - power)
+        return float(1 - special.nctdtr(freedom, noncentrality, critical) - power)
 
     return float(optimize.brentq(lacking, 0.0, 10 * critical + 10))

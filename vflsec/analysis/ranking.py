@@ -1,7 +1,7 @@
 """Which defense is best: the front of utility and leak, and the order by each score; these may disagree.
 
-Orders are by means. Two defenses differ by a score if the 95 % t interval of its difference, paired by seed, does not
-contain 0. Each pair is tested separately, so one in twenty differences may be noise.
+Orders are by means. Two defenses differ by a score if a two-sided t test of its difference, paired by seed, says so
+after Holm's correction for all pairs of defenses: with 95 % probability, no pair that a score tells apart is equal.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from itertools import combinations, pairwise, product
 
 import msgspec
 
+from vflsec.analysis.paired import ALPHA, holm, paired
 from vflsec.analysis.results import Cap, Place, Point, Rank
-from vflsec.core.statistics import over_seeds
 
 SCORES = ("CAP", "calibrated CAP", "hypervolume", "strongest leak")
+
+Pair = tuple[str, frozenset[str], str]
+"""A target, two defenses by their labels, and a score."""
 
 Scored = tuple[float, Mapping[int, float]]
 """A score in the mean, and by seed."""
@@ -91,7 +94,8 @@ def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Plac
             )
         )
     ranked = [_ranked(one, [other for other in unranked if other.target == one.target]) for one in unranked]
-    close = [(a, b, score) for a, b, score in _neighbors(ranked) if not told_apart(a, b, score)]
+    apart = told_apart(ranked)
+    close = [(a, b, score) for a, b, score in _neighbors(ranked) if _pair(a, b, score) not in apart]
     return [
         msgspec.structs.replace(one, close=[s for s in SCORES if any(one in pair and s == by for *pair, by in close)])
         for one in ranked
@@ -100,7 +104,7 @@ def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Plac
 
 def orders(ranked: Sequence[Rank]) -> list[str]:
     """Return a line for each target and score: the order, with ≈ between neighbors that do not differ."""
-    lines = []
+    lines, apart = [], told_apart(ranked)
     several_methods = len({rank.method for rank in ranked}) > 1
     targets = list(dict.fromkeys(rank.target for rank in ranked))
     for target, score in product(targets, SCORES):
@@ -108,7 +112,7 @@ def orders(ranked: Sequence[Rank]) -> list[str]:
         if len(order) < 2:
             continue
         names = [rank.label if several_methods else rank.defense for rank in order]
-        signs = ["", *(" > " if told_apart(a, b, score) else " ≈ " for a, b in pairwise(order))]
+        signs = ["", *(" > " if _pair(a, b, score) in apart else " ≈ " for a, b in pairwise(order))]
         line = "".join(sign + name for sign, name in zip(signs, names, strict=True))
         seeds = min(len(rank.by_seed.get(score, ())) for rank in order)
         note = f" (≈: not told apart, paired over {seeds} seed{'s'[: seeds != 1]})" if " ≈ " in signs else ""
@@ -118,7 +122,7 @@ def orders(ranked: Sequence[Rank]) -> list[str]:
 
 def disagreements(ranked: Sequence[Rank]) -> list[str]:
     """Return a sentence for each two scores by which two defenses differ in opposite directions."""
-    sentences = []
+    sentences, apart = [], told_apart(ranked)
     for one, other in combinations(SCORES, 2):
         pairs = [
             f"{a.label} and {b.label}"
@@ -126,22 +130,34 @@ def disagreements(ranked: Sequence[Rank]) -> list[str]:
             if a.target == b.target
             and {one, other} <= a.ranks.keys() & b.ranks.keys()
             and (a.ranks[one] - b.ranks[one]) * (a.ranks[other] - b.ranks[other]) < 0
-            and told_apart(a, b, one)
-            and told_apart(a, b, other)
+            and {_pair(a, b, one), _pair(a, b, other)} <= apart
         ]
         if pairs:
             sentences.append(f"{one} and {other} disagree on {'; '.join(pairs)}")
     return sentences
 
 
-def told_apart(a: Rank, b: Rank, score: str) -> bool:
-    """Whether two defenses differ by more than noise, paired by seed; with fewer than two seeds they never do."""
+def told_apart(ranked: Sequence[Rank]) -> set[Pair]:
+    """Return which two defenses differ by which score by more than noise, paired by seed, of all pairs on one target.
+
+    With fewer than three seeds no pair does.
+    """
+    found: set[Pair] = set()
+    for target, score in product(dict.fromkeys(rank.target for rank in ranked), SCORES):
+        pairs = list(combinations((rank for rank in ranked if rank.target == target), 2))
+        adjusted = holm([_p_value(a, b, score) for a, b in pairs])
+        found |= {_pair(a, b, score) for (a, b), p in zip(pairs, adjusted, strict=True) if p < ALPHA}
+    return found
+
+
+def _pair(a: Rank, b: Rank, score: str) -> Pair:
+    return a.target, frozenset([a.label, b.label]), score
+
+
+def _p_value(a: Rank, b: Rank, score: str) -> float:
     first, second = a.by_seed.get(score, {}), b.by_seed.get(score, {})
-    differences = [first[seed] - second[seed] for seed in first.keys() & second.keys()]
-    if len(differences) < 2:
-        return False
-    _, low, high, _ = over_seeds(differences)
-    return low > 0 or high < 0
+    tests = paired([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
+    return min(1.0, 2 * min(tests.p_above, tests.p_below))
 
 
 def _neighbors(ranked: Sequence[Rank]) -> Iterator[tuple[Rank, Rank, str]]:

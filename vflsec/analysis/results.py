@@ -8,13 +8,18 @@ import msgspec
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """A mean with its 95 % interval: over seeds, or over rows if there is one seed."""
+    """A mean with its 95 % interval.
+
+    Attributes:
+        interval: what it is over: ``seeds and rows``, ``rows`` with one seed, ``draws and rows`` of an audit, ``seeds``
+            where rows were not measured, or ``none``.
+    """
 
     metric: str
     mean: float | None
     ci95: tuple[float | None, float | None]
     n: int
-    interval: str = "seeds"
+    interval: str = "seeds and rows"
 
 
 class Leak(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +31,8 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
             attack on the second.
         alone: the leak without the federation, one value for each target and ``rows`` of a report.
         advantage: leak minus *alone*, paired by seed, with its interval in ``advantage_ci95``.
+        detectable: an advantage whose interval would exclude 0 in at least four of five such runs; for a headline that
+            is ``alone``, of the strongest attack. None without an interval, or for an attack that is part of *alone*.
         accuracy: label recovery accuracy, the papers' measure; None if columns are recovered.
         bits: what a row's guess tells beyond *alone*, in bits: the cross-entropy of *alone* minus that of the attack,
             both calibrated, paired by seed; None for recovered columns, too few rows and records of earlier versions.
@@ -47,10 +54,11 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
     advantage: float | None
     advantage_ci95: tuple[float | None, float | None]
     accuracy: float | None
-    interval: str = "seeds"
+    interval: str = "seeds and rows"
     rows: str = "test"
     bits: float | None = None
     bits_ci95: tuple[float | None, float | None] = (None, None)
+    detectable: float | None = None
     others: dict[str, float] = {}
     alone_others: dict[str, float] = {}
     one_class: int = 0

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import msgspec
-
-from vflsec.analysis.intervals import SHARE, finite, interval
+from vflsec.analysis.intervals import SHARE, Seen, interval, of_number
 from vflsec.analysis.paired import holm
 from vflsec.analysis.results import GroupLeak, Measure
+from vflsec.core.statistics import standard_error_of
 from vflsec.records.manifest import Manifest
 from vflsec.records.subgroups import Subgroup, Subgroups
 
@@ -35,5 +34,6 @@ def group_leaks(found: Sequence[Subgroups], manifest: Manifest) -> list[GroupLea
 
 def _measure(group: Subgroup, metric: str, seeds: int) -> Measure:
     low, high = (math.nan if end is None else end for end in group.ci95_rows)
-    found = Measure(metric=metric, **interval(list(group.by_seed.values()), (low, high), seeds, bounds=SHARE))
-    return msgspec.structs.replace(found, ci95=finite(found.ci95))
+    first, *others = group.by_seed.values()
+    of_rows = Seen(first, standard_error_of(low, high) ** 2, group.n, ends=(low, high))
+    return Measure(metric=metric, **interval([of_rows, *map(of_number, others)], seeds, SHARE))

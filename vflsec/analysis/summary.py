@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+import msgspec
+
 from vflsec.analysis.folding import by_defense, c_dcs, caps, reach
 from vflsec.analysis.gates import Limits, check_limits, gates
 from vflsec.analysis.groups import CellGroup, alone_by_target
 from vflsec.analysis.integrity import damages, on_integrity
 from vflsec.analysis.ranking import disagreements, exposed, front, orders, ranks
 from vflsec.analysis.results import Point, Summary
+from vflsec.analysis.stopping import stopped
 from vflsec.analysis.verdict import verdict
 from vflsec.core.checks import count
 from vflsec.records.manifest import AttackEntry, Manifest, RowEntry
@@ -19,12 +22,23 @@ from vflsec.records.schema import FAILED, Record, Result
 SAME = 0.0005
 """Utilities that differ by less look equal in a table."""
 
+UNGROUPED = (
+    "some intervals are wider than they need be: rows were too few, or an earlier version has not measured what seeds "
+    "have in common (add --fresh)"
+)
+
 FAR_BELOW = 0.05
 """A joint model whose utility is lower than a quick model's by more than this is named in a note."""
 
 
 def summarize(
-    manifest: Manifest, records: Mapping[str, Record], *, out: str, max_leak: Limits, min_utility: float | None
+    manifest: Manifest,
+    records: Mapping[str, Record],
+    *,
+    out: str,
+    max_leak: Limits,
+    min_utility: float | None,
+    max_undetected: float | None = None,
 ) -> Summary:
     """Fold ``records`` into the points, scores and gates of an evaluation.
 
@@ -50,7 +64,7 @@ def summarize(
     places, not_run = exposed(points, worst), _not_run(manifest, records)
     lost = _lost(manifest, records)
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
-    return Summary(
+    summary = Summary(
         dataset=manifest.title or manifest.dataset,
         adversary=manifest.adversary,
         metric=metrics[0] if metrics else "",
@@ -65,7 +79,9 @@ def summarize(
         ranks=ranked,
         orders=orders(ranked),
         disagreements=disagreements(ranked),
-        gates=gates(points + worst, max_leak, min_utility, broken, alone_lost=bool(lost)),
+        gates=gates(
+            points + worst, max_leak, min_utility, broken, max_undetected=max_undetected, alone_lost=bool(lost)
+        ),
         notes=[*_notes(manifest, records), *(_nothing_above_chance(worst) if manifest.audited else [])],
         lost=lost,
         failures=_failures(manifest, records),
@@ -76,6 +92,9 @@ def summarize(
         verdict=verdict(worst, manifest.adversary, _known(manifest), not_run, len(manifest.left_out)) if worst else [],
         audited=manifest.audited,
     )
+    if manifest.until is None:
+        return summary
+    return msgspec.structs.replace(summary, notes=[*summary.notes, stopped(summary, manifest.until)])
 
 
 def _nothing_above_chance(worst: Sequence[Point]) -> list[str]:
@@ -196,6 +215,9 @@ def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
             "too few rows to be split: the strongest attack was chosen on rows that score it, which flatters it"
         )
     trained = [one for one in own if isinstance(one, Result)]
+    blocks = [*(block for one in own for block in one.leak.values()), *(one.utility for one in trained if one.utility)]
+    if manifest.seeds > 1 and any(block.without is None for block in blocks):
+        notes.append(UNGROUPED)
     notes += [*_no_gain(manifest, trained), *_weak_model(trained)]
     notes += [note if manifest.audited else f"{one.method}: {note}" for one in trained for note in one.notes]
     return list(dict.fromkeys(notes))

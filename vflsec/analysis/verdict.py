@@ -71,7 +71,8 @@ def _inferred(point: Point, adversary: str, known: int) -> str:
     if not _more_than_alone(leak):
         return (
             f"{knowing}{adversary} infers {target} no better than without joining, as far as these attacks show: "
-            f"{measure}{',' * (',' in measure)} of {rows}, {_two(leak.alone)} without{_below_chance(leak)}."
+            f"{measure}{',' * (',' in measure)} of {rows}, {_two(leak.alone)} without{_below_chance(leak)}"
+            f"{_overlooked(leak)}."
         )
     all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
     return f"{knowing}{adversary} infers {target} of {all_of}{rows} ({measure}; {_two(leak.alone)} without joining)."
@@ -97,6 +98,11 @@ def _measured(leak: Leak) -> str:
 def _below_chance(leak: Leak) -> str:
     below = leak.mean is not None and leak.chance is not None and leak.mean < leak.chance
     return f", {_two(leak.chance)} by chance" if below else ""
+
+
+def _overlooked(leak: Leak) -> str:
+    """Return what an attack must have gained for these runs to show it."""
+    return f"; a gain of {_two(leak.detectable)} would have been seen" if (leak.detectable or 0.0) >= 0.005 else ""
 
 
 def _left(start: Point, found: Sequence[Point]) -> str:

@@ -122,6 +122,12 @@ CANARIES = 1000
     type=click.IntRange(min=1),
     help="How many seeds; each has its own split, models, noise and auxiliary labels.  [default: 5]",
 )
+@click.option(
+    "--until",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Add seeds, five at a time, until the interval of each headline and utility is at most this wide to one side, "
+    "for example 0.01, or until there are --seeds, here by default 50.",
+)
 @settings
 @click.option(
     "--sweep",
@@ -167,7 +173,9 @@ def command(
     retry_errors: bool,
     max_leak: tuple[str, ...],
     min_utility: float | None,
+    max_undetected: float | None,
     max_exposure: float | None,
+    until: float | None,
     form: str,
     swept: tuple[str, ...],
     paired: bool,
@@ -181,7 +189,10 @@ def command(
     Each result is stored when it is computed. The same command resumes where it stopped, and computes nothing once it
     is finished. The undefended row, --lambda 0, is always added.
     """
+    import msgspec
+
     from vflsec import api
+    from vflsec.analysis import stopping
     from vflsec.analysis.gates import check_limits
     from vflsec.cli.sweep_ import axes_of, run_sweep
     from vflsec.experiment import engine as engines
@@ -205,12 +216,17 @@ def command(
     engines.check_device(device, here=engine == "local")
     engines.check_engine(engine)
     how = {"jobs": jobs or api.cores(), "device": device, "engine": engine}
+    most = chosen["seeds"] or stopping.MOST
+    if until is not None:
+        chosen["seeds"] = min(stopping.BLOCK, most)
+    limits_: dict[str, Any] = {"max_leak": limit, "min_utility": min_utility, "max_undetected": max_undetected}
     if axes:
         if rows or by:
             raise UsageError("expected no --rows or --by with --sweep: set them for one evaluation")
+        if until is not None:
+            raise UsageError("expected no --until with --sweep: set --seeds, or evaluate one point alone")
         if max_exposure is not None:
             raise UsageError("expected no --max-exposure with --sweep: set it for one evaluation")
-        limits_ = {"max_leak": limit, "min_utility": min_utility}
         steps = {"paired": paired, "dry_run": dry_run, "fresh": fresh, "retry_errors": retry_errors}
         run_sweep(sweeps(**chosen), axes, out, form, limits_, how, **steps)
         return
@@ -247,13 +263,20 @@ def command(
     if by:
         guesses.groups_of(load_dataset(spec.dataset, **spec.data.options), by)
     with opened(store, fresh=fresh, retry_errors=retry_errors):
-        compute(spec, manifest, store, keep=bool(rows or by), **how)
+        for seeds in [spec.seeds] if until is None else stopping.blocks(most):
+            spec = msgspec.structs.replace(spec, seeds=seeds)
+            manifest = manifest_of(spec, ["vflsec", *sys.argv[1:]], names)
+            compute(spec, msgspec.structs.replace(manifest, until=until), store, keep=bool(rows or by), **how)
+            report = Report.read(folder, **limits_)
+            half = stopping.widest(report.summary)
+            if until is not None and half is not None and half <= until:
+                break
         if by:
             click.echo(f"comparing the groups of {by}", err=True)
             write_subgroups(folder, guesses.by_column(spec, folder, by))
+            report = Report.read(folder, **limits_)
     if rows:
         write_rows(rows, guesses.per_row(spec, folder))
-    report = Report.read(folder, max_leak=limit, min_utility=min_utility)
     draw(report, folder, form)
     sys.exit(exit_code(report))
 

@@ -126,11 +126,22 @@ def limits(command: Command) -> Command:
         callback=_finite,
         help="Fail (exit code 1) if the lower end of the utility's interval is below this.",
     )(command)
+    command = max_undetected(command)
     return click.option(
         "--max-leak",
         multiple=True,
         metavar="NAME=X",
         help="Fail (exit code 1) if the upper end of an attack's interval is above X, for example worst=0.8; repeat.",
+    )(command)
+
+
+def max_undetected(command: Command) -> Command:
+    """Add the gate on what the runs could have overlooked."""
+    return click.option(
+        "--max-undetected",
+        type=float,
+        callback=_finite,
+        help="Fail (exit code 1) if the strongest attack could have a larger advantage than this without being seen.",
     )(command)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,7 +20,12 @@ from vflsec.core.errors import UsageError
 @limits
 @output_format
 def command(
-    folders: tuple[Path, ...], compare: bool, max_leak: tuple[str, ...], min_utility: float | None, form: str
+    folders: tuple[Path, ...],
+    compare: bool,
+    max_leak: tuple[str, ...],
+    min_utility: float | None,
+    max_undetected: float | None,
+    form: str,
 ) -> None:
     """Print a finished evaluation or audit again, in any format, and draw its curve again."""
     from vflsec.cli.sweep_ import show_sweep
@@ -28,19 +34,23 @@ def command(
     from vflsec.report.sweep import SweepReport
 
     if compare:
-        if max_leak or min_utility is not None:
+        if max_leak or min_utility is not None or max_undetected is not None:
             raise UsageError("expected no limits with --compare: set them in a report of one folder")
         _compare(folders, form)
         return
-    limit = leak_limits(max_leak)
+    limits_: dict[str, Any] = {
+        "max_leak": leak_limits(max_leak),
+        "min_utility": min_utility,
+        "max_undetected": max_undetected,
+    }
     swept = [folder for folder in folders if is_sweep(folder)]
     if swept:
         if len(folders) > 1:
             raise UsageError(f"expected one folder of a sweep, got {len(folders)}: print one at a time")
-        found = SweepReport.read(folders[0], max_leak=limit, min_utility=min_utility)
+        found = SweepReport.read(folders[0], **limits_)
         show_sweep(found, folders[0], form)
         sys.exit(max(map(exit_code, found.reports)))
-    reports = [Report.read(folder, max_leak=limit, min_utility=min_utility) for folder in folders]
+    reports = [Report.read(folder, **limits_) for folder in folders]
     for report, folder in zip(reports, folders, strict=True):
         draw(report, folder, form)
     sys.exit(max(exit_code(report) for report in reports))

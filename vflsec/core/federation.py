@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -39,6 +41,7 @@ class Federation:
         places: by split, the positions (n_train,) of the training rows among its rows, for ``aligned``.
         names: what the data call a party, by its name here; others keep theirs.
         canaries: the training rows whose labels were tossed, or None.
+        groups: by split, the group of each row, for intervals over seeds; see ``vflsec.core.statistics.groups_of``.
     """
 
     parties: Mapping[str, Party]
@@ -54,6 +57,7 @@ class Federation:
     places: Mapping[str, Tensor] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     canaries: Canaries | None = None
+    groups: Mapping[str, NDArray[np.integer]] = field(default_factory=dict)
 
     def begin(self, *part: object) -> None:
         """Start every party's noise for one part of the run."""

@@ -1,18 +1,23 @@
-"""Intervals: over seeds for claims about a defense, over rows for claims about one checkpoint."""
+"""Intervals: over seeds and rows for claims about a defense, over rows for claims about one checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
-from vflsec.core.metrics import Labels, Scores, positive_score
+from vflsec.core.metrics import METRICS, Labels, Scores, positive_score
 
 LEVEL = 0.95
 REPLICATES = 400
+
+GROUPS = 50
+"""Groups of rows that the jackknife leaves out in turn."""
 
 
 class Interval(NamedTuple):
@@ -35,8 +40,130 @@ def over_seeds(values: Sequence[float]) -> Interval:
 
 
 @lru_cache
-def _t_quantile(freedom: int) -> Any:
+def _t_quantile(freedom: float) -> Any:
     return stats.t.ppf((1 + LEVEL) / 2, freedom)  # slow, and the same for every pair of defenses
+
+
+class StandardError(NamedTuple):
+    """The standard error of a mean, and its degrees of freedom."""
+
+    size: float
+    freedom: float
+
+    @property
+    def margin(self) -> float:
+        """Half the width of the 95 % t interval."""
+        return float(_t_quantile(self.freedom) * self.size) if self.size else 0.0
+
+
+def standard_error_of(low: float, high: float) -> float:
+    """Return the standard error behind a 95 % interval of many rows."""
+    return (high - low) / (2 * float(_t_quantile(math.inf)))
+
+
+def over_seeds_and_rows(
+    values: Sequence[float], without: Sequence[Sequence[float]], *, known: float = 0.0, most: float = 0.0
+) -> StandardError:
+    """Return the standard error of the mean over seeds that split one data set, for other data sets of that kind.
+
+    Seeds share rows. This gives their values a common error, which the differences between seeds do not show. The mean
+    of S values has the variance s^2 / S + C, where s^2 is their sample variance and C the covariance of two of them. If
+    V is the jackknife's variance of one value over rows, and R that of the mean over seeds, without a group of rows in
+    all seeds, then R = V / S + (1 - 1 / S) C, which gives C by the scored rows. Two draws of auxiliary samples have the
+    share ``known`` of their rows in common, and so this share of the variance that rows do not explain,
+    s^2 - (V - C). A row that is easy to infer is also good to learn from; the two errors are taken as fully correlated,
+    which is the worst case: their deviations are added. The degrees of freedom are those of Welch and Satterthwaite.
+
+    What joint models share by being trained on the same rows is not measured, since it would take other trainings.
+
+    Source: Nadeau and Bengio 2003, "Inference for the generalization error", equation 7, with C measured in place of
+    the constant correlation of their section 3.
+
+    Args:
+        values: by seed, at least two.
+        without: (S, groups) by seed the values without each group of rows; empty if these were not measured.
+        known: the share of all rows that is drawn as auxiliary samples.
+        most: V, which takes the place of C if ``without`` is empty, since C is not larger.
+    """
+    n, variance = len(values), float(np.var(values, ddof=1))
+    of_rows, within_seed, uncertain = most, most, 0.0
+    if len(without):
+        whole = n / (n - 1) * jackknife(np.mean(without, axis=0))
+        within_seed = float(np.mean([jackknife(own) for own in without]))
+        of_rows = max(0.0, whole - within_seed / (n - 1))
+        uncertain = whole**2 / (len(without[0]) - 1)
+    of_draws = known * max(0.0, variance - (within_seed - of_rows))
+    total = variance / n + (math.sqrt(of_rows) + math.sqrt(of_draws)) ** 2
+    uncertain += (total - of_rows) ** 2 / (n - 1)
+    freedom = total**2 / uncertain if uncertain else math.inf
+    return StandardError(math.sqrt(total), max(n - 1, freedom))  # less than either part has only by the part of C < 0
+
+
+Bounds = tuple[float | None, float | None]
+"""The lowest and the highest possible value; None for none."""
+
+
+def within(mean: float, margin: float, bounds: Bounds, n: float = math.inf) -> tuple[float, float]:
+    """Return the ends of an interval around ``mean`` that are inside ``bounds``.
+
+    They solve (x - mean)^2 = margin^2 w(x) / w(mean), where w(x) is the product of the distances of x to the bounds:
+    near a bound, a mean varies less. Without bounds this is mean ± margin; for a share, Wilson's score interval with
+    the effective number of rows.
+
+    Source: Wilson 1927, and for effective numbers Franco et al. 2019, "Comparative study of confidence intervals for
+    proportions in complex sample surveys".
+
+    Args:
+        mean: within the bounds.
+        margin: half the width of the interval far from any bound.
+        bounds: of all possible values.
+        n: the number of rows, from which the interval of a mean at a bound is, since it shows no variance.
+    """
+    lowest, highest = bounds
+    weight = np.polynomial.Polynomial([1.0])
+    weight *= np.polynomial.Polynomial([1.0] if lowest is None else [-lowest, 1.0])
+    weight *= np.polynomial.Polynomial([1.0] if highest is None else [highest, -1.0])
+    scale = margin**2 / weight(mean) if weight(mean) > 0 else _t_quantile(math.inf) ** 2 / n
+    if not scale:
+        return mean, mean
+    low, high = sorted((np.polynomial.Polynomial([-mean, 1.0]) ** 2 - scale * weight).roots().real)
+    return float(low), float(high)
+
+
+def groups_of(n: int) -> NDArray[np.integer]:
+    """Return the group (n,) of each row of a data set: one of ``GROUPS``, drawn evenly, always the same for the same n.
+
+    All seeds that split one data set leave out the same rows with a group, so that what the errors of two seeds have in
+    common can be measured.
+    """
+    return np.random.default_rng(0).permutation(n) % GROUPS
+
+
+def without_groups(metric: str, scores: Scores, labels: Any, groups: NDArray[np.integer]) -> tuple[float, ...] | None:
+    """Return a metric without each of the groups of rows; None if some rows are all of one class.
+
+    Args:
+        metric: its name.
+        scores: (n, C), or values.
+        labels: (n,), or true values.
+        groups: (n,) of each row.
+    """
+    kept = [groups != k for k in range(GROUPS)]
+    if labels.ndim == 1 and any(len(np.unique(labels[rows])) < 2 for rows in kept):
+        return None
+    if metric == "auc" and scores.shape[1] == 2:
+        values = _weighted_auc(positive_score(scores), labels, kept)
+    else:
+        values = np.array([METRICS[metric](scores[rows], labels[rows]) for rows in kept])
+    return tuple(values.tolist()) if np.isfinite(values).all() else None
+
+
+def jackknife(values: Sequence[float] | NDArray[np.floating]) -> float:
+    """Return the variance over rows of a measure, from its values without each group of rows.
+
+    Source: Shao and Tu 1995, "The jackknife and bootstrap", section 2.3: the grouped jackknife.
+    """
+    return float((len(values) - 1) * np.var(values))
 
 
 MANY = 50_000
@@ -77,15 +204,21 @@ def _bootstrap_f1(guessed: Labels, labels: Labels, rng: np.random.Generator) -> 
 
 
 def _bootstrap_auc(score: Scores, labels: Labels, rng: np.random.Generator) -> np.ndarray:
-    """AUC of REPLICATES resamples. Rows are sorted once; a resample is a weight per row, ties count half."""
+    """AUC of REPLICATES resamples: a resample is a weight per row."""
+    n = len(score)
+    return _weighted_auc(score, labels, (np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(REPLICATES)))
+
+
+def _weighted_auc(score: Scores, labels: Labels, weights: Iterable[np.ndarray]) -> np.ndarray:
+    """AUC with each weighting (n,) of the rows, 1/2 if a class has no weight. Rows are sorted once; ties count half."""
     order = np.argsort(score, kind="stable")
     positive = labels[order] == 1
     starts = np.flatnonzero(np.r_[True, np.diff(score[order]) > 0])  # first row of each group of equal scores
-    values = np.empty(REPLICATES)
-    for i in range(REPLICATES):
-        weight = np.bincount(rng.integers(len(score), size=len(score)), minlength=len(score)).astype(float)
+    values = []
+    for unordered in weights:
+        weight = unordered[order].astype(float)
         above = np.add.reduceat(weight * positive, starts)
         below = np.add.reduceat(weight * ~positive, starts)
         pairs = (above * (np.cumsum(below) - below / 2)).sum()
-        values[i] = pairs / (above.sum() * below.sum()) if above.sum() and below.sum() else 0.5
-    return values
+        values.append(pairs / (above.sum() * below.sum()) if above.sum() and below.sum() else 0.5)
+    return np.array(values)

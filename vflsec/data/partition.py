@@ -26,12 +26,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from vflsec.core.canaries import Canaries, toss
 from vflsec.core.checks import fraction, positive
 from vflsec.core.errors import DataError, UsageError
 from vflsec.core.layout import Layout
 from vflsec.core.seeds import derive
+from vflsec.core.statistics import groups_of
 from vflsec.data.alignment import align
 from vflsec.data.columns_split import ColumnSplit, dealt_again
 from vflsec.data.dataset import PartyTable, VerticalDataset
@@ -127,6 +129,7 @@ class Partition:
         places: by split, the positions (n_train,) of the training rows among its rows: of ``aligned``.
         names: what tables and pictures call a party, by its name here.
         canaries: the training rows whose labels were tossed, or None.
+        groups: by split but ``local``, the group of each row, the same with each seed.
     """
 
     dataset: str
@@ -139,6 +142,7 @@ class Partition:
     places: dict[str, np.ndarray] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     canaries: Canaries | None = None
+    groups: Mapping[str, NDArray[np.integer]] = field(default_factory=dict)
 
 
 def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
@@ -182,7 +186,9 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     source = _source_data(dataset.source, foreign["source"]) if dataset.source else None
     places = {"aligned": ids["aligned"].get_indexer(ids["train"])}
     facts = dataset.classes, dataset.metric
-    return Partition(dataset.name, parties, labels, arrays, *facts, source, places, dataset.names, canaries)
+    drawn = groups_of(len(dataset.labels))
+    groups = {split: drawn[dataset.labels.index.get_indexer(index)] for split, index in every.items()}
+    return Partition(dataset.name, parties, labels, arrays, *facts, source, places, dataset.names, canaries, groups)
 
 
 def _own_draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:

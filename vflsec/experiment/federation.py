@@ -85,7 +85,7 @@ def build_federation(cell: Cell, device: str) -> Federation:
     parties = {active.name: party(active, labels), **{own.name: party(own) for own in passive}}
     federation = Federation(parties, channel, len(data.classes), data.metric, cell.seed, where)
     federation.source = party(data.source, of_source) if data.source else None
-    federation.names, federation.canaries = data.names, data.canaries
+    federation.names, federation.canaries, federation.groups = data.names, data.canaries, data.groups
     federation.places = {split: torch.tensor(rows, device=where) for split, rows in data.places.items()}
     if cell.malicious:
         federation.malicious = malicious_attacks(federation, *cell.malicious, cell.aux)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vflsec.core.attack import Attack, Target
@@ -36,11 +39,13 @@ class Question(NamedTuple):
         view: what the adversary has.
         truth: the answer, for the scorer.
         metrics: of its guess; the first is the headline.
+        groups: by split, the group of each row, for intervals over seeds.
     """
 
     view: View
     truth: GroundTruth
     metrics: Sequence[str]
+    groups: Mapping[str, NDArray[np.integer]] = MappingProxyType({})
 
 
 def ask(
@@ -81,7 +86,10 @@ def ask(
     view = replace(question.view, adaptive=aux.adaptive)
     if after:  # later phases have not been trained
         view = replace(view, top=None, predictions={})
-    return question._replace(view=view)
+    groups = federation.groups
+    if on_source and "source" in groups:
+        groups = {"train": groups["source"]}
+    return question._replace(view=view, groups=question.groups or groups)
 
 
 def about_source(attack: Attack, after: str | None, method: Method | type[Method], name: str) -> bool:
@@ -208,7 +216,9 @@ def _membership(case: _Case) -> Question:
         aux_rows=rows.to(federation.device),
         aux_labels=is_member["candidates"][rows],
     )
-    return Question(view, _ground_truth(is_member), MEMBERSHIP)
+    drawn = {split: torch.tensor(own, device=federation.device) for split, own in federation.groups.items()}
+    groups = {split: own.cpu().numpy() for split, own in mixed(drawn).items()} if drawn else {}
+    return Question(view, _ground_truth(is_member), MEMBERSHIP, groups)
 
 
 def _parameters(case: _Case) -> Question:
@@ -224,7 +234,8 @@ def _parameters(case: _Case) -> Question:
         view = View(SERVER, SERVER, 1, {}, None, none, none, case.messages, parties=tuple(federation.parties))
     truth = {"parameters": (shared[victim.name] - torch.stack(list(shared.values())).mean(dim=0))[:, None]}  # (P, 1)
     empty = {split: values[:, :0] for split, values in truth.items()}
-    return Question(replace(view, n_classes=1, features=empty, victim=victim.name), _ground_truth(truth), VALUES)
+    view = replace(view, n_classes=1, features=empty, victim=victim.name)
+    return Question(view, _ground_truth(truth), VALUES)
 
 
 ASK: Mapping[Target, Callable[[_Case], Question]] = {

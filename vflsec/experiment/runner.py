@@ -311,6 +311,7 @@ def _scored(
             seed=derive(federation.seed, "bootstrap"),
             known=view.aux_split,
             names=question.metrics,
+            groups=question.groups,
         ),
         "guessed": _of_canaries(guess, question.truth),
         "fold": fold,

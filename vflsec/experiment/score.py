@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ def score(
     seed: int,
     known: str = "train",
     names: Sequence[str] = (),
+    groups: Mapping[str, NDArray[np.integer]] | None = None,
 ) -> dict[str, Block]:
     """Return, for each guessed split, all metrics, chance, the number of rows, and the row interval of the headline.
 
@@ -42,8 +43,10 @@ def score(
         seed: of the bootstrap and of the halves.
         known: the split of the auxiliary samples.
         names: of the metrics; by default those of a task with as many classes.
+        groups: by split, the group of each row, for intervals over seeds; by default those of the rows' positions.
     """
     blocks = {}
+    rows = sum(map(len, ground_truth.labels.values()))
     for split, guessed in guess.scores.items():
         truth = ground_truth.labels[split].cpu()
         keep = is_scored(truth, exclude if split == known else None)
@@ -51,9 +54,12 @@ def score(
             scored, answers = guessed[keep], truth[keep]
             half_seed = derive(seed, "halves", split)
             halves = _on_halves(scored, answers, headline, half_seed)
-            block = measure(scored, answers, headline, seed, names)
+            own = (groups or {}).get(split, statistics.groups_of(len(truth)))[keep.numpy()]
+            block = measure(scored, answers, headline, seed, names, own)
             sure = _knowledge(scored, answers, half_seed) if halves and answers.dim() == 1 else {}
-            blocks[split] = msgspec.structs.replace(block, metrics=block.metrics | sure, halves=halves)
+            blocks[split] = msgspec.structs.replace(
+                block, metrics=block.metrics | sure, halves=halves, known=len(exclude) / rows
+            )
     return blocks
 
 
@@ -65,10 +71,18 @@ def is_scored(truth: Tensor, exclude: Tensor | None) -> Tensor:
     return keep
 
 
-def measure(scores: Tensor, labels: Tensor, headline: str, seed: int, names: Sequence[str] = ()) -> Block:
-    """Return all metrics of (n, C) scores against (n,) labels, or of values, and the headline's row interval.
+def measure(
+    scores: Tensor,
+    labels: Tensor,
+    headline: str,
+    seed: int,
+    names: Sequence[str] = (),
+    groups: NDArray[np.integer] | None = None,
+) -> Block:
+    """Return all metrics of (n, C) scores against (n,) labels, or of values, and how the headline varies over rows.
 
     ``one_class`` is set if all rows are guessed to be of the same class: accuracy is then no measure of the leak.
+    ``groups`` (n,) are those of the rows, by default of their positions.
     """
     s, y = scores.detach().cpu().numpy(), labels.cpu().numpy()
     ordered = dict.fromkeys((headline, *(names or metrics.applicable(s.shape[1]))))
@@ -78,6 +92,7 @@ def measure(scores: Tensor, labels: Tensor, headline: str, seed: int, names: Seq
         chance=metrics.chance(headline, y),
         n=len(y),
         one_class=one_class(labels, s),
+        without=statistics.without_groups(headline, s, y, statistics.groups_of(len(y)) if groups is None else groups),
     )
 
 

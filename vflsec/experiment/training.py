@@ -199,7 +199,8 @@ def _measure(trained: Trained, facts: CellFacts, seed: int) -> None:
         collapsed = "the model predicts the same for every test row"
     if collapsed:
         facts.status, facts.error = "collapsed", collapsed
-    facts.utility = measure(logits, federation.active.labels["test"], federation.metric, seed)
+    labels, groups = federation.active.labels["test"], federation.groups.get("test")
+    facts.utility = measure(logits, labels, federation.metric, seed, groups=groups)
 
 
 def validation(trained: Trained) -> float:

@@ -113,6 +113,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         left_out: why each other attack was not run, by name.
         title: what the data call themselves; empty for ``dataset``.
         names: what the data call each party, by its name in records; others keep theirs.
+        until: the half width of intervals at which no more seeds were added; None for a fixed number of seeds.
         techniques: the declared names of methods and defenses from files, by ``path/to/file.py:Class``.
     """
 
@@ -131,6 +132,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     title: str = ""
     names: dict[str, str] = {}
     techniques: dict[str, str] = {}
+    until: float | None = None
 
     def faults(self) -> Iterator[str]:
         """Yield the faults of a manifest that no evaluation can have written."""

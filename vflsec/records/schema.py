@@ -45,6 +45,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         halves: the headline on each of two random halves of the rows; None if they are too few to be split.
         one_class: whether all rows are guessed to be of the same class.
         overfit: how much more the chosen attack leaks on the rows that chose it than on others; 0 without a choice.
+        without: the headline without each group of rows, see ``vflsec.core.statistics.groups_of``; None if the rows are
+            too few.
+        known: the share of all rows that are auxiliary samples, which another seed draws anew.
     """
 
     metrics: dict[str, float]
@@ -54,6 +57,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     halves: tuple[float, float] | None = None
     one_class: bool = False
     overfit: float = 0.0
+    without: tuple[float, ...] | None = None
+    known: float = 0.0
 
     @property
     def metric(self) -> str:
@@ -307,7 +312,8 @@ def _faults(record: Record) -> Iterator[str]:
     for name, block in blocks.items():
         if not block.metrics or block.n < 1:
             yield f"{name} has no metric, or no rows"
-        values = [*block.metrics.items(), *((block.metric, value) for value in block.halves or ())]
+        parts = (*(block.halves or ()), *(block.without or ()))
+        values = [*block.metrics.items(), *((block.metric, value) for value in parts)]
         yield from (f"{name} has {metric} = {value:g}" for metric, value in values if not possible(metric, value))
 
 

@@ -46,7 +46,12 @@ class Report:
 
     @classmethod
     def read(
-        cls, folder: Path | str, *, max_leak: Mapping[str, float] | None = None, min_utility: float | None = None
+        cls,
+        folder: Path | str,
+        *,
+        max_leak: Mapping[str, float] | None = None,
+        min_utility: float | None = None,
+        max_undetected: float | None = None,
     ) -> Report:
         """Return the report of a results folder.
 
@@ -57,6 +62,7 @@ class Report:
             folder: of an evaluation.
             max_leak: limits on the leak, by attack.
             min_utility: a limit on the utility.
+            max_undetected: a limit on the advantage that could have been overlooked.
 
         Raises:
             StoreError: the folder holds no evaluation, or a damaged one.
@@ -74,6 +80,7 @@ class Report:
                 out=os.fsencode(folder).decode(errors="replace"),
                 max_leak=max_leak or {},
                 min_utility=min_utility,
+                max_undetected=max_undetected,
             )
         except VflsecError:
             raise

@@ -55,7 +55,12 @@ class SweepReport:
 
     @classmethod
     def read(
-        cls, folder: Path | str, *, max_leak: Mapping[str, float] | None = None, min_utility: float | None = None
+        cls,
+        folder: Path | str,
+        *,
+        max_leak: Mapping[str, float] | None = None,
+        min_utility: float | None = None,
+        max_undetected: float | None = None,
     ) -> SweepReport:
         """Return the report of a results folder.
 
@@ -63,6 +68,7 @@ class SweepReport:
             folder: of a sweep.
             max_leak: limits on the leak at every point, by attack.
             min_utility: a limit on the utility at every point.
+            max_undetected: a limit on the advantage that could have been overlooked at any point.
 
         Raises:
             StoreError: the folder holds no sweep, or a damaged one.
@@ -70,7 +76,10 @@ class SweepReport:
         folder = Path(folder)
         sweep = read_sweep(folder)
         places = [folder / POINTS / point.name for point in sweep.points]
-        return cls(sweep, [Report.read(place, max_leak=max_leak, min_utility=min_utility) for place in places])
+        limits: dict[str, Any] = {
+            "max_leak": max_leak, "min_utility": min_utility, "max_undetected": max_undetected,
+        }  # fmt: skip
+        return cls(sweep, [Report.read(place, **limits) for place in places])
 
     def to_frame(self) -> pd.DataFrame:
         """Return the rows of ``Report.to_frame`` of every point, with a column for each setting that differs."""

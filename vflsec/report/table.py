@@ -20,7 +20,7 @@ CSV_HEADER = (
     "method", "defense", "strength", "attack", "target", "status",
     "utility_metric", "utility", "utility_low", "utility_high",
     "leak_metric", "leak_rows", "leak", "leak_low", "leak_high", "leak_train", "chance", "alone", "advantage",
-    "advantage_low", "advantage_high", "recovery_accuracy", "seeds", "nbytes", "seconds",
+    "advantage_low", "advantage_high", "detectable", "recovery_accuracy", "seeds", "nbytes", "seconds",
     "utility_under_attack", "lost", "lost_low", "lost_high", "success", "success_low", "success_high",
     "epsilon_at_least", "epsilon", "delta", "epsilon_of", "budget",
     "bits", "bits_low", "bits_high", "tpr@0.001", "tpr@0.01", "known@0.99", "right@0.99",
@@ -58,7 +58,7 @@ NARROW = 110
 """Below this width of a terminal, the columns that decide the least are left out."""
 
 DETAILS = (
-    "on train", "chance", "budget", "MB", "epochs to target", "MB to target", "as SS-VFL counts",
+    "on train", "chance", "seen from", "budget", "MB", "epochs to target", "MB to target", "as SS-VFL counts",
     "CAP (accuracy)", "DCS", "note",
 )  # fmt: skip
 """The columns that are left out there."""
@@ -112,6 +112,7 @@ def points(summary: Summary) -> list[Cells]:
         "alone",
         "chance",
         "advantage",
+        *(["seen from"] if _detectable(summary) else []),
     ]
     header += ["budget", "MB"]
     header += ["epochs to target", "MB to target", "as SS-VFL counts"] if summary.target is not None else []
@@ -266,7 +267,7 @@ def heading(summary: Summary) -> str:
         draws = "1 draw" if summary.seeds == 1 else f"{summary.seeds} draws"
         over = "rows" if summary.seeds == 1 else "draws and rows"
         return f"{summary.audited} · {summary.dataset} · adversary {summary.adversary} · {draws}, ± 95 % over {over}"
-    seeds = f"{summary.seeds} seeds, ± 95 % over seeds" if summary.seeds > 1 else "1 seed, ± 95 % over rows"
+    seeds = f"{summary.seeds} seeds, ± 95 % over seeds and rows" if summary.seeds > 1 else "1 seed, ± 95 % over rows"
     metric = MEASURES.get(summary.metric, summary.metric)
     return f"{summary.dataset} · adversary {summary.adversary} · utility: {metric} on test rows · {seeds}"
 
@@ -330,7 +331,8 @@ def lines(summary: Summary) -> list[list[Any]]:
             *map(_no_formula, (p.method, p.defense)), p.strength, _no_formula(p.attack), p.target, p.status,
             p.utility.metric, p.utility.mean, *p.utility.ci95,
             p.leak.metric, p.leak.rows, p.leak.mean, *p.leak.ci95, p.leak_train.mean, p.leak.chance, p.leak.alone,
-            p.leak.advantage, *p.leak.advantage_ci95, p.leak.accuracy, p.utility.n, p.nbytes, p.seconds,
+            p.leak.advantage, *p.leak.advantage_ci95, p.leak.detectable, p.leak.accuracy,
+            p.utility.n, p.nbytes, p.seconds,
             *[None] * 7, p.empirical.epsilon if p.empirical else None, *_spent(p), _budget_cell(p).replace(", ", "; "),
             p.leak.bits, *p.leak.bits_ci95, *map(p.leak.others.get, PER_ROW),
         ]
@@ -339,7 +341,7 @@ def lines(summary: Summary) -> list[list[Any]]:
     found += [
         [
             *map(_no_formula, (d.method, d.defense)), d.strength, _no_formula(d.attack), "integrity", d.status,
-            d.utility.metric, d.utility.mean, *d.utility.ci95, *[None] * 6, d.chance, *[None] * 5,
+            d.utility.metric, d.utility.mean, *d.utility.ci95, *[None] * 6, d.chance, *[None] * 6,
             d.lost.n, None, None,
             d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, *[None] * 12,
         ]
@@ -370,8 +372,9 @@ def _spent(point: Point) -> tuple[Any, Any, Any]:
 def gate_line(gate: Gate) -> str:
     """Return the sentence on one gate."""
     verdict = {True: "holds", False: "FAILED", None: "UNDECIDED: a cell gave no number"}[gate.holds]
-    end = "lower" if gate.gate == "min-utility" else "upper"
-    where = f", {end} end of the interval {gate.worst:.3f} at {gate.at}" if gate.worst is not None else ""
+    ends = {"min-utility": "lower end of the interval", "max-undetected": "an advantage is seen from"}
+    what = ends.get(gate.gate, "upper end of the interval")
+    where = f", {what} {gate.worst:.3f} at {gate.at}" if gate.worst is not None else ""
     return f"GATE {gate.gate} {gate.limit:g}: {verdict}{where}"
 
 
@@ -474,6 +477,11 @@ def exceeded(summary: Summary) -> list[str]:
     ]
 
 
+def _detectable(summary: Summary) -> bool:
+    """Whether some runs say from where they would have seen an advantage."""
+    return any(p.leak.detectable is not None for p in summary.points)
+
+
 def _point_row(point: Point, summary: Summary) -> list[str]:
     reached = point.reached or {}
     until = [_scaled(reached.get(key), unit) for key, unit in _UNTIL.items()] if summary.target is not None else []
@@ -489,6 +497,7 @@ def _point_row(point: Point, summary: Summary) -> list[str]:
         number(point.leak.alone),
         number(point.leak.chance),
         signed(point.leak.advantage),
+        *([number(point.leak.detectable)] if _detectable(summary) else []),
         _budget_cell(point),
         _scaled(point.nbytes, 1e6),
         *until,

@@ -179,7 +179,7 @@ class AttackConformance(Suite):
         """Return the headline, mean over seeds, on the first of ``splits`` that the attack guesses."""
         values, errors, chances = [], [], []
         for seed in SEEDS:
-            view, truth, names = self._scene(signal, seed).question
+            view, truth, names, *_ = self._scene(signal, seed).question
             _, guess = self._first_guess(signal, seed)
             split = next((split for split in splits if split in guess.scores), None)
             if split is None:
