@@ -31,8 +31,10 @@ from vflsec.records.manifest import NO_ADVERSARY, Manifest, RowEntry
 from vflsec.records.schema import Block, Record, Result
 
 NO_ADVANTAGE: dict[str, Any] = {"advantage": 0.0, "advantage_ci95": (0.0, 0.0), "detectable": None}
-NO_BITS: dict[str, Any] = {"bits": 0.0, "bits_ci95": (0.0, 0.0)}
 """The advantage of an attack that reads nothing of the federation."""
+
+NO_BITS: dict[str, Any] = {"bits": 0.0, "bits_ci95": (0.0, 0.0)}
+"""The bits that such an attack gains per row."""
 
 SEVERITY = ("error", "diverged", "collapsed", "missing", "unconverged", "ok")
 USABLE = ("ok", "unconverged")

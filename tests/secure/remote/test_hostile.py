@@ -369,7 +369,7 @@ def test_no_key_is_left_after_kills_at_the_writing_of_states(keys, tmp_path):
     kills, killed = context.Value("i", KILLS), 0
     with socket.create_server((HERE, 0)) as free:
         port = free.getsockname()[1]
-    p = context.Process(target=work, args=("active", keys, job, OWN["active"], tmp_path / "active", port, 0))
+    p = context.Process(target=work, args=("active", keys, job, OWN["active"], tmp_path / "active", port, 0, KILLS))
     p.start()
     try:
         while True:
