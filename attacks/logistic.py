@@ -27,7 +27,7 @@ class LogisticRegression(Attack):
 
     name = "logistic"
     baseline = True
-    version = 2
+    version = 3
     side: ClassVar[Literal["passive", "active", "either"]] = "either"
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of this toolkit"

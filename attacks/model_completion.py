@@ -34,6 +34,9 @@ class Budget(NamedTuple):
     batch: int
 
 
+DECAY = 1e-6
+"""The weight decay of a head in supervised mode."""
+
 BUDGETS = {"supervised": Budget(300, 5e-3, 64), "mixmatch": Budget(25, 2e-3, 16)}
 
 
@@ -64,7 +67,7 @@ class ModelCompletion(Attack):
     """
 
     name = "mc"
-    version = 3
+    version = 4
     needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
     reference = "Fu et al., USENIX Security 2022, section 4.1 (mixmatch); He et al. 2022, arXiv 2208.08934, VI-B"
     verified = "mixmatch: against published figures of a public re-implementation; supervised: unverified"
@@ -126,32 +129,73 @@ class ModelCompletion(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return logits (n, C) of the completed model."""
         assert view.model is not None
+        if self.mode == "supervised" and self.freeze_bottom:
+            return self._heads([view], rng)[0]
         bottom = view.model.requires_grad_(not self.freeze_bottom).train(not self.freeze_bottom)
         fit = self._supervised if self.mode == "supervised" else self._mixmatch
         completed, losses = fit(bottom, view, rng)
         completed.eval()
         with torch.no_grad():
             scores = {split: completed(own) for split, own in view.features.items()}
-        updates = self.epochs * (self.steps if self.mode == "mixmatch" else -(-len(view.aux_rows) // self.batch))
+        updates = self._updates(len(view.aux_rows))
         settled = not still_falling(losses) and (self.mode == "supervised" or updates >= WARM_AVERAGE)
         return Guess(scores, converged=settled, budget={"updates": updates})
 
+    def run_each(self, views: Sequence[View], *, seed: int) -> list[Guess]:
+        """Fit the heads of all views with equally many labels at once, if bottom models stay as they are."""
+        if self.mode == "mixmatch" or not self.freeze_bottom:
+            return super().run_each(views, seed=seed)
+        guesses: dict[int, Guess] = {}
+        for size in {len(view.aux_rows) for view in views}:
+            places = [k for k, view in enumerate(views) if len(view.aux_rows) == size]
+            torch.manual_seed(seed)
+            found = self._heads([views[k] for k in places], torch.Generator().manual_seed(seed))
+            guesses |= zip(places, found, strict=True)
+        return [guesses[k] for k in range(len(views))]
+
+    def _updates(self, labels: int) -> int:
+        return self.epochs * (self.steps if self.mode == "mixmatch" else -(-labels // self.batch))
+
+    @torch.no_grad()
+    def _heads(self, views: Sequence[View], rng: torch.Generator) -> list[Guess]:
+        """Return the guesses of linear heads on frozen bottom models, one of each view, with the same random draws.
+
+        The gradient is derived by hand; differentiating small batches takes longer than computing them.
+        """
+        embedded = [_standardized(view) for view in views]
+        x = torch.stack([own["train"][view.aux_rows] for own, view in zip(embedded, views, strict=True)])  # (K, n, d+1)
+        targets = torch.stack([F.one_hot(view.aux_labels, view.n_classes) for view in views]).to(x.dtype)  # (K, n, C)
+        first = nn.Linear(x.shape[2] - 1, views[0].n_classes)
+        weights = torch.cat([first.weight.T, first.bias[None]]).to(x.device).repeat(len(views), 1, 1)  # (K, d+1, C)
+        adam, losses = Adam(weights, self.lr), []
+        for _ in range(self.epochs):
+            total = torch.zeros(len(views), device=x.device)
+            for rows in batches(x.shape[1], self.batch, rng, x.device):
+                own, wanted = x[:, rows], targets[:, rows]
+                log_p = (own @ weights).log_softmax(dim=2)
+                total -= (log_p * wanted).sum(dim=(1, 2))
+                slopes = own.mT @ (log_p.exp() - wanted) / len(rows)
+                adam.step(slopes.add_(weights, alpha=DECAY))
+            losses.append(total / x.shape[1])
+        by_view = torch.stack(losses, dim=1).tolist()
+        budget = {"updates": self._updates(x.shape[1])}
+        return [
+            Guess({split: h @ head for split, h in own.items()}, converged=not still_falling(fell), budget=budget)
+            for own, head, fell in zip(embedded, weights, by_view, strict=True)
+        ]
+
     def _supervised(self, bottom: nn.Module, view: View, rng: torch.Generator) -> tuple[nn.Module, list[float]]:
-        own = view.features["train"]
+        x, y = view.features["train"][view.aux_rows], view.aux_labels
         with torch.no_grad():
-            embeddings = bottom(own)  # (n, d)
-        scale = Standardize(embeddings)
-        head = nn.Linear(embeddings.shape[1], view.n_classes).to(own.device)
-        completed = nn.Sequential(bottom, scale, head)
-        x, y, fitted = own[view.aux_rows], view.aux_labels, completed
-        if self.freeze_bottom:  # its embeddings are computed once
-            x, fitted = scale(embeddings[view.aux_rows]), nn.Sequential(head)
-        optimizer = torch.optim.Adam(fitted.parameters(), self.lr, weight_decay=1e-6, fused=True)
+            embeddings = bottom(view.features["train"])  # (n, d)
+        head = nn.Linear(embeddings.shape[1], view.n_classes).to(x.device)
+        completed = nn.Sequential(bottom, Standardize(embeddings), head)
+        optimizer = torch.optim.Adam(completed.parameters(), self.lr, weight_decay=DECAY, fused=True)
         losses = []
         for _ in range(self.epochs):
             total = 0.0
             for rows in batches(len(y), self.batch, rng, y.device):
-                loss = F.cross_entropy(fitted(x[rows]), y[rows])
+                loss = F.cross_entropy(completed(x[rows]), y[rows])
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
@@ -295,6 +339,14 @@ class Standardize(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         """Return the standardized embeddings (B, d)."""
         return (h - self.mean) / self.deviation
+
+
+def _standardized(view: View) -> dict[str, Tensor]:
+    """Return the embeddings of each split (n, d + 1) by a frozen bottom model, standardized, with a column of ones."""
+    assert view.model is not None
+    h = {split: view.model.eval()(own) for split, own in view.features.items()}
+    scale = Standardize(h["train"])
+    return {split: torch.cat([scale(own), torch.ones_like(own[:, :1])], dim=1) for split, own in h.items()}
 
 
 def inference_head(width: int, n_classes: int, layers: int) -> nn.Sequential:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from sklearn.base import ClassifierMixin
-from sklearn.covariance import EmpiricalCovariance, empirical_covariance
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
@@ -24,6 +24,9 @@ RIDGE = 0.1
 """Share of the identity in each class's covariance."""
 
 FOLDS = 5
+
+Rule = Callable[[Tensor], Tensor]
+"""Returns log-probabilities (n, C) of the known classes for rows (n, p)."""
 
 
 class PseudoLabels(Attack):
@@ -48,6 +51,7 @@ class PseudoLabels(Attack):
 
     name = "pseudo-labels"
     baseline = True
+    version = 2
     side: ClassVar[Literal["passive", "active", "either"]] = "either"
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "McLachlan 1975, Journal of the American Statistical Association 70"
@@ -75,45 +79,81 @@ class PseudoLabels(Attack):
         x = {
             name: torch.from_numpy(scaler.transform(own.double().cpu().numpy())) for name, own in view.features.items()
         }
-        models = [_gaussians(x[split][known], labels)]
-        guessed = log_probabilities(models[0], x[split], view.n_classes)
+        classes, labels = torch.unique(labels, return_inverse=True)
+        rules = [_rule(_moments(x[split][known], labels, len(classes))) or _linear(x[split][known], labels)]
+        guessed = rules[0](x[split])
         for _ in range(self.rounds):
             pseudo = guessed.argmax(dim=1)
             pseudo[known] = labels
             fold = torch.randperm(len(pseudo), generator=rng) % FOLDS
-            models = []
-            for k in torch.unique(fold):
-                fitted = fold != k
-                fitted[known] = True
-                models.append(_gaussians(x[split][fitted], pseudo[fitted]))
-                guessed[fold == k] = log_probabilities(models[-1], x[split][fold == k], view.n_classes)
-        scores = {split: guessed}
-        for name in [name for name in x if name != split]:
-            scores[name] = torch.stack([log_probabilities(model, x[name], view.n_classes) for model in models]).mean(0)
-        return Guess(scores, budget={"fits": 1 + self.rounds * len(models)})
+            rules = _without_each_fold(x[split], pseudo, fold, known)
+            for k, rule in enumerate(rules):
+                guessed[fold == k] = rule(x[split][fold == k])
+        found = {name: torch.stack([rule(own) for rule in rules]).mean(0) for name, own in x.items() if name != split}
+        scores = {
+            name: _of_all_classes(own, classes, view.n_classes) for name, own in {split: guessed, **found}.items()
+        }
+        return Guess(scores, budget={"fits": 1 + self.rounds * len(rules)})
 
 
-class _Regularized(EmpiricalCovariance):  # type: ignore[misc]
-    """The covariance of a class, with a share of the identity.
+def _without_each_fold(x: Tensor, y: Tensor, fold: Tensor, known: Tensor) -> list[Rule]:
+    """Return for each fold the rule that is fitted to the other rows (n, p), and to the ``known`` ones of the fold."""
+    own = [fold == k for k in range(int(fold.max()) + 1)]
+    is_known = torch.zeros(len(y), dtype=torch.bool).index_fill(0, known, True)
+    n_classes = int(y.max()) + 1
+    left_out = [_moments(x[rows & ~is_known], y[rows & ~is_known], n_classes) for rows in own]
+    total = torch.stack(left_out).sum(0) + _moments(x[known], y[known], n_classes)
+    return [
+        _rule(total - moments) or _linear(x[~rows | is_known], y[~rows | is_known])
+        for rows, moments in zip(own, left_out, strict=True)
+    ]
 
-    This is ``reg_param`` of the analysis, which decomposes the rows. A covariance is far smaller than many rows.
+
+def _moments(x: Tensor, y: Tensor, n_classes: int) -> Tensor:
+    """Return by class the second moments (C, p + 1, p + 1) of rows (n, p) and a column of ones.
+
+    They hold also the sum and the number of rows, and those of a part of the rows add up.
     """
-
-    def fit(self, X: np.ndarray, y: None = None) -> _Regularized:
-        covariance = empirical_covariance(X)
-        self.covariance_ = (1 - RIDGE) * covariance + RIDGE * np.eye(X.shape[1])
-        return self
+    z = _with_ones(x)
+    return torch.stack([z[y == c].T @ z[y == c] for c in range(n_classes)])
 
 
-def _gaussians(x: Tensor, y: Tensor) -> ClassifierMixin:
-    """Return a discriminant analysis of rows (n, p) with labels (n,); for one row of each class, a regression."""
-    fewest = int(torch.bincount(y)[torch.unique(y)].min())
-    if fewest > x.shape[1]:
-        model = QuadraticDiscriminantAnalysis(solver="eigen", covariance_estimator=_Regularized())
-    elif len(y) > len(torch.unique(y)):
+def _rule(moments: Tensor) -> Rule | None:
+    """Return the quadratic discriminant rule by the moments of classes; None if a class has too few rows for it."""
+    counts, width = moments[:, -1, -1], moments.shape[1] - 1
+    if counts.min() <= width:
+        return None
+    mean = moments[:, -1, :width] / counts[:, None]
+    covariance = moments[:, :width, :width] / counts[:, None, None] - mean[:, :, None] * mean[:, None, :]
+    factor = torch.linalg.cholesky((1 - RIDGE) * covariance + RIDGE * torch.eye(width, dtype=mean.dtype))
+    inverse = torch.cholesky_inverse(factor)
+    pulled = inverse @ mean[:, :, None]  # (C, p, 1)
+    offset = (counts / counts.sum()).log() - factor.diagonal(dim1=1, dim2=2).log().sum(1)
+    corner = offset[:, None, None] - mean[:, None, :] @ pulled / 2
+    form = torch.cat([torch.cat([-inverse / 2, pulled / 2], 2), torch.cat([pulled.mT / 2, corner], 2)], 1)
+    return partial(_by_form, form)
+
+
+def _by_form(form: Tensor, x: Tensor) -> Tensor:
+    """Return log-probabilities (n, C) of rows (n, p), each a quadratic form (C, p + 1, p + 1) of the row and a one."""
+    z = _with_ones(x)
+    return ((z @ form) * z).sum(dim=2).T.log_softmax(dim=1)
+
+
+def _linear(x: Tensor, y: Tensor) -> Rule:
+    """Return the rule of a linear discriminant analysis; for one row of each class, of a regression."""
+    model = LogisticRegression()
+    if len(y) > len(torch.unique(y)):
         model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
-    else:
-        model = LogisticRegression()
     with warnings.catch_warnings():  # a class of one row adds nothing to the shared covariance
         warnings.filterwarnings("ignore", message="Only one sample available")
-        return model.fit(np.asarray(x), np.asarray(y))
+        return partial(log_probabilities, model.fit(np.asarray(x), np.asarray(y)), n_classes=int(y.max()) + 1)
+
+
+def _of_all_classes(scores: Tensor, classes: Tensor, n_classes: int) -> Tensor:
+    """Return the scores (n, C) of all classes; one without an auxiliary sample is the least likely of every row."""
+    return scores.new_full((len(scores), n_classes), float(scores.min()) - 1.0).index_copy(1, classes, scores)
+
+
+def _with_ones(x: Tensor) -> Tensor:
+    return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)

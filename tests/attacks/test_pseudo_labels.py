@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
+from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 
 from vflsec.attacks.logistic import LogisticRegression
-from vflsec.attacks.pseudo_labels import RIDGE, PseudoLabels, _gaussians
+from vflsec.attacks.pseudo_labels import RIDGE, PseudoLabels, _moments, _rule, _without_each_fold
 from vflsec.attacks.squares import Squares
 from vflsec.attacks.trees import Trees
 from vflsec.core.view import View
@@ -69,8 +69,8 @@ def test_while_a_class_has_no_more_rows_than_columns_all_share_a_covariance():
     x[:, 0] += 6.0 * y
     assert accuracy(PseudoLabels()(view_of(x, y, 20, classes=2), seed=0), y, "test", 20) > 0.85
     x, y, _ = mixture()
-    for rows, expected in ((CLASSES * WIDTH, LinearDiscriminantAnalysis), (N, QuadraticDiscriminantAnalysis)):
-        assert type(_gaussians(x[:rows], y[:rows])) is expected
+    for rows, is_quadratic in ((CLASSES * WIDTH, False), (CLASSES * (WIDTH + 1), True)):
+        assert (_rule(_moments(x[:rows], y[:rows], CLASSES)) is not None) is is_quadratic
 
 
 def test_a_class_with_one_known_row_and_one_with_none():
@@ -94,10 +94,13 @@ def test_fewer_rows_than_folds():
     assert (scores["train"].argmax(dim=1) == y[:3]).all(), "all are known"
 
 
-def test_classes_have_the_regularized_covariance_of_the_library():
+def test_the_rule_without_each_fold_is_that_of_the_library_on_the_rows_left():
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(400, 6)) @ rng.normal(size=(6, 6))
-    y = (x[:, 0] + rng.normal(size=400) > 0).astype(int)
-    expected = QuadraticDiscriminantAnalysis(reg_param=RIDGE).fit(x, y).predict_log_proba(x)
-    found = _gaussians(torch.tensor(x), torch.tensor(y)).predict_log_proba(x)
-    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
+    x = rng.normal(size=(400, 6)) @ rng.normal(size=(6, 6)) + 3
+    y = (x[:, 0] + rng.normal(size=400) > 3).astype(int)
+    fold, known = np.arange(400) % 3, np.arange(50)
+    rules = _without_each_fold(*map(torch.tensor, (x, y, fold, known)))
+    for k, rule in enumerate(rules):
+        kept = (fold != k) | (np.arange(400) < 50)
+        expected = QuadraticDiscriminantAnalysis(reg_param=RIDGE).fit(x[kept], y[kept]).predict_log_proba(x)
+        np.testing.assert_allclose(rule(torch.tensor(x)), expected, rtol=1e-7, atol=1e-9)

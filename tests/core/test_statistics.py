@@ -61,17 +61,22 @@ def test_bootstrap_of_f1_equals_a_naive_one():
     assert over_rows("f1", scores, np.zeros(300, dtype=int), rng) == (0, 0)  # nothing to find
 
 
-def test_bootstrap_of_auc_equals_a_naive_one_on_ties():
-    labels = np.array([0, 0, 1, 1, 1, 0])
-    score = np.array([0.0, 1.0, 1.0, 2.0, 0.0, 0.0])
-    scores = np.stack([-score, score], axis=1)
-    low, high = over_rows("auc", scores, labels, np.random.default_rng(1))
-    rng, values = np.random.default_rng(1), []
-    for _ in range(400):
-        rows = rng.integers(6, size=6)
-        pairs = [(a > b) + (a == b) / 2 for a in score[rows][labels[rows] == 1] for b in score[rows][labels[rows] == 0]]
-        values.append(np.mean(pairs) if pairs else 0.5)
-    assert (low, high) == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])))
+def test_the_variance_of_auc_is_delong_s_also_on_ties():
+    """By its definition, over all pairs of a positive and a negative row."""
+    rng = np.random.default_rng(0)
+    labels, score = (rng.random(200) < 0.3).astype(int), rng.integers(0, 8, 200).astype(float)
+    pairs = np.array([[(a > b) + (a == b) / 2 for b in score[labels == 0]] for a in score[labels == 1]])
+    variance = sum(side.var(ddof=1) / len(side) for side in (pairs.mean(axis=1), pairs.mean(axis=0)))
+    expected = within(pairs.mean(), stats.norm.ppf(0.975) * math.sqrt(variance), (0.0, 1.0))
+    assert over_rows("auc", np.stack([-score, score], axis=1), labels, rng) == pytest.approx(expected)
+
+
+def test_a_perfect_auc_has_the_interval_of_a_share_of_the_rarer_class():
+    """Wilson's score interval where no pair was wrong."""
+    labels = np.r_[np.zeros(90, dtype=int), np.ones(10, dtype=int)]
+    low, high = over_rows("auc", np.stack([-labels, labels], axis=1), labels, np.random.default_rng(0))
+    z = stats.norm.ppf(0.975) ** 2
+    assert (low, high) == (pytest.approx(10 / (10 + z)), 1.0)
 
 
 @given(st.floats(0.01, 0.99), st.floats(0.001, 0.5))

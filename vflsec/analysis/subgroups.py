@@ -33,7 +33,7 @@ def group_leaks(found: Sequence[Subgroups], manifest: Manifest) -> list[GroupLea
 
 
 def _measure(group: Subgroup, metric: str, seeds: int) -> Measure:
+    values = list(group.by_seed.values())
     low, high = (math.nan if end is None else end for end in group.ci95_rows)
-    first, *others = group.by_seed.values()
-    of_rows = Seen(first, standard_error_of(low, high) ** 2, group.n, ends=(low, high))
-    return Measure(metric=metric, **interval([of_rows, *map(of_number, others)], seeds, SHARE))
+    of_rows = [Seen(first, standard_error_of(low, high) ** 2, group.n, ends=(low, high)) for first in values[:1]]
+    return Measure(metric=metric, **interval([*of_rows, *map(of_number, values[1:])], seeds, SHARE))

@@ -109,6 +109,17 @@ class Attack(ABC):
             rng: the attacker's own randomness, on the CPU.
         """
 
+    def run_each(self, views: Sequence[View], *, seed: int) -> list[Guess]:
+        """Return what ``run`` returns for each view, with the random streams that ``seed`` gives.
+
+        An attack that trains may override this to train on all views at once.
+        """
+        guesses = []
+        for view in views:
+            torch.manual_seed(seed)
+            guesses.append(self.run(view, rng=torch.Generator().manual_seed(seed)))
+        return guesses
+
     @final
     def __call__(self, view: View, *, seed: int) -> Guess:
         """Check the view, seed, run on a private copy, check the guess.
@@ -120,12 +131,20 @@ class Attack(ABC):
             InsufficientView: the view lacks a need.
             BadGuess: the guess does not fit the view.
         """
-        self.check(view.side, view.has())
-        self.check_task(view.n_classes)
-        devices = {x.device for x in view.features.values() if x.is_cuda}
+        return self.on_each([view], seed=seed)[0]
+
+    @final
+    def on_each(self, views: Sequence[View], *, seed: int) -> list[Guess]:
+        """Return what the attack returns when it is called with each view."""
+        for view in views:
+            self.check(view.side, view.has())
+            self.check_task(view.n_classes)
+        devices = {x.device for view in views for x in view.features.values() if x.is_cuda}
         with torch.random.fork_rng(sorted(devices, key=str)), torch.enable_grad():
-            torch.manual_seed(seed)
-            guess = self.run(view.private_copy(), rng=torch.Generator().manual_seed(seed))
+            guesses = self.run_each([view.private_copy() for view in views], seed=seed)
+        return [self._checked(guess, view) for guess, view in zip(guesses, views, strict=True)]
+
+    def _checked(self, guess: Guess, view: View) -> Guess:
         if not isinstance(guess, Guess):
             raise BadGuess(f"expected attack {self.name!r} to return a Guess, got {type(guess).__name__}")
         guess = guess.checked(view)

@@ -230,16 +230,15 @@ def fold_score(attack: Attack, view: View, metric: str, folds: int, seed: int) -
         return None
     shuffled = StratifiedKFold(folds, shuffle=True, random_state=derive(seed, "folds") % 2**32)
     split = shuffled.split(tested, y[tested]) if is_class else KFold(folds).split(y)  # the rows were drawn at random
-    guesses, answers = [], []
-    for _, of_tested in split:
-        held_out = tested[of_tested]
-        known = np.setdiff1d(np.arange(len(y)), held_out)
-        scores = attack(view.knowing(torch.from_numpy(known)), seed=seed).scores.get(view.aux_split)
+    held_out = [tested[of_tested] for _, of_tested in split]
+    known = [torch.from_numpy(np.setdiff1d(np.arange(len(y)), out)) for out in held_out]
+    found = [guess.scores.get(view.aux_split) for guess in attack.on_each([view.knowing(k) for k in known], seed=seed)]
+    guesses, answers = [], [y[out] for out in held_out]
+    for scores, out in zip(found, held_out, strict=True):
         if scores is None:
             return None
-        rows = view.aux_rows[torch.from_numpy(held_out).to(view.aux_rows.device)].cpu()
+        rows = view.aux_rows[torch.from_numpy(out).to(view.aux_rows.device)].cpu()
         guesses.append(scores[rows].numpy())
-        answers.append(y[held_out])
     if not is_class:
         return METRICS[metric](np.concatenate(guesses), np.concatenate(answers))
     return float(np.mean([METRICS[metric](*pair) for pair in zip(guesses, answers, strict=True)]))

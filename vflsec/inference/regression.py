@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy.sparse import csr_array
+from scipy.special import log_softmax
 from sklearn.base import ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
 
 from vflsec.core.sparse_rows import matrix_of
@@ -41,7 +42,7 @@ def regressed(view: View, *, folds: int, rng: torch.Generator) -> Guess:
     folds = min(folds, int(np.bincount(y)[np.unique(y)].min()))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
-        model = _fit(x, y, folds, seed=int(torch.randint(2**31, (), generator=rng)))
+        model = searched(x, y, folds, seed=int(torch.randint(2**31, (), generator=rng))).model
     scores = {split: log_probabilities(model, own, view.n_classes) for split, own in view.features.items()}
     return Guess(scores, converged=not unfinished(caught), budget={"fits": folds * len(PENALTIES) + 1})
 
@@ -51,25 +52,22 @@ def unfinished(caught: Sequence[warnings.WarningMessage]) -> bool:
     return any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
 
 
-def _fit(x: np.ndarray | csr_array, y: np.ndarray, folds: int, seed: int) -> LogisticRegression:
-    if folds < 2:
-        return LogisticRegression(max_iter=2000).fit(x, y)
-    split = StratifiedKFold(folds, shuffle=True, random_state=seed)
-    search = GridSearchCV(LogisticRegression(max_iter=2000), {"C": PENALTIES}, scoring="neg_log_loss", cv=split)
-    return search.fit(x, y).best_estimator_
-
-
 def log_probabilities(model: ClassifierMixin, own: Tensor, n_classes: int) -> Tensor:
-    """Return log-probabilities (n, C) of a fitted linear or quadratic classifier for rows (n, p).
+    """Return log-probabilities (n, C) of a fitted linear classifier for rows (n, p).
 
     A class without an auxiliary sample is the least likely one of every row.
     """
-    decision = torch.from_numpy(model.decision_function(matrix_of(own)))  # (n,) if two classes are known
-    logits = decision if decision.dim() > 1 else torch.stack([torch.zeros_like(decision), decision], dim=1)
-    known = logits.log_softmax(dim=1)
+    known = torch.from_numpy(_log_softmax(model, matrix_of(own)))
     scores = torch.full((len(own), n_classes), float(known.min()) - 1.0, dtype=known.dtype)
     scores[:, torch.as_tensor(model.classes_)] = known
     return scores
+
+
+def _log_softmax(model: ClassifierMixin, x: np.ndarray | csr_array) -> np.ndarray:
+    """Return log-probabilities of the known classes. Scikit-learn's own end at the logarithm of the smallest number."""
+    decision = model.decision_function(x)  # (n,) if two classes are known
+    logits = decision if decision.ndim > 1 else np.stack([np.zeros_like(decision), decision], axis=1)
+    return np.asarray(log_softmax(logits, axis=1))
 
 
 def standardized(inputs: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
@@ -85,7 +83,7 @@ class Searched(NamedTuple):
     value: float
 
 
-def searched(x: np.ndarray, y: np.ndarray, folds: int, seed: int) -> Searched:
+def searched(x: np.ndarray | csr_array, y: np.ndarray, folds: int, seed: int) -> Searched:
     """Return the classifier with the penalty of the best log-likelihood on folds; C = 1 below two folds."""
     # LogisticRegressionCV takes as long, and its warm starts change the decision values by up to 5e-3.
     small = x.shape[1] * len(np.unique(y)) <= SMALL
@@ -97,5 +95,5 @@ def searched(x: np.ndarray, y: np.ndarray, folds: int, seed: int) -> Searched:
     values = []
     for penalty in PENALTIES:
         fitted = [(make(C=penalty).fit(x[fit], y[fit]), out) for fit, out in split]
-        values.append(sum(m.predict_log_proba(x[out])[np.arange(len(out)), place[out]].sum() for m, out in fitted))
+        values.append(sum(_log_softmax(m, x[out])[np.arange(len(out)), place[out]].sum() for m, out in fitted))
     return Searched(make(C=PENALTIES[np.argmax(values)]).fit(x, y), float(max(values)))
