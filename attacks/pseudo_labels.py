@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
@@ -25,6 +26,9 @@ RIDGE = 0.1
 
 FOLDS = 5
 
+WIDEST = 300
+"""More columns than this are replaced by their principal components: covariances cost the square of their number."""
+
 Rule = Callable[[Tensor], Tensor]
 """Returns log-probabilities (n, C) of the known classes for rows (n, p)."""
 
@@ -37,7 +41,7 @@ class PseudoLabels(Attack):
     row is guessed by a model that was fitted to its own pseudo-label. Auxiliary samples keep their labels and are in
     every fit. While a class has no more rows than there are columns, its covariance is singular, and all classes share
     one (linear discriminant analysis). With one auxiliary sample of each class there is no covariance at first, and a
-    logistic regression makes the first guesses.
+    logistic regression makes the first guesses. More than 300 columns are replaced by as many principal components.
 
     It reads neither the model nor messages. Its leak is a baseline that an adversary reaches without joining, and a
     candidate for *alone* if rows form clusters and many of them have no known label.
@@ -60,6 +64,7 @@ class PseudoLabels(Attack):
         "The paper has two classes with one covariance. Here there is any number, each with its own, regularized.",
         "The paper fits one model to all guesses. Here a row is guessed by a model that was fitted without it.",
         "The paper repeats until no guess changes. Here the number of rounds is fixed.",
+        "Beyond 300 columns, as many of their principal components are used.",
         THRESHOLD,
     )
     costs = "rounds x folds discriminant analyses of all training rows"
@@ -79,6 +84,8 @@ class PseudoLabels(Attack):
         x = {
             name: torch.from_numpy(scaler.transform(own.double().cpu().numpy())) for name, own in view.features.items()
         }
+        if x[split].shape[1] > WIDEST:
+            x = _principal(x, split, seed=int(torch.randint(2**31, (), generator=rng)))
         classes, labels = torch.unique(labels, return_inverse=True)
         rules = [_rule(_moments(x[split][known], labels, len(classes))) or _linear(x[split][known], labels)]
         guessed = rules[0](x[split])
@@ -94,6 +101,12 @@ class PseudoLabels(Attack):
             name: _of_all_classes(own, classes, view.n_classes) for name, own in {split: guessed, **found}.items()
         }
         return Guess(scores, budget={"fits": 1 + self.rounds * len(rules)})
+
+
+def _principal(x: Mapping[str, Tensor], split: str, seed: int) -> dict[str, Tensor]:
+    """Return the first principal components of rows (n, p) by split, those of the rows of ``split``."""
+    components = PCA(min(WIDEST, len(x[split])), svd_solver="randomized", random_state=seed).fit(np.asarray(x[split]))
+    return {name: torch.from_numpy(components.transform(np.asarray(own))) for name, own in x.items()}
 
 
 def _without_each_fold(x: Tensor, y: Tensor, fold: Tensor, known: Tensor) -> list[Rule]:

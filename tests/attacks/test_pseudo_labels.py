@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 
+from vflsec.attacks import pseudo_labels
 from vflsec.attacks.logistic import LogisticRegression
 from vflsec.attacks.pseudo_labels import RIDGE, PseudoLabels, _moments, _rule, _without_each_fold
 from vflsec.attacks.squares import Squares
@@ -104,3 +105,12 @@ def test_the_rule_without_each_fold_is_that_of_the_library_on_the_rows_left():
         kept = (fold != k) | (np.arange(400) < 50)
         expected = QuadraticDiscriminantAnalysis(reg_param=RIDGE).fit(x[kept], y[kept]).predict_log_proba(x)
         np.testing.assert_allclose(rule(torch.tensor(x)), expected, rtol=1e-7, atol=1e-9)
+
+
+def test_of_many_columns_it_reads_the_principal_components(monkeypatch):
+    """A hundred noisy copies of six columns have six components that tell something."""
+    x, y, best = mixture()
+    copies = x.repeat(1, 100) + 0.01 * torch.randn(N, 100 * WIDTH, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(pseudo_labels, "WIDEST", WIDTH)
+    reached = accuracy(PseudoLabels()(view_of(copies, y, 45), seed=0), y, "test", 45)
+    assert reached > float((best == y).double().mean()) - 0.05

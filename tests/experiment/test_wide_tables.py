@@ -34,6 +34,7 @@ def name() -> str:
 def trained(name: str, method: str, encoder: str | None = None) -> tuple[list[float], torch.Tensor, bool]:
     _partition.cache_clear()
     settings = {"dataset": name, "methods": [method], "model": {"encoder": encoder}, "train": {"epochs": 3}}
+    settings["train"] |= {"pretrain": {"epochs": 5}} if method.startswith("fedhssl") else {}
     spec = specs.read_training({key: value for key, value in settings.items() if value != {"encoder": None}})
     cell = training_cell(spec, spec.methods[0], 0)
     federation, built = build_federation(cell, "cpu"), build_method(cell)

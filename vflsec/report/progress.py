@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -45,9 +46,8 @@ def _bar(records: Iterable[Item], missing: int, console: Console) -> Iterator[It
 
 
 def _lines(records: Iterable[Item], missing: int) -> Iterator[Item]:
-    start = time.monotonic()
-    for done, record in enumerate(records, start=1):
-        sys.stderr.write(f"[{done}/{missing}{_left(start, done, missing)}] {describe(record)}\n")
+    for done, (record, left) in enumerate(_timed(records, missing), start=1):
+        sys.stderr.write(f"[{done}/{missing}{left}] {describe(record)}\n")
         sys.stderr.flush()
         yield record
 
@@ -55,20 +55,23 @@ def _lines(records: Iterable[Item], missing: int) -> Iterator[Item]:
 def _in_notebook(records: Iterable[Item], missing: int) -> Iterator[Item]:
     from IPython import display
 
-    start = time.monotonic()
     text: Any = display.display(display.HTML(f"<code>0/{missing} results</code>"), display_id=True)  # type: ignore[no-untyped-call]
-    for done, record in enumerate(records, start=1):
-        left = _left(start, done, missing)
+    for done, (record, left) in enumerate(_timed(records, missing), start=1):
         text.update(display.HTML(f"<code>{done}/{missing} results{left}</code>"))  # type: ignore[no-untyped-call]
         yield record
 
 
-def _left(start: float, done: int, missing: int) -> str:
-    """Return the time that is left, if there is some and enough is done to tell."""
-    passed = time.monotonic() - start
-    if done == missing or passed < 1:
-        return ""
-    return f", {timedelta(seconds=round(passed / done * (missing - done)))} left"
+def _timed(records: Iterable[Item], missing: int) -> Iterator[tuple[Item, str]]:
+    """Yield records with the time that is left, if there is some and enough is done to tell.
+
+    Time counts from the first record on, which may be a training of many runs and take longer than all others.
+    """
+    first = math.inf
+    for done, record in enumerate(records):
+        passed = time.monotonic() - first
+        first = min(first, time.monotonic())
+        tells = passed >= 1 and done + 1 < missing
+        yield record, f", {timedelta(seconds=round(passed / done * (missing - done - 1)))} left" if tells else ""
 
 
 def describe(record: Record | StageDone | str) -> str:
