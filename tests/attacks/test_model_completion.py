@@ -139,6 +139,19 @@ def test_the_fast_path_equals_a_naive_full_pass():
         assert torch.allclose(found.scores[split], completed(x).detach(), atol=1e-4)
 
 
+@pytest.mark.parametrize("freeze_bottom", [True, False])
+def test_views_that_are_fitted_at_once_are_guessed_as_by_themselves(freeze_bottom):
+    view, _ = make_view()
+    views = [view.knowing(torch.tensor([k for k in range(20) if k % 5 != fold])) for fold in range(5)]
+    views.append(view)  # which has more labels than the others
+    attack = ModelCompletion(epochs=5, batch=8, freeze_bottom=freeze_bottom)
+    for own, found in zip(views, attack.on_each(views, seed=3), strict=True):
+        expected = attack(own, seed=3)
+        assert found.budget == expected.budget
+        for split, scores in expected.scores.items():
+            assert torch.allclose(found.scores[split], scores, atol=1e-5)
+
+
 def test_standardizing_uses_the_adversarys_own_rows():
     h = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
     assert Standardize(h)(h).tolist() == [[-1.0, 0.0], [1.0, 0.0]]  # a constant column becomes zero, not NaN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -232,6 +233,8 @@ def fold_score(attack: Attack, view: View, metric: str, folds: int, seed: int) -
     split = shuffled.split(tested, y[tested]) if is_class else KFold(folds).split(y)  # the rows were drawn at random
     held_out = [tested[of_tested] for _, of_tested in split]
     known = [torch.from_numpy(np.setdiff1d(np.arange(len(y)), out)) for out in held_out]
+    if attack.baseline:  # it reads own columns alone, and those of other splits would be guessed in vain
+        view = replace(view, features={view.aux_split: view.features[view.aux_split]})
     found = [guess.scores.get(view.aux_split) for guess in attack.on_each([view.knowing(k) for k in known], seed=seed)]
     guesses, answers = [], [y[out] for out in held_out]
     for scores, out in zip(found, held_out, strict=True):
