@@ -1,9 +1,13 @@
 """CPU time of trainings that run as one, against the same one after the other.
 
     python benchmarks/together.py [--seeds 5] [--pairs 3]
+    python benchmarks/together.py --command --seeds 20 --pairs 1
 
 Trains the README's split learning with and without noise, as ``vflsec eval --defense iso --lambda 1,5,25`` does, in
 both ways in turn and on one thread; attacks are left out. It also compares the models, bit by bit.
+
+With ``--command`` it runs the whole command, with the attack ``mc`` and what the adversary reaches alone, and compares
+the leaks. One by one, trainings are not grouped, and an attack is fitted to one fold after the other.
 """
 
 from __future__ import annotations
@@ -14,11 +18,15 @@ import time
 from pathlib import Path
 
 import click
+import pytest
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from vflsec.experiment import plan, training
+import vflsec
+from vflsec.attacks.model_completion import ModelCompletion
+from vflsec.core.attack import Attack
+from vflsec.experiment import engine, plan, training
 from vflsec.experiment import spec as specs
 from vflsec.experiment.cell import Cell
 from vflsec.experiment.engine import MOST_TOGETHER
@@ -38,12 +46,43 @@ def states(trained: training.Trained | None) -> list[torch.Tensor]:
     return [x for party in trained.federation.parties.values() for x in party.modules.state_dict().values()]
 
 
+def evaluated(dataset: str, seeds: int, *, one_by_one: bool) -> tuple[float, list[float | None]]:
+    """Return the CPU seconds of the whole command, and its leaks."""
+    began = time.process_time()
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        if one_by_one:
+            patch.setattr(engine, "MOST_TOGETHER", 1)
+            patch.setattr(ModelCompletion, "run_each", Attack.run_each)
+        report = vflsec.evaluate(
+            attack="mc", defense="iso", strengths=[1, 5, 25], dataset=dataset, seeds=seeds, jobs=1, out=folder
+        )
+    return time.process_time() - began, [point.leak.mean for point in (*report.points, *report.worst)]
+
+
+def compare_commands(dataset: str, seeds: int, pairs: int) -> None:
+    """Print CPU times and the largest difference of a leak."""
+    evaluated(dataset, 1, one_by_one=False)  # imports what the first evaluation imports
+    both = [[evaluated(dataset, seeds, one_by_one=way) for way in (True, False)] for _ in range(pairs)]
+    apart, as_one = ([pair[way][0] for pair in both] for way in (0, 1))
+    ratio = statistics.median(a / b for a, b in zip(apart, as_one, strict=True))
+    (_, first), (_, second) = both[0]
+    most = max(abs((a or 0.0) - (b or 0.0)) for a, b in zip(first, second, strict=True))
+    table = Table("seeds", "one by one, CPU s", "as one, CPU s", "ratio (median)", "largest difference of a leak")
+    medians = [f"{statistics.median(times):.1f}" for times in (apart, as_one)]
+    table.add_row(str(seeds), *medians, f"{ratio:.2f}", f"{most:.1e}")
+    Console().print(table)
+
+
 @click.command()
+@click.option("--command", "whole", is_flag=True, help="Run the whole command, not the trainings alone.")
 @click.option("--dataset", default="credit-default", show_default=True)
 @click.option("--seeds", default=5, show_default=True)
 @click.option("--pairs", default=3, show_default=True)
-def main(dataset: str, seeds: int, pairs: int) -> None:
+def main(whole: bool, dataset: str, seeds: int, pairs: int) -> None:
     """Print the table."""
+    if whole:
+        compare_commands(dataset, seeds, pairs)
+        return
     own = cells(dataset, seeds)
     table = Table("runs", "one by one, CPU s", "as one, CPU s", "ratio (median)", "models with equal bits")
     ratios, apart_times, together_times, equal = [], [], [], 0
