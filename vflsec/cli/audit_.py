@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vflsec.cli.eval_ import leak_limits
-from vflsec.cli.options import completing, data_dir, output_format, several
+from vflsec.cli.options import completing, data_dir, max_undetected, output_format, several
 from vflsec.cli.output import draw, exit_code
 from vflsec.core.errors import DataError, UsageError, VflsecError, plain
 
@@ -70,6 +70,7 @@ TRAINED = (".safetensors", ".onnx", ".csv", ".parquet", ".pt", ".pth", ".pkl", "
 @click.option("--audit", "names", multiple=True, help="For a recording: run these audits alone.")
 @click.option("--max-leak", multiple=True, metavar="NAME=X", help="Fail (exit code 1) if the upper end of a leak's "
               "interval is above X, for example worst=0.8; repeat.")  # fmt: skip
+@max_undetected
 @output_format
 def command(
     what: Path, truth: Path | None, names: tuple[str, ...], max_leak: tuple[str, ...], form: str, **chosen: Any
@@ -113,6 +114,7 @@ def _system(
     assignments: tuple[str, ...],
     out: Path | None,
     fresh: bool,
+    max_undetected: float | None,
     **given: Any,
 ) -> None:
     """Run every attack that one party can mount on what was trained elsewhere."""
@@ -142,7 +144,7 @@ def _system(
         except KeyboardInterrupt:
             click.echo("interrupted: finished results are kept; the same command goes on from there", err=True)
             sys.exit(130)
-    report = Report.read(folder, max_leak=limit)
+    report = Report.read(folder, max_leak=limit, max_undetected=max_undetected)
     draw(report, folder, form)
     sys.exit(exit_code(report))
 
