@@ -9,6 +9,7 @@ python scripts/build_docs.py --check    changes nothing; exits 1 if something th
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -28,6 +29,8 @@ from nbclient import NotebookClient
 import vflsec
 from vflsec.core import registry
 from vflsec.experiment import recipe
+from vflsec.report import table
+from vflsec.report.reproduction import Reproduction
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -36,6 +39,7 @@ TABLE = ROOT / "docs" / "reading_the_table.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 REPRODUCE = ROOT / "docs" / "reproduce.md"
+CROSS_RISK = ROOT / "docs" / "cross_risk.md"
 LAYERS = ROOT / "docs" / "architecture.svg"
 PICTURE = ROOT / "docs" / "privacy_utility_curve.png"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
@@ -72,9 +76,26 @@ def recipes() -> str:
         measures = ", ".join(dict.fromkeys(one.measure for one in asked)) + (
             f"; {read.picture}" if read.picture else ""
         )
-        data = "stand-ins" if any(group.original for group in read.groups) else "the paper's, bundled"
+        of_paper = "bundled" if read.every else "the paper's, bundled"
+        data = "stand-ins" if any(group.original for group in read.groups) else of_paper
         lines.append(f"| `{name}` | {read.title} | {measures} | {data} | {f'{read.hours:g}' if read.hours else '–'} |")
     return "\n".join(lines)
+
+
+def cross_risk() -> str:
+    """Return the matrix of defenses and risks, from a stored result of ``vflsec reproduce cross-risk``."""
+    read, found = recipe.read_recipe("cross-risk"), json.loads(CROSS_RISK.with_suffix(".json").read_text())
+    rows, columns = ([one.name for one in parts] for parts in (read.rows, read.columns))
+    measured = [
+        recipe.Measured(
+            row=rows.index(cell["row"]),
+            column=columns.index(cell["column"]),
+            by_seed={int(seed): value for seed, value in cell["by_seed"].items()},
+        )
+        for cell in found["cells"]
+    ]
+    made = Reproduction("cross-risk", read, measured)
+    return "\n\n".join([made.cells().title, table.as_markdown(made.cells()), *made.remarks()])
 
 
 def packages(root: Path) -> dict[str, Path]:
@@ -201,6 +222,7 @@ def purpose(folder: Path) -> str:
 FROM_THE_CODE: dict[Path, dict[str, Callable[[], str]]] = {
     CATALOGUE: {"catalogue": catalogue},
     REPRODUCE: {"recipes": recipes},
+    CROSS_RISK: {"matrix": cross_risk},
     CONTRIBUTING: {"map": lambda: table_of_folders(ROOT)},
     ARCHITECTURE: {
         "layers": lambda: table_of_layers(ROOT),
@@ -275,8 +297,8 @@ def write() -> None:
     write_from_the_code()
     report = vflsec.evaluate(attack="mc", defense="iso", strengths=[1, 5, 25], out=ROOT / "runs" / "readme")
     shutil.copy(report.save_curve(ROOT / "runs" / "readme")[1], PICTURE)
-    table = "\n".join(line.rstrip() for line in report.table().splitlines())
-    text = block(TABLE.read_text(encoding="utf-8"), "table", f"```text\n{table.strip()}\n```")
+    shown = "\n".join(line.rstrip() for line in report.table().splitlines())
+    text = block(TABLE.read_text(encoding="utf-8"), "table", f"```text\n{shown.strip()}\n```")
     TABLE.write_text(text, encoding="utf-8")
     write_notebooks()
 

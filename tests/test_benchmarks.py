@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -497,3 +498,22 @@ def test_stopping_when_intervals_are_narrow_costs_little_coverage(coverage):
     held, seeds = coverage.stopped(0.5, worlds=800)
     assert 10 < seeds < 30
     assert 0.9 < held < 0.955
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "seeds", "low", "high"),
+    [("variants are worse", 12, -0.006, 0.0), ("one variant is much better", 6, 0.03, 0.3)],
+)
+def test_a_large_attack_budget_gains_and_does_not_lose(monkeypatch, world, seeds, low, high):
+    budget = load("attack_budget")
+    monkeypatch.setitem(budget.METRICS, "auc", budget.auc_by_ranks)
+    by_tuning, by_score = np.transpose([budget.differences(budget.WORLDS[world], seed) for seed in range(seeds)])
+    assert low <= by_tuning.mean() <= high
+    assert by_tuning.mean() > by_score.mean() + 0.01 or by_score.mean() > 0, "the largest score picks by luck"
+
+
+def test_the_quick_auc_is_the_auc():
+    budget, rng = load("attack_budget"), np.random.default_rng(0)
+    scores, labels = rng.integers(4, size=(50, 2)).astype(float), np.arange(50) % 2
+    assert budget.auc_by_ranks(scores, labels) == pytest.approx(budget.METRICS["auc"](scores, labels))

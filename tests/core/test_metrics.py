@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
 
 from vflsec.core import metrics
 
@@ -146,3 +147,13 @@ def test_tpr_of_many_classes_is_the_mean_of_each_against_the_rest():
 
 def test_margins_are_to_the_largest_of_the_others():
     assert metrics.margins(np.array([[1.0, 4.0, 2.0], [3.0, 3.0, 0.0]])).tolist() == [[-3, 2, -2], [0, 0, -3]]
+
+
+def test_an_auc_is_at_most_one():
+    """Of these scores scikit-learn's sum of trapezoids is 1 + 2e-16, which no record may hold."""
+    rng = np.random.default_rng(9195)
+    n = int(rng.integers(50, 3000))
+    labels = (rng.random(n) < rng.uniform(0.05, 0.95)).astype(int)
+    score = labels * 10 + np.round(rng.normal(size=n), int(rng.integers(0, 2)))
+    assert roc_auc_score(labels, score) > 1
+    assert metrics.auc(binary(score), labels) == 1

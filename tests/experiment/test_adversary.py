@@ -9,12 +9,21 @@ import torch
 from vflsec.core.attack import Attack
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind, Transcript
+from vflsec.core.metrics import METRICS
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Guess, Need, View
 from vflsec.data.partition import DataSpec
 from vflsec.experiment import engine
 from vflsec.experiment import spec as specs
-from vflsec.experiment.adversary import adversary, draw_auxiliary, fold_score, tuned, view_of
+from vflsec.experiment.adversary import (
+    adversary,
+    draw_auxiliary,
+    fold_scores,
+    gain_of_tuning,
+    standard_error_of_folds,
+    tuned,
+    view_of,
+)
 from vflsec.experiment.spec import AuxSpec
 from vflsec.experiment.store import Store
 from vflsec.inference.releases import received
@@ -78,15 +87,17 @@ def make_view(x):
 
 def test_folds_hold_out_what_they_score():
     noise = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    assert fold_score(NearestNeighbor(), make_view(noise), "accuracy", 5, seed=0) < 0.8, "own label was not held out"
+    assert fold_scores(NearestNeighbor(), make_view(noise), "accuracy", 5, seed=0).mean() < 0.8, (
+        "own label was not held out"
+    )
     apart = (torch.arange(40) % 2)[:, None] * 10.0 + noise
-    assert fold_score(NearestNeighbor(), make_view(apart), "accuracy", 5, seed=0) == 1.0
+    assert fold_scores(NearestNeighbor(), make_view(apart), "accuracy", 5, seed=0).mean() == 1.0
 
 
 @pytest.mark.parametrize("folds", [0, 5])
 def test_no_folds_no_score(folds):
     view = make_view(torch.zeros(40, 1)).knowing(torch.tensor([0, 1]))
-    assert fold_score(NearestNeighbor(), view, "auc", folds, seed=0) is None
+    assert fold_scores(NearestNeighbor(), view, "auc", folds, seed=0) is None
 
 
 # Search
@@ -120,6 +131,60 @@ def test_the_papers_budget_is_the_attack_as_it_is():
     chosen, score, trials = tuned(attack, make_view(torch.zeros(40, 1)), "accuracy", AuxSpec(), seed=0)
     assert chosen is attack
     assert (score, trials) == (0.5, 1)
+
+
+def test_the_choice_that_a_fold_scores_is_that_of_the_other_folds():
+    scores = np.random.default_rng(0).normal(size=(16, 3, 5))
+    naive = np.empty((3, 5))
+    for repeat in range(3):
+        for fold in range(5):
+            others = [k for k in range(5) if k != fold]
+            best = max(range(16), key=lambda i, own=others, r=repeat: scores[i, r, own].mean())
+            naive[repeat, fold] = scores[best, repeat, fold] - scores[0, repeat, fold]
+    assert np.allclose(gain_of_tuning(scores), naive)
+
+
+def test_variants_that_differ_by_luck_gain_nothing_on_average():
+    rng = np.random.default_rng(1)
+    draws = [rng.normal(size=(16, 3, 5)) for _ in range(400)]
+    gains = [gain_of_tuning(scores).mean() for scores in draws]
+    lucky = [scores.mean(axis=(1, 2)).max() - scores[0].mean() for scores in draws]
+    assert abs(np.mean(gains)) < 4 * np.std(gains) / 20
+    assert np.mean(lucky) > 0.4, "the largest of 16 scores is far above the first one"
+
+
+def test_the_standard_error_allows_for_overlapping_folds():
+    values = np.random.default_rng(2).normal(size=(3, 5))
+    naive = values.std(ddof=1) / 15**0.5
+    assert standard_error_of_folds(values) == pytest.approx(naive * (1 + 15 / 4) ** 0.5)
+
+
+def test_equal_gains_on_all_folds_are_certain():
+    assert standard_error_of_folds(np.full((3, 5), 0.5)) == 0
+
+
+class OwnColumns(Attack):
+    """Guesses two columns of another party: the means of the known rows, plus its own."""
+
+    name, reference, verified = "own-columns", "none", "none"
+    target = "features"
+    needs = frozenset()
+
+    def run(self, view, *, rng):
+        return Guess({split: x + view.aux_labels.mean(dim=0) for split, x in view.features.items()})
+
+
+@pytest.mark.parametrize("repeat", [0, 1])
+def test_scores_of_recovered_columns_add_up_to_the_r2_of_all_held_out_rows(repeat):
+    x, y = torch.randn(2, 40, 2, generator=torch.Generator().manual_seed(0)).double()
+    view = View("passive_1", "passive", 2, {"train": x}, None, torch.arange(40), y)
+    found = fold_scores(OwnColumns(), view, "r2", 5, seed=0, repeat=repeat)
+    if repeat == 0:  # its folds are in the order of the rows
+        folds = np.arange(40).reshape(5, 8)
+        guessed = torch.cat([x[own] + y[np.setdiff1d(np.arange(40), own)].mean(dim=0) for own in folds])
+        assert found.mean() == pytest.approx(METRICS["r2"](guessed.numpy(), y.numpy()))
+    else:
+        assert not np.allclose(found, fold_scores(OwnColumns(), view, "r2", 5, seed=0))
 
 
 def test_a_small_search_is_reproducible_and_never_repeats():
@@ -216,4 +281,4 @@ def test_a_class_with_a_single_sample_is_never_held_out():
     y = torch.tensor([0, 1] * 10 + [2])
     x = y[:, None] * 10.0
     view = View("passive_1", "passive", 3, {"train": x}, None, torch.arange(21), y)
-    assert fold_score(NearestNeighbor(), view, "accuracy", 5, seed=0) == 1.0
+    assert fold_scores(NearestNeighbor(), view, "accuracy", 5, seed=0).mean() == 1.0

@@ -7,14 +7,18 @@ from importlib import resources
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import vflsec
 from tests.data.layouts import write_avazu, write_bhi, write_modelnet
 from vflsec.cli import cli
+from vflsec.core import registry
 from vflsec.core.errors import UsageError
+from vflsec.experiment import every_defense
 from vflsec.experiment import recipe as recipes
+from vflsec.experiment import spec as specs
 from vflsec.experiment.facts import CellFacts
 from vflsec.experiment.recipe import Job, Measured, Quick, read_recipe
 from vflsec.experiment.store import Store
@@ -127,7 +131,7 @@ def test_printed_values_are_those_of_the_papers():
     without = {name for name in recipes.names() if all(map(math.isnan, numbers(read_recipe(name))))}
     assert {name for name, *_ in table} == set(recipes.names()) - without
     pictures = {"ss-vfl-fig2", "ss-vfl-fig3", "prada-fig3", "prada-fig4", "prada-fig5"}
-    assert without == {"fedhssl-fig-leak", "fedhssl-fig7", "fedhssl-fig8", *pictures}
+    assert without == {"fedhssl-fig-leak", "fedhssl-fig7", "fedhssl-fig8", "cross-risk", *pictures}
     for (name, group, row, column), value in table.items():
         (found,) = [one for one in read_recipe(name).rows if (one.group, one.name) == (group, row)]
         assert found.printed[column] == value
@@ -514,3 +518,163 @@ def test_all_stands_for_every_attack_on_labels(attacked, tmp_path):
     found = {attack.name for attack in job.points[0, 1].spec.attacks}
     assert {"mc", "fusion", "norm", "self-training"} <= found
     assert not found & {"column-fusion", "membership", "attribute"}
+
+
+# Changes against one row, and the rows of every defense
+
+CHANGES = """
+title = "Other risks"
+source = "nobody, table 1"
+measure = "leak"
+attack = "worst"
+against = "none"
+picture = "changes"
+seeds = 2
+
+[settings]
+dataset = "toy"
+methods = ["fedsplitnn"]
+attacks = ["mc:epochs=5", "membership", "backdoor"]
+defenses = ["iso:lambda=5", "compress:lambda=0.5"]
+aux = { n = 20, folds = 0 }
+data.options.rows = 300
+train.epochs = 2
+
+[[columns]]
+name = "utility"
+measure = "utility"
+
+[[columns]]
+name = "labels"
+
+[[columns]]
+name = "membership"
+target = "membership"
+
+[[columns]]
+name = "backdoor"
+target = "integrity"
+attack = "backdoor"
+
+[[rows]]
+name = "none"
+printed = [nan, nan, nan, nan]
+
+[[rows]]
+name = "iso"
+printed = [nan, nan, nan, nan]
+defense = "iso"
+strength = 5
+
+[[rows]]
+name = "compress"
+printed = [nan, nan, nan, nan]
+defense = "compress"
+strength = 0.5
+"""
+
+
+def test_changes_are_those_of_the_advantages_in_an_evaluation(tmp_path):
+    path = tmp_path / "changes.toml"
+    path.write_text(CHANGES)
+    done = run(str(path), "--jobs", "1", "--out", str(tmp_path / "run"), "--format", "json")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "run" / "curve.svg").exists()
+    cells = {(cell["row"], cell["column"]): cell for cell in json.loads(done.stdout)["cells"]}
+    report = vflsec.evaluate(
+        dataset="toy",
+        attack=["mc:epochs=5", "membership", "backdoor"],
+        defense=["iso:lambda=5", "compress:lambda=0.5"],
+        aux={"n": 20, "folds": 0},
+        data={"options": {"rows": 300}},
+        train={"epochs": 2},
+        seeds=2,
+        jobs=1,
+        out=tmp_path / "eval",
+    )
+    expected = {("none", "utility"): {}}
+    for point in report.worst:
+        leak, row = point.leak, point.defense if point.strength else "none"
+        alone = leak.alone_by_seed or dict.fromkeys(leak.by_seed, leak.chance)
+        expected[row, point.target] = {str(seed): leak.by_seed[seed] - alone[seed] for seed in range(2)}
+    for one in report.summary.integrity:
+        gained = {str(seed): one.success_by_seed[seed] - one.chance_by_seed[seed] for seed in range(2)}
+        expected[one.defense if one.strength else "none", "backdoor"] = gained
+        assert sum(gained.values()) / 2 == pytest.approx(one.success.mean - one.chance)
+    del expected["none", "utility"]
+    assert len(expected) == 9
+    for place, by_seed in expected.items():
+        assert cells[place]["by_seed"] == pytest.approx(by_seed)
+    for (row, column), cell in cells.items():
+        change = [cell["by_seed"][s] - cells["none", column]["by_seed"][s] * (row != "none") for s in "01"]
+        assert cell["measured"] == pytest.approx(sum(change) / 2)
+        assert cell["against"] == ("none" if row != "none" else "")
+    utility = {p.defense: p.utility.mean for p in report.points if p.strength}
+    for name in utility:
+        assert sum(cells[name, "utility"]["by_seed"].values()) / 2 == pytest.approx(utility[name])
+
+
+def matrix(changes):
+    """Return a matrix of one defense, whose leak and utility change by these numbers, by seed."""
+    recipe = msgspec.toml.decode(CHANGES, type=recipes.Recipe)
+    base = {seed: 0.2 + 0.1 * seed for seed in range(len(changes))}
+    moved = {seed: base[seed] + change for seed, change in enumerate(changes)}
+    places = [(row, column, base if row == 0 else moved) for row in (0, 1) for column in range(4)]
+    found = [Measured(row=row, column=column, by_seed=by_seed) for row, column, by_seed in places]
+    return Reproduction("own", msgspec.structs.replace(recipe, seeds=len(changes)), found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "worse"), [((0.1, 0.11, 0.12), True), ((-0.1, -0.11, -0.12), False), ((-0.1, 0.1, 0.05), None)]
+)
+def test_a_change_is_marked_where_its_paired_interval_excludes_zero(changes, worse):
+    found = matrix(changes)
+    by_place = {(entry.row, entry.column): entry for entry in found.entries}
+    assert by_place["none", "labels"].worse is None
+    assert by_place["iso", "labels"].measured == pytest.approx(sum(changes) / 3)
+    assert by_place["iso", "labels"].worse is worse
+    assert by_place["iso", "utility"].worse is (None if worse is None else not worse), "less utility is worse"
+    text = " ".join(found.remarks())
+    assert ("WORSE labels (▲): iso" in text) == (worse is True)
+    assert ("WORSE nowhere" in text) == (worse is not True)
+    axes = found.plot().axes[0]
+    assert [one.get_text() for one in axes.get_xticklabels()] == ["labels", "membership", "backdoor"], "not utility"
+    assert {one.get_text() for one in axes.texts} == {f"{sum(changes) / 3:+.3f}"}
+    assert np.unique(axes.images[0].get_array()).tolist() == [{True: 1, False: -1, None: 0}[worse]]
+
+
+def test_the_matrix_fits_into_eighty_columns():
+    lines = matrix((0.1, 0.11, 0.12)).table(80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(re.search(r"iso .*\+\.110 ▽? *\+\.110 ▲", line) for line in lines)
+
+
+def test_a_row_to_compare_with_must_exist(tmp_path):
+    (tmp_path / "own.toml").write_text(CHANGES.replace('against = "none"', 'against = "nobody"'))
+    with pytest.raises(UsageError, match="unknown row in against 'nobody'"):
+        read_recipe(str(tmp_path / "own.toml"))
+
+
+def test_every_defense_of_labels_has_a_row_for_each_strength():
+    known = registry.entries("defenses").keys()
+    assert known - every_defense.of_labels().keys() == {"dp-sgd", "phe"}, "they hide no labels"
+    recipe = read_recipe("cross-risk")
+    rows = {(row.defense, row.strength) for row in recipe.rows[1:]}
+    spec = specs.read(recipe.settings_of(recipe.rows[0], recipe.columns[0]))
+    assert rows == {(defense.label, strength) for defense in spec.defenses for strength in defense.strengths}
+    assert {name for name, _ in rows} == every_defense.of_labels().keys()
+    for name, strength in rows:
+        assert strength in registry.load("defenses", name).strengths
+
+
+def test_the_recipe_of_the_page_takes_other_data(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "cross_risk.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "own.toml").write_text(block)
+    own, base = read_recipe(str(tmp_path / "own.toml")), read_recipe("cross-risk")
+    assert own.rows == base.rows
+    for row, column in zip(own.rows, base.columns, strict=False):
+        settings = own.settings_of(row, column)
+        assert settings["dataset"] == "mine.toml"
+        assert settings["attacks"] == base.settings_of(row, column)["attacks"]
+        assert settings["defenses"] == every_defense.swept()

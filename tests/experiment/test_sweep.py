@@ -1,13 +1,17 @@
 """Sweeps: each point equals the evaluation with its settings, points share results, and the axes are what was asked."""
 
 import json
+import re
 import shutil
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from scipy import stats
 
 import vflsec
+from vflsec.analysis.saturation import rises
 from vflsec.cli import cli
 from vflsec.core.errors import StoreError, UsageError
 from vflsec.experiment import sweep
@@ -256,3 +260,58 @@ def test_the_axis_is_logarithmic_where_values_differ_much(swept):
     axes = wide.plot().axes
     assert axes[0].get_xscale() == "log"
     assert [text.get_text() for text in axes[-1].get_xticklabels()] == ["1", "10", "100"]
+
+
+# Whether the leak still rises
+
+
+def moved(summary, by):
+    """Return a summary whose leaks are larger, by another number for each seed."""
+
+    def larger(point):
+        by_seed = {seed: value + by[seed] for seed, value in point.leak.by_seed.items()}
+        return msgspec.structs.replace(point, leak=msgspec.structs.replace(point.leak, by_seed=by_seed))
+
+    points, worst = ([larger(point) for point in part] for part in (summary.points, summary.worst))
+    return msgspec.structs.replace(summary, points=points, worst=worst)
+
+
+@pytest.mark.parametrize(("by", "rising"), [((0.1, 0.11), True), ((0.1, -0.1), False), ((-0.1, -0.11), False)])
+def test_a_rise_is_the_paired_difference_and_counts_beyond_noise(swept, by, rising):
+    summary = swept[1].reports[0].summary
+    found = rises(summary, moved(summary, by), {})
+    places = [("none", "worst"), ("iso", "worst"), ("none", "mc"), ("iso", "mc")]
+    assert [(one.defense, one.attack) for one in found] == places
+    for one in found:
+        assert one.rise == pytest.approx(np.mean(by))
+        assert one.after - one.before == pytest.approx(one.rise)
+        half = stats.t.ppf(0.975, 1) * np.std(by, ddof=1) / 2**0.5
+        assert one.ci95 == pytest.approx((np.mean(by) - half, np.mean(by) + half))
+        assert one.still_rising is rising
+
+
+def test_evaluations_with_other_attacks_have_no_rise(swept):
+    summary = swept[1].reports[0].summary
+    renamed = [msgspec.structs.replace(point, attack="other") for point in summary.points]
+    assert rises(summary, msgspec.structs.replace(summary, points=renamed), {}) == []
+
+
+def test_only_means_of_the_adversary_can_be_exhausted(swept):
+    assert swept[1].rises() == []
+    assert "RISING" not in swept[1].table()
+
+
+def test_a_sweep_of_the_budget_says_whether_more_trials_leak_more(tmp_path):
+    """Of an attack that stops after one epoch, more epochs leak more; as many leak the same."""
+    settings = SMALL | {"seeds": 3, "aux": {"n": 40, "folds": 2}, "out": tmp_path}
+    settings["data"] = {"options": {"rows": 300, "signal": "hidden"}}
+    del settings["attack"]
+    axes = {"attacks": [["mc:epochs=1"], ["mc:epochs=2"]], "aux.budget": ["paper", "small"]}
+    report = vflsec.sweep(axes, **settings)
+    found = report.rises()
+    assert [one.where for one in found] == 2 * [{"aux.budget": "paper"}] + 2 * [{"aux.budget": "small"}]
+    assert json.loads(report.to_json())["rises"][0]["still_rising"] in (True, False)
+    assert len(re.findall("RISING from attacks=", " ".join(report.table().split()))) == 1
+    assert SweepReport.read(tmp_path).rises() == found
+    trials = [one.budget.get("trials") for point in report.reports for one in point.points]
+    assert trials == [None, 4, None, 4]

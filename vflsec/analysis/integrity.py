@@ -55,6 +55,8 @@ def _damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds: int
         lost=Measure(metric=metric, **interval(lost, seeds, DIFFERENCE)),
         success=_success(attacked, seeds),
         chance=_success(honest, seeds).mean,
+        success_by_seed=_by_seed(attacked),
+        chance_by_seed=_by_seed(honest),
     )
 
 
@@ -67,3 +69,8 @@ def _success(impacts: Mapping[int, Impact], seeds: int) -> Measure:
     """The success rate of the trigger; without a mean for an attack that has none."""
     blocks = [success for seed in sorted(impacts) if (success := impacts[seed].success)]
     return Measure(metric="share", **interval([headline(block) for block in blocks], seeds, SHARE))
+
+
+def _by_seed(impacts: Mapping[int, Impact]) -> dict[int, float]:
+    successes = {seed: impacts[seed].success for seed in sorted(impacts)}
+    return {seed: success.share for seed, success in successes.items() if success}

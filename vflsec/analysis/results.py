@@ -135,6 +135,7 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
         success: the share of test rows of other classes that a trigger turns into the attack's class; without a mean
             for an attack that has no trigger.
         chance: the same share in the honest training, which was not prepared for the trigger.
+        success_by_seed: ``success`` by seed, and ``chance`` in ``chance_by_seed``.
     """
 
     method: str
@@ -148,6 +149,8 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     lost: Measure
     success: Measure
     chance: float | None
+    success_by_seed: dict[int, float] = {}
+    chance_by_seed: dict[int, float] = {}
 
 
 class Cap(msgspec.Struct, frozen=True, kw_only=True):

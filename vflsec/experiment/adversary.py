@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.model_selection import KFold, StratifiedKFold
 from torch import Tensor, nn
 
@@ -190,30 +191,67 @@ def draw_auxiliary(
 
 TRIALS = {"paper": 1, "small": 4, "large": 16}
 
+REPEATS = 3
+"""Of the folds on which variants are compared: which rows share a fold is luck, too."""
+
 
 def tuned(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> tuple[Attack, float | None, int]:
-    """Return the best variant of ``attack`` on the adversary's folds, its score there, and the number of trials.
+    """Return the best variant of ``attack`` on the adversary's folds, the score of tuning there, and the trials.
 
-    The first trial is the attack as it is. It stays the choice unless another is better on the folds. An attack that
-    acts in training has done so already; its variants differ only in what they do afterwards.
+    The first trial is the attack as it is. The variant with the best mean score takes its place only if tuning itself
+    is better than no tuning: each fold scores the variant that the other folds of its repeat choose, and the mean gain
+    over the attack as it is must exceed its standard error. Otherwise the luckiest of many variants would often win. An
+    attack that acts in training has done so already; its variants differ only in what they do afterwards.
+
+    Sources: Cawley and Talbot 2010, "On over-fitting in model selection", section 5, for scoring the selection and not
+    its winner; Breiman et al. 1984, "Classification and regression trees", section 3.4.3, for one standard error;
+    Nadeau and Bengio 2003, "Inference for the generalization error", equation 8, for that of overlapping folds.
+
+    Returns:
+        The attack, the mean fold score of what was chosen on other folds (None without folds), the number of trials.
     """
-    best, best_score, trials = attack, fold_score(attack, view, metric, aux.folds, seed), 1
-    if best_score is None:
-        return attack, None, trials
-    for variant in attack.variants(TRIALS[aux.budget], np.random.default_rng(derive(seed, "variants"))):
-        score = fold_score(variant, view, metric, aux.folds, seed)
-        trials += 1
-        if score is not None and score > best_score:
-            best, best_score = variant, score
-    return best, best_score, trials
+    others = attack.variants(TRIALS[aux.budget], np.random.default_rng(derive(seed, "variants")))
+    repeats = range(REPEATS if others else 1)
+    trials = []
+    for one in (attack, *others):
+        found = [fold_scores(one, view, metric, aux.folds, seed, repeat) for repeat in repeats]
+        if found[0] is None:
+            return attack, None, 1
+        trials.append(found)
+    scores = np.array(trials)  # (trials, repeats, folds)
+    gain = gain_of_tuning(scores)
+    score, n = float(scores[0].mean()), len(trials)
+    if gain.mean() <= standard_error_of_folds(gain):
+        return attack, score, n
+    best = int(scores.mean(axis=(1, 2)).argmax())
+    return (attack, *others)[best], score + float(gain.mean()), n
 
 
-def fold_score(attack: Attack, view: View, metric: str, folds: int, seed: int) -> float | None:
-    """Return the cross-validated ``metric`` of ``attack`` on the auxiliary samples: all that an adversary can test.
+def gain_of_tuning(scores: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Return (repeats, folds) by how much the choice of the other folds beats the first trial on each fold.
 
-    For classes it is the mean over stratified folds, and a class with a single sample is never held out. For recovered
-    columns it is the metric of all held-out rows together, since the variance of a few rows is a poor yardstick; the
-    folds are the same for every attack.
+    Args:
+        scores: (trials, repeats, folds).
+    """
+    others = scores.sum(axis=2, keepdims=True) - scores
+    chosen = np.take_along_axis(scores, others.argmax(axis=0)[None], axis=0)[0]
+    return np.asarray(chosen - scores[0])
+
+
+def standard_error_of_folds(values: NDArray[np.floating]) -> float:
+    """Return the standard error of the mean of (repeats, folds) values, whose training rows overlap."""
+    folds = values.shape[1]
+    return float(np.sqrt(1 / values.size + 1 / (folds - 1)) * values.std(ddof=1))
+
+
+def fold_scores(
+    attack: Attack, view: View, metric: str, folds: int, seed: int, repeat: int = 0
+) -> NDArray[np.floating] | None:
+    """Return the ``metric`` of ``attack`` on each fold of the auxiliary samples: all that an adversary can test.
+
+    For classes the folds are stratified, and a class with a single sample is never held out. For recovered columns the
+    scores are shares of R2, with the variance of all folds, since that of a few rows is a poor yardstick. The folds are
+    the same for every attack, and others in each ``repeat``.
 
     Returns:
         None if fewer than two classes or folds are left, or if the attack does not guess the auxiliary samples' split.
@@ -229,19 +267,23 @@ def fold_score(attack: Attack, view: View, metric: str, folds: int, seed: int) -
         tested, folds = np.arange(len(y)), min(folds, len(y))
     if folds < 2:
         return None
-    shuffled = StratifiedKFold(folds, shuffle=True, random_state=derive(seed, "folds") % 2**32)
-    split = shuffled.split(tested, y[tested]) if is_class else KFold(folds).split(y)  # the rows were drawn at random
+    state = derive(seed, "folds", *([repeat] if repeat else [])) % 2**32
+    if is_class:
+        split = StratifiedKFold(folds, shuffle=True, random_state=state).split(tested, y[tested])
+    else:  # the rows were drawn at random
+        split = KFold(folds, shuffle=repeat > 0, random_state=state if repeat else None).split(y)
     held_out = [tested[of_tested] for _, of_tested in split]
     known = [torch.from_numpy(np.setdiff1d(np.arange(len(y)), out)) for out in held_out]
     if attack.baseline:  # it reads own columns alone, and those of other splits would be guessed in vain
         view = replace(view, features={view.aux_split: view.features[view.aux_split]})
-    found = [guess.scores.get(view.aux_split) for guess in attack.on_each([view.knowing(k) for k in known], seed=seed)]
-    guesses, answers = [], [y[out] for out in held_out]
-    for scores, out in zip(found, held_out, strict=True):
-        if scores is None:
+    found = []
+    for out, guess in zip(held_out, attack.on_each([view.knowing(k) for k in known], seed=seed), strict=True):
+        if view.aux_split not in guess.scores:
             return None
         rows = view.aux_rows[torch.from_numpy(out).to(view.aux_rows.device)].cpu()
-        guesses.append(scores[rows].numpy())
-    if not is_class:
-        return METRICS[metric](np.concatenate(guesses), np.concatenate(answers))
-    return float(np.mean([METRICS[metric](*pair) for pair in zip(guesses, answers, strict=True)]))
+        guessed = guess.scores[view.aux_split][rows].numpy()
+        if is_class:
+            found.append(METRICS[metric](guessed, y[out]))
+        else:
+            found.append(1 - folds * ((guessed - y[out]) ** 2).sum() / ((y - y.mean(axis=0)) ** 2).sum())
+    return np.array(found)

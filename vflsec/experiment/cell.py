@@ -27,6 +27,9 @@ from vflsec.experiment.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec
 KEY_VERSION = 5
 """Raised whenever the meaning of a setting changes, so that no stored result is taken for another."""
 
+TUNING_VERSION = 2
+"""Raised whenever an adversary that compares variants would choose others."""
+
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One training: a dataset, a method, defenses at their strengths, a seed.
@@ -151,7 +154,13 @@ def acts_in(defense: DefenseSpec, method: type[Method], options: Mapping[str, An
 def result_key(cell: Cell, attack: AttackSpec, adversary: str, aux: AuxSpec) -> str:
     """Return the key of one attack on one cell."""
     after = [attack.after] if attack.after else []
-    return digest(["result", cell.key, attack_settings(attack), *after, adversary, msgspec.to_builtins(aux)])
+    return digest(["result", cell.key, attack_settings(attack), *after, adversary, aux_settings(aux)])
+
+
+def aux_settings(aux: AuxSpec) -> dict[str, Any]:
+    """Return how keys identify what an adversary knows, and how it chooses among variants if it does."""
+    tuning = {"tuning": TUNING_VERSION} if aux.budget != "paper" else {}
+    return {**msgspec.to_builtins(aux), **tuning}
 
 
 def digest(settings: Any) -> str:

@@ -12,7 +12,7 @@ from vflsec.core import registry
 from vflsec.core.attack import Attack, Target
 from vflsec.core.errors import UsageError
 from vflsec.core.view import Need
-from vflsec.experiment.cell import Cell, attack_settings, digest, result_key, training_cell
+from vflsec.experiment.cell import Cell, attack_settings, aux_settings, digest, result_key, training_cell
 from vflsec.experiment.questions import about_source
 from vflsec.experiment.spec import AttackSpec, DefenseSpec, EvalSpec
 from vflsec.records.manifest import NO_ADVERSARY
@@ -126,7 +126,7 @@ def baselines(spec: EvalSpec) -> Iterator[Baseline]:
                     [alone.name, alone.version] if alone else [],
                     spec.adversary,
                 ]
-                settings += [msgspec.to_builtins(spec.aux), *(["of the source", asking.after] if asking else [])]
+                settings += [aux_settings(spec.aux), *(["of the source", asking.after] if asking else [])]
                 key = digest(["prior", cell.data_key if is_base else cell.key, *settings])  # baselines read no model
                 baseline = Baseline(
                     method=method, cell=cell, attack=bare, label=label, seed=seed, key=key, asking=asking

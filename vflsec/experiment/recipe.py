@@ -16,11 +16,13 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from vflsec.core import files, registry
+from vflsec.core.attack import Target
 from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
 from vflsec.core.federation import load_states
 from vflsec.core.method import Trained
 from vflsec.core.metrics import METRICS
+from vflsec.experiment import every_defense
 from vflsec.experiment import spec as specs
 from vflsec.experiment.cell import Cell
 from vflsec.experiment.facts import CellFacts
@@ -40,7 +42,7 @@ Measure = Literal["utility", "leak", "cap", "hours", "megabytes"]
 ATTACKED = ("leak", "cap")
 """Measures that need an evaluation with attacks; the others need trainings alone."""
 
-Picture = Literal["", "curves", "tradeoff", "importance", "swarm", "domains", "density"]
+Picture = Literal["", "curves", "tradeoff", "changes", "importance", "swarm", "domains", "density"]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +52,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         group: of a row: the group that it belongs to.
         printed: of a row: the paper's value for each column; NaN where it has none.
         measure, attack, strength, metric: of a row or column, in place of those of the recipe; a column's win.
+        defense: of a row: the defense whose strength it is, where settings have several; empty for the only one.
+        target: of a column of leaks: what is recovered, or ``integrity``.
         phase: of a column with hours: the phase of training that is timed; empty for all of them.
         panel: of a row: its diagram, where a group has several.
         curve: of a row: the curve that it belongs to, where each row is a point of one; empty for its name.
@@ -66,6 +70,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     attack: str = ""
     strength: float | None = None
     metric: str = ""
+    defense: str = ""
+    target: Target = "labels"
     phase: str = ""
     panel: str = ""
     curve: str = ""
@@ -82,6 +88,8 @@ class Asked(NamedTuple):
     strength: float
     metric: str
     phase: str
+    defense: str = ""
+    target: Target = "labels"
 
 
 class Quick(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,9 +113,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         attack: its label, or ``worst`` for the strongest of all that are run. ``all`` among the attacks in settings
             stands for every attack on labels that the adversary can mount.
         picture: what ``curve.png`` shows: by default a point for each cell, or ``curves`` over the columns, the
-            ``tradeoff`` of utility against leak, or pictures of the trained models.
+            ``tradeoff`` of utility against leak, the ``changes`` against another row, or pictures of the trained
+            models.
         axis: what the columns are, below curves.
         hours: that a whole run takes on two cores of a laptop, estimated from a quick run; 0 if that is unknown.
+        against: the row whose values are taken from those of all others, paired by seed; leaks are then advantages
+            over the adversary alone, or over chance if it infers nothing alone, and of ``integrity`` the success of a
+            trigger beyond chance.
+        every: makes the rows and ``settings.defenses``: ``defense of labels`` for each of these at two strengths.
         compared: whether the paper compares ``rows`` of one column or ``columns`` of one row.
         notes: what else differs from the paper.
     """
@@ -125,6 +138,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     picture: Picture = ""
     axis: str = ""
     hours: float = 0.0
+    against: str = ""
+    every: Literal["", "defense of labels"] = ""
     compared: Literal["rows", "columns"] = "rows"
     seeds: int = 5
     quick: Quick = Quick()
@@ -167,6 +182,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ValueError(f"row {row.name}: unknown group {row.group!r}")
             if row.trials and self.attacked:
                 raise ValueError(f"row {row.name}: expected no trials in a recipe with attacks, got {len(row.trials)}")
+        if self.against and self.against not in {row.name for row in self.rows}:
+            raise ValueError(unknown("row in against", self.against, [row.name for row in self.rows]))
         measures = {self.asked(row, column).measure for row in self.rows for column in self.columns}
         if self.attacked and measures & {"hours", "megabytes"}:
             raise ValueError(f"expected a measure of trainings or of attacks, got {', '.join(sorted(measures))}")
@@ -187,6 +204,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             strength=next(strengths, self.strength),
             metric=column.metric or row.metric or self.metric,
             phase=column.phase,
+            defense=row.defense,
+            target=column.target,
         )
 
     def shortened(self) -> Recipe:
@@ -257,6 +276,9 @@ def read_recipe(name: str) -> Recipe:
     if "like" in table:
         base = _bundled(str(table["like"]))
         table = {key: value for key, value in {**base, **table}.items() if key != "like"}
+    if table.get("every") and not table.get("rows"):
+        rows = every_defense.rows(len(table.get("columns", ())))
+        table = merged({"rows": rows, "settings": {"defenses": every_defense.swept()}}, table)
     try:
         return msgspec.convert(table, Recipe)
     except (msgspec.ValidationError, ValueError) as error:

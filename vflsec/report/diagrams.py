@@ -101,6 +101,37 @@ def tradeoff(recipe: Recipe, found: Sequence[Entry]) -> Curve:
     return _with_legend(figure, handles, _whole(recipe), loc="outside lower left", ncols=3 if len(names) > 3 else 2)
 
 
+@own_style()
+def changes(recipe: Recipe, found: Sequence[Entry]) -> Curve:
+    """Return a heat map of the changes against one row: rows by columns of leaks.
+
+    Those that are told from 0 have a color, red for the worse and blue for the better, which is full at the largest
+    change of the column: columns differ in their measure.
+    """
+    columns = [c.name for c in recipe.columns if any(e.column == c.name and e.measure == "leak" for e in found)]
+    cells = {(e.row, e.column): e for e in found if e.against and e.column in columns}
+    rows = list(dict.fromkeys(row for row, _ in cells))
+    most = {c: max((abs(e.measured or 0.0) for (_, at), e in cells.items() if at == c), default=0.0) for c in columns}
+    shades = np.zeros((len(rows), len(columns)))
+    figure = Curve(figsize=(2.2 + 1.0 * len(columns), 1.2 + 0.24 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for (row, column), entry in cells.items():
+        i, j = rows.index(row), columns.index(column)
+        if entry.measured is not None and entry.worse is not None:
+            shades[i, j] = entry.measured / (most[column] or 1.0)
+        color = "white" if abs(shades[i, j]) > 0.6 else "black"
+        text = "–" if entry.measured is None else f"{entry.measured:+.3f}"
+        axes.text(j, i, text, ha="center", va="center", color=color, fontsize=7)
+    axes.imshow(shades, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
+    axes.grid(visible=False)
+    title = f"{_whole(recipe)}: change of the advantage against {recipe.against}"
+    figure.suptitle("\n".join(textwrap.wrap(title, 13 * len(columns))), x=0.01, ha="left", fontsize=10)
+    return figure
+
+
 def _draw_curve(
     axes: Axes,
     measured: Sequence[tuple[Entry, Entry, str]],

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pandas as pd
@@ -16,19 +16,23 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from vflsec.analysis.groups import USABLE
-from vflsec.analysis.results import Leak, Summary
+from vflsec.analysis.results import Damage, Leak, Summary
+from vflsec.analysis.results import Point as Leaking
 from vflsec.analysis.summary import summarize
-from vflsec.core import registry
 from vflsec.core.checks import count
 from vflsec.core.statistics import Interval, over_seeds
+from vflsec.experiment.plan import build_attack
 from vflsec.experiment.recipe import Asked, Job, Measured, Part, Recipe
 from vflsec.experiment.sweep import Point
+from vflsec.records.manifest import RowEntry
 from vflsec.records.schema import Record, Result
 from vflsec.report import diagrams, table
 from vflsec.report.curve import COLORS, Curve, own_style, saved
 from vflsec.report.entry import Entry
 from vflsec.report.model_pictures import of_models
 from vflsec.report.table import NARROW, Cells
+
+WORSE, BETTER = "▲", "▽"
 
 NAMES = {"auc": "AUC", "accuracy": "accuracy", "f1": "F1", "ks": "KS"}
 
@@ -60,7 +64,11 @@ class Reproduction:
 
     def __init__(self, name: str, recipe: Recipe, measured: Sequence[Measured], job: Job | None = None) -> None:
         self.name, self.recipe, self.job = name, recipe, job
-        self.entries = [_entry(recipe, one) for one in measured]
+        rows = recipe.rows
+        base = {
+            (rows[one.row].group, one.column): one.by_seed for one in measured if rows[one.row].name == recipe.against
+        }
+        self.entries = [_entry(recipe, one, base.get((rows[one.row].group, one.column))) for one in measured]
 
     def orders(self) -> list[Order]:
         """Return for each group how many pairs differ as printed."""
@@ -77,16 +85,22 @@ class Reproduction:
             counts[_agreement(a, b)] += 1
         return [Order(group=g, same=c[0], other=c[1], open=c[2]) for g, c in found.items()]
 
-    def cells(self) -> Cells:
-        """Return the table: measured, its 95 % interval, and in brackets what is printed and the difference."""
+    def cells(self, *, narrow: bool = False) -> Cells:
+        """Return the table: measured, its 95 % interval, and in brackets what is printed and the difference.
+
+        Without intervals if ``narrow`` and all is measured against one row.
+        """
         several = any(entry.group for entry in self.entries)
+        bare = narrow and bool(self.recipe.against)
         rows: dict[tuple[str, str], list[str]] = {}
         for entry in self.entries:
             names = [entry.group, entry.row] if several else [entry.row]
-            rows.setdefault((entry.group, entry.row), names).append(_shown(entry))
+            rows.setdefault((entry.group, entry.row), names).append(_shown(entry, bare=bare))
         header = [*(["data"] if several else []), "", *(column.name for column in self.recipe.columns)]
         difference = ", difference" if any(entry.difference is not None for entry in self.entries) else ""
         title = f"{self.recipe.title}: measured ± 95 % (printed{difference})"
+        if self.recipe.against:
+            title = f"{self.recipe.title}: change against {self.recipe.against}{'' if narrow else ' ± 95 %'}"
         return Cells(title, header, list(rows.values()))
 
     def remarks(self) -> list[str]:
@@ -106,6 +120,7 @@ class Reproduction:
                 f"other way round, {order.open} are not told apart (95 %, paired over seeds)"
             )
         found += _alone(self.entries)
+        found += self._worse()
         has_phase = [entry for entry in self.entries if entry.seeds or entry.measure != "hours"]
         lost = [entry for entry in has_phase if entry.seeds < self.recipe.seeds]
         if lost:
@@ -117,6 +132,24 @@ class Reproduction:
             )
             found.append(f"LOST seeds at {len(lost)} cells, for example {cells}: {reason}")
         return [*found, *(f"NOTE {note}" for note in self.recipe.notes)]
+
+    def _worse(self) -> list[str]:
+        """Return which risks some defense makes worse, and how many marks are to be expected by chance."""
+        changes = [entry for entry in self.entries if entry.against and entry.low is not None]
+        if not changes:
+            return []
+        by_column: dict[str, list[str]] = {}
+        for entry in changes:
+            if entry.worse and entry.measure == "leak":
+                by_column.setdefault(entry.column, []).append(entry.row)
+        found = [f"WORSE {column} ({WORSE}): {', '.join(rows)}" for column, rows in by_column.items()]
+        found = found or [f"WORSE nowhere: no risk is told to have grown against {self.recipe.against}"]
+        chance = 0.025 * sum(entry.measure == "leak" for entry in changes)
+        return [
+            *found,
+            f"MARKS {WORSE} worse, {BETTER} better: the 95 % interval over seeds of the paired change excludes 0; by "
+            f"chance about {chance:.1f} of each are to be expected",
+        ]
 
     @property
     def heading(self) -> str:
@@ -134,12 +167,16 @@ class Reproduction:
             "hours": "hours of training",
             "megabytes": "megabytes until the target is reached",
         }
-        shown = dict.fromkeys(what[one.measure].format(one.attack) for one in asked)
+        if recipe.against:
+            shown = {"advantage of each adversary over itself alone, by the strongest attack": None}
+        else:
+            shown = dict.fromkeys(what[one.measure].format(one.attack) for one in asked)
         return f"{recipe.source} · {', '.join(shown)} · {count(recipe.seeds, 'seed')}"
 
     def rich(self, width: int) -> RenderableType:
         """Return the table for a terminal of ``width`` columns."""
-        shown = table.as_rich(self.cells(), narrow=width < NARROW)
+        narrow = width < NARROW
+        shown = table.as_rich(self.cells(narrow=narrow), narrow=narrow)
         return Group(Text(self.heading), Text(), shown, Text(), *map(Text, self.remarks()))
 
     def table(self, width: int = 140) -> str:
@@ -172,7 +209,7 @@ class Reproduction:
             "recipe": self.name,
             "source": self.recipe.source,
             "measure": self.recipe.measure,
-            "cells": msgspec.to_builtins(self.entries, str_keys=True),
+            "cells": [{**msgspec.to_builtins(one, str_keys=True), "worse": one.worse} for one in self.entries],
             "orders": msgspec.to_builtins(self.orders()),
             "notes": self.remarks(),
         }
@@ -188,6 +225,8 @@ class Reproduction:
             return diagrams.curves(self.recipe, self.entries)
         if picture == "tradeoff":
             return diagrams.tradeoff(self.recipe, self.entries)
+        if picture == "changes":
+            return diagrams.changes(self.recipe, self.entries)
         return of_models(self.job) if picture and self.job else _draw(self)
 
     def save_curve(self, folder: Path | str) -> list[Path]:
@@ -214,14 +253,34 @@ def measured(job: Job) -> list[Measured]:
         by_seed, metric = _attacked(asked, point, records, summary)
         leak = _leak(asked, summary)
         alone = dict(leak.alone_by_seed) if leak and asked.measure == "leak" and not asked.metric else {}
+        if job.recipe.against and asked.measure == "leak":
+            base = alone or dict.fromkeys(by_seed, (leak.chance if leak else None) or 0.0)
+            by_seed, alone = {seed: value - base[seed] for seed, value in by_seed.items() if seed in base}, {}
         found.append(Measured(row=i, column=j, by_seed=by_seed, metric=metric, alone=alone))
     return found
 
 
-def _leak(asked: Asked, summary: Summary) -> Leak | None:
-    """Return the leak of labels by the attack that is asked for, at its strength."""
-    points = (p for p in (*summary.points, *summary.worst) if p.target == "labels" and p.attack == asked.attack)
-    return next((p.leak for p in points if p.strength == asked.strength), None)
+class Guessing(NamedTuple):
+    """What an attack reaches and what is reached without it, by seed and in the mean."""
+
+    metric: str
+    by_seed: dict[int, float]
+    alone_by_seed: dict[int, float]
+    chance: float | None
+
+
+def _leak(asked: Asked, summary: Summary) -> Leak | Guessing | None:
+    """Return the leak by the attack that is asked for, at its strength; on integrity, the success of its trigger."""
+    if asked.target == "integrity":
+        own = (d for d in summary.integrity if d.attack == asked.attack and _is_at(asked, d))
+        found = (Guessing(d.success.metric, d.success_by_seed, d.chance_by_seed, d.chance) for d in own)
+        return next(found, None)
+    points = (p for p in (*summary.points, *summary.worst) if p.target == asked.target and p.attack == asked.attack)
+    return next((p.leak for p in points if _is_at(asked, p)), None)
+
+
+def _is_at(asked: Asked, one: Damage | Leaking | RowEntry) -> bool:
+    return one.strength == asked.strength and (not one.strength or asked.defense in ("", one.defense))
 
 
 def _attacked(asked: Asked, at: Point, records: Mapping[str, Record], summary: Summary) -> tuple[dict[int, float], str]:
@@ -234,11 +293,11 @@ def _attacked(asked: Asked, at: Point, records: Mapping[str, Record], summary: S
         return (dict(leak.by_seed), leak.metric) if leak else ({}, "")
     found: dict[int, float] = {}
     metric = asked.metric
-    acting = {a.label for a in at.spec.attacks if registry.load("attacks", a.name).acts_in_training}
+    acting = {attack.label for attack in at.spec.attacks if build_attack(attack).acts_in_training}
     for row in at.manifest.rows:
         record = records.get(row.key)
         wanted = row.attack == asked.attack or (asked.measure == "utility" and row.attack not in acting)
-        if row.strength != asked.strength or not wanted or not isinstance(record, Result) or record.control:
+        if not _is_at(asked, row) or not wanted or not isinstance(record, Result) or record.control:
             continue
         if record.status not in USABLE:
             continue
@@ -249,12 +308,19 @@ def _attacked(asked: Asked, at: Point, records: Mapping[str, Record], summary: S
     return found, metric
 
 
-def _entry(recipe: Recipe, one: Measured) -> Entry:
+def _entry(recipe: Recipe, one: Measured, base: Mapping[int, float] | None = None) -> Entry:
+    """Return what was measured, or the change against ``base`` for another row."""
     row, column = recipe.rows[one.row], recipe.columns[one.column]
-    interval = over_seeds(list(one.by_seed.values())) if one.by_seed else None
+    values, against = one.by_seed, ""
+    if base is not None and row.name != recipe.against:
+        values = {seed: value - base[seed] for seed, value in one.by_seed.items() if seed in base}
+        against = recipe.against
+    interval = over_seeds(list(values.values())) if values else None
     printed = _printed(row, one.column)
     measure = recipe.asked(row, column).measure
-    most = math.inf if measure in ("hours", "megabytes") else 1.0
+    least, most = 0.0, math.inf if measure in ("hours", "megabytes") else 1.0
+    if recipe.against:
+        least, most = -math.inf, math.inf
     alone = interval is None or interval.n < 2
     group = recipe.group_of(row)
     stands_in = bool(group and group.original) or measure == "hours"  # of another machine
@@ -264,13 +330,14 @@ def _entry(recipe: Recipe, one: Measured) -> Entry:
         column=column.name,
         printed=printed,
         measured=interval.mean if interval else None,
-        low=None if alone or interval is None else max(0.0, interval.low),
+        low=None if alone or interval is None else max(least, interval.low),
         high=None if alone or interval is None else min(most, interval.high),
         difference=interval.mean - printed if interval and printed is not None and not stands_in else None,
         seeds=len(one.by_seed),
         metric=one.metric,
         by_seed=one.by_seed,
         measure=measure,
+        against=against,
         alone=one.alone,
     )
 
@@ -304,9 +371,14 @@ def _agreement(a: Entry, b: Entry) -> int:
     return 0 if (difference.mean > 0) == ((a.printed or 0.0) > (b.printed or 0.0)) else 1
 
 
-def _shown(entry: Entry) -> str:
+def _shown(entry: Entry, *, bare: bool = False) -> str:
+    if entry.against:
+        mark = {True: f" {WORSE}", False: f" {BETTER}", None: ""}[entry.worse]
+        ends = entry.high is not None and entry.measured is not None and not bare
+        spread = f" ±{table.number((entry.high or 0.0) - (entry.measured or 0.0))}" if ends else ""
+        return f"{table.signed(entry.measured)}{spread}{mark}"
     number = _hours if entry.measure == "hours" else table.number
-    margin = None if entry.high is None or entry.measured is None else entry.high - entry.measured
+    margin = None if bare or entry.high is None or entry.measured is None else entry.high - entry.measured
     spread = "" if margin is None else f" ±{number(margin)}"
     difference = "" if entry.difference is None else f", {table.signed(entry.difference)}"
     printed = "" if entry.printed is None else f" ({number(entry.printed)}{difference})"

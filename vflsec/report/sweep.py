@@ -16,6 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from vflsec.analysis.results import Cap, Point
+from vflsec.analysis.saturation import Rise, rises
 from vflsec.core import files
 from vflsec.core.checks import count
 from vflsec.records.sweep import POINTS, Sweep, exact, read_sweep
@@ -92,10 +93,11 @@ class SweepReport:
         return pd.concat(frames, ignore_index=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings that differ, and for each point their values and its summary."""
+        """Return the settings that differ, for each point their values and its summary, and ``rises``."""
         found: dict[str, Any] = msgspec.to_builtins(self.sweep)
         for point, report in zip(found["points"], self.reports, strict=True):
             point["summary"] = report.to_dict()
+        found["rises"] = [{**msgspec.to_builtins(one), "still_rising": one.still_rising} for one in self.rises()]
         return found
 
     def to_json(self) -> str:
@@ -169,6 +171,13 @@ class SweepReport:
         if caps:
             cap_header = [*names, "method", "defense", *of, "CAP ↑", "calibrated ↑", "hypervolume ↑"]
             found.append(Cells("CAP over the defended strengths, by the strongest attack", cap_header, caps))
+        shown = [one for one in self.rises() if one.attack == "worst" or one.still_rising]
+        if shown:
+            before, after = self._last_two()
+            rise_header = [*names[1:], "method", "defense", "λ", *of, "attack", before, after, "rise", "still rising"]
+            width = len(names) - 1
+            rows = [[*[*one.where.values(), *[""] * width][:width], *_rise(one, several=several)] for one in shown]
+            found.append(Cells(f"The leak with the last step of {self._first_axis}", rise_header, rows))
         return found
 
     def places(self) -> list[Place]:
@@ -185,9 +194,52 @@ class SweepReport:
         pairs = zip(self._values(), self.reports, strict=True)
         return [(values, cap) for values, report in pairs for cap in report.cap if cap.attack == "worst"]
 
+    def rises(self) -> list[Rise]:
+        """Return how much more leaks at the last value of the first setting than at the one before.
+
+        Only for settings of the adversary, such as its budget; otherwise there are none.
+        """
+        axes = list(self.sweep.axes)
+        own = [path for path in axes if path == "attacks" or path.startswith("aux.")]
+        if own[:1] != axes[:1] or len(self.sweep.axes[axes[0]]) < 2 or (self.sweep.paired and own != axes):
+            return []
+        groups: dict[tuple[str, ...], list[Report]] = {}
+        for values, report in zip(self._values(), self.reports, strict=True):
+            groups.setdefault(() if self.sweep.paired else values[1:], []).append(report)
+        return [
+            rise
+            for fixed, reports in groups.items()
+            for rise in rises(reports[-2].summary, reports[-1].summary, dict(zip(axes[1:], fixed, strict=False)))
+        ]
+
+    @property
+    def _first_axis(self) -> str:
+        return next(iter(self.sweep.axes))
+
+    def _last_two(self) -> tuple[str, str]:
+        before, after = self.sweep.axes[self._first_axis][-2:]
+        return _shown(before), _shown(after)
+
+    def _saturation(self) -> list[str]:
+        """Return a line that says whether the leak still rises with the last step of the adversary's means."""
+        found = [one for one in self.rises() if one.still_rising is not None]
+        if not found:
+            return []
+        before, after = self._last_two()
+        step = f"from {self._first_axis}={before} to {after}"
+        rising = [one for one in found if one.still_rising]
+        headlines = [one for one in found if one.attack == "worst"]
+        if rising:
+            of = f"{sum(one.attack == 'worst' for one in rising)} of {count(len(headlines), 'headline')}"
+            attacks = list(dict.fromkeys(one.attack for one in rising if one.attack != "worst"))
+            single = f" and the leak by {', '.join(attacks)}" if attacks else ""
+            return [f"STILL RISING {step}: {of}{single}; more may leak more, so add larger values"]
+        most = max(float(one.ci95[1] or 0.0) for one in headlines)
+        return [f"NOT RISING {step}, beyond noise; a rise of the headline by up to {most:.3f} may be overlooked"]
+
     def remarks(self) -> list[str]:
-        """Return gates and errors of every point, after the values there."""
-        found: list[str] = []
+        """Return saturation, gates and errors of every point, after the values there."""
+        found = self._saturation()
         for values, report in zip(self._values(), self.reports, strict=True):
             where = ", ".join(f"{path.rpartition('.')[2]}={v}" for path, v in zip(self.sweep.axes, values, strict=True))
             found += [f"{table.gate_line(gate)} ({where})" for gate in report.summary.gates]
@@ -258,6 +310,21 @@ def _cap(cap: Cap, *, several: bool) -> list[str]:
         (cap.value, cap.ci95), (cap.calibrated, cap.calibrated_ci95), (cap.hypervolume, cap.hypervolume_ci95),
     )  # fmt: skip
     return [cap.method, cap.defense, *of, *(shown(*one) for one in folded)]
+
+
+def _rise(one: Rise, *, several: bool) -> list[str]:
+    margin = "" if one.ci95[1] is None else f" ±{table.number(one.ci95[1] - one.rise)}"
+    return [
+        one.method,
+        one.defense,
+        f"{one.strength:.4g}",
+        *([one.target] if several else []),
+        one.attack,
+        table.number(one.before),
+        table.number(one.after),
+        f"{table.signed(one.rise)}{margin}",
+        {True: "yes", False: "no", None: "–"}[one.still_rising],
+    ]
 
 
 def _shown(value: Any) -> str:
