@@ -47,6 +47,7 @@ class Attack(ABC):
     Attributes:
         victim: the party whose features, attribute or parameters are recovered; None for the first other party.
         column: the attribute that is recovered, by its name; None for the victim's first categorical column.
+        shadows: how many federations are trained for ``Need.SHADOWS``, an even number; 0 for none.
     """
 
     name: ClassVar[str]
@@ -68,6 +69,7 @@ class Attack(ABC):
     version: ClassVar[int] = 1
     victim: str | None = None
     column: str | None = None
+    shadows: int = 0
 
     @property
     def search(self) -> Mapping[str, Sequence[Any]]:
