@@ -25,7 +25,7 @@ from vflsec.core.integrity import IntegrityAttack, integrity_attacks
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.seeds import derive
-from vflsec.core.view import GroundTruth, Guess, Need, Shadows
+from vflsec.core.view import GroundTruth, Guess, Need
 from vflsec.experiment.adversary import alone, tuned
 from vflsec.experiment.cell import Cell
 from vflsec.experiment.facts import CellFacts, StageDone, StageFacts
@@ -37,7 +37,7 @@ from vflsec.experiment.plan import Baseline, Row, build_attack, without_federati
 from vflsec.experiment.privacy import spent
 from vflsec.experiment.questions import Question, ask
 from vflsec.experiment.score import is_scored, score
-from vflsec.experiment.shadows import shadows_of, train_shadows
+from vflsec.experiment.shadows import seconds_of, shadows_of, train_shadows
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
 from vflsec.experiment.training import advance, at_once, collapse, one_thread, quick, train, train_together
@@ -249,12 +249,7 @@ def _result(
                 return msgspec.structs.replace(record, status="collapsed", error=collapsed)
             until = trained.method.phases[: trained.method.phases.index(after) + 1]
             messages = tuple(message for message in messages if message.phase in until)
-        kept = partial(keep, store.folder, row.key) if task.keep and is_kept(row, task.adversary) else None
-        try:
-            shadows = shadows_of(row.cell, attack.shadows, device, store) if attack.shadows else None
-        except Exception as error:  # noqa: BLE001  (as of a failure of the attack itself)
-            return msgspec.structs.replace(record, status="error", error=_line(error))
-        changes = _attacked(attack, trained, task, messages, record, after, kept, shadows)
+        changes = _attacked(attack, trained, row, task, messages, record, store)
     return msgspec.structs.replace(record, **changes)
 
 
@@ -266,21 +261,28 @@ def attack_run(spec: AttackSpec, attack: Attack | None) -> AttackRun:
 def _attacked(
     attack: Attack,
     trained: Trained,
+    row: Row,
     task: Task,
     messages: tuple[Message, ...],
     record: Result,
-    after: str | None,
-    kept: Keep | None,
-    shadows: Shadows | None,
+    store: Store,
 ) -> dict[str, Any]:
     """Run ``attack`` on the messages of the kinds that it reads, and return the changes to its record."""
-    began = time.perf_counter()
+    assert row.attack is not None
+    began, seconds = time.perf_counter(), dict(record.seconds)
     kinds = kinds_read([attack])
     own = tuple(message for message in messages if message.kind in kinds)
-    question = ask(attack, trained, task.adversary, task.aux, own, after)
-    question = question._replace(view=replace(question.view, shadows=shadows))
+    question = ask(attack, trained, task.adversary, task.aux, own, row.attack.after)
+    kept = partial(keep, store.folder, row.key) if task.keep and is_kept(row, task.adversary) else None
+    if attack.shadows:
+        try:
+            shadows = shadows_of(row.cell, attack.shadows, str(trained.federation.device), store)
+        except Exception as error:  # noqa: BLE001  (a failure of one attack must not cost the others)
+            return {"status": "error", "error": _line(error)}
+        question = question._replace(view=replace(question.view, shadows=shadows))
+        seconds["shadows"], began = seconds_of(row.cell, attack.shadows, store), time.perf_counter()
     changes = guarded(attack, question, trained.federation, task.aux, kept)
-    return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
+    return {**changes, "seconds": {**seconds, "attack": time.perf_counter() - began}}
 
 
 def _impact(row: Row, trained: Trained, task: Task, record: Result) -> dict[str, Any]:

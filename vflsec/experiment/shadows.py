@@ -60,6 +60,12 @@ def shadows_of(cell: Cell, count: int, device: str, store: Store | None = None) 
     return Shadows(logits[finite], members[finite])
 
 
+def seconds_of(cell: Cell, count: int, store: Store) -> float:
+    """Return how long the first ``count`` shadows of ``cell``, which are stored, were trained."""
+    found = (store.cell(batch_key(cell, batch)).read() for batch in batches(count))
+    return sum(facts.seconds for facts in found if facts)
+
+
 def train_shadows(cell: Cell, batch: range, device: str, store: Store | None = None) -> Shadows:
     """Return what the shadows with numbers ``batch`` say; they are trained and stored unless they are there."""
     folder = store.cell(batch_key(cell, batch)) if store else None
