@@ -35,8 +35,8 @@ class LikelihoodRatio(Attack):
     that collude, can: the leak is an upper bound for the active party alone. Shadows are trained as the attacked
     federation was, with the same defenses, each on a random half of the candidates and its other training rows.
 
-    Source: Carlini et al., S&P 2022, "Membership inference attacks from first principles" (arXiv 2112.03570), section IV
-    (algorithm 1 and the offline attack) and section VI-C (variance).
+    Source: Carlini et al., S&P 2022, "Membership inference attacks from first principles" (arXiv 2112.03570), sections
+    IV (algorithm 1 and the offline attack) and VI-C (variance).
 
     Args:
         shadows: how many federations are trained, an even number of at least 4.
