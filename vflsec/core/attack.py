@@ -141,7 +141,8 @@ class Attack(ABC):
             wanted = f"is for the {self.side} side, got an adversary on the {side} side"
             if self.side == "either":
                 wanted = f"can be run by a passive or the active party, not by the {side}"
-            raise InsufficientView(f"attack {self.name!r} {wanted}: choose another --adversary")
+            way_out = "choose --adversary active" if self.side == "active" else "choose another --adversary"
+            raise InsufficientView(f"attack {self.name!r} {wanted}: {way_out}")
         missing = sorted(self.needs - set(shown))
         if missing:
             ways_out = "; ".join(dict.fromkeys(need.way_out for need in missing))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,8 +42,7 @@ def exchanged(data: Partition, rows: NDArray[np.integer]) -> Partition:
             if own is by_split["train"]:  # the same rows need no second copy
                 found[split] = found["train"]
             elif (at >= 0).any():
-                of_pool = len(own) if isinstance(own, np.ndarray) else own.shape[0]
-                found[split] = _stacked([own, pool])[np.where(at >= 0, of_pool + rows[at], np.arange(of_pool))]
+                found[split] = _stacked([own, pool])[np.where(at >= 0, len(at) + rows[at], np.arange(len(at)))]
         return found
 
     parties = {name: replace(own, features=swapped(own.features)) for name, own in data.parties.items()}
@@ -52,5 +51,4 @@ def exchanged(data: Partition, rows: NDArray[np.integer]) -> Partition:
 
 
 def _stacked(parts: Sequence[Any]) -> Any:
-    stack: Callable[..., Any] = vstack if issparse(parts[0]) else np.concatenate
-    return stack(parts, format="csr") if issparse(parts[0]) else stack(parts)
+    return vstack(parts, format="csr") if issparse(parts[0]) else np.concatenate(parts)

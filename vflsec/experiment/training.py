@@ -129,12 +129,12 @@ def trained_in_turn(cells: Sequence[Cell], device: str) -> Iterator[Trained | No
                 raise NotStackable(f"{some[0].method} may keep what belongs to one run")
             runs = _as_one(some, device)
         except Exception:  # noqa: BLE001  (what fails as one may succeed alone, or fails again)
-            yield from (_alone(cell, device) for cell in some)
+            yield from (_by_itself(cell, device) for cell in some)
         else:
             yield from (Trained(run.method, run.federation, run.history) for run in runs)
 
 
-def _alone(cell: Cell, device: str) -> Trained | None:
+def _by_itself(cell: Cell, device: str) -> Trained | None:
     run = _Run(cell, device)
     try:
         run.begin()
