@@ -35,6 +35,8 @@ CATALOGUE = {
     "attribute": "vflsec.attacks.attribute:AttributeInference",
     "model-recovery": "vflsec.attacks.model_recovery:ModelRecovery",
     "membership": "vflsec.attacks.membership:MembershipInference",
+    "lira": "vflsec.attacks.lira:LikelihoodRatio",
+    "rmia": "vflsec.attacks.rmia:RobustMembershipInference",
 }
 
 RENAMED = {"replay": "exploit"}

@@ -57,6 +57,17 @@ def test_one_pair_of_trainings_that_run_as_one():
     assert "of 4" in found.output
 
 
+@pytest.mark.slow
+def test_one_table_of_membership(monkeypatch):
+    from click.testing import CliRunner
+
+    membership = load("membership")
+    monkeypatch.setattr(membership, "JOBS", {"short": {"data": {"n_labeled": 400}, "train": {"epochs": 2}}})
+    found = CliRunner().invoke(membership.main, ["--seeds", "1", "--shadows", "4"])
+    assert found.exit_code == 0, found.output
+    assert found.output.count("short") == 6 - 1  # with so few shadows, two attacks are the same
+
+
 @pytest.mark.cluster
 @pytest.mark.filterwarnings("ignore")  # the cluster's own
 def test_one_evaluation_of_the_scale_out():

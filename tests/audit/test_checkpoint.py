@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from vflsec.audit import checkpoint, job
 from vflsec.cli import cli
-from vflsec.core.errors import StoreError, UsageError
+from vflsec.core.errors import InsufficientView, StoreError, UsageError
 from vflsec.experiment.spec import AttackSpec
 from vflsec.experiment.store import Store
 from vflsec.records.folder import read_manifest, read_records
@@ -68,6 +68,15 @@ def test_without_its_messages_the_attacks_on_them_are_left_out(folder):
     audit = audited(folder, messages=False)
     assert "record a transcript" in audit.left_out["averaging"]
     assert "mc" in audit.mountable
+
+
+def test_an_audit_trains_no_shadows(folder):
+    with pytest.raises(
+        InsufficientView, match="needs shadow federations.* not show: evaluate the job with vflsec eval"
+    ):
+        audited(folder, "lira", messages=False, party="active")
+    left_out = audited(folder, messages=False, party="active").left_out
+    assert left_out["lira"] == left_out["rmia"]
 
 
 def test_a_checkpoint_may_be_moved_and_has_no_raw_ids(folder, tmp_path):

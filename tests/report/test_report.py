@@ -252,7 +252,7 @@ def test_how_sure_a_sign_is_stands_with_the_budget(summary):
 def test_the_footer_counts_attacks_that_were_not_run(summary):
     assert not any("NOT RUN" in line for line in table.remarks(summary))
     told = msgspec.structs.replace(summary, not_run=["averaging", "norm"])
-    line = "NOT RUN 2 attacks that passive_1 could mount: averaging, norm; add --attack all"
+    line = "NOT RUN 2 attacks that passive_1 could mount: averaging, norm; add --attack all or name them"
     assert table.remarks(told)[-1] == line
     others = [msgspec.structs.replace(p, method="another") for p in told.points]
     two = table.remarks(msgspec.structs.replace(told, points=[*told.points, *others]))[-1]

@@ -30,6 +30,8 @@ QUICK = {  # options that keep a plug-in cheap
     "mc": {"epochs": 60, "lr": 0.02},
     "self-training": {"iterations": 3},
     "forest-training": {"iterations": 3},
+    "lira": {"shadows": 8},
+    "rmia": {"shadows": 8},
 }
 SIDE = {
     "membership": "active",

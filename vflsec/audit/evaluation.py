@@ -213,6 +213,7 @@ def _why_not(attack: Attack, audit: SystemAudit, trained: Trained) -> str | None
         if missing:
             record = any(need in KINDS for need in missing) and not audit.messages
             way_out = ": record a transcript while it is trained" if record else ""
+            way_out = f": {Need.SHADOWS.way_out}" if Need.SHADOWS in missing else way_out
             return f"needs {', '.join(missing)}, which {audit.subject.name} does not show{way_out}"
         attack.check_task(view.n_classes if attack.target == "labels" else None, audit.head)
     except (InsufficientView, UsageError) as error:

@@ -378,6 +378,8 @@ def announce(spec: EvalSpec, names: Names, todo: Plan, folder: Path) -> None:
     trainings = len({task.cell.key for task in todo.tasks if task.rows})
     what += f" in {count(trainings, 'training')}" if trainings else ""
     what += f" after {count(len(todo.stages), 'pre-training')}" if todo.stages else ""
+    shadows = sum(len(task.shadows) for task in todo.groups if task.shadows)
+    what += f" and {count(shadows, 'shadow training')}" if shadows else ""
     click.echo(f"{count(todo.cached + missing, 'result')}: {todo.cached} cached, {what}   {folder}", err=True)
 
 

@@ -47,6 +47,7 @@ class Attack(ABC):
     Attributes:
         victim: the party whose features, attribute or parameters are recovered; None for the first other party.
         column: the attribute that is recovered, by its name; None for the victim's first categorical column.
+        shadows: how many federations are trained for ``Need.SHADOWS``, an even number; 0 for none.
     """
 
     name: ClassVar[str]
@@ -68,6 +69,7 @@ class Attack(ABC):
     version: ClassVar[int] = 1
     victim: str | None = None
     column: str | None = None
+    shadows: int = 0
 
     @property
     def search(self) -> Mapping[str, Sequence[Any]]:
@@ -158,7 +160,8 @@ class Attack(ABC):
             wanted = f"is for the {self.side} side, got an adversary on the {side} side"
             if self.side == "either":
                 wanted = f"can be run by a passive or the active party, not by the {side}"
-            raise InsufficientView(f"attack {self.name!r} {wanted}: choose another --adversary")
+            way_out = "choose --adversary active" if self.side == "active" else "choose another --adversary"
+            raise InsufficientView(f"attack {self.name!r} {wanted}: {way_out}")
         missing = sorted(self.needs - set(shown))
         if missing:
             ways_out = "; ".join(dict.fromkeys(need.way_out for need in missing))

@@ -34,6 +34,7 @@ class Need(StrEnum):
     PARAMETERS = "received parameters", "choose a method that averages models, such as fedhssl-simsiam"
     PREDICTIONS = "predictions", "choose --adversary active, without a phase, or audit a transcript that has them"
     VICTIM_MODEL = "the victim's bottom model", "choose --adversary active and add --set aux.victim_model=true"
+    SHADOWS = "shadow federations", "evaluate the job with vflsec eval, which trains them"
 
     way_out: str
 
@@ -42,6 +43,18 @@ class Need(StrEnum):
         need = str.__new__(cls, value)
         need._value_, need.way_out = value, way_out
         return need
+
+
+class Shadows(NamedTuple):
+    """What the joint models of S federations like the attacked one say of the candidates.
+
+    Attributes:
+        logits: (S, n, C), as in ``View.predictions``.
+        members: (S, n) whether each was trained on the candidate.
+    """
+
+    logits: Tensor
+    members: Tensor
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,7 @@ class View:
             among its rows; messages of pre-training are about ``aligned`` rows.
         models: further models (B, p) -> (B, d) on its own columns that it can assemble from messages, by name.
         parties: names of all parties of the federation, the active party first; public.
+        shadows: of federations that the adversary trained itself, if the attack is on membership and asks for any.
         memo: results computed from this view without its auxiliary samples, shared by ``private_copy`` and ``knowing``.
     """
 
@@ -105,6 +119,7 @@ class View:
     places: Mapping[str, Tensor] = field(default_factory=dict)
     models: Mapping[str, nn.Module] = field(default_factory=dict)
     parties: tuple[str, ...] = ()
+    shadows: Shadows | None = None
     memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -129,6 +144,7 @@ class View:
             Need.PARAMETERS: Kind.PARAMETERS in received,
             Need.PREDICTIONS: bool(self.predictions),
             Need.VICTIM_MODEL: self.victim_model is not None,
+            Need.SHADOWS: self.shadows is not None,
         }
         return frozenset(need for need, is_met in met.items() if is_met)
 
@@ -148,6 +164,7 @@ class View:
             predictions={split: z.clone() for split, z in self.predictions.items()},
             places={split: rows.clone() for split, rows in self.places.items()},
             models=copy.deepcopy(dict(self.models)),
+            shadows=None if self.shadows is None else Shadows(*(x.clone() for x in self.shadows)),
         )
         return self._sharing_memo(copied)
 
@@ -162,7 +179,9 @@ class View:
 
     def without_federation(self, fresh_model: nn.Module) -> View:
         """Return the view of the same party alone: with an untrained model of the same shape, and no messages."""
-        return replace(self, model=fresh_model, messages=(), victim_model=None, top=None, predictions={}, models={})
+        return replace(
+            self, model=fresh_model, messages=(), victim_model=None, top=None, predictions={}, models={}, shadows=None
+        )
 
 
 @dataclass(frozen=True)

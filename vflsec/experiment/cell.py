@@ -18,6 +18,7 @@ from vflsec.core import hooks, registry
 from vflsec.core.defense import touches
 from vflsec.core.hooks import Runs
 from vflsec.core.method import Method
+from vflsec.core.seeds import derive
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data import memory
 from vflsec.data.description import expect_no_table, source_files
@@ -39,6 +40,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         malicious: the party, or colluding parties, that act in training, and their attack.
         aux: the labels that the malicious parties know before training; None if the attack uses none.
+        shadow: of a shadow federation its number: it is trained as this cell, with seeds of its own and on other halves
+            of the candidates, see ``vflsec.experiment.shadows``.
     """
 
     dataset: str
@@ -51,11 +54,17 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     malicious: tuple[str, AttackSpec] | None = None
     aux: AuxSpec | None = msgspec.field(default=None, name="told")  # the name that keys know it by
+    shadow: int | None = None
 
     @property
     def key(self) -> str:
         """Sixteen hex digits that name this cell."""
         return digest(self._settings())
+
+    @property
+    def run_seed(self) -> int:
+        """The seed of models, batches and noise."""
+        return self.seed if self.shadow is None else derive(self.seed, "shadow", self.shadow)
 
     @property
     def data_key(self) -> str:
@@ -112,6 +121,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             settings["malicious"] = [self.malicious[0], attack_settings(self.malicious[1])]
         if self.aux is None:
             del settings["told"]
+        if self.shadow is None:
+            del settings["shadow"]
         return settings
 
 

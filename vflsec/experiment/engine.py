@@ -44,8 +44,10 @@ from vflsec.experiment.plan import (
 )
 from vflsec.experiment.questions import about_source, ask
 from vflsec.experiment.runner import Task, kinds_read
+from vflsec.experiment.shadows import batch_key, batches
 from vflsec.experiment.spec import AttackSpec, DefenseSpec, EvalSpec
 from vflsec.experiment.store import Store
+from vflsec.experiment.training import trains_as_one
 from vflsec.records.schema import Record
 
 Item = TypeVar("Item", Row, Baseline)
@@ -65,7 +67,7 @@ class Plan(NamedTuple):
         rows: all results.
         baselines: all results without the federation.
         stages: missing stages that several missing results start from, as tasks for processes; they run first.
-        groups: missing cells that train as one, as tasks for processes; they run before the results.
+        groups: missing cells or shadows that train as one, as tasks for processes; they run before the results.
         tasks: the missing results, as tasks for processes.
         cached: the number of results that the store already has.
         missing: the number of results and stages that it lacks.
@@ -94,7 +96,7 @@ def plan(spec: EvalSpec, store: Store | None, *, keep: bool = False) -> Plan:
     tasks = [empty._replace(cell=group[0].cell, baselines=group) for group in _by_cell(open_baselines)]
     tasks += [empty._replace(cell=group[0].cell, rows=group) for group in _by_cell(open_rows)]
     tasks.sort(key=lambda task: (bool(task.rows), task.cell.seed))  # the cells of one seed share their split
-    stages, groups = _open_stages(tasks, store), _open_groups(tasks, store)
+    stages, groups = _open_stages(tasks, store), _open_groups(tasks, store) + _open_shadows(tasks, store)
     total, missing = len(wanted_rows) + len(wanted_baselines), len(open_rows) + len(open_baselines)
     missing_in_all = missing + len(stages) + len(groups)
     return Plan(wanted_rows, wanted_baselines, stages, groups, tasks, total - missing, missing_in_all)
@@ -134,12 +136,23 @@ def _open_groups(tasks: list[Task], store: Store | None) -> list[Task]:
         attacks = [build_attack(row.attack) for row in task.rows if row.attack]
         if not task.rows or kinds_read(attacks) or task.cell.malicious or (store and store.cell(task.cell.key).read()):
             continue
-        built_in = registry.origin("methods", task.cell.method) == "built in"
-        if built_in and registry.load("methods", task.cell.method).together is not Method.together:
+        if trains_as_one(task.cell.method):
             common = msgspec.structs.replace(task.cell, seed=0, defenses=())
             alike.setdefault(msgspec.json.encode(common), []).append(task)
     chunks = [own[k : k + MOST_TOGETHER] for own in alike.values() for k in range(0, len(own), MOST_TOGETHER)]
     return [own[0]._replace(rows=(), group=tuple(t.cell for t in own)) for own in chunks if len(own) > 1]
+
+
+def _open_shadows(tasks: list[Task], store: Store | None) -> list[Task]:
+    """Return one task for each missing batch of shadow federations."""
+    found = {}
+    for task in tasks:
+        for row in task.rows:
+            for batch in batches(build_attack(row.attack).shadows if row.attack else 0):
+                key = batch_key(task.cell, batch)
+                if key not in found and not (store and store.cell(key).read()):
+                    found[key] = task._replace(rows=(), shadows=batch)
+    return list(found.values())
 
 
 def check(spec: EvalSpec) -> None:
@@ -217,6 +230,8 @@ def _why_not(wanted: AttackSpec, spec: EvalSpec, built: Sequence[tuple[str, Meth
     if target_of(wanted) == "integrity":
         return "attacks the training itself: name it in --attack"
     attack = build_attack(wanted)
+    if attack.shadows:
+        return f"trains {attack.shadows} shadow federations for each training: name it in --attack"
     try:
         for label, method, federation in built:
             options = spec.method_of(label).options

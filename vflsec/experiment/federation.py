@@ -27,9 +27,11 @@ from vflsec.core.view import Need
 from vflsec.data import memory
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.description import expect_no_table
+from vflsec.data.exchange import exchanged
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec, Partition, PartyData, partition
 from vflsec.experiment.adversary import adversary, view_before
+from vflsec.experiment.candidates import MEMBER, Candidates
 from vflsec.experiment.cell import Cell, dataset_identity
 from vflsec.experiment.plan import build_attack
 from vflsec.experiment.spec import AttackSpec, AuxSpec, DefenseSpec
@@ -57,7 +59,11 @@ def load_dataset(name: str, **options: Any) -> VerticalDataset:
 def partition_of(cell: Cell) -> Partition:
     """Return the cell's split data; the last one is cached, because neighboring cells share it."""
     identity = str(dataset_identity(cell.dataset, cell.data))  # a changed file is another dataset
-    return _partition(msgspec.json.encode((cell.dataset, cell.data, cell.seed)), identity)
+    data = _partition(msgspec.json.encode((cell.dataset, cell.data, cell.seed)), identity)
+    if cell.shadow is None:
+        return data
+    n_train, n_test = (len(data.ids[split]) for split in MEMBER)
+    return exchanged(data, Candidates.draw(cell.seed, n_train, n_test).dealt(cell.shadow).rows.numpy())
 
 
 def build_federation(cell: Cell, device: str) -> Federation:
@@ -75,7 +81,7 @@ def build_federation(cell: Cell, device: str) -> Federation:
             own.name,
             {split: tensor_of(x, where) for split, x in own.features.items()},
             channel,
-            noise=partial(generator, cell.seed, "noise", own.name, device=where),
+            noise=partial(generator, cell.run_seed, "noise", own.name, device=where),
             layout=own.layout,
             labels=labels,
             defenses=[build_defense(defense) for defense in cell.defenses if defense.carried_by(own.name)],
@@ -83,7 +89,7 @@ def build_federation(cell: Cell, device: str) -> Federation:
 
     active, *passive = data.parties.values()
     parties = {active.name: party(active, labels), **{own.name: party(own) for own in passive}}
-    federation = Federation(parties, channel, len(data.classes), data.metric, cell.seed, where)
+    federation = Federation(parties, channel, len(data.classes), data.metric, cell.run_seed, where)
     federation.source = party(data.source, of_source) if data.source else None
     federation.names, federation.canaries, federation.groups = data.names, data.canaries, data.groups
     federation.places = {split: torch.tensor(rows, device=where) for split, rows in data.places.items()}

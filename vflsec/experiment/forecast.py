@@ -79,6 +79,7 @@ def forecast(todo: Plan, past: Iterable[Record]) -> Forecast:
     """Return the time for what ``todo`` lacks, by medians of ``past`` results of equal method, defense and attack."""
     trainings: dict[str, list[float]] = {}
     attacks: dict[str, list[float]] = {}
+    shadows: dict[str, list[float]] = {}
     number = 0
     for record in past:
         if record.status in FAILED:
@@ -88,9 +89,15 @@ def forecast(todo: Plan, past: Iterable[Record]) -> Forecast:
             names = [defense.partition(":")[0] for defense in record.defenses]
             for like in (record.method, " ".join([record.method, *names])):
                 trainings.setdefault(like, []).append(record.seconds.get("train", 0.0))
+            if record.budget.get("shadows"):
+                each = record.seconds.get("shadows", 0.0) / record.budget["shadows"]
+                shadows.setdefault(record.method, []).append(each)
         if record.attack is not None:
             attacks.setdefault(record.attack.name, []).append(record.seconds.get("attack", 0.0))
     seconds, unlike = 0.0, []
+    for task in todo.groups:
+        before = shadows.get(task.cell.method) or trainings.get(task.cell.method)
+        seconds += median(before) * len(task.shadows) if task.shadows and before else 0.0
     for task in todo.tasks:
         wanted = [row.attack.name for row in task.rows if row.attack] + [one.attack.name for one in task.baselines]
         if task.rows:

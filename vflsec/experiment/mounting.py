@@ -49,7 +49,7 @@ def mount(
     met = _met(method, side, after, options, of_source=of_source)
     met -= frozenset() if aux.n else {Need.AUX_LABELS}
     if side == "active":
-        met |= {Need.PREDICTIONS} if after is None else set()
+        met |= {Need.PREDICTIONS, Need.SHADOWS} if after is None else set()
         met |= {Need.VICTIM_MODEL} if aux.victim_model else set()
     attack.check(side, met)
     if side == "passive" and Need.EMBEDDINGS in attack.needs and attack.victim not in (None, federation.active.name):

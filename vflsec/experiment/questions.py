@@ -21,15 +21,13 @@ from vflsec.core.message import SERVER, SOURCE, Message
 from vflsec.core.method import Method, Trained
 from vflsec.core.metrics import MEMBERSHIP, VALUES, applicable
 from vflsec.core.party import Party
-from vflsec.core.seeds import generator
 from vflsec.core.view import GroundTruth, Need, View
 from vflsec.experiment.adversary import SPLITS, adversary, draw_auxiliary, view_of, view_of_source
+from vflsec.experiment.candidates import MEMBER, Candidates, asked
 from vflsec.experiment.spec import AuxSpec
 
 ON_SOURCE = ("labels", "attribute", "features")
 """The targets of attacks on the source's rows."""
-
-_MEMBER = {"train": 1, "test": 0}
 
 
 class Question(NamedTuple):
@@ -188,37 +186,26 @@ def _about_victim(
 def _membership(case: _Case) -> Question:
     """Training rows and as many test rows, shuffled; an active adversary may ask the joint model about them."""
     federation, active = case.federation, case.parties[0].active
-    rng = generator(federation.seed, "candidates")
-    n = min(federation.n_rows("train"), federation.n_rows("test"))
-    chosen = {
-        split: torch.randperm(federation.n_rows(split), generator=rng)[:n].to(federation.device) for split in _MEMBER
-    }
-    order = torch.randperm(2 * n, generator=rng).to(federation.device)
-
-    def mixed(by_split: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"candidates": torch.cat([by_split[split][chosen[split]] for split in _MEMBER])[order]}
-
-    is_member = mixed({s: torch.full((federation.n_rows(s),), m, device=federation.device) for s, m in _MEMBER.items()})
-    rows = draw_auxiliary(is_member["candidates"], 2, case.aux, federation.seed)
+    candidates = Candidates.draw(federation.seed, *(federation.n_rows(split) for split in MEMBER))
+    is_member = candidates.of(
+        {s: torch.full((federation.n_rows(s),), m, device=federation.device) for s, m in MEMBER.items()}
+    )
+    rows = draw_auxiliary(is_member, 2, case.aux, federation.seed)
     # Auxiliary rows are positions among candidates, and messages would name the training rows: both stay out here.
     view = view_of(case.trained, case.parties, rows[:0])
-    predictions = {}
-    if active:
-        with federation.without_recording(), torch.no_grad():
-            predictions = mixed({split: case.trained.method.predict(federation, split) for split in _MEMBER})
     view = replace(
         view,
         n_classes=2,
-        features=mixed(view.features),
+        features={"candidates": candidates.of(view.features)},
         places={},
-        labels=mixed(federation.active.labels) if active else {},
-        predictions=predictions,
+        labels={"candidates": candidates.of(federation.active.labels)} if active else {},
+        predictions={"candidates": candidates.of(asked(case.trained))} if active else {},
         aux_rows=rows.to(federation.device),
-        aux_labels=is_member["candidates"][rows],
+        aux_labels=is_member[rows],
     )
-    drawn = {split: torch.tensor(own, device=federation.device) for split, own in federation.groups.items()}
-    groups = {split: own.cpu().numpy() for split, own in mixed(drawn).items()} if drawn else {}
-    return Question(view, _ground_truth(is_member), MEMBERSHIP, groups)
+    drawn = {split: torch.tensor(own) for split, own in federation.groups.items()}
+    groups = {"candidates": candidates.of(drawn).numpy()} if drawn else {}
+    return Question(view, _ground_truth({"candidates": is_member}), MEMBERSHIP, groups)
 
 
 def _parameters(case: _Case) -> Question:

@@ -7,6 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -36,16 +37,14 @@ from vflsec.experiment.plan import Baseline, Row, build_attack, without_federati
 from vflsec.experiment.privacy import spent
 from vflsec.experiment.questions import Question, ask
 from vflsec.experiment.score import is_scored, score
+from vflsec.experiment.shadows import seconds_of, shadows_of, train_shadows
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
-from vflsec.experiment.training import advance, collapse, one_thread, quick, train, train_together
+from vflsec.experiment.training import advance, at_once, collapse, one_thread, quick, train, train_together
 from vflsec.records.schema import AttackRun, BaselineResult, Guessed, Record, Result, Status
 
 LONGEST_ERROR = 300
 """Characters of an error that a record keeps; some errors print whole arrays."""
-
-MEMORY = 2 * 2**30
-"""Bytes of the columns of cells that train together."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,10 +57,11 @@ Keep = Callable[[Mapping[str, Tensor]], None]
 
 
 class Task(NamedTuple):
-    """Work for one process: a stage, cells that train together, or the missing results or baselines of one cell.
+    """Work for one process: a stage, cells or shadows that train together, or missing results or baselines of one cell.
 
     Attributes:
         group: cells that train together.
+        shadows: the numbers of shadow federations of the cell, which train together; None for none.
         keep: whether guesses on single rows are kept, see ``vflsec.experiment.guesses``.
     """
 
@@ -72,6 +72,7 @@ class Task(NamedTuple):
     aux: AuxSpec
     stage: str | None = None
     group: tuple[Cell, ...] = ()
+    shadows: range | None = None
     keep: bool = False
 
 
@@ -86,6 +87,8 @@ def run(task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
             return [_stage(task, store, device)]
         if task.group:
             return [_together(task, store, device)]
+        if task.shadows:
+            return [_shadows(task, store, device)]
         if task.baselines:
             return [_baseline(baseline, task, store, device) for baseline in task.baselines]
         return _results(task, store, device)
@@ -111,8 +114,7 @@ def _stage(task: Task, store: Store, device: str) -> StageDone:
 
 def _together(task: Task, store: Store, device: str) -> StageDone:
     """Train cells as one and store each; cells that cannot be are left to train by themselves."""
-    nbytes = sum(x.nbytes for party in build_federation(task.cell, device).all_parties for x in party.features.values())
-    most = max(1, MEMORY // (2 * nbytes + 1))  # they are held twice, by run and as one
+    most = at_once(task.cell, device)
     for cells in (task.group[start : start + most] for start in range(0, len(task.group), most)):
         try:
             for cell, (trained, facts) in zip(cells, train_together(cells, device, store=store), strict=True):
@@ -121,6 +123,18 @@ def _together(task: Task, store: Store, device: str) -> StageDone:
             reason = error if isinstance(error, NotStackable) else _line(error)
             _LOG.info("%s: runs train one after the other: %s", task.cell.method, reason)
     return StageDone(method=task.cell.method, seed=task.cell.seed, stage=f"{len(task.group)} runs", status="ok")
+
+
+def _shadows(task: Task, store: Store, device: str) -> StageDone:
+    """Train shadow federations and store what they say of the candidates; a failure is reported by the results."""
+    assert task.shadows
+    status: Status = "ok"
+    try:
+        train_shadows(task.cell, task.shadows, device, store)
+    except Exception:  # noqa: BLE001
+        status = "error"
+    name = f"shadows {task.shadows.start + 1} to {task.shadows.stop}"
+    return StageDone(method=task.cell.method, seed=task.cell.seed, stage=name, status=status)
 
 
 def _results(task: Task, store: Store, device: str) -> list[Result]:
@@ -235,8 +249,7 @@ def _result(
                 return msgspec.structs.replace(record, status="collapsed", error=collapsed)
             until = trained.method.phases[: trained.method.phases.index(after) + 1]
             messages = tuple(message for message in messages if message.phase in until)
-        kept = partial(keep, store.folder, row.key) if task.keep and is_kept(row, task.adversary) else None
-        changes = _attacked(attack, trained, task, messages, record, after, kept)
+        changes = _attacked(attack, trained, row, task, messages, record, store)
     return msgspec.structs.replace(record, **changes)
 
 
@@ -248,19 +261,28 @@ def attack_run(spec: AttackSpec, attack: Attack | None) -> AttackRun:
 def _attacked(
     attack: Attack,
     trained: Trained,
+    row: Row,
     task: Task,
     messages: tuple[Message, ...],
     record: Result,
-    after: str | None,
-    kept: Keep | None,
+    store: Store,
 ) -> dict[str, Any]:
     """Run ``attack`` on the messages of the kinds that it reads, and return the changes to its record."""
-    began = time.perf_counter()
+    assert row.attack is not None
+    began, seconds = time.perf_counter(), dict(record.seconds)
     kinds = kinds_read([attack])
     own = tuple(message for message in messages if message.kind in kinds)
-    question = ask(attack, trained, task.adversary, task.aux, own, after)
+    question = ask(attack, trained, task.adversary, task.aux, own, row.attack.after)
+    kept = partial(keep, store.folder, row.key) if task.keep and is_kept(row, task.adversary) else None
+    if attack.shadows:
+        try:
+            shadows = shadows_of(row.cell, attack.shadows, str(trained.federation.device), store)
+        except Exception as error:  # noqa: BLE001  (a failure of one attack must not cost the others)
+            return {"status": "error", "error": _line(error)}
+        question = question._replace(view=replace(question.view, shadows=shadows))
+        seconds["shadows"], began = seconds_of(row.cell, attack.shadows, store), time.perf_counter()
     changes = guarded(attack, question, trained.federation, task.aux, kept)
-    return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
+    return {**changes, "seconds": {**seconds, "attack": time.perf_counter() - began}}
 
 
 def _impact(row: Row, trained: Trained, task: Task, record: Result) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def missing(found: Sequence[Point], store: Store | None) -> int:
         done |= {row.key for task in todo.tasks for row in task.rows}
         done |= {baseline.key for task in todo.tasks for baseline in task.baselines}
         done |= {task.cell.stage_key(task.stage) for task in todo.stages if task.stage}
-        done |= {" ".join(cell.key for cell in task.group) for task in todo.groups}
+        done |= {f"{task.shadows} {' '.join(cell.key for cell in task.group or (task.cell,))}" for task in todo.groups}
     return len(done)
 
 

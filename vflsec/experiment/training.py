@@ -14,8 +14,9 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch.nn import functional as F
 
+from vflsec.core import registry
 from vflsec.core.checkpoint import Checkpoint
-from vflsec.core.errors import Diverged, UsageError, VflsecError
+from vflsec.core.errors import Diverged, NotStackable, UsageError, VflsecError
 from vflsec.core.federation import Federation, load_states, save_states
 from vflsec.core.integrity import integrity_attacks
 from vflsec.core.message import Kind, Route, Transcript
@@ -38,6 +39,9 @@ COLLAPSED = 1e-6
 
 SECONDS_BETWEEN_CHECKPOINTS = 1.0
 """Of the last phase, whose epochs may be shorter than a write to the disk."""
+
+MEMORY = 2 * 2**30
+"""Bytes of the columns of cells that train together."""
 
 COLLAPSED_SPREAD = 0.01
 """Embeddings whose spread, at most 1, is not above this have collapsed."""
@@ -103,6 +107,63 @@ def train_together(cells: Sequence[Cell], device: str, *, store: Store) -> list[
         NotStackable: they cannot train as one, with the reason. Whatever else one of them raises, it raises by itself.
     """
     began = time.perf_counter()
+    each = _as_one(cells, device, store)
+    for run in each:
+        try:
+            run.measure()
+        except Diverged as error:
+            run.facts.status, run.facts.error = "diverged", str(error)
+    share = (time.perf_counter() - began) / len(each)
+    return [run.finished(share) for run in each]
+
+
+def trained_in_turn(cells: Sequence[Cell], device: str) -> Iterator[Trained | None]:
+    """Train cells that differ in their seeds, and yield each, or None if it diverged; nothing is measured or stored.
+
+    They train as one, as many at once as memory allows, or one after the other where their method does not allow it.
+    """
+    most = at_once(cells[0], device)
+    for some in (cells[start : start + most] for start in range(0, len(cells), most)):
+        try:
+            if not trains_as_one(some[0].method):
+                raise NotStackable(f"{some[0].method} may keep what belongs to one run")
+            runs = _as_one(some, device)
+        except Exception:  # noqa: BLE001  (what fails as one may succeed alone, or fails again)
+            yield from (_by_itself(cell, device) for cell in some)
+        else:
+            yield from (Trained(run.method, run.federation, run.history) for run in runs)
+
+
+def _by_itself(cell: Cell, device: str) -> Trained | None:
+    run = _Run(cell, device)
+    try:
+        run.begin()
+        run.train(lambda *_: None)
+    except Diverged:
+        return None
+    finally:
+        run.method.close()
+    return Trained(run.method, run.federation, run.history)
+
+
+def trains_as_one(method: str) -> bool:
+    """Whether cells of a method may train as one; a plug-in may keep what belongs to one run."""
+    overridden = registry.load("methods", method).together is not Method.together
+    return overridden and registry.origin("methods", method) == "built in"
+
+
+def at_once(cell: Cell, device: str) -> int:
+    """Return how many cells like this one may train as one at most; they are held twice, by run and as one."""
+    nbytes = sum(x.nbytes for party in build_federation(cell, device).all_parties for x in party.features.values())
+    return max(1, MEMORY // (2 * nbytes + 1))
+
+
+def _as_one(cells: Sequence[Cell], device: str, store: Store | None = None) -> list[_Run]:
+    """Return the trainings of cells after they were run as one.
+
+    Raises:
+        NotStackable: they cannot be.
+    """
     each = [_Run(cell, device, store=store) for cell in cells]
     for run in each:
         run.begin()
@@ -115,12 +176,7 @@ def train_together(cells: Sequence[Cell], device: str, *, store: Store) -> list[
     for number, run in enumerate(each):
         run.history[phase] = losses[:, number].tolist()
         run.facts.phase_seconds[phase] = seconds / len(each)
-        try:
-            run.measure()
-        except Diverged as error:
-            run.facts.status, run.facts.error = "diverged", str(error)
-    share = (time.perf_counter() - began) / len(each)
-    return [run.finished(share) for run in each]
+    return each
 
 
 class _Run:

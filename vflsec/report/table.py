@@ -238,7 +238,7 @@ def not_run(summary: Summary) -> list[str]:
         return []
     attacks = count(len(summary.not_run), "attack")
     names = ", ".join(summary.not_run)
-    way = "leave --attack out" if summary.audited else "add --attack all"
+    way = "leave --attack out" if summary.audited else "add --attack all or name them"
     if len({point.method for point in summary.points}) > 1:  # leaves out attacks that do not fit all of them
         way += ", with one --method for an attack that only fits that method"
     return [f"NOT RUN {attacks} that {summary.adversary} could mount: {names}; {way}"]

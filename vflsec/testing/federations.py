@@ -99,17 +99,28 @@ def _card(rows: int, classes: int, signal: str) -> Card:
 
 def toy_federation(*, seed: int = 0, data: DataSpec | None = None, **options: Any) -> Federation:
     """Return the federation of ``toy(**options)``, without models; ``seed`` draws both data and split."""
-    cell = Cell(
+    return build_federation(toy_cell(seed=seed, data=data, **options), "cpu")
+
+
+def toy_cell(
+    *,
+    seed: int = 0,
+    data: DataSpec | None = None,
+    train: TrainSpec | None = None,
+    model: ModelSpec | None = None,
+    **options: Any,
+) -> Cell:
+    """Return the cell of split learning on ``toy(**options)``; ``seed`` draws both data and split."""
+    return Cell(
         dataset="toy",
         data=msgspec.structs.replace(data or DataSpec(), options={"seed": seed, **options}),
         method="fedsplitnn",
         method_options={},
-        train=TrainSpec(),
-        model=ModelSpec(),
+        train=train or TrainSpec(),
+        model=model or ModelSpec(),
         defenses=(),
         seed=seed,
     )
-    return build_federation(cell, "cpu")
 
 
 def tiny_federation(

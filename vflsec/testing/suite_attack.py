@@ -21,13 +21,16 @@ from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
-from vflsec.core.view import Guess, Need, View
+from vflsec.core.view import Guess, Need, Shadows, View
 from vflsec.data.partition import DataSpec
+from vflsec.experiment.cell import Cell
+from vflsec.experiment.federation import build_federation
 from vflsec.experiment.questions import ASK, Question, ask, victim_of
 from vflsec.experiment.score import score
+from vflsec.experiment.shadows import shadows_of
 from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import toy_cell
 from vflsec.testing.suite import SIGMAS, Suite, auc_error, changed, generators, refused, same, stated
 
 SEEDS = (0, 1, 2)
@@ -167,6 +170,9 @@ class AttackConformance(Suite):
         if side == "passive" and Need.PREDICTIONS in attack.needs:  # which nobody sends it here
             predictions = {split: trained.trained.method.predict(federation, split) for split in question.view.features}
             question = question._replace(view=replace(question.view, predictions=predictions))
+        if attack.shadows:
+            shadows = _shadows(*settings[1:], attack.shadows)
+            question = question._replace(view=replace(question.view, shadows=shadows))
         return Scene(trained.trained, question, _truth(attack, question, federation, side))
 
     def _leak(
@@ -276,22 +282,32 @@ def _federation(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any
 
 
 def _trained(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...], attack: Attack | None) -> Heard:
-    data = DataSpec() if task.n_labeled is None else DataSpec(n_labeled=task.n_labeled)
-    federation, name = toy_federation(seed=seed, signal=task.signal, data=data), ADVERSARY[side]
+    cell, name = _cell(task, seed, model), ADVERSARY[side]
+    federation = build_federation(cell, "cpu")
     if attack:
         federation.malicious = {name: attack}
     transcript = Transcript(frozenset({name}), frozenset(Kind))
     federation.channel.taps.append(transcript)
-    spec = ModelSpec(**{"bottom": (16,), **dict(model)})
-    train = TrainSpec(epochs=task.epochs, batch=64, lr=task.lr, pretrain=PretrainSpec(epochs=1, batch=64))
     if task.averaged:
-        averaging = msgspec.structs.replace(spec, bottom=(16, 16), encoder="tabular")
-        method = registry.build("methods", "fedhssl-simsiam", train, averaging, projector=16, predictor=8)
+        averaging = msgspec.structs.replace(cell.model, bottom=(16, 16), encoder="tabular")
+        method = registry.build("methods", "fedhssl-simsiam", cell.train, averaging, projector=16, predictor=8)
         trained = method.fit(federation)
     else:
-        trained = FedSplitNN(train, spec).fit(federation)
+        trained = FedSplitNN(cell.train, cell.model).fit(federation)
     trained.predict("test")
     return Heard(trained, transcript)
+
+
+def _cell(task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Cell:
+    data = DataSpec() if task.n_labeled is None else DataSpec(n_labeled=task.n_labeled)
+    spec = ModelSpec(**{"bottom": (16,), **dict(model)})
+    train = TrainSpec(epochs=task.epochs, batch=64, lr=task.lr, pretrain=PretrainSpec(epochs=1, batch=64))
+    return toy_cell(seed=seed, data=data, train=train, model=spec, signal=task.signal)
+
+
+@lru_cache(maxsize=16)
+def _shadows(task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...], count: int) -> Shadows:
+    return shadows_of(_cell(task, seed, model), count, "cpu")
 
 
 def without(view: View, need: Need) -> View:
@@ -305,6 +321,7 @@ def without(view: View, need: Need) -> View:
         Need.AUX_LABELS: {"aux_rows": view.aux_rows[:0], "aux_labels": view.aux_labels[:0]},
         Need.PREDICTIONS: {"predictions": {}},
         Need.VICTIM_MODEL: {"victim_model": None},
+        Need.SHADOWS: {"shadows": None},
     }
     return replace(view, **poor[need])
 
@@ -324,6 +341,9 @@ def footprint(view: View) -> dict[str, Any]:
     found |= {f"the {split} features": x.clone() for split, x in view.features.items()}
     found |= {f"the {split} labels": y.clone() for split, y in view.labels.items()}
     found |= {f"the {split} predictions": z.clone() for split, z in view.predictions.items()}
+    found |= {
+        f"the {fact} of shadows": x.clone() for fact, x in (view.shadows._asdict() if view.shadows else {}).items()
+    }
     found |= {f"the places of {split} rows": rows.clone() for split, rows in view.places.items()}
     models = {"model": view.model, "victim's model": view.victim_model, "top": view.top, **view.models}
     for name, model in models.items():

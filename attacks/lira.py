@@ -1,0 +1,110 @@
+"""The likelihood ratio attack: compares the joint model with shadow federations that were trained on a row or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vflsec.core.attack import Attack
+from vflsec.core.checks import one_of
+from vflsec.core.view import Guess, Need, View
+from vflsec.inference.shadows import even, expect_shadows, log_odds
+
+FEW = 64
+"""With fewer shadows, variances are of all candidates together."""
+
+SMALLEST = 1e-6
+"""The least variance of a candidate, as a share of the mean variance."""
+
+
+class LikelihoodRatio(Attack):
+    """Infers which candidates were training rows, by how likely shadows with and without each make the model.
+
+    The confidence in the true class y is phi = log(p_y / (1 - p_y)), computed exactly from the joint model's logits.
+    Over the shadows that were trained on a candidate its phi has mean m_in and variance v_in, over the others m_out and
+    v_out. The score of a candidate is
+
+    * ``online``: log N(phi; m_in, v_in) - log N(phi; m_out, v_out)
+    * ``offline``: (phi - m_out) / sqrt(v_out), which needs no shadow that was trained on it.
+
+    The adversary is the active party, which has the labels and may query the joint model about the candidates. It can
+    also train federations like this one, on these rows and with the columns of all parties. Only an auditor, or parties
+    that collude, can: the leak is an upper bound for the active party alone. Shadows are trained as the attacked
+    federation was, with the same defenses, each on a random half of the candidates and its other training rows.
+
+    Source: Carlini et al., S&P 2022, "Membership inference attacks from first principles" (arXiv 2112.03570), sections
+    IV (algorithm 1 and the offline attack) and VI-C (variance).
+
+    Args:
+        shadows: how many federations are trained, an even number of at least 4.
+        mode: ``online`` or ``offline``.
+        variance: ``candidate``, of each candidate; ``global``, the mean over all candidates, for few shadows; None for
+            ``global`` with fewer than 64 shadows.
+    """
+
+    name = "lira"
+    side = "active"
+    target = "membership"
+    needs = frozenset({Need.PREDICTIONS, Need.SHADOWS})
+    reference = "Carlini et al., S&P 2022, arXiv 2112.03570"
+    verified = "closed form on Gaussian confidences; figures of the source: unverified"
+    differs = (
+        "The joint model is queried about each candidate as it is; Carlini et al. also query augmented images.",
+        "Offline, the score is the standardized confidence; Carlini et al. take its probability: the same order.",
+        "Two shadows at a time train on complementary halves, all of the same size.",
+    )
+    costs = "the training of all shadows, which other attacks on the same federation share"
+    fails = "if the model generalizes, so that a row changes what the model says of it no more than the seed does"
+
+    def __init__(
+        self,
+        *,
+        shadows: int = 64,
+        mode: Literal["online", "offline"] = "online",
+        variance: Literal["candidate", "global"] | None = None,
+    ) -> None:
+        even(shadows=shadows)
+        one_of(("online", "offline"), mode=mode)
+        if variance is not None:
+            one_of(("candidate", "global"), variance=variance)
+        self.shadows = shadows
+        self.mode = mode
+        self.variance = variance
+
+    @property
+    def search(self) -> Mapping[str, Sequence[Any]]:
+        """Both kinds of variances."""
+        return {"variance": ("candidate", "global")}
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return scores (n, 2) of the candidates; the second is that of membership."""
+        split, known = view.aux_split, expect_shadows(view)
+        phi = log_odds(view.predictions[split], view.labels[split])  # (n,)
+        of_shadows = log_odds(known.logits, view.labels[split])  # (S, n)
+        pooled = len(of_shadows) < FEW if self.variance is None else self.variance == "global"
+        mean, variance = _moments(of_shadows, ~known.members, pooled=pooled)
+        if self.mode == "offline":
+            score = (phi - mean) / variance.sqrt()
+        else:
+            score = _log_density(phi, *_moments(of_shadows, known.members, pooled=pooled))
+            score -= _log_density(phi, mean, variance)
+        return Guess({split: torch.stack([torch.zeros_like(score), score], dim=1)}, budget={"shadows": len(of_shadows)})
+
+
+def _moments(values: Tensor, among: Tensor, *, pooled: bool) -> tuple[Tensor, Tensor]:
+    """Return mean and variance (n,) of the values (S, n) of each column that are ``among`` (S, n)."""
+    count = among.sum(dim=0)
+    mean = (values * among).sum(dim=0) / count
+    squares = ((values - mean).square() * among).sum(dim=0)
+    all_together = (squares.sum() / (count - 1).sum()).clamp(min=torch.finfo(values.dtype).eps)
+    if pooled:
+        return mean, all_together.expand_as(mean)
+    return mean, (squares / (count - 1)).clamp(min=SMALLEST * all_together)
+
+
+def _log_density(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Return the log density of a normal distribution, up to a constant."""
+    return -((x - mean).square() / variance + variance.log()) / 2

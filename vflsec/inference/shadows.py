@@ -1,0 +1,59 @@
+"""What attacks with shadow federations share: the confidence of a model in the true class, and checks."""
+
+from __future__ import annotations
+
+from torch import Tensor, inf
+from torch.nn import functional as F
+
+from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.core.view import Shadows, View
+
+FEWEST = 2
+"""Shadows with each candidate, and without it, from which a variance can be told."""
+
+
+def even(*, shadows: int) -> None:
+    """Raise UsageError unless there are enough shadows, half of which were trained on each candidate."""
+    if shadows < 2 * FEWEST or shadows % 2:
+        raise UsageError(f"expected an even number of shadows, at least {2 * FEWEST}, got {shadows}")
+
+
+def expect_shadows(view: View) -> Shadows:
+    """Return the shadows of a view.
+
+    Raises:
+        InsufficientView: fewer than two were trained on some candidate, or fewer than two were not.
+    """
+    found = view.shadows
+    assert found is not None, "the attack needs shadows"
+    inside = found.members.sum(dim=0)
+    fewest = int(min(inside.min(), (len(found.members) - inside).min()))
+    if fewest < FEWEST:
+        raise InsufficientView(
+            f"expected at least {FEWEST} shadow federations with each candidate and {FEWEST} without it, got {fewest}, "
+            f"since others diverged: raise shadows"
+        )
+    return found
+
+
+def log_probability(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return log p_y (..., n) of the true classes (n,), given logits (..., n, C), in double precision."""
+    return _of_class(F.log_softmax(logits.double(), dim=-1), labels)
+
+
+def log_odds(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return log(p_y / (1 - p_y)) (..., n) of the true classes (n,), given logits (..., n, C), in double precision.
+
+    It is z_y - log sum of exp(z_c) over the other classes c, which is finite where 1 - p_y is rounded to 0.
+    """
+    z = logits.double()
+    others = z.scatter(-1, _index(z, labels), -inf).logsumexp(dim=-1)
+    return _of_class(z, labels) - others
+
+
+def _of_class(values: Tensor, labels: Tensor) -> Tensor:
+    return values.gather(-1, _index(values, labels))[..., 0]
+
+
+def _index(values: Tensor, labels: Tensor) -> Tensor:
+    return labels[:, None].expand(*values.shape[:-1], 1)
