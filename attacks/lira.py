@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -73,11 +72,6 @@ class LikelihoodRatio(Attack):
         self.shadows = shadows
         self.mode = mode
         self.variance = variance
-
-    @property
-    def search(self) -> Mapping[str, Sequence[Any]]:
-        """Both kinds of variances."""
-        return {"variance": ("candidate", "global")}
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the candidates; the second is that of membership."""

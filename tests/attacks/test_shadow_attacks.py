@@ -254,8 +254,7 @@ def test_it_beats_chance_and_never_the_optimum(mode):
     )
 
 
-def test_a_search_varies_variances_and_the_weight_of_offline_shadows():
-    assert {one.variance for one in LikelihoodRatio().variants(4, np.random.default_rng(0))} == {"candidate", "global"}
+def test_a_search_varies_the_weight_of_offline_shadows_alone():
     assert RobustMembershipInference().variants(4, np.random.default_rng(0)) == []
     found = RobustMembershipInference(mode="offline").variants(4, np.random.default_rng(0))
     assert sorted(variant.a for variant in found) == [0.0, 0.6, 1.0]
