@@ -3,12 +3,13 @@
 import copy
 
 import msgspec
+import numpy as np
 import pytest
 from msgspec.structs import replace
 from scipy import stats
 
 from vflsec.analysis.cap import cap
-from vflsec.analysis.intervals import SHARE
+from vflsec.analysis.intervals import SHARE, SHARED, detectable
 from vflsec.analysis.paired import standardized
 from vflsec.analysis.summary import summarize
 from vflsec.core.statistics import GROUPS, over_seeds, within
@@ -592,13 +593,22 @@ def test_a_baseline_that_needs_the_federation_is_not_lost():
 def seen_from(leaks, alone, chance=0.5):
     """The closed form where rows are all alike, and leaks differ from alone by the same in each seed."""
     k, gain = standardized(len(leaks) - 1, 0.025), sum(alone) / len(alone) - chance
-    total = stats.sem(leaks) ** 2 + stats.sem(alone) ** 2
+    total = SHARED * (stats.sem(leaks) ** 2 + stats.sem(alone) ** 2)
     return ((gain**2 + 4 * k**2 * total) ** 0.5 - gain) / 2
 
 
 def test_the_smallest_advantage_that_would_have_been_seen():
     leak = summary_of().points[0].leak
     assert leak.detectable == pytest.approx(seen_from([0.78, 0.80, 0.82], [0.56, 0.58, 0.60]), rel=1e-4)
+
+
+def test_it_solves_its_equation_where_differences_vary():
+    leaks, alone = [0.78, 0.80, 0.85], [0.56, 0.61, 0.60]
+    pairs = [tuple(map(block, pair)) for pair in zip(leaks, alone, strict=True)]
+    d, k, gain = detectable(pairs, 3), standardized(2, 0.025), np.mean(alone) - 0.5
+    e2 = stats.sem(np.subtract(leaks, alone)) ** 2
+    growing = SHARED * d / (gain + d) * (stats.sem(leaks) ** 2 + stats.sem(alone) ** 2)
+    assert d**2 == pytest.approx(k**2 * (e2 + growing), rel=1e-3)
 
 
 def test_not_joining_states_what_the_strongest_attack_would_have_shown():

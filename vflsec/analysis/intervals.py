@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import sub
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from vflsec.analysis.paired import standardized
 from vflsec.core.statistics import (
     LEVEL,
@@ -30,6 +32,11 @@ DIFFERENCE: Bounds = (-1.0, 1.0)
 
 R2: Bounds = (None, 1.0)
 """The bounds of an R2, which may be negative."""
+
+
+SHARED = 0.5
+"""The part of both variances that an advantage adds to that of the difference. The rest is luck that both guesses
+share, since they know the same labels. Measured by benchmarks/interval_coverage.py --planted, and not derived."""
 
 
 class Seen(NamedTuple):
@@ -134,11 +141,11 @@ def standard_error(by_seed: Sequence[Seen]) -> StandardError:
 def detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None:
     """Return an advantage whose interval would exclude 0 in at least four of five runs like this one.
 
-    An attack that has gained nothing guesses almost as the adversary alone does: their difference varies little.
-    With an advantage d it would vary more: if it came from information of its own, the two guesses would have the
-    correlation g / (g + d), where g is the gain of *alone* over chance, and the difference the variance d / (g + d) T,
-    where T is the sum of both variances. So d solves d^2 = k^2 d / (g + d) T, with k of ``standardized``. It is at
-    least what the variance found here allows.
+    An attack that has gained nothing guesses almost as the adversary alone does: their difference has a small standard
+    error e. With an advantage d it would vary more: if it came from information of its own, the two guesses would have
+    the correlation g / (g + d), where g is the gain of *alone* over chance, and so the difference the variance
+    v = e^2 + d / (g + d) SHARED T, where T is the sum of both variances. Then d solves d^2 = k^2 v, with k of
+    ``standardized``.
 
     Args:
         pairs: by seed the blocks of the attack and of the adversary alone.
@@ -151,9 +158,11 @@ def detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None
     total = sum(one.size**2 for one in own)
     if math.isnan(error.size + total):
         return None
-    k = standardized(min(one.freedom for one in (error, *own)), (1 - LEVEL) / 2)
+    k2 = standardized(min(one.freedom for one in (error, *own)), (1 - LEVEL) / 2) ** 2
     gain = max(0.0, sum(alone.headline - alone.chance for _, alone in pairs) / len(pairs))
-    return max(k * error.size, (math.sqrt(gain**2 + 4 * k**2 * total) - gain) / 2)
+    fixed, growing = k2 * error.size**2, k2 * SHARED * total
+    roots = np.roots([1.0, gain, -fixed - growing, -fixed * gain])
+    return float(max(roots.real))  # the only positive one, by the rule of signs
 
 
 def _kind(by_seed: Sequence[Seen], one_model: bool) -> str:
