@@ -139,7 +139,7 @@ def standard_error(by_seed: Sequence[Seen]) -> StandardError:
 
 
 def detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None:
-    """Return an advantage whose interval would exclude 0 in at least four of five runs like this one.
+    """Return an advantage whose interval would exclude 0 in about four of five runs like this one.
 
     An attack that has gained nothing guesses almost as the adversary alone does: their difference has a small standard
     error e. With an advantage d it would vary more: if it came from information of its own, the two guesses would have
