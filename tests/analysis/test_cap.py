@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vflsec.analysis.cap import c_dcs, calibrated_cap, cap, dcs, hypervolume, privacy_kept, ratio_by_seed, t_dcs
+from vflsec.analysis.cap import c_dcs, calibrated_cap, cap, dcs, hypervolume, privacy_kept, relative_hypervolume, t_dcs
 
 # FedHSSL (arXiv 2208.08934), table XI: (label recovery accuracy A, main metric) at lambda_f = 1, 5, 25.
 TABLE_XI = {
@@ -104,15 +104,24 @@ def test_privacy_is_kept_from_alone_to_everything():
     assert privacy_kept(0.0, -0.5) == 1.0, "an R2 below 0"
 
 
-def test_the_ratio_by_seed_has_the_mean_and_the_deviation_of_a_ratio_of_means():
+def test_pseudo_values_have_the_deviation_of_a_ratio_of_means():
     rng = np.random.default_rng(0)
-    whole = rng.normal(1.0, 0.2, (4000, 20))
-    area = 0.7 * whole + rng.normal(0, 0.1, whole.shape)
-    found = [
-        list(ratio_by_seed(dict(enumerate(a)), dict(enumerate(w))).values()) for a, w in zip(area, whole, strict=True)
-    ]
-    ratios = area.mean(axis=1) / whole.mean(axis=1)
-    assert np.mean(found, axis=1) == pytest.approx(ratios)
-    stated = np.sqrt(np.mean(np.var(found, axis=1, ddof=1)) / 20)
-    assert stated == pytest.approx(np.std(ratios), rel=0.05)
-    assert ratio_by_seed({0: 0.0}, {0: 0.0}) == {0: 0.0}, "where joining gains nothing, nothing is kept"
+    whole = rng.normal(1.0, 0.2, (2000, 20, 1))
+    gains, kept = np.concatenate([whole, 0.7 * whole], axis=2), rng.uniform(0.4, 0.6, (2000, 20, 1))
+    found = [relative_hypervolume(*one) for one in zip(gains, kept, strict=True)]
+    values = np.array([value for value, _ in found])
+    assert values == pytest.approx(0.7 * kept.mean(axis=(1, 2)))
+    stated = np.sqrt(np.mean([np.var(own, ddof=1) / 20 for _, own in found]))
+    assert stated == pytest.approx(np.std(values), rel=0.05)
+
+
+def test_a_model_that_gains_nothing_but_noise_has_no_hypervolume():
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(400):
+        joining, dead = rng.normal(0.05, 0.01, 5), rng.normal(0.0, 0.01, (4, 5))
+        found.append(relative_hypervolume(np.stack([joining, *dead]).T, np.ones((5, 4)))[0])
+    assert np.mean(np.array(found) > 0) < 0.15, "four strengths, of which each is taken for a gain once in forty times"
+    assert np.mean(found) < 0.02
+    assert relative_hypervolume([[0.0, 0.1]] * 3, [[1.0]] * 3) == (0.0, [0.0] * 3), "where joining gains nothing"
+    assert relative_hypervolume([[0.2, 0.1]], [[0.5]]) == (0.25, [0.25])

@@ -6,8 +6,8 @@ import pytest
 from scipy import stats
 
 from vflsec.analysis.choosing import Choice, choose, cross_scored
-from vflsec.analysis.intervals import SHARE, headline, interval
-from vflsec.core.statistics import GROUPS
+from vflsec.analysis.intervals import headline, interval
+from vflsec.core.statistics import GROUPS, SHARE
 from vflsec.records.schema import Block
 
 TRUE, WORLDS, SEEDS, ATTACKS = 0.7, 200, 5, 10

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 import vflsec
-from vflsec.analysis.intervals import DIFFERENCE, SHARE
+from vflsec.analysis.intervals import DIFFERENCE
 from vflsec.analysis.summary import summarize
 from vflsec.core.errors import InsufficientView, UsageError
-from vflsec.core.statistics import GROUPS, over_seeds, within
+from vflsec.core.statistics import GROUPS, SHARE, over_seeds, within
 from vflsec.experiment import engine
 from vflsec.experiment import spec as specs
 from vflsec.experiment.federation import build_federation

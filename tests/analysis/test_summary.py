@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from scipy import stats
 
 from vflsec.analysis.cap import cap
-from vflsec.analysis.intervals import SHARE, SHARED, detectable
+from vflsec.analysis.intervals import SHARED, detectable
 from vflsec.analysis.paired import standardized
 from vflsec.analysis.summary import summarize
-from vflsec.core.statistics import GROUPS, over_seeds, within
+from vflsec.core.statistics import GROUPS, SHARE, over_seeds, within
 from vflsec.experiment import spec as specs
 from vflsec.experiment.manifest import manifest_of
 from vflsec.experiment.plan import baselines, rows
@@ -378,7 +378,8 @@ def test_hypervolume_is_between_the_active_party_alone_and_the_best_undefended_m
             area = [(0.10 * first + 0.05 * second) / 0.20 for first, second in kept]
             assert one.hypervolume_by_seed == pytest.approx(dict(enumerate(area)))
             assert one.hypervolume == pytest.approx(sum(area) / 3)
-            assert (one.hypervolume_ci95[0] + one.hypervolume_ci95[1]) / 2 == pytest.approx(one.hypervolume)
+            margin = stats.t.ppf(0.975, 2) * stats.sem(area)
+            assert one.hypervolume_ci95 == pytest.approx(within(one.hypervolume, margin, SHARE))
 
 
 def test_a_destroyed_model_has_no_hypervolume_whatever_its_leak():
@@ -591,24 +592,29 @@ def test_a_baseline_that_needs_the_federation_is_not_lost():
 
 
 def seen_from(leaks, alone, chance=0.5):
-    """The closed form where rows are all alike, and leaks differ from alone by the same in each seed."""
-    k, gain = standardized(len(leaks) - 1, 0.025), sum(alone) / len(alone) - chance
-    total = SHARED * (stats.sem(leaks) ** 2 + stats.sem(alone) ** 2)
-    return ((gain**2 + 4 * k**2 * total) ** 0.5 - gain) / 2
-
-
-def test_the_smallest_advantage_that_would_have_been_seen():
-    leak = summary_of().points[0].leak
-    assert leak.detectable == pytest.approx(seen_from([0.78, 0.80, 0.82], [0.56, 0.58, 0.60]), rel=1e-4)
-
-
-def test_it_solves_its_equation_where_differences_vary():
-    leaks, alone = [0.78, 0.80, 0.85], [0.56, 0.61, 0.60]
-    pairs = [tuple(map(block, pair)) for pair in zip(leaks, alone, strict=True)]
-    d, k, gain = detectable(pairs, 3), standardized(2, 0.025), np.mean(alone) - 0.5
+    """By bisection: where an advantage is as large as its interval would be with 80 % power."""
+    k, own = standardized(len(leaks) - 1, 0.025), sum(alone) / len(alone)
     e2 = stats.sem(np.subtract(leaks, alone)) ** 2
-    growing = SHARED * d / (gain + d) * (stats.sem(leaks) ** 2 + stats.sem(alone) ** 2)
-    assert d**2 == pytest.approx(k**2 * (e2 + growing), rel=1e-3)
+    total = stats.sem(leaks) ** 2 + stats.sem(alone) ** 2
+    low, high = 1e-9, 1 - own
+    for _ in range(100):
+        d = (low + high) / 2
+        apart = 1 - stats.norm.ppf(own) / stats.norm.ppf(own + d)
+        low, high = (low, d) if d**2 > k**2 * (e2 + apart * SHARED * total) else (d, high)
+    return low
+
+
+@pytest.mark.parametrize("last", [0.82, 0.85])
+def test_the_smallest_advantage_that_would_have_been_seen(last):
+    leaks, alone = [0.78, 0.80, last], [0.56, 0.58, 0.60]
+    pairs = [tuple(map(block, pair)) for pair in zip(leaks, alone, strict=True)]
+    assert detectable(pairs, 3) == pytest.approx(seen_from(leaks, alone), rel=1e-4)
+
+
+def test_where_little_is_left_to_be_gained_nothing_smaller_would_have_been_seen():
+    pairs = [(block(0.99 - j), block(0.97 + j)) for j in (0.0, 0.02, -0.06)]
+    assert detectable(pairs, 3) == pytest.approx(1 - np.mean([0.97, 0.99, 0.91]))
+    assert detectable([(block(1.0), block(1.0))] * 3, 3) == 0.0
 
 
 def test_not_joining_states_what_the_strongest_attack_would_have_shown():

@@ -58,7 +58,29 @@ def test_bootstrap_of_f1_equals_a_naive_one():
     rows = (rng.integers(300, size=300) for _ in range(2000))
     naive = np.quantile([f1(scores[some], labels[some]) for some in rows], [0.025, 0.975])
     assert found == pytest.approx(tuple(naive), abs=0.015)
-    assert over_rows("f1", scores, np.zeros(300, dtype=int), rng) == (0, 0)  # nothing to find
+    low, high = over_rows("f1", scores, np.zeros(300, dtype=int), rng)  # nothing to find
+    wrong, z = (scores.argmax(axis=1) == 1).sum(), stats.norm.ppf(0.975) ** 2
+    assert (low, high) == pytest.approx((0, z / (wrong + z)))
+
+
+@pytest.mark.parametrize(("hits", "n"), [(12, 12), (0, 12), (29, 30)])
+def test_the_interval_of_accuracy_is_wilsons(hits, n):
+    scores, labels = np.eye(2)[np.ones(n, dtype=int)], (np.arange(n) < hits).astype(int)
+    expected = stats.binomtest(hits, n).proportion_ci(method="wilson")
+    assert over_rows("accuracy", scores, labels, np.random.default_rng(0)) == pytest.approx(tuple(expected))
+
+
+def test_a_single_positive_row_shows_no_variance_and_so_has_the_largest():
+    score = np.r_[np.linspace(0, 1, 99), 0.7]
+    low, high = over_rows("auc", np.stack([-score, score], axis=1), np.arange(100) // 99, np.random.default_rng(0))
+    assert low < 0.2
+    assert high > 0.9
+
+
+def test_intervals_end_within_their_bounds_and_around_the_mean():
+    for mean in (1 - 1e-13, 1.0, 1e-13, 0.5):
+        low, high = within(mean, 1e-7, (0.0, 1.0), 100)
+        assert 0 <= low <= mean <= high <= 1
 
 
 def test_the_variance_of_auc_is_delong_s_also_on_ties():

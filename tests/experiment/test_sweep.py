@@ -266,11 +266,11 @@ def test_the_axis_is_logarithmic_where_values_differ_much(swept):
 
 
 def moved(summary, by):
-    """Return a summary whose leaks are larger, by another number for each seed."""
+    """Return a summary whose leaks by ``mc`` are larger, by another number for each seed."""
 
     def larger(point):
         by_seed = {seed: value + by[seed] for seed, value in point.leak.by_seed.items()}
-        return msgspec.structs.replace(point, leak=msgspec.structs.replace(point.leak, by_seed=by_seed))
+        return msgspec.structs.replace(point, choice="mc", leak=msgspec.structs.replace(point.leak, by_seed=by_seed))
 
     points, worst = ([larger(point) for point in part] for part in (summary.points, summary.worst))
     return msgspec.structs.replace(summary, points=points, worst=worst)
@@ -288,6 +288,14 @@ def test_a_rise_is_the_paired_difference_and_counts_beyond_noise(swept, by, risi
         half = stats.t.ppf(0.975, 1) * np.std(by, ddof=1) / 2**0.5
         assert one.ci95 == pytest.approx((np.mean(by) - half, np.mean(by) + half))
         assert one.still_rising is rising
+
+
+def test_a_headline_that_is_alone_does_not_rise_by_an_attack(swept):
+    summary = swept[1].reports[0].summary
+    after = moved(summary, (0.1, 0.11))
+    worst = [msgspec.structs.replace(point, choice="alone") for point in after.worst]
+    found = rises(summary, msgspec.structs.replace(after, worst=worst), {})
+    assert {one.attack for one in found} == {"mc"}
 
 
 def test_evaluations_with_other_attacks_have_no_rise(swept):
@@ -309,7 +317,7 @@ def test_a_sweep_of_the_budget_says_whether_more_trials_leak_more(tmp_path):
     axes = {"attacks": [["mc:epochs=1"], ["mc:epochs=2"]], "aux.budget": ["paper", "small"]}
     report = vflsec.sweep(axes, **settings)
     found = report.rises()
-    assert [one.where for one in found] == 2 * [{"aux.budget": "paper"}] + 2 * [{"aux.budget": "small"}]
+    assert [one.where for one in found if one.attack == "mc"] == [{"aux.budget": "paper"}, {"aux.budget": "small"}]
     assert json.loads(report.to_json())["rises"][0]["still_rising"] in (True, False)
     assert len(re.findall("RISING from attacks=", " ".join(report.table().split()))) == 1
     assert SweepReport.read(tmp_path).rises() == found

@@ -46,20 +46,22 @@ def test_two_sentences_state_the_leak_and_what_a_defense_leaves():
         "joining)."
     )
     assert second == (
-        "The least that a defense leaves for at most two points of utility is .84 (interval up to .86), by iso at "
-        "strength 5, at a cost of 1.4 points of utility."
+        "By the upper end of the interval, the best defense that costs at most two points of utility is iso at "
+        "strength 5: it leaves .84 (interval up to .86), at a cost of 1.4 points of utility."
     )
 
 
 def test_attacks_that_were_not_run_stand_in_the_verdict():
     worst = [point(1.0), point(0.84, strength=5, utility=0.786)]
     _, second = verdict(worst, "bureau", 80, ["fusion", "cluster"], 0)
-    assert second.endswith("; 2 attacks that it could mount were not run, and may leak more.")
+    assert second.endswith(
+        "; 2 attacks that it could mount, on this and other targets, were not run, and may leak more."
+    )
 
 
 def test_a_defense_that_costs_more_is_named_only_if_every_one_does():
     _, second = verdict([point(1.0), point(0.6, strength=25, utility=0.5)], "bureau", 80, [], 0)
-    assert "for at most two points" not in second
+    assert "at most two points" not in second
     assert "30.0 points of utility" in second
 
 
@@ -70,8 +72,8 @@ def test_no_more_than_without_joining_is_said_so():
         in first
     )
     assert second == (
-        "Not tested: 1 attack that it could mount and 2 attacks that could not be run on this material; the leak "
-        "may be larger."
+        "Not tested: 1 attack that it could mount on this and other targets and 2 attacks that could not be run on "
+        "this material; the leak may be larger."
     )
 
 
@@ -108,7 +110,7 @@ def test_each_number_of_the_verdict_is_in_the_summary(report):
     numbers = {f"{value:.2f}".lstrip("0") for p in summary.worst for value in (
         p.leak.mean, p.leak.alone, p.leak.ci95[1], p.leak.detectable) if value is not None}  # fmt: skip
     found = [one for text in summary.verdict for one in re.findall(r"(?<![\d.])(?:1\.00|\.\d\d)(?!\d)", text)]
-    assert len(found) >= 3
+    assert len(found) >= 2
     assert set(found) <= numbers | {"1.00"}
     assert all(f"VERDICT {sentence}"[:60] in report.table() for sentence in summary.verdict)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
-from statistics import fmean
 
 import numpy as np
+from numpy.typing import NDArray
+
+from vflsec.core.statistics import over_seeds
 
 
 def cap(utility: Sequence[float], leak: Sequence[float]) -> float:
@@ -31,7 +33,7 @@ def calibrated_cap(utility: Sequence[float], leak: Sequence[float], alone: Seque
     return cap(utility, [min(1.0, max(0.0, a - b)) for a, b in zip(leak, alone, strict=True)])
 
 
-def hypervolume(gain: Sequence[float], kept: Sequence[float]) -> float:
+def hypervolume(gain: Sequence[float] | NDArray[np.floating], kept: Sequence[float] | NDArray[np.floating]) -> float:
     """Return the area of the union of the rectangles from (0, 0) to each (g, k).
 
     Source: Zitzler and Thiele 1998, "Multiobjective optimization using evolutionary algorithms", section 3 (size of the
@@ -52,15 +54,31 @@ def privacy_kept(leak: float, alone: float) -> float:
     return 1.0 if leak <= alone else max(0.0, (1 - leak) / (1 - alone))
 
 
-def ratio_by_seed(area: Mapping[int, float], whole: Mapping[int, float]) -> dict[int, float]:
-    """Return values by seed whose mean is the mean of ``area`` over the mean of ``whole``; 0 if that is 0.
+def relative_hypervolume(
+    gains: Sequence[Sequence[float]], kept: Sequence[Sequence[float]]
+) -> tuple[float, list[float]]:
+    """Return the hypervolume of mean gains, as a share of what joining gains, and its jackknife pseudo-values by seed.
 
-    The ratio of a single seed is unstable where the whole is small. These are the values of the linearized ratio, whose
-    deviation holds the noise of both (Cochran 1977, "Sampling techniques", section 6.3).
+    Gains are averaged over seeds before negative ones are cut off, and a gain whose 95 % interval over seeds includes 0
+    counts as none. Otherwise a model that has learned nothing from the other parties would win by noise.
+
+    Source: Tukey 1958 for pseudo-values, whose deviation is that of the ratio (Shao and Tu 1995, section 1.2).
+
+    Args:
+        gains: (S, 1 + K) by seed the utility that joining adds, first without a defense and then at each strength.
+        kept: (S, K) by seed, see ``privacy_kept``.
     """
-    scale = fmean(whole.values())
-    ratio = fmean(area.values()) / scale if scale else 0.0
-    return {seed: ratio + (area[seed] - ratio * whole[seed]) / scale if scale else 0.0 for seed in area}
+    gain, privacy = np.asarray(gains), np.asarray(kept)
+    n = len(gain)
+    lowest = [over_seeds(column).low if n > 1 else column[0] for column in gain.T]
+    shown = np.array(lowest) > 0
+
+    def of(rows: NDArray[np.bool_]) -> float:
+        whole, *widths = np.where(shown, gain[rows].mean(axis=0), 0.0)
+        return hypervolume(np.clip(widths, 0.0, whole), privacy[rows].mean(axis=0)) / whole if whole > 0 else 0.0
+
+    value, every = of(np.ones(n, dtype=bool)), np.arange(n)
+    return value, [n * value - (n - 1) * of(every != seed) for seed in every] if n > 1 else [value]
 
 
 def dcs(leak: float, utility: float, *, ideal_utility: float, ideal_leak: float = 0.0, beta: float = 0.5) -> float:

@@ -8,9 +8,10 @@ from typing import Any
 
 from vflsec.analysis import cap as capping
 from vflsec.analysis.groups import USABLE, CellGroup, Scored, reported_rows
-from vflsec.analysis.intervals import SHARE, Seen, interval, mean_of, of_number, seen
+from vflsec.analysis.intervals import Seen, interval, mean_of, seen
 from vflsec.analysis.results import Cap
 from vflsec.core.checks import count
+from vflsec.core.statistics import SHARE, over_seeds, within
 
 Reach = Mapping[int, tuple[float, float]]
 """By seed, the utility of the active party alone and of the best undefended model: what joining can gain."""
@@ -80,8 +81,8 @@ def _cap(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup
     caps, calibrated_caps = dict[int, Seen](), dict[int, Seen]()
     accuracies: list[float] = []
     dcs: list[float] = []
-    area: dict[int, float] = {}
-    gains = {seed: max(0.0, best - own) for seed, (own, best) in reached.items()}
+    gains: list[list[float]] = []
+    kept: list[list[float]] = []
     for seed in range(clean.seeds):
         ideal, *utility = (cell.records[seed].measured for cell in cells)
         blocks = [cell.leak[seed] for cell in cells[1:]]
@@ -94,20 +95,20 @@ def _cap(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup
             calibrated_caps[seed] = seen(calibrated, *utility, *blocks, *alone)
         leak = _leaks([block.headline for block in blocks])
         if reached and seed in calibrated_caps:
-            gain = [min(gains[seed], max(0.0, u.headline - reached[seed][0])) for u in utility]
-            kept = [capping.privacy_kept(a, b.headline) for a, b in zip(leak, alone, strict=True)]
-            area[seed] = capping.hypervolume(gain, kept)
+            own, best = reached[seed]
+            gains.append([best - own, *(u.headline - own for u in utility)])
+            kept.append([capping.privacy_kept(a, b.headline) for a, b in zip(leak, alone, strict=True)])
         pairs = zip(utility, leak, strict=True)
         dcs.append(capping.t_dcs([capping.dcs(a, u.headline, ideal_utility=ideal.headline) for u, a in pairs]))
-    value, own = (interval(list(one.values()), clean.seeds, SHARE) for one in (caps, calibrated_caps))
-    volumes = capping.ratio_by_seed(area, gains) if len(area) == clean.seeds else {}
-    volume = interval([of_number(one) for one in volumes.values()], clean.seeds)
+    plain, above = (interval(list(one.values()), clean.seeds, SHARE) for one in (caps, calibrated_caps))
+    volume, volumes = capping.relative_hypervolume(gains, kept) if len(gains) == clean.seeds else (None, [])
+    spread = over_seeds(volumes) if len(volumes) > 1 else None
     return Cap(
         **whole,
-        value=value["mean"],
-        ci95=value["ci95"],
-        calibrated=own["mean"],
-        calibrated_ci95=own["ci95"],
+        value=plain["mean"],
+        ci95=plain["ci95"],
+        calibrated=above["mean"],
+        calibrated_ci95=above["ci95"],
         accuracy_value=mean_of(accuracies),
         dcs=mean_of(dcs),
         n=clean.seeds,
@@ -115,9 +116,9 @@ def _cap(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup
         * bool(one_class),
         by_seed={seed: one.value for seed, one in caps.items()},
         calibrated_by_seed={seed: one.value for seed, one in calibrated_caps.items()},
-        hypervolume=volume["mean"],
-        hypervolume_ci95=volume["ci95"],
-        hypervolume_by_seed=volumes,
+        hypervolume=volume,
+        hypervolume_ci95=within(volume or 0.0, spread.high - spread.mean, SHARE) if spread else (None, None),
+        hypervolume_by_seed=dict(enumerate(volumes)),
     )
 
 

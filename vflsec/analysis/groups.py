@@ -15,7 +15,6 @@ from vflsec.analysis.intervals import (
     ANY,
     DIFFERENCE,
     R2,
-    SHARE,
     detectable,
     headline,
     interval,
@@ -27,6 +26,7 @@ from vflsec.analysis.results import Empirical, Leak, Measure, Point
 from vflsec.core.empirical_epsilon import CONFIDENCE, one_run
 from vflsec.core.errors import StoreError
 from vflsec.core.metrics import VALUES
+from vflsec.core.statistics import SHARE
 from vflsec.records.manifest import NO_ADVERSARY, Manifest, RowEntry
 from vflsec.records.schema import Block, Record, Result
 

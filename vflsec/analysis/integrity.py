@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from operator import sub
 
 from vflsec.analysis.groups import SEVERITY
-from vflsec.analysis.intervals import DIFFERENCE, SHARE, headline, interval, seen
+from vflsec.analysis.intervals import DIFFERENCE, headline, interval, seen
 from vflsec.analysis.results import Damage, Measure
+from vflsec.core.statistics import SHARE
 from vflsec.records.manifest import INTEGRITY, Manifest, RowEntry
 from vflsec.records.schema import Impact, Record, Result
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import sub
 from typing import Any, NamedTuple
 
-import numpy as np
+from scipy.optimize import brentq
+from scipy.special import ndtri
 
 from vflsec.analysis.paired import standardized
 from vflsec.core.statistics import (
@@ -24,9 +25,6 @@ from vflsec.records.schema import Block, Triggered
 Ends = tuple[float | None, float | None]
 
 ANY: Bounds = (None, None)
-SHARE: Bounds = (0.0, 1.0)
-"""The bounds of a metric between 0 and 1."""
-
 DIFFERENCE: Bounds = (-1.0, 1.0)
 """The bounds of a difference of such metrics."""
 
@@ -37,6 +35,10 @@ R2: Bounds = (None, 1.0)
 SHARED = 0.5
 """The part of both variances that an advantage adds to that of the difference. The rest is luck that both guesses
 share, since they know the same labels. Measured by benchmarks/interval_coverage.py --planted, and not derived."""
+
+
+LEAST = 1e-9
+"""The smallest advantage that is looked for."""
 
 
 class Seen(NamedTuple):
@@ -122,7 +124,7 @@ def interval(
     error = standard_error(by_seed)
     if math.isnan(error.size):
         return {"mean": mean, "ci95": (None, None), "n": n, "interval": "none"}
-    rows = sum(one.n for one in by_seed)
+    rows = sum(one.n for one in by_seed) or math.inf
     low, _ = within(mean, error.margin, bounds, rows)
     _, high = within(mean, math.hypot(error.margin, extended), bounds, rows)
     return {"mean": mean, "ci95": (low, high), "n": n, "interval": _kind(by_seed, one_model)}
@@ -143,9 +145,10 @@ def detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None
 
     An attack that has gained nothing guesses almost as the adversary alone does: their difference has a small standard
     error e. With an advantage d it would vary more: if it came from information of its own, the two guesses would have
-    the correlation g / (g + d), where g is the gain of *alone* over chance, and so the difference the variance
-    v = e^2 + d / (g + d) SHARED T, where T is the sum of both variances. Then d solves d^2 = k^2 v, with k of
-    ``standardized``.
+    the correlation z(alone) / z(alone + d), where z is the normal quantile of the share between chance and 1, and so
+    the difference the variance v = e^2 + (1 - z(alone) / z(alone + d)) T, where T is the sum of both variances, and
+    ``SHARED`` of it with several seeds. Then d solves d^2 = k^2 v, with k of ``standardized``. It is all that is left
+    to be gained if there is no smaller solution.
 
     Args:
         pairs: by seed the blocks of the attack and of the adversary alone.
@@ -159,10 +162,19 @@ def detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None
     if math.isnan(error.size + total):
         return None
     k2 = standardized(min(one.freedom for one in (error, *own)), (1 - LEVEL) / 2) ** 2
-    gain = max(0.0, sum(alone.headline - alone.chance for _, alone in pairs) / len(pairs))
-    fixed, growing = k2 * error.size**2, k2 * SHARED * total
-    roots = np.roots([1.0, gain, -fixed - growing, -fixed * gain])
-    return float(max(roots.real))  # the only positive one, by the rule of signs
+    chance = sum(block.chance for _, block in pairs) / len(pairs)
+    alone = max(chance, sum(block.headline for _, block in pairs) / len(pairs))
+    growing, most = total * (SHARED if len(pairs) > 1 else 1.0), 1.0 - alone
+
+    def z(value: float) -> float:
+        return float(ndtri(0.5 + min(1.0, (value - chance) / (1 - chance)) / 2))
+
+    def exceeds(d: float) -> float:
+        return d**2 - k2 * (error.size**2 + (1 - z(alone) / z(alone + d)) * growing)
+
+    if most < LEAST or (not error.size and not total):
+        return 0.0
+    return float(brentq(exceeds, LEAST, most)) if exceeds(LEAST) < 0 < exceeds(most) else most
 
 
 def _kind(by_seed: Sequence[Seen], one_model: bool) -> str:
@@ -171,6 +183,12 @@ def _kind(by_seed: Sequence[Seen], one_model: bool) -> str:
     if one_model:
         return "draws and rows"
     return "seeds" if any(math.isnan(one.variance) for one in by_seed) else "seeds and rows"
+
+
+def longer_side(mean: float | None, ends: Ends) -> float | None:
+    """Return the longer of the two sides of an interval; None without one."""
+    low, high = ends
+    return None if mean is None or low is None or high is None else max(high - mean, mean - low)
 
 
 def mean_of(values: Iterable[float]) -> float | None:

@@ -160,7 +160,8 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
         attack: its name, or ``worst`` for the headline of each strength.
         hypervolume: the area of utility gained and privacy kept, from 0, as without joining, to 1, the utility of the
             best undefended model at the leak of *alone*; None if the utility of the active party alone is not known.
-        by_seed: ``value`` by seed, and the others in ``calibrated_by_seed`` and ``hypervolume_by_seed``.
+        by_seed: ``value`` by seed, and the others in ``calibrated_by_seed`` and ``hypervolume_by_seed``, the latter as
+            jackknife pseudo-values.
     """
 
     method: str

@@ -6,8 +6,12 @@ from collections.abc import Mapping
 
 import msgspec
 
+from vflsec.analysis.groups import ALONE
 from vflsec.analysis.paired import paired
 from vflsec.analysis.results import Point, Summary
+
+VISIBLE = 0.0005
+"""A smaller rise is none."""
 
 
 class Rise(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,20 +38,25 @@ class Rise(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def still_rising(self) -> bool | None:
-        """Whether the interval is above 0; None without an interval."""
-        return None if self.ci95[0] is None else self.ci95[0] > 0
+        """Whether the interval is above 0, by what three digits show; None without an interval."""
+        return None if self.ci95[0] is None else self.ci95[0] >= VISIBLE
 
 
 def rises(before: Summary, after: Summary, where: Mapping[str, str]) -> list[Rise]:
     """Return the rise of each headline and attack; none if the evaluations have other attacks.
 
-    The undefended row, which all defenses share, comes once.
+    The undefended row, which all defenses share, comes once. A headline that is *alone* is left out: it rises with what
+    the adversary knows without the federation.
     """
     first, second = _by_place(before), _by_place(after)
     if first.keys() != second.keys():
         return []
     pairs = [(one, second[place]) for place, one in first.items()]
-    return [_rise(one, other, where) for one, other in pairs if one.leak.by_seed.keys() & other.leak.by_seed.keys()]
+    return [
+        _rise(one, other, where)
+        for one, other in pairs
+        if one.leak.by_seed.keys() & other.leak.by_seed.keys() and other.choice != ALONE
+    ]
 
 
 def _by_place(summary: Summary) -> dict[tuple[str, str, float, str, str], Point]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vflsec.analysis.intervals import longer_side
 from vflsec.analysis.results import Summary
 
 BLOCK = 5
@@ -20,10 +21,11 @@ def blocks(most: int) -> Iterator[int]:
 
 
 def widest(summary: Summary) -> float | None:
-    """Return half the width of the widest interval of a headline's leak or of a utility; None if one is missing."""
-    ends = [*(point.leak.ci95 for point in summary.worst), *(point.utility.ci95 for point in summary.points)]
-    widths = [high - low for low, high in ends if low is not None and high is not None]
-    return max(widths) / 2 if widths and len(widths) == len(ends) else None
+    """Return the longest side of an interval of a headline's leak or of a utility; None if one is missing."""
+    sides = [longer_side(point.leak.mean, point.leak.ci95) for point in summary.worst]
+    sides += [longer_side(point.utility.mean, point.utility.ci95) for point in summary.points]
+    known = [side for side in sides if side is not None]
+    return max(known) if known and len(known) == len(sides) else None
 
 
 def stopped(summary: Summary, until: float) -> str:

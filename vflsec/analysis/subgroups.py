@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from vflsec.analysis.intervals import SHARE, Seen, interval, of_number
+from vflsec.analysis.intervals import Seen, interval, of_number
 from vflsec.analysis.paired import holm
 from vflsec.analysis.results import GroupLeak, Measure
-from vflsec.core.statistics import standard_error_of
+from vflsec.core.statistics import SHARE, standard_error_of
 from vflsec.records.manifest import Manifest
 from vflsec.records.subgroups import Subgroup, Subgroups
 

@@ -50,7 +50,8 @@ def verdict(worst: Sequence[Point], adversary: str, known: int, not_run: Sequenc
     start = max(clean, key=lambda point: point.leak.mean or 0.0)
     left = _left(start, found)
     if left and not_run:  # a number of few attacks must not pass for one of all
-        left = f"{left[:-1]}; {count(len(not_run), 'attack')} that it could mount were not run, and may leak more."
+        others = f"{count(len(not_run), 'attack')} that it could mount, on this and other targets"
+        left = f"{left[:-1]}; {others}, were not run, and may leak more."
     also = [_also(point, adversary) for point in worst if point.target != first and point.strength == 0]
     return [_inferred(start, adversary, known), *filter(None, also), left or _untested(not_run, left_out)]
 
@@ -61,7 +62,13 @@ def _inferred(point: Point, adversary: str, known: int) -> str:
     knowing = f"With {known} known labels, " if known else ""
     measure = _measured(leak)
     if leak.alone is None:
-        return f"{knowing}{adversary} infers {target} of {rows} with {measure} ({_two(leak.chance)} by chance)."
+        low = leak.ci95[0]
+        if leak.chance is not None and (low is None or low <= leak.chance):
+            return (
+                f"These runs do not show that {adversary} infers {target}: {measure} on {rows}, "
+                f"{_two(leak.chance)} by chance."
+            )
+        return f"{adversary} infers {target} of {rows} with {measure} ({_two(leak.chance)} by chance)."
     if (leak.advantage or 0.0) > 0 and not _more_than_alone(leak):
         few = f" {leak.n} draws" if leak.interval == "draws and rows" and leak.n < FEW else ""
         return (
@@ -120,19 +127,18 @@ def _left(start: Point, found: Sequence[Point]) -> str:
     cost = 100 * costs[id(best)]
     price = f"at a cost of {cost:.1f} points of utility" if cost >= 0.05 else "at no cost in utility"
     method = f"{best.method} with " if len({point.method for point in found}) > 1 else ""
-    within = " for at most two points of utility" if cheap else ""
-    least = (
-        f"{_two(best.leak.mean)} (interval up to {_two(_upper(best.leak))}), by {method}{best.defense} at strength "
-        f"{best.strength:g}, {price}."
-    )
+    within = " that costs at most two points of utility" if cheap else ""
     if (best.leak.mean or 0.0) > (start.leak.mean or 0.0) - LEAST_GAIN:
-        return f"No tested defense lowers this{within}; the least is {least}"
-    return f"The least that a defense leaves{within} is {least}"
+        return f"No tested defense{within} lowers this."
+    return (
+        f"By the upper end of the interval, the best defense{within} is {method}{best.defense} at strength "
+        f"{best.strength:g}: it leaves {_two(best.leak.mean)} (interval up to {_two(_upper(best.leak))}), {price}."
+    )
 
 
 def _untested(not_run: Sequence[str], left_out: int) -> str:
     """Return what was not tested."""
-    parts = [f"{count(len(not_run), 'attack')} that it could mount"] if not_run else []
+    parts = [f"{count(len(not_run), 'attack')} that it could mount on this and other targets"] if not_run else []
     parts += [f"{count(left_out, 'attack')} that could not be run on this material"] if left_out else []
     return f"Not tested: {' and '.join(parts)}; the leak may be larger." if parts else "No defense was tested."
 

@@ -103,6 +103,10 @@ Bounds = tuple[float | None, float | None]
 """The lowest and the highest possible value; None for none."""
 
 
+SHARE: Bounds = (0.0, 1.0)
+"""The bounds of a metric between 0 and 1."""
+
+
 def within(mean: float, margin: float, bounds: Bounds, n: float = math.inf) -> tuple[float, float]:
     """Return the ends of an interval around ``mean`` that are inside ``bounds``.
 
@@ -126,8 +130,9 @@ def within(mean: float, margin: float, bounds: Bounds, n: float = math.inf) -> t
     scale = margin**2 / weight(mean) if weight(mean) > 0 else _t_quantile(math.inf) ** 2 / n
     if not scale:
         return mean, mean
-    low, high = sorted((np.polynomial.Polynomial([-mean, 1.0]) ** 2 - scale * weight).roots().real)
-    return float(low), float(high)
+    ends = sorted((np.polynomial.Polynomial([-mean, 1.0]) ** 2 - scale * weight).roots().real)
+    low, high = (float(np.clip(end, lowest, highest)) for end in ends)  # roots are subject to rounding
+    return min(low, mean), max(mean, high)
 
 
 def groups_of(n: int) -> NDArray[np.integer]:
@@ -171,21 +176,23 @@ MANY = 50_000
 
 
 def over_rows(metric: str, scores: Scores, labels: Any, rng: np.random.Generator) -> tuple[float, float]:
-    """Return the interval of ``auc`` or ``f1`` (binary), ``accuracy`` or ``r2`` over rows.
+    """Return the interval of ``auc`` or ``f1`` (binary), ``accuracy`` or ``r2`` over rows, which are independent.
 
-    DeLong's for ``auc``, percentiles of a bootstrap for the others.
+    DeLong's variance for ``auc``, Wilson's interval for ``accuracy``, a bootstrap for the others.
     """
+    if metric == "accuracy":
+        hits = float((scores.argmax(axis=1) == labels).mean())
+        return within(hits, _normal_margin(hits * (1 - hits) / len(labels)), SHARE, len(labels))
+    if metric == "f1":
+        return _interval_of_f1(scores.argmax(axis=1), labels, rng)
     if metric == "r2":
-        values = _bootstrap_r2(scores, labels, rng)
-    elif metric == "accuracy":  # the bootstrap of a share is a binomial draw
-        hits = (scores.argmax(axis=1) == labels).mean()
-        values = rng.binomial(len(labels), hits, REPLICATES) / len(labels)
-    elif metric == "f1":
-        values = _bootstrap_f1(scores.argmax(axis=1), labels, rng)
-    else:
-        return _interval_of_auc(positive_score(scores), labels)
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+        low, high = np.quantile(_bootstrap_r2(scores, labels, rng), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return float(low), float(high)
+    return _interval_of_auc(positive_score(scores), labels)
+
+
+def _normal_margin(variance: float) -> float:
+    return float(_t_quantile(math.inf)) * math.sqrt(variance)
 
 
 def _bootstrap_r2(values: Scores, truth: Scores, rng: np.random.Generator) -> np.ndarray:
@@ -199,24 +206,33 @@ def _bootstrap_r2(values: Scores, truth: Scores, rng: np.random.Generator) -> np
     return np.asarray(1 - (weight @ errors) / (weight @ spread))
 
 
-def _bootstrap_f1(guessed: Labels, labels: Labels, rng: np.random.Generator) -> np.ndarray:
-    """F1 of REPLICATES resamples: a resample is a draw of how many rows are of which class and guessed as which."""
+def _interval_of_f1(guessed: Labels, labels: Labels, rng: np.random.Generator) -> tuple[float, float]:
+    """Return the interval by the variance of REPLICATES resamples, on the scale of a share of the rows that count.
+
+    A resample is a draw of how many rows are of which class and guessed as which.
+    """
+
+    def f1(wrong: Any, missed: Any, hit: Any) -> Any:
+        return 2 * hit / np.maximum(2 * hit + wrong + missed, 1)
+
     counts = np.bincount(2 * labels + guessed, minlength=4)
-    _, wrong, missed, hit = rng.multinomial(len(labels), counts / len(labels), REPLICATES).T
-    return np.asarray(2 * hit / np.maximum(2 * hit + wrong + missed, 1))
+    drawn = f1(*rng.multinomial(len(labels), counts / len(labels), REPLICATES).T[1:])
+    return within(float(f1(*counts[1:])), _normal_margin(float(drawn.var())), SHARE, max(1, int(counts[1:].sum())))
 
 
 def _interval_of_auc(score: Scores, labels: Labels) -> tuple[float, float]:
     """Return the interval by DeLong's variance, on the scale of a share.
+
+    A class with a single row has the largest possible variance, since it shows none.
 
     Source: DeLong et al. 1988, "Comparing the areas under two or more correlated receiver operating characteristic
     curves", Biometrics 44, by the ranks of Sun and Xu 2014, IEEE Signal Processing Letters 21.
     """
     ranks, positive = stats.rankdata(score), labels == 1
     sides = [(ranks[own] - stats.rankdata(score[own])) / (~own).sum() for own in (positive, ~positive)]
-    variance = sum(side.var(ddof=min(1, len(side) - 1)) / len(side) for side in sides)
-    margin = float(_t_quantile(math.inf) * np.sqrt(variance))
-    return within(float(sides[0].mean()), margin, (0.0, 1.0), min(map(len, sides)))
+    value = float(sides[0].mean())
+    variances = [side.var(ddof=1) / len(side) if len(side) > 1 else value * (1 - value) for side in sides]
+    return within(value, _normal_margin(sum(variances)), SHARE, min(map(len, sides)))
 
 
 def _weighted_auc(score: Scores, labels: Labels, weights: Iterable[np.ndarray]) -> np.ndarray:

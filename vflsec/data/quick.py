@@ -27,7 +27,8 @@ def quick_utility(
 ) -> float:
     """Return the utility on test rows of logistic regression or boosted trees, whichever does better in training.
 
-    The choice is made on a fifth of the training rows, to which neither is fitted. NaN if a class is missing there.
+    The choice is made on a fifth of the training rows, to which neither is fitted; the chosen model is then fitted to
+    all. NaN if a class is missing there.
 
     Args:
         train: (n, d) encoded columns.
@@ -52,6 +53,7 @@ def quick_utility(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the budget is fixed
         fitted = [model.fit(train[~held_out], labels[~held_out]) for model in models]
-    chosen = max(fitted, key=lambda model: METRICS[metric](model.predict_proba(train[held_out]), labels[held_out]))
+        chosen = max(fitted, key=lambda model: METRICS[metric](model.predict_proba(train[held_out]), labels[held_out]))
+        chosen.fit(train, labels)
     parts = [dense(test[at : at + PART]) for at in range(0, test.shape[0], PART)]
     return METRICS[metric](np.concatenate([chosen.predict_proba(part) for part in parts]), answers)

@@ -16,6 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from vflsec.analysis.groups import USABLE
+from vflsec.analysis.intervals import longer_side
 from vflsec.analysis.results import Damage, Leak, Summary
 from vflsec.analysis.results import Point as Leaking
 from vflsec.analysis.summary import summarize
@@ -143,12 +144,13 @@ class Reproduction:
             if entry.worse and entry.measure == "leak":
                 by_column.setdefault(entry.column, []).append(entry.row)
         found = [f"WORSE {column} ({WORSE}): {', '.join(rows)}" for column, rows in by_column.items()]
-        found = found or [f"WORSE nowhere: no risk is told to have grown against {self.recipe.against}"]
+        wide = f"a change of less than its ± is not seen with {count(self.recipe.seeds, 'seed')}"
+        found = found or [f"WORSE nowhere beyond noise, compared with {self.recipe.against}; {wide}"]
         chance = 0.025 * sum(entry.measure == "leak" for entry in changes)
         return [
             *found,
-            f"MARKS {WORSE} worse, {BETTER} better: the 95 % interval over seeds of the paired change excludes 0; by "
-            f"chance about {chance:.1f} of each are to be expected",
+            f"MARKS {WORSE} worse, {BETTER} better: the 95 % interval over seeds of the paired change excludes 0; of "
+            f"the columns of risks, about {chance:.1f} of each are to be expected by chance",
         ]
 
     @property
@@ -168,7 +170,7 @@ class Reproduction:
             "megabytes": "megabytes until the target is reached",
         }
         if recipe.against:
-            shown = {"advantage of each adversary over itself alone, by the strongest attack": None}
+            shown = {"what each adversary gains over itself alone, chance or honest training": None}
         else:
             shown = dict.fromkeys(what[one.measure].format(one.attack) for one in asked)
         return f"{recipe.source} · {', '.join(shown)} · {count(recipe.seeds, 'seed')}"
@@ -177,7 +179,10 @@ class Reproduction:
         """Return the table for a terminal of ``width`` columns."""
         narrow = width < NARROW
         shown = table.as_rich(self.cells(narrow=narrow), narrow=narrow)
-        return Group(Text(self.heading), Text(), shown, Text(), *map(Text, self.remarks()))
+        remarks = self.remarks()
+        if narrow and self.recipe.against:
+            remarks.append(f"NOT SHOWN intervals: widen the terminal to {NARROW} columns, or add --format markdown")
+        return Group(Text(self.heading), Text(), shown, Text(), *map(Text, remarks))
 
     def table(self, width: int = 140) -> str:
         """Return the table as text of at most ``width`` columns."""
@@ -374,11 +379,10 @@ def _agreement(a: Entry, b: Entry) -> int:
 def _shown(entry: Entry, *, bare: bool = False) -> str:
     if entry.against:
         mark = {True: f" {WORSE}", False: f" {BETTER}", None: ""}[entry.worse]
-        ends = entry.high is not None and entry.measured is not None and not bare
-        spread = f" ±{table.number((entry.high or 0.0) - (entry.measured or 0.0))}" if ends else ""
+        spread = "" if bare else table.spread(entry.measured, (entry.low, entry.high))
         return f"{table.signed(entry.measured)}{spread}{mark}"
     number = _hours if entry.measure == "hours" else table.number
-    margin = None if bare or entry.high is None or entry.measured is None else entry.high - entry.measured
+    margin = None if bare else longer_side(entry.measured, (entry.low, entry.high))
     spread = "" if margin is None else f" ±{number(margin)}"
     difference = "" if entry.difference is None else f", {table.signed(entry.difference)}"
     printed = "" if entry.printed is None else f" ({number(entry.printed)}{difference})"

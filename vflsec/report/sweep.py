@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,10 +129,21 @@ class SweepReport:
         narrow = width < NARROW
         parts: list[RenderableType] = [Text(self.heading)]
         for cells in self.tables():
-            kept = table.without(table.without_details(cells), HIDDEN) if narrow else cells
+            kept = self._narrowed(cells) if narrow else cells
             parts += [Text(), table.as_rich(kept, narrow=narrow)]
         told = f"NOT SHOWN {', '.join(HIDDEN)}: widen the terminal to {NARROW} columns, or add --format markdown"
         return Group(*parts, Text(), *map(Text, [*self.remarks(), *([told] if narrow else [])]))
+
+    def _narrowed(self, cells: Cells) -> Cells:
+        """Leave out details, but no setting that is swept, whatever its name is."""
+        swept = {path.rpartition(".")[2] for path in self.sweep.axes}
+        first = len(list(takewhile(swept.__contains__, cells.header)))
+        own, others = (
+            [line[part] for line in (cells.header, *cells.rows)] for part in (slice(first), slice(first, None))
+        )
+        kept = table.without(table.without_details(Cells(cells.title, others[0], others[1:])), HIDDEN)
+        rows = [[*values, *row] for values, row in zip(own[1:], kept.rows, strict=True)]
+        return Cells(kept.title, [*own[0], *kept.header], rows)
 
     @property
     def heading(self) -> str:
@@ -234,7 +246,7 @@ class SweepReport:
             attacks = list(dict.fromkeys(one.attack for one in rising if one.attack != "worst"))
             single = f" and the leak by {', '.join(attacks)}" if attacks else ""
             return [f"STILL RISING {step}: {of}{single}; more may leak more, so add larger values"]
-        most = max(float(one.ci95[1] or 0.0) for one in headlines)
+        most = max(float(one.ci95[1] or 0.0) for one in headlines or found)
         return [f"NOT RISING {step}, beyond noise; a rise of the headline by up to {most:.3f} may be overlooked"]
 
     def remarks(self) -> list[str]:
@@ -301,19 +313,19 @@ def _row(place: Place, *, several: bool) -> list[str]:
 
 
 def _cap(cap: Cap, *, several: bool) -> list[str]:
-    def shown(value: float | None, ends: tuple[float | None, float | None]) -> str:
-        wide = value is not None and ends[1] is not None
-        return f"{table.number(value)} ±{table.number((ends[1] or 0) - (value or 0))}" if wide else table.number(value)
-
     of = [cap.target] if several else []
     folded = (
         (cap.value, cap.ci95), (cap.calibrated, cap.calibrated_ci95), (cap.hypervolume, cap.hypervolume_ci95),
     )  # fmt: skip
-    return [cap.method, cap.defense, *of, *(shown(*one) for one in folded)]
+    return [
+        cap.method,
+        cap.defense,
+        *of,
+        *(f"{table.number(value)}{table.spread(value, ends)}" for value, ends in folded),
+    ]
 
 
 def _rise(one: Rise, *, several: bool) -> list[str]:
-    margin = "" if one.ci95[1] is None else f" ±{table.number(one.ci95[1] - one.rise)}"
     return [
         one.method,
         one.defense,
@@ -322,7 +334,7 @@ def _rise(one: Rise, *, several: bool) -> list[str]:
         one.attack,
         table.number(one.before),
         table.number(one.after),
-        f"{table.signed(one.rise)}{margin}",
+        f"{table.signed(one.rise)}{table.spread(one.rise, one.ci95)}",
         {True: "yes", False: "no", None: "–"}[one.still_rising],
     ]
 

@@ -13,6 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from vflsec.analysis.intervals import Ends, longer_side
 from vflsec.analysis.results import Cap, Damage, Gate, Leak, Measure, Point, Rank, Summary
 from vflsec.core.checks import count
 
@@ -172,7 +173,7 @@ def per_row(summary: Summary) -> Cells | None:
 
     def line(p: Point) -> list[str]:
         own, alone = ([number(found.get(name)) for name in PER_ROW] for found in (p.leak.others, p.leak.alone_others))
-        bits = _cap_value(p.leak.bits, p.leak.bits_ci95)
+        bits = f"{number(p.leak.bits)}{spread(p.leak.bits, p.leak.bits_ci95)}"
         place = [p.method, p.defense, f"{p.strength:.4g}", *([p.target] if of else []), _attack(p), p.leak.rows]
         return [*place, bits, *(f"{joined} ({other})" for joined, other in zip(own, alone, strict=True))]
 
@@ -389,11 +390,14 @@ def signed(value: float | None) -> str:
 
 
 def with_margin(measure: Measure | Leak) -> str:
-    """Return ``mean ±margin``, the wider side of the interval: over rows, or near 0 or 1, the sides differ."""
-    low, high = measure.ci95
-    if measure.mean is None or low is None or high is None:
-        return number(measure.mean)
-    return f"{number(measure.mean)} ±{number(max(high - measure.mean, measure.mean - low))}"
+    """Return ``mean ±margin``."""
+    return f"{number(measure.mean)}{spread(measure.mean, measure.ci95)}"
+
+
+def spread(mean: float | None, ends: Ends) -> str:
+    """Return `` ±margin``, the longer side of the interval, or nothing: over rows, or near 0 or 1, the sides differ."""
+    margin = longer_side(mean, ends)
+    return "" if margin is None else f" ±{number(margin)}"
 
 
 def status(point: Point | Damage) -> str:
@@ -533,9 +537,9 @@ def _cap_row(cap: Cap, of: list[str]) -> list[str]:
         cap.defense,
         *of,
         cap.attack,
-        _cap_value(cap.value, cap.ci95),
-        _cap_value(cap.calibrated, cap.calibrated_ci95),
-        _cap_value(cap.hypervolume, cap.hypervolume_ci95),
+        f"{number(cap.value)}{spread(cap.value, cap.ci95)}",
+        f"{number(cap.calibrated)}{spread(cap.calibrated, cap.calibrated_ci95)}",
+        f"{number(cap.hypervolume)}{spread(cap.hypervolume, cap.hypervolume_ci95)}",
         number(cap.accuracy_value),
         number(cap.dcs),
         cap.note,
@@ -561,10 +565,6 @@ def _place(rank: Rank, score: str) -> str:
     close = "≈" if score in rank.close else ""
     place = f" ({close}{rank.ranks[score]})" if score in rank.ranks else ""
     return f"{number(rank.values[score])}{place}"
-
-
-def _cap_value(value: float | None, ends: tuple[float | None, float | None]) -> str:
-    return number(value) if value is None or ends[1] is None else f"{number(value)} ±{number(ends[1] - value)}"
 
 
 def as_rich(cells: Cells, *, narrow: bool = False) -> RichTable:
