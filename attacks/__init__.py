@@ -37,6 +37,7 @@ CATALOGUE = {
     "membership": "vflsec.attacks.membership:MembershipInference",
     "lira": "vflsec.attacks.lira:LikelihoodRatio",
     "rmia": "vflsec.attacks.rmia:RobustMembershipInference",
+    "shadow-classifier": "vflsec.attacks.shadow_classifier:ShadowClassifier",
 }
 
 RENAMED = {"replay": "exploit"}

@@ -10,7 +10,7 @@ from torch import Tensor
 from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.shadows import even, expect_shadows, log_odds
+from vflsec.inference.shadows import confidence, even, expect_shadows
 
 FEW = 64
 """With fewer shadows, variances are of all candidates together."""
@@ -22,7 +22,7 @@ SMALLEST = 1e-6
 class LikelihoodRatio(Attack):
     """Infers which candidates were training rows, by how likely shadows with and without each make the model.
 
-    The confidence in the true class y is phi = log(p_y / (1 - p_y)), computed exactly from the joint model's logits.
+    The confidence in the true class y is phi = log(p_y / (1 - p_y)), from the joint model's logits, between -15 and 15.
     Over the shadows that were trained on a candidate its phi has mean m_in and variance v_in, over the others m_out and
     v_out. The score of a candidate is
 
@@ -54,9 +54,15 @@ class LikelihoodRatio(Attack):
         "The joint model is queried about each candidate as it is; Carlini et al. also query augmented images.",
         "Offline, the score is the standardized confidence; Carlini et al. take its probability: the same order.",
         "Two shadows at a time train on complementary halves, all of the same size.",
+        "Confidences are bounded, and shadows whose logits exploded are left out, so that none outweighs all others.",
     )
     costs = "the training of all shadows, which other attacks on the same federation share"
-    fails = "if the model generalizes, so that a row changes what the model says of it no more than the seed does"
+    fails = (
+        "if the model generalizes, so that a row changes what the model says of it no more than the seed does; a "
+        "defense that flips labels makes a member's confidence large or small, where shadow-classifier finds more"
+    )
+
+    version = 2
 
     def __init__(
         self,
@@ -76,8 +82,8 @@ class LikelihoodRatio(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the candidates; the second is that of membership."""
         split, known = view.aux_split, expect_shadows(view)
-        phi = log_odds(view.predictions[split], view.labels[split])  # (n,)
-        of_shadows = log_odds(known.logits, view.labels[split])  # (S, n)
+        phi = confidence(view.predictions[split], view.labels[split])  # (n,)
+        of_shadows = confidence(known.logits, view.labels[split])  # (S, n)
         pooled = len(of_shadows) < FEW if self.variance is None else self.variance == "global"
         mean, variance = _moments(of_shadows, ~known.members, pooled=pooled)
         if self.mode == "offline":

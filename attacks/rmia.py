@@ -53,7 +53,12 @@ class RobustMembershipInference(Attack):
         "p is the softmax of the logits; for images, Zarifzadeh et al. also take its Taylor series.",
     )
     costs = "the training of all shadows, which other attacks on the same federation share"
-    fails = "if the model generalizes, so that training on a row hardly makes it more likely"
+    fails = (
+        "if the model generalizes, so that training on a row hardly makes it more likely; a defense that flips labels "
+        "makes a member more likely or less, where shadow-classifier finds more"
+    )
+
+    version = 2
 
     def __init__(
         self,

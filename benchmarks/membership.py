@@ -52,6 +52,7 @@ def main(dataset: str, seeds: int, shadows: int) -> None:
     few = min(BATCH, shadows)
     attacks = ["membership", f"lira:shadows={few}"]
     attacks += [f"{name}:shadows={shadows}{mode}" for name in ("lira", "rmia") for mode in ("", ",mode=offline")]
+    attacks.append(f"shadow-classifier:shadows={shadows}")
     attacks = list(dict.fromkeys(attacks))
     table = Table("job", "attack", "AUC", *RARE, "a training, s", "all shadows of a seed, s", "all, CPU s")
     for name, job in JOBS.items():

@@ -1,4 +1,4 @@
-"""LiRA reaches its closed form on Gaussian confidences, RMIA is its formula, and both find rows learned by heart."""
+"""LiRA and the classifier reach closed forms, RMIA is its formula, and all find rows learned by heart."""
 
 import math
 from dataclasses import replace
@@ -11,6 +11,7 @@ from scipy import stats
 from vflsec.attacks.lira import LikelihoodRatio
 from vflsec.attacks.membership import MembershipInference
 from vflsec.attacks.rmia import RobustMembershipInference
+from vflsec.attacks.shadow_classifier import ShadowClassifier, _confidences, _features
 from vflsec.core import metrics
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.settings import ModelSpec, TrainSpec
@@ -35,10 +36,11 @@ def halves(shadows, n, seed=0):
     return torch.stack([target.dealt(k).of(inside) for k in range(shadows)])
 
 
-def gaussian(d, *, shadows, n, seed=0, spread=0.0):
+def gaussian(d, *, shadows, n, seed=0, spread=0.0, modes=False):
     """A view of 2n candidates and who is a member: phi is normal, and being trained on adds d standard deviations.
 
-    Means differ by candidate, and standard deviations by ``spread`` on a logarithmic scale.
+    Means differ by candidate, and standard deviations by ``spread`` on a logarithmic scale. With ``modes``, being
+    trained on adds or subtracts d, by a coin for each model; phi of others has mean and variance of this mixture.
     """
     rng = torch.Generator().manual_seed(seed)
 
@@ -51,7 +53,11 @@ def gaussian(d, *, shadows, n, seed=0, spread=0.0):
     members = halves(shadows, n, seed)
 
     def logits(inside):
-        phi = mean + sd * (normal(*inside.shape) + d * inside)
+        noise, shift = normal(*inside.shape), d * inside
+        if modes:
+            noise = torch.where(inside, noise, math.hypot(1, d) * noise)
+            shift = torch.where(torch.rand(inside.shape, generator=rng) < 0.5, shift, -shift)
+        phi = mean + sd * (noise + shift)
         z = torch.full((*inside.shape, 3), -math.log(2), dtype=torch.float64)  # the others add up to exp(0)
         return z.scatter(-1, labels[:, None].expand(*inside.shape, 1), phi[..., None])
 
@@ -73,6 +79,13 @@ def by_heart(seed, *, epochs=100, lr=5e-3, shadows=32):
 
 def scores(attack, view):
     return attack(view, seed=0).scores["candidates"].numpy()
+
+
+def exploded(view, factor=100.0):
+    """The same view, with one shadow whose logits are that many times as large."""
+    logits, members = view.shadows
+    larger = torch.where(torch.arange(len(logits))[:, None, None] == 3, factor * logits, logits)
+    return replace(view, shadows=Shadows(larger, members))
 
 
 def auc(attack, view, member):
@@ -160,15 +173,20 @@ def test_shadows_that_all_agree_give_finite_scores():
 
 def test_at_low_fpr_it_finds_more_rows_learned_by_heart_than_the_loss(learned):
     """Some rows have the label that other rows suggest: their loss is low, in training or not."""
-    loss, lira, rmia = (
+    loss, lira, rmia, classifier = (
         np.mean(
             [(tpr(attack, q.view, y), auc(attack, q.view, y)) for q in learned for y in q.truth.labels.values()], axis=0
         )
-        for attack in (MembershipInference(mode="loss"), LikelihoodRatio(), RobustMembershipInference())
+        for attack in (
+            MembershipInference(mode="loss"),
+            LikelihoodRatio(),
+            RobustMembershipInference(),
+            ShadowClassifier(),
+        )
     )
     assert lira[0] > 2 * loss[0]
     assert rmia[0] > 2 * loss[0]
-    assert min(lira[1], rmia[1]) > loss[1] + 0.03
+    assert min(lira[1], rmia[1], classifier[1]) > loss[1] + 0.03
 
 
 def test_the_attacked_federation_is_drawn_like_its_shadows(learned):
@@ -188,7 +206,12 @@ def test_a_model_that_learned_nothing_tells_nothing():
     error = np.sqrt(601 / (12 * 300 * 300))
     for seed in range(3):
         question = by_heart(seed, epochs=1, lr=1e-9, shadows=4)
-        for attack in (LikelihoodRatio(), LikelihoodRatio(mode="offline"), RobustMembershipInference()):
+        for attack in (
+            LikelihoodRatio(),
+            LikelihoodRatio(mode="offline"),
+            RobustMembershipInference(),
+            ShadowClassifier(),
+        ):
             assert auc(attack, question.view, question.truth.labels["candidates"]) == pytest.approx(0.5, abs=4 * error)
 
 
@@ -196,25 +219,24 @@ def test_a_candidate_without_enough_shadows_is_refused():
     view, _ = gaussian(1.0, shadows=4, n=20)
     logits, members = view.shadows
     lacking = replace(view, shadows=Shadows(logits[:3], members[:3]))
-    for attack in (LikelihoodRatio(), RobustMembershipInference()):
+    for attack in (LikelihoodRatio(), RobustMembershipInference(), ShadowClassifier()):
         with pytest.raises(
             InsufficientView, match="at least 2 shadow federations with each candidate and 2 without it"
         ):
             attack(lacking, seed=0)
 
 
+@pytest.mark.parametrize("attack", [LikelihoodRatio, RobustMembershipInference, ShadowClassifier])
+@pytest.mark.parametrize("shadows", [2, 63])
+def test_too_few_shadows_or_an_odd_number_are_refused(attack, shadows):
+    with pytest.raises(UsageError, match=f"even number of shadows, at least 4, got {shadows}"):
+        attack(shadows=shadows)
+
+
 @pytest.mark.parametrize("attack", [LikelihoodRatio, RobustMembershipInference])
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"shadows": 2}, "even number of shadows, at least 4, got 2"),
-        ({"shadows": 63}, "even number of shadows, at least 4, got 63"),
-        ({"mode": "both"}, "unknown mode 'both'"),
-    ],
-)
-def test_impossible_options_are_refused(attack, options, match):
-    with pytest.raises(UsageError, match=match):
-        attack(**options)
+def test_an_unknown_mode_is_refused(attack):
+    with pytest.raises(UsageError, match="unknown mode 'both'"):
+        attack(mode="both")
 
 
 def test_an_unknown_variance_is_refused():
@@ -274,3 +296,58 @@ def test_extreme_logits_give_finite_scores():
 def test_impossible_weights_are_refused(options, match):
     with pytest.raises(UsageError, match=match):
         RobustMembershipInference(**options)
+
+
+@pytest.mark.parametrize("d", [0.0, 0.5, 1.5])
+def test_the_classifier_comes_near_the_closed_form(d):
+    """No function of phi finds more, and at d = 0 there is nothing to be found."""
+    view, member = gaussian(d, shadows=64, n=N)
+    expected = stats.norm.cdf(d / np.sqrt(2))
+    assert expected - 0.03 < auc(ShadowClassifier(), view, member) < expected + 4 * AUC_ERROR
+
+
+def test_the_classifier_finds_two_modes_that_ratios_miss():
+    """LiRA sees mean and variance, which are equal; the best test is the ratio of densities."""
+    d, n = 3.0, 1000
+    scene = gaussian(d, shadows=64, n=n, modes=True)
+    found, lira, rmia = (
+        auc(attack, *scene) for attack in (ShadowClassifier(), LikelihoodRatio(), RobustMembershipInference())
+    )
+    x = np.linspace(-20, 20, 4001)
+    inside, outside = stats.norm.pdf(x - d) + stats.norm.pdf(x + d), stats.norm.pdf(x, scale=np.hypot(1, d))
+    inside, outside = (density[np.argsort(inside / outside)] / density.sum() for density in (inside, outside))
+    best = inside @ (outside.cumsum() - outside / 2)
+    assert best - 0.03 < found < best + 4 * np.sqrt((2 * n + 1) / (12 * n * n))
+    assert found > max(lira, rmia) + 0.1
+
+
+def test_statistics_of_a_shadow_are_those_of_the_others():
+    """Neither it nor the shadow on the other half is in them: equal for both, they do not tell who was trained on."""
+    view, _ = gaussian(1.0, shadows=10, n=20)
+    y, (logits, members) = view.labels["candidates"], view.shadows
+    found, k = _confidences(logits, y), torch.arange(10)
+    features = _features(found, found, members, left_out=k ^ 1)
+    for one in range(10):
+        others = k // 2 != one // 2
+        alone = _features(found[:, one], found[:, others], members[others])
+        assert torch.allclose(features[one], alone)
+        phi = log_odds(logits, y)[others].masked_fill(~members[others], torch.nan).numpy()
+        assert np.allclose(alone[:, 0], log_odds(logits, y)[one].numpy() - np.nanmean(phi, axis=0))
+        assert np.allclose(alone[:, 12], np.nanstd(phi, axis=0, ddof=1))
+
+
+@pytest.mark.parametrize("attack", [LikelihoodRatio(), RobustMembershipInference(), ShadowClassifier()], ids=str)
+def test_one_exploded_shadow_costs_little(attack):
+    view, member = gaussian(1.5, shadows=16, n=1000)
+    assert auc(attack, exploded(view), member) > auc(attack, view, member) - 0.02
+
+
+def test_an_exploded_shadow_is_left_out():
+    view, _ = gaussian(1.0, shadows=16, n=50)
+    assert LikelihoodRatio()(exploded(view), seed=0).budget == {"shadows": 15}
+    assert LikelihoodRatio()(exploded(view, 3.0), seed=0).budget == {"shadows": 16}
+
+
+def test_equal_seeds_give_equal_guesses():
+    view, _ = gaussian(1.0, shadows=16, n=500)
+    assert np.array_equal(scores(ShadowClassifier(), view), scores(ShadowClassifier(), view))

@@ -32,6 +32,7 @@ QUICK = {  # options that keep a plug-in cheap
     "forest-training": {"iterations": 3},
     "lira": {"shadows": 8},
     "rmia": {"shadows": 8},
+    "shadow-classifier": {"shadows": 8},
 }
 SIDE = {
     "membership": "active",

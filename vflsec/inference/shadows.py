@@ -11,6 +11,12 @@ from vflsec.core.view import Shadows, View
 FEWEST = 2
 """Shadows with each candidate, and without it, from which a variance can be told."""
 
+BOUND = 15.0
+"""Of log odds, at which 1 - p_y is 3e-7. Beyond it they tell more of a model than of a row."""
+
+EXPLODED = 10
+"""Times the usual size of logits, at which a shadow has diverged, even if it is finite."""
+
 
 def even(*, shadows: int) -> None:
     """Raise UsageError unless there are enough shadows, half of which were trained on each candidate."""
@@ -19,13 +25,15 @@ def even(*, shadows: int) -> None:
 
 
 def expect_shadows(view: View) -> Shadows:
-    """Return the shadows of a view.
+    """Return the shadows of a view, without those whose logits exploded: one would outweigh all others in a mean.
 
     Raises:
         InsufficientView: fewer than two were trained on some candidate, or fewer than two were not.
     """
     found = view.shadows
     assert found is not None, "the attack needs shadows"
+    size = found.logits.double().std(dim=-1).median(dim=-1).values  # (S,)
+    found = Shadows(*(x[size <= EXPLODED * size.median()] for x in found))
     inside = found.members.sum(dim=0)
     fewest = int(min(inside.min(), (len(found.members) - inside).min()))
     if fewest < FEWEST:
@@ -47,8 +55,21 @@ def log_odds(logits: Tensor, labels: Tensor) -> Tensor:
     It is z_y - log sum of exp(z_c) over the other classes c, which is finite where 1 - p_y is rounded to 0.
     """
     z = logits.double()
-    others = z.scatter(-1, _index(z, labels), -inf).logsumexp(dim=-1)
-    return _of_class(z, labels) - others
+    return _of_class(z, labels) - _others(z, labels).logsumexp(dim=-1)
+
+
+def confidence(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the log odds (..., n) of the true classes (n,), at most ``BOUND`` from 0, given logits (..., n, C)."""
+    return log_odds(logits, labels).clamp(-BOUND, BOUND)
+
+
+def log_rival(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the largest log p_c (..., n) of another than the true class, given logits (..., n, C)."""
+    return _others(F.log_softmax(logits.double(), dim=-1), labels).amax(dim=-1)
+
+
+def _others(values: Tensor, labels: Tensor) -> Tensor:
+    return values.scatter(-1, _index(values, labels), -inf)
 
 
 def _of_class(values: Tensor, labels: Tensor) -> Tensor:
