@@ -68,7 +68,8 @@ class ShadowClassifier(Attack):
         # it was trained on the row: the one on the other half is left out, too, so that both have equal statistics.
         opposite = (members.double() @ (~members).double().T).argmax(dim=1)
         fair = inside != inside[opposite]  # not all, where the one on the other half diverged
-        features = _features(*[of_shadows[..., drawn]] * 2, inside, left_out=opposite)[fair]
+        played = of_shadows[..., drawn]
+        features = _features(played, played, inside, left_out=opposite)[fair]
         model = HistGradientBoostingClassifier(
             max_leaf_nodes=15, early_stopping=False, random_state=int(torch.randint(2**31, (), generator=rng))
         )
