@@ -33,6 +33,10 @@ GROWN = 5_000
 TREES = 100
 LEAF = 3
 FOLDS = 4
+STEPS = 30
+DECIMALS = 4
+"""Of guesses, so that results do not depend on how libraries round."""
+
 PENALTY = 1e-3
 LEAST = 1e-3
 
@@ -55,7 +59,7 @@ class SelfTraining(Attack):
     """
 
     name = "self-training"
-    version = 2
+    version = 3
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     wants = EVERYTHING
     reference = "Nigam et al. 2000, Machine Learning 39, by expectation maximization"
@@ -91,9 +95,9 @@ class SelfTraining(Attack):
         received = {name: source for name, source in held.items() if name not in shared}
         split, known = view.aux_split, F.one_hot(view.aux_labels, view.n_classes).double()
         guessed = fused_classes(view, rng).scores[split].clamp_min(LEAST)
-        guessed = guessed / guessed.sum(dim=1, keepdim=True)
+        guessed = (guessed / guessed.sum(dim=1, keepdim=True)).round(decimals=DECIMALS)
         x = _standardized(view, shared)
-        models = self.models(x, guessed.shape, rng)
+        models = self.models(x, guessed.shape, rng, split)
         tables = [source.table[split] for source in received.values() if self.every_table or not source.derived]
         z = _whitened(tables, len(guessed))
         weight = torch.ones(len(guessed), dtype=torch.float64, device=guessed.device)
@@ -102,12 +106,12 @@ class SelfTraining(Attack):
             guessed[view.aux_rows] = known
             log_p = self.joined([model.fit(guessed, weight, split, view.aux_rows) for model in models], split, view)
             found = log_p[split] + self.trust * _log_density(z, guessed)
-            guessed = torch.softmax(found, dim=1)
+            guessed = torch.softmax(found, dim=1).round(decimals=DECIMALS)
         return Guess({**log_p, split: found}, budget={"iterations": self.iterations})
 
-    def models(self, x: Table, shape: torch.Size, rng: torch.Generator) -> list[_Regressions | _Trees]:
+    def models(self, x: Table, shape: torch.Size, rng: torch.Generator, split: str) -> list[_Regressions | _Trees]:
         """Return the models of p(y | x) for guesses of ``shape`` (n, C)."""
-        return [_Regressions(_with_waves(x, rng), shape, rng), _Trees(x, rng)]
+        return [_Regressions(_with_waves(x, rng), shape, rng, split), _Trees(x, rng)]
 
     def joined(self, fitted: Sequence[Table], split: str, view: View) -> dict[str, Tensor]:
         """Return log p(y | x) by split from the log probabilities of each model."""
@@ -128,7 +132,7 @@ class ForestTraining(SelfTraining):
     """
 
     name = "forest-training"
-    version = 2
+    version = 3
     costs = "iterations forests on thousands of rows, after fusion"
     fails = "if classes are smooth functions of few columns, which trees approximate in steps"
     trust = 1.0
@@ -142,7 +146,7 @@ class ForestTraining(SelfTraining):
     def __init__(self, *, iterations: int = 5) -> None:
         super().__init__(iterations=iterations)
 
-    def models(self, x: Table, shape: torch.Size, rng: torch.Generator) -> list[_Regressions | _Trees]:
+    def models(self, x: Table, shape: torch.Size, rng: torch.Generator, split: str) -> list[_Regressions | _Trees]:
         """Return trees."""
         return [_Trees(x, rng)]
 
@@ -207,45 +211,60 @@ def _log_density(z: Tensor | None, guessed: Tensor) -> Tensor:
 
 
 class _Regressions:
-    """Softmax regressions on (n, k), each fitted to all folds but one, which it then predicts."""
+    """Softmax regressions on (n, k), each fitted to all folds but one, which it then predicts.
 
-    def __init__(self, x: Table, shape: torch.Size, rng: torch.Generator) -> None:
-        self.x = {name: own.float() for name, own in x.items()}
+    All are fitted at once, in coordinates in which the curvature of the loss is about the same in every direction, so
+    that the search takes few steps.
+    """
+
+    def __init__(self, x: Table, shape: torch.Size, rng: torch.Generator, split: str) -> None:
         n, n_classes = shape
-        self.fold = torch.randint(FOLDS, (n,), generator=rng)
-        self.order = torch.randperm(n, generator=rng)[:FITTED]
-        width = next(iter(x.values())).shape[1]
-        self.models = [(torch.zeros(width, n_classes), torch.zeros(n_classes))] * FOLDS
+        device = x[split].device
+        self.fold = torch.randint(FOLDS, (n,), generator=rng).to(device)
+        self.order = torch.randperm(n, generator=rng)[:FITTED].to(device)
+        with_bias = {name: F.pad(own, (0, 1), value=1.0) for name, own in x.items()}
+        fitted = with_bias[split][self.order]
+        self.penalty = torch.full((fitted.shape[1],), PENALTY, dtype=fitted.dtype, device=device)
+        self.penalty[-1] = 0
+        curvature = fitted.T @ fitted / len(fitted) / 4 + torch.diag(2 * self.penalty)
+        self.axes = torch.linalg.inv(torch.linalg.cholesky(curvature + 1e-9 * torch.eye(len(curvature)).to(curvature)))
+        self.x = {name: (own @ self.axes.T).float() for name, own in with_bias.items()}
+        self.coefficients = torch.zeros(FOLDS * n_classes, len(curvature), device=device)
 
     def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor) -> dict[str, Tensor]:
         """Fit to guesses (n, C) of ``split``; return log probabilities by split."""
-        fold = self.fold.to(guessed.device)
-        rows = torch.unique(torch.cat([self.order.to(guessed.device), known]))
-        for k, (slope, bias) in enumerate(self.models):
-            own = rows[fold[rows] != k]
-            share = (weight[own] / weight[own].sum())[:, None] * guessed[own]
-            self.models[k] = _regression(self.x[split][own], share.float(), slope, bias)
+        n_classes = guessed.shape[1]
+        rows = torch.unique(torch.cat([self.order, known]))
+        inside = weight[rows, None] * (self.fold[rows, None] != torch.arange(FOLDS, device=rows.device))  # (n, FOLDS)
+        share = (inside / inside.sum(dim=0))[:, :, None] * guessed[rows, None, :]
+        self.coefficients = self._searched(self.x[split][rows], share.float())
         found = {}
         for name, x in self.x.items():
-            log_p = torch.stack([torch.log_softmax(x @ slope + bias, dim=1).double() for slope, bias in self.models])
-            held_out = (fold, torch.arange(len(fold), device=fold.device))
-            found[name] = log_p[held_out] if name == split else log_p.mean(dim=0)
+            logits = (x @ self.coefficients.T).view(len(x), FOLDS, n_classes)
+            log_p = torch.log_softmax(logits, dim=2).double()
+            held_out = (torch.arange(len(self.fold), device=log_p.device), self.fold)
+            found[name] = log_p[held_out] if name == split else log_p.mean(dim=1)
         return found
 
+    def _searched(self, x: Tensor, share: Tensor) -> Tensor:
+        """Return the coefficients (FOLDS C, k), fitted to ``share`` (n, FOLDS, C), from those of the iteration before.
 
-def _regression(x: Tensor, share: Tensor, slope: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return slope and bias, fitted to ``share`` (n, C), which sums to one, from those of the iteration before."""
-    slope, bias = (own.detach().to(x).requires_grad_() for own in (slope, bias))
-    optimizer = torch.optim.LBFGS([slope, bias], max_iter=30, line_search_fn="strong_wolfe")
+        For each fold, ``share`` sums to one, and the loss is the cross-entropy with a penalty on the slopes.
+        """
+        coefficients = self.coefficients.clone().requires_grad_()
+        of_row = share.sum(dim=2, keepdim=True)
+        penalty = ((self.axes * self.penalty) @ self.axes.T).float()
+        optimizer = torch.optim.LBFGS([coefficients], max_iter=STEPS, line_search_fn="strong_wolfe")
 
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        value = -(share * torch.log_softmax(x @ slope + bias, dim=1)).sum() + PENALTY * slope.square().sum()
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
+        @torch.no_grad()
+        def loss() -> Tensor:
+            log_p = torch.log_softmax((x @ coefficients.T).view_as(share), dim=2)
+            penalized = coefficients @ penalty
+            coefficients.grad = (of_row * log_p.exp() - share).flatten(1).T @ x + 2 * penalized
+            return (penalized * coefficients).sum() - (share * log_p).sum()
 
-    optimizer.step(loss)  # type: ignore[no-untyped-call]
-    return slope.detach(), bias.detach()
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
+        return coefficients.detach()
 
 
 class _Trees:

@@ -8,14 +8,16 @@ import pytest
 import torch
 from scipy.stats import norm
 from sklearn.ensemble import ExtraTreesClassifier
+from sklearn.linear_model import LogisticRegression
 from torch.nn import functional as F
 
 from vflsec.attacks.fusion import Fusion
-from vflsec.attacks.self_training import ForestTraining, SelfTraining, _log_density
+from vflsec.attacks.self_training import FOLDS, PENALTY, ForestTraining, SelfTraining, _log_density, _Regressions
 from vflsec.attacks.trees import Trees
 from vflsec.core import metrics
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
+from vflsec.inference.fused import fused_classes
 from vflsec.inference.sources import sources
 
 N, KNOWN = 3000, 20
@@ -123,6 +125,41 @@ def test_a_row_is_held_against_means_of_the_other_rows():
         mean = guessed[others].T @ z[others] / guessed[others].sum(dim=0)[:, None]
         expected = mean @ inverse @ z[i] - ((mean @ inverse) * mean).sum(dim=1) / 2
         torch.testing.assert_close(found[i], expected)
+
+
+def test_regressions_are_those_of_the_library():
+    """Of a fold, fitted to the weighted guesses of all other folds, with its penalty on the slopes."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 5, generator=rng, dtype=torch.float64) @ torch.randn(5, 5, generator=rng, dtype=torch.float64)
+    guessed = torch.softmax(2 * torch.randn(400, 2, generator=rng, dtype=torch.float64) + x[:, :2], dim=1)
+    weight = 1 + 2 * (torch.arange(400) < 20).double()
+    regressions = _Regressions({"train": x, "test": 2 * x}, guessed.shape, rng, "train")
+    found = regressions.fit(guessed, weight, "train", torch.arange(20))
+    expected, elsewhere = torch.zeros(400, 2), torch.zeros(FOLDS, 400, 2)
+    for k in range(FOLDS):
+        inside = (regressions.fold != k).numpy()
+        share = weight[inside, None] * guessed[inside]
+        library = LogisticRegression(C=1 / PENALTY, tol=1e-8, max_iter=1000)
+        both = np.concatenate([x[inside].numpy()] * 2)
+        library.fit(both, np.repeat([0, 1], inside.sum()), (share / share.sum()).T.flatten().numpy())
+        expected[~inside] = torch.from_numpy(library.predict_log_proba(x[~inside].numpy())).float()
+        elsewhere[k] = torch.from_numpy(library.predict_log_proba(2 * x.numpy()))
+    torch.testing.assert_close(found["train"].float(), expected, atol=2e-3, rtol=0)
+    torch.testing.assert_close(found["test"].float(), elsewhere.mean(dim=0), atol=4e-3, rtol=0)
+
+
+@pytest.mark.parametrize("attack", [SelfTraining(iterations=2), ForestTraining(iterations=2)], ids=lambda a: a.name)
+def test_results_do_not_depend_on_how_libraries_round(monkeypatch, attack):
+    """Trees would make large differences of small ones."""
+    view, _ = federation(1.0, 1.0)
+    before = attack(view, seed=0).scores["train"]
+
+    def rounded_elsewhere(view, rng):
+        guess = fused_classes(view, rng)
+        return replace(guess, scores={split: p * (1 + 1e-12) for split, p in guess.scores.items()})
+
+    monkeypatch.setattr("vflsec.attacks.self_training.fused_classes", rounded_elsewhere)
+    torch.testing.assert_close(attack(view, seed=0).scores["train"], before, atol=1e-9, rtol=0)
 
 
 def test_trees_are_those_of_the_library():
