@@ -27,6 +27,7 @@ class LogisticRegression(Attack):
 
     name = "logistic"
     baseline = True
+    by_row = True
     version = 3
     side: ClassVar[Literal["passive", "active", "either"]] = "either"
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})

@@ -28,6 +28,7 @@ class Trees(Attack):
 
     name = "trees"
     baseline = True
+    by_row = True
     side: ClassVar[Literal["passive", "active", "either", "any"]] = "either"
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "Geurts, Ernst, Wehenkel 2006, Machine Learning 63"

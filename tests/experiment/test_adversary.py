@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind, Transcript
@@ -131,6 +132,21 @@ def test_the_papers_budget_is_the_attack_as_it_is():
     chosen, score, trials = tuned(attack, make_view(torch.zeros(40, 1)), "accuracy", AuxSpec(), seed=0)
     assert chosen is attack
     assert (score, trials) == (0.5, 1)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in registry.entries("attacks") if registry.load("attacks", name).by_row]
+)
+def test_folds_of_attacks_by_row_need_the_auxiliary_rows_alone(name, monkeypatch):
+    attack = registry.build("attacks", name)
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 4, generator=rng)
+    y = (x[:, 0] + torch.randn(300, generator=rng) > 0).long()
+    rows = torch.randperm(300, generator=rng)[:40]
+    view = View("passive_1", "passive", 2, {"train": x}, None, rows, y[rows])
+    found = fold_scores(attack, view, "auc", 5, seed=0)
+    monkeypatch.setattr(type(attack), "by_row", False)
+    np.testing.assert_array_equal(found, fold_scores(attack, view, "auc", 5, seed=0))
 
 
 def test_the_choice_that_a_fold_scores_is_that_of_the_other_folds():

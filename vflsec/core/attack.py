@@ -32,6 +32,7 @@ class Attack(ABC):
         needs: what the view must hold.
         wants: what the attack also reads where the view holds it.
         baseline: whether it reads nothing but own columns, so that it is part of *alone* and always run.
+        by_row: whether the guess of a row depends on that row's columns and the auxiliary samples alone.
         classes: how many classes there must be; None for any number.
         head: what there must be above the cut layer (``model.head``); None for anything.
         reference: paper and section.
@@ -56,6 +57,7 @@ class Attack(ABC):
     needs: ClassVar[frozenset[Need]]
     wants: ClassVar[frozenset[Need]] = frozenset()
     baseline: ClassVar[bool] = False
+    by_row: ClassVar[bool] = False
     classes: ClassVar[int | None] = None
     head: ClassVar[str | None] = None
     reference: ClassVar[str]

@@ -276,6 +276,10 @@ def fold_scores(
     known = [torch.from_numpy(np.setdiff1d(np.arange(len(y)), out)) for out in held_out]
     if attack.baseline:  # it reads own columns alone, and those of other splits would be guessed in vain
         view = replace(view, features={view.aux_split: view.features[view.aux_split]})
+    if attack.by_row:
+        auxiliary = view.features[view.aux_split][view.aux_rows]
+        places = torch.arange(len(auxiliary), device=view.aux_rows.device)
+        view = replace(view, features={view.aux_split: auxiliary}, aux_rows=places)
     found = []
     for out, guess in zip(held_out, attack.on_each([view.knowing(k) for k in known], seed=seed), strict=True):
         if view.aux_split not in guess.scores:
