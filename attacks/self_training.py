@@ -59,6 +59,7 @@ class SelfTraining(Attack):
     """
 
     name = "self-training"
+    stream = "fusion"  # whose guess it starts from
     version = 3
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     wants = EVERYTHING

@@ -23,6 +23,7 @@ from vflsec.experiment.facts import StageDone
 from vflsec.experiment.manifest import manifest_of
 from vflsec.experiment.plan import rows
 from vflsec.experiment.store import Store
+from vflsec.inference import fused
 from vflsec.records.schema import BaselineResult, Result
 
 SETTINGS = {
@@ -321,6 +322,21 @@ def test_an_attack_sees_only_what_it_needs_whatever_runs_beside_it(tmp_path):
     store = finish(tmp_path / "run", attacks=beside, seeds=1, strengths=[1], aux=WITHOUT_BASELINES)
     seen = {r.budget.get("seen") for r in results(store)}
     assert seen == {0, None}
+
+
+def test_attacks_that_share_a_guess_are_as_by_themselves(tmp_path, monkeypatch):
+    """Self-training starts from the guess of fusion, which is made once for both."""
+    made = []
+    monkeypatch.setattr(fused, "_fused_classes", lambda *a, of=fused._fused_classes: made.append(of(*a)) or made[-1])
+    leaks = []
+    for names in (["fusion", "self-training"], ["self-training"], ["fusion"]):
+        attacks = [{"name": name} for name in names]
+        store = finish(tmp_path / "+".join(names), attacks=attacks, defenses=[], strengths=[], seeds=1)
+        leaks.append({r.attack.name: r.leak for r in store.records().values() if isinstance(r, Result) and r.attack})
+        assert len(made) == 1 + len(names), "one with the federation, and one of each attack without it"
+        made.clear()
+    together, *apart = leaks
+    assert together == apart[0] | apart[1]
 
 
 def test_the_view_holds_the_adversarys_unlabeled_and_local_rows(tmp_path):

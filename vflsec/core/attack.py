@@ -42,7 +42,8 @@ class Attack(ABC):
         fails: where it recovers little; empty where its author does not say.
         contrib: whether it is not verified against a source, or was made for this project.
         renamed: former names of options, with the present ones.
-        stream: name of its random stream; empty for ``name``. A renamed attack keeps it, and so its results.
+        stream: name of its random stream; empty for ``name``. A renamed attack keeps it, and so its results; one that
+            starts from the guess of another attack has that attack's stream, so that the guess is made once.
         version: raised whenever results change; part of every cache key.
 
     Attributes:

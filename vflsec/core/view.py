@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -97,7 +97,8 @@ class View:
         models: further models (B, p) -> (B, d) on its own columns that it can assemble from messages, by name.
         parties: names of all parties of the federation, the active party first; public.
         shadows: of federations that the adversary trained itself, if the attack is on membership and asks for any.
-        memo: results computed from this view without its auxiliary samples, shared by ``private_copy`` and ``knowing``.
+        memo: results computed from this view, shared by ``private_copy`` and ``knowing``, which must not be changed. The
+            key of a result names the auxiliary rows if it depends on them.
     """
 
     party: str
@@ -120,7 +121,7 @@ class View:
     models: Mapping[str, nn.Module] = field(default_factory=dict)
     parties: tuple[str, ...] = ()
     shadows: Shadows | None = None
-    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def aux_split(self) -> str:

@@ -55,6 +55,9 @@ _ONE_AT_A_TIME = Lock()
 Keep = Callable[[Mapping[str, Tensor]], None]
 """Keeps the scores of each split."""
 
+Questions = dict[tuple[object, ...], Question]
+"""The questions that attacks on one cell answer; several attacks share one, and what is computed from its view."""
+
 
 class Task(NamedTuple):
     """Work for one process: a stage, cells or shadows that train together, or missing results or baselines of one cell.
@@ -146,8 +149,9 @@ def _results(task: Task, store: Store, device: str) -> list[Result]:
         raise
     except Exception as error:  # noqa: BLE001  (a failure in one cell must not cost the others)
         facts, trained, messages = CellFacts(status="error", error=_line(error)), None, ()
+    questions: Questions = {}
     return [
-        _result(row, attack, task, trained, facts, messages, store, device)
+        _result(row, attack, task, trained, facts, messages, questions, store, device)
         for row, attack in zip(task.rows, attacks, strict=True)
     ]
 
@@ -210,6 +214,7 @@ def _result(
     trained: Trained | None,
     facts: CellFacts,
     messages: tuple[Message, ...],
+    questions: Questions,
     store: Store,
     device: str,
 ) -> Result:
@@ -249,7 +254,7 @@ def _result(
                 return msgspec.structs.replace(record, status="collapsed", error=collapsed)
             until = trained.method.phases[: trained.method.phases.index(after) + 1]
             messages = tuple(message for message in messages if message.phase in until)
-        changes = _attacked(attack, trained, row, task, messages, record, store)
+        changes = _attacked(attack, trained, row, task, messages, questions, record, store)
     return msgspec.structs.replace(record, **changes)
 
 
@@ -264,15 +269,19 @@ def _attacked(
     row: Row,
     task: Task,
     messages: tuple[Message, ...],
+    questions: Questions,
     record: Result,
     store: Store,
 ) -> dict[str, Any]:
     """Run ``attack`` on the messages of the kinds that it reads, and return the changes to its record."""
     assert row.attack is not None
-    began, seconds = time.perf_counter(), dict(record.seconds)
-    kinds = kinds_read([attack])
-    own = tuple(message for message in messages if message.kind in kinds)
-    question = ask(attack, trained, task.adversary, task.aux, own, row.attack.after)
+    began, seconds, after = time.perf_counter(), dict(record.seconds), row.attack.after
+    key = (attack.target, attack.victim, attack.column, attack.needs | attack.wants, after)
+    if key not in questions:
+        kinds = kinds_read([attack])
+        own = tuple(message for message in messages if message.kind in kinds)
+        questions[key] = ask(attack, trained, task.adversary, task.aux, own, after)
+    question = questions[key]
     kept = partial(keep, store.folder, row.key) if task.keep and is_kept(row, task.adversary) else None
     if attack.shadows:
         try:

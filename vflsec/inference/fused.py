@@ -24,10 +24,23 @@ _DISTANCES = ", distances"
 def fused_classes(view: View, rng: torch.Generator) -> Guess:
     """Return the probability of each class (n, C) for every split.
 
+    It is computed once for a view and its copies with the same auxiliary rows and the same ``rng``, and must not be
+    changed.
+
     Args:
         view: whose ``aux_labels`` (m,) are classes.
         rng: draws the trees, and the rows on which tables are chosen.
     """
+    key = ("fused", *view.aux_rows.tolist(), rng.get_state().numpy().tobytes())
+    if key not in view.memo:
+        view.memo[key] = _fused_classes(view, rng), rng.get_state()
+    guess, state = view.memo[key]
+    rng.set_state(state)
+    found: Guess = guess
+    return found
+
+
+def _fused_classes(view: View, rng: torch.Generator) -> Guess:
     labels, known = view.aux_labels, view.aux_split
     models = _fitted(view, F.one_hot(labels, view.n_classes).double(), _of_classes(labels), rng)
     forests: dict[tuple[str, ...], Forest] = {}
