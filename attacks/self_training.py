@@ -262,7 +262,8 @@ class _Regressions:
             log_p = torch.log_softmax((x @ coefficients.T).view_as(share), dim=2)
             penalized = coefficients @ penalty
             coefficients.grad = (of_row * log_p.exp() - share).flatten(1).T @ x + 2 * penalized
-            return (penalized * coefficients).sum() - (share * log_p).sum()
+            value: Tensor = (penalized * coefficients).sum() - (share * log_p).sum()
+            return value
 
         optimizer.step(loss)  # type: ignore[no-untyped-call]
         return coefficients.detach()

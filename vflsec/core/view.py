@@ -97,8 +97,8 @@ class View:
         models: further models (B, p) -> (B, d) on its own columns that it can assemble from messages, by name.
         parties: names of all parties of the federation, the active party first; public.
         shadows: of federations that the adversary trained itself, if the attack is on membership and asks for any.
-        memo: results computed from this view, shared by ``private_copy`` and ``knowing``, which must not be changed. The
-            key of a result names the auxiliary rows if it depends on them.
+        memo: results computed from this view, shared by ``private_copy`` and ``knowing``; they must not be changed.
+            The key of a result names the auxiliary rows if it depends on them.
     """
 
     party: str
