@@ -60,7 +60,7 @@ class SelfTraining(Attack):
 
     name = "self-training"
     stream = "fusion"  # whose guess it starts from
-    version = 3
+    version = 4
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     wants = EVERYTHING
     reference = "Nigam et al. 2000, Machine Learning 39, by expectation maximization"
@@ -133,7 +133,7 @@ class ForestTraining(SelfTraining):
     """
 
     name = "forest-training"
-    version = 3
+    version = 4
     costs = "iterations forests on thousands of rows, after fusion"
     fails = "if classes are smooth functions of few columns, which trees approximate in steps"
     trust = 1.0
@@ -229,8 +229,8 @@ class _Regressions:
         self.penalty[-1] = 0
         curvature = fitted.T @ fitted / len(fitted) / 4 + torch.diag(2 * self.penalty)
         self.axes = torch.linalg.inv(torch.linalg.cholesky(curvature + 1e-9 * torch.eye(len(curvature)).to(curvature)))
-        self.x = {name: (own @ self.axes.T).float() for name, own in with_bias.items()}
-        self.coefficients = torch.zeros(FOLDS * n_classes, len(curvature), device=device)
+        self.x = {name: own @ self.axes.T for name, own in with_bias.items()}
+        self.coefficients = torch.zeros(FOLDS * n_classes, len(curvature), dtype=fitted.dtype, device=device)
 
     def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor) -> dict[str, Tensor]:
         """Fit to guesses (n, C) of ``split``; return log probabilities by split."""
@@ -238,11 +238,11 @@ class _Regressions:
         rows = torch.unique(torch.cat([self.order, known]))
         inside = weight[rows, None] * (self.fold[rows, None] != torch.arange(FOLDS, device=rows.device))  # (n, FOLDS)
         share = (inside / inside.sum(dim=0))[:, :, None] * guessed[rows, None, :]
-        self.coefficients = self._searched(self.x[split][rows], share.float())
+        self.coefficients = self._searched(self.x[split][rows], share)
         found = {}
         for name, x in self.x.items():
             logits = (x @ self.coefficients.T).view(len(x), FOLDS, n_classes)
-            log_p = torch.log_softmax(logits, dim=2).double()
+            log_p = torch.log_softmax(logits, dim=2)
             held_out = (torch.arange(len(self.fold), device=log_p.device), self.fold)
             found[name] = log_p[held_out] if name == split else log_p.mean(dim=1)
         return found
@@ -254,7 +254,7 @@ class _Regressions:
         """
         coefficients = self.coefficients.clone().requires_grad_()
         of_row = share.sum(dim=2, keepdim=True)
-        penalty = ((self.axes * self.penalty) @ self.axes.T).float()
+        penalty = (self.axes * self.penalty) @ self.axes.T
         optimizer = torch.optim.LBFGS([coefficients], max_iter=STEPS, line_search_fn="strong_wolfe")
 
         @torch.no_grad()

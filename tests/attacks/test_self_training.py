@@ -144,8 +144,8 @@ def test_regressions_are_those_of_the_library():
         library.fit(both, np.repeat([0, 1], inside.sum()), (share / share.sum()).T.flatten().numpy())
         expected[~inside] = torch.from_numpy(library.predict_log_proba(x[~inside].numpy())).float()
         elsewhere[k] = torch.from_numpy(library.predict_log_proba(2 * x.numpy()))
-    torch.testing.assert_close(found["train"].float(), expected, atol=2e-3, rtol=0)
-    torch.testing.assert_close(found["test"].float(), elsewhere.mean(dim=0), atol=4e-3, rtol=0)
+    torch.testing.assert_close(found["train"].float(), expected, atol=2e-4, rtol=0)
+    torch.testing.assert_close(found["test"].float(), elsewhere.mean(dim=0), atol=4e-4, rtol=0)
 
 
 @pytest.mark.parametrize("attack", [SelfTraining(iterations=2), ForestTraining(iterations=2)], ids=lambda a: a.name)
