@@ -147,6 +147,10 @@ class Defense(ABC):
         """Return what leaves in place of one named parameter tensor, any shape."""
         return p
 
+    def on_nodes(self, nodes: Tensor, release: Release) -> Tensor:
+        """Return what leaves in place of ``nodes`` (B, T), the node of each row in T trees; 0 tells nothing of it."""
+        return nodes
+
     def on_labels(self, y: Tensor, *, features: Tensor, n_classes: int, rng: torch.Generator) -> Tensor:
         """Return the labels that the active party trains on; called once before training for each set of its rows.
 

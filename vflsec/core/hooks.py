@@ -64,6 +64,7 @@ _LEARNING, _CROSSING = "learning from labels", "training across the cut layer"
 EMBEDDING = _of_messages(Kind.EMBEDDING)
 GRADIENT = _of_messages(Kind.GRADIENT)
 PARAMETERS = _of_messages(Kind.PARAMETERS)
+NODES = _of_messages(Kind.NODES)
 LABELS = _of_active("on_labels", "labels", _LEARNING)
 PREDICTIONS = _of_active("on_predictions", "", _LEARNING, "prediction", changes=Changes.READING)
 BATCH = _of_active("on_batch", "labels", _CROSSING)
@@ -86,11 +87,11 @@ UPDATE = Hook(
 )
 PLAN_RELEASES = Hook("plan_releases", "", Runs.CARRIER, ("every phase",), Changes.MESSAGES)
 
-HOOKS = (EMBEDDING, GRADIENT, PARAMETERS, LABELS, PREDICTIONS, BATCH, RECEIVED, PENALTY, PROTOCOL, TRAINING, UPDATE)
+HOOKS = (EMBEDDING, GRADIENT, PARAMETERS, NODES, LABELS, PREDICTIONS, BATCH, RECEIVED, PENALTY, PROTOCOL, TRAINING, UPDATE)
 """All hooks that change something. ``PLAN_RELEASES`` only passes on how often rows are sent."""
 
 OF_KIND = {hook.kind: hook for hook in HOOKS if hook.kind}
-"""The hook that each kind of message runs; ciphertexts and control messages run none."""
+"""The hook that each kind of message runs; histograms, ciphertexts and control messages run none."""
 
 ON_LABELS = frozenset({LABELS, PREDICTIONS})
 """The hooks that learning from labels runs at the active party."""

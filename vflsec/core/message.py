@@ -22,6 +22,8 @@ class Kind(StrEnum):
     EMBEDDING = "embedding"
     GRADIENT = "gradient"
     PARAMETERS = "parameters"
+    NODES = "nodes"
+    HISTOGRAM = "histogram"
     CIPHERTEXT = "ciphertext"
     CONTROL = "control"
 
@@ -47,7 +49,10 @@ class Message:
         receiver: name of a party.
         step: number of the training step, or of the batch at prediction.
         phase: the method's phase, or ``predict``.
-        payload: named tensors, embeddings and gradients as (B, d); or ciphertexts with an ``nbytes``.
+        payload: named tensors, embeddings and gradients as (B, d); or ciphertexts with an ``nbytes``. Of trees, nodes
+            are (B, T), one column for each tree from number ``step`` on: the node that a row is in, numbered from 1 so
+            that node i has the children 2 i and 2 i + 1, or 0 if the receiver is not told. Histograms are (N, V, 3),
+            sums of first and second derivatives and of rows, of nodes (N,) and bins.
         rows: (B,) positions of the samples in ``split``, or None.
         split: the rows that the message is about, ``train``, ``val``, ``test``...
     """

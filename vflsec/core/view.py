@@ -32,6 +32,8 @@ class Need(StrEnum):
     GRADIENTS = "received gradients", "choose --adversary passive_1 and a method that sends gradients"
     EMBEDDINGS = "received embeddings", "choose --adversary active"
     PARAMETERS = "received parameters", "choose a method that averages models, such as fedhssl-simsiam"
+    NODES = "node memberships", "choose a method that grows trees, such as secureboost"
+    HISTOGRAMS = "histograms", "choose --adversary active and a method that grows trees, such as secureboost"
     PREDICTIONS = "predictions", "choose --adversary active, without a phase, or audit a transcript that has them"
     VICTIM_MODEL = "the victim's bottom model", "choose --adversary active and add --set aux.victim_model=true"
     SHADOWS = "shadow federations", "evaluate the job with vflsec eval, which trains them"
@@ -143,6 +145,8 @@ class View:
             Need.GRADIENTS: Kind.GRADIENT in received,
             Need.EMBEDDINGS: Kind.EMBEDDING in received,
             Need.PARAMETERS: Kind.PARAMETERS in received,
+            Need.NODES: Kind.NODES in received,
+            Need.HISTOGRAMS: Kind.HISTOGRAM in received,
             Need.PREDICTIONS: bool(self.predictions),
             Need.VICTIM_MODEL: self.victim_model is not None,
             Need.SHADOWS: self.shadows is not None,

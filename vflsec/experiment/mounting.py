@@ -26,6 +26,8 @@ KINDS = {
     Need.GRADIENTS: Kind.GRADIENT,
     Need.EMBEDDINGS: Kind.EMBEDDING,
     Need.PARAMETERS: Kind.PARAMETERS,
+    Need.NODES: Kind.NODES,
+    Need.HISTOGRAMS: Kind.HISTOGRAM,
 }
 
 
