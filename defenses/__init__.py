@@ -19,6 +19,7 @@ CATALOGUE = {
     "gaussian-dp": "vflsec.defenses.gaussian_dp:GaussianDP",
     "laplace-dp": "vflsec.defenses.laplace_dp:LaplaceDP",
     "dp-sgd": "vflsec.defenses.dp_sgd:DPSGD",
+    "id-lmid": "vflsec.defenses.id_lmid:NodeInformation",
     "label-dp": "vflsec.defenses.label_dp:LabelDP",
     "phe": "vflsec.defenses.phe:EncryptedBoundary",
 }

@@ -1,6 +1,8 @@
 """Protocols: messages between parties that keep something secret. One file each."""
 
 CATALOGUE = {
+    "histograms-masked": "vflsec.protocols.histograms_masked:Masked",
+    "histograms-plain": "vflsec.protocols.histograms_masked:Plain",
     "masked-plain": "vflsec.protocols.masked_plain:PlainMaskedBoundary",
     "model-average": "vflsec.protocols.model_average:ModelAverage",
     "paillier": "vflsec.protocols.paillier:PaillierBoundary",

@@ -177,6 +177,11 @@ class Channel:
             self._record(message)
         return message
 
+    def count_release(self, message: Message) -> None:
+        """Count a release that no tap sees: an encrypted one, from which the receiver learns what is computed of it."""
+        if not self._muted and message.rows is not None and len(message.rows):
+            self._count((_route(message), message.split), message.rows)
+
     def releases(self) -> list[ReleaseCount]:
         """Return the number of releases by route and split, by which a privacy budget is spent."""
         counts = [ReleaseCount(*route, split, int(n.max()), int(n.sum())) for (route, split), n in self.counts.items()]

@@ -45,6 +45,7 @@ class Method(ABC):
         prior: the method whose pre-training, without ``joint``, any party could have done alone, as a baseline; or
             None.
         encoder: the encoder if ``model.encoder`` is None.
+        embeds: whether a party's representation is one that training could have collapsed.
         snapshots: whether pre-training can stop before its last iteration, see ``train.pretrain.until``.
         source_phases: phases whose messages are about the source's rows alone: only an attack on these rows reads them.
 
@@ -67,6 +68,7 @@ class Method(ABC):
     prior: ClassVar[str | None] = None
     encoder: ClassVar[Literal["mlp", "auto"]] = "mlp"
     source_phases: ClassVar[frozenset[str]] = frozenset()
+    embeds: ClassVar[bool] = True
     snapshots: ClassVar[bool] = False
 
     def __init__(self, train: TrainSpec, model: ModelSpec) -> None:

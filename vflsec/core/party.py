@@ -129,6 +129,7 @@ class Party:
         labels: Tensor | None = None,
         split: str = "train",
         buffers: bool = False,
+        defended: bool = False,
     ) -> Message:
         """Apply the defenses to ``payload``, deliver it and return what the receiver gets.
 
@@ -142,9 +143,12 @@ class Party:
             labels: (B,) labels of these rows, if the sender owns them.
             split: that ``rows`` refers to.
             buffers: whether the payload is a model's running statistics, which no gradient has changed.
+            defended: whether ``defend`` returned the payload, so that several receivers get the same release.
         """
         payload = {
-            key: self._defended(Release(self.name, to, kind, step, phase, key, rows, labels, self._rng, buffers), value)
+            key: value
+            if defended
+            else self._defended(Release(self.name, to, kind, step, phase, key, rows, labels, self._rng, buffers), value)
             for key, value in payload.items()
         }
         return self._channel.deliver(Message(kind, self.name, to, step, phase, payload, rows, split))
@@ -163,9 +167,22 @@ class Party:
         release = Release(self.name, to, kind, step, phase, "", None, None, self._rng, buffers)
         return {key: self._defended(replace(release, key=key), value) for key, value in payload.items()}
 
-    def note(self, kind: Kind, payload: Mapping[str, Tensor], *, sender: str, step: int, phase: str) -> None:
+    def note(
+        self,
+        kind: Kind,
+        payload: Mapping[str, Tensor],
+        *,
+        sender: str,
+        step: int,
+        phase: str,
+        rows: Tensor | None = None,
+    ) -> None:
         """Pass to the taps what this party knows of an exchange beside its messages: what it masked or unmasked."""
-        self._channel.open(Message(kind, sender, self.name, step, phase, payload))
+        self._channel.open(Message(kind, sender, self.name, step, phase, payload, rows))
+
+    def count_release(self, kind: Kind, rows: Tensor, *, to: str, phase: str) -> None:
+        """Count a release of rows whose values another party does not see, but only what follows from them."""
+        self._channel.count_release(Message(kind, self.name, to, 0, phase, {}, rows))
 
     def open(self, kind: Kind, value: Tensor, step: Step, *, sender: str) -> Tensor:
         """Return the plaintext of what ``sender`` encrypted, and pass it to the taps; its bytes count as ciphertext."""

@@ -5,6 +5,7 @@ from vflsec.core.registry import Preset, preset
 _SSL = {"simsiam": "SimSiam", "byol": "BYOL", "moco": "MoCo"}
 _FEDHSSL = "He et al. 2022 (FedHSSL), arXiv 2208.08934"
 _VFLHLP = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 5.4"
+_SECUREBOOST = "Cheng et al. 2021 (SecureBoost), arXiv 1901.08755"
 _PRADA = "Kang et al. 2022 (PrADA), section 8.1"
 
 
@@ -80,6 +81,25 @@ CATALOGUE: dict[str, str | Preset] = {
         "data.options.source=merged`` of census-domains) its AB-VFL.",
         reference=f"{_PRADA}, PrADA w/o DA&FG&IR",
         grouped=False,
+    ),
+    "secureboost": "vflsec.methods.secureboost:SecureBoost",
+    "secureboost-rl": preset(
+        "vflsec.methods.secureboost:SecureBoost",
+        "SecureBoost whose first tree the active party grows alone: Reduced-Leakage, or completely secure.",
+        reference=f"{_SECUREBOOST}; in FATE complete_secure",
+        alone=1,
+    ),
+    "secureboost-turns": preset(
+        "vflsec.methods.secureboost:SecureBoost",
+        "SecureBoost whose trees use the columns of one party each, in turn: the mix mode of SecureBoost+.",
+        reference="Chen et al. 2021 (SecureBoost+), arXiv 2110.10927, mix tree mode",
+        order="turns",
+    ),
+    "secureboost-layers": preset(
+        "vflsec.methods.secureboost:SecureBoost",
+        "SecureBoost whose upper levels use the columns of passive parties, and whose lower ones the active party's.",
+        reference="Chen et al. 2021 (SecureBoost+), arXiv 2110.10927, layered tree mode",
+        order="layers",
     ),
     "vflhlp": "vflsec.methods.vflhlp:VFLHLP",
     "vflhlp-a": preset(

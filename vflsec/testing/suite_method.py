@@ -207,7 +207,7 @@ class _Probe(Defense):
     name = "probe"
     reference = "none: made for a check"
     guarantee = "none"
-    points = (Kind.EMBEDDING, Kind.GRADIENT, Kind.PARAMETERS)
+    points = (Kind.EMBEDDING, Kind.GRADIENT, Kind.PARAMETERS, Kind.NODES)
 
     def __init__(self, strength: float) -> None:
         super().__init__(strength, at=[point.value for point in self.points])
@@ -224,6 +224,10 @@ class _Probe(Defense):
     def on_parameters(self, p: Tensor, release: Release) -> Tensor:
         self.called.add(hooks.PARAMETERS.name)
         return p
+
+    def on_nodes(self, nodes: Tensor, release: Release) -> Tensor:
+        self.called.add(hooks.NODES.name)
+        return nodes
 
     def on_labels(self, y: Tensor, *, features: Tensor, n_classes: int, rng: torch.Generator) -> Tensor:
         self.called.add(hooks.LABELS.name)

@@ -1,0 +1,446 @@
+"""SecureBoost: gradient-boosted trees between parties, who exchange histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vflsec.core import hooks, registry
+from vflsec.core.checks import non_negative, one_of, positive, positive_or_none
+from vflsec.core.errors import Diverged, UsageError
+from vflsec.core.federation import Federation
+from vflsec.core.hooks import Hook
+from vflsec.core.message import Kind, Step
+from vflsec.core.method import Method, Progress
+from vflsec.core.party import Party
+from vflsec.core.protocol import FRACTION_BITS, HistogramExchange
+from vflsec.core.seeds import generator
+from vflsec.core.settings import ModelSpec, TrainSpec
+from vflsec.core.view import Need
+from vflsec.methods.epochs import Epochs
+from vflsec.methods.tree_growing import TreeGrowing
+from vflsec.trees.bins import Bins
+from vflsec.trees.ensemble import Shape, Splits
+from vflsec.trees.splits import Rule
+
+EXCHANGES = ("plain", "masked", "paillier")
+DEEPEST = 14
+"""Levels of a tree whose nodes have numbers of 16 bits."""
+
+UNIT = 2.0**FRACTION_BITS
+
+
+class SecureBoost(Method):
+    """Gradient-boosted trees on the columns of all parties, grown level by level from histograms.
+
+    In each round the active party sends first and second derivatives of the loss by row, encrypted. A passive party adds
+    them up over the rows of each node and bin of its columns. The active party decrypts the sums and takes the best
+    split of all parties. The owner of the column keeps the threshold and says which rows go where. To build the
+    histograms of the next level, every passive party is told in which node each row is. Prediction asks the owner of
+    each split.
+
+    Trees and splits are those that one party with all columns would choose, up to bins. A number of C > 2 classes takes
+    C trees in each round.
+
+    Source: Cheng et al. 2021 (SecureBoost), arXiv 1901.08755, algorithms 1 to 3; Chen et al. 2021 (SecureBoost+), arXiv
+    2110.10927, for subtraction of histograms, trees in turn and layers.
+
+    Args:
+        train: not read: trees have settings of their own.
+        model: not read.
+        exchange: of histograms: ``masked`` (sealed numbers, the messages of an encrypted run), ``paillier``, or
+            ``plain``, in which passive parties see the derivatives.
+        rounds: of boosting, at most.
+        depth: levels of splits of a tree, at most 14.
+        learning_rate: shrinkage of each tree.
+        bins: of a number; a category has one for each value.
+        l2: penalty on the values of leaves.
+        leaf_rows: at least, in each leaf.
+        leaf_hessian: sum of second derivatives, at least, in each leaf.
+        least_gain: that a split must exceed.
+        rows: share of the training rows that each round draws.
+        columns: share of its columns that each party draws for each tree.
+        patience: rounds without a better log loss on validation rows after which no tree is added; None for all rounds.
+        alone: first rounds whose trees the active party grows by itself.
+        order: whose columns a tree may use: ``together`` those of all parties, ``turns`` those of one party, each round
+            another, ``layers`` those of passive parties in the first ``passive_levels`` levels and then the active
+            party's.
+        passive_levels: levels of ``layers``.
+        graft: whether leaves get values by the true labels where a defense has changed the labels that trees are grown
+            by (Grafting-LDP).
+        key_bits: of ``paillier``.
+    """
+
+    name = "secureboost"
+    reference = "Cheng et al. 2021 (SecureBoost), arXiv 1901.08755"
+    differs: ClassVar[tuple[str, ...]] = (
+        "Only the smaller child of two gets a histogram; the other is the difference, as in SecureBoost+.",
+        "A category is split one value against all others.",
+        "Bins are the same in all trees; the paper names no binning.",
+        "Numbers of rows in bins are in clear, as in FATE, so that leaves have a least number of rows.",
+    )
+    messages: ClassVar[Mapping[str, frozenset[Kind]]] = {
+        "train": frozenset({Kind.GRADIENT, Kind.NODES, Kind.HISTOGRAM, Kind.CIPHERTEXT, Kind.CONTROL})
+    }
+    visible_to: ClassVar[Mapping[str, frozenset[Need]]] = {
+        "passive": frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS, Need.GRADIENTS, Need.NODES}),
+        "active": frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS, Need.NODES, Need.HISTOGRAMS}),
+    }
+    learns: ClassVar[Mapping[str, frozenset[Hook]]] = {"train": hooks.ON_LABELS | {hooks.GRADIENT}}
+    embeds = False
+    alone: int = 0
+    order: Literal["together", "turns", "layers"] = "together"
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Show the defaults of a member of the family."""
+        super().__init_subclass__(**arguments)
+        cls.leave_out((), alone=cls.alone, order=cls.order)
+
+    def __init__(
+        self,
+        train: TrainSpec,
+        model: ModelSpec,
+        *,
+        exchange: Literal["plain", "masked", "paillier"] = "masked",
+        rounds: int = 20,
+        depth: int = 4,
+        learning_rate: float = 0.3,
+        bins: int = 32,
+        l2: float = 1.0,
+        leaf_rows: int = 20,
+        leaf_hessian: float = 0.001,
+        least_gain: float = 0.0,
+        rows: float = 1.0,
+        columns: float = 1.0,
+        patience: int | None = None,
+        alone: int | None = None,
+        order: Literal["together", "turns", "layers"] | None = None,
+        passive_levels: int = 2,
+        graft: bool = False,
+        key_bits: int = 2048,
+    ) -> None:
+        super().__init__(train, model)
+        self.alone = self.alone if alone is None else alone
+        self.order = self.order if order is None else order
+        one_of(EXCHANGES, exchange=exchange)
+        one_of(("together", "turns", "layers"), order=self.order)
+        positive(rounds=rounds, depth=depth, learning_rate=learning_rate, leaf_rows=leaf_rows)
+        positive(rows=rows, columns=columns, passive_levels=passive_levels)
+        positive_or_none(patience=patience)
+        non_negative(l2=l2, leaf_hessian=leaf_hessian, least_gain=least_gain, alone=self.alone)
+        if depth > DEEPEST:
+            raise UsageError(f"expected depth of at most {DEEPEST}, got {depth}: grow more rounds instead")
+        if not 2 <= bins <= 2**15:
+            raise UsageError(f"expected 2 <= bins <= {2**15}, got {bins}")
+        if rows > 1 or columns > 1:
+            raise UsageError(f"expected rows and columns as shares of at most 1, got {rows} and {columns}")
+        self.exchange = exchange
+        self.rounds = rounds
+        self.depth = depth
+        self.learning_rate = learning_rate
+        self.bins = bins
+        self.rule = Rule(l2, leaf_rows, leaf_hessian, least_gain)
+        self.rows = rows
+        self.columns = columns
+        self.patience = patience
+        self.passive_levels = passive_levels
+        self.graft = graft
+        self.key_bits = key_bits
+        self._bins: dict[str, Bins] = {}
+        self._exchanges: dict[str, HistogramExchange] = {}
+
+    @classmethod
+    def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
+        """Return the kinds of messages: derivatives are in clear in the exchange ``plain`` alone."""
+        plain = options.get("exchange", "masked") == "plain"
+        return cls.messages["train"] - {Kind.CIPHERTEXT if plain else Kind.GRADIENT}
+
+    def build(self, federation: Federation) -> None:
+        """Choose bins, and make room for the trees.
+
+        Raises:
+            Diverged: a column is not finite.
+        """
+        outputs = federation.n_classes if federation.n_classes > 2 else 1
+        trees = self.rounds * outputs
+        for party in federation.parties.values():
+            if not torch.isfinite(party.features["train"]).all():
+                raise Diverged(f"{self.name} expects finite columns, got nan or infinity at {party.name}")
+            self._bins[party.name] = Bins(party.layout, party.features["train"], self.bins)
+            party.modules["splits"] = Splits(trees, self.depth, party.n_features)
+        federation.active.modules["shape"] = Shape(trees, self.depth, outputs)
+        options = {"bits": self.key_bits} if self.exchange == "paillier" else {}
+        for party in federation.passive:
+            name = f"histograms-{self.exchange}"
+            self._exchanges[party.name] = registry.build("protocols", name, party, federation.active, **options)
+        for party in federation.parties.values():
+            party.modules.to(federation.device)
+
+    def check(self, federation: Federation) -> None:
+        """Raise UsageError if early stopping has no validation rows."""
+        if self.patience is not None and not federation.n_rows("val"):
+            raise UsageError("patience needs validation rows, got none: add --set data.validation=0.1")
+
+    def cryptography(self, federation: Federation) -> float:
+        """Return an estimate of the CPU seconds of cryptography."""
+        outputs = self.shape(federation).outputs
+        rows = max(1, round(self.rows * federation.n_rows("train")))
+        passes = 1 + 0.5 * (self.depth - 1)  # of two children, the smaller one is added up
+        return sum(
+            exchange.seconds(
+                max(0, self.rounds - self.alone), outputs, rows, len(bins.start), len(bins), round(passes)
+            )
+            for exchange, bins in ((self._exchanges[name], self._bins[name]) for name in self._exchanges)
+        )
+
+    def planned(self, phase: str, federation: Federation) -> int | None:
+        """Return the rounds, in each of which a row's derivatives are sent once."""
+        return max(0, self.rounds - self.alone)
+
+    def shape(self, federation: Federation) -> Shape:
+        """Return the active party's part of the trees."""
+        found = federation.active.modules["shape"]
+        assert isinstance(found, Shape)
+        return found
+
+    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
+        """Grow the trees and return the mean log loss of the training rows by round."""
+        shape = self.shape(federation)
+        boosting = _Boosting(self, federation, phase)
+        models = {f"models/{party.name}": party.modules for party in federation.parties.values()}
+        kept = {**models, "scores": boosting}
+        epochs = Epochs(
+            federation, phase, progress, self.rounds, kept=kept, optimizers=[], done=lambda: boosting.stopped
+        )
+        growing = TreeGrowing(
+            federation, self._bins, self._exchanges, shape, phase, rule=self.rule, depth=self.depth,
+            candidates=self.candidates, columns=self.columns,
+        )  # fmt: skip
+        growing.announce()
+        for round_ in epochs:
+            first = round_ * shape.outputs
+            rows = self._drawn(federation, round_)
+            derivatives = boosting.release(rows, first, self._receivers(federation, round_), self._exchanges)
+            grown = [growing.grow(first + k, k, rows, derivatives, boosting.labels) for k in range(shape.outputs)]
+            boosting.add(first, torch.stack(grown, dim=1), rows)
+            shape.grown.fill_(first + shape.outputs)
+            epochs.end(boosting.loss())
+            if self.patience is not None:
+                boosting.validate(self.leaves(federation, "val", first, shape.outputs, "validate"), first)
+        if self.patience is not None:
+            shape.grown.fill_(boosting.best * shape.outputs)
+        return epochs.losses
+
+    def candidates(self, tree: int, level: int, outputs: int, parties: int) -> list[int]:
+        """Return the numbers of the parties whose columns may split a level of a tree, the active party being 0."""
+        round_ = tree // outputs
+        if round_ < self.alone:
+            return [0]
+        if self.order == "turns":
+            return [round_ % parties]
+        if self.order == "layers":
+            return list(range(1, parties)) if level < self.passive_levels else [0]
+        return list(range(parties))
+
+    def _receivers(self, federation: Federation, round_: int) -> list[str]:
+        """Return the names of the passive parties whose columns are candidates in some level of a round."""
+        names, outputs = list(federation.parties), self.shape(federation).outputs
+        asked = {
+            one
+            for level in range(self.depth)
+            for one in self.candidates(round_ * outputs, level, outputs, len(names))
+        }
+        return [names[one] for one in sorted(asked - {0})]
+
+    def _drawn(self, federation: Federation, round_: int) -> Tensor:
+        """Return the training rows of one round, sorted."""
+        n = federation.n_rows("train")
+        if self.rows == 1:
+            return torch.arange(n, device=federation.device)
+        order = torch.randperm(n, generator=generator(federation.seed, "rows", round_))
+        return order[: max(1, round(self.rows * n))].sort().values.to(federation.device)
+
+    @torch.no_grad()
+    def predict(self, federation: Federation, split: str) -> Tensor:
+        """Return logits (n, C); of two classes the first has zeros."""
+        shape = self.shape(federation)
+        leaves = self.leaves(federation, split, 0, int(shape.grown), "predict")
+        scores = shape.start + shape.logits(leaves)
+        logits = torch.cat([torch.zeros_like(scores), scores], dim=1) if shape.outputs == 1 else scores
+        return federation.active.defenses.decode_logits(logits.float())
+
+    def leaves(self, federation: Federation, split: str, first: int, trees: int, phase: str) -> Tensor:
+        """Return the leaf (n, trees) of each row, in trees from number ``first`` on; owners of splits are asked."""
+        active, owner = federation.active, self.shape(federation).owner
+        n = federation.n_rows(split)
+        rows = torch.arange(n, device=federation.device)
+        numbers = torch.arange(first, first + trees, device=federation.device)
+        nodes = torch.ones(n, trees, dtype=torch.long, device=federation.device)
+        for _ in range(self.depth):
+            inner = nodes < owner.shape[1]
+            owners = torch.where(inner, owner[numbers, nodes.clamp(max=owner.shape[1] - 1)].long(), -1)
+            for number, party in enumerate(federation.parties.values()):
+                asked = torch.where(owners == number, nodes, 0)
+                if not asked.any():
+                    continue
+                found = self._asked(party, active, asked, rows, split, first, phase)
+                nodes = torch.where(found > 0, found, nodes)
+        return nodes
+
+    def _asked(
+        self, party: Party, active: Party, nodes: Tensor, rows: Tensor, split: str, first: int, phase: str
+    ) -> Tensor:
+        """Return the child (n, T) of each node that ``party`` splits, or 0."""
+        splits = party.modules["splits"]
+        assert isinstance(splits, Splits)
+        if party is active:
+            return splits.route(party.features[split], first, nodes)
+        place: dict[str, Any] = {"step": first, "phase": phase, "rows": rows, "split": split}
+        question = active.send(Kind.NODES, {"value": nodes.short()}, to=party.name, **place)
+        answer = splits.route(party.features[split], first, question.payload["value"].long())
+        found: Tensor = party.send(Kind.NODES, {"value": answer.short()}, to=active.name, **place).payload["value"]
+        return found.long()
+
+    def representation(self, party: Party) -> nn.Module:
+        """Return on which side of each of its own splits a row is."""
+        return party.modules["splits"]
+
+
+SecureBoost.leave_out((), alone=SecureBoost.alone, order=SecureBoost.order)
+
+
+class _Boosting:
+    """The scores of the training rows, and the derivatives by them.
+
+    Trees are grown by the labels that the active party's defenses leave. With ``graft``, leaves are fitted to the true
+    labels by scores of their own; nothing that leaves the active party depends on these.
+    """
+
+    def __init__(self, method: SecureBoost, federation: Federation, phase: str) -> None:
+        self.method, self.federation, self.phase = method, federation, phase
+        self.shape = method.shape(federation)
+        active, classes = federation.active, federation.n_classes
+        rng = generator(federation.seed, "labels", phase, device=federation.device)
+        true = active.labels["train"]
+        self.labels, targets = active.defenses.training_targets(
+            true, active.features["train"], n_classes=classes, rng=rng
+        )
+        self.targets = {"grown": self._of_classes(targets)}
+        if method.graft:
+            self.targets["grafted"] = self._of_classes(true)
+        start = self._start(self.targets["grafted" if method.graft else "grown"])
+        self.shape.start.copy_(start)
+        self.scores = {
+            name: self._start(target).expand(len(true), -1).clone() for name, target in self.targets.items()
+        }
+        val = active.labels.get("val", true[:0])
+        self.val, self.val_scores = val, start.expand(len(val), -1).clone()
+        self.round, self.best, self.best_loss = 0, 0, float("inf")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether validation rows gain no more."""
+        patience = self.method.patience
+        return patience is not None and self.round >= self.best + patience
+
+    def _of_classes(self, targets: Tensor) -> Tensor:
+        """Return targets (n, C') in double precision, one output for two classes."""
+        classes = self.federation.n_classes
+        soft = targets if targets.is_floating_point() else F.one_hot(targets, classes)
+        return soft[:, 1:].double() if classes == 2 else soft.double()
+
+    def _start(self, targets: Tensor) -> Tensor:
+        """Return the logits (C') of the shares of classes."""
+        share = targets.mean(dim=0).clamp(1e-6, 1 - 1e-6)
+        return share.logit() if self.shape.outputs == 1 else share.log()
+
+    def _derivatives(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return first and second derivatives (n, C') of the log loss by the scores."""
+        scores = self.scores[name]
+        p = scores.sigmoid() if self.shape.outputs == 1 else scores.softmax(dim=1)
+        return p - self.targets[name], p * (1 - p)
+
+    def release(
+        self, rows: Tensor, step: int, receivers: Sequence[str], exchanges: Mapping[str, HistogramExchange]
+    ) -> NDArray[np.int64]:
+        """Send the derivatives of ``rows``, after the active party's defenses; return what was sent (B, 2 C').
+
+        All receivers get the same release, so that they cannot average noise away together.
+        """
+        active = self.federation.active
+        value = torch.cat(self._derivatives("grown"), dim=1)[rows]
+        if receivers:
+            place = Step(step, self.phase, rows, self.labels[rows])
+            mean = active.defend(Kind.GRADIENT, value / len(rows), place, to=receivers[0])  # of the mean loss, as ever
+            value = mean * len(rows)
+        if not torch.isfinite(value).all():
+            raise Diverged(f"the derivatives are not finite in round {self.round}: lower learning_rate")
+        units = (value * UNIT).round().cpu()
+        largest = 2.0**53 / len(rows)
+        if units.abs().max() >= largest:
+            raise Diverged(
+                f"expected derivatives below {largest / UNIT:g} for exact sums over {len(rows)} rows, got "
+                f"{float(units.abs().max()) / UNIT:g}: lower the noise"
+            )
+        sent: NDArray[np.int64] = units.long().numpy()
+        for name in receivers:
+            exchanges[name].share(sent, rows, step=step, phase=self.phase)
+            if self.method.exchange != "plain":  # it sees the nodes that follow from them
+                active.count_release(Kind.GRADIENT, rows, to=name, phase=self.phase)
+        own = torch.from_numpy(sent / UNIT)
+        active.note(Kind.GRADIENT, {"value": own}, sender=active.name, step=step, phase=self.phase, rows=rows)
+        return sent
+
+    def add(self, first: int, leaves: Tensor, rows: Tensor) -> None:
+        """Fit the values of a round's trees to the derivatives of the drawn ``rows``; ``leaves`` (n, C') are of all."""
+        for name in self.targets:
+            gradients, hessians = self._derivatives(name)
+            for k in range(self.shape.outputs):
+                values = self._values(gradients[:, k], hessians[:, k], leaves[:, k], rows)
+                self.scores[name][:, k] += values[leaves[:, k]]
+                self.shape.value[first + k] = values  # the grafted ones come last
+        self.round += 1
+
+    def _values(self, first: Tensor, second: Tensor, leaves: Tensor, rows: Tensor) -> Tensor:
+        """Return -learning_rate G / (H + l2) of every node, of inner ones by the rows that pass through it."""
+        method, n_nodes = self.method, self.shape.value.shape[1]
+        sums = torch.zeros(n_nodes, 2, dtype=torch.float64, device=leaves.device)
+        sums.index_add_(0, leaves[rows], torch.stack([first[rows], second[rows]], dim=1))
+        for node in range(n_nodes // 2 - 1, 0, -1):
+            sums[node] += sums[2 * node] + sums[2 * node + 1]
+        return -method.learning_rate * sums[:, 0] / (sums[:, 1] + method.rule.l2).clamp_min(1e-12)
+
+    def loss(self) -> float:
+        """Return the mean log loss of the training rows."""
+        name = list(self.targets)[-1]
+        return float(self._log_loss(self.scores[name], self.targets[name]))
+
+    def _log_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        if self.shape.outputs == 1:
+            return F.binary_cross_entropy_with_logits(scores, targets)
+        return F.cross_entropy(scores, targets)
+
+    def validate(self, leaves: Tensor, first: int) -> None:
+        """Add a round's trees to the scores of validation rows, and keep the number of rounds of the best loss."""
+        self.val_scores += self.shape.logits(leaves, first)
+        loss = float(self._log_loss(self.val_scores, self._of_classes(self.val)))
+        if loss < self.best_loss:
+            self.best, self.best_loss = self.round, loss
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the scores and the best round."""
+        counts = torch.tensor([self.round, self.best, self.best_loss], dtype=torch.float64)
+        return {"counts": counts, "val": self.val_scores, **{f"of/{name}": x for name, x in self.scores.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go back to a state that ``state_dict`` returned."""
+        self.round, self.best = (int(count) for count in state["counts"][:2])
+        self.best_loss = float(state["counts"][2])
+        self.val_scores = state["val"].to(self.val_scores)
+        self.scores = {name: state[f"of/{name}"].to(own) for name, own in self.scores.items()}

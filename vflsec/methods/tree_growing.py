@@ -1,0 +1,252 @@
+"""The growth of one tree, level by level, from the histograms of all parties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vflsec.core.federation import Federation
+from vflsec.core.message import Kind
+from vflsec.core.party import Party
+from vflsec.core.protocol import HistogramExchange, Histograms
+from vflsec.core.seeds import generator
+from vflsec.trees.bins import Bins
+from vflsec.trees.ensemble import Shape, Splits
+from vflsec.trees.histograms import histogram
+from vflsec.trees.splits import Best, Rule, best_splits
+
+Candidates = Callable[[int, int, int, int], list[int]]
+"""Returns whose columns may split a level, given tree, level, number of outputs and of parties."""
+
+
+class TreeGrowing:
+    """Grows trees; every party keeps its own splits, and the active party the shape.
+
+    Args:
+        federation: the parties.
+        bins: of each party's columns, by name.
+        exchanges: of histograms, by passive party.
+        shape: the active party's part of the trees.
+        phase: the method's phase.
+        rule: when a node may be split.
+        depth: levels of splits.
+        candidates: whose columns may split a level.
+        columns: share of its columns that each party draws for each tree.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        bins: Mapping[str, Bins],
+        exchanges: Mapping[str, HistogramExchange],
+        shape: Shape,
+        phase: str,
+        *,
+        rule: Rule,
+        depth: int,
+        candidates: Candidates,
+        columns: float,
+    ) -> None:
+        self.federation = federation
+        self.exchanges = exchanges
+        self.shape = shape
+        self.phase = phase
+        self.rule = rule
+        self.depth = depth
+        self.candidates = candidates
+        self.columns = columns
+        self.parties = list(federation.parties.values())
+        self.bins = [bins[party.name] for party in self.parties]
+        self.codes = [own.of(party.features["train"]) for own, party in zip(self.bins, self.parties, strict=True)]
+        self.all_rows = torch.arange(federation.n_rows("train"), device=federation.device)
+
+    def announce(self) -> None:
+        """Tell the active party which bins belong to one column, and which are in order."""
+        for party, own in zip(self.parties[1:], self.bins[1:], strict=True):
+            payload = {"column": torch.from_numpy(own.column), "ordered": torch.from_numpy(own.ordered)}
+            party.send(Kind.CONTROL, payload, to=self.federation.active.name, step=0, phase=self.phase)
+
+    def grow(
+        self, tree: int, output: int, rows: Tensor, derivatives: NDArray[np.int64], labels: Tensor
+    ) -> Tensor:
+        """Grow one tree and return the leaf (n,) of each training row.
+
+        Args:
+            tree: its number.
+            output: the logit that it adds to.
+            rows: (B,) those whose derivatives count.
+            derivatives: (B, 2 C') in units of 2^-FRACTION_BITS.
+            labels: (n,) class numbers, which defenses of the active party may read.
+        """
+        nodes = np.ones(len(self.all_rows), dtype=np.int64)
+        drawn = rows.cpu().numpy()
+        sources = [
+            _Source(self, number, tree, output, drawn, derivatives) for number in range(len(self.parties))
+        ]
+        for level in range(self.depth):
+            here = np.where(nodes >= 2**level, nodes, 0)  # the others are in leaves
+            counts = np.bincount(here[drawn], minlength=2 ** (level + 1))
+            numbers = 2**level + np.flatnonzero(counts[2**level :] >= 2 * self.rule.least_rows)
+            if not len(numbers):
+                break
+            here = np.where(_marked(numbers, len(counts))[here], here, 0)
+            asked = self.candidates(tree, level, self.shape.outputs, len(self.parties))
+            best = [
+                source.best(here, numbers) if source.number in asked else source.none(numbers) for source in sources
+            ]
+            gains = np.stack([one.gain for one in best])
+            winner = np.where(np.isfinite(gains).any(axis=0), gains.argmax(axis=0), -1)
+            for source, own in zip(sources, best, strict=True):
+                mine = winner == source.number
+                if mine.any():
+                    children = source.split(here, numbers[mine], own.bin[mine])
+                    nodes = np.where(children > 0, children, nodes)
+            self.shape.owner[tree, torch.from_numpy(numbers)] = torch.from_numpy(winner).to(self.shape.owner)
+        return torch.from_numpy(nodes).to(self.all_rows.device)
+
+
+class _Source:
+    """The columns of one party as candidates for the splits of one tree."""
+
+    def __init__(
+        self,
+        growing: TreeGrowing,
+        number: int,
+        tree: int,
+        output: int,
+        drawn: NDArray[np.int64],
+        derivatives: NDArray[np.int64],
+    ) -> None:
+        self.growing, self.number, self.tree, self.output = growing, number, tree, output
+        self.party: Party = growing.parties[number]
+        self.bins, codes = growing.bins[number], growing.codes[number]
+        self.exchange = growing.exchanges.get(self.party.name)
+        self.drawn = drawn
+        outputs = derivatives.shape[1] // 2
+        self.derivatives = derivatives[:, [output, outputs + output]]
+        columns = self._columns(codes.shape[1])
+        everyone = len(drawn) == len(codes)
+        self.codes = codes if everyone and len(columns) == codes.shape[1] else codes[np.ix_(drawn, columns)]
+        self.sums: dict[int, NDArray[np.int64]] = {}
+        """Of the nodes of the level before, by number."""
+
+    def _columns(self, count: int) -> NDArray[np.integer]:
+        growing = self.growing
+        if growing.columns == 1 or count == 0:
+            return np.arange(count)
+        rng = generator(growing.federation.seed, "columns", self.party.name, self.tree)
+        return np.sort(torch.randperm(count, generator=rng)[: max(1, round(growing.columns * count))].numpy())
+
+    def none(self, numbers: NDArray[np.int64]) -> Best:
+        """Return no split of any node."""
+        self.sums = {}
+        return Best(np.full(len(numbers), -np.inf), np.zeros(len(numbers), dtype=np.int64))
+
+    def best(self, here: NDArray[np.int64], numbers: NDArray[np.int64]) -> Best:
+        """Return the party's best split of each node; ``here`` (n,) has the nodes of all training rows."""
+        before = self.sums
+        found = self.none(numbers)
+        told = here if self.exchange is None else self._tell(here)
+        at = told[self.drawn]
+        counts = np.bincount(at, minlength=2 * int(numbers.max()) + 2)
+        known = numbers[counts[numbers] > 0]
+        if not len(known) or not self.codes.shape[1]:
+            return found
+        is_known = _marked(known, len(counts))
+        asked = [n for n in known if not self._follows(int(n), is_known, before, counts)]
+        position = np.full(len(counts), -1, dtype=np.int64)
+        position[asked] = np.arange(len(asked))
+        sums = self._sums(position[at], np.array(asked))
+        self.sums = dict(zip(map(int, asked), sums, strict=True))
+        for n in known:
+            if int(n) not in self.sums:
+                self.sums[int(n)] = before[int(n) // 2] - self.sums[int(n) ^ 1]
+        own = best_splits(
+            np.stack([self.sums[int(n)] for n in known]), self.bins.column, self.bins.ordered, self.growing.rule
+        )
+        place = np.searchsorted(numbers, known)
+        found.gain[place], found.bin[place] = own
+        return found
+
+    @staticmethod
+    def _follows(
+        node: int, known: NDArray[np.bool_], before: Mapping[int, NDArray[np.int64]], counts: NDArray[np.integer]
+    ) -> bool:
+        """Whether the histogram of ``node`` is that of its parent minus that of its smaller sibling."""
+        sibling = node ^ 1
+        if node // 2 not in before or not known[sibling]:
+            return False
+        return (counts[node], node) > (counts[sibling], sibling)
+
+    def _tell(self, here: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tell a passive party the node of each row; return what it is told."""
+        growing, active = self.growing, self.growing.federation.active
+        value = torch.from_numpy(here.astype(np.int16))[:, None].to(growing.all_rows.device)
+        message = active.send(
+            Kind.NODES,
+            {"value": value},
+            to=self.party.name,
+            step=self.tree,
+            phase=growing.phase,
+            rows=growing.all_rows,
+            labels=active.labels["train"],
+        )
+        told: NDArray[np.int64] = message.payload["value"][:, 0].cpu().numpy().astype(np.int64)
+        return told
+
+    def _sums(self, nodes: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sums (N, V, 3) over the drawn rows of nodes ``asked``, at whose positions ``nodes`` (B,) are."""
+        if self.exchange is None:
+            return histogram(self.codes, nodes, self.derivatives, len(asked), len(self.bins))
+        place = Histograms(self.tree, self.growing.phase, self.output, asked)
+        return self.exchange.sums(self.codes, nodes, len(self.bins), place)
+
+    def split(
+        self, here: NDArray[np.int64], numbers: NDArray[np.int64], chosen: NDArray[np.integer]
+    ) -> NDArray[np.int64]:
+        """Keep the chosen splits of nodes; return the child (n,) of each row in them, else 0."""
+        growing, active = self.growing, self.growing.federation.active
+        nodes, picked = torch.from_numpy(numbers), torch.from_numpy(chosen.astype(np.int64))
+        if self.exchange is not None:
+            place = {"to": self.party.name, "step": self.tree, "phase": growing.phase}
+            told = active.send(Kind.CONTROL, {"nodes": nodes, "bins": picked}, **place).payload
+            nodes, picked = told["nodes"], told["bins"]
+        splits = self.party.modules["splits"]
+        assert isinstance(splits, Splits)
+        bins = picked.numpy()
+        splits.add(
+            self.tree, nodes, torch.from_numpy(self.bins.place[bins]), torch.from_numpy(self.bins.threshold[bins])
+        )
+        rows = np.flatnonzero(_marked(nodes.numpy(), 2 ** (growing.depth + 1))[here])
+        child = self._children(here[rows], nodes.numpy(), bins, rows)
+        if self.exchange is not None:
+            inside = torch.from_numpy(rows).to(growing.all_rows.device)
+            value = torch.from_numpy(child.astype(np.int16))[:, None].to(inside.device)
+            answer = self.party.send(
+                Kind.NODES, {"value": value}, to=active.name, step=self.tree, phase=growing.phase, rows=inside
+            )
+            child = answer.payload["value"][:, 0].cpu().numpy()
+        found = np.zeros(len(here), dtype=np.int64)
+        found[rows] = child
+        return found
+
+    def _children(
+        self, at: NDArray[np.int64], nodes: NDArray[np.int64], bins: NDArray[np.int64], rows: NDArray[np.integer]
+    ) -> NDArray[np.int64]:
+        """Return the child (m,) of each of ``rows``, which are in nodes ``at`` (m,) that are split at ``bins``."""
+        chosen = np.zeros(2 ** (self.growing.depth + 1), dtype=np.int64)
+        chosen[nodes] = bins
+        split = chosen[at]
+        code = self.growing.codes[self.number][rows, self.bins.column[split]]
+        return 2 * at + np.where(self.bins.ordered[split], code > split, code == split)
+
+
+def _marked(numbers: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
+    """Return (length,) whether each number is among ``numbers``."""
+    found = np.zeros(length, dtype=bool)
+    found[numbers] = True
+    return found

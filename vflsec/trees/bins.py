@@ -1,0 +1,89 @@
+"""Bins of a party's columns: what histograms are made of, and where a split can be."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vflsec.core.layout import Column, Layout
+from vflsec.core.sparse_rows import SparseRows
+
+
+class Bins:
+    """The bins of a party's raw columns, chosen on its training rows.
+
+    A number has up to ``most`` bins of about as many rows each, in order; fewer values have a bin each. A category has
+    a bin for each of its values, in no order.
+
+    Args:
+        layout: of the columns.
+        x: (n, d) encoded training rows.
+        most: bins of a number.
+
+    Attributes:
+        column: (V,) the raw column of each of the V bins.
+        ordered: (V,) whether the bin is one of a number.
+        place: (V,) the encoded column that tells whether a row is beyond the bin.
+        threshold: (V,) the value above which it is.
+    """
+
+    def __init__(self, layout: Layout, x: Tensor, most: int) -> None:
+        self.layout = layout
+        self._edges: dict[int, NDArray[np.floating]] = {}
+        widths = []
+        place, threshold, ordered = [], [], []
+        for number, column in enumerate(layout.columns):
+            if column.kind == "numeric":
+                edges = self._edges[number] = _edges(_numbers(x, column.start), most)
+                widths.append(len(edges) + 1)
+                place.append(np.full(widths[-1], column.start))
+                threshold.append(np.append(edges, np.inf))
+            else:
+                widths.append(column.width)
+                place.append(column.start + np.arange(column.width))
+                threshold.append(np.full(column.width, 0.5))
+            ordered.append(np.full(widths[-1], column.kind == "numeric"))
+        self.start = np.cumsum([0, *widths[:-1]])
+        self.column = np.repeat(np.arange(len(widths)), widths)
+        self.ordered = np.concatenate([np.zeros(0, dtype=bool), *ordered])
+        self.place = np.concatenate([np.zeros(0, dtype=np.int64), *place])
+        self.threshold = np.concatenate([np.zeros(0), *threshold]).astype(np.float32)
+
+    def __len__(self) -> int:
+        """Return V."""
+        return len(self.column)
+
+    def of(self, x: Tensor) -> NDArray[np.int32]:
+        """Return the bin (n, columns) of each row in each raw column."""
+        codes = [self._code(x, number, column) for number, column in enumerate(self.layout.columns)]
+        found = np.stack(codes, axis=1) if codes else np.zeros((len(x), 0))
+        return np.asfortranarray(found + self.start, dtype=np.int32)
+
+    def _code(self, x: Tensor, number: int, column: Column) -> NDArray[np.integer]:
+        if column.kind == "numeric":
+            return np.searchsorted(self._edges[number], _numbers(x, column.start), side="left")
+        part = columns_of(x, np.arange(column.start, column.start + column.width))
+        return part.argmax(dim=1).cpu().numpy()
+
+
+def columns_of(x: Tensor, columns: NDArray[np.integer]) -> Tensor:
+    """Return encoded columns of ``x`` (n, d) as a dense tensor (n, len(columns))."""
+    if isinstance(x, SparseRows):
+        return torch.from_numpy(x.csr()[:, columns].toarray()).to(x.device)
+    return x[:, torch.from_numpy(columns).to(x.device)]
+
+
+def _numbers(x: Tensor, column: int) -> NDArray[np.floating]:
+    return columns_of(x, np.array([column]))[:, 0].cpu().numpy()
+
+
+def _edges(values: NDArray[np.floating], most: int) -> NDArray[np.floating]:
+    """Return the edges between at most ``most`` bins, each halfway between two values that occur."""
+    distinct, counts = np.unique(values, return_counts=True)
+    between = (distinct[:-1] + distinct[1:]) / 2
+    if len(distinct) > most:
+        share = np.cumsum(counts)[:-1] / len(values)
+        between = between[np.unique(np.searchsorted(share, np.arange(1, most) / most).clip(max=len(between) - 1))]
+    return np.unique(between.astype(values.dtype))

@@ -1,0 +1,107 @@
+"""An ensemble of trees of which each party holds its own splits, and the active party shape and leaves."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vflsec.trees.bins import columns_of
+
+
+class Splits(nn.Module):
+    """The splits that one party owns in T trees of depth D, (B, features) -> (B, S).
+
+    Nodes have numbers: the root 1, the children of node i 2 i and 2 i + 1. A row goes to the second child if its value
+    in the split's column exceeds the threshold.
+
+    Args:
+        trees: T.
+        depth: D.
+        features: d, of the party's encoded rows.
+    """
+
+    column: Tensor
+    threshold: Tensor
+
+    def __init__(self, trees: int, depth: int, features: int) -> None:
+        super().__init__()
+        self.features = features
+        self.register_buffer("column", torch.full((trees, 2**depth), -1, dtype=torch.int32))
+        self.register_buffer("threshold", torch.zeros(trees, 2**depth))
+
+    @property
+    def width(self) -> int:
+        """S, at least one."""
+        return max(1, int((self.column >= 0).sum()))
+
+    def add(self, tree: int, nodes: Tensor, columns: Tensor, thresholds: Tensor) -> None:
+        """Own the splits of ``nodes`` (k,) of a tree."""
+        self.column[tree, nodes] = columns.to(self.column)
+        self.threshold[tree, nodes] = thresholds.to(self.threshold)
+
+    def route(self, x: Tensor, first: int, nodes: Tensor) -> Tensor:
+        """Return the child (n, T') that each row goes to, or 0 where this party owns no split.
+
+        Args:
+            x: (n, d) rows.
+            first: number of the first of T' trees.
+            nodes: (n, T') the node of each row in each tree; 0 for none.
+        """
+        found = torch.zeros_like(nodes)
+        for tree in range(nodes.shape[1]):
+            column = self.column[first + tree]
+            rows = torch.nonzero(column[nodes[:, tree]] >= 0)[:, 0]
+            rows = rows[nodes[rows, tree] > 0]
+            at = nodes[rows, tree]
+            found[rows, tree] = 2 * at + self._beyond(x, rows, column[at], self.threshold[first + tree][at])
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return on which side of each own split a row is, -1 or 1; one column of zeros without any split."""
+        own = self.column >= 0
+        if not own.any():
+            return torch.zeros(len(x), 1, device=x.device)
+        used, place = np.unique(self.column[own].cpu().numpy(), return_inverse=True)
+        values = columns_of(x, used)[:, torch.from_numpy(place).to(x.device)]
+        return 2 * (values > self.threshold[own]).float() - 1
+
+    def reset_parameters(self) -> None:
+        """Draw columns and thresholds at random, as a party could without a federation."""
+        own = self.column >= 0
+        self.column[own] = torch.randint(self.features, (int(own.sum()),), dtype=torch.int32)
+        self.threshold[own] = torch.randn(int(own.sum()))
+
+    def _beyond(self, x: Tensor, rows: Tensor, columns: Tensor, thresholds: Tensor) -> Tensor:
+        used, place = np.unique(columns.cpu().numpy(), return_inverse=True)
+        values = columns_of(x, used)[rows, torch.from_numpy(place).to(rows.device)]
+        return (values > thresholds).long()
+
+
+class Shape(nn.Module):
+    """What the active party knows of T trees of depth D: who splits each node, and the values of leaves.
+
+    Args:
+        trees: T, C of each round.
+        depth: D.
+        outputs: C logits.
+    """
+
+    owner: Tensor
+    value: Tensor
+    start: Tensor
+    grown: Tensor
+
+    def __init__(self, trees: int, depth: int, outputs: int) -> None:
+        super().__init__()
+        self.depth, self.outputs = depth, outputs
+        self.register_buffer("owner", torch.full((trees, 2**depth), -1, dtype=torch.int16))
+        self.register_buffer("value", torch.zeros(trees, 2 ** (depth + 1), dtype=torch.float64))
+        self.register_buffer("start", torch.zeros(outputs, dtype=torch.float64))
+        self.register_buffer("grown", torch.zeros((), dtype=torch.long))
+
+    def logits(self, leaves: Tensor, first: int = 0) -> Tensor:
+        """Return the sums (n, C) of the values of ``leaves`` (n, T'), in trees from number ``first`` on."""
+        trees = torch.arange(first, first + leaves.shape[1], device=leaves.device)
+        values = self.value[trees, leaves]
+        return values.view(len(leaves), -1, self.outputs).sum(dim=1)
