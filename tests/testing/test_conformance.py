@@ -55,7 +55,7 @@ EXEMPT: dict[str, dict[str, str]] = {  # by plug-in: checks that do not apply, a
 STRENGTHS = {  # a weak and a strong setting, where 1 and 10 are not
     "compress": {"weak": 0.5, "strong": 0.9},
     "discrete": {"weak": 0.5, "strong": 1.5},
-    "id-lmid": {"weak": 0.5, "strong": 4.0},
+    "id-lmid": {"weak": 1.5, "strong": 20.0},
     "phe": {"weak": 1.0, "strong": 1.0},
     "kd-k": {"weak": 0.2, "strong": 0.6},
     "ppdl": {"weak": 1e-5, "strong": 10.0},

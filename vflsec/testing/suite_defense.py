@@ -204,8 +204,10 @@ def _releases(kind: Kind, rows: int, number: int = 0) -> dict[str, Tensor]:
     if kind == Kind.PARAMETERS:
         shapes = {"filters": (3, 2, 3, 3), "weight": (5, WIDTH), "bias": (5,)}
         return {key: torch.randn(shape, generator=rng) for key, shape in shapes.items()}
-    if kind == Kind.NODES:  # the children of one node, each with rows of one class
-        return {"value": 2 + _labels(rows)[:, None]}
+    if kind == Kind.NODES:  # two nodes with rows of one class each, and two with a few rows of the other one
+        row, labels = torch.arange(rows), _labels(rows)
+        mixed = torch.where(row % 8 < 2, 1 - labels, labels)
+        return {"value": torch.where(row < rows // 2, 4 + labels, 6 + mixed)[:, None]}
     batch = torch.randn(rows, WIDTH, generator=rng)
     return {"value": batch + 2.0 * (2.0 * _labels(rows)[:, None] - 1.0) if kind == Kind.GRADIENT else batch}
 
