@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csc_array
+
+from vflsec.core.errors import UsageError
+
+EXACT = 2.0**53
+"""Sums of integers in float64 are exact below it."""
 
 
 def histogram(
@@ -11,18 +17,33 @@ def histogram(
 ) -> NDArray[np.int64]:
     """Return exact sums (n_nodes, n_bins, k + 1) of integer weights; the last of them counts rows.
 
+    They are a product with a sparse matrix of ones, one for each row and column: faster than a pass for each weight.
+
     Args:
         bins: (B, d) the bin of each row in each of d columns; no two columns share a bin.
         nodes: (B,) the node of each row, or -1 for none.
-        weights: (B, k) whose sums are below 2^53.
+        weights: (B, k).
+        n_nodes: of all nodes.
+        n_bins: of all columns.
+
+    Raises:
+        UsageError: weights whose sums may not be exact in float64.
     """
+    largest = float(np.abs(weights).sum(axis=0, dtype=np.float64).max(initial=0))
+    if largest >= EXACT:
+        raise UsageError(
+            f"expected integers whose absolute values add up to less than 2^53, got {largest:.3g}: lower the noise on "
+            "derivatives, or share fewer rows"
+        )
     inside = np.flatnonzero(nodes >= 0)
-    at = nodes[inside] * n_bins
-    found = np.zeros((weights.shape[1] + 1, n_nodes * n_bins))
-    each = [np.ascontiguousarray(weights[inside, k], dtype=np.float64) for k in range(weights.shape[1])]
-    for column in range(bins.shape[1]):
-        place = at + bins[inside, column]
-        for k, weight in enumerate(each):
-            found[k] += np.bincount(place, weight, minlength=n_nodes * n_bins)
-        found[-1] += np.bincount(place, minlength=n_nodes * n_bins)
-    return np.moveaxis(found.reshape(-1, n_nodes, n_bins), 0, -1).astype(np.int64)
+    rows, columns = len(inside), bins.shape[1]
+    cells = n_nodes * n_bins
+    index = np.int32 if max(cells, rows * columns) < 2**31 else np.int64
+    place = (bins[inside].astype(index, copy=False) + (nodes[inside] * n_bins).astype(index)[:, None]).ravel()
+    assert not place.size or (place.min() >= 0 and place.max() < cells), "a bin or a node is out of range"
+    starts = np.arange(0, rows * columns + 1, columns, dtype=index) if columns else np.zeros(rows + 1, index)
+    ones = csc_array((np.ones(place.size), place, starts), shape=(cells, rows))
+    right = np.ones((rows, weights.shape[1] + 1))
+    right[:, :-1] = weights[inside]
+    found: NDArray[np.int64] = (ones @ right).astype(np.int64).reshape(n_nodes, n_bins, -1)
+    return found
