@@ -1,6 +1,9 @@
 """Protocols: messages between parties that keep something secret. One file each."""
 
 CATALOGUE = {
+    "histograms-masked": "vflsec.protocols.histograms_masked:MaskedHistograms",
+    "histograms-paillier": "vflsec.protocols.histograms_paillier:PaillierHistograms",
+    "histograms-plain": "vflsec.protocols.histograms_plain:PlainHistograms",
     "masked-plain": "vflsec.protocols.masked_plain:PlainMaskedBoundary",
     "model-average": "vflsec.protocols.model_average:ModelAverage",
     "paillier": "vflsec.protocols.paillier:PaillierBoundary",

@@ -129,6 +129,7 @@ class Party:
         labels: Tensor | None = None,
         split: str = "train",
         buffers: bool = False,
+        defended: bool = False,
     ) -> Message:
         """Apply the defenses to ``payload``, deliver it and return what the receiver gets.
 
@@ -142,9 +143,12 @@ class Party:
             labels: (B,) labels of these rows, if the sender owns them.
             split: that ``rows`` refers to.
             buffers: whether the payload is a model's running statistics, which no gradient has changed.
+            defended: whether ``defend`` returned the payload, so that several receivers get the same release.
         """
         payload = {
-            key: self._defended(Release(self.name, to, kind, step, phase, key, rows, labels, self._rng, buffers), value)
+            key: value
+            if defended
+            else self._defended(Release(self.name, to, kind, step, phase, key, rows, labels, self._rng, buffers), value)
             for key, value in payload.items()
         }
         return self._channel.deliver(Message(kind, self.name, to, step, phase, payload, rows, split))

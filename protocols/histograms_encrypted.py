@@ -1,0 +1,84 @@
+"""What exchanges of encrypted histograms have in common: who says what to whom."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vflsec.core.message import Kind
+from vflsec.core.protocol import HistogramExchange, Histograms
+from vflsec.nn.histograms import histogram
+
+
+class EncryptedHistograms(HistogramExchange):
+    """The exchange in which the active party holds a key, and the passive party adds up what it cannot read.
+
+        active -> passive  [[g]], [[h]] of each row        passive -> active  [[sums]], and numbers of rows in clear
+
+    Source: Cheng et al. 2021 (SecureBoost), arXiv 1901.08755, algorithm 1.
+    """
+
+    reference = "Cheng et al. 2021 (SecureBoost), arXiv 1901.08755, algorithm 1"
+    reveals = {  # noqa: RUF012  (declared ClassVar in the base class)
+        "active": (
+            "sums of first and second derivatives in each node and bin of the passive party's columns",
+            "the number of rows in each of them",
+        ),
+        "passive": ("which rows are sampled in each round, and nothing of their derivatives",),
+    }
+
+    def share(self, derivatives: NDArray[np.int64], rows: Tensor, *, step: int, phase: str) -> None:
+        """Send the derivatives (B, 2 C), encrypted."""
+        message = self.active.send(
+            Kind.CIPHERTEXT,
+            self.encrypted(derivatives),
+            to=self.passive.name,
+            step=step,
+            phase=phase,
+            rows=rows,
+        )
+        self.keep(message.payload)
+
+    def sums(
+        self, bins: NDArray[np.int32], nodes: NDArray[np.int64], n_bins: int, place: Histograms
+    ) -> NDArray[np.int64]:
+        """Return the sums (N, n_bins, 3) that the active party decrypts."""
+        none = np.zeros((len(bins), 0), np.int64)
+        counts = histogram(bins, nodes, none, len(place.numbers), n_bins)[..., 0]
+        message = self.passive.send(
+            Kind.CIPHERTEXT,
+            {
+                "value": self.added(bins, nodes, counts, place.output),
+                "rows": torch.from_numpy(counts.astype(np.int32)),
+                "nodes": torch.from_numpy(place.numbers),
+            },
+            to=self.active.name,
+            step=place.tree,
+            phase=place.phase,
+        )
+        heard = message.payload["rows"].numpy().astype(np.int64)
+        sums = np.concatenate([self.decrypted(message.payload["value"], heard), heard[..., None]], axis=2)
+        self.note(sums, place)
+        return sums
+
+    @abstractmethod
+    def encrypted(self, derivatives: NDArray[np.int64]) -> Mapping[str, Any]:
+        """Return what the active party sends instead of derivatives (B, 2 C)."""
+
+    @abstractmethod
+    def keep(self, payload: Mapping[str, Any]) -> None:
+        """Keep at the passive party what it received."""
+
+    @abstractmethod
+    def added(self, bins: NDArray[np.int32], nodes: NDArray[np.int64], counts: NDArray[np.int64], output: int) -> Any:
+        """Return what the passive party sends instead of sums (N, n_bins, 2); ``counts`` (N, n_bins) are of rows."""
+
+    @abstractmethod
+    def decrypted(self, answer: Any, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sums (N, n_bins, 2) that the active party reads in the answer."""
