@@ -194,7 +194,7 @@ class SecureBoost(Method):
         passes = 1 + 0.5 * (self.depth - 1)  # of two children, the smaller one is added up
         return sum(
             exchange.seconds(
-                max(0, self.rounds - self.alone), outputs, rows, len(bins.start), len(bins), round(passes)
+                max(0, self.rounds - self.alone), outputs, rows, len(bins.start), len(bins), passes
             )
             for exchange, bins in ((self._exchanges[name], self._bins[name]) for name in self._exchanges)
         )
