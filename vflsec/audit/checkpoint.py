@@ -152,7 +152,9 @@ class TranscriptTap(Transcript):
         cell = training_cell(spec, spec.methods[0], seed)
         sent = frozenset[Kind]().union(*build_method(cell).messages.values())
         if not sent & set(KINDS):
-            raise UsageError(f"expected a method that sends embeddings, gradients or nodes to record, got {cell.method}")
+            raise UsageError(
+                f"expected a method that sends embeddings, gradients or nodes to record, got {cell.method}"
+            )
         self.data = partition_of(cell)
         super().__init__(frozenset({*self.data.parties, SERVER}), frozenset(KINDS))
         sides = {name: "active" if name == "active" else "passive" for name in self.data.parties}
@@ -207,7 +209,7 @@ def messages_of(restored: Restored, folder: Path, adversary: str) -> Iterator[Me
             raise UsageError(f"expected messages of the training of {restored.folder} in {folder}, found other rows")
         kind, values = Kind(sent.kind), torch.tensor(sent.values)
         yield Message(
-            kind, sent.sender, sent.receiver, sent.step, sent.phase, 
+            kind, sent.sender, sent.receiver, sent.step, sent.phase,
             {"value": values.long() if kind is Kind.NODES else values},
             torch.from_numpy(positions), sent.split,
         )  # fmt: skip

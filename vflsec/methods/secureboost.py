@@ -193,9 +193,7 @@ class SecureBoost(Method):
         rows = max(1, round(self.rows * federation.n_rows("train")))
         passes = 1 + 0.5 * (self.depth - 1)  # of two children, the smaller one is added up
         return sum(
-            exchange.seconds(
-                max(0, self.rounds - self.alone), outputs, rows, len(bins.start), len(bins), passes
-            )
+            exchange.seconds(max(0, self.rounds - self.alone), outputs, rows, len(bins.start), len(bins), passes)
             for exchange, bins in ((self._exchanges[name], self._bins[name]) for name in self._exchanges)
         )
 
@@ -252,9 +250,7 @@ class SecureBoost(Method):
         """Return the names of the passive parties whose columns are candidates in some level of a round."""
         names, outputs = list(federation.parties), self.shape(federation).outputs
         asked = {
-            one
-            for level in range(self.depth)
-            for one in self.candidates(round_ * outputs, level, outputs, len(names))
+            one for level in range(self.depth) for one in self.candidates(round_ * outputs, level, outputs, len(names))
         }
         return [names[one] for one in sorted(asked - {0})]
 
@@ -336,9 +332,7 @@ class _Boosting:
             self.targets["grafted"] = self._of_classes(true)
         start = self._start(self.targets["grafted" if method.graft else "grown"])
         self.shape.start.copy_(start)
-        self.scores = {
-            name: self._start(target).expand(len(true), -1).clone() for name, target in self.targets.items()
-        }
+        self.scores = {name: self._start(target).expand(len(true), -1).clone() for name, target in self.targets.items()}
         val = active.labels.get("val", true[:0])
         self.val, self.val_scores = val, start.expand(len(val), -1).clone()
         self.round, self.best, self.best_loss = 0, 0, float("inf")

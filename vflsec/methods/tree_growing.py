@@ -70,9 +70,7 @@ class TreeGrowing:
             payload = {"column": torch.from_numpy(own.column), "ordered": torch.from_numpy(own.ordered)}
             party.send(Kind.CONTROL, payload, to=self.federation.active.name, step=0, phase=self.phase)
 
-    def grow(
-        self, tree: int, output: int, rows: Tensor, derivatives: NDArray[np.int64], labels: Tensor
-    ) -> Tensor:
+    def grow(self, tree: int, output: int, rows: Tensor, derivatives: NDArray[np.int64], labels: Tensor) -> Tensor:
         """Grow one tree and return the leaf (n,) of each training row.
 
         Args:
@@ -84,9 +82,7 @@ class TreeGrowing:
         """
         nodes = np.ones(len(self.all_rows), dtype=np.int64)
         drawn = rows.cpu().numpy()
-        sources = [
-            _Source(self, number, tree, output, drawn, derivatives) for number in range(len(self.parties))
-        ]
+        sources = [_Source(self, number, tree, output, drawn, derivatives) for number in range(len(self.parties))]
         for level in range(self.depth):
             here = np.where(nodes >= 2**level, nodes, 0)  # the others are in leaves
             counts = np.bincount(here[drawn], minlength=2 ** (level + 1))

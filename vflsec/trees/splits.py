@@ -38,9 +38,7 @@ class Best(NamedTuple):
     bin: NDArray[np.integer]
 
 
-def best_splits(
-    sums: NDArray[np.int64], column: NDArray[np.integer], ordered: NDArray[np.bool_], rule: Rule
-) -> Best:
+def best_splits(sums: NDArray[np.int64], column: NDArray[np.integer], ordered: NDArray[np.bool_], rule: Rule) -> Best:
     """Return the best split of each node: of a number the rows up to a bin go left, of a category all other rows.
 
     The gain is G_L^2 / (H_L + l2) + G_R^2 / (H_R + l2) - G^2 / (H + l2).
