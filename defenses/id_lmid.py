@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -14,9 +15,9 @@ from vflsec.core.message import Kind
 class NodeInformation(Defense):
     """Withholds nodes of trees that tell more about labels than a threshold; the active party splits them alone.
 
-    What a node tells of each of its rows is the divergence KL(p(y | node) || p(y)) of the labels in it from those of all
-    rows, in bits. A passive party is told about a node if neither the node nor its sibling exceeds 1 / strength: who
-    knows the parent and one child knows the other child.
+    What a node tells of each of its rows is the divergence KL(p(y | node) || p(y)) of the labels in it from those of
+    all rows, in bits. A passive party is told about a node if neither the node nor its sibling exceeds 1 / strength:
+    who knows the parent and one child knows the other child.
 
     Source: Takahashi et al. 2023 (ID-LMID), arXiv 2307.10318, which bounds the mutual information of labels and
     instance space.
@@ -62,6 +63,6 @@ def _bits(nodes: Tensor, labels: Tensor) -> Tensor:
     counts.index_put_((nodes, labels), counts.new_ones(len(nodes)), accumulate=True)
     total = torch.bincount(labels, minlength=classes) / len(labels)
     share = counts / counts.sum(dim=1, keepdim=True).clamp_min(1)
-    bits = torch.special.xlogy(share, share / total.clamp_min(1e-300)).sum(dim=1) / torch.log(total.new_tensor(2.0))
+    bits: Tensor = torch.special.xlogy(share, share / total.clamp_min(1e-300)).sum(dim=1) / math.log(2)
     bits[0] = 0
     return bits

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.core import hooks, registry
+from vflsec.core.checkpoint import Stateful
 from vflsec.core.checks import non_negative, one_of, positive, positive_or_none
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.federation import Federation
@@ -39,9 +40,9 @@ UNIT = 2.0**FRACTION_BITS
 class SecureBoost(Method):
     """Gradient-boosted trees on the columns of all parties, grown level by level from histograms.
 
-    In each round the active party sends first and second derivatives of the loss by row, encrypted. A passive party adds
-    them up over the rows of each node and bin of its columns. The active party decrypts the sums and takes the best
-    split of all parties. The owner of the column keeps the threshold and says which rows go where. To build the
+    In each round the active party sends first and second derivatives of the loss by row, encrypted. A passive party
+    adds them up over the rows of each node and bin of its columns. The active party decrypts the sums and takes the
+    best split of all parties. The owner of the column keeps the threshold and says which rows go where. To build the
     histograms of the next level, every passive party is told in which node each row is. Prediction asks the owner of
     each split.
 
@@ -156,7 +157,7 @@ class SecureBoost(Method):
         self._exchanges: dict[str, HistogramExchange] = {}
 
     @classmethod
-    def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
+    def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:  # noqa: ARG003  (one phase)
         """Return the kinds of messages: derivatives are in clear in the exchange ``plain`` alone."""
         plain = options.get("exchange", "masked") == "plain"
         return cls.messages["train"] - {Kind.CIPHERTEXT if plain else Kind.GRADIENT}
@@ -212,7 +213,7 @@ class SecureBoost(Method):
         shape = self.shape(federation)
         boosting = _Boosting(self, federation, phase)
         models = {f"models/{party.name}": party.modules for party in federation.parties.values()}
-        kept = {**models, "scores": boosting}
+        kept: dict[str, Stateful] = {**models, "scores": boosting}
         epochs = Epochs(
             federation, phase, progress, self.rounds, kept=kept, optimizers=[], done=lambda: boosting.stopped
         )
@@ -300,8 +301,9 @@ class SecureBoost(Method):
         place: dict[str, Any] = {"step": first, "phase": phase, "rows": rows, "split": split}
         question = active.send(Kind.NODES, {"value": nodes.short()}, to=party.name, **place)
         answer = splits.route(party.features[split], first, question.payload["value"].long())
-        found: Tensor = party.send(Kind.NODES, {"value": answer.short()}, to=active.name, **place).payload["value"]
-        return found.long()
+        found = party.send(Kind.NODES, {"value": answer.short()}, to=active.name, **place).payload["value"]
+        children: Tensor = found.long()
+        return children
 
     def representation(self, party: Party) -> nn.Module:
         """Return on which side of each of its own splits a row is."""
@@ -408,7 +410,8 @@ class _Boosting:
         sums.index_add_(0, leaves[rows], torch.stack([first[rows], second[rows]], dim=1))
         for node in range(n_nodes // 2 - 1, 0, -1):
             sums[node] += sums[2 * node] + sums[2 * node + 1]
-        return -method.learning_rate * sums[:, 0] / (sums[:, 1] + method.rule.l2).clamp_min(1e-12)
+        values: Tensor = -method.learning_rate * sums[:, 0] / (sums[:, 1] + method.rule.l2).clamp_min(1e-12)
+        return values
 
     def loss(self) -> float:
         """Return the mean log loss of the training rows."""
