@@ -60,7 +60,7 @@ def _bits(nodes: Tensor, labels: Tensor) -> Tensor:
     classes = int(labels.max()) + 1
     counts = torch.zeros(most, classes, dtype=torch.float64, device=nodes.device)
     counts.index_put_((nodes, labels), counts.new_ones(len(nodes)), accumulate=True)
-    total = torch.bincount(labels, minlength=classes) / len(labels)
+    total = torch.bincount(labels, minlength=classes).double() / len(labels)
     share = counts / counts.sum(dim=1, keepdim=True).clamp_min(1)
     bits = torch.special.xlogy(share, share / total.clamp_min(1e-300)).sum(dim=1) / torch.log(total.new_tensor(2.0))
     bits[0] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +21,7 @@ from vflsec.core.message import Kind, Step
 from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import FRACTION_BITS, HistogramExchange
-from vflsec.core.seeds import generator
+from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.epochs import Epochs
@@ -175,6 +176,10 @@ class SecureBoost(Method):
             self._bins[party.name] = Bins(party.layout, party.features["train"], self.bins)
             party.modules["splits"] = Splits(trees, self.depth, party.n_features)
         federation.active.modules["shape"] = Shape(trees, self.depth, outputs)
+        for number, defense in enumerate(federation.active.defenses):
+            with drawing(federation.seed, "model", "defense", number):
+                rng = generator(federation.seed, "defense", number, device=federation.device)
+                defense.prepare({}, n_classes=federation.n_classes, rng=rng)
         options = {"bits": self.key_bits} if self.exchange == "paillier" else {}
         for party in federation.passive:
             name = f"histograms-{self.exchange}"
@@ -193,15 +198,14 @@ class SecureBoost(Method):
         rows = max(1, round(self.rows * federation.n_rows("train")))
         passes = 1 + 0.5 * (self.depth - 1)  # of two children, the smaller one is added up
         return sum(
-            exchange.seconds(
-                max(0, self.rounds - self.alone), outputs, rows, len(bins.start), len(bins), round(passes)
-            )
+            exchange.seconds(max(0, self.rounds - self.alone), outputs, rows, len(bins.start), len(bins), round(passes))
             for exchange, bins in ((self._exchanges[name], self._bins[name]) for name in self._exchanges)
         )
 
     def planned(self, phase: str, federation: Federation) -> int | None:
-        """Return the rounds, in each of which a row's derivatives are sent once."""
-        return max(0, self.rounds - self.alone)
+        """Return the rounds in which a passive party hears a row's derivatives, once in each; the most of all."""
+        heard = Counter(name for round_ in range(self.rounds) for name in self._receivers(federation, round_))
+        return max(heard.values(), default=0)
 
     def shape(self, federation: Federation) -> Shape:
         """Return the active party's part of the trees."""
@@ -213,16 +217,16 @@ class SecureBoost(Method):
         """Grow the trees and return the mean log loss of the training rows by round."""
         shape = self.shape(federation)
         boosting = _Boosting(self, federation, phase)
+        growing = TreeGrowing(
+            federation, self._bins, self._exchanges, shape, phase, rule=self.rule, depth=self.depth,
+            candidates=self.candidates, columns=self.columns,
+        )  # fmt: skip
+        growing.announce()  # before a phase that was interrupted goes back to its traffic
         models = {f"models/{party.name}": party.modules for party in federation.parties.values()}
         kept = {**models, "scores": boosting}
         epochs = Epochs(
             federation, phase, progress, self.rounds, kept=kept, optimizers=[], done=lambda: boosting.stopped
         )
-        growing = TreeGrowing(
-            federation, self._bins, self._exchanges, shape, phase, rule=self.rule, depth=self.depth,
-            candidates=self.candidates, columns=self.columns,
-        )  # fmt: skip
-        growing.announce()
         for round_ in epochs:
             first = round_ * shape.outputs
             rows = self._drawn(federation, round_)
@@ -252,9 +256,7 @@ class SecureBoost(Method):
         """Return the names of the passive parties whose columns are candidates in some level of a round."""
         names, outputs = list(federation.parties), self.shape(federation).outputs
         asked = {
-            one
-            for level in range(self.depth)
-            for one in self.candidates(round_ * outputs, level, outputs, len(names))
+            one for level in range(self.depth) for one in self.candidates(round_ * outputs, level, outputs, len(names))
         }
         return [names[one] for one in sorted(asked - {0})]
 
@@ -271,9 +273,12 @@ class SecureBoost(Method):
         """Return logits (n, C); of two classes the first has zeros."""
         shape = self.shape(federation)
         leaves = self.leaves(federation, split, 0, int(shape.grown), "predict")
-        scores = shape.start + shape.logits(leaves)
-        logits = torch.cat([torch.zeros_like(scores), scores], dim=1) if shape.outputs == 1 else scores
-        return federation.active.defenses.decode_logits(logits.float())
+        return self.decoded(federation.active, shape.start + shape.logits(leaves)).float()
+
+    def decoded(self, active: Party, scores: Tensor) -> Tensor:
+        """Return logits (n, C) of scores (n, C'): leaves of the true labels are in no code."""
+        logits = torch.cat([torch.zeros_like(scores), scores], dim=1) if scores.shape[1] == 1 else scores
+        return logits if self.graft else active.defenses.decode_logits(logits.float())
 
     def leaves(self, federation: Federation, split: str, first: int, trees: int, phase: str) -> Tensor:
         """Return the leaf (n, trees) of each row, in trees from number ``first`` on; owners of splits are asked."""
@@ -336,9 +341,7 @@ class _Boosting:
             self.targets["grafted"] = self._of_classes(true)
         start = self._start(self.targets["grafted" if method.graft else "grown"])
         self.shape.start.copy_(start)
-        self.scores = {
-            name: self._start(target).expand(len(true), -1).clone() for name, target in self.targets.items()
-        }
+        self.scores = {name: self._start(target).expand(len(true), -1).clone() for name, target in self.targets.items()}
         val = active.labels.get("val", true[:0])
         self.val, self.val_scores = val, start.expand(len(val), -1).clone()
         self.round, self.best, self.best_loss = 0, 0, float("inf")
@@ -429,7 +432,8 @@ class _Boosting:
     def validate(self, leaves: Tensor, first: int) -> None:
         """Add a round's trees to the scores of validation rows, and keep the number of rounds of the best loss."""
         self.val_scores += self.shape.logits(leaves, first)
-        loss = float(self._log_loss(self.val_scores, self._of_classes(self.val)))
+        logits = self.method.decoded(self.federation.active, self.val_scores)
+        loss = float(F.cross_entropy(logits, self.val))
         if loss < self.best_loss:
             self.best, self.best_loss = self.round, loss
 
