@@ -1,4 +1,4 @@
-"""A row's bin says on which side of each threshold it is, whatever the numbers; numbers have bins of about as many rows."""
+"""A row's bin says on which side of each threshold it is, and bins have about as many rows."""
 
 import numpy as np
 import pytest

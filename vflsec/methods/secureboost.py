@@ -40,9 +40,9 @@ UNIT = 2.0**FRACTION_BITS
 class SecureBoost(Method):
     """Gradient-boosted trees on the columns of all parties, grown level by level from histograms.
 
-    In each round the active party sends first and second derivatives of the loss by row, encrypted. A passive party adds
-    them up over the rows of each node and bin of its columns. The active party decrypts the sums and takes the best
-    split of all parties. The owner of the column keeps the threshold and says which rows go where. To build the
+    In each round the active party sends first and second derivatives of the loss by row, encrypted. A passive party
+    adds them up over the rows of each node and bin of its columns. The active party decrypts the sums and takes the
+    best split of all parties. The owner of the column keeps the threshold and says which rows go where. To build the
     histograms of the next level, every passive party is told in which node each row is. Prediction asks the owner of
     each split.
 
@@ -157,7 +157,7 @@ class SecureBoost(Method):
         self._exchanges: dict[str, HistogramExchange] = {}
 
     @classmethod
-    def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
+    def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:  # noqa: ARG003  (one phase)
         """Return the kinds of messages: derivatives are in clear in the exchange ``plain`` alone."""
         plain = options.get("exchange", "masked") == "plain"
         return cls.messages["train"] - {Kind.CIPHERTEXT if plain else Kind.GRADIENT}

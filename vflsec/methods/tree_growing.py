@@ -133,6 +133,8 @@ class _Source:
         self.codes = codes if everyone and len(columns) == codes.shape[1] else codes[np.ix_(drawn, columns)]
         self.sums: dict[int, NDArray[np.int64]] = {}
         """Of the nodes of the level before, by number."""
+        self.withheld = torch.zeros_like(growing.all_rows, dtype=torch.bool)[:, None]
+        """Rows (n, 1) that the party is told nothing more of in this tree."""
 
     def _columns(self, count: int) -> NDArray[np.integer]:
         growing = self.growing
@@ -192,16 +194,18 @@ class _Source:
         """Tell a passive party the node of each row; return what it is told.
 
         Defenses see nodes that are too small to be split as well: who is told the sibling of one knows its rows.
+        Below a node that they withhold nothing is told: all nodes below it together are the node.
         """
         growing, active = self.growing, self.growing.federation.active
         value, splittable = (
             torch.from_numpy(nodes.astype(np.int16))[:, None].to(growing.all_rows.device) for nodes in (all_here, here)
         )
         place = Step(self.tree, growing.phase, growing.all_rows, self.labels)
-        value = active.defend(Kind.NODES, value, place, to=self.party.name)
+        defended = active.defend(Kind.NODES, value, place, to=self.party.name)
+        self.withheld |= (defended == 0) & (value > 0)
         message = active.send(
             Kind.NODES,
-            {"value": torch.where(splittable > 0, value, 0)},
+            {"value": torch.where((splittable > 0) & ~self.withheld, defended, 0)},
             to=self.party.name,
             step=self.tree,
             phase=growing.phase,
