@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -62,6 +63,6 @@ def _bits(nodes: Tensor, labels: Tensor) -> Tensor:
     counts.index_put_((nodes, labels), counts.new_ones(len(nodes)), accumulate=True)
     total = torch.bincount(labels, minlength=classes).double() / len(labels)
     share = counts / counts.sum(dim=1, keepdim=True).clamp_min(1)
-    bits = torch.special.xlogy(share, share / total.clamp_min(1e-300)).sum(dim=1) / torch.log(total.new_tensor(2.0))
+    bits: Tensor = torch.special.xlogy(share, share / total.clamp_min(1e-300)).sum(dim=1) / math.log(2)
     bits[0] = 0
     return bits

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.trees.histograms import histogram
 from vflsec.protocols.histograms_encrypted import EncryptedHistograms
 from vflsec.protocols.histograms_plain import of_output
 from vflsec.protocols.masked_plain import Sealed
+from vflsec.trees.histograms import histogram
 
 
 class MaskedHistograms(EncryptedHistograms):

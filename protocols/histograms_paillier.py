@@ -23,7 +23,6 @@ from vflsec.secure.arithmetic.histograms import PairPacking, bin_products, expec
 from vflsec.secure.arithmetic.keys import ORDER_BITS, Keys, PublicKey
 from vflsec.secure.arithmetic.layout import MODES, Mode
 from vflsec.secure.arithmetic.randomizers import (
-    CHUNK,
     COSETS,
     SLACK,
     WITHOUT_TABLE,
@@ -36,7 +35,9 @@ from vflsec.secure.arithmetic.randomizers import (
 LEAST_BITS, MOST_BITS = 1024, 4096
 NOISE_BITS = 10  # that defenses may add to a derivative by noise
 RANGE_BITS = 2  # of derivatives of the log loss, with room for what changes labels
-ROUNDS = 20  # that the table for encryption is made for
+ROUNDS = 5  # that the table for encryption is made for; one for more would hardly be faster, and much larger
+CHUNK = 4096  # ciphertexts that are made at once
+OVERHEAD = 1.5  # of an encryption over its multiplications: sums of slopes, and rows of tables beyond the cache
 ANSWERS = 1000  # ciphertexts that the table for new randomizers is made for
 CALIBRATION = 0.15  # seconds for each of five operations
 
@@ -54,8 +55,7 @@ class PaillierHistograms(EncryptedHistograms):
     exchange of sums.
 
     Source: Cheng et al. 2021 (SecureBoost), arXiv 1901.08755, algorithm 1; Paillier 1999; packing and compression as in
-    Chen et al. 2021 (SecureBoost+), arXiv 2110.10927, sections 4.2 to 4.4. Sums of several columns at once are this
-    package's.
+    Chen et al. 2021 (SecureBoost+), arXiv 2110.10927. Sums of several columns at once are this package's.
 
     Args:
         passive: holds columns, in bins.
@@ -63,8 +63,8 @@ class PaillierHistograms(EncryptedHistograms):
         bits: size of the key; 2048 is about 112 bits of security, 3072 about 128; 1024 is for tests.
         mode: ``standard`` (decisional composite residuosity alone) or ``subgroup`` (faster, with an assumption of its
             own: see ``vflsec.secure.arithmetic.keys``).
-        range_bits: derivatives lie within 2^range_bits of 0. None for what the run needs: RANGE_BITS, or NOISE_BITS
-            where a defense of the active party changes gradients.
+        range_bits: derivatives lie within 2^range_bits of 0. None for what the run needs: 2, which is enough for
+            the log loss, or 10 where a defense of the active party changes gradients.
 
     Raises:
         UsageError: a number out of range.
@@ -112,8 +112,8 @@ class PaillierHistograms(EncryptedHistograms):
         packing = self._packing(len(derivatives))
         if (largest := int(np.abs(derivatives).max(initial=0))) > 1 << FRACTION_BITS + self.range_bits:
             raise UsageError(
-                f"expected |derivatives| <= {2**self.range_bits}, got {largest / 2**FRACTION_BITS:.9g}; nothing of them "
-                "was sent: lower the noise on gradients, or raise range_bits"
+                f"expected |derivatives| <= {2**self.range_bits}, got {largest / 2**FRACTION_BITS:.9g}; nothing of "
+                "them was sent: lower the noise on gradients, or raise range_bits"
             )
         key: dict[str, Any] = {}
         if self._key_side is None:
@@ -154,7 +154,7 @@ class PaillierHistograms(EncryptedHistograms):
         assert self._key_side, "share comes before sums"
         return self._key_side.decrypt(answer, counts, 1 << FRACTION_BITS + self.range_bits)
 
-    def seconds(self, rounds: int, outputs: int, rows: int, columns: int, n_bins: int, nodes: float) -> float:
+    def seconds(self, rounds: int, outputs: int, rows: int, columns: int, n_bins: int, passes: float) -> float:
         """Return the CPU seconds of both parties, by a calibration of less than a second; tables are not counted.
 
         Args:
@@ -163,16 +163,16 @@ class PaillierHistograms(EncryptedHistograms):
             rows: that are shared in each round.
             columns: d, taken to be independent and of as many bins each.
             n_bins: of all columns.
-            nodes: histograms of each tree, counted in whole passes over the rows: 1 for the first level, and 1/2 for
-                each further one, where the smaller child of each pair is added up.
+            passes: over all rows, for one tree: 1 for the first level, and 1/2 for each further one, where the smaller
+                child of each pair is added up.
         """
-        if not (rounds and outputs and rows and columns and nodes):
+        if not (rounds and outputs and rows and columns and passes):
             return 0.0
         unit, packing = units(self.bits, self.mode, CALIBRATION), self._packing(rows)
         order = ORDER_BITS if self.mode == "subgroup" else self.bits // 2
         window = fixed_base_window(self.bits, order, ROUNDS * rows * outputs)
-        encryption = 2 * (_pairs(-(-order // window))) * unit.half + 2 * unit.full
-        levels = max(1.0, 2 * nodes - 1)
+        encryption = OVERHEAD * 2 * _pairs(-(-order // window)) * unit.half + unit.full
+        levels = max(1.0, 2 * passes - 1)
         products = bins = 0.0
         for level in range(round(levels)):
             asked, inside = max(1.0, 2.0 ** (level - 1)), rows / (2 if level else 1)
@@ -238,7 +238,7 @@ class _KeySide:
         """Return the sums (N, n_bins, 2)."""
         filled = counts > 0
         pairs = int(filled.sum())
-        ciphertexts = self._wire.read(answer.data, answer.packing.count(pairs), "encrypted sums")
+        ciphertexts = self._wire.read(answer.data, answer.packing.ciphertexts(pairs), "encrypted sums")
         found = answer.packing.opened(self.keys.decrypt(ciphertexts), pairs, int(self.keys.n))
         if (np.abs(found) > bound * counts[filled][:, None]).any():
             raise ProtocolError("expected sums of derivatives within their range, got larger ones: they are of others")

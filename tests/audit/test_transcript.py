@@ -168,7 +168,7 @@ WRONG = [
     ({"row": [0.5, 1.5]}, "column 'row': expected text or whole numbers, found double"),
     (
         {"kind": ["embedding", "weights"]},
-        "row 2: expected one of embedding, gradient, prediction as kind, found 'weights'",
+        "row 2: expected one of embedding, gradient, nodes, prediction as kind, found 'weights'",
     ),
     ({"sender": ["bureau", "spy"]}, "row 2: expected one of bank, bureau as sender, found 'spy'"),
     ({"receiver": ["bank", "bureau"]}, "row 2: expected two parties, found 'bureau' as sender and receiver"),

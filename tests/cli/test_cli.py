@@ -697,11 +697,13 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
         (["eval", "--set", "data.test=0.001", *TOY], "expected every class among the 1 test rows"),
         (
             ["eval", "--set", "method.fedsplitnn.boundary=nope", *TOY],
-            "unknown protocol 'nope'. Known: masked-plain, model-average, paillier, plain, secure-average",
+            "unknown protocol 'nope'. Known: histograms-masked, histograms-paillier, histograms-plain, masked-plain, "
+            "model-average, paillier, plain, secure-average",
         ),
         (
             ["train", "--set", "method.fedsplitnn.boundary=nope", *TOY],
-            "unknown protocol 'nope'. Known: masked-plain, model-average, paillier, plain, secure-average",
+            "unknown protocol 'nope'. Known: histograms-masked, histograms-paillier, histograms-plain, masked-plain, "
+            "model-average, paillier, plain, secure-average",
         ),
         (
             ["eval", "--defense", "kd-k", "--lambda", "0.3,0.65", *TOY],

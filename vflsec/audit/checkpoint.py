@@ -34,7 +34,7 @@ from vflsec.experiment.store import CellFolder
 
 SETTINGS, ROWS, ENCODERS = "training.toml", "rows.json", "encoders.json"
 
-KINDS = (Kind.EMBEDDING, Kind.GRADIENT)
+KINDS = (Kind.EMBEDDING, Kind.GRADIENT, Kind.NODES)
 """The messages that a transcript can hold: one vector for each row."""
 
 BUFFER = 1 << 24
@@ -137,7 +137,7 @@ def restore(folder: Path, dataset: str | None = None, options: Mapping[str, Any]
 
 
 class TranscriptTap(Transcript):
-    """A tap that writes the embeddings and gradients of all parties into a transcript.
+    """A tap that writes the embeddings, gradients and nodes of all parties into a transcript.
 
     Args:
         folder: a new folder.
@@ -152,7 +152,9 @@ class TranscriptTap(Transcript):
         cell = training_cell(spec, spec.methods[0], seed)
         sent = frozenset[Kind]().union(*build_method(cell).messages.values())
         if not sent & set(KINDS):
-            raise UsageError(f"expected a method that sends embeddings or gradients to record, got {cell.method}")
+            raise UsageError(
+                f"expected a method that sends embeddings, gradients or nodes to record, got {cell.method}"
+            )
         self.data = partition_of(cell)
         super().__init__(frozenset({*self.data.parties, SERVER}), frozenset(KINDS))
         sides = {name: "active" if name == "active" else "passive" for name in self.data.parties}
@@ -165,6 +167,8 @@ class TranscriptTap(Transcript):
     def __call__(self, message: Message) -> None:
         """Write ``message`` if it holds one vector for each row."""
         if message.kind not in self.kinds or message.rows is None or message.split not in self.data.ids:
+            return
+        if message.sender == message.receiver:  # it notes what it knows, and sends nothing
             return
         if set(message.payload) != {"value"} or message.payload["value"].dim() != 2:
             return
@@ -203,9 +207,10 @@ def messages_of(restored: Restored, folder: Path, adversary: str) -> Iterator[Me
         positions = places[sent.split](sent.rows)
         if (positions < 0).any():
             raise UsageError(f"expected messages of the training of {restored.folder} in {folder}, found other rows")
-        values = torch.tensor(sent.values)
+        kind, values = Kind(sent.kind), torch.tensor(sent.values)
         yield Message(
-            Kind(sent.kind), sent.sender, sent.receiver, sent.step, sent.phase, {"value": values},
+            kind, sent.sender, sent.receiver, sent.step, sent.phase,
+            {"value": values.long() if kind is Kind.NODES else values},
             torch.from_numpy(positions), sent.split,
         )  # fmt: skip
 

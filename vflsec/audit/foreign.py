@@ -40,7 +40,7 @@ class Foreign(Method):
 
     name = AUDITED
     reference = "none"
-    messages = {"train": frozenset({Kind.EMBEDDING, Kind.GRADIENT})}  # noqa: RUF012  (declared ClassVar in the base class)
+    messages = {"train": frozenset({Kind.EMBEDDING, Kind.GRADIENT, Kind.NODES})}  # noqa: RUF012  (declared ClassVar in the base class)
     visible_to = {}  # noqa: RUF012
 
     def build(self, federation: Federation) -> None:
@@ -212,14 +212,16 @@ def messages_of(data: Partition, sent: Sequence[Sent]) -> Iterator[Message]:
         for split, ids in places.items():
             positions = ids.get_indexer(one.rows)
             kept = positions >= 0
-            if kept.any() and one.kind in (Kind.EMBEDDING, Kind.GRADIENT):
+            if kept.any() and one.kind in (Kind.EMBEDDING, Kind.GRADIENT, Kind.NODES):
+                kind = Kind(one.kind)
+                value = torch.from_numpy(np.ascontiguousarray(one.values[kept]))
                 yield Message(
-                    Kind(one.kind),
+                    kind,
                     one.sender,
                     one.receiver,
                     one.step,
                     one.phase,
-                    {"value": torch.from_numpy(np.ascontiguousarray(one.values[kept]))},
+                    {"value": value.long() if kind is Kind.NODES else value},
                     torch.from_numpy(positions[kept]),
                     split,
                 )

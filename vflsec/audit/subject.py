@@ -127,6 +127,8 @@ def _in_steps(messages: Sequence[Sent]) -> tuple[list[Sent], list[str]]:
     rows: dict[tuple[str, str, int], np.ndarray] = {}
     unclear: dict[str, None] = {}
     for one in messages:
+        if one.kind == "nodes":  # whose steps are trees, of several levels
+            continue
         route = (one.kind, one.sender, one.receiver, one.phase)
         of_step = rows.setdefault((one.kind, one.phase, one.step), one.rows)
         if one.step <= last.get(route, -1) or not np.array_equal(of_step, one.rows):
@@ -137,7 +139,7 @@ def _in_steps(messages: Sequence[Sent]) -> tuple[list[Sent], list[str]]:
     current: dict[tuple[str, str], np.ndarray] = {}
     found = []
     for one in messages:
-        if one.phase in unclear:
+        if one.phase in unclear and one.kind != "nodes":
             where, pair = (one.phase, one.kind), (one.sender, one.receiver)
             if pair in sent.get(where, {pair}) or not np.array_equal(current[where], one.rows):
                 batches[where] = batches.get(where, -1) + 1

@@ -33,7 +33,7 @@ INDEX = "parts.jsonl"
 AUDITOR = "auditor"
 """The observer of a transcript that holds the messages of all parties."""
 
-KINDS = ("embedding", "gradient", "prediction")
+KINDS = ("embedding", "gradient", "nodes", "prediction")
 TEXT = ("kind", "sender", "receiver", "phase", "split")
 COLUMNS = (*TEXT, "step", "row", "value")
 
@@ -232,7 +232,7 @@ class TranscriptFolder:
             DataError: a file is missing or damaged, or a line contradicts the header or an earlier line; names file
                 and row.
         """
-        widths: dict[tuple[str, str, str], int] = {}
+        widths: dict[tuple[str, ...], int] = {}
         pieces: list[Sent] = []
         for piece in (piece for part in self.parts for piece in self._read_part(part, widths)):
             if pieces and (piece[:6] != pieces[0][:6] or sum(len(one.rows) for one in pieces) >= LONGEST):
@@ -290,7 +290,7 @@ class TranscriptFolder:
             raise DataError(f"{path}: expected each file once, found {max(names, key=names.count)} twice")
         return parts
 
-    def _read_part(self, part: Part, widths: dict[tuple[str, str, str], int]) -> Iterator[Sent]:
+    def _read_part(self, part: Part, widths: dict[tuple[str, ...], int]) -> Iterator[Sent]:
         _, parquet = arrow()
         path = self.folder / part.file
         with _opened(path) as file:
@@ -321,7 +321,7 @@ class TranscriptFolder:
                     f"{path}: cannot be read as Parquet: {plain(' '.join(str(error).split())[:200])}"
                 ) from None
 
-    def _checked(self, batch: Arrow, path: Path, first: int, widths: dict[tuple[str, str, str], int]) -> Iterator[Sent]:
+    def _checked(self, batch: Arrow, path: Path, first: int, widths: dict[tuple[str, ...], int]) -> Iterator[Sent]:
         """Yield the messages of a batch whose first row is number ``first`` of its file."""
 
         def wrong(position: int | np.integer[Any], what: str) -> DataError:
@@ -367,7 +367,8 @@ class TranscriptFolder:
                 raise wrong(
                     start, f"expected a message of {self.header.observer}, found one from {sender} to {receiver}"
                 )
-            width = widths.setdefault((kind, sender, receiver), int(lengths[start]))
+            trees = (phase,) if kind == "nodes" else ()  # training grows one tree, prediction reads all
+            width = widths.setdefault((kind, sender, receiver, *trees), int(lengths[start]))
             other = lengths[start:stop] != width
             if other.any():
                 at = start + int(np.argmax(other))

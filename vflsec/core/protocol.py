@@ -200,7 +200,7 @@ class HistogramExchange(Protocol):
             place: in the run.
         """
 
-    def seconds(self, rounds: int, outputs: int, rows: int, columns: int, n_bins: int, nodes: int) -> float:
+    def seconds(self, rounds: int, outputs: int, rows: int, columns: int, n_bins: int, passes: float) -> float:
         """Return an estimate of the CPU seconds of cryptography in training; 0 without any.
 
         Args:
@@ -209,7 +209,7 @@ class HistogramExchange(Protocol):
             rows: that are shared in each round.
             columns: d.
             n_bins: of all columns.
-            nodes: histograms of each tree, counted in whole passes over the rows.
+            passes: over all of these rows, for the histograms of one tree.
         """
         return 0.0
 

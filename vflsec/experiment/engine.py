@@ -16,7 +16,7 @@ import torch
 from joblib import Parallel, delayed
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from vflsec.core import registry
+from vflsec.core import hooks, registry
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.integrity import IntegrityAttack

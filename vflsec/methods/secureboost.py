@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.core import hooks, registry
+from vflsec.core.checkpoint import Stateful
 from vflsec.core.checks import non_negative, one_of, positive, positive_or_none
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.federation import Federation
@@ -198,7 +199,7 @@ class SecureBoost(Method):
         rows = max(1, round(self.rows * federation.n_rows("train")))
         passes = 1 + 0.5 * (self.depth - 1)  # of two children, the smaller one is added up
         return sum(
-            exchange.seconds(max(0, self.rounds - self.alone), outputs, rows, len(bins.start), len(bins), round(passes))
+            exchange.seconds(max(0, self.rounds - self.alone), outputs, rows, len(bins.start), len(bins), passes)
             for exchange, bins in ((self._exchanges[name], self._bins[name]) for name in self._exchanges)
         )
 
@@ -223,7 +224,7 @@ class SecureBoost(Method):
         )  # fmt: skip
         growing.announce()  # before a phase that was interrupted goes back to its traffic
         models = {f"models/{party.name}": party.modules for party in federation.parties.values()}
-        kept = {**models, "scores": boosting}
+        kept: dict[str, Stateful] = {**models, "scores": boosting}
         epochs = Epochs(
             federation, phase, progress, self.rounds, kept=kept, optimizers=[], done=lambda: boosting.stopped
         )
@@ -309,8 +310,9 @@ class SecureBoost(Method):
         place: dict[str, Any] = {"step": first, "phase": phase, "rows": rows, "split": split}
         question = active.send(Kind.NODES, {"value": nodes.short()}, to=party.name, **place)
         answer = splits.route(party.features[split], first, question.payload["value"].long())
-        found: Tensor = party.send(Kind.NODES, {"value": answer.short()}, to=active.name, **place).payload["value"]
-        return found.long()
+        found = party.send(Kind.NODES, {"value": answer.short()}, to=active.name, **place).payload["value"]
+        children: Tensor = found.long()
+        return children
 
     def representation(self, party: Party) -> nn.Module:
         """Return on which side of each of its own splits a row is."""
@@ -417,7 +419,8 @@ class _Boosting:
         sums.index_add_(0, leaves[rows], torch.stack([first[rows], second[rows]], dim=1))
         for node in range(n_nodes // 2 - 1, 0, -1):
             sums[node] += sums[2 * node] + sums[2 * node + 1]
-        return -method.learning_rate * sums[:, 0] / (sums[:, 1] + method.rule.l2).clamp_min(1e-12)
+        values: Tensor = -method.learning_rate * sums[:, 0] / (sums[:, 1] + method.rule.l2).clamp_min(1e-12)
+        return values
 
     def loss(self) -> float:
         """Return the mean log loss of the training rows."""

@@ -229,8 +229,10 @@ class _Source:
         growing, active = self.growing, self.growing.federation.active
         nodes, picked = torch.from_numpy(numbers), torch.from_numpy(chosen.astype(np.int64))
         if self.exchange is not None:
-            place = {"to": self.party.name, "step": self.tree, "phase": growing.phase}
-            told = active.send(Kind.CONTROL, {"nodes": nodes, "bins": picked}, **place).payload
+            chosen_here = {"nodes": nodes, "bins": picked}
+            told = active.send(
+                Kind.CONTROL, chosen_here, to=self.party.name, step=self.tree, phase=growing.phase
+            ).payload
             nodes, picked = told["nodes"], told["bins"]
         splits = self.party.modules["splits"]
         assert isinstance(splits, Splits)
@@ -259,7 +261,8 @@ class _Source:
         chosen[nodes] = bins
         split = chosen[at]
         code = self.growing.codes[self.number][rows, self.bins.column[split]]
-        return 2 * at + np.where(self.bins.ordered[split], code > split, code == split)
+        right: NDArray[np.bool_] = np.where(self.bins.ordered[split], code > split, code == split)
+        return 2 * at + right
 
 
 def _marked(numbers: NDArray[np.int64], length: int) -> NDArray[np.bool_]:

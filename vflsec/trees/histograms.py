@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
@@ -22,28 +24,42 @@ def histogram(
     Args:
         bins: (B, d) the bin of each row in each of d columns; no two columns share a bin.
         nodes: (B,) the node of each row, or -1 for none.
-        weights: (B, k).
+        weights: (B, k), each of them below 2^53 / B.
         n_nodes: of all nodes.
         n_bins: of all columns.
 
     Raises:
-        UsageError: weights whose sums may not be exact in float64.
+        UsageError: a weight above that: sums may not be exact in float64.
     """
-    largest = float(np.abs(weights).sum(axis=0, dtype=np.float64).max(initial=0))
-    if largest >= EXACT:
+    most = max(int(weights.max(initial=0)), -int(weights.min(initial=0)))
+    if most * len(weights) >= EXACT:
         raise UsageError(
-            f"expected integers whose absolute values add up to less than 2^53, got {largest:.3g}: lower the noise on "
-            "derivatives, or share fewer rows"
+            f"expected integers below {int(EXACT / len(weights))} for exact sums over {len(weights)} rows, got {most}: "
+            "lower the noise on derivatives, or share fewer rows"
         )
     inside = np.flatnonzero(nodes >= 0)
     rows, columns = len(inside), bins.shape[1]
     cells = n_nodes * n_bins
     index = np.int32 if max(cells, rows * columns) < 2**31 else np.int64
-    place = (bins[inside].astype(index, copy=False) + (nodes[inside] * n_bins).astype(index)[:, None]).ravel()
+    place = bins.take(inside, axis=0).astype(index, copy=False)
+    np.add(place, (nodes[inside] * n_bins).astype(index)[:, None], out=place)
+    place = place.ravel()
     assert not place.size or (place.min() >= 0 and place.max() < cells), "a bin or a node is out of range"
     starts = np.arange(0, rows * columns + 1, columns, dtype=index) if columns else np.zeros(rows + 1, index)
-    ones = csc_array((np.ones(place.size), place, starts), shape=(cells, rows))
+    ones = csc_array((_ones(place.size), place, starts), shape=(cells, rows))
     right = np.ones((rows, weights.shape[1] + 1))
-    right[:, :-1] = weights[inside]
+    right[:, :-1] = weights.take(inside, axis=0)
     found: NDArray[np.int64] = (ones @ right).astype(np.int64).reshape(n_nodes, n_bins, -1)
+    return found
+
+
+def _ones(size: int) -> NDArray[np.float64]:
+    """Return ones that nobody may change: new memory would take longer to get than to add up."""
+    return _many_ones(1 << size.bit_length())[:size]
+
+
+@lru_cache(maxsize=1)
+def _many_ones(size: int) -> NDArray[np.float64]:
+    found = np.ones(size)
+    found.flags.writeable = False
     return found

@@ -44,7 +44,7 @@ class PairPacking(NamedTuple):
             raise UsageError(f"expected a key with room for a pair of {2 * slot} bits, got {room}; raise bits")
         return cls(slot, room // (2 * slot))
 
-    def count(self, pairs: int) -> int:
+    def ciphertexts(self, pairs: int) -> int:
         """Return how many ciphertexts ``pairs`` pairs take."""
         return -(-pairs // self.pairs)
 
@@ -73,8 +73,8 @@ class PairPacking(NamedTuple):
         Raises:
             ProtocolError: something else than such sums.
         """
-        if len(plaintexts) != self.count(pairs):
-            raise ProtocolError(f"expected {self.count(pairs)} ciphertexts of sums, got {len(plaintexts)}")
+        if len(plaintexts) != self.ciphertexts(pairs):
+            raise ProtocolError(f"expected {self.ciphertexts(pairs)} ciphertexts of sums, got {len(plaintexts)}")
         half = 1 << self.slot - 1
         found: list[int] = []
         for plaintext in plaintexts:
@@ -97,7 +97,7 @@ def bin_products(values: Sequence[mpz], places: NDArray[np.int64], modulus: mpz)
     """
     found: dict[int, mpz] = {}
     for cells in _together(places):
-        _spread(cells, _grouped(values, cells.of_row, cells.count, modulus), places, modulus, found)
+        _spread(cells, _grouped(values, cells.of_row, cells.number, modulus), places, modulus, found)
     return found
 
 
@@ -106,7 +106,7 @@ class _Cells(NamedTuple):
 
     Attributes:
         of_row: (B,) the number of each row's combination.
-        rows: (count,) a row that has it.
+        rows: (M,) a row that has it, of each.
         columns: that are combined; if it is one column, there are no parts.
         parts: the two sets of combinations that this one was made of.
     """
@@ -117,7 +117,8 @@ class _Cells(NamedTuple):
     parts: tuple[_Cells, ...] = ()
 
     @property
-    def count(self) -> int:
+    def number(self) -> int:
+        """M, of combinations."""
         return len(self.rows)
 
 
@@ -126,15 +127,15 @@ def _together(places: NDArray[np.int64]) -> list[_Cells]:
     heap = []
     for column in range(places.shape[1]):
         cells = _combinations(places[:, column], (column,))
-        heap.append((cells.count, column, cells))
+        heap.append((cells.number, column, cells))
     heapq.heapify(heap)
     while len(heap) > 1:
         first, second = heapq.heappop(heap), heapq.heappop(heap)
         a, b = first[2], second[2]
-        cells = _combinations(a.of_row * b.count + b.of_row, a.columns + b.columns, (a, b))
-        if cells.count > _WORTH * len(places):
+        cells = _combinations(a.of_row * b.number + b.of_row, a.columns + b.columns, (a, b))
+        if cells.number > _WORTH * len(places):
             return [a, b, *(cells for _, _, cells in heap)]
-        heapq.heappush(heap, (cells.count, first[1], cells))
+        heapq.heappush(heap, (cells.number, first[1], cells))
     return [cells for _, _, cells in heap]
 
 
@@ -148,7 +149,7 @@ def _spread(cells: _Cells, products: list[mpz], places: NDArray[np.int64], modul
     if not cells.parts:
         found.update(zip(places[cells.rows, cells.columns[0]].tolist(), products, strict=True))
     for part in cells.parts:
-        _spread(part, _grouped(products, part.of_row[cells.rows], part.count, modulus), places, modulus, found)
+        _spread(part, _grouped(products, part.of_row[cells.rows], part.number, modulus), places, modulus, found)
 
 
 def _grouped(values: Sequence[mpz], groups: NDArray[np.int64], count: int, modulus: mpz) -> list[mpz]:
