@@ -17,7 +17,7 @@ class NodeInformation(Defense):
 
     What a node tells of each of its rows is the divergence KL(p(y | node) || p(y)) of the labels in it from those of
     all rows, in bits. A passive party is told about a node if neither the node nor its sibling exceeds 1 / strength:
-    who knows the parent and one child knows the other child.
+    who knows the parent and one child knows the other child. Nor is it told about nodes below one that is withheld.
 
     Source: Takahashi et al. 2023 (ID-LMID), arXiv 2307.10318, which bounds the mutual information of labels and
     instance space.
@@ -61,7 +61,7 @@ def _bits(nodes: Tensor, labels: Tensor) -> Tensor:
     classes = int(labels.max()) + 1
     counts = torch.zeros(most, classes, dtype=torch.float64, device=nodes.device)
     counts.index_put_((nodes, labels), counts.new_ones(len(nodes)), accumulate=True)
-    total = torch.bincount(labels, minlength=classes) / len(labels)
+    total = torch.bincount(labels, minlength=classes).double() / len(labels)
     share = counts / counts.sum(dim=1, keepdim=True).clamp_min(1)
     bits: Tensor = torch.special.xlogy(share, share / total.clamp_min(1e-300)).sum(dim=1) / math.log(2)
     bits[0] = 0

@@ -16,7 +16,7 @@ import torch
 from joblib import Parallel, delayed
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from vflsec.core import registry
+from vflsec.core import hooks, registry
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.integrity import IntegrityAttack
@@ -320,11 +320,12 @@ def _check_points(spec: EvalSpec, cells: Sequence[Cell]) -> None:
     """Raise UsageError if no method sends the messages that a defense is to act on."""
     methods = [(registry.load("methods", cell.method), cell.method_options) for cell in cells]
     names = ", ".join(cell.method for cell in cells) or "no method"
-    sent = [(m, phase, m.messages_in(phase, own)) for m, own in methods for phase in (*m.phases, "predict")]
+    run = [(m, own, phase) for m, own in methods for phase in (*m.phases, "predict")]
+    sent = [(m, phase, m.messages_in(phase, own)) for m, own, phase in run]
     for defense in (*spec.defenses, *spec.fixed):
         made = build_defense(msgspec.structs.replace(defense, strength=defense.strength or 1.0))
         for kind in made.at:
-            if not any(made.acts(kind, phase) and kind in kinds for _, phase, kinds in sent):
+            if not any(made.acts(kind, phase) and hooks.OF_KIND[kind] in m.runs(phase, own) for m, own, phase in run):
                 known = sorted({f"{phase}.{one}" for m, phase, kinds in sent if phase in m.phases for one in kinds})
                 raise UsageError(
                     f"defense {defense.label} acts at {kind}, where {names} sends nothing: "

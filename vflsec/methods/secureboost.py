@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +22,7 @@ from vflsec.core.message import Kind, Step
 from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import FRACTION_BITS, HistogramExchange
-from vflsec.core.seeds import generator
+from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.epochs import Epochs
@@ -176,6 +177,10 @@ class SecureBoost(Method):
             self._bins[party.name] = Bins(party.layout, party.features["train"], self.bins)
             party.modules["splits"] = Splits(trees, self.depth, party.n_features)
         federation.active.modules["shape"] = Shape(trees, self.depth, outputs)
+        for number, defense in enumerate(federation.active.defenses):
+            with drawing(federation.seed, "model", "defense", number):
+                rng = generator(federation.seed, "defense", number, device=federation.device)
+                defense.prepare({}, n_classes=federation.n_classes, rng=rng)
         options = {"bits": self.key_bits} if self.exchange == "paillier" else {}
         for party in federation.passive:
             name = f"histograms-{self.exchange}"
@@ -199,8 +204,9 @@ class SecureBoost(Method):
         )
 
     def planned(self, phase: str, federation: Federation) -> int | None:
-        """Return the rounds, in each of which a row's derivatives are sent once."""
-        return max(0, self.rounds - self.alone)
+        """Return the rounds in which a passive party hears a row's derivatives, once in each; the most of all."""
+        heard = Counter(name for round_ in range(self.rounds) for name in self._receivers(federation, round_))
+        return max(heard.values(), default=0)
 
     def shape(self, federation: Federation) -> Shape:
         """Return the active party's part of the trees."""
@@ -212,16 +218,16 @@ class SecureBoost(Method):
         """Grow the trees and return the mean log loss of the training rows by round."""
         shape = self.shape(federation)
         boosting = _Boosting(self, federation, phase)
+        growing = TreeGrowing(
+            federation, self._bins, self._exchanges, shape, phase, rule=self.rule, depth=self.depth,
+            candidates=self.candidates, columns=self.columns,
+        )  # fmt: skip
+        growing.announce()  # before a phase that was interrupted goes back to its traffic
         models = {f"models/{party.name}": party.modules for party in federation.parties.values()}
         kept: dict[str, Stateful] = {**models, "scores": boosting}
         epochs = Epochs(
             federation, phase, progress, self.rounds, kept=kept, optimizers=[], done=lambda: boosting.stopped
         )
-        growing = TreeGrowing(
-            federation, self._bins, self._exchanges, shape, phase, rule=self.rule, depth=self.depth,
-            candidates=self.candidates, columns=self.columns,
-        )  # fmt: skip
-        growing.announce()
         for round_ in epochs:
             first = round_ * shape.outputs
             rows = self._drawn(federation, round_)
@@ -268,9 +274,12 @@ class SecureBoost(Method):
         """Return logits (n, C); of two classes the first has zeros."""
         shape = self.shape(federation)
         leaves = self.leaves(federation, split, 0, int(shape.grown), "predict")
-        scores = shape.start + shape.logits(leaves)
-        logits = torch.cat([torch.zeros_like(scores), scores], dim=1) if shape.outputs == 1 else scores
-        return federation.active.defenses.decode_logits(logits.float())
+        return self.decoded(federation.active, shape.start + shape.logits(leaves)).float()
+
+    def decoded(self, active: Party, scores: Tensor) -> Tensor:
+        """Return logits (n, C) of scores (n, C'): leaves of the true labels are in no code."""
+        logits = torch.cat([torch.zeros_like(scores), scores], dim=1) if scores.shape[1] == 1 else scores
+        return logits if self.graft else active.defenses.decode_logits(logits.float())
 
     def leaves(self, federation: Federation, split: str, first: int, trees: int, phase: str) -> Tensor:
         """Return the leaf (n, trees) of each row, in trees from number ``first`` on; owners of splits are asked."""
@@ -426,7 +435,8 @@ class _Boosting:
     def validate(self, leaves: Tensor, first: int) -> None:
         """Add a round's trees to the scores of validation rows, and keep the number of rounds of the best loss."""
         self.val_scores += self.shape.logits(leaves, first)
-        loss = float(self._log_loss(self.val_scores, self._of_classes(self.val)))
+        logits = self.method.decoded(self.federation.active, self.val_scores)
+        loss = float(F.cross_entropy(logits, self.val))
         if loss < self.best_loss:
             self.best, self.best_loss = self.round, loss
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vflsec.core.federation import Federation
-from vflsec.core.message import Kind
+from vflsec.core.message import Kind, Step
 from vflsec.core.party import Party
 from vflsec.core.protocol import HistogramExchange, Histograms
 from vflsec.core.seeds import generator
@@ -82,17 +82,20 @@ class TreeGrowing:
         """
         nodes = np.ones(len(self.all_rows), dtype=np.int64)
         drawn = rows.cpu().numpy()
-        sources = [_Source(self, number, tree, output, drawn, derivatives) for number in range(len(self.parties))]
+        sources = [
+            _Source(self, number, tree, output, drawn, derivatives, labels) for number in range(len(self.parties))
+        ]
         for level in range(self.depth):
-            here = np.where(nodes >= 2**level, nodes, 0)  # the others are in leaves
-            counts = np.bincount(here[drawn], minlength=2 ** (level + 1))
+            all_here = np.where(nodes >= 2**level, nodes, 0)  # the others are in leaves
+            counts = np.bincount(all_here[drawn], minlength=2 ** (level + 1))
             numbers = 2**level + np.flatnonzero(counts[2**level :] >= 2 * self.rule.least_rows)
             if not len(numbers):
                 break
-            here = np.where(_marked(numbers, len(counts))[here], here, 0)
+            here = np.where(_marked(numbers, len(counts))[all_here], all_here, 0)
             asked = self.candidates(tree, level, self.shape.outputs, len(self.parties))
             best = [
-                source.best(here, numbers) if source.number in asked else source.none(numbers) for source in sources
+                source.best(here, numbers, all_here) if source.number in asked else source.none(numbers)
+                for source in sources
             ]
             gains = np.stack([one.gain for one in best])
             winner = np.where(np.isfinite(gains).any(axis=0), gains.argmax(axis=0), -1)
@@ -116,12 +119,13 @@ class _Source:
         output: int,
         drawn: NDArray[np.int64],
         derivatives: NDArray[np.int64],
+        labels: Tensor,
     ) -> None:
         self.growing, self.number, self.tree, self.output = growing, number, tree, output
         self.party: Party = growing.parties[number]
         self.bins, codes = growing.bins[number], growing.codes[number]
         self.exchange = growing.exchanges.get(self.party.name)
-        self.drawn = drawn
+        self.drawn, self.labels = drawn, labels
         outputs = derivatives.shape[1] // 2
         self.derivatives = derivatives[:, [output, outputs + output]]
         columns = self._columns(codes.shape[1])
@@ -129,6 +133,8 @@ class _Source:
         self.codes = codes if everyone and len(columns) == codes.shape[1] else codes[np.ix_(drawn, columns)]
         self.sums: dict[int, NDArray[np.int64]] = {}
         """Of the nodes of the level before, by number."""
+        self.withheld = torch.zeros_like(growing.all_rows, dtype=torch.bool)[:, None]
+        """Rows (n, 1) that the party is told nothing more of in this tree."""
 
     def _columns(self, count: int) -> NDArray[np.integer]:
         growing = self.growing
@@ -142,11 +148,17 @@ class _Source:
         self.sums = {}
         return Best(np.full(len(numbers), -np.inf), np.zeros(len(numbers), dtype=np.int64))
 
-    def best(self, here: NDArray[np.int64], numbers: NDArray[np.int64]) -> Best:
-        """Return the party's best split of each node; ``here`` (n,) has the nodes of all training rows."""
+    def best(self, here: NDArray[np.int64], numbers: NDArray[np.int64], all_here: NDArray[np.int64]) -> Best:
+        """Return the party's best split of each node.
+
+        Args:
+            here: (n,) the node of each training row, or 0 if it is in none of those that may be split.
+            numbers: of the nodes that may be split.
+            all_here: (n,) the same, with nodes of the level that are too small to be split.
+        """
         before = self.sums
         found = self.none(numbers)
-        told = here if self.exchange is None else self._tell(here)
+        told = here if self.exchange is None else self._tell(here, all_here)
         at = told[self.drawn]
         counts = np.bincount(at, minlength=2 * int(numbers.max()) + 2)
         known = numbers[counts[numbers] > 0]
@@ -178,18 +190,27 @@ class _Source:
             return False
         return (counts[node], node) > (counts[sibling], sibling)
 
-    def _tell(self, here: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Tell a passive party the node of each row; return what it is told."""
+    def _tell(self, here: NDArray[np.int64], all_here: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tell a passive party the node of each row; return what it is told.
+
+        Defenses see nodes that are too small to be split as well: who is told the sibling of one knows its rows.
+        Below a node that they withhold nothing is told: all nodes below it together are the node.
+        """
         growing, active = self.growing, self.growing.federation.active
-        value = torch.from_numpy(here.astype(np.int16))[:, None].to(growing.all_rows.device)
+        value, splittable = (
+            torch.from_numpy(nodes.astype(np.int16))[:, None].to(growing.all_rows.device) for nodes in (all_here, here)
+        )
+        place = Step(self.tree, growing.phase, growing.all_rows, self.labels)
+        defended = active.defend(Kind.NODES, value, place, to=self.party.name)
+        self.withheld |= (defended == 0) & (value > 0)
         message = active.send(
             Kind.NODES,
-            {"value": value},
+            {"value": torch.where((splittable > 0) & ~self.withheld, defended, 0)},
             to=self.party.name,
             step=self.tree,
             phase=growing.phase,
             rows=growing.all_rows,
-            labels=active.labels["train"],
+            defended=True,
         )
         told: NDArray[np.int64] = message.payload["value"][:, 0].cpu().numpy().astype(np.int64)
         return told

@@ -82,8 +82,10 @@ def _numbers(x: Tensor, column: int) -> NDArray[np.floating]:
 def _edges(values: NDArray[np.floating], most: int) -> NDArray[np.floating]:
     """Return the edges between at most ``most`` bins, each halfway between two values that occur."""
     distinct, counts = np.unique(values, return_counts=True)
-    between = (distinct[:-1] + distinct[1:]) / 2
+    lower, upper = distinct[:-1], distinct[1:]
+    between = ((lower.astype(np.float64) + upper) / 2).astype(values.dtype)
+    between = np.where(between < upper, between, lower)  # between neighbors there is no other number
     if len(distinct) > most:
         share = np.cumsum(counts)[:-1] / len(values)
         between = between[np.unique(np.searchsorted(share, np.arange(1, most) / most).clip(max=len(between) - 1))]
-    return np.unique(between.astype(values.dtype))
+    return between

@@ -55,8 +55,10 @@ def best_splits(sums: NDArray[np.int64], column: NDArray[np.integer], ordered: N
         return Best(np.full(len(sums), -np.inf), np.zeros(len(sums), dtype=np.int64))
     first = np.flatnonzero(np.diff(column, prepend=-1))  # the first bin of each column
     before = np.cumsum(sums, axis=1)
-    whole = before[:, -1 if len(first) == 1 else first[1] - 1][:, None]  # of the first column, and so of each
     start = before[:, first] - sums[:, first]
+    of_column = before[:, np.append(first[1:], len(column)) - 1] - start
+    drawn = of_column[..., 2].argmax(axis=1)  # a column that was not drawn has no rows; all others have the same
+    whole = of_column[np.arange(len(sums)), drawn][:, None]
     left = before - np.repeat(start, np.diff(np.append(first, len(column))), axis=1)
     left = np.where(ordered[:, None], left, whole - sums)
     right = whole - left
