@@ -83,8 +83,8 @@ def _edges(values: NDArray[np.floating], most: int) -> NDArray[np.floating]:
     """Return the edges between at most ``most`` bins, each halfway between two values that occur."""
     distinct, counts = np.unique(values, return_counts=True)
     lower, upper = distinct[:-1], distinct[1:]
-    between = ((lower.astype(np.float64) + upper) / 2).astype(values.dtype)
-    between = np.where(between < upper, between, lower)  # between neighbors there is no other number
+    between: NDArray[np.floating] = ((lower.astype(np.float64) + upper) / 2).astype(values.dtype)
+    between[between >= upper] = lower[between >= upper]  # between neighbors there is no other number
     if len(distinct) > most:
         share = np.cumsum(counts)[:-1] / len(values)
         between = between[np.unique(np.searchsorted(share, np.arange(1, most) / most).clip(max=len(between) - 1))]
