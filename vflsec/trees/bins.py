@@ -59,7 +59,7 @@ class Bins:
         """Return the bin (n, columns) of each row in each raw column."""
         codes = [self._code(x, number, column) for number, column in enumerate(self.layout.columns)]
         found = np.stack(codes, axis=1) if codes else np.zeros((len(x), 0))
-        return np.asfortranarray(found + self.start, dtype=np.int32)
+        return np.ascontiguousarray(found + self.start, dtype=np.int32)
 
     def _code(self, x: Tensor, number: int, column: Column) -> NDArray[np.integer]:
         if column.kind == "numeric":
