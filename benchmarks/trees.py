@@ -21,12 +21,12 @@ import lightgbm
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
 
 from vflsec.core import registry
 from vflsec.core.federation import Federation
 from vflsec.core.layout import Layout
 from vflsec.core.message import Channel
-from vflsec.core.metrics import auc
 from vflsec.core.party import Party
 from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
@@ -85,7 +85,7 @@ def utility(seeds: int) -> Iterable[list[str]]:
             trained = method().fit(federation)
             booster = boosted(pooled(federation, "train"), labels["train"])
             scores = trained.predict("test")[:, 1].numpy(), booster.predict(pooled(federation, "test"), raw_score=True)
-            found.append([auc(score, labels["test"]) for score in scores])
+            found.append([roc_auc_score(labels["test"], score) for score in scores])
         ours, theirs = np.array(found).T
         difference = ours - theirs
         yield [
