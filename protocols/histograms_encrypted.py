@@ -13,7 +13,6 @@ from torch import Tensor
 
 from vflsec.core.message import Kind
 from vflsec.core.protocol import HistogramExchange, Histograms
-from vflsec.trees.histograms import histogram
 
 
 class EncryptedHistograms(HistogramExchange):
@@ -49,12 +48,11 @@ class EncryptedHistograms(HistogramExchange):
         self, bins: NDArray[np.int32], nodes: NDArray[np.int64], n_bins: int, place: Histograms
     ) -> NDArray[np.int64]:
         """Return the sums (N, n_bins, 3) that the active party decrypts."""
-        none = np.zeros((len(bins), 0), np.int64)
-        counts = histogram(bins, nodes, none, len(place.numbers), n_bins)[..., 0]
+        answer, counts = self.added(bins, nodes, (len(place.numbers), n_bins), place.output)
         message = self.passive.send(
             Kind.CIPHERTEXT,
             {
-                "value": self.added(bins, nodes, counts, place.output),
+                "value": answer,
                 "rows": torch.from_numpy(counts.astype(np.int32)),
                 "nodes": torch.from_numpy(place.numbers),
             },
@@ -76,8 +74,17 @@ class EncryptedHistograms(HistogramExchange):
         """Keep at the passive party what it received."""
 
     @abstractmethod
-    def added(self, bins: NDArray[np.int32], nodes: NDArray[np.int64], counts: NDArray[np.int64], output: int) -> Any:
-        """Return what the passive party sends instead of sums (N, n_bins, 2); ``counts`` (N, n_bins) are of rows."""
+    def added(
+        self, bins: NDArray[np.int32], nodes: NDArray[np.int64], shape: tuple[int, int], output: int
+    ) -> tuple[Any, NDArray[np.int64]]:
+        """Return what the passive party sends instead of sums (N, n_bins, 2), and the numbers of rows (N, n_bins).
+
+        Args:
+            bins: of the shared rows, as in ``sums``.
+            nodes: as in ``sums``.
+            shape: N and n_bins.
+            output: the logit whose derivatives are added up.
+        """
 
     @abstractmethod
     def decrypted(self, answer: Any, counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -36,10 +36,10 @@ class MaskedHistograms(EncryptedHistograms):
         self._kept: SealedDerivatives = payload["value"]
 
     def added(
-        self, bins: NDArray[np.int32], nodes: NDArray[np.int64], counts: NDArray[np.int64], output: int
-    ) -> Sealed:
-        """Return sealed sums."""
-        return self._kept.added(bins, nodes, output, counts.shape)
+        self, bins: NDArray[np.int32], nodes: NDArray[np.int64], shape: tuple[int, int], output: int
+    ) -> tuple[Sealed, NDArray[np.int64]]:
+        """Return sealed sums, and numbers of rows."""
+        return self._kept.added(bins, nodes, shape, output)
 
     def decrypted(self, answer: Sealed, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sums."""
@@ -50,6 +50,9 @@ class MaskedHistograms(EncryptedHistograms):
 class SealedDerivatives(Sealed):
     """Derivatives (B, 2 C) that can be added up by bin, and read by whoever has the key."""
 
-    def added(self, bins: NDArray[np.int32], nodes: NDArray[np.int64], output: int, shape: tuple[int, ...]) -> Sealed:
-        """Return sums of one output's (N, n_bins, 2), sealed under the same key; ``shape`` is (N, n_bins)."""
-        return Sealed(histogram(bins, nodes, of_output(self._values, output), *shape)[..., :2], self._key)
+    def added(
+        self, bins: NDArray[np.int32], nodes: NDArray[np.int64], shape: tuple[int, int], output: int
+    ) -> tuple[Sealed, NDArray[np.int64]]:
+        """Return sums of one output's (N, n_bins, 2), sealed under the same key, and numbers of rows."""
+        found = histogram(bins, nodes, of_output(self._values, output), *shape)
+        return Sealed(found[..., :2], self._key), found[..., 2]

@@ -31,6 +31,7 @@ from vflsec.secure.arithmetic.randomizers import (
     RandomizerSource,
     active_source,
 )
+from vflsec.trees.histograms import histogram
 
 LEAST_BITS, MOST_BITS = 1024, 4096
 NOISE_BITS = 10  # that defenses may add to a derivative by noise
@@ -139,11 +140,12 @@ class PaillierHistograms(EncryptedHistograms):
         self._sum_side.keep(payload["value"])
 
     def added(
-        self, bins: NDArray[np.int32], nodes: NDArray[np.int64], counts: NDArray[np.int64], output: int
-    ) -> Encrypted:
-        """Return the sums of bins that have rows, in as few ciphertexts as hold them."""
+        self, bins: NDArray[np.int32], nodes: NDArray[np.int64], shape: tuple[int, int], output: int
+    ) -> tuple[Encrypted, NDArray[np.int64]]:
+        """Return the sums of bins that have rows, in as few ciphertexts as hold them, and numbers of rows."""
         assert self._sum_side, "share comes before sums"
-        return self._sum_side.added(bins, nodes, counts, output)
+        counts = histogram(bins, nodes, np.zeros((len(bins), 0), np.int64), *shape)[..., 0]
+        return self._sum_side.added(bins, nodes, counts, output), counts
 
     def decrypted(self, answer: Encrypted, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sums.

@@ -95,8 +95,15 @@ def test_a_value_of_many_rows_has_a_bin_of_its_own():
     values = np.concatenate([np.zeros(700), np.random.default_rng(0).uniform(1, 2, 300)])
     bins, x = bins_of(values, 10)
     counts = np.bincount(bins.of(x)[:, 0])
+    assert len(counts) == 10
     assert counts[0] == 700
-    assert counts[1:].max() <= 101
+    assert counts[1:].max() - counts[1:].min() <= 1, "the others share those that are left"
+
+
+def test_values_of_many_rows_leave_no_bin_of_few_between_them():
+    values = np.repeat([0.0, 0.1, 1.0, 1.1, 2.0, 3.0, 4.0, 5.0], [300, 2, 300, 60, 300, 13, 13, 12])
+    bins, _ = bins_of(values, 6)
+    assert bins.threshold == pytest.approx([0.05, 1.05, 1.55, 2.5, np.inf])
 
 
 def test_rows_beyond_those_of_training_are_in_the_outer_bins():

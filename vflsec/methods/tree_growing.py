@@ -87,11 +87,11 @@ class TreeGrowing:
         ]
         for level in range(self.depth):
             all_here = np.where(nodes >= 2**level, nodes, 0)  # the others are in leaves
-            counts = np.bincount(all_here[drawn], minlength=2 ** (level + 1))
+            counts = np.bincount(_taken(all_here, drawn), minlength=2 ** (level + 1))
             numbers = 2**level + np.flatnonzero(counts[2**level :] >= 2 * self.rule.least_rows)
             if not len(numbers):
                 break
-            here = np.where(_marked(numbers, len(counts))[all_here], all_here, 0)
+            here = all_here * _marked(numbers, len(counts)).take(all_here)
             asked = self.candidates(tree, level, self.shape.outputs, len(self.parties))
             best = [
                 source.best(here, numbers, all_here) if source.number in asked else source.none(numbers)
@@ -159,7 +159,7 @@ class _Source:
         before = self.sums
         found = self.none(numbers)
         told = here if self.exchange is None else self._tell(here, all_here)
-        at = told[self.drawn]
+        at = _taken(told, self.drawn)
         counts = np.bincount(at, minlength=2 * int(numbers.max()) + 2)
         known = numbers[counts[numbers] > 0]
         if not len(known) or not self.codes.shape[1]:
@@ -168,7 +168,7 @@ class _Source:
         asked = [n for n in known if not self._follows(int(n), is_known, before, counts)]
         position = np.full(len(counts), -1, dtype=np.int64)
         position[asked] = np.arange(len(asked))
-        sums = self._sums(position[at], np.array(asked))
+        sums = self._sums(position.take(at), np.array(asked))
         self.sums = dict(zip(map(int, asked), sums, strict=True))
         for n in known:
             if int(n) not in self.sums:
@@ -202,10 +202,12 @@ class _Source:
         )
         place = Step(self.tree, growing.phase, growing.all_rows, self.labels)
         defended = active.defend(Kind.NODES, value, place, to=self.party.name)
-        self.withheld |= (defended == 0) & (value > 0)
+        if defended is not value:
+            self.withheld |= (defended == 0) & (value > 0)
+            splittable = torch.where(self.withheld, 0, splittable)
         message = active.send(
             Kind.NODES,
-            {"value": torch.where((splittable > 0) & ~self.withheld, defended, 0)},
+            {"value": torch.where(splittable > 0, defended, 0)},
             to=self.party.name,
             step=self.tree,
             phase=growing.phase,
@@ -240,8 +242,8 @@ class _Source:
         splits.add(
             self.tree, nodes, torch.from_numpy(self.bins.place[bins]), torch.from_numpy(self.bins.threshold[bins])
         )
-        rows = np.flatnonzero(_marked(nodes.numpy(), 2 ** (growing.depth + 1))[here])
-        child = self._children(here[rows], nodes.numpy(), bins, rows)
+        rows = np.flatnonzero(_marked(nodes.numpy(), 2 ** (growing.depth + 1)).take(here))
+        child = self._children(here.take(rows), nodes.numpy(), bins, rows)
         if self.exchange is not None:
             inside = torch.from_numpy(rows).to(growing.all_rows.device)
             value = torch.from_numpy(child.astype(np.int16))[:, None].to(inside.device)
@@ -259,9 +261,10 @@ class _Source:
         """Return the child (m,) of each of ``rows``, which are in nodes ``at`` (m,) that are split at ``bins``."""
         chosen = np.zeros(2 ** (self.growing.depth + 1), dtype=np.int64)
         chosen[nodes] = bins
-        split = chosen[at]
-        code = self.growing.codes[self.number][rows, self.bins.column[split]]
-        right: NDArray[np.bool_] = np.where(self.bins.ordered[split], code > split, code == split)
+        split = chosen.take(at)
+        codes = self.growing.codes[self.number]
+        code = codes.take(rows * codes.shape[1] + self.bins.column[chosen].take(at))
+        right: NDArray[np.bool_] = np.where(self.bins.ordered[chosen].take(at), code > split, code == split)
         return 2 * at + right
 
 
@@ -270,3 +273,8 @@ def _marked(numbers: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
     found = np.zeros(length, dtype=bool)
     found[numbers] = True
     return found
+
+
+def _taken(values: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the values of some rows, sorted and each once: of all rows as they are."""
+    return values if len(rows) == len(values) else values.take(rows)

@@ -14,8 +14,8 @@ from vflsec.core.sparse_rows import SparseRows
 class Bins:
     """The bins of a party's raw columns, chosen on its training rows.
 
-    A number has up to ``most`` bins of about as many rows each, in order; fewer values have a bin each. A category has
-    a bin for each of its values, in no order.
+    A number has up to ``most`` bins of about as many rows each, in order; a value of more rows has a bin of its own, as
+    has each of fewer values. A category has a bin for each of its values, in no order.
 
     Args:
         layout: of the columns.
@@ -59,7 +59,7 @@ class Bins:
         """Return the bin (n, columns) of each row in each raw column."""
         codes = [self._code(x, number, column) for number, column in enumerate(self.layout.columns)]
         found = np.stack(codes, axis=1) if codes else np.zeros((len(x), 0))
-        return np.asfortranarray(found + self.start, dtype=np.int32)
+        return np.ascontiguousarray(found + self.start, dtype=np.int32)
 
     def _code(self, x: Tensor, number: int, column: Column) -> NDArray[np.integer]:
         if column.kind == "numeric":
@@ -83,9 +83,36 @@ def _edges(values: NDArray[np.floating], most: int) -> NDArray[np.floating]:
     """Return the edges between at most ``most`` bins, each halfway between two values that occur."""
     distinct, counts = np.unique(values, return_counts=True)
     lower, upper = distinct[:-1], distinct[1:]
-    between = ((lower.astype(np.float64) + upper) / 2).astype(values.dtype)
-    between = np.where(between < upper, between, lower)  # between neighbors there is no other number
-    if len(distinct) > most:
-        share = np.cumsum(counts)[:-1] / len(values)
-        between = between[np.unique(np.searchsorted(share, np.arange(1, most) / most).clip(max=len(between) - 1))]
-    return between
+    between: NDArray[np.floating] = ((lower.astype(np.float64) + upper) / 2).astype(values.dtype)
+    between[between >= upper] = lower[between >= upper]  # between neighbors there is no other number
+    return between if len(distinct) <= most else between[_last_of_bins(counts, most)]
+
+
+def _last_of_bins(counts: NDArray[np.integer], most: int) -> list[int]:
+    """Return the number of the last value of each of at most ``most`` bins but the last, of values in order.
+
+    Values with as many rows as a bin should have get one of their own, and the others share the bins that are left. A
+    bin that such a value cuts off with less than half of its rows is joined with it.
+    """
+    large = counts * most >= counts.sum()
+    next_large, before = np.flatnonzero(large), np.concatenate([[0], np.cumsum(counts)])
+    rows, bins = int(counts[~large].sum()), most - len(next_large)
+    found: list[int] = []
+    start = 0
+    while len(found) < most - 1:
+        if large[start]:
+            end = start + 1
+        else:
+            place = np.searchsorted(next_large, start)
+            stop = int(next_large[place]) if place < len(next_large) else len(counts)
+            share = rows / max(1, bins)
+            end = min(int(np.searchsorted(before, before[start] + share)), stop)
+            here = int(before[end] - before[start])
+            rows, bins = rows - here, bins - 1
+            if end == stop and here < share / 2:
+                end += 1
+        if end >= len(counts):
+            break
+        found.append(end - 1)
+        start = end
+    return found

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from vflsec.core.protocol import FRACTION_BITS
 
+UNIT = 2.0**-FRACTION_BITS
+
 
 class Rule(NamedTuple):
     """When a node may be split.
@@ -61,15 +63,13 @@ def best_splits(sums: NDArray[np.int64], column: NDArray[np.integer], ordered: N
     whole = of_column[np.arange(len(sums)), drawn][:, None]
     left = before - np.repeat(start, np.diff(np.append(first, len(column))), axis=1)
     left = np.where(ordered[:, None], left, whole - sums)
-    right = whole - left
-    (g_left, h_left), (g_right, h_right), (g, h) = (
-        (part[..., 0] / 2.0**FRACTION_BITS, part[..., 1] / 2.0**FRACTION_BITS) for part in (left, right, whole)
-    )
-    allowed = (np.minimum(left[..., 2], right[..., 2]) >= rule.least_rows) & (
-        np.minimum(h_left, h_right) >= rule.least_hessian
-    )
+    sides = np.stack([left, whole - left])
+    g, h, rows = (sides[..., k] * unit for k, unit in enumerate((UNIT, UNIT, 1)))
+    g_whole, h_whole = whole[..., 0] * UNIT, whole[..., 1] * UNIT
+    allowed = (rows.min(axis=0) >= rule.least_rows) & (h.min(axis=0) >= rule.least_hessian)
     with np.errstate(divide="ignore", invalid="ignore"):
-        gain = g_left**2 / (h_left + rule.l2) + g_right**2 / (h_right + rule.l2) - g**2 / (h + rule.l2)
+        of_side = g**2 / (h + rule.l2)
+        gain = of_side[0] + of_side[1] - g_whole**2 / (h_whole + rule.l2)
     gain = np.where(allowed & (gain > rule.least_gain), gain, -np.inf)
     chosen = gain.argmax(axis=1)
     return Best(gain[np.arange(len(gain)), chosen], chosen)

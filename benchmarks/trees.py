@@ -1,0 +1,222 @@
+"""Federated trees against LightGBM, and what encrypting their histograms costs.
+
+    python benchmarks/trees.py                utility and time, a few minutes
+    python benchmarks/trees.py --encrypted    the cost of encryption, a few minutes
+
+LightGBM gets the same encoded columns of all parties in one table, and the same number of trees, bins, depth and penalty.
+Times are CPU seconds on one thread; ratios are taken pair by pair. The cost of encryption is fitted to three numbers of
+rows and of bins each, and extrapolated by what is linear in both.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import click
+import lightgbm
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+
+from vflsec.core import registry
+from vflsec.core.federation import Federation
+from vflsec.core.layout import Layout
+from vflsec.core.message import Channel
+from vflsec.core.party import Party
+from vflsec.core.seeds import generator
+from vflsec.core.settings import ModelSpec, TrainSpec
+from vflsec.experiment import spec as specs
+from vflsec.experiment.federation import build_federation
+from vflsec.experiment.plan import training_cell
+from vflsec.experiment.training import one_thread
+from vflsec.methods.secureboost import SecureBoost
+
+DATASETS = ("credit-default", "census-income", "flights")
+ROUNDS, DEPTH, BINS, RATE, L2, LEAF_ROWS, LEAF_HESSIAN = 20, 4, 32, 0.3, 1.0, 20, 0.001
+PAIRS = 7
+ROWS, COLUMNS, TREES = 21_000, 13, 20  # that the cost of encryption is extrapolated to; credit-default's passive party
+SIZES, WIDTHS = (100, 200, 400), (8, 16, 32)
+
+
+def federation_of(dataset: str, seed: int) -> Federation:
+    """Return the parties with the data of one seed."""
+    spec = specs.read_training({"dataset": dataset, "methods": ["secureboost"]})
+    return build_federation(training_cell(spec, "secureboost", seed), "cpu")
+
+
+def method(exchange: str = "masked", **options: Any) -> SecureBoost:
+    """Return the method with the settings of this benchmark."""
+    settings = {
+        "rounds": ROUNDS, "depth": DEPTH, "bins": BINS, "learning_rate": RATE, "l2": L2, "leaf_rows": LEAF_ROWS,
+        "leaf_hessian": LEAF_HESSIAN,
+    }  # fmt: skip
+    made = registry.build("methods", "secureboost", TrainSpec(), ModelSpec(), exchange=exchange, **settings | options)
+    assert isinstance(made, SecureBoost)
+    return made
+
+
+def pooled(federation: Federation, split: str) -> NDArray[np.floating]:
+    """Return the encoded columns of all parties, side by side."""
+    return torch.cat([party.features[split] for party in federation.parties.values()], dim=1).numpy()
+
+
+def boosted(x: NDArray[np.floating], y: NDArray[np.integer]) -> lightgbm.Booster:
+    """Return LightGBM's trees."""
+    parameters = {
+        "objective": "binary", "learning_rate": RATE, "max_bin": BINS, "max_depth": DEPTH, "num_leaves": 2**DEPTH,
+        "min_data_in_leaf": LEAF_ROWS, "lambda_l2": L2, "min_sum_hessian_in_leaf": LEAF_HESSIAN, "num_threads": 1,
+        "verbosity": -1, "deterministic": True, "seed": 0,
+    }  # fmt: skip
+    return lightgbm.train(parameters, lightgbm.Dataset(x, y, params=parameters), ROUNDS)
+
+
+def utility(seeds: int) -> Iterable[list[str]]:
+    """Yield a row of AUC on test rows for each data set."""
+    for dataset in DATASETS:
+        found = []
+        for seed in range(seeds):
+            federation = federation_of(dataset, seed)
+            labels = {split: federation.active.labels[split].numpy() for split in ("train", "test")}
+            trained = method().fit(federation)
+            booster = boosted(pooled(federation, "train"), labels["train"])
+            scores = trained.predict("test")[:, 1].numpy(), booster.predict(pooled(federation, "test"), raw_score=True)
+            found.append([roc_auc_score(labels["test"], score) for score in scores])
+        ours, theirs = np.array(found).T
+        difference = ours - theirs
+        yield [
+            dataset,
+            f"{ours.mean():.4f}",
+            f"{theirs.mean():.4f}",
+            f"{difference.mean():+.4f}",
+            f"{difference.min():+.4f}",
+            f"{difference.max():+.4f}",
+            "yes" if abs(difference.mean()) <= 0.005 else "no",
+        ]
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Return the CPU seconds of ``run``."""
+    began = time.process_time()
+    run()
+    return time.process_time() - began
+
+
+def training(federation: Federation, exchange: str, **options: Any) -> float:
+    """Return the CPU seconds of growing the trees."""
+    made = method(exchange, **options)
+    made.build(federation)
+    return timed(lambda: made.run("train", federation))
+
+
+def speed(pairs: int) -> Iterable[list[str]]:
+    """Yield a row of times for each exchange."""
+    federation = federation_of("credit-default", 0)
+    x, y = pooled(federation, "train"), federation.active.labels["train"].numpy()
+    for exchange in ("plain", "masked"):
+        training(federation, exchange), boosted(x, y)  # warm up
+        found = [(training(federation, exchange), timed(lambda: boosted(x, y))) for _ in range(pairs)]
+        ours, theirs = (statistics.median(column) for column in zip(*found, strict=True))
+        ratios = sorted(a / b for a, b in found)
+        yield [exchange, f"{ours:.2f}", f"{theirs:.2f}", *_spread(ratios)]
+
+
+def _spread(ratios: Sequence[float]) -> list[str]:
+    return [f"{x:.2f}" for x in (statistics.median(ratios), ratios[0], ratios[-1])]
+
+
+class Cost(NamedTuple):
+    """What one run under encryption took."""
+
+    rows: int
+    bins: int
+    seconds: float
+
+
+def encrypted(rows: int, bins: int, rounds: int, bits: int) -> Cost:
+    """Return the cost of ``rounds`` trees whose passive party has COLUMNS columns of normal numbers."""
+    rng, channel, parties = generator(rows, "columns"), Channel(), {}
+    x = torch.randn(rows, COLUMNS + 1, generator=rng)
+    y = (x.sum(dim=1) + torch.randn(rows, generator=rng) > 0).long()
+    for name, columns in (("active", x[:, :1]), ("passive_1", x[:, 1:])):
+        parties[name] = Party(
+            name,
+            {"train": columns},
+            channel,
+            noise=partial(generator, 0, "noise", name),
+            layout=Layout.numeric(columns.shape[1]),
+            labels={"train": y} if name == "active" else None,
+        )
+    federation = Federation(parties, channel, 2, "auc", 0, torch.device("cpu"))
+    seconds = training(federation, "paillier", rounds=rounds, bins=bins, leaf_rows=2, key_bits=bits)
+    return Cost(rows, bins, seconds)
+
+
+class Line(NamedTuple):
+    """A straight line through times.
+
+    Attributes:
+        start: at 0.
+        slope: for each one more.
+        r2: the share of the variance that it explains.
+    """
+
+    start: float
+    slope: float
+    r2: float
+
+    @classmethod
+    def through(cls, x: Sequence[float], y: Sequence[float]) -> Line:
+        """Return the line of least squares."""
+        slope, start = np.polyfit(x, y, 1)
+        rest = np.array(y) - (start + slope * np.array(x))
+        return cls(float(start), float(slope), float(1 - rest.var() / np.var(y)))
+
+
+def cryptography(bits: int, rounds: int = 2) -> str:
+    """Return the tables of encryption."""
+    by_rows = [encrypted(rows, BINS, rounds, bits) for rows in SIZES]
+    by_bins = [encrypted(SIZES[-1], bins, rounds, bits) for bins in WIDTHS[:-1]] + [by_rows[-1]]
+    lines = {
+        "rows": Line.through([one.rows for one in by_rows], [one.seconds for one in by_rows]),
+        "bins": Line.through([one.bins for one in by_bins], [one.seconds for one in by_bins]),
+    }
+    table = markdown(
+        ["rows", "bins of a column", f"CPU s of {rounds} trees"],
+        [[str(one.rows), str(one.bins), f"{one.seconds:.1f}"] for one in dict.fromkeys([*by_rows, *by_bins])],
+    )
+    fits = [f"R² in {name} {line.r2:.3f}" for name, line in lines.items()]
+    whole = (lines["rows"].start + lines["rows"].slope * ROWS) * TREES / rounds
+    return (
+        f"{table}\n\n{'; '.join(fits)}. By the line in rows, {ROWS:,} rows and {TREES} trees of depth {DEPTH} take "
+        f"{whole / 3600:.1f} CPU hours, keys and tables included."
+    )
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows))
+
+
+@click.command()
+@click.option("--seeds", default=5, show_default=True, help="Of the comparison of utility.")
+@click.option("--encrypted", "costly", is_flag=True, help="Measure the cost of encryption instead.")
+@click.option("--bits", default=2048, show_default=True, help="Size of the key.")
+def main(seeds: int, costly: bool, bits: int) -> None:
+    """Print the tables."""
+    with one_thread():
+        if costly:
+            click.echo(cryptography(bits))
+            return
+        header = ["data set", "secureboost, AUC", "LightGBM, AUC", "difference, mean", "min", "max", "within .005"]
+        click.echo(markdown(header, utility(seeds)))
+        header = ["exchange", "secureboost, CPU s", "LightGBM, CPU s", f"ratio, median of {PAIRS} pairs", "min", "max"]
+        click.echo(f"\n{markdown(header, speed(PAIRS))}")
+
+
+if __name__ == "__main__":
+    main()
