@@ -36,6 +36,9 @@ eval --attack mc:epoch=3 | mc: unknown option 'epoch'. Did you mean epochs?
 eval --attack mc:epochs=three | mc: option epochs='three': Expected `int | null`, got `str`
 eval --attack mc@pretrian --method ss-vfl-c | of ss-vfl-c after which to attack 'pretrian'. Did you mean pretrain?
 eval --attack mc@pretrain | fedsplitnn has no pre-training, so mc@pretrain cannot run: choose a method that
+eval --attack mc --until nan | expected a finite number, got nan
+eval --attack mc --by "" | expected the name of a raw column for --by, got an empty one
+eval --attack mc --audit-epsilon 100 --set data.canaries=0 | expected --audit-epsilon or --set data.canaries, got both
 eval --defense isso | unknown defense 'isso'. Did you mean iso?
 eval --defense gaussian_dp | unknown defense 'gaussian_dp'. Did you mean gaussian-dp?
 eval --defense gauss | unknown defense 'gauss'. Did you mean gaussian-dp?
