@@ -40,6 +40,7 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 REPRODUCE = ROOT / "docs" / "reproduce.md"
 CROSS_RISK = ROOT / "docs" / "cross_risk.md"
+TREES = ROOT / "docs" / "trees.md"
 LAYERS = ROOT / "docs" / "architecture.svg"
 PICTURE = ROOT / "docs" / "privacy_utility_curve.png"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
@@ -82,11 +83,11 @@ def recipes() -> str:
     return "\n".join(lines)
 
 
-def cross_risk() -> str:
-    """Return the matrix of defenses and risks, from a stored result of ``vflsec reproduce cross-risk``."""
-    read, found = recipe.read_recipe("cross-risk"), json.loads(CROSS_RISK.with_suffix(".json").read_text())
+def measured(name: str, page: Path) -> str:
+    """Return the table of a recipe, from a result of ``vflsec reproduce`` that is stored beside its page."""
+    read, found = recipe.read_recipe(name), json.loads(page.with_suffix(".json").read_text())
     rows, columns = ([one.name for one in parts] for parts in (read.rows, read.columns))
-    measured = [
+    cells = [
         recipe.Measured(
             row=rows.index(cell["row"]),
             column=columns.index(cell["column"]),
@@ -94,7 +95,7 @@ def cross_risk() -> str:
         )
         for cell in found["cells"]
     ]
-    made = Reproduction("cross-risk", read, measured)
+    made = Reproduction(name, read, cells)
     return "\n\n".join([made.cells().title, table.as_markdown(made.cells()), *made.remarks()])
 
 
@@ -222,7 +223,8 @@ def purpose(folder: Path) -> str:
 FROM_THE_CODE: dict[Path, dict[str, Callable[[], str]]] = {
     CATALOGUE: {"catalogue": catalogue},
     REPRODUCE: {"recipes": recipes},
-    CROSS_RISK: {"matrix": cross_risk},
+    CROSS_RISK: {"matrix": lambda: measured("cross-risk", CROSS_RISK)},
+    TREES: {"table": lambda: measured("trees", TREES)},
     CONTRIBUTING: {"map": lambda: table_of_folders(ROOT)},
     ARCHITECTURE: {
         "layers": lambda: table_of_layers(ROOT),

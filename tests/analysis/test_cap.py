@@ -125,3 +125,8 @@ def test_a_model_that_gains_nothing_but_noise_has_no_hypervolume():
     assert np.mean(found) < 0.02
     assert relative_hypervolume([[0.0, 0.1]] * 3, [[1.0]] * 3) == (0.0, [0.0] * 3), "where joining gains nothing"
     assert relative_hypervolume([[0.2, 0.1]], [[0.5]]) == (0.25, [0.25])
+
+
+def test_the_hypervolume_can_be_written_as_json():
+    whole, by_seed = relative_hypervolume([[0.2, 0.1], [0.3, 0.2], [0.25, 0.1]], [[0.5], [0.6], [0.7]])
+    assert {type(value) for value in (whole, *by_seed)} == {float}

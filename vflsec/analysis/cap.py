@@ -74,7 +74,7 @@ def relative_hypervolume(
     shown = np.array(lowest) > 0
 
     def of(rows: NDArray[np.bool_]) -> float:
-        whole, *widths = np.where(shown, gain[rows].mean(axis=0), 0.0)
+        whole, *widths = np.where(shown, gain[rows].mean(axis=0), 0.0).tolist()
         return hypervolume(np.clip(widths, 0.0, whole), privacy[rows].mean(axis=0)) / whole if whole > 0 else 0.0
 
     value, every = of(np.ones(n, dtype=bool)), np.arange(n)

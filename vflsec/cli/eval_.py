@@ -16,6 +16,7 @@ from vflsec.cli.options import (
     data_dir,
     device,
     expose,
+    finite,
     limits,
     max_exposure,
     numbers,
@@ -125,6 +126,7 @@ CANARIES = 1000
 @click.option(
     "--until",
     type=click.FloatRange(0, 1, min_open=True),
+    callback=finite,
     help="Add seeds, five at a time, until the interval of each headline and utility is at most this wide to one side, "
     "for example 0.01, or until there are --seeds, here by default 50.",
 )
@@ -230,6 +232,8 @@ def command(
         steps = {"paired": paired, "dry_run": dry_run, "fresh": fresh, "retry_errors": retry_errors}
         run_sweep(sweeps(**chosen), axes, out, form, limits_, how, **steps)
         return
+    if by is not None and not by.strip():
+        raise UsageError("expected the name of a raw column for --by, got an empty one")
     if paired:
         raise UsageError("expected --sweep with --paired, got none: name the settings and their values")
     spec = specs.read(sweeps(**chosen))
@@ -315,6 +319,8 @@ def sweeps(
     if attack_budget:
         assignments = [f'aux.budget="{attack_budget}"', *assignments]
     if canaries:
+        if any(text.partition("=")[0].strip() == "data.canaries" for text in assignments):
+            raise UsageError("expected --audit-epsilon or --set data.canaries, got both: drop one")
         assignments = [f"data.canaries={canaries}", *assignments]
     if adaptive is not None:
         assignments = [f"aux.adaptive={str(adaptive).lower()}", *assignments]

@@ -123,7 +123,7 @@ def limits(command: Command) -> Command:
     command = click.option(
         "--min-utility",
         type=float,
-        callback=_finite,
+        callback=finite,
         help="Fail (exit code 1) if the lower end of the utility's interval is below this.",
     )(command)
     command = max_undetected(command)
@@ -140,7 +140,7 @@ def max_undetected(command: Command) -> Command:
     return click.option(
         "--max-undetected",
         type=float,
-        callback=_finite,
+        callback=finite,
         help="Fail (exit code 1) if the strongest attack could have a larger advantage than this without being seen.",
     )(command)
 
@@ -150,7 +150,7 @@ def max_exposure(command: Command) -> Command:
     return click.option(
         "--max-exposure",
         type=click.FloatRange(0, 1),
-        callback=_finite,
+        callback=finite,
         help="Exit with code 1 before any message is sent if the scores of an encrypted layer determine more than this "
         "share of the directions of the passive party's features. Not a bound where features depend on each other or "
         "have few values.",
@@ -169,7 +169,12 @@ def expose(found: Sequence[tuple[str, float]], limit: float | None) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _finite(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+def finite(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Return an option's number.
+
+    Raises:
+        click.BadParameter: it is infinite or not a number.
+    """
     if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"expected a finite number, got {value}", param=parameter)
     return value

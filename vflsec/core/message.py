@@ -28,6 +28,9 @@ class Kind(StrEnum):
     CONTROL = "control"
 
 
+OF_TREES = frozenset({Kind.NODES, Kind.HISTOGRAM})
+"""What trees send; control messages say which bins and splits they are about."""
+
 AFTERWARDS = ("predict", "validate")
 """Phases after training; their rows are others, unless their split was used in training as well."""
 

@@ -42,7 +42,7 @@ def fused_classes(view: View, rng: torch.Generator) -> Guess:
 
 def _fused_classes(view: View, rng: torch.Generator) -> Guess:
     labels, known = view.aux_labels, view.aux_split
-    models = _fitted(view, F.one_hot(labels, view.n_classes).double(), _of_classes(labels), rng)
+    models = _fitted(view, F.one_hot(labels, view.n_classes).double(), of_classes(labels), rng)
     forests: dict[tuple[str, ...], Forest] = {}
     scores = {}
     for split, model in models.items():
@@ -126,7 +126,7 @@ def _kernels(held: Mapping[str, SourceTable], split: str) -> dict[str, Kernel]:
     return {**{name: Kernel(own) for name, own in x.items()}, **curved}
 
 
-def _of_classes(labels: Tensor) -> Likelihood:
+def of_classes(labels: Tensor) -> Likelihood:
     """Return the log likelihood of classes, whose logits are predictions times the best of ``TEMPERATURES``."""
 
     def likelihood(predicted: Tensor, rows: Tensor) -> Tensor:

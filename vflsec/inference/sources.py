@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from vflsec.core.message import Kind
 from vflsec.core.view import Need, View
 from vflsec.inference.releases import AVERAGED, Releases, last_sent, latest, percentiles, received, times_asked
+from vflsec.inference.trees import POWER, bounds, components, partners, solved, weighed
 
 Table = Mapping[str, Tensor]
 """Numbers (n, k) about each row, by split of the view."""
@@ -19,7 +20,17 @@ Table = Mapping[str, Tensor]
 COLUMNS = "columns"
 """Name of the table of own columns."""
 
-EVERYTHING = frozenset({Need.OWN_MODEL, Need.GRADIENTS, Need.EMBEDDINGS, Need.PARAMETERS, Need.PREDICTIONS})
+EVERYTHING = frozenset(
+    {
+        Need.OWN_MODEL,
+        Need.GRADIENTS,
+        Need.EMBEDDINGS,
+        Need.PARAMETERS,
+        Need.NODES,
+        Need.HISTOGRAMS,
+        Need.PREDICTIONS,
+    }
+)
 """Parts of a view that become tables where they are present."""
 
 
@@ -54,6 +65,10 @@ def sources(view: View) -> dict[str, SourceTable]:
     gradients       by sender and phase: the mean of a row's releases in units of each message's noise, the same
                     whitened, the mean direction, the mean of each third of training, and the length
     embeddings      by sender and phase: the last release, and the means of the last few
+    nodes           by sender: principal components of the nodes of trees that rows share, weighed in two ways, and of
+                    those nodes that are also told at prediction
+    bounds          by sender, if it says to which side of bins rows go: the quantile of each column between its bounds,
+                    and the same in accordance with histograms
     =============== =================================================================================================
 
     Every table covers the split of the auxiliary rows, so that a model can be fitted to it. It covers each other split
@@ -97,17 +112,46 @@ def _sources(view: View) -> dict[str, SourceTable]:
             last = phase == [p for k, s, p in routes if (k, s) == (kind, sender)][-1]
             tables = _means(view, sender, phase, with_other_splits=last)
             found |= {f"{name}: last {n}": SourceTable(x) for n, x in tables}
+    for other in partners(view):
+        found |= dict(_of_trees(view, other))
     return _distinct(found, view.aux_split)
 
 
+def _of_trees(view: View, other: str) -> Iterator[tuple[str, SourceTable]]:
+    """Yield tables of what the messages of ``other`` say about trees, with their names."""
+    device = view.features[view.aux_split].device
+
+    def placed(table: Table) -> Table:
+        return {split: x.to(device) for split, x in table.items()}
+
+    if view.side != "active":
+        for power, name in ((POWER, "smooth"), (1, "kernel")):
+            of_train = {split: weighed(*own, power) for split, own in components(view, other).items()}
+            if of_train:
+                yield f"nodes from {other} in train: {name}", SourceTable(placed(of_train))
+    both = {split: weighed(*own, 1) for split, own in components(view, other, everywhere=True).items()}
+    if both:
+        yield f"nodes from {other} in predict", SourceTable(placed(both))
+    if view.side == "active" and (known := bounds(view, other)) is not None:
+        expected = {split: torch.from_numpy(x) for split, x in known.expected.items()}
+        yield f"bounds from {other}", SourceTable(placed(expected))
+        yield f"bounds from {other}: solved", SourceTable(placed({view.aux_split: torch.from_numpy(solved(view, other, known))}))
+
+
 def _routes(view: View) -> list[tuple[Kind, str, str]]:
-    """Return kind, sender and phase of the received gradients and embeddings about the rows to infer, in order."""
+    """Return kind, sender and phase of the received gradients and embeddings about the rows to infer, in order.
+
+    What the adversary notes of its own is no release of another party.
+    """
     splits = {view.aux_split, *view.places} if view.aux_split == "train" else {view.aux_split}
     names = view.party.split("+")
     found = {
         (m.kind, m.sender, m.phase): None
         for m in view.messages
-        if m.kind in (Kind.GRADIENT, Kind.EMBEDDING) and m.receiver in names and m.split in splits
+        if m.kind in (Kind.GRADIENT, Kind.EMBEDDING)
+        and m.receiver in names
+        and m.sender not in names
+        and m.split in splits
     }
     return list(found)
 

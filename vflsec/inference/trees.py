@@ -1,0 +1,481 @@
+"""What messages of federated trees say about rows: nodes that rows share, bounds on columns, sums over nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import sparse
+from torch import Tensor
+
+from vflsec.core.message import AFTERWARDS, Kind, Message
+from vflsec.core.view import View
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+WIDTH = 64
+"""Largest number of components in a table of nodes, a power of two."""
+
+POWER = 3
+"""Exponent of singular values that makes few labels go far; one is the kernel of shared nodes itself."""
+
+PASSES = 8
+OVERSAMPLED = 16
+
+EQUATIONS = 1000
+"""Largest number of told sums from which columns are solved."""
+
+PROJECTIONS = 20
+RIDGE = 1e-9
+
+
+class Told(NamedTuple):
+    """Nodes of rows, as far as an adversary is told.
+
+    Attributes:
+        nodes: (n, T, L) the node of each row in each tree at each level, by split; 0 where it is not known.
+        trees: (T,) their numbers.
+        rounds: (T,) the round of boosting in which each tree was grown.
+    """
+
+    nodes: Mapping[str, Ints]
+    trees: Ints
+    rounds: Ints
+
+
+def told(view: View, other: str) -> Told | None:
+    """Return the nodes that the messages between the adversary and ``other`` contain; None without any.
+
+    A passive adversary also knows the children to which its own columns send rows, the active party only what it
+    receives. A node reveals those above it. An adversary that is not adaptive reads the first tree only.
+
+    Args:
+        view: of the adversary.
+        other: name of the other party.
+    """
+    messages = [m for m in _between(view, other, Kind.NODES) if m.rows is not None]
+    if view.side == "active":
+        messages = [m for m in messages if m.sender == other]
+    numbers = sorted({m.step + j for m in messages for j in range(m.payload["value"].shape[1])})
+    numbers = numbers if view.adaptive else numbers[:1]
+    depth = max((int(m.payload["value"].max()).bit_length() for m in messages if m.payload["value"].numel()), default=0)
+    if depth < 2:
+        return None
+    place = {tree: t for t, tree in enumerate(numbers)}
+    found = {s: np.zeros((len(x), len(numbers), depth), dtype=np.int64) for s, x in view.features.items()}
+    for m in messages:
+        if m.split not in found or (m.split == view.aux_split and m.phase in AFTERWARDS):
+            continue
+        value, rows = m.payload["value"].cpu().numpy().astype(np.int64), m.rows.cpu().numpy()  # type: ignore[union-attr]
+        for j in range(value.shape[1]):
+            if m.step + j in place:
+                own = np.flatnonzero(value[:, j] > 0)
+                found[m.split][rows[own], place[m.step + j], _level(value[own, j])] = value[own, j]
+    for nodes in found.values():
+        for level in range(depth - 2, -1, -1):
+            nodes[:, :, level] = np.where(nodes[:, :, level] > 0, nodes[:, :, level], nodes[:, :, level + 1] // 2)
+    trees = np.array(numbers, dtype=np.int64)
+    return Told({s: x for s, x in found.items() if x.any()}, trees, trees // _trees_of_a_round(view))
+
+
+def partners(view: View) -> list[str]:
+    """Return the parties from which the adversary received nodes, in order."""
+    names = view.party.split("+")
+    return list(dict.fromkeys(m.sender for m in view.messages if m.kind is Kind.NODES and m.receiver in names))
+
+
+def components(view: View, other: str, *, everywhere: bool = False) -> dict[str, tuple[Floats, Floats]]:
+    """Return ``shared`` of the nodes that the adversary is told, computed once for a view and its copies.
+
+    Args:
+        view: of the adversary.
+        other: party with which it exchanges them.
+        everywhere: whether only nodes count that are told of rows of every split: of a passive party, those that its
+            own columns split, and their children. Else all nodes of training rows do, and of these rows only.
+    """
+    key = ("nodes", other, everywhere)
+    if key not in view.memo:
+        view.memo[key] = _components(view, other, everywhere=everywhere)
+    found: dict[str, tuple[Floats, Floats]] = view.memo[key]
+    return found
+
+
+def _components(view: View, other: str, *, everywhere: bool) -> dict[str, tuple[Floats, Floats]]:
+    known = told(view, other)
+    if known is None or view.aux_split not in known.nodes:
+        return {}
+    if not everywhere:
+        return shared(known._replace(nodes={view.aux_split: known.nodes[view.aux_split]}), view.aux_split)
+    if view.side == "active":
+        return shared(known, view.aux_split)
+    kept = {t: {v for i in nodes for v in (i, 2 * i, 2 * i + 1)} for t, nodes in own_splits(view, other).items()}
+    return shared(known, view.aux_split, kept)
+
+
+def own_splits(view: View, other: str) -> dict[int, set[int]]:
+    """Return the nodes that are split by columns of a passive party, by number of the tree.
+
+    The party is the adversary itself; for an active adversary it is ``other``.
+    """
+    found: dict[int, set[int]] = {}
+    for m in _between(view, other, Kind.CONTROL):
+        if "nodes" in m.payload:
+            found.setdefault(m.step, set()).update(m.payload["nodes"].tolist())
+    return found
+
+
+def shared(known: Told, split: str, kept: Mapping[int, set[int]] | None = None) -> dict[str, tuple[Floats, Floats]]:
+    """Return principal components (n, r) of the nodes of each row by split, with their singular values (r,).
+
+    Each node is a column, 1 for rows in it, standardized over the rows of ``split`` for which its tree is known. So a
+    small node that two rows share counts more than a large one. Columns of round r are divided by the root of 1 + r:
+    later trees follow residuals, which are smaller and noisier.
+
+    Args:
+        known: nodes.
+        split: whose rows determine components.
+        kept: nodes to use, by number of the tree; None for all.
+    """
+    blocks: list[Floats] = []
+    codes: dict[str, list[Ints]] = {s: [] for s in known.nodes}
+    n_codes = 0
+    sizes = [len(x) for x in known.nodes.values()]
+    whole = np.concatenate([known.nodes[s] for s in known.nodes])
+    fitted = np.concatenate([np.full(len(x), s == split) for s, x in known.nodes.items()])
+    for t, tree in enumerate(known.trees.tolist()):
+        code, combinations = _coded(whole[:, t], None if kept is None else kept.get(tree, set()))
+        block = _standardized(combinations, np.bincount(code[fitted & (code >= 0)], minlength=len(combinations)))
+        for s, own in zip(known.nodes, np.split(code, np.cumsum(sizes)[:-1]), strict=True):
+            codes[s].append(np.where(own >= 0, own + n_codes, -1))
+        blocks.append(block / np.sqrt(1 + known.rounds[t]))
+        n_codes += len(combinations)
+    columns = sparse.block_diag(blocks, format="csr") if blocks else sparse.csr_matrix((0, 0))
+    if not columns.shape[1]:
+        return {}
+    which = {s: _incidence(np.stack(own, axis=1), n_codes) for s, own in codes.items()}
+    axes, values = _principal(which[split] @ columns.toarray() if _small(columns) else None, which[split], columns)
+    onto = columns @ axes
+    return {s: (np.asarray(one @ onto), values) for s, one in which.items()}
+
+
+def weighed(components: Floats, values: Floats, power: int) -> Tensor:
+    """Return columns (n, 2^k) with the kernel of ``components`` (n, r) with singular values to the given power.
+
+    They are a rotation of the components in which all columns have the same variance, so that standardizing them, as
+    models do, does not change the kernel.
+    """
+    scale = (values / values[0]) ** (power - 1)
+    rotation = _hadamard(len(values))[: len(values)]
+    return torch.from_numpy(components * scale @ rotation / values[0] * np.sqrt(len(components)))
+
+
+class Unit(NamedTuple):
+    """What is bounded: a number's quantile, or whether a category is the one of a bin.
+
+    Attributes:
+        column: number of the raw column.
+        first: its first bin.
+        last: its last bin; the same for a category.
+        ordered: whether it is a number.
+    """
+
+    column: int
+    first: int
+    last: int
+    ordered: bool
+
+
+class Bounds(NamedTuple):
+    """What splits say about the columns of a party.
+
+    Attributes:
+        units: U of them.
+        lowest: (n, U) by split, the least number that a unit can have: the quantile of the middle of a bin, or 0 or 1.
+        highest: (n, U) by split.
+        expected: (n, U) by split, the mean over the bins between them.
+        weights: (V, U) the number of each unit in each bin.
+    """
+
+    units: tuple[Unit, ...]
+    lowest: Mapping[str, Floats]
+    highest: Mapping[str, Floats]
+    expected: Mapping[str, Floats]
+    weights: Floats
+
+
+def bounds(view: View, victim: str) -> Bounds | None:
+    """Return the bounds that the directions of rows at splits of ``victim`` imply; None if nothing was said of bins."""
+    declared = [m.payload for m in _between(view, victim, Kind.CONTROL) if "column" in m.payload]
+    if not declared:
+        return None
+    column, ordered = (declared[0][key].cpu().numpy() for key in ("column", "ordered"))
+    units = tuple(_units(column, ordered))
+    mass = _masses(view, victim, column)
+    places = {b: u for u, unit in enumerate(units) for b in range(unit.first, unit.last + 1)}
+    low = {s: np.tile([unit.first if unit.ordered else 0 for unit in units], (len(x), 1)) for s, x in view.features.items()}
+    high = {s: np.tile([unit.last if unit.ordered else 1 for unit in units], (len(x), 1)) for s, x in view.features.items()}
+    splits = {
+        (m.step, node): int(b)
+        for m in _between(view, victim, Kind.CONTROL)
+        if "nodes" in m.payload
+        for node, b in zip(m.payload["nodes"].tolist(), m.payload["bins"].tolist(), strict=True)
+    }
+    for split, rows, node, b in _directions(view, victim, splits):
+        u, right = places[b], node % 2 == 1
+        if units[u].ordered and right:
+            low[split][rows, u] = np.maximum(low[split][rows, u], b + 1)
+        elif units[u].ordered:
+            high[split][rows, u] = np.minimum(high[split][rows, u], b)
+        elif right:
+            others = [v for v, unit in enumerate(units) if unit.column == units[u].column and v != u]
+            low[split][rows, u] = 1
+            high[split][np.ix_(rows, others)] = 0
+        else:
+            high[split][rows, u] = 0
+    weights = np.zeros((len(column), len(units)))
+    found: list[dict[str, Floats]] = [{}, {}, {}]
+    for u, unit in enumerate(units):
+        weights[unit.first : unit.last + 1, u] = _middles(mass[unit.first : unit.last + 1]) if unit.ordered else 1
+    for split in view.features:
+        for place, values in enumerate(_numbers(units, mass, weights, low[split], np.maximum(low[split], high[split]))):
+            found[place][split] = values
+    return Bounds(units, *found, weights)
+
+
+def solved(view: View, victim: str, known: Bounds) -> Floats:
+    """Return numbers (n, U) of training rows that also agree with the sums over nodes that ``victim`` told.
+
+    A histogram holds, for each bin, the sum of a derivative w over the rows of a node. Times the number of each bin,
+    it is the sum of w x over these rows, where the active party knows w and the rows: a linear equation in the x of all
+    rows, and so are numbers of rows, with w = 1. Projections on the equations and on the bounds alternate, from the
+    mean between the bounds.
+
+    Args:
+        view: of the active party.
+        victim: whose columns.
+        known: their bounds.
+    """
+    split = view.aux_split
+    x = known.expected[split]
+    rows, told_sums = _equations(view, victim, len(known.weights))
+    if not len(rows):
+        return x
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    rows, sums = rows / length, told_sums @ known.weights / length
+    gram = rows @ rows.T
+    inverse = np.linalg.pinv(gram + RIDGE * np.eye(len(gram)), rcond=1e-7, hermitian=True)
+    for _ in range(PROJECTIONS):
+        x = x + rows.T @ (inverse @ (sums - rows @ x))
+        x = x.clip(known.lowest[split], known.highest[split])
+    return x
+
+
+def _between(view: View, other: str, kind: Kind) -> list[Message]:
+    """Return the messages of ``kind`` between the adversary and ``other``."""
+    names = set(view.party.split("+"))
+    return [
+        m for m in view.messages
+        if m.kind is kind and ((m.sender == other and m.receiver in names) or (m.receiver == other and m.sender in names))
+    ]  # fmt: skip
+
+
+def _trees_of_a_round(view: View) -> int:
+    """Return the number of trees between two messages with derivatives, 1 if there are none."""
+    kinds = (Kind.GRADIENT, Kind.CIPHERTEXT)
+    steps = sorted({m.step for m in view.messages if m.kind in kinds and m.rows is not None})
+    return min((b - a for a, b in zip(steps, steps[1:], strict=False)), default=1)
+
+
+def _level(nodes: Ints) -> Ints:
+    """Return the level of each node, 0 for the root."""
+    found: Ints = np.frexp(nodes.astype(np.float64))[1].astype(np.int64) - 1
+    return found
+
+
+def _coded(nodes: Ints, kept: set[int] | None) -> tuple[Ints, Ints]:
+    """Return a code (n,) of the nodes (n, L) of each row in one tree, -1 if none is known, and its nodes (k, L)."""
+    if kept is not None:
+        nodes = np.where(np.isin(nodes, list(kept)), nodes, 0)
+    code = np.zeros(len(nodes), dtype=np.int64)
+    for level in range(nodes.shape[1]):
+        own = nodes[:, level]
+        code = np.unique(code * (int(own.max(initial=0)) + 1) + own, return_inverse=True)[1].reshape(-1)
+    first = np.full(int(code.max(initial=-1)) + 1, -1)
+    first[code[::-1]] = np.arange(len(code))[::-1]
+    combinations = nodes[first]
+    known = combinations.any(axis=1) if kept is None else np.ones(len(combinations), dtype=bool)
+    number = np.where(known, known.cumsum() - 1, -1)
+    return number[code], combinations[known]
+
+
+def _standardized(combinations: Ints, counts: Ints) -> Floats:
+    """Return columns (k, m) of the nodes of one tree, with mean 0 and variance 1 over rows.
+
+    Args:
+        combinations: (k, L) nodes of each code.
+        counts: (k,) rows with each code.
+    """
+    nodes = np.unique(combinations[combinations > 1])
+    inside = (combinations[:, :, None] == nodes).any(axis=1).astype(np.float64)
+    share = counts @ inside / max(1, counts.sum())
+    varying = (share > 0) & (share < 1)
+    found: Floats = (inside - share)[:, varying] / np.sqrt(share * (1 - share))[varying]
+    return found
+
+
+def _incidence(codes: Ints, n_codes: int) -> sparse.csr_matrix:
+    """Return the matrix (n, n_codes) with a 1 for each code (n, T) of a row."""
+    rows, trees = np.nonzero(codes >= 0)
+    ones = np.ones(len(rows))
+    return sparse.csr_matrix((ones, (rows, codes[rows, trees])), shape=(len(codes), n_codes))
+
+
+def _small(columns: sparse.csr_matrix) -> bool:
+    return columns.shape[1] <= WIDTH
+
+
+def _principal(
+    x: Floats | None, which: sparse.csr_matrix, columns: sparse.csr_matrix
+) -> tuple[Floats, Floats]:
+    """Return the principal axes (m, r) of ``which @ columns`` and its singular values (r,), the largest first.
+
+    By subspace iteration (Halko, Martinsson, Tropp 2011, SIAM Review 53), or exactly if there are few columns ``x``.
+    """
+    if x is not None:
+        squares, axes = np.linalg.eigh(x.T @ x)
+    else:
+        rng = np.random.default_rng(0)
+        basis = rng.normal(size=(columns.shape[1], min(columns.shape[1], WIDTH + OVERSAMPLED)))
+        for _ in range(PASSES):
+            basis = np.linalg.qr(columns.T @ (which.T @ (which @ (columns @ basis))))[0]
+        scores = which @ (columns @ basis)
+        squares, inner = np.linalg.eigh(scores.T @ scores)
+        axes = basis @ inner
+    squares, axes = squares[::-1][:WIDTH], axes[:, ::-1][:, :WIDTH]
+    kept = squares > 1e-9 * squares[0]
+    axes = axes[:, kept] * np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])])[kept]
+    return axes, np.sqrt(squares[kept])
+
+
+def _hadamard(least: int) -> Floats:
+    """Return an orthogonal matrix of +-1 / sqrt(w) whose width w is the power of two from ``least`` on."""
+    found = np.ones((1, 1))
+    while len(found) < least:
+        found = np.block([[found, found], [found, -found]]) / np.sqrt(2)
+    return found
+
+
+def _units(column: Ints, ordered: NDArray[np.bool_]) -> Iterator[Unit]:
+    for j in np.unique(column).tolist():
+        bins = np.flatnonzero(column == j)
+        if ordered[bins[0]]:
+            yield Unit(j, int(bins[0]), int(bins[-1]), ordered=True)
+        else:
+            yield from (Unit(j, b, b, ordered=False) for b in bins.tolist())
+
+
+def _masses(view: View, victim: str, column: Ints) -> Floats:
+    """Return the share of rows in each bin (V,): from histograms of roots, else the same for all bins of a column."""
+    total = np.zeros(len(column))
+    for m in _between(view, victim, Kind.HISTOGRAM):
+        total += m.payload["value"][m.payload["nodes"] == 1][:, :, 2].sum(dim=0).cpu().numpy()
+    total = total.clip(0)
+    for j in np.unique(column):
+        own = column == j
+        total[own] = total[own] / total[own].sum() if total[own].sum() > 0 else 1 / own.sum()
+    return total
+
+
+def _middles(mass: Floats) -> Floats:
+    """Return the quantile of the middle of each bin (k,) of a number."""
+    found: Floats = mass.cumsum() - mass / 2
+    return found
+
+
+def _directions(view: View, victim: str, splits: Mapping[tuple[int, int], int]) -> Iterator[tuple[str, Ints, int, int]]:
+    """Yield split, rows and the child to which they go, with the bin at which their node is split."""
+    first = min((m.step for m in _between(view, victim, Kind.NODES)), default=0)
+    for m in _between(view, victim, Kind.NODES):
+        if m.sender != victim or m.rows is None or m.split not in view.features:
+            continue
+        value, rows = m.payload["value"].cpu().numpy(), m.rows.cpu().numpy()
+        for j in range(value.shape[1]):
+            if m.step + j > first and not view.adaptive:
+                break
+            for node in np.unique(value[:, j]).tolist():
+                if (m.step + j, node // 2) in splits:
+                    yield m.split, rows[value[:, j] == node], node, splits[m.step + j, node // 2]
+
+
+def _numbers(
+    units: Sequence[Unit], mass: Floats, weights: Floats, low: Ints, high: Ints
+) -> tuple[Floats, Floats, Floats]:
+    """Return the lowest, highest and expected number (n, U) of each unit, from the lowest and highest bin (n, U)."""
+    lowest, highest, expected = (np.zeros(low.shape) for _ in range(3))
+    for u, unit in enumerate(units):
+        if unit.ordered:
+            lowest[:, u], highest[:, u] = weights[low[:, u], u], weights[high[:, u], u]
+            before = np.concatenate([[0], mass[unit.first : unit.last + 1].cumsum()])
+            expected[:, u] = (before[low[:, u] - unit.first] + before[high[:, u] - unit.first + 1]) / 2
+        else:
+            lowest[:, u], highest[:, u] = low[:, u], high[:, u]
+    for j in {unit.column for unit in units if not unit.ordered}:
+        own = [u for u, unit in enumerate(units) if unit.column == j]
+        possible = mass[[units[u].first for u in own]] * highest[:, own]
+        expected[:, own] = possible / possible.sum(axis=1, keepdims=True).clip(np.finfo(float).tiny)
+    return lowest, highest, expected
+
+
+def _equations(view: View, victim: str, n_bins: int) -> tuple[Floats, Floats]:
+    """Return weights (E, n) of training rows and the sums (E, V) over them in each bin, of the first told nodes."""
+    names, n = view.party.split("+"), len(view.features[view.aux_split])
+    derivatives: dict[int, tuple[Ints, Floats]] = {}
+    nodes: dict[int, dict[int, Ints]] = {}
+    for m in view.messages:
+        if m.split != view.aux_split or m.phase in AFTERWARDS or m.sender not in names:
+            continue
+        if m.kind is Kind.GRADIENT:
+            value = m.payload["value"].cpu().double().numpy()
+            derivatives[m.step] = np.arange(len(value)) if m.rows is None else m.rows.cpu().numpy(), value
+        elif m.kind is Kind.NODES and m.receiver == victim and m.rows is not None:
+            value, rows = m.payload["value"][:, 0].cpu().numpy(), m.rows.cpu().numpy()
+            of_tree = nodes.setdefault(m.step, {})
+            of_tree.update({node: rows[value == node] for node in np.unique(value[value > 0]).tolist()})
+    weights: list[Floats] = []
+    sums: list[Floats] = []
+    for m in _between(view, victim, Kind.HISTOGRAM):
+        first = max((step for step in derivatives if step <= m.step), default=None)
+        told_sums = m.payload["value"].cpu().double().numpy()
+        for i, node in enumerate(m.payload["nodes"].tolist()):
+            rows = nodes.get(m.step, {}).get(node, np.zeros(0, dtype=np.int64))
+            known = [np.ones(n)]
+            if first is not None:
+                sampled, value = derivatives[first]
+                outputs = value.shape[1] // 2
+                spread = np.zeros((3, n))
+                spread[0, sampled] = value[:, m.step - first]
+                spread[1, sampled] = value[:, outputs + m.step - first]
+                spread[2, sampled] = 1
+                known, rows = list(spread), rows[spread[2, rows] > 0]
+            if len(rows) != round(float(told_sums[i, :, 2].sum() / _columns_of(view, victim))):
+                continue  # some rows were withheld
+            inside = np.zeros(n)
+            inside[rows] = 1
+            parts = (0, 1, 2) if first is not None else (2,)
+            weights += [inside * own for own in known]
+            sums += [told_sums[i, :, part] for part in parts]
+            if len(weights) >= EQUATIONS:
+                return np.stack(weights), np.stack(sums)
+    if not weights:
+        return np.zeros((0, n)), np.zeros((0, n_bins))
+    return np.stack(weights), np.stack(sums)
+
+
+def _columns_of(view: View, victim: str) -> int:
+    """Return the number of raw columns in the histograms of ``victim``."""
+    (column, *_) = [m.payload["column"] for m in _between(view, victim, Kind.CONTROL) if "column" in m.payload]
+    return len(torch.unique(column))
