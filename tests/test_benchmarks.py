@@ -528,3 +528,22 @@ def test_the_quick_auc_is_the_auc():
     budget, rng = load("attack_budget"), np.random.default_rng(0)
     scores, labels = rng.integers(4, size=(50, 2)).astype(float), np.arange(50) % 2
     assert budget.auc_by_ranks(scores, labels) == pytest.approx(budget.METRICS["auc"](scores, labels))
+
+
+# The benchmark of trees
+
+
+@pytest.mark.slow
+def test_federated_trees_beside_lightgbm_and_under_encryption(monkeypatch):
+    pytest.importorskip("lightgbm", reason="an extra")
+    trees = load("trees")
+    for name, value in {"ROUNDS": 3, "DATASETS": ("credit-default",), "SIZES": (60, 90, 120), "ROWS": 150}.items():
+        monkeypatch.setattr(trees, name, value)
+    ((name, ours, theirs, *_, within),) = trees.utility(1)
+    assert (name, within) == ("credit-default", "yes")
+    assert min(float(ours), float(theirs)) > 0.7
+    assert [row[0] for row in trees.speed(1)] == ["plain", "masked"]
+    assert trees.Line.through([1, 2, 4], [3, 5, 9]) == pytest.approx((1, 2, 1))
+    text = trees.cryptography(1024)
+    assert text.count("\n| ") == 7
+    assert "a tree of 150 rows takes" in text
