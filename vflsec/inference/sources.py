@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from vflsec.core.message import Kind
 from vflsec.core.view import Need, View
 from vflsec.inference.releases import AVERAGED, Releases, last_sent, latest, percentiles, received, times_asked
-from vflsec.inference.trees import POWER, bounds, components, partners, solved, weighed
+from vflsec.inference.trees import SMOOTH, bounds, components, partners, solved, trees_of_a_round, weighed
 
 Table = Mapping[str, Tensor]
 """Numbers (n, k) about each row, by split of the view."""
@@ -32,6 +32,9 @@ EVERYTHING = frozenset(
     }
 )
 """Parts of a view that become tables where they are present."""
+
+LEADING = 4
+"""Components of shared nodes, for each tree of a round, in tables that a few labels suffice for."""
 
 
 class SourceTable(NamedTuple):
@@ -124,18 +127,25 @@ def _of_trees(view: View, other: str) -> Iterator[tuple[str, SourceTable]]:
     def placed(table: Table) -> Table:
         return {split: x.to(device) for split, x in table.items()}
 
+    leading = LEADING * trees_of_a_round(view)
     if view.side != "active":
-        for power, name in ((POWER, "smooth"), (1, "kernel")):
-            of_train = {split: weighed(*own, power) for split, own in components(view, other).items()}
-            if of_train:
-                yield f"nodes from {other} in train: {name}", SourceTable(placed(of_train))
-    both = {split: weighed(*own, 1) for split, own in components(view, other, everywhere=True).items()}
+        of_train = components(view, other)
+        if of_train:
+            smooth = {split: weighed(*own, SMOOTH, leading) for split, own in of_train.items()}
+            yield f"nodes from {other} in train: leading", SourceTable(placed(smooth), derived=True)
+            kernel = {split: weighed(*own, 1) for split, own in of_train.items()}
+            yield f"nodes from {other} in train", SourceTable(placed(kernel))
+    both = components(view, other, everywhere=True)
     if both:
-        yield f"nodes from {other} in predict", SourceTable(placed(both))
+        told = {split: weighed(*own, SMOOTH, leading) for split, own in both.items()}
+        yield f"nodes from {other} in predict", SourceTable(placed(told))
     if view.side == "active" and (known := bounds(view, other)) is not None:
         expected = {split: torch.from_numpy(x) for split, x in known.expected.items()}
         yield f"bounds from {other}", SourceTable(placed(expected))
-        yield f"bounds from {other}: solved", SourceTable(placed({view.aux_split: torch.from_numpy(solved(view, other, known))}))
+        yield (
+            f"bounds from {other}: solved",
+            SourceTable(placed({view.aux_split: torch.from_numpy(solved(view, other, known))})),
+        )
 
 
 def _routes(view: View) -> list[tuple[Kind, str, str]]:

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 WIDTH = 64
 """Largest number of components in a table of nodes, a power of two."""
 
-POWER = 3
+SMOOTH = 3
 """Exponent of singular values that makes few labels go far; one is the kernel of shared nodes itself."""
 
 PASSES = 8
@@ -79,7 +79,7 @@ def told(view: View, other: str) -> Told | None:
         for level in range(depth - 2, -1, -1):
             nodes[:, :, level] = np.where(nodes[:, :, level] > 0, nodes[:, :, level], nodes[:, :, level + 1] // 2)
     trees = np.array(numbers, dtype=np.int64)
-    return Told({s: x for s, x in found.items() if x.any()}, trees, trees // _trees_of_a_round(view))
+    return Told({s: x for s, x in found.items() if x.any()}, trees, trees // trees_of_a_round(view))
 
 
 def partners(view: View) -> list[str]:
@@ -114,6 +114,13 @@ def _components(view: View, other: str, *, everywhere: bool) -> dict[str, tuple[
         return shared(known, view.aux_split)
     kept = {t: {v for i in nodes for v in (i, 2 * i, 2 * i + 1)} for t, nodes in own_splits(view, other).items()}
     return shared(known, view.aux_split, kept)
+
+
+def trees_of_a_round(view: View) -> int:
+    """Return the number of trees between two messages with derivatives, 1 if there are none."""
+    kinds = (Kind.GRADIENT, Kind.CIPHERTEXT)
+    steps = sorted({m.step for m in view.messages if m.kind in kinds and m.rows is not None})
+    return min((b - a for a, b in zip(steps, steps[1:], strict=False)), default=1)
 
 
 def own_splits(view: View, other: str) -> dict[int, set[int]]:
@@ -162,12 +169,15 @@ def shared(known: Told, split: str, kept: Mapping[int, set[int]] | None = None) 
     return {s: (np.asarray(one @ onto), values) for s, one in which.items()}
 
 
-def weighed(components: Floats, values: Floats, power: int) -> Tensor:
+def weighed(components: Floats, values: Floats, power: int, most: int = WIDTH) -> Tensor:
     """Return columns (n, 2^k) with the kernel of ``components`` (n, r) with singular values to the given power.
+
+    ``most`` is the largest number of components to use.
 
     They are a rotation of the components in which all columns have the same variance, so that standardizing them, as
     models do, does not change the kernel.
     """
+    components, values = components[:, :most], values[:most]
     scale = (values / values[0]) ** (power - 1)
     rotation = _hadamard(len(values))[: len(values)]
     return torch.from_numpy(components * scale @ rotation / values[0] * np.sqrt(len(components)))
@@ -216,8 +226,12 @@ def bounds(view: View, victim: str) -> Bounds | None:
     units = tuple(_units(column, ordered))
     mass = _masses(view, victim, column)
     places = {b: u for u, unit in enumerate(units) for b in range(unit.first, unit.last + 1)}
-    low = {s: np.tile([unit.first if unit.ordered else 0 for unit in units], (len(x), 1)) for s, x in view.features.items()}
-    high = {s: np.tile([unit.last if unit.ordered else 1 for unit in units], (len(x), 1)) for s, x in view.features.items()}
+    low = {
+        s: np.tile([unit.first if unit.ordered else 0 for unit in units], (len(x), 1)) for s, x in view.features.items()
+    }
+    high = {
+        s: np.tile([unit.last if unit.ordered else 1 for unit in units], (len(x), 1)) for s, x in view.features.items()
+    }
     splits = {
         (m.step, node): int(b)
         for m in _between(view, victim, Kind.CONTROL)
@@ -283,13 +297,6 @@ def _between(view: View, other: str, kind: Kind) -> list[Message]:
     ]  # fmt: skip
 
 
-def _trees_of_a_round(view: View) -> int:
-    """Return the number of trees between two messages with derivatives, 1 if there are none."""
-    kinds = (Kind.GRADIENT, Kind.CIPHERTEXT)
-    steps = sorted({m.step for m in view.messages if m.kind in kinds and m.rows is not None})
-    return min((b - a for a, b in zip(steps, steps[1:], strict=False)), default=1)
-
-
 def _level(nodes: Ints) -> Ints:
     """Return the level of each node, 0 for the root."""
     found: Ints = np.frexp(nodes.astype(np.float64))[1].astype(np.int64) - 1
@@ -338,9 +345,7 @@ def _small(columns: sparse.csr_matrix) -> bool:
     return columns.shape[1] <= WIDTH
 
 
-def _principal(
-    x: Floats | None, which: sparse.csr_matrix, columns: sparse.csr_matrix
-) -> tuple[Floats, Floats]:
+def _principal(x: Floats | None, which: sparse.csr_matrix, columns: sparse.csr_matrix) -> tuple[Floats, Floats]:
     """Return the principal axes (m, r) of ``which @ columns`` and its singular values (r,), the largest first.
 
     By subspace iteration (Halko, Martinsson, Tropp 2011, SIAM Review 53), or exactly if there are few columns ``x``.

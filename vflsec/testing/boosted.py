@@ -133,7 +133,10 @@ class _Booster:
                     shown = told if self.told else np.zeros_like(told)
                     self._send(Kind.NODES, self.active, name, tree, _column(shown), torch.arange(self.n))
                     asked = _smaller(open_nodes, sums[name], self.column[name])
-                    payload = {"value": torch.from_numpy(sums[name][asked]), "nodes": torch.from_numpy(open_nodes[asked])}
+                    payload = {
+                        "value": torch.from_numpy(sums[name][asked]),
+                        "nodes": torch.from_numpy(open_nodes[asked]),
+                    }
                     self._send(Kind.HISTOGRAM, name, self.active, tree, payload)
             found = {int(node): self._best(i, sums) for i, node in enumerate(open_nodes)}
             done |= {node for node, split in found.items() if split is None}
@@ -200,9 +203,7 @@ class _Booster:
                     rows = torch.arange(value.shape[1])
                     for (sender, receiver), v in zip(((self.active, name), (name, self.active)), value, strict=True):
                         payload = {"value": torch.from_numpy(v)}
-                        self.messages.append(
-                            Message(Kind.NODES, sender, receiver, 0, "predict", payload, rows, "test")
-                        )
+                        self.messages.append(Message(Kind.NODES, sender, receiver, 0, "predict", payload, rows, "test"))
 
     def _send(
         self, kind: Kind, sender: str, receiver: str, step: int, payload: dict[str, Any], rows: Tensor | None = None
