@@ -104,4 +104,5 @@ def _scaled(x: NDArray[np.float64], variance: float) -> NDArray[np.float64]:
     deviation = x.std(axis=0)
     varying = deviation > 1e-9
     found: NDArray[np.float64] = (x - x.mean(axis=0))[:, varying] / deviation[varying]
-    return found * np.sqrt(variance / max(1, found.shape[1]))
+    scaled: NDArray[np.float64] = found * np.sqrt(variance / max(1, found.shape[1]))
+    return scaled

@@ -46,7 +46,7 @@ class InstanceSpaces(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows, and of test rows if the party is told any node of them."""
         targets = F.one_hot(view.aux_labels, view.n_classes).double()
-        scores = {}
+        scores: dict[str, Tensor] = {}
         tried = 0
         for everywhere in (False, True):
             tables = self._tables(view, everywhere=everywhere)

@@ -26,7 +26,7 @@ class SplitOrder(Attack):
     The active party chooses a bin, by its number, and learns which rows go left. In an ordered column these have
     smaller values than the others, so that each split at another bin halves what is unknown. Over all trees each row
     has bounds on the quantile of each column. Histograms add linear equations for training rows, since the active party
-    knows the derivatives that were added up (``vflsec.inference.trees``). A category's bin tells whether a row is of it.
+    knows the derivatives that were added up (``vflsec.inference.trees``). A category's bin tells which rows are of it.
 
     Quantiles become values by isotonic regression on the auxiliary rows, if there are at least 5, else by the quantiles
     of a normal distribution. A column that no tree splits has its mean.

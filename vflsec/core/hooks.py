@@ -87,20 +87,7 @@ UPDATE = Hook(
 )
 PLAN_RELEASES = Hook("plan_releases", "", Runs.CARRIER, ("every phase",), Changes.MESSAGES)
 
-HOOKS = (
-    EMBEDDING,
-    GRADIENT,
-    PARAMETERS,
-    NODES,
-    LABELS,
-    PREDICTIONS,
-    BATCH,
-    RECEIVED,
-    PENALTY,
-    PROTOCOL,
-    TRAINING,
-    UPDATE,
-)
+HOOKS = (EMBEDDING, GRADIENT, PARAMETERS, NODES, LABELS, PREDICTIONS, BATCH, RECEIVED, PENALTY, PROTOCOL, TRAINING, UPDATE)
 """All hooks that change something. ``PLAN_RELEASES`` only passes on how often rows are sent."""
 
 OF_KIND = {hook.kind: hook for hook in HOOKS if hook.kind}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -120,7 +121,7 @@ def trees_of_a_round(view: View) -> int:
     """Return the number of trees between two messages with derivatives, 1 if there are none."""
     kinds = (Kind.GRADIENT, Kind.CIPHERTEXT)
     steps = sorted({m.step for m in view.messages if m.kind in kinds and m.rows is not None})
-    return min((b - a for a, b in zip(steps, steps[1:], strict=False)), default=1)
+    return min((b - a for a, b in pairwise(steps)), default=1)
 
 
 def own_splits(view: View, other: str) -> dict[int, set[int]]:
@@ -247,17 +248,19 @@ def bounds(view: View, victim: str) -> Bounds | None:
         elif right:
             others = [v for v, unit in enumerate(units) if unit.column == units[u].column and v != u]
             low[split][rows, u] = 1
-            high[split][np.ix_(rows, others)] = 0
+            high[split][rows[:, None], others] = 0
         else:
             high[split][rows, u] = 0
     weights = np.zeros((len(column), len(units)))
-    found: list[dict[str, Floats]] = [{}, {}, {}]
+    lowest: dict[str, Floats] = {}
+    highest: dict[str, Floats] = {}
+    expected: dict[str, Floats] = {}
     for u, unit in enumerate(units):
         weights[unit.first : unit.last + 1, u] = _middles(mass[unit.first : unit.last + 1]) if unit.ordered else 1
     for split in view.features:
-        for place, values in enumerate(_numbers(units, mass, weights, low[split], np.maximum(low[split], high[split]))):
-            found[place][split] = values
-    return Bounds(units, *found, weights)
+        upper = np.maximum(low[split], high[split])  # a defense can make directions disagree
+        lowest[split], highest[split], expected[split] = _numbers(units, mass, weights, low[split], upper)
+    return Bounds(units, lowest, highest, expected, weights)
 
 
 def solved(view: View, victim: str, known: Bounds) -> Floats:
@@ -290,11 +293,8 @@ def solved(view: View, victim: str, known: Bounds) -> Floats:
 
 def _between(view: View, other: str, kind: Kind) -> list[Message]:
     """Return the messages of ``kind`` between the adversary and ``other``."""
-    names = set(view.party.split("+"))
-    return [
-        m for m in view.messages
-        if m.kind is kind and ((m.sender == other and m.receiver in names) or (m.receiver == other and m.sender in names))
-    ]  # fmt: skip
+    pairs = {pair for name in view.party.split("+") for pair in ((name, other), (other, name))}
+    return [m for m in view.messages if m.kind is kind and (m.sender, m.receiver) in pairs]
 
 
 def _level(nodes: Ints) -> Ints:
@@ -342,7 +342,7 @@ def _incidence(codes: Ints, n_codes: int) -> sparse.csr_matrix:
 
 
 def _small(columns: sparse.csr_matrix) -> bool:
-    return columns.shape[1] <= WIDTH
+    return bool(columns.shape[1] <= WIDTH)
 
 
 def _principal(x: Floats | None, which: sparse.csr_matrix, columns: sparse.csr_matrix) -> tuple[Floats, Floats]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -213,7 +213,8 @@ class _Booster:
 
 def _binned(tables: Mapping[str, Floats], bins: int) -> tuple[Ints, dict[str, Ints]]:
     """Return the column of each bin (V,), and the bin (n, d) of each row in each column, by split."""
-    column, found = [], {split: np.zeros(x.shape, dtype=np.int64) for split, x in tables.items()}
+    column: list[int] = []
+    found = {split: np.zeros(x.shape, dtype=np.int64) for split, x in tables.items()}
     for j in range(tables["train"].shape[1]):
         own = tables["train"][:, j]
         cuts = np.unique(np.quantile(own, np.arange(1, bins) / bins, method="lower"))
