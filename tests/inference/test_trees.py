@@ -148,9 +148,11 @@ def test_parties_that_collude_know_what_either_is_told():
 def test_sources_have_tables_of_trees():
     x, y, trees = grown()
     passive, active = sources(view_of(x, y, trees)), sources(view_of(x, y, trees, "active"))
-    names = {"nodes from active in train", "nodes from active in train: leading", "nodes from active in predict"}
-    assert names <= set(passive)
+    assert {"nodes from active in train", "nodes from active in predict"} <= set(passive)
     assert set(passive["nodes from active in predict"].table) == {"train", "test"}
+    assert passive["nodes from active in train"].table["train"].shape == (N, 1), "one tree in each round"
+    on_columns = sources(view_of(x, y, trees, victim="active"))
+    assert on_columns["nodes from active in train"].table["train"].shape == (N, 32)
     assert {"nodes from passive_1 in predict", "bounds from passive_1", "bounds from passive_1: solved"} <= set(active)
 
 

@@ -18,13 +18,10 @@ from vflsec.core.view import View
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-WIDTH = 64
+WIDTH = 32
 """Largest number of components in a table of nodes, a power of two."""
 
-SMOOTH = 3
-"""Exponent of singular values that makes few labels go far; one is the kernel of shared nodes itself."""
-
-PASSES = 8
+PASSES = 6
 OVERSAMPLED = 16
 
 EQUATIONS = 1000
