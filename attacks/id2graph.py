@@ -34,7 +34,7 @@ class ID2Graph(Attack):
 
     Clusters are named by auxiliary labels, if there are any. Else the largest is taken to be class 0, the next class 1.
 
-    Source: Takahashi, Liu, Liu 2023 (arXiv 2307.10318), section 4.
+    Source: Takahashi, Liu, Liu 2023 (arXiv 2307.10318).
 
     Args:
         communities: number of communities; None for 2 C.
@@ -44,7 +44,7 @@ class ID2Graph(Attack):
     name = "id2graph"
     needs = frozenset({Need.NODES, Need.OWN_FEATURES})
     wants = frozenset({Need.AUX_LABELS})
-    reference = "Takahashi, Liu, Liu 2023, arXiv 2307.10318, section 4"
+    reference = "Takahashi, Liu, Liu 2023, arXiv 2307.10318"
     verified = "planted communities, whose labels it recovers without knowing any"
     differs: ClassVar[tuple[str, ...]] = (
         "Communities come from leading eigenvectors and k-means; the source uses Louvain's method, whose graph has an "
