@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import ClassVar
 
 import numpy as np
@@ -9,10 +10,12 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.checks import positive
+from vflsec.core.errors import UsageError
 from vflsec.core.sparse_rows import matrix_of
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.trees import components, partners
@@ -31,31 +34,32 @@ class ID2Graph(Attack):
 
     Clusters are named by auxiliary labels, if there are any. Else the largest is taken to be class 0, the next class 1.
 
-    Source: Takahashi, Liu, Liu 2023 (arXiv 2307.10318), section 4.
+    Source: Takahashi, Liu, Liu 2023 (arXiv 2307.10318).
 
     Args:
-        communities: number of communities; None for 4 C.
+        communities: number of communities; None for 2 C.
         columns: weight of the variance of own columns, between 0 and 1.
     """
 
     name = "id2graph"
     needs = frozenset({Need.NODES, Need.OWN_FEATURES})
     wants = frozenset({Need.AUX_LABELS})
-    reference = "Takahashi, Liu, Liu 2023, arXiv 2307.10318, section 4"
+    reference = "Takahashi, Liu, Liu 2023, arXiv 2307.10318"
     verified = "planted communities, whose labels it recovers without knowing any"
     differs: ClassVar[tuple[str, ...]] = (
         "Communities come from leading eigenvectors and k-means; the source uses Louvain's method, whose graph has an "
         "edge for each two rows of a node: too many for tens of thousands of rows.",
-        "Own columns have less weight than communities by default; the source weighs both alike.",
         "Auxiliary labels, if there are any, name the clusters; the source leaves them unnamed.",
         THRESHOLD,
     )
     costs = "principal components of a sparse matrix of rows and nodes, and two clusterings"
     fails = "if nodes are withheld, or if the largest difference between rows is not that between classes"
 
-    def __init__(self, *, communities: int | None = None, columns: float = 0.2) -> None:
+    def __init__(self, *, communities: int | None = None, columns: float = 0.5) -> None:
         if communities is not None:
             positive(communities=communities)
+        if not 0 <= columns <= 1:
+            raise UsageError(f"expected 0 <= columns <= 1, got {columns}: it is a share of the variance")
         self.communities = communities
         self.columns = columns
 
@@ -65,16 +69,15 @@ class ID2Graph(Attack):
         seed = int(torch.randint(2**31, (), generator=rng))
         own = np.asarray(matrix_of(view.features[split]), dtype=np.float64)
         parts = [_scaled(own, self.columns)]
-        wanted = min(self.communities or 4 * n_classes, len(own))
+        wanted = min(self.communities or 2 * n_classes, len(own))
         for other in partners(view):
             for points, values in components(view, other).values():
                 leading = (points * values**2)[:, : max(1, n_classes)]  # an eigenvector times its eigenvalue
-                communities = KMeans(wanted, n_init=STARTS, random_state=seed).fit_predict(leading)
+                communities = _clustered(leading, wanted, seed).labels_
                 parts.append(_scaled(np.eye(wanted)[communities], 1 - self.columns))
         joined = np.concatenate(parts, axis=1)
-        clusters = KMeans(min(n_classes, len(joined)), n_init=STARTS, random_state=seed).fit(joined)
+        clusters = _clustered(joined, n_classes, seed)
         distances = clusters.transform(joined) ** 2
-        distances = np.pad(distances, ((0, 0), (0, n_classes - distances.shape[1])), constant_values=distances.max() + 1)
         order = self._named(view, clusters.labels_)
         return Guess({split: torch.from_numpy(-distances[:, order])}, budget={"communities": wanted})
 
@@ -89,9 +92,17 @@ class ID2Graph(Attack):
         return np.asarray(linear_sum_assignment(-table)[1])
 
 
+def _clustered(x: NDArray[np.float64], clusters: int, seed: int) -> KMeans:
+    """Return a clustering of rows (n, k); some clusters are alike if there are fewer different rows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return KMeans(clusters, n_init=STARTS, random_state=seed).fit(x)
+
+
 def _scaled(x: NDArray[np.float64], variance: float) -> NDArray[np.float64]:
     """Return columns ``x`` (n, k), each standardized, with the given total variance."""
     deviation = x.std(axis=0)
     varying = deviation > 1e-9
     found: NDArray[np.float64] = (x - x.mean(axis=0))[:, varying] / deviation[varying]
-    return found * np.sqrt(variance / max(1, found.shape[1]))
+    scaled: NDArray[np.float64] = found * np.sqrt(variance / max(1, found.shape[1]))
+    return scaled

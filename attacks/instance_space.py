@@ -26,12 +26,12 @@ class InstanceSpaces(Attack):
     ways to weigh components, averaged by how well they explain the auxiliary rows). Test rows are compared by the nodes
     that the party splits itself, which are all that it is told at prediction.
 
-    Source: Cheng et al. 2021 (SecureBoost, arXiv 1901.08755), section 6, names the leak of instance spaces.
+    Source: Cheng et al. 2021 (SecureBoost, arXiv 1901.08755), whose discussion of security names the leak.
     """
 
     name = "instance-space"
     needs = frozenset({Need.NODES, Need.AUX_LABELS})
-    reference = "Cheng et al. 2021 (SecureBoost), arXiv 1901.08755, section 6; Rasmussen and Williams 2006, chapter 2"
+    reference = "Cheng et al. 2021 (SecureBoost), arXiv 1901.08755; Rasmussen and Williams 2006, chapter 2"
     verified = "labels of a tree whose leaves are pure, chance for trees that were grown at random"
     differs: ClassVar[tuple[str, ...]] = (
         "The source bounds the purity of leaves of the first tree; all trees are read here, and classes are regressed.",
@@ -46,7 +46,7 @@ class InstanceSpaces(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows, and of test rows if the party is told any node of them."""
         targets = F.one_hot(view.aux_labels, view.n_classes).double()
-        scores = {}
+        scores: dict[str, Tensor] = {}
         tried = 0
         for everywhere in (False, True):
             tables = self._tables(view, everywhere=everywhere)

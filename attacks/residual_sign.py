@@ -22,8 +22,7 @@ class ResidualSign(Attack):
     the likelihood where noise dominates: it has the variance of the round, and the difference between classes is one
     in the first rounds, whatever the row.
 
-    Source: Cheng et al. 2021 (SecureBoost, arXiv 1901.08755), section 4, which encrypts derivatives for that reason;
-    Fu et al. 2022 (arXiv 2203.01451), section 4, the same signs in split learning.
+    Source: Cheng et al. 2021 (SecureBoost, arXiv 1901.08755), which encrypts derivatives for that reason.
 
     Args:
         releases: number of releases of each row to use, from the first; None for all.
@@ -31,7 +30,7 @@ class ResidualSign(Attack):
 
     name = "residual-sign"
     needs = frozenset({Need.GRADIENTS, Need.NODES})
-    reference = "Cheng et al. 2021 (SecureBoost), arXiv 1901.08755, section 4"
+    reference = "Cheng et al. 2021 (SecureBoost), arXiv 1901.08755"
     verified = "exact labels from derivatives in clear, closed-form AUC under known noise"
     differs = (
         "The source states that derivatives reveal labels; averaging over rounds is added here.",

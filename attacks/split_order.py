@@ -26,13 +26,13 @@ class SplitOrder(Attack):
     The active party chooses a bin, by its number, and learns which rows go left. In an ordered column these have
     smaller values than the others, so that each split at another bin halves what is unknown. Over all trees each row
     has bounds on the quantile of each column. Histograms add linear equations for training rows, since the active party
-    knows the derivatives that were added up (``vflsec.inference.trees``). A category's bin tells whether a row is of it.
+    knows the derivatives that were added up (``vflsec.inference.trees``). A category's bin tells which rows are of it.
 
     Quantiles become values by isotonic regression on the auxiliary rows, if there are at least 5, else by the quantiles
     of a normal distribution. A column that no tree splits has its mean.
 
-    Source: Luo et al. 2021 (arXiv 2010.10152), section V, restricts the paths of trees; Weng et al. 2020
-    (arXiv 2011.09290), section 4, sums over rows with known derivatives.
+    Source: Luo et al. 2021 (arXiv 2010.10152) restrict the paths of trees; Weng et al. 2020 (arXiv 2011.09290) read
+    sums over rows with known derivatives.
 
     Args:
         victim: whose columns; None for the first other party.
@@ -43,7 +43,7 @@ class SplitOrder(Attack):
     target = "features"
     needs = frozenset({Need.NODES})
     wants = frozenset({Need.HISTOGRAMS, Need.AUX_LABELS})
-    reference = "Luo et al. 2021, arXiv 2010.10152, section V; Weng et al. 2020, arXiv 2011.09290, section 4"
+    reference = "Luo et al. 2021, arXiv 2010.10152; Weng et al. 2020, arXiv 2011.09290"
     verified = "the exact order of rows where a column is split at every bin; all bins from as many sums as rows"
     differs: ClassVar[tuple[str, ...]] = (
         "Luo et al. restrict the possible paths by a prediction; here the active party is told the path of each row.",

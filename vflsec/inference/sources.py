@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from vflsec.core.message import Kind
 from vflsec.core.view import Need, View
 from vflsec.inference.releases import AVERAGED, Releases, last_sent, latest, percentiles, received, times_asked
-from vflsec.inference.trees import POWER, bounds, components, partners, solved, weighed
+from vflsec.inference.trees import WIDTH, bounds, components, partners, solved, trees_of_a_round, weighed
 
 Table = Mapping[str, Tensor]
 """Numbers (n, k) about each row, by split of the view."""
@@ -65,8 +65,8 @@ def sources(view: View) -> dict[str, SourceTable]:
     gradients       by sender and phase: the mean of a row's releases in units of each message's noise, the same
                     whitened, the mean direction, the mean of each third of training, and the length
     embeddings      by sender and phase: the last release, and the means of the last few
-    nodes           by sender: principal components of the nodes of trees that rows share, weighed in two ways, and of
-                    those nodes that are also told at prediction
+    nodes           by sender: the first principal components of the nodes of trees that rows share, and of those nodes
+                    that are also told at prediction
     bounds          by sender, if it says to which side of bins rows go: the quantile of each column between its bounds,
                     and the same in accordance with histograms
     =============== =================================================================================================
@@ -118,24 +118,29 @@ def _sources(view: View) -> dict[str, SourceTable]:
 
 
 def _of_trees(view: View, other: str) -> Iterator[tuple[str, SourceTable]]:
-    """Yield tables of what the messages of ``other`` say about trees, with their names."""
+    """Yield tables of what the messages of ``other`` say about trees, with their names.
+
+    About labels, each tree of a round has one component of shared nodes: the first one follows the logit for which they
+    are grown, as it is the largest thing that nodes have in common. Of other columns it need not say most.
+    """
     device = view.features[view.aux_split].device
 
     def placed(table: Table) -> Table:
         return {split: x.to(device) for split, x in table.items()}
 
-    if view.side != "active":
-        for power, name in ((POWER, "smooth"), (1, "kernel")):
-            of_train = {split: weighed(*own, power) for split, own in components(view, other).items()}
-            if of_train:
-                yield f"nodes from {other} in train: {name}", SourceTable(placed(of_train))
-    both = {split: weighed(*own, 1) for split, own in components(view, other, everywhere=True).items()}
-    if both:
-        yield f"nodes from {other} in predict", SourceTable(placed(both))
+    most = trees_of_a_round(view) if view.victim is None else WIDTH
+    for everywhere, phase in ((False, "train"), (True, "predict")):
+        own = components(view, other, everywhere=everywhere) if everywhere or view.side != "active" else {}
+        if own:
+            told = {split: weighed(*one, 1, most) for split, one in own.items()}
+            yield f"nodes from {other} in {phase}", SourceTable(placed(told))
     if view.side == "active" and (known := bounds(view, other)) is not None:
         expected = {split: torch.from_numpy(x) for split, x in known.expected.items()}
         yield f"bounds from {other}", SourceTable(placed(expected))
-        yield f"bounds from {other}: solved", SourceTable(placed({view.aux_split: torch.from_numpy(solved(view, other, known))}))
+        yield (
+            f"bounds from {other}: solved",
+            SourceTable(placed({view.aux_split: torch.from_numpy(solved(view, other, known))})),
+        )
 
 
 def _routes(view: View) -> list[tuple[Kind, str, str]]:

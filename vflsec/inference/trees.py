@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -17,13 +18,10 @@ from vflsec.core.view import View
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-WIDTH = 64
+WIDTH = 32
 """Largest number of components in a table of nodes, a power of two."""
 
-POWER = 3
-"""Exponent of singular values that makes few labels go far; one is the kernel of shared nodes itself."""
-
-PASSES = 8
+PASSES = 6
 OVERSAMPLED = 16
 
 EQUATIONS = 1000
@@ -79,7 +77,7 @@ def told(view: View, other: str) -> Told | None:
         for level in range(depth - 2, -1, -1):
             nodes[:, :, level] = np.where(nodes[:, :, level] > 0, nodes[:, :, level], nodes[:, :, level + 1] // 2)
     trees = np.array(numbers, dtype=np.int64)
-    return Told({s: x for s, x in found.items() if x.any()}, trees, trees // _trees_of_a_round(view))
+    return Told({s: x for s, x in found.items() if x.any()}, trees, trees // trees_of_a_round(view))
 
 
 def partners(view: View) -> list[str]:
@@ -114,6 +112,13 @@ def _components(view: View, other: str, *, everywhere: bool) -> dict[str, tuple[
         return shared(known, view.aux_split)
     kept = {t: {v for i in nodes for v in (i, 2 * i, 2 * i + 1)} for t, nodes in own_splits(view, other).items()}
     return shared(known, view.aux_split, kept)
+
+
+def trees_of_a_round(view: View) -> int:
+    """Return the number of trees between two messages with derivatives, 1 if there are none."""
+    kinds = (Kind.GRADIENT, Kind.CIPHERTEXT)
+    steps = sorted({m.step for m in view.messages if m.kind in kinds and m.rows is not None})
+    return min((b - a for a, b in pairwise(steps)), default=1)
 
 
 def own_splits(view: View, other: str) -> dict[int, set[int]]:
@@ -162,12 +167,15 @@ def shared(known: Told, split: str, kept: Mapping[int, set[int]] | None = None) 
     return {s: (np.asarray(one @ onto), values) for s, one in which.items()}
 
 
-def weighed(components: Floats, values: Floats, power: int) -> Tensor:
+def weighed(components: Floats, values: Floats, power: int, most: int = WIDTH) -> Tensor:
     """Return columns (n, 2^k) with the kernel of ``components`` (n, r) with singular values to the given power.
+
+    ``most`` is the largest number of components to use.
 
     They are a rotation of the components in which all columns have the same variance, so that standardizing them, as
     models do, does not change the kernel.
     """
+    components, values = components[:, :most], values[:most]
     scale = (values / values[0]) ** (power - 1)
     rotation = _hadamard(len(values))[: len(values)]
     return torch.from_numpy(components * scale @ rotation / values[0] * np.sqrt(len(components)))
@@ -216,8 +224,12 @@ def bounds(view: View, victim: str) -> Bounds | None:
     units = tuple(_units(column, ordered))
     mass = _masses(view, victim, column)
     places = {b: u for u, unit in enumerate(units) for b in range(unit.first, unit.last + 1)}
-    low = {s: np.tile([unit.first if unit.ordered else 0 for unit in units], (len(x), 1)) for s, x in view.features.items()}
-    high = {s: np.tile([unit.last if unit.ordered else 1 for unit in units], (len(x), 1)) for s, x in view.features.items()}
+    low = {
+        s: np.tile([unit.first if unit.ordered else 0 for unit in units], (len(x), 1)) for s, x in view.features.items()
+    }
+    high = {
+        s: np.tile([unit.last if unit.ordered else 1 for unit in units], (len(x), 1)) for s, x in view.features.items()
+    }
     splits = {
         (m.step, node): int(b)
         for m in _between(view, victim, Kind.CONTROL)
@@ -233,17 +245,19 @@ def bounds(view: View, victim: str) -> Bounds | None:
         elif right:
             others = [v for v, unit in enumerate(units) if unit.column == units[u].column and v != u]
             low[split][rows, u] = 1
-            high[split][np.ix_(rows, others)] = 0
+            high[split][rows[:, None], others] = 0
         else:
             high[split][rows, u] = 0
     weights = np.zeros((len(column), len(units)))
-    found: list[dict[str, Floats]] = [{}, {}, {}]
+    lowest: dict[str, Floats] = {}
+    highest: dict[str, Floats] = {}
+    expected: dict[str, Floats] = {}
     for u, unit in enumerate(units):
         weights[unit.first : unit.last + 1, u] = _middles(mass[unit.first : unit.last + 1]) if unit.ordered else 1
     for split in view.features:
-        for place, values in enumerate(_numbers(units, mass, weights, low[split], np.maximum(low[split], high[split]))):
-            found[place][split] = values
-    return Bounds(units, *found, weights)
+        upper = np.maximum(low[split], high[split])  # a defense can make directions disagree
+        lowest[split], highest[split], expected[split] = _numbers(units, mass, weights, low[split], upper)
+    return Bounds(units, lowest, highest, expected, weights)
 
 
 def solved(view: View, victim: str, known: Bounds) -> Floats:
@@ -276,18 +290,8 @@ def solved(view: View, victim: str, known: Bounds) -> Floats:
 
 def _between(view: View, other: str, kind: Kind) -> list[Message]:
     """Return the messages of ``kind`` between the adversary and ``other``."""
-    names = set(view.party.split("+"))
-    return [
-        m for m in view.messages
-        if m.kind is kind and ((m.sender == other and m.receiver in names) or (m.receiver == other and m.sender in names))
-    ]  # fmt: skip
-
-
-def _trees_of_a_round(view: View) -> int:
-    """Return the number of trees between two messages with derivatives, 1 if there are none."""
-    kinds = (Kind.GRADIENT, Kind.CIPHERTEXT)
-    steps = sorted({m.step for m in view.messages if m.kind in kinds and m.rows is not None})
-    return min((b - a for a, b in zip(steps, steps[1:], strict=False)), default=1)
+    pairs = {pair for name in view.party.split("+") for pair in ((name, other), (other, name))}
+    return [m for m in view.messages if m.kind is kind and (m.sender, m.receiver) in pairs]
 
 
 def _level(nodes: Ints) -> Ints:
@@ -335,12 +339,10 @@ def _incidence(codes: Ints, n_codes: int) -> sparse.csr_matrix:
 
 
 def _small(columns: sparse.csr_matrix) -> bool:
-    return columns.shape[1] <= WIDTH
+    return bool(columns.shape[1] <= WIDTH)
 
 
-def _principal(
-    x: Floats | None, which: sparse.csr_matrix, columns: sparse.csr_matrix
-) -> tuple[Floats, Floats]:
+def _principal(x: Floats | None, which: sparse.csr_matrix, columns: sparse.csr_matrix) -> tuple[Floats, Floats]:
     """Return the principal axes (m, r) of ``which @ columns`` and its singular values (r,), the largest first.
 
     By subspace iteration (Halko, Martinsson, Tropp 2011, SIAM Review 53), or exactly if there are few columns ``x``.

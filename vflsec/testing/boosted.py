@@ -133,7 +133,10 @@ class _Booster:
                     shown = told if self.told else np.zeros_like(told)
                     self._send(Kind.NODES, self.active, name, tree, _column(shown), torch.arange(self.n))
                     asked = _smaller(open_nodes, sums[name], self.column[name])
-                    payload = {"value": torch.from_numpy(sums[name][asked]), "nodes": torch.from_numpy(open_nodes[asked])}
+                    payload = {
+                        "value": torch.from_numpy(sums[name][asked]),
+                        "nodes": torch.from_numpy(open_nodes[asked]),
+                    }
                     self._send(Kind.HISTOGRAM, name, self.active, tree, payload)
             found = {int(node): self._best(i, sums) for i, node in enumerate(open_nodes)}
             done |= {node for node, split in found.items() if split is None}
@@ -200,9 +203,7 @@ class _Booster:
                     rows = torch.arange(value.shape[1])
                     for (sender, receiver), v in zip(((self.active, name), (name, self.active)), value, strict=True):
                         payload = {"value": torch.from_numpy(v)}
-                        self.messages.append(
-                            Message(Kind.NODES, sender, receiver, 0, "predict", payload, rows, "test")
-                        )
+                        self.messages.append(Message(Kind.NODES, sender, receiver, 0, "predict", payload, rows, "test"))
 
     def _send(
         self, kind: Kind, sender: str, receiver: str, step: int, payload: dict[str, Any], rows: Tensor | None = None
@@ -212,7 +213,8 @@ class _Booster:
 
 def _binned(tables: Mapping[str, Floats], bins: int) -> tuple[Ints, dict[str, Ints]]:
     """Return the column of each bin (V,), and the bin (n, d) of each row in each column, by split."""
-    column, found = [], {split: np.zeros(x.shape, dtype=np.int64) for split, x in tables.items()}
+    column: list[int] = []
+    found = {split: np.zeros(x.shape, dtype=np.int64) for split, x in tables.items()}
     for j in range(tables["train"].shape[1]):
         own = tables["train"][:, j]
         cuts = np.unique(np.quantile(own, np.arange(1, bins) / bins, method="lower"))

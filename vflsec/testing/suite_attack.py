@@ -23,6 +23,7 @@ from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Guess, Need, Shadows, View
 from vflsec.data.partition import DataSpec
+from vflsec.experiment.adversary import SPLITS
 from vflsec.experiment.cell import Cell
 from vflsec.experiment.federation import build_federation
 from vflsec.experiment.questions import ASK, Question, ask, victim_of
@@ -30,6 +31,7 @@ from vflsec.experiment.score import score
 from vflsec.experiment.shadows import shadows_of
 from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.testing.boosted import boosted
 from vflsec.testing.federations import toy_cell
 from vflsec.testing.suite import SIGMAS, Suite, auc_error, changed, generators, refused, same, stated
 
@@ -39,8 +41,13 @@ ASKED = ("train", "test", "candidates", "parameters")
 WITHOUT_MESSAGES = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
 
 
+OF_TREES = frozenset({Need.NODES, Need.HISTOGRAMS})
+
+
 class AttackConformance(Suite):
     """Checks of one attack, against a small split network in toy federations of two parties and two classes.
+
+    An attack on federated trees is given the messages of trees grown on the same columns (``vflsec.testing.boosted``).
 
     Class attributes:
         method_options: of FedSplitNN's ``ModelSpec``, for an attack that works at some boundaries only.
@@ -166,7 +173,10 @@ class AttackConformance(Suite):
         trained = _trained(*settings, attack) if attack.acts_in_training else _federation(*settings)
         aux = AuxSpec(n=self.aux, victim_model=Need.VICTIM_MODEL in attack.needs)
         federation = trained.trained.federation
-        question = ask(attack, trained.trained, ADVERSARY[side], aux, tuple(trained.transcript.messages))
+        messages = tuple(trained.transcript.messages)
+        if attack.needs & OF_TREES:
+            messages = _of_trees(federation, ADVERSARY[side])
+        question = ask(attack, trained.trained, ADVERSARY[side], aux, messages)
         if side == "passive" and Need.PREDICTIONS in attack.needs:  # which nobody sends it here
             predictions = {split: trained.trained.method.predict(federation, split) for split in question.view.features}
             question = question._replace(view=replace(question.view, predictions=predictions))
@@ -298,6 +308,16 @@ def _trained(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], 
     return Heard(trained, transcript)
 
 
+def _of_trees(federation: Federation, name: str) -> tuple[Message, ...]:
+    """Return the messages of trees on the columns of all parties that the adversary ``name`` sent or received."""
+    columns = {
+        party.name: {split: party.features[split] for split in SPLITS}
+        for party in (federation.active, *federation.passive)
+    }
+    grown = boosted(columns, federation.active.labels["train"], n_classes=federation.n_classes)
+    return tuple(m for m in grown.messages if name in (m.sender, m.receiver))
+
+
 def _cell(task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Cell:
     data = DataSpec() if task.n_labeled is None else DataSpec(n_labeled=task.n_labeled)
     spec = ModelSpec(**{"bottom": (16,), **dict(model)})
@@ -312,7 +332,13 @@ def _shadows(task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...], count
 
 def without(view: View, need: Need) -> View:
     """Return ``view`` without what ``need`` names."""
-    kinds = {Need.GRADIENTS: Kind.GRADIENT, Need.EMBEDDINGS: Kind.EMBEDDING, Need.PARAMETERS: Kind.PARAMETERS}
+    kinds = {
+        Need.GRADIENTS: Kind.GRADIENT,
+        Need.EMBEDDINGS: Kind.EMBEDDING,
+        Need.PARAMETERS: Kind.PARAMETERS,
+        Need.NODES: Kind.NODES,
+        Need.HISTOGRAMS: Kind.HISTOGRAM,
+    }
     if need in kinds:
         return replace(view, messages=tuple(m for m in view.messages if m.kind != kinds[need]))
     poor: dict[Need, dict[str, Any]] = {

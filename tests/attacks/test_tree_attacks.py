@@ -1,0 +1,242 @@
+"""Attacks on federated trees: exact where messages say everything, at chance where trees know nothing of labels."""
+
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm, spearmanr
+
+from vflsec.attacks.fusion import ColumnFusion, Fusion
+from vflsec.attacks.id2graph import ID2Graph
+from vflsec.attacks.instance_space import InstanceSpaces
+from vflsec.attacks.residual_sign import ResidualSign
+from vflsec.attacks.split_order import SplitOrder
+from vflsec.core import metrics
+from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.core.layout import Column, Layout
+from vflsec.core.message import Kind, Message
+from vflsec.core.view import View
+from vflsec.testing.boosted import boosted
+
+N, KNOWN = 1500, 60
+
+
+def world(*, seed=0, n=N, n_classes=2, noise=0.5, **options):
+    """Columns of two parties, a label that follows the sum of their first ones, and trees."""
+    rng = torch.Generator().manual_seed(seed)
+    x = {name: {s: torch.randn(n, 3, generator=rng) for s in ("train", "test")} for name in ("active", "passive_1")}
+    total = {
+        s: x["active"][s][:, 0] + x["passive_1"][s][:, 0] + noise * torch.randn(n, generator=rng) for s in x["active"]
+    }
+    cuts = torch.quantile(total["train"], torch.arange(1, n_classes) / n_classes)
+    y = {s: torch.bucketize(t, cuts) for s, t in total.items()}
+    return x, y, boosted(x, y["train"], n_classes=n_classes, **options)
+
+
+def passive(x, y, trees, known=KNOWN):
+    rows = torch.arange(known)
+    messages = tuple(m for m in trees.messages if "passive_1" in (m.sender, m.receiver))
+    n_classes = int(y["train"].max()) + 1
+    return View("passive_1", "passive", n_classes, x["passive_1"], None, rows, y["train"][:known], messages,
+                parties=("active", "passive_1"))  # fmt: skip
+
+
+def active(x, trees, known=KNOWN, **fields):
+    rows, theirs = torch.arange(known), x["passive_1"]["train"]
+    messages = tuple(m for m in trees.messages if "active" in (m.sender, m.receiver))
+    return View("active", "active", theirs.shape[1], x["active"], None, rows, theirs[:known], messages,
+                victim="passive_1", parties=("active", "passive_1"), **fields)  # fmt: skip
+
+
+def auc(scores, y, known=KNOWN):
+    return metrics.auc(scores[known:].numpy(), y[known:].numpy())
+
+
+@pytest.mark.parametrize("n_classes", [2, 4])
+def test_derivatives_in_clear_give_every_label_away(n_classes):
+    x, y, trees = world(n_classes=n_classes, rounds=4)
+    found = ResidualSign()(passive(x, y, trees, known=0), seed=0).scores["train"]
+    assert (found.argmax(dim=1) == y["train"]).all()
+
+
+@pytest.mark.parametrize("releases", [1, 4])
+def test_noise_averages_out_over_rounds(releases):
+    """Derivatives -1/2 and 1/2 plus noise of deviation s: the mean of R has the AUC of a shift of sqrt(R) / s."""
+    deviation, n = 2.0, 20_000
+    x, y, _ = world(n=n, rounds=1)
+    rng, rows = torch.Generator().manual_seed(0), torch.arange(n)
+    node = Message(Kind.NODES, "active", "passive_1", 0, "train", {"value": torch.ones(n, 1).long()}, rows)
+    noisy = []
+    for step in range(releases):
+        g = 0.5 - y["train"][:, None].double() + deviation * torch.randn(n, 1, generator=rng).double()
+        value = {"value": torch.cat([g, torch.full_like(g, 0.25)], dim=1)}
+        noisy.append(Message(Kind.GRADIENT, "active", "passive_1", step, "train", value, rows))
+    view = replace(passive(x, y, world(rounds=1)[2], known=0), messages=(node, *noisy))
+    found = auc(ResidualSign()(view, seed=0).scores["train"], y["train"], 0)
+    assert found == pytest.approx(norm.cdf(releases**0.5 / deviation / 2**0.5), abs=0.01)
+
+
+def test_derivatives_that_are_encrypted_are_not_read():
+    x, y, trees = world(rounds=1, plain=False)
+    with pytest.raises(InsufficientView, match="received gradients"):
+        ResidualSign()(passive(x, y, trees), seed=0)
+
+
+def pure(n_classes=2, *, parts=3):
+    """Trees with leaves of one class each, told in full; own columns say nothing."""
+    rng, n = torch.Generator().manual_seed(0), 600
+    y = torch.arange(n) % n_classes
+    rows, messages = torch.arange(n), []
+    for tree in range(5):
+        leaf = y + n_classes * torch.randint(parts, (n,), generator=rng)
+        for level in (0, 1, 2, 3, 4):
+            value = {"value": ((16 + leaf) >> (4 - level))[:, None]}
+            messages.append(Message(Kind.NODES, "active", "passive_1", tree, "train", value, rows))
+    own = {s: torch.randn(n, 3, generator=rng) for s in ("train", "test")}
+    return View("passive_1", "passive", n_classes, own, None, rows[:20], y[:20], tuple(messages)), y
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_pure_leaves_give_labels_away(n_classes):
+    view, y = pure(n_classes)
+    found = InstanceSpaces()(view, seed=0).scores
+    assert set(found) == {"train"}, "nothing is told of test rows"
+    assert (found["train"].argmax(dim=1) == y)[20:].double().mean() > 0.97
+
+
+@pytest.mark.parametrize("known", [0, 20])
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_communities_are_found_without_any_label(n_classes, known):
+    view, y = pure(n_classes, parts=1)
+    view = replace(view, aux_rows=view.aux_rows[:known], aux_labels=view.aux_labels[:known])
+    found = ID2Graph(columns=0.1)(view, seed=0).scores["train"].argmax(dim=1)
+    table = torch.zeros(n_classes, n_classes).index_put_((y, found), torch.ones(len(y)), accumulate=True)
+    assert (table > 0).sum() == n_classes, "each cluster is a class"
+    assert known == 0 or (found == y).all(), "auxiliary labels name clusters"
+
+
+def test_without_labels_the_larger_cluster_is_class_0():
+    view, _ = pure(parts=1)
+    kept = torch.tensor([i for i in range(600) if i % 2 == 0 or i % 6 == 1])
+    messages = tuple(
+        replace(m, rows=torch.arange(len(kept)), payload={"value": m.payload["value"][kept]}) for m in view.messages
+    )
+    features = {"train": view.features["train"][kept]}
+    view = replace(
+        view, features=features, messages=messages, aux_rows=view.aux_rows[:0], aux_labels=view.aux_labels[:0]
+    )
+    found = ID2Graph(columns=0.1)(view, seed=0).scores["train"].argmax(dim=1)
+    assert torch.equal(found, kept % 2)
+
+
+@pytest.mark.parametrize("columns", [-0.1, 1.5])
+def test_a_share_of_the_variance_is_between_0_and_1(columns):
+    with pytest.raises(UsageError, match="expected 0 <= columns <= 1"):
+        ID2Graph(columns=columns)
+
+
+def test_nodes_that_follow_the_label_add_to_own_columns():
+    """The active party's column is half of the label, and nodes tell it."""
+    x, y, trees = world(rounds=15, plain=False)
+    view = passive(x, y, trees)
+    alone = auc(Fusion()(replace(view, messages=()), seed=0).scores["train"], y["train"])
+    nodes = auc(InstanceSpaces()(view, seed=0).scores["train"], y["train"])
+    together = auc(Fusion()(view, seed=0).scores["train"], y["train"])
+    assert nodes > alone + 0.05
+    assert together > alone + 0.05
+
+
+def test_test_rows_are_guessed_from_nodes_that_the_party_splits():
+    x, y, trees = world(rounds=15, plain=False)
+    assert auc(InstanceSpaces()(passive(x, y, trees), seed=0).scores["test"], y["test"], 0) > 0.8
+
+
+def test_nodes_that_are_withheld_say_nothing():
+    x, y, trees = world(rounds=3, plain=False)
+    messages = tuple(
+        replace(m, payload={"value": torch.zeros_like(m.payload["value"])})
+        for m in passive(x, y, trees).messages
+        if m.kind is Kind.NODES and m.sender == "active"
+    )
+    found = InstanceSpaces()(replace(passive(x, y, trees), messages=messages), seed=0).scores["train"]
+    assert torch.equal(found, found[:1].expand_as(found))
+
+
+@pytest.mark.statistical
+def test_trees_that_know_nothing_of_labels_leak_nothing():
+    """Splits are drawn by lot and labels are independent of columns: the mean difference to 1/2 is within its error."""
+    found = []
+    for seed in range(8):
+        x, _, _ = world(seed=seed, rounds=1)
+        y = {s: torch.randint(2, (N,), generator=torch.Generator().manual_seed(100 + seed)) for s in ("train", "test")}
+        trees = boosted(x, y["train"], rounds=10, random=seed, plain=False)
+        view = passive(x, y, trees)
+        found.append([auc(a(view, seed=0).scores["train"], y["train"]) for a in (InstanceSpaces(), ID2Graph())])
+    mean, error = np.mean(found, axis=0), np.std(found, axis=0, ddof=1) / len(found) ** 0.5
+    assert (np.abs(mean - 0.5) < 3 * error).all()
+
+
+def test_a_column_that_is_split_at_every_bin_has_the_exact_order():
+    """Each tree splits the root at another bin of one column."""
+    n, bins = 300, 16
+    theirs = {s: torch.randn(n, 1, generator=torch.Generator().manual_seed(i)) for i, s in enumerate(("train", "test"))}
+    cuts = torch.quantile(theirs["train"][:, 0], torch.arange(1, bins) / bins)
+    setup = {"column": torch.zeros(bins, dtype=torch.long), "ordered": torch.ones(bins, dtype=torch.bool)}
+    messages = [Message(Kind.CONTROL, "passive_1", "active", 0, "train", setup)]
+    for b in range(bins - 1):
+        control = {"nodes": torch.tensor([1]), "bins": torch.tensor([b])}
+        messages.append(Message(Kind.CONTROL, "active", "passive_1", b, "train", control))
+        for split, phase in (("train", "train"), ("test", "predict")):
+            child = {"value": 2 + (theirs[split] > cuts[b]).long()}
+            messages.append(Message(Kind.NODES, "passive_1", "active", b, phase, child, torch.arange(n), split))
+    none, own = torch.zeros(0, dtype=torch.long), {s: torch.zeros(n, 1) for s in theirs}
+    view = View("active", "active", 1, own, None, none, torch.zeros(0, 1), tuple(messages), victim="passive_1")
+    found = SplitOrder()(view, seed=0).scores
+    for split, x in theirs.items():
+        bin_of = torch.bucketize(x[:, 0], cuts).numpy()
+        middles = [NormalDist().inv_cdf((b + 0.5) / bins) for b in range(bins)]
+        np.testing.assert_allclose(found[split][:, 0], np.array(middles)[bin_of])
+    known = replace(view, aux_rows=torch.arange(n), aux_labels=theirs["train"])
+    fitted = SplitOrder()(known, seed=0).scores["train"][:, 0]
+    means = torch.stack([theirs["train"][torch.bucketize(theirs["train"], cuts) == b].mean() for b in range(bins)])
+    torch.testing.assert_close(fitted, means.double()[torch.bucketize(theirs["train"][:, 0], cuts)], atol=1e-5, rtol=0)
+
+
+def test_columns_that_trees_split_are_recovered_and_others_have_their_mean():
+    x, _, trees = world(rounds=20)
+    guess = SplitOrder()(active(x, trees), seed=0).scores
+    assert spearmanr(guess["test"][:, 0], x["passive_1"]["test"][:, 0]).statistic > 0.85
+    nothing = replace(active(x, trees), messages=tuple(m for m in trees.messages if m.kind is Kind.NODES))
+    mean = nothing.aux_labels.double().mean(dim=0)
+    torch.testing.assert_close(SplitOrder()(nothing, seed=0).scores["test"], mean.expand(N, -1))
+
+
+def test_categories_are_placed_in_the_last_slots_of_their_column():
+    rows, category = torch.arange(4), torch.tensor([0, 1, 1, 0])
+    setup = {"column": torch.zeros(2, dtype=torch.long), "ordered": torch.zeros(2, dtype=torch.bool)}
+    control = {"nodes": torch.tensor([1]), "bins": torch.tensor([1])}
+    messages = (
+        Message(Kind.CONTROL, "passive_1", "active", 0, "train", setup),
+        Message(Kind.CONTROL, "active", "passive_1", 0, "train", control),
+        Message(Kind.NODES, "passive_1", "active", 0, "train", {"value": 2 + category[:, None]}, rows),
+    )
+    layout = Layout((Column("c", "categorical", 0, 3),))
+    none = torch.zeros(0, dtype=torch.long)
+    view = View("active", "active", 3, {"train": torch.zeros(4, 1)}, None, none, torch.zeros(0, 3), messages,
+                victim="passive_1", layout=layout)  # fmt: skip
+    found = SplitOrder()(view, seed=0).scores["train"]
+    assert torch.equal(found, torch.nn.functional.one_hot(1 + category, 3).double())
+
+
+def test_fusion_of_columns_reads_bounds():
+    x, _, trees = world(rounds=20)
+    view = active(x, trees)
+    reached = {
+        "trees": metrics.r2(ColumnFusion()(view, seed=0).scores["test"].numpy(), x["passive_1"]["test"].numpy()),
+        "alone": metrics.r2(
+            ColumnFusion()(replace(view, messages=()), seed=0).scores["test"].numpy(), x["passive_1"]["test"].numpy()
+        ),
+    }
+    assert reached["trees"] > reached["alone"] + 0.2

@@ -1,0 +1,246 @@
+"""Nodes that rows share, bounds on columns and sums over nodes, out of the messages of federated trees."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from vflsec.core.message import Kind, Message
+from vflsec.core.view import View
+from vflsec.inference.sources import sources
+from vflsec.inference.trees import bounds, components, own_splits, shared, solved, told, weighed
+from vflsec.testing.boosted import boosted
+
+N = 400
+
+
+def grown(*, seed=0, n=N, n_classes=2, parties=2, width=3, **options):
+    """Columns of each party and a label that depends on the first of each; trees on them."""
+    rng = torch.Generator().manual_seed(seed)
+    names = ["active", *(f"passive_{k}" for k in range(1, parties))]
+    x = {name: {s: torch.randn(n, width, generator=rng) for s in ("train", "test")} for name in names}
+    total = {s: sum(x[name][s][:, 0] for name in names) + torch.randn(n, generator=rng) for s in ("train", "test")}
+    cuts = torch.quantile(total["train"], torch.arange(1, n_classes) / n_classes)
+    y = {s: torch.bucketize(t, cuts) for s, t in total.items()}
+    return x, y, boosted(x, y["train"], n_classes=n_classes, **options)
+
+
+def view_of(x, y, trees, party="passive_1", known=40, **fields):
+    names = party.split("+")
+    features = {s: torch.cat([x[name][s] for name in names], dim=1) for s in ("train", "test")}
+    messages = tuple(m for m in trees.messages if {m.sender, m.receiver} & set(names))
+    rows = torch.arange(known)
+    side = "active" if party == "active" else "passive"
+    return View(party, side, int(y["train"].max()) + 1, features, None, rows, y["train"][:known], messages,
+                parties=tuple(x), **fields)  # fmt: skip
+
+
+def path(node):
+    return {node >> k for k in range(node.bit_length())}
+
+
+def test_a_row_has_the_nodes_on_the_way_to_its_leaf():
+    x, y, trees = grown(rounds=6)
+    found = told(view_of(x, y, trees), "active")
+    for row in range(0, N, 37):
+        for tree in range(6):
+            own = set(found.nodes["train"][row, tree].tolist()) - {0}
+            leaf = int(trees.nodes[row, tree])
+            assert own <= path(leaf)
+            assert own >= path(leaf // 2), "every node but a leaf is told before it is split"
+
+
+def test_nodes_that_are_not_told_are_unknown():
+    x, y, trees = grown(told=False)
+    messages = tuple(m for m in view_of(x, y, trees).messages if m.sender == "active" and m.split == "train")
+    assert told(replace(view_of(x, y, trees), messages=messages), "active") is None
+
+
+def test_an_adversary_that_is_not_adaptive_reads_one_tree():
+    x, y, trees = grown(rounds=4)
+    found = told(view_of(x, y, trees, adaptive=False), "active")
+    assert found.trees.tolist() == [0]
+
+
+def test_trees_of_one_round_are_of_one_round():
+    x, y, trees = grown(rounds=3, n_classes=3)
+    for plain in (True, False):
+        x, y, trees = grown(rounds=3, n_classes=3, plain=plain)
+        view = view_of(x, y, trees)
+        if not plain:
+            sent = [Message(Kind.CIPHERTEXT, "active", "passive_1", s, "train", {}, torch.arange(N)) for s in (0, 3, 6)]
+            view = replace(view, messages=(*sent, *view.messages))
+        assert told(view, "active").rounds.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def naive(view, kept=None):
+    """Standardized columns, one for each node, of training rows."""
+    nodes, columns = told(view, "active"), []
+    for t, tree in enumerate(nodes.trees.tolist()):
+        own = nodes.nodes["train"][:, t]
+        for node in sorted(set(own[own > 1].tolist())):
+            inside = (own == node).any(axis=1).astype(float)
+            if inside.std() > 0 and (kept is None or node in kept.get(tree, set())):
+                columns.append((inside - inside.mean()) / inside.std() / (1 + nodes.rounds[t]) ** 0.5)
+    return np.stack(columns, axis=1)
+
+
+@pytest.mark.parametrize("rounds", [2, 10])
+def test_components_are_those_of_standardized_columns_of_nodes(rounds):
+    x, y, trees = grown(rounds=rounds)
+    view = view_of(x, y, trees)
+    points, values = components(view, "active")["train"]
+    exact = np.linalg.svd(naive(view), compute_uv=False)
+    np.testing.assert_allclose(values[:5], exact[:5], rtol=1e-3)
+    np.testing.assert_allclose(np.linalg.norm(points, axis=0), values, rtol=1e-6)
+
+
+def test_all_components_have_the_kernel_of_shared_nodes():
+    x, y, trees = grown(rounds=2)
+    view = view_of(x, y, trees)
+    columns = naive(view)
+    table = weighed(*components(view, "active")["train"], 1).numpy()
+    expected = columns @ columns.T
+    np.testing.assert_allclose(table @ table.T * expected[0, 0] / (table[0] @ table[0]), expected, atol=1e-6 * N)
+
+
+@pytest.mark.parametrize("power", [1, 3])
+def test_the_columns_of_a_table_have_one_variance(power):
+    """So that a model which standardizes them keeps the kernel."""
+    x, y, trees = grown()
+    table = weighed(*components(view_of(x, y, trees), "active")["train"], power)
+    deviations = table.std(dim=0)
+    torch.testing.assert_close(deviations, deviations[:1].expand_as(deviations))
+
+
+def test_at_prediction_a_row_has_the_components_of_a_training_row_like_it():
+    """Test rows that are copies of training rows are told only nodes that the party splits, and agree on these."""
+    x, y, _ = grown()
+    x = {name: {"train": own["train"], "test": own["train"].clone()} for name, own in x.items()}
+    trees = boosted(x, y["train"], rounds=8)
+    view = view_of(x, y, trees)
+    both = components(view, "active", everywhere=True)
+    np.testing.assert_allclose(both["test"][0], both["train"][0], atol=1e-9)
+    assert set(components(view, "active")) == {"train"}
+    kept = {t: {v for i in nodes for v in (i, 2 * i, 2 * i + 1)} for t, nodes in own_splits(view, "active").items()}
+    exact = np.linalg.svd(naive(view, kept), compute_uv=False)
+    np.testing.assert_allclose(both["train"][1][:5], exact[:5], rtol=1e-3)
+
+
+def test_a_tree_that_a_row_is_not_told_of_says_nothing_of_it():
+    x, y, trees = grown(rounds=5)
+    known = told(view_of(x, y, trees), "active")
+    known.nodes["train"][7] = 0
+    points, _ = shared(known, "train")["train"]
+    np.testing.assert_allclose(points[7], 0, atol=1e-12)
+
+
+def test_parties_that_collude_know_what_either_is_told():
+    x, y, trees = grown(parties=3, rounds=4)
+    together = told(view_of(x, y, trees, "passive_1+passive_2"), "active")
+    for party in ("passive_1", "passive_2"):
+        alone = told(view_of(x, y, trees, party), "active")
+        assert ((alone.nodes["train"] == 0) | (alone.nodes["train"] == together.nodes["train"])).all()
+
+
+def test_sources_have_tables_of_trees():
+    x, y, trees = grown()
+    passive, active = sources(view_of(x, y, trees)), sources(view_of(x, y, trees, "active"))
+    assert {"nodes from active in train", "nodes from active in predict"} <= set(passive)
+    assert set(passive["nodes from active in predict"].table) == {"train", "test"}
+    assert passive["nodes from active in train"].table["train"].shape == (N, 1), "one tree in each round"
+    on_columns = sources(view_of(x, y, trees, victim="active"))
+    assert on_columns["nodes from active in train"].table["train"].shape == (N, 32)
+    assert {"nodes from passive_1 in predict", "bounds from passive_1", "bounds from passive_1: solved"} <= set(active)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_what_a_party_notes_of_its_own_is_no_source(plain):
+    x, y, trees = grown(plain=plain)
+    assert not any("gradient" in name for name in sources(view_of(x, y, trees, "active")))
+
+
+def truth(x, known, split):
+    """The number of each unit of each row: the middle quantile of its bin, of bins as the trees make them."""
+    found = []
+    for u, unit in enumerate(known.units):
+        train = x["passive_1"]["train"][:, unit.column].double().numpy()
+        cuts = np.unique(np.quantile(train, np.arange(1, 16) / 16, method="lower"))
+        bin_of = np.searchsorted(cuts, x["passive_1"][split][:, unit.column].double().numpy(), side="left")
+        found.append(known.weights[unit.first + bin_of, u])
+    return np.stack(found, axis=1)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_bounds_hold_the_truth(split):
+    x, y, trees = grown(rounds=20)
+    known = bounds(view_of(x, y, trees, "active"), "passive_1")
+    exact = truth(x, known, split)
+    assert (known.lowest[split] <= exact + 1e-9).all()
+    assert (exact <= known.highest[split] + 1e-9).all()
+    assert (known.lowest[split] < known.highest[split]).any()
+
+
+def test_as_many_sums_as_rows_give_every_bin():
+    x, y, trees = grown(n=60, rounds=60, depth=3, plain=False, leaf_rows=1)
+    view = view_of(x, y, trees, "active")
+    known = bounds(view, "passive_1")
+    np.testing.assert_allclose(solved(view, "passive_1", known), truth(x, known, "train"), atol=1e-3)
+    without = replace(view, messages=tuple(m for m in view.messages if m.kind is not Kind.HISTOGRAM))
+    assert np.abs(solved(without, "passive_1", known) - truth(x, known, "train")).max() > 0.1
+
+
+def test_sums_add_to_bounds():
+    x, y, trees = grown(rounds=10)
+    view = view_of(x, y, trees, "active")
+    known = bounds(view, "passive_1")
+    exact = truth(x, known, "train")
+    errors = [((one - exact) ** 2).mean() for one in (solved(view, "passive_1", known), known.expected["train"])]
+    assert errors[0] < 0.9 * errors[1]
+
+
+def test_histograms_of_nodes_that_are_not_told_are_left_out():
+    x, y, trees = grown(rounds=5)
+    view = view_of(x, y, trees, "active")
+    known = bounds(view, "passive_1")
+    hidden = tuple(
+        replace(m, payload={"value": torch.zeros_like(m.payload["value"])})
+        if m.kind is Kind.NODES and m.sender == "active"
+        else m
+        for m in view.messages
+    )
+    found = solved(replace(view, messages=hidden), "passive_1", known)
+    np.testing.assert_allclose(found, known.expected["train"])
+
+
+def test_a_category_is_the_one_to_whose_bin_a_row_goes_right():
+    """Bins 0 to 3 are of categories, of which 1 and 3 are split; of a row in neither, 0 and 2 remain."""
+    rows = torch.arange(6)
+    category = torch.tensor([0, 1, 2, 3, 1, 0])
+    setup = {"column": torch.zeros(4, dtype=torch.long), "ordered": torch.zeros(4, dtype=torch.bool)}
+    messages = [Message(Kind.CONTROL, "passive_1", "active", 0, "train", setup)]
+    counts = torch.stack([torch.zeros(4), torch.zeros(4), torch.tensor([2.0, 2, 1, 1])], dim=1)[None].double()
+    for tree, b in enumerate((1, 3)):
+        histogram = {"value": counts, "nodes": torch.tensor([1])}
+        messages.append(Message(Kind.HISTOGRAM, "passive_1", "active", tree, "train", histogram))
+        control = {"nodes": torch.tensor([1]), "bins": torch.tensor([b])}
+        messages.append(Message(Kind.CONTROL, "active", "passive_1", tree, "train", control))
+        child = {"value": 2 + (category == b).long()[:, None]}
+        messages.append(Message(Kind.NODES, "passive_1", "active", tree, "train", child, rows))
+    none = torch.zeros(0, dtype=torch.long)
+    view = View("active", "active", 4, {"train": torch.zeros(6, 1)}, None, none, none, tuple(messages))
+    found = bounds(view, "passive_1").expected["train"]
+    unsure = [2 / 3, 0, 1 / 3, 0]
+    np.testing.assert_allclose(found, [unsure, [0, 1, 0, 0], unsure, [0, 0, 0, 1], [0, 1, 0, 0], unsure])
+
+
+def test_the_more_trees_the_better_the_order():
+    found = []
+    for rounds in (2, 40):
+        x, y, trees = grown(rounds=rounds, seed=1)
+        known = bounds(view_of(x, y, trees, "active"), "passive_1")
+        found.append(spearmanr(known.expected["test"][:, 0], x["passive_1"]["test"][:, 0]).statistic)
+    assert found[0] + 0.05 < found[1]
+    assert found[1] > 0.9
