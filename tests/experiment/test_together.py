@@ -2,16 +2,21 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from scipy.stats import ks_2samp
 
 from vflsec.core import registry
 from vflsec.core.errors import NotStackable
 from vflsec.core.method import Method
+from vflsec.core.metrics import METRICS
 from vflsec.data import memory
 from vflsec.experiment import engine, plan, runner, training
 from vflsec.experiment import spec as specs
+from vflsec.experiment.questions import ask
+from vflsec.experiment.spec import AuxSpec
 from vflsec.experiment.store import Store
 from vflsec.records.schema import Result
 from vflsec.testing import federations
@@ -60,7 +65,8 @@ def expect_equal(apart, as_one):
         assert facts.releases == other_facts.releases
         assert facts.traffic == other_facts.traffic
         assert facts.utility.headline == pytest.approx(other_facts.utility.headline, abs=1e-6)
-        assert facts.history["train"] == pytest.approx(other_facts.history["train"], rel=1e-6)
+        *_, phase = facts.history
+        assert facts.history[phase] == pytest.approx(other_facts.history[phase], rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["toy", "digits"])
@@ -80,6 +86,37 @@ def test_every_defense_acts_on_its_own_run(name, toy, tmp_path):
             training.train_together(own, "cpu", store=Store(tmp_path))
     else:
         expect_equal(*trained_apart_and_as_one(own, tmp_path))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in sorted(registry.entries("methods")) if training.trains_as_one(name)])
+def test_every_method_is_the_same_after_a_hundred_updates(name, toy, tmp_path):
+    train = {"epochs": 20, "batch": 56, "pretrain": {"epochs": 2}}  # 280 rows
+    own = cells(toy, methods=[name], train=train, defenses=[{"name": "iso", "strengths": [0, 5]}])
+    try:
+        as_one = training.train_together(own, "cpu", store=Store(tmp_path))
+    except NotStackable as reason:
+        pytest.skip(str(reason))
+    expect_equal([training.train(cell, "cpu") for cell in own], as_one)
+
+
+@pytest.mark.statistical
+def test_utility_and_leak_have_the_same_distribution_over_twenty_seeds(toy, tmp_path):
+    own = cells(toy, seeds=20, train={"epochs": 20}, defenses=[{"name": "iso", "strengths": [5]}])
+    own = [cell for cell in own if cell.defenses]
+    attack = registry.build("attacks", "mc", epochs=20)
+    measured = []
+    for kind in trained_apart_and_as_one(own, tmp_path):
+        leaks = []
+        for cell, (trained, _) in zip(own, kind, strict=True):
+            question = ask(attack, trained, "passive_1", AuxSpec(n=40))
+            guess = attack(question.view, seed=cell.seed)
+            scores, truth = guess.scores["test"], question.truth.labels["test"]
+            leaks.append(METRICS["auc"](scores.numpy(), truth.numpy()))
+        measured.append(([facts.utility.headline for _, facts in kind], leaks))
+    for apart, as_one in zip(*measured, strict=True):
+        assert ks_2samp(apart, as_one).pvalue > 0.05
+        assert np.mean(apart) == pytest.approx(np.mean(as_one), abs=0.2 * np.std(apart) + 1e-6)
 
 
 def test_models_do_not_depend_on_what_else_was_missing(toy, tmp_path):

@@ -115,10 +115,11 @@ def _components(view: View, other: str, *, everywhere: bool) -> dict[str, tuple[
 
 
 def trees_of_a_round(view: View) -> int:
-    """Return the number of trees between two messages with derivatives, 1 if there are none."""
+    """Return the number of trees between two messages with derivatives; without any, one for each of several classes."""
     kinds = (Kind.GRADIENT, Kind.CIPHERTEXT)
     steps = sorted({m.step for m in view.messages if m.kind in kinds and m.rows is not None})
-    return min((b - a for a, b in pairwise(steps)), default=1)
+    several = view.n_classes if view.victim is None and view.n_classes > 2 else 1
+    return min((b - a for a, b in pairwise(steps)), default=several)
 
 
 def own_splits(view: View, other: str) -> dict[int, set[int]]:
