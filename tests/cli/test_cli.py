@@ -306,7 +306,7 @@ def test_interruption_is_exit_130_and_keeps_what_is_done(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "evaluate", interrupted)
     result = run(*SWEEP, "--out", tmp_path)
     assert result.exit_code == 130
-    assert result.stderr.splitlines()[-1].startswith("interrupted: 1 results are kept in")
+    assert result.stderr.splitlines()[-1].startswith("interrupted: 0 trainings and 1 result are kept in")
     assert "the same command goes on" in result.stderr
 
 

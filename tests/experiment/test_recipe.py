@@ -154,6 +154,19 @@ def test_the_utility_is_that_of_a_training(own, tmp_path):
     assert "0 trainings to compute" in again.stderr
 
 
+def test_an_interruption_says_how_many_trainings_are_kept(own, tmp_path, monkeypatch):
+    computed = Job.compute
+
+    def interrupted(self, **how):
+        yield next(iter(computed(self, **how)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Job, "compute", interrupted)
+    done = run(own(), "--seeds", "2", "--jobs", "1", "--out", str(tmp_path / "run"))
+    assert done.exit_code == 130
+    assert "interrupted: 1 training and 0 results are kept in" in done.stderr
+
+
 def test_cap_is_that_of_an_evaluation(own, tmp_path):
     more = 'attacks = ["mc:epochs=5"]\ndefenses = ["iso:lambda=1,5"]\naux = { n = 20, folds = 0 }'
     path = own("cap", "", more, original="THEIRS")
