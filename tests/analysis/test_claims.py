@@ -131,6 +131,39 @@ def test_a_lost_seed_leaves_a_claim_undecided():
     assert (found.decision, found.links[0].lost) == (OPEN, ["a: diverged, seed 6"])
 
 
+def test_fewer_seeds_than_registered_leave_a_claim_undecided():
+    """Whoever runs seeds until a claim holds, and stops, has not tested it."""
+    few = {seed: CLEAR[seed] for seed in range(4)}
+    found = against(few)
+    missing = [f"{arm}: missing, seed {seed}" for arm in "ab" for seed in (4, 5)]
+    assert (found.decision, found.single, found.links[0].lost) == (OPEN, OPEN, missing)
+    assert against({seed: NOTHING[seed] for seed in few}).decision == OPEN
+
+
+@pytest.mark.parametrize("measure", ["leak", "advantage"])
+def test_a_seed_that_lacks_the_adversary_alone_leaves_a_claim_undecided(measure):
+    alone = {seed: 0.5 for seed in CLEAR if seed != 2}
+    above = values("a", {seed: 0.5 + v for seed, v in CLEAR.items()}, "leak of mc", alone=alone)
+    if measure == "leak":
+        one, others = claim(topic="privacy", measure="leak", attack="mc", than=["alone"], wants="more"), []
+    else:
+        one = claim(topic="privacy", measure="advantage", attack="mc", wants="more")
+        others = [values("b", dict.fromkeys(CLEAR, 0.5), "leak of mc", alone=dict.fromkeys(CLEAR, 0.5))]
+    found = verdict(one, above, *others)
+    arm = "alone" if measure == "leak" else "a"
+    assert (found.decision, found.links[0].lost) == (OPEN, [f"{arm}: missing, seed 2"])
+    whole = msgspec.structs.replace(above, alone=dict.fromkeys(CLEAR, 0.5))
+    assert verdict(one, whole, *others).decision == HOLDS
+
+
+def test_a_number_of_seeds_that_no_study_has_is_refused_at_once():
+    own = study(claim())
+    for seeds in (0, 1001, 10**30):
+        found = msgspec.structs.replace(measurements(own, values("a", CLEAR), values("b", ZERO)), seeds=seeds)
+        with pytest.raises(UsageError, match=f"expected 1 to 1000 seeds, got {seeds}"):
+            judge([Measured("s", own, found)])
+
+
 def test_two_seeds_leave_a_claim_undecided():
     assert against({0: 0.1, 1: 0.1}).decision == OPEN
 

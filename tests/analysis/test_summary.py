@@ -614,7 +614,17 @@ def test_the_smallest_advantage_that_would_have_been_seen(last):
 def test_where_little_is_left_to_be_gained_nothing_smaller_would_have_been_seen():
     pairs = [(block(0.99 - j), block(0.97 + j)) for j in (0.0, 0.02, -0.06)]
     assert detectable(pairs, 3) == pytest.approx(1 - np.mean([0.97, 0.99, 0.91]))
-    assert detectable([(block(1.0), block(1.0))] * 3, 3) == 0.0
+
+
+@pytest.mark.parametrize(("leak", "alone"), [(1.0, 1.0), (0.9, 1.0), (0.7, 0.7), (1.0, 0.6)])
+def test_where_nothing_varies_or_is_left_it_is_not_known_what_would_have_been_seen(leak, alone):
+    assert detectable([(block(leak), block(alone))] * 3, 3) is None
+    assert detectable([(block(leak), block(alone))], 1) is None
+
+
+def test_alone_at_its_end_leaves_nothing_to_be_seen():
+    assert detectable([(block(0.9 + j), block(1.0)) for j in JITTER], 3) is None
+    assert detectable([(block(0.9 + j), block(0.999)) for j in JITTER], 3) == pytest.approx(0.001)
 
 
 def test_not_joining_states_what_the_strongest_attack_would_have_shown():
@@ -643,3 +653,13 @@ def test_a_gate_on_what_could_have_been_overlooked():
     for key in keys_of(1.0, 0):
         records[key] = replace(records[key], status="diverged", leak={}, utility=None)
     assert summary_of(records, max_undetected=0.9).gates[0].holds is None
+
+
+def test_a_gate_on_what_is_not_known_is_undecided():
+    records = make_records()
+    for baseline in baselines(SPEC):
+        records[baseline.key] = replace(records[baseline.key], leak={"test": block(1.0), "train": block(1.0)})
+    found = summary_of(records, max_undetected=0.0)
+    assert [(gate.gate, gate.worst, gate.holds) for gate in found.gates] == [("max-undetected", None, None)]
+    assert "GATE max-undetected 0: UNDECIDED" in "\n".join(remarks(found))
+    assert "seen from 0.000" not in "\n".join(remarks(found))

@@ -285,6 +285,15 @@ def test_divergence_is_exit_3_and_can_be_retried(tmp_path):
     assert "6 results: 0 cached, 6 to compute" in run(*words, "--fresh").stderr
 
 
+@pytest.mark.parametrize("command", ["eval", "report", "audit"])
+@pytest.mark.parametrize(("limit", "message"), [("-1", "a number of at least 0, got -1"), ("nan", "a finite number")])
+def test_a_limit_on_what_is_undetected_is_at_least_0(tmp_path, command, limit, message):
+    words = [] if command == "eval" else [str(tmp_path)]
+    result = run(command, *words, "--max-undetected", limit)
+    assert result.exit_code == 2
+    assert f"--max-undetected': expected {message}" in result.stderr
+
+
 def test_interruption_is_exit_130_and_keeps_what_is_done(tmp_path, monkeypatch):
     from vflsec.experiment import engine
     from vflsec.testing.records import made_baseline
@@ -297,7 +306,7 @@ def test_interruption_is_exit_130_and_keeps_what_is_done(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "evaluate", interrupted)
     result = run(*SWEEP, "--out", tmp_path)
     assert result.exit_code == 130
-    assert result.stderr.splitlines()[-1].startswith("interrupted: 1 results are kept in")
+    assert result.stderr.splitlines()[-1].startswith("interrupted: 0 trainings and 1 result are kept in")
     assert "the same command goes on" in result.stderr
 
 

@@ -154,6 +154,19 @@ def test_the_utility_is_that_of_a_training(own, tmp_path):
     assert "0 trainings to compute" in again.stderr
 
 
+def test_an_interruption_says_how_many_trainings_are_kept(own, tmp_path, monkeypatch):
+    computed = Job.compute
+
+    def interrupted(self, **how):
+        yield next(iter(computed(self, **how)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Job, "compute", interrupted)
+    done = run(own(), "--seeds", "2", "--jobs", "1", "--out", str(tmp_path / "run"))
+    assert done.exit_code == 130
+    assert "interrupted: 1 training and 0 results are kept in" in done.stderr
+
+
 def test_cap_is_that_of_an_evaluation(own, tmp_path):
     more = 'attacks = ["mc:epochs=5"]\ndefenses = ["iso:lambda=1,5"]\naux = { n = 20, folds = 0 }'
     path = own("cap", "", more, original="THEIRS")
@@ -229,6 +242,10 @@ def test_intervals_end_at_one_and_lost_seeds_are_told():
         (("settings.model.cut = 8", "settings.seeds = 8"), "expected seeds beside settings"),
         (('measure = "utility"', 'measure = "cap"'), "expected a defense with strengths"),
         (("settings.model.cut = 8", "settings.model.cut = 100000000"), "expected layers of at most 65536 units"),
+        (('original = ""', "own.dataset = 5"), "group theirs: expected own.dataset to be a name, got 5"),
+        (('original = ""', 'own.dataset = ["toy"]'), "group theirs: expected own.dataset to be a name, got ['toy']"),
+        (('original = ""', 'own.methods = "local"'), "expected methods to be a list of names, got 'local'"),
+        (("printed = [0.5, nan]", "printed = [0.5, nan]\ntrials = [{ methods = 5 }]"), "expected methods to be a list"),
     ],
 )
 def test_wrong_recipes_get_one_line(own, tmp_path, change, message):
@@ -237,6 +254,16 @@ def test_wrong_recipes_get_one_line(own, tmp_path, change, message):
     done = run(str(path), "--quick" if "metric" in message else "--dry-run", "--out", str(tmp_path / "run"))
     assert done.exit_code == 2, done.output
     assert message in done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("columns", ["columns = 4", 'columns = "auc"', ""])
+def test_rows_of_every_defense_need_a_list_of_columns(tmp_path, columns):
+    path = tmp_path / "own.toml"
+    path.write_text(f'title = "t"\nsource = "s"\nmeasure = "leak"\nevery = "defense of labels"\n{columns}\n')
+    done = run(str(path), "--dry-run", "--out", str(tmp_path / "run"))
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.strip().splitlines()
+    assert "columns" in line
 
 
 def test_the_papers_own_data_take_the_place_of_stand_ins(tmp_path):

@@ -198,6 +198,13 @@ def test_other_seeds_leave_the_measurements_alone(write, tmp_path):
         ("margin = 0.01", 'margin = 0.01\ndata = ["toys"]', "unknown data 'toys'"),
         ("seeds = 2", "seeds = 0", "expected seeds from 1"),
         ('methods = ["fedsplitnn"]', 'methods = ["fedsplitnn", "local"]', "one method"),
+        (
+            'methods = ["fedsplitnn"]',
+            'methods = "fedsplitnn"',
+            "expected methods to be a list of names, got 'fedsplitnn'",
+        ),
+        ('methods = ["fedsplitnn"]', "methods = 5", "at 'methods'"),
+        ("train.epochs = 2\ntrain.target = 0.3", "train = 5", "at 'train'"),
         ("train.epochs = 2", "train.epochs = 2\nseeds = 2", "move them"),
         ("train.epochs = 2", "train.epoch = 2", "unknown setting 'epoch'"),
         ('name = "wide"', 'name = "narrow"', "expected different names of arms"),

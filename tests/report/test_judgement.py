@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from vflsec.analysis.claims import Measured
 from vflsec.cli import cli
 from vflsec.experiment.study import names, read_study
-from vflsec.records.measurements import read_measurements
+from vflsec.records.measurements import read_measurements, write_measurements
 from vflsec.report import judgement
 from vflsec.report.judgement import Judgement, changes
 
@@ -95,3 +95,27 @@ def test_lines_of_the_page_are_not_overly_wide():
     text = PAGE.read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert max(map(len, rows)) <= 200
+
+
+def test_measurements_of_fewer_seeds_than_registered_decide_nothing(judged, tmp_path):
+    """A run that was stopped while its claim held is no test of it."""
+    one = next(one for one in judged.measured if any(v.decision == "holds" for v in judged.of(one)))
+    few = one.study.seeds - 3
+
+    def cut(by_seed):
+        return {seed: value for seed, value in by_seed.items() if seed < few}
+
+    values = [
+        msgspec.structs.replace(own, by_seed=cut(own.by_seed), alone=cut(own.alone), lost=cut(own.lost), unconverged=0)
+        for own in one.found.values
+    ]
+    write_measurements(tmp_path / f"{one.name}.json", msgspec.structs.replace(one.found, seeds=few, values=values))
+    words = ["judge", one.name, "--page", str(tmp_path / "page.md"), "--results", str(tmp_path)]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert f"missing, seed {one.study.seeds - 1}" in page
+    assert "LOST" in page
+    assert "**undecided**" in page
+    assert "**holds** |" not in page
+    assert "**does not hold here** |" not in page

@@ -2,8 +2,8 @@
 
 *Holds*: the mean difference exceeds zero by Holm's correction over all verdicts of the page, and it is at least the
 margin. *Does not hold here*: it falls short of the margin, by the same correction. *Undecided*: neither, or a seed was
-lost, or there are too few. A claim of several comparisons holds if all hold and does not if one does not: its p value
-for holding is the largest of theirs, and for not holding the smallest times their number.
+lost or not run, or there are too few. A claim of several comparisons holds if all hold and does not if one does not:
+its p value for holding is the largest of theirs, and for not holding the smallest times their number.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ def _cases(one: Measured, level: float) -> Iterator[_Case]:
     for number, claim in enumerate(one.study.claims, start=1):
         for data in one.study.tested_on(claim):
             try:
-                yield _Case(one.name, number, claim, data, list(_links(claim, data, values, level)))
+                links = list(_links(claim, data, values, level, one.study.seeds))
+                yield _Case(one.name, number, claim, data, links)
             except KeyError as error:
                 name, arm, measure = error.args[0]
                 raise UsageError(
@@ -161,10 +162,11 @@ def _cases(one: Measured, level: float) -> Iterator[_Case]:
 
 
 def _check(one: Measured) -> None:
-    """Raise UsageError if the measurements are not those of a whole run: a lost seed is named, none is left out."""
-    found, seeds, named = one.found, set(range(one.found.seeds)), set()
-    if not 1 <= found.seeds <= MOST_SEEDS:
+    """Raise UsageError if the measurements are not of one run: a lost seed is named, none is left out."""
+    found = one.found
+    if not 1 <= found.seeds <= MOST_SEEDS:  # before anything is made that has so many
         raise UsageError(_damaged(one.name, f"1 to {MOST_SEEDS} seeds", str(found.seeds)))
+    seeds, named = set(range(found.seeds)), set()
     for own in found.values:
         which = f"{own.measure} of {own.arm} on {own.data}"
         if (own.data, own.arm, own.measure) in named:
@@ -181,13 +183,15 @@ def _damaged(name: str, expected: str, got: str) -> str:
     return f"expected {expected}, got {got}: the measurements of {name} were changed; run vflsec judge {name}"
 
 
-def _links(claim: Claim, data: str, values: Mapping[tuple[str, str, str], Values], level: float) -> Iterator[Link]:
+def _links(
+    claim: Claim, data: str, values: Mapping[tuple[str, str, str], Values], level: float, seeds: int
+) -> Iterator[Link]:
     floor, margin = (-claim.margin, -claim.margin) if claim.no_worse else (0.0, claim.margin)
-    for better, other in claim.links:
-        yield _link(claim.measured, data, (better, other), values, level, more=claim.more, floor=floor, margin=margin)
+    for arms in claim.links:
+        yield _link(claim.measured, data, arms, values, level, seeds, more=claim.more, floor=floor, margin=margin)
         if claim.at_equal_utility is not None:
             lost = -claim.at_equal_utility
-            yield _link(claim.utility, data, (better, other), values, level, more=True, floor=lost, margin=lost)
+            yield _link(claim.utility, data, arms, values, level, seeds, more=True, floor=lost, margin=lost)
 
 
 def _link(
@@ -196,6 +200,7 @@ def _link(
     arms: tuple[str, str],
     values: Mapping[tuple[str, str, str], Values],
     level: float,
+    registered: int,
     *,
     more: bool,
     floor: float,
@@ -211,8 +216,11 @@ def _link(
     else:
         differences = [(first[seed] - second[seed]) * (1 if more else -1) for seed in seeds]
     found: Paired = paired(differences, floor=floor, margin=margin)
-    lost = {f"{arm}: {status}, seed {seed}" for arm, own in zip(arms, (better, other), strict=True)
-            for seed, status in own.lost.items() if arm != ALONE}  # fmt: skip
+    lost = set()
+    for arm, own, given in zip(arms, (better, other), (first, second), strict=True):
+        named = {} if arm == ALONE else own.lost
+        lost |= {f"{arm}: {status}, seed {seed}" for seed, status in named.items()}
+        lost |= {f"{arm}: missing, seed {seed}" for seed in range(registered) if seed not in {*given, *own.lost}}
     return Link(
         text=f"{arms[0]} {'>' if more else '<'} {arms[1]}",
         measure=measure.name,

@@ -148,7 +148,8 @@ def detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None
     the correlation z(alone) / z(alone + d), where z is the normal quantile of the share between chance and 1, and so
     the difference the variance v = e^2 + (1 - z(alone) / z(alone + d)) T, where T is the sum of both variances, and
     ``SHARED`` of it with several seeds. Then d solves d^2 = k^2 v, with k of ``standardized``. It is all that is left
-    to be gained if there is no smaller solution.
+    to be gained if there is no smaller solution. It is not known, and None, where no value varies over seeds or rows,
+    and where *alone* is 1, so that nothing was left to be seen.
 
     Args:
         pairs: by seed the blocks of the attack and of the adversary alone.
@@ -172,8 +173,8 @@ def detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None
     def exceeds(d: float) -> float:
         return d**2 - k2 * (error.size**2 + (1 - z(alone) / z(alone + d)) * growing)
 
-    if most < LEAST or (not error.size and not total):
-        return 0.0
+    if most < LEAST or total < LEAST**2:
+        return None
     return float(brentq(exceeds, LEAST, most)) if exceeds(LEAST) < 0 < exceeds(most) else most
 
 

@@ -32,7 +32,8 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
         alone: the leak without the federation, one value for each target and ``rows`` of a report.
         advantage: leak minus *alone*, paired by seed, with its interval in ``advantage_ci95``.
         detectable: an advantage whose interval would exclude 0 in about four of five such runs; for a headline that
-            is ``alone``, of the strongest attack. None without an interval, or for an attack that is part of *alone*.
+            is ``alone``, of the strongest attack. None without an interval, where no value varies or *alone* is 1, or
+            for an attack that is part of *alone*.
         accuracy: label recovery accuracy, the papers' measure; None if columns are recovered.
         bits: what a row's guess tells beyond *alone*, in bits: the cross-entropy of *alone* minus that of the attack,
             both calibrated, paired by seed; None for recovered columns, too few rows and records of earlier versions.

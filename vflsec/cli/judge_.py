@@ -73,6 +73,8 @@ def command(
             raise UsageError(f"expected another name than that of a study of vflsec, got {name}: rename the file")
     if page and dry_run:
         raise UsageError("expected --page or --dry-run, got both: a page computes nothing")
+    if page and page.exists() and not page.is_file():  # a pipe would wait for a reader
+        raise UsageError(f"expected a file for --page, got {page}, which is something else: name another")
     if page:
         _write_page(chosen, page, results)
         return

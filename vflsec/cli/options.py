@@ -140,7 +140,7 @@ def max_undetected(command: Command) -> Command:
     return click.option(
         "--max-undetected",
         type=float,
-        callback=finite,
+        callback=not_negative,
         help="Fail (exit code 1) if the strongest attack could have a larger advantage than this without being seen.",
     )(command)
 
@@ -177,6 +177,18 @@ def finite(_: click.Context, parameter: click.Parameter, value: float | None) ->
     """
     if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"expected a finite number, got {value}", param=parameter)
+    return value
+
+
+def not_negative(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Return an option's number.
+
+    Raises:
+        click.BadParameter: it is negative, infinite or not a number.
+    """
+    finite(context, parameter, value)
+    if value is not None and value < 0:
+        raise click.BadParameter(f"expected a number of at least 0, got {value:g}", param=parameter)
     return value
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
+from vflsec.core.checks import count
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -38,11 +40,12 @@ class Printable(Protocol):
 
 @contextmanager
 def kept_on_interrupt(store: Store) -> Iterator[None]:
-    """On Ctrl-C, print how many results are kept and exit."""
+    """On Ctrl-C, print how many trainings and results are kept and exit."""
     try:
         yield
     except KeyboardInterrupt:
-        kept = f"{len(store.records())} results are kept in {store.folder}"
+        trained, found = count(store.trained(), "training"), count(len(store.records()), "result")
+        kept = f"{trained} and {found} are kept in {store.folder}"
         click.echo(f"interrupted: {kept}; the same command goes on from there", err=True)
         sys.exit(130)
 

@@ -165,7 +165,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 if name not in {part.name for part in parts}:
                     raise ValueError(f"quick: {unknown(kind, name, [part.name for part in parts])}")
         parts = [*self.groups, *self.rows, *self.columns]
-        for settings in (self.settings, self.quick.settings, *(part.settings for part in parts)):
+        tables = (table for part in parts for table in (part.settings, part.own, *part.trials))
+        for settings in (self.settings, self.quick.settings, *tables):
             methods, options = settings.get("methods", []), settings.get("method", {})
             if not isinstance(methods, list) or not all(isinstance(one, str) for one in methods):
                 raise ValueError(f"expected methods to be a list of names, got {methods!r}")
@@ -173,6 +174,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ValueError(f"expected method to be a table of options by method, got {options!r}")
             if "seeds" in settings:
                 raise ValueError("expected seeds beside settings, got them in settings: move them")
+        for group in self.groups:
+            if not isinstance(dataset := group.own.get("dataset", ""), str):
+                raise ValueError(f"group {group.name}: expected own.dataset to be a name, got {dataset!r}")
         for row in self.rows:
             if len(row.printed) != len(self.columns):
                 raise ValueError(f"row {row.name}: expected {len(self.columns)} printed values, got {len(row.printed)}")
@@ -277,7 +281,8 @@ def read_recipe(name: str) -> Recipe:
         base = _bundled(str(table["like"]))
         table = {key: value for key, value in {**base, **table}.items() if key != "like"}
     if table.get("every") and not table.get("rows"):
-        rows = every_defense.rows(len(table.get("columns", ())))
+        columns = table.get("columns")
+        rows = every_defense.rows(len(columns) if isinstance(columns, list) else 0)
         table = merged({"rows": rows, "settings": {"defenses": every_defense.swept()}}, table)
     try:
         return msgspec.convert(table, Recipe)

@@ -75,6 +75,8 @@ class Job(Grid):
                     raise UsageError(f"{name}, {arm.name} on {data.name}: {error}") from None
 
     def _add(self, place: Place, settings: Mapping[str, Any], wanted: Sequence[Measure]) -> None:
+        if isinstance(names := settings.get("methods"), str):
+            raise UsageError(f"expected methods to be a list of names, got {names!r}")
         if any(measure.kind in ATTACKED or measure.strength for measure in wanted):
             spec = evaluation(settings, self.study.seeds)
             if len(spec.methods) > 1 or len(spec.defenses) > 1:
@@ -89,9 +91,10 @@ class Job(Grid):
             self.points[place] = point(spec, {"place": str(place)})
         else:
             own = {key: value for key, value in settings.items() if key in specs.TRAINING}
-            if len(several := settings.get("methods", ())) > 1:
-                raise UsageError(f"expected one method for each arm, got {', '.join(several)}: make each an arm")
-            if any(one.kind == "bytes to target" for one in wanted) and not settings.get("train", {}).get("target"):
+            spec = specs.read(own)
+            if len(spec.methods) > 1:
+                raise UsageError(f"expected one method for each arm, got {', '.join(spec.methods)}: make each an arm")
+            if any(one.kind == "bytes to target" for one in wanted) and not spec.train.target:
                 raise UsageError("expected train.target in the settings with bytes to target, got none")
             self.trainings[place] = trainings(own, self.study.seeds)
 

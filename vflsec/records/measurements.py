@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,6 +20,9 @@ DIGITS = 7
 
 OF_NO_MODEL = ("predict", "validate")
 """Phases whose messages do not count as training."""
+
+LARGEST, MOST_BYTES, MOST_SECONDS = 1e6, 1e18, 1e9
+"""The largest value that a metric, a number of bytes and the time of a study may have."""
 
 Outcome = tuple[float, str] | str
 """A value and its metric, or why there is none."""
@@ -113,12 +119,43 @@ def read_measurements(path: Path) -> Measurements:
     """Return the measurements in a file.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: it cannot be read, is that of another study, or has a value that no run gives.
     """
     try:
-        return msgspec.json.decode(files.read(path), type=Measurements)
+        content = files.read(path)
+        found = msgspec.json.decode(content, type=Measurements)
+        json.loads(content, object_pairs_hook=_once)
+        _check(found, path.stem)
     except (OSError, ValueError) as error:
         raise StoreError(f"cannot read measurements from {path}: {error}; run vflsec judge") from None
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    """Raise ValueError if two pairs of one object have the same key, of which decoding keeps the last."""
+    twice = next((key for key, n in Counter(key for key, _ in pairs).items() if n > 1), None)
+    if twice is not None:
+        raise ValueError(f"expected {twice!r} once in an object, found it twice")
+
+
+def _check(found: Measurements, study: str) -> None:
+    """Raise ValueError unless the measurements are of ``study``, and every number is one that a run can give."""
+    if found.study != study:
+        raise ValueError(f"expected measurements of {study}, as the file is called, found those of {found.study}")
+    _expect("seconds", found.seconds, 0.0, MOST_SECONDS)
+    for name, change in found.rounding.items():
+        _expect(f"a change of {name}", change, 0.0, 2 * LARGEST)
+    for own in found.values:
+        which = f"{own.measure} of {own.arm} on {own.data}"
+        _expect(f"unconverged in {which}", own.unconverged, 0, found.seeds)
+        ends = (0.0, MOST_BYTES) if own.measure.startswith("bytes") else (-LARGEST, LARGEST)
+        for value in (*own.by_seed.values(), *own.alone.values()):
+            _expect(f"values in {which}", value, *ends)
+
+
+def _expect(what: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # nor not a number
+        raise ValueError(f"expected {what} from {low:g} to {high:g}, found {value}")
 
 
 def write_measurements(path: Path, found: Measurements) -> None:

@@ -372,7 +372,10 @@ def _spent(point: Point) -> tuple[Any, Any, Any]:
 
 def gate_line(gate: Gate) -> str:
     """Return the sentence on one gate."""
-    verdict = {True: "holds", False: "FAILED", None: "UNDECIDED: a cell gave no number"}[gate.holds]
+    why = "a cell gave no number"
+    if gate.gate == "max-undetected":
+        why += ", or it is not known what would have been seen"
+    verdict = {True: "holds", False: "FAILED", None: f"UNDECIDED: {why}"}[gate.holds]
     ends = {"min-utility": "lower end of the interval", "max-undetected": "an advantage is seen from"}
     what = ends.get(gate.gate, "upper end of the interval")
     where = f", {what} {gate.worst:.3f} at {gate.at}" if gate.worst is not None else ""
