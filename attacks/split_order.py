@@ -41,7 +41,7 @@ class SplitOrder(Attack):
     name = "split-order"
     side = "active"
     target = "features"
-    needs = frozenset({Need.NODES})
+    needs = frozenset({Need.NODES, Need.HISTOGRAMS})
     wants = frozenset({Need.HISTOGRAMS, Need.AUX_LABELS})
     reference = "Luo et al. 2021, arXiv 2010.10152; Weng et al. 2020, arXiv 2011.09290"
     verified = "the exact order of rows where a column is split at every bin; all bins from as many sums as rows"

@@ -29,7 +29,9 @@ class EncryptedHistograms(HistogramExchange):
             "sums of first and second derivatives in each node and bin of the passive party's columns",
             "the number of rows in each of them",
         ),
-        "passive": ("which rows are sampled in each round, and nothing of their derivatives",),
+        "passive": (
+            "which rows are sampled in each round, and nothing of their derivatives; the method itself tells it nodes",
+        ),
     }
 
     def share(self, derivatives: NDArray[np.int64], rows: Tensor, *, step: int, phase: str) -> None:

@@ -89,7 +89,14 @@ def test_every_defense_acts_on_its_own_run(name, toy, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in sorted(registry.entries("methods")) if training.trains_as_one(name)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in sorted(registry.entries("methods"))
+        if training.trains_as_one(name) and not registry.load("methods", name).source_phases
+    ],
+)
 def test_every_method_is_the_same_after_a_hundred_updates(name, toy, tmp_path):
     train = {"epochs": 20, "batch": 56, "pretrain": {"epochs": 2}}  # 280 rows
     own = cells(toy, methods=[name], train=train, defenses=[{"name": "iso", "strengths": [0, 5]}])

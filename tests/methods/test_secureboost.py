@@ -568,6 +568,18 @@ def test_grafting_recovers_utility_under_randomized_response():
     assert auc(True) >= auc(False)
 
 
+def test_when_training_stops_depends_on_the_noisy_labels_alone():
+    """Validation rows are scored by leaves of the noisy labels: passive parties see when it stops."""
+    runs = []
+    for change in (lambda f: f, flipped):
+        federation = change(toy_federation(rows=300, columns=3, data=VALIDATION))
+        runs.append(trained(federation, defenses=[Fixed(1.0)], graft=True, rounds=12, patience=2))
+    (one, said), (other, heard) = runs
+    assert [m.kind for m in said] == [m.kind for m in heard]
+    grown = [int(found.method.shape(found.federation).grown) for found in (one, other)]
+    assert grown[0] == grown[1]
+
+
 @pytest.mark.parametrize("graft", [False, True])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_codes_of_labels_are_decoded_unless_leaves_are_of_the_true_labels(graft, classes):

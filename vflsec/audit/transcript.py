@@ -42,6 +42,11 @@ LARGEST_INDEX = 1 << 26
 WIDEST = 1 << 20
 """The most numbers in a vector."""
 
+NODES = 1 << 15
+"""Above the number of every node of a tree: 14 levels of splits."""
+
+LAST_STEP = 1 << 53
+
 LONGEST_TEXT = 64
 """The most characters of the name of a party, a phase or a split."""
 
@@ -345,6 +350,10 @@ class TranscriptFolder:
         steps = batch.column("step").to_numpy(zero_copy_only=False)
         if (steps < 0).any():
             raise wrong(int(np.argmax(steps < 0)), "expected a step of at least 0, found a negative one")
+        if (steps > LAST_STEP).any():
+            raise wrong(
+                int(np.argmax(steps > LAST_STEP)), f"expected a step of at most {LAST_STEP}, found a larger one"
+            )
         rows = np.asarray(batch.column("row").to_pylist(), dtype=object).astype(str)
         flat, lengths = _vectors(batch.column("value"))
         if not len(lengths):
@@ -355,6 +364,12 @@ class TranscriptFolder:
         bad = ~np.isfinite(flat)
         if bad.any():
             raise wrong(int(np.searchsorted(ends, np.argmax(bad), side="right")), "expected finite numbers as value")
+        if "nodes" in texts[0]:
+            of_trees = np.repeat(codes[0] == texts[0].index("nodes"), lengths)
+            odd = of_trees & ((flat < 0) | (flat >= NODES) | (flat % 1 != 0))
+            if odd.any():
+                at = int(np.searchsorted(ends, np.argmax(odd), side="right"))
+                raise wrong(at, f"expected numbers of nodes, whole ones from 0 to {NODES - 1}, found {flat[odd][0]:g}")
         stacked = np.stack([*codes, steps], axis=1)
         starts = np.flatnonzero(np.r_[True, (stacked[1:] != stacked[:-1]).any(axis=1)])
         for start, stop in zip(starts, [*starts[1:], len(steps)], strict=True):

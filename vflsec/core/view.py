@@ -29,7 +29,7 @@ class Need(StrEnum):
     OWN_FEATURES = "own features", "choose --adversary passive_1"
     OWN_MODEL = "own model", "choose --adversary passive_1"
     AUX_LABELS = "auxiliary labels", "add --set aux.n=80"
-    GRADIENTS = "received gradients", "choose --adversary passive_1 and a method that sends gradients"
+    GRADIENTS = "received gradients", "choose --adversary passive_1 and a method that sends gradients in clear"
     EMBEDDINGS = "received embeddings", "choose --adversary active"
     PARAMETERS = "received parameters", "choose a method that averages models, such as fedhssl-simsiam"
     NODES = "node memberships", "choose a method that grows trees, such as secureboost"
@@ -146,7 +146,7 @@ class View:
             Need.EMBEDDINGS: Kind.EMBEDDING in received,
             Need.PARAMETERS: Kind.PARAMETERS in received,
             Need.NODES: Kind.NODES in received,
-            Need.HISTOGRAMS: Kind.HISTOGRAM in received,
+            Need.HISTOGRAMS: bool(received & {Kind.HISTOGRAM, Kind.CONTROL}),  # the latter say which bins there are
             Need.PREDICTIONS: bool(self.predictions),
             Need.VICTIM_MODEL: self.victim_model is not None,
             Need.SHADOWS: self.shadows is not None,

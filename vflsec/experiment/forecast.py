@@ -37,6 +37,9 @@ def shapes(spec: EvalSpec) -> Iterator[str]:
         if not method.visible_to:
             yield f"{label}: {rows:,} labeled rows, without messages"
             continue
+        if not method.embeds:
+            yield f"{label}: {rows:,} labeled rows, without networks; settings of train and model are not read"
+            continue
         epochs = count(cell.train.n_epochs(rows), "epoch")
         networks = "; ".join(_networks(method, federation))
         steps = f"{epochs} of batches of {cell.train.batch}"

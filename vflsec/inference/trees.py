@@ -21,6 +21,9 @@ Floats = NDArray[np.float64]
 WIDTH = 32
 """Largest number of components in a table of nodes, a power of two."""
 
+MOST_NODES = 500
+"""Nodes of one tree that are compared: those that divide rows most evenly."""
+
 PASSES = 6
 OVERSAMPLED = 16
 
@@ -115,7 +118,7 @@ def _components(view: View, other: str, *, everywhere: bool) -> dict[str, tuple[
 
 
 def trees_of_a_round(view: View) -> int:
-    """Return the number of trees between two messages with derivatives; without any, one for each of several classes."""
+    """Return the number of trees between two messages with derivatives; without any, one for each class of several."""
     kinds = (Kind.GRADIENT, Kind.CIPHERTEXT)
     steps = sorted({m.step for m in view.messages if m.kind in kinds and m.rows is not None})
     several = view.n_classes if view.victim is None and view.n_classes > 2 else 1
@@ -127,10 +130,13 @@ def own_splits(view: View, other: str) -> dict[int, set[int]]:
 
     The party is the adversary itself; for an active adversary it is ``other``.
     """
+    owners = [other] if view.side == "active" else view.party.split("+")
     found: dict[int, set[int]] = {}
-    for m in _between(view, other, Kind.CONTROL):
-        if "nodes" in m.payload:
-            found.setdefault(m.step, set()).update(m.payload["nodes"].tolist())
+    for m in _between(view, other, Kind.NODES):
+        if m.sender in owners:  # it answers to which children its splits send rows
+            for j in range(m.payload["value"].shape[1]):
+                split = set(torch.unique(m.payload["value"][:, j].long() // 2).tolist()) - {0}
+                found.setdefault(m.step + j, set()).update(split)
     return found
 
 
@@ -324,11 +330,18 @@ def _standardized(combinations: Ints, counts: Ints) -> Floats:
         combinations: (k, L) nodes of each code.
         counts: (k,) rows with each code.
     """
-    nodes = np.unique(combinations[combinations > 1])
-    inside = (combinations[:, :, None] == nodes).any(axis=1).astype(np.float64)
-    share = counts @ inside / max(1, counts.sum())
-    varying = (share > 0) & (share < 1)
-    found: Floats = (inside - share)[:, varying] / np.sqrt(share * (1 - share))[varying]
+    rows = np.bincount(combinations.ravel(), np.repeat(counts, combinations.shape[1]), minlength=2)
+    share = rows / max(1, counts.sum())
+    share[:2] = 0  # unknown, and the root
+    varying = np.flatnonzero((share > 0) & (share < 1))
+    evenly = np.argsort(-share[varying] * (1 - share[varying]), kind="stable")
+    nodes = np.sort(varying[evenly[:MOST_NODES]])
+    inside = np.zeros((len(combinations), len(nodes)))
+    for level in combinations.T if len(nodes) else ():
+        at = np.searchsorted(nodes, level).clip(max=len(nodes) - 1)
+        of = np.flatnonzero(nodes[at] == level)
+        inside[of, at[of]] = 1
+    found: Floats = (inside - share[nodes]) / np.sqrt(share[nodes] * (1 - share[nodes]))
     return found
 
 

@@ -35,6 +35,8 @@ EXCHANGES = ("plain", "masked", "paillier")
 DEEPEST = 14
 """Levels of a tree whose nodes have numbers of 16 bits."""
 
+MOST_NODES = 2**26
+
 UNIT = 2.0**FRACTION_BITS
 
 
@@ -136,6 +138,8 @@ class SecureBoost(Method):
         positive(rows=rows, columns=columns, passive_levels=passive_levels)
         positive_or_none(patience=patience)
         non_negative(l2=l2, leaf_hessian=leaf_hessian, least_gain=least_gain, alone=self.alone)
+        if self.alone > rounds:
+            raise UsageError(f"expected alone of at most rounds={rounds}, got {self.alone}")
         if depth > DEEPEST:
             raise UsageError(f"expected depth of at most {DEEPEST}, got {depth}: grow more rounds instead")
         if not 2 <= bins <= 2**15:
@@ -171,6 +175,11 @@ class SecureBoost(Method):
         """
         outputs = federation.n_classes if federation.n_classes > 2 else 1
         trees = self.rounds * outputs
+        if trees * 2**self.depth > MOST_NODES:
+            raise UsageError(
+                f"expected at most {MOST_NODES:,} nodes in all trees, got room for {trees * 2**self.depth:,}: lower "
+                f"rounds or depth"
+            )
         for party in federation.parties.values():
             if not torch.isfinite(party.features["train"]).all():
                 raise Diverged(f"{self.name} expects finite columns, got nan or infinity at {party.name}")
@@ -274,12 +283,12 @@ class SecureBoost(Method):
         """Return logits (n, C); of two classes the first has zeros."""
         shape = self.shape(federation)
         leaves = self.leaves(federation, split, 0, int(shape.grown), "predict")
-        return self.decoded(federation.active, shape.start + shape.logits(leaves)).float()
+        return self.decoded(federation.active, shape.start + shape.logits(leaves), grafted=self.graft).float()
 
-    def decoded(self, active: Party, scores: Tensor) -> Tensor:
-        """Return logits (n, C) of scores (n, C'): leaves of the true labels are in no code."""
+    def decoded(self, active: Party, scores: Tensor, *, grafted: bool) -> Tensor:
+        """Return logits (n, C) of scores (n, C'): grafted leaves, of the true labels, are in no code."""
         logits = torch.cat([torch.zeros_like(scores), scores], dim=1) if scores.shape[1] == 1 else scores
-        return logits if self.graft else active.defenses.decode_logits(logits.float())
+        return logits if grafted else active.defenses.decode_logits(logits.float())
 
     def leaves(self, federation: Federation, split: str, first: int, trees: int, phase: str) -> Tensor:
         """Return the leaf (n, trees) of each row, in trees from number ``first`` on; owners of splits are asked."""
@@ -345,7 +354,9 @@ class _Boosting:
         self.shape.start.copy_(start)
         self.scores = {name: self._start(target).expand(len(true), -1).clone() for name, target in self.targets.items()}
         val = active.labels.get("val", true[:0])
-        self.val, self.val_scores = val, start.expand(len(val), -1).clone()
+        self.val, self.val_scores = val, self._start(self.targets["grown"]).expand(len(val), -1).clone()
+        self.fitted = {name: torch.zeros_like(self.shape.value) for name in self.targets}
+        self.fitted[list(self.targets)[-1]] = self.shape.value
         self.round, self.best, self.best_loss = 0, 0, float("inf")
 
     @property
@@ -409,7 +420,7 @@ class _Boosting:
             for k in range(self.shape.outputs):
                 values = self._values(gradients[:, k], hessians[:, k], leaves[:, k], rows)
                 self.scores[name][:, k] += values[leaves[:, k]]
-                self.shape.value[first + k] = values  # the grafted ones come last
+                self.fitted[name][first + k] = values
         self.round += 1
 
     def _values(self, first: Tensor, second: Tensor, leaves: Tensor, rows: Tensor) -> Tensor:
@@ -433,9 +444,12 @@ class _Boosting:
         return F.cross_entropy(scores, targets)
 
     def validate(self, leaves: Tensor, first: int) -> None:
-        """Add a round's trees to the scores of validation rows, and keep the number of rounds of the best loss."""
-        self.val_scores += self.shape.logits(leaves, first)
-        logits = self.method.decoded(self.federation.active, self.val_scores)
+        """Add a round's trees to the scores of validation rows, and keep the number of rounds of the best loss.
+
+        Values are those of ``grown``: passive parties see when training stops.
+        """
+        self.val_scores += self.shape.logits(leaves, first, self.fitted["grown"])
+        logits = self.method.decoded(self.federation.active, self.val_scores, grafted=False)
         loss = float(F.cross_entropy(logits, self.val))
         if loss < self.best_loss:
             self.best, self.best_loss = self.round, loss

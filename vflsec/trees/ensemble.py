@@ -100,8 +100,14 @@ class Shape(nn.Module):
         self.register_buffer("start", torch.zeros(outputs, dtype=torch.float64))
         self.register_buffer("grown", torch.zeros((), dtype=torch.long))
 
-    def logits(self, leaves: Tensor, first: int = 0) -> Tensor:
-        """Return the sums (n, C) of the values of ``leaves`` (n, T'), in trees from number ``first`` on."""
+    def logits(self, leaves: Tensor, first: int = 0, value: Tensor | None = None) -> Tensor:
+        """Return the sums (n, C) of the values of ``leaves`` (n, T'), in trees from number ``first`` on.
+
+        Args:
+            leaves: of each row in each tree.
+            first: number of the first tree.
+            value: (T, N) of all nodes, in place of the ensemble's own.
+        """
         trees = torch.arange(first, first + leaves.shape[1], device=leaves.device)
-        values = self.value[trees, leaves]
+        values = (self.value if value is None else value)[trees, leaves]
         return values.view(len(leaves), -1, self.outputs).sum(dim=1)
