@@ -25,8 +25,10 @@ class SplitOrder(Attack):
 
     The active party chooses a bin, by its number, and learns which rows go left. In an ordered column these have
     smaller values than the others, so that each split at another bin halves what is unknown. Over all trees each row
-    has bounds on the quantile of each column. Histograms add linear equations for training rows, since the active party
-    knows the derivatives that were added up (``vflsec.inference.trees``). A category's bin tells which rows are of it.
+    has bounds on the quantile of each column. Of training rows histograms tell more, since the active party knows the
+    derivatives that were added up: which rows are in a bin of few rows follows exactly
+    (``vflsec.inference.peeling``), and the others obey linear equations (``vflsec.inference.trees``). A category's bin
+    tells which rows are of it.
 
     Quantiles become values by isotonic regression on the auxiliary rows, if there are at least 5, else by the quantiles
     of a normal distribution. A column that no tree splits has its mean.
@@ -44,14 +46,14 @@ class SplitOrder(Attack):
     needs = frozenset({Need.NODES, Need.HISTOGRAMS})
     wants = frozenset({Need.HISTOGRAMS, Need.AUX_LABELS})
     reference = "Luo et al. 2021, arXiv 2010.10152; Weng et al. 2020, arXiv 2011.09290"
-    verified = "the exact order of rows where a column is split at every bin; all bins from as many sums as rows"
+    verified = "the exact order of rows where a column is split at every bin; all bins from sums over small nodes"
     differs: ClassVar[tuple[str, ...]] = (
         "Luo et al. restrict the possible paths by a prediction; here the active party is told the path of each row.",
         "Luo et al. know thresholds; here bins are numbers without values, which auxiliary rows give.",
         "Weng et al. encode magic numbers in the derivatives they send; here the party follows the protocol.",
     )
-    costs = "one pass over the messages, and one linear system with an equation for each of up to 1,000 sums"
-    fails = "for columns that are split in few places, and if trees are few and rows many"
+    costs = "a search in each histogram, and one linear system with an equation for each of up to 1,000 sums"
+    fails = "for columns that are split in few places, and if nodes are few and have many rows"
 
     def __init__(self, *, victim: str | None = None) -> None:
         self.victim = victim

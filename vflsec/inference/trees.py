@@ -13,7 +13,9 @@ from scipy import sparse
 from torch import Tensor
 
 from vflsec.core.message import AFTERWARDS, Kind, Message
+from vflsec.core.protocol import FRACTION_BITS
 from vflsec.core.view import View
+from vflsec.inference.peeling import Equation, keys_of, peeled
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -29,6 +31,9 @@ OVERSAMPLED = 16
 
 EQUATIONS = 1000
 """Largest number of told sums from which columns are solved."""
+
+SMALLEST = 2000
+"""Nodes whose histograms are solved exactly."""
 
 PROJECTIONS = 20
 RIDGE = 1e-9
@@ -255,6 +260,7 @@ def bounds(view: View, victim: str) -> Bounds | None:
             high[split][rows[:, None], others] = 0
         else:
             high[split][rows, u] = 0
+    _set_exactly(view, victim, column, units, low[view.aux_split], high[view.aux_split])
     weights = np.zeros((len(column), len(units)))
     lowest: dict[str, Floats] = {}
     highest: dict[str, Floats] = {}
@@ -446,9 +452,65 @@ def _numbers(
     return lowest, highest, expected
 
 
-def _equations(view: View, victim: str, n_bins: int) -> tuple[Floats, Floats]:
-    """Return weights (E, n) of training rows and the sums (E, V) over them in each bin, of the first told nodes."""
-    names, n = view.party.split("+"), len(view.features[view.aux_split])
+def _set_exactly(view: View, victim: str, column: Ints, units: Sequence[Unit], low: Ints, high: Ints) -> None:
+    """Set the bounds (n, U) of training rows whose bins follow from histograms exactly."""
+    places = {b: u for u, unit in enumerate(units) for b in range(unit.first, unit.last + 1)}
+
+    def possible(rows: Ints, b: int) -> NDArray[np.bool_]:
+        u = places[b]
+        if units[u].ordered:
+            found: NDArray[np.bool_] = (low[rows, u] <= b) & (b <= high[rows, u])
+            return found
+        return high[rows, u] > 0  # type: ignore[no-any-return]
+
+    equations = _exact_equations(view, victim)
+    found = peeled(equations, column, len(low), possible) if equations else np.zeros((len(low), 0), np.int64)
+    for j in range(found.shape[1]):
+        rows = np.flatnonzero(found[:, j] >= 0)
+        own = np.array([places[b] for b in found[rows, j]], dtype=np.int64)
+        if len(rows) and units[own[0]].ordered:
+            low[rows, own], high[rows, own] = found[rows, j], found[rows, j]
+        elif len(rows):
+            others = [u for u, unit in enumerate(units) if unit.column == units[own[0]].column]
+            high[np.ix_(rows, others)] = 0
+            low[rows, own], high[rows, own] = 1, 1
+
+
+def _exact_equations(view: View, victim: str) -> list[Equation]:
+    """Return what histograms say of nodes, told ones and those that follow by subtraction from their parents."""
+    derivatives, nodes = _own_knowledge(view, victim)
+    sums: dict[tuple[int, int], NDArray[np.float64]] = {}
+    for m in _between(view, victim, Kind.HISTOGRAM):
+        value = m.payload["value"].cpu().double().numpy()
+        sums |= {(m.step, node): value[i] for i, node in enumerate(m.payload["nodes"].tolist())}
+    for tree, of_tree in nodes.items():
+        for node in sorted(of_tree):
+            parent, sibling = (tree, node // 2), (tree, node ^ 1)
+            if (tree, node) not in sums and parent in sums and sibling in sums:
+                sums[tree, node] = sums[parent] - sums[sibling]
+    found = []
+    columns = _columns_of(view, victim) if sums else 1
+    for (tree, node), value in sums.items():
+        first = max((step for step in derivatives if step <= tree), default=None)
+        if first is None or node not in nodes.get(tree, {}):
+            continue
+        sampled, derived = derivatives[first]
+        place = np.full(len(view.features[view.aux_split]), -1)
+        place[sampled] = np.arange(len(sampled))
+        rows = nodes[tree][node]
+        rows = rows[place[rows] >= 0]
+        counts = np.rint(value[:, 2]).astype(np.int64)
+        if len(rows) * columns != counts.sum():
+            continue  # some rows were withheld
+        pair = derived[place[rows]][:, [tree - first, derived.shape[1] // 2 + tree - first]]
+        units = [np.rint(x * 2.0**FRACTION_BITS).astype(np.int64) for x in (pair, value[:, :2])]
+        found.append(Equation(rows, keys_of(units[0]), keys_of(units[1]), counts))
+    return sorted(found, key=lambda one: len(one.rows))[:SMALLEST]
+
+
+def _own_knowledge(view: View, victim: str) -> tuple[dict[int, tuple[Ints, Floats]], dict[int, dict[int, Ints]]]:
+    """Return derivatives, with their rows, by step, and rows by tree and node, as the adversary sent or noted them."""
+    names = view.party.split("+")
     derivatives: dict[int, tuple[Ints, Floats]] = {}
     nodes: dict[int, dict[int, Ints]] = {}
     for m in view.messages:
@@ -461,6 +523,13 @@ def _equations(view: View, victim: str, n_bins: int) -> tuple[Floats, Floats]:
             value, rows = m.payload["value"][:, 0].cpu().numpy(), m.rows.cpu().numpy()
             of_tree = nodes.setdefault(m.step, {})
             of_tree.update({node: rows[value == node] for node in np.unique(value[value > 0]).tolist()})
+    return derivatives, nodes
+
+
+def _equations(view: View, victim: str, n_bins: int) -> tuple[Floats, Floats]:
+    """Return weights (E, n) of training rows and the sums (E, V) over them in each bin, of the first told nodes."""
+    n = len(view.features[view.aux_split])
+    derivatives, nodes = _own_knowledge(view, victim)
     weights: list[Floats] = []
     sums: list[Floats] = []
     for m in _between(view, victim, Kind.HISTOGRAM):
