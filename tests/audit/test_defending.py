@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import vflsec
-from vflsec.audit.defending import fits_any_loop
+from vflsec.audit.defending import CROSSING, fits_any_loop
 from vflsec.audit.recorder import Recorder
 from vflsec.audit.transcript import TranscriptFolder
 from vflsec.core import registry
@@ -60,6 +60,11 @@ def test_embeddings_change_and_their_gradients_pass():
 def test_strength_0_is_the_identity_or_the_defense_is_refused(name):
     if not fits_any_loop(registry.load("defenses", name)):
         with pytest.raises(UsageError, match="train it with vflsec train"):
+            vflsec.defend(f"{name}:strength=0")
+        return
+    points = registry.load("defenses", name).points
+    if points and not CROSSING & set(points):
+        with pytest.raises(UsageError, match="which cross a cut layer"):
             vflsec.defend(f"{name}:strength=0")
         return
     guard = vflsec.defend(f"{name}:strength=0", releases=3)

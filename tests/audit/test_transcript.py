@@ -320,3 +320,13 @@ def test_a_header_of_endless_names(tmp_path):
     (folder / "transcript.toml").write_text("a." * 60_000 + "a = 1\n")
     with pytest.raises(DataError, match="at most"):
         TranscriptFolder(folder)
+
+
+@pytest.mark.parametrize("number", [-3.0, 2.5, 32768.0, 1e9, 2.0**62])
+def test_a_number_that_no_node_has_is_named(tmp_path, number):
+    header = TranscriptHeader(observer="auditor", parties={"bank": "active", "bureau": "passive"})
+    values = np.array([[1.0], [number], [1.0]], dtype=np.float32)
+    sent = Sent("nodes", "bank", "bureau", "train", "train", 0, np.array(["a", "b", "c"]), values)
+    TranscriptWriter(tmp_path / "t", header).write([sent])
+    with pytest.raises(DataError, match=r"row 2: expected numbers of nodes, whole ones from 0 to 32767"):
+        list(TranscriptFolder(tmp_path / "t").messages())

@@ -110,7 +110,7 @@ def test_an_older_recording_is_not_overwritten(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--method", "lr"), "expected a method that sends embeddings or gradients to record, got lr"),
+        (("--method", "lr"), "expected a method that sends embeddings, gradients or nodes to record, got lr"),
         (
             ("--defense", "phe:on=1,backend=plain", "--set", "train.optimizer=sgd"),
             "expected an encrypted boundary to record, got masked-plain",

@@ -746,6 +746,7 @@ def test_an_interrupted_training_goes_on_to_the_bit(tmp_path, options, defenses)
 @pytest.mark.parametrize(
     ("options", "match"),
     [
+        ({"alone": 4}, "alone of at most rounds=3, got 4"),
         ({"depth": 15}, "depth of at most 14, got 15: grow more rounds instead"),
         ({"depth": 0}, "depth"),
         ({"bins": 1}, "2 <= bins <= 32768, got 1"),
@@ -800,3 +801,8 @@ def test_every_bin_pair_of_deepest_trees_fits_the_wire():
     found, heard = trained(federation, rounds=1, depth=14, leaf_rows=1, l2=0.0, leaf_hessian=0.0)
     assert max(int(m.payload["value"].max()) for m in heard if m.kind is Kind.NODES) < 2**15
     assert torch.isfinite(found.predict("test")).all()
+
+
+def test_more_nodes_than_memory_are_refused_before_they_are_made():
+    with pytest.raises(UsageError, match="expected at most 67,108,864 nodes in all trees, got room for 800,000,000"):
+        method(rounds=100_000_000).build(dealt(THREE))

@@ -368,8 +368,10 @@ class TranscriptFolder:
             of_trees = np.repeat(codes[0] == texts[0].index("nodes"), lengths)
             odd = of_trees & ((flat < 0) | (flat >= NODES) | (flat % 1 != 0))
             if odd.any():
-                at = int(np.searchsorted(ends, np.argmax(odd), side="right"))
-                raise wrong(at, f"expected numbers of nodes, whole ones from 0 to {NODES - 1}, found {flat[odd][0]:g}")
+                line = int(np.searchsorted(ends, np.argmax(odd), side="right"))
+                raise wrong(
+                    line, f"expected numbers of nodes, whole ones from 0 to {NODES - 1}, found {flat[odd][0]:g}"
+                )
         stacked = np.stack([*codes, steps], axis=1)
         starts = np.flatnonzero(np.r_[True, (stacked[1:] != stacked[:-1]).any(axis=1)])
         for start, stop in zip(starts, [*starts[1:], len(steps)], strict=True):

@@ -472,7 +472,7 @@ def _set_exactly(view: View, victim: str, column: Ints, units: Sequence[Unit], l
             low[rows, own], high[rows, own] = found[rows, j], found[rows, j]
         elif len(rows):
             others = [u for u, unit in enumerate(units) if unit.column == units[own[0]].column]
-            high[np.ix_(rows, others)] = 0
+            high[rows[:, None], others] = 0
             low[rows, own], high[rows, own] = 1, 1
 
 

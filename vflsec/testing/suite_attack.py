@@ -333,14 +333,14 @@ def _shadows(task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...], count
 def without(view: View, need: Need) -> View:
     """Return ``view`` without what ``need`` names."""
     kinds = {
-        Need.GRADIENTS: Kind.GRADIENT,
-        Need.EMBEDDINGS: Kind.EMBEDDING,
-        Need.PARAMETERS: Kind.PARAMETERS,
-        Need.NODES: Kind.NODES,
-        Need.HISTOGRAMS: Kind.HISTOGRAM,
+        Need.GRADIENTS: {Kind.GRADIENT},
+        Need.EMBEDDINGS: {Kind.EMBEDDING},
+        Need.PARAMETERS: {Kind.PARAMETERS},
+        Need.NODES: {Kind.NODES},
+        Need.HISTOGRAMS: {Kind.HISTOGRAM, Kind.CONTROL},
     }
     if need in kinds:
-        return replace(view, messages=tuple(m for m in view.messages if m.kind != kinds[need]))
+        return replace(view, messages=tuple(m for m in view.messages if m.kind not in kinds[need]))
     poor: dict[Need, dict[str, Any]] = {
         Need.OWN_FEATURES: {"features": {}},
         Need.OWN_MODEL: {"model": None},
