@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -11,10 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.dropout import _DropoutNd
 
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.checks import positive
+from vflsec.core.sparse_rows import SparseRows
+from vflsec.core.stacked import runs, stack, stack_modules, unstack_modules
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.convergence import still_falling
 from vflsec.nn.batches import batches
@@ -129,27 +134,23 @@ class ModelCompletion(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return logits (n, C) of the completed model."""
         assert view.model is not None
-        if self.mode == "supervised" and self.freeze_bottom:
-            return self._heads([view], rng)[0]
+        if self.mode == "supervised":
+            return (self._heads if self.freeze_bottom else self._networks)([view], rng)[0]
         bottom = view.model.requires_grad_(not self.freeze_bottom).train(not self.freeze_bottom)
-        fit = self._supervised if self.mode == "supervised" else self._mixmatch
-        completed, losses = fit(bottom, view, rng)
-        completed.eval()
-        with torch.no_grad():
-            scores = {split: completed(own) for split, own in view.features.items()}
-        updates = self._updates(len(view.aux_rows))
-        settled = not still_falling(losses) and (self.mode == "supervised" or updates >= WARM_AVERAGE)
-        return Guess(scores, converged=settled, budget={"updates": updates})
+        completed, losses = self._mixmatch(bottom, view, rng)
+        guess = self._guess(completed, view, losses)
+        return replace(guess, converged=guess.converged and guess.budget["updates"] >= WARM_AVERAGE)
 
     def run_each(self, views: Sequence[View], *, seed: int) -> list[Guess]:
-        """Fit the heads of all views with equally many labels at once, if bottom models stay as they are."""
-        if self.mode == "mixmatch" or not self.freeze_bottom:
+        """Fit the heads or networks of all views with equally many labels at once."""
+        if self.mode == "mixmatch" or not (self.freeze_bottom or all(map(_is_alike_by_row, views))):
             return super().run_each(views, seed=seed)
+        fit = self._heads if self.freeze_bottom else self._networks
         guesses: dict[int, Guess] = {}
         for size in {len(view.aux_rows) for view in views}:
             places = [k for k, view in enumerate(views) if len(view.aux_rows) == size]
             torch.manual_seed(seed)
-            found = self._heads([views[k] for k in places], torch.Generator().manual_seed(seed))
+            found = fit([views[k] for k in places], torch.Generator().manual_seed(seed))
             guesses |= zip(places, found, strict=True)
         return [guesses[k] for k in range(len(views))]
 
@@ -184,24 +185,52 @@ class ModelCompletion(Attack):
             for own, head, fell in zip(embedded, weights, by_view, strict=True)
         ]
 
-    def _supervised(self, bottom: nn.Module, view: View, rng: torch.Generator) -> tuple[nn.Module, list[float]]:
-        x, y = view.features["train"][view.aux_rows], view.aux_labels
-        with torch.no_grad():
-            embeddings = bottom(view.features["train"])  # (n, d)
-        head = nn.Linear(embeddings.shape[1], view.n_classes).to(x.device)
-        completed = nn.Sequential(bottom, Standardize(embeddings), head)
+    def _networks(self, views: Sequence[View], rng: torch.Generator) -> list[Guess]:
+        """Return the guesses of heads that are fitted together with bottom models, one of each view.
+
+        All start from the same head and draw the same batches. Those of several views train as one network.
+        """
+        networks = []
+        head = None
+        for view in views:
+            assert view.model is not None
+            with torch.no_grad():
+                embeddings = view.model.train()(view.features["train"])  # (n, d)
+            head = nn.Linear(embeddings.shape[1], view.n_classes).to(embeddings.device) if head is None else head
+            networks.append(nn.Sequential(view.model.requires_grad_(), Standardize(embeddings), deepcopy(head)))
+        x = [view.features["train"][view.aux_rows] for view in views]
+        y = [view.aux_labels for view in views]
+        if len(views) == 1:
+            losses = [self._supervised(networks[0], x[0], y[0], rng).tolist()]
+        else:
+            together = deepcopy(networks[0])
+            stack_modules(networks, together)
+            fell = self._supervised(together, stack(x), stack(y), rng)
+            unstack_modules(together, networks)
+            losses = [own.tolist() for own in runs(fell)]
+        return [self._guess(*own) for own in zip(networks, views, losses, strict=True)]
+
+    def _supervised(self, completed: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> Tensor:
+        """Fit a network to rows (n, p) of classes (n,); return the mean loss of each epoch."""
         optimizer = torch.optim.Adam(completed.parameters(), self.lr, weight_decay=DECAY, fused=True)
         losses = []
         for _ in range(self.epochs):
-            total = 0.0
+            total = torch.zeros((), device=x.device)
             for rows in batches(len(y), self.batch, rng, y.device):
                 loss = F.cross_entropy(completed(x[rows]), y[rows])
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-                total += loss.item() * len(rows)
+                total = total + loss.detach() * len(rows)
             losses.append(total / len(y))
-        return completed, losses
+        return torch.stack(losses)
+
+    def _guess(self, completed: nn.Module, view: View, losses: list[float]) -> Guess:
+        completed.eval()
+        with torch.no_grad():
+            scores = {split: completed(own) for split, own in view.features.items()}
+        updates = self._updates(len(view.aux_rows))
+        return Guess(scores, converged=not still_falling(losses), budget={"updates": updates})
 
     @torch.no_grad()
     def _mixmatch(self, bottom: nn.Module, view: View, rng: torch.Generator) -> tuple[nn.Module, list[float]]:
@@ -333,12 +362,19 @@ class Standardize(nn.Module):
 
     def __init__(self, embeddings: Tensor) -> None:
         super().__init__()
-        self.mean = embeddings.mean(dim=0)
-        self.deviation = embeddings.std(dim=0, correction=0).clamp_min(1e-12)
+        self.register_buffer("mean", embeddings.mean(dim=0))
+        self.register_buffer("deviation", embeddings.std(dim=0, correction=0).clamp_min(1e-12))
 
     def forward(self, h: Tensor) -> Tensor:
         """Return the standardized embeddings (B, d)."""
         return (h - self.mean) / self.deviation
+
+
+def _is_alike_by_row(view: View) -> bool:
+    """Whether the network of ``view`` can train as one with others: dense rows, and nothing drawn at random."""
+    assert view.model is not None
+    drawn = any(isinstance(layer, _DropoutNd) and layer.p for layer in view.model.modules())
+    return not drawn and not isinstance(view.features["train"], SparseRows)
 
 
 def _standardized(view: View) -> dict[str, Tensor]:

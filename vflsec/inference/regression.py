@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vflsec.core.sparse_rows import matrix_of
 from vflsec.core.view import Guess, View
+from vflsec.inference import many_regressions
 
 PENALTIES = np.logspace(-4, 2, 7)
 """Candidate values of scikit-learn's C."""
@@ -92,8 +93,22 @@ def searched(x: np.ndarray | csr_array, y: np.ndarray, folds: int, seed: int) ->
         return Searched(make().fit(x, y), 0.0)
     split = list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(x, y))
     place = np.searchsorted(np.unique(y), y)
-    values = []
-    for penalty in PENALTIES:
-        fitted = [(make(C=penalty).fit(x[fit], y[fit]), out) for fit, out in split]
-        values.append(sum(_log_softmax(m, x[out])[np.arange(len(out)), place[out]].sum() for m, out in fitted))
+    if small and isinstance(x, np.ndarray):
+        values = _at_once(x, place, split)
+    else:
+        fitted = [[(make(C=penalty).fit(x[fit], y[fit]), out) for fit, out in split] for penalty in PENALTIES]
+        values = [sum(_log_softmax(m, x[out])[np.arange(len(out)), place[out]].sum() for m, out in f) for f in fitted]
     return Searched(make(C=PENALTIES[np.argmax(values)]).fit(x, y), float(max(values)))
+
+
+def _at_once(x: np.ndarray, y: np.ndarray, split: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+    """Return the log-likelihood of each penalty on folds; all regressions are fitted at once."""
+    held_out = np.zeros((len(split), len(y)), dtype=bool)
+    for fold, (_, out) in enumerate(split):
+        held_out[fold, out] = True
+    each = np.tile(held_out, (len(PENALTIES), 1))  # (penalties folds, n)
+    fitted, converged = many_regressions.coefficients(x, y, ~each, np.repeat(PENALTIES, len(split)))
+    if not converged:
+        warnings.warn("a regression on folds has not converged", ConvergenceWarning, stacklevel=2)
+    told = many_regressions.log_probabilities(x, fitted)[:, np.arange(len(y)), y]  # (penalties folds, n)
+    return [float(one) for one in (told * each).reshape(len(PENALTIES), -1).sum(axis=1)]
