@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
 from sklearn.ensemble import ExtraTreesRegressor
 from torch import Tensor
@@ -287,8 +288,12 @@ class _Trees:
         with warnings.catch_warnings():  # a row of large weight may be in every sample: its probabilities are 0
             warnings.simplefilter("ignore", UserWarning)
             trees.fit(self.x[split][rows], guessed.cpu().numpy()[rows], sample_weight=weight.cpu().numpy()[rows])
-        predicted = {name: trees.predict(x) for name, x in self.x.items()}
+        others = np.setdiff1d(np.arange(len(guessed)), rows)
+        predicted = {name: trees.predict(x) for name, x in self.x.items() if name != split}
+        predicted[split] = np.empty(guessed.shape)
         predicted[split][rows] = trees.oob_prediction_
+        if len(others):
+            predicted[split][others] = trees.predict(self.x[split][others])
         return {name: _log_shares(torch.as_tensor(p)).to(guessed.device) for name, p in predicted.items()}
 
 
