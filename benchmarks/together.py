@@ -7,7 +7,7 @@ Trains the README's split learning with and without noise, as ``vflsec eval --de
 both ways in turn and on one thread; attacks are left out. It also compares the models, bit by bit.
 
 With ``--command`` it runs the whole command, with the attack ``mc`` and what the adversary reaches alone, and compares
-the leaks. One by one, trainings are not grouped, and an attack is fitted to one fold after the other.
+the leaks. One by one, trainings are not grouped, and attacks and regressions are fitted to one fold after the other.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import click
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -31,6 +33,8 @@ from vflsec.experiment import spec as specs
 from vflsec.experiment.cell import Cell
 from vflsec.experiment.engine import MOST_TOGETHER
 from vflsec.experiment.store import Store
+from vflsec.inference import many_regressions
+from vflsec.inference.many_regressions import coefficients
 
 
 def cells(dataset: str, seeds: int) -> list[Cell]:
@@ -46,6 +50,12 @@ def states(trained: training.Trained | None) -> list[torch.Tensor]:
     return [x for party in trained.federation.parties.values() for x in party.modules.state_dict().values()]
 
 
+def regressions_apart(x: Any, y: Any, sampled: Any, penalties: Any) -> tuple[Any, bool]:
+    """Return what ``many_regressions.coefficients`` does, from one regression after the other."""
+    each = [coefficients(x, y, rows[None], c[None]) for rows, c in zip(sampled, penalties, strict=True)]
+    return np.concatenate([b for b, _ in each]), all(converged for _, converged in each)
+
+
 def evaluated(dataset: str, seeds: int, *, one_by_one: bool) -> tuple[float, list[float | None]]:
     """Return the CPU seconds of the whole command, and its leaks."""
     began = time.process_time()
@@ -53,6 +63,7 @@ def evaluated(dataset: str, seeds: int, *, one_by_one: bool) -> tuple[float, lis
         if one_by_one:
             patch.setattr(engine, "MOST_TOGETHER", 1)
             patch.setattr(ModelCompletion, "run_each", Attack.run_each)
+            patch.setattr(many_regressions, "coefficients", regressions_apart)
         report = vflsec.evaluate(
             attack="mc", defense="iso", strengths=[1, 5, 25], dataset=dataset, seeds=seeds, jobs=1, out=folder
         )
