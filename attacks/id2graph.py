@@ -18,7 +18,8 @@ from vflsec.core.checks import positive
 from vflsec.core.errors import UsageError
 from vflsec.core.sparse_rows import matrix_of
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.trees import components, partners
+from vflsec.inference.trees.components import components
+from vflsec.inference.trees.nodes import partners
 
 STARTS = 5
 """Of each clustering; the tightest result is used."""

@@ -13,7 +13,8 @@ from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.fused import of_classes
 from vflsec.inference.kernel_mixture import Kernel, Mixture, standardized
-from vflsec.inference.trees import components, partners, weighed
+from vflsec.inference.trees.components import components, weighed
+from vflsec.inference.trees.nodes import partners
 
 
 class InstanceSpaces(Attack):
@@ -21,7 +22,7 @@ class InstanceSpaces(Attack):
 
     A passive party must know the rows of a node to add up their derivatives or to split it. Nodes are grown so that
     their rows agree in the label, and the first trees follow it most closely. Rows are compared by the nodes that they
-    share: small ones and those of the first trees count most (``vflsec.inference.trees.shared``). Classes of the
+    share: small ones and those of the first trees count most (``vflsec.inference.trees.components``). Classes of the
     auxiliary rows are regressed on principal components of these similarities (a Gaussian process for each of several
     ways to weigh components, averaged by how well they explain the auxiliary rows). Test rows are compared by the nodes
     that the party splits itself, which are all that it is told at prediction.

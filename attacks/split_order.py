@@ -14,7 +14,8 @@ from vflsec.core.attack import Attack
 from vflsec.core.layout import Column, Layout
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.column_regression import on_simplex
-from vflsec.inference.trees import Bounds, bounds, solved
+from vflsec.inference.trees.bounds import Bounds, bounds
+from vflsec.inference.trees.sums import solved
 
 FEWEST = 5
 """Auxiliary rows from which the values of quantiles are fitted."""
@@ -27,8 +28,8 @@ class SplitOrder(Attack):
     smaller values than the others, so that each split at another bin halves what is unknown. Over all trees each row
     has bounds on the quantile of each column. Of training rows histograms tell more, since the active party knows the
     derivatives that were added up: which rows are in a bin of few rows follows exactly
-    (``vflsec.inference.peeling``), and the others obey linear equations (``vflsec.inference.trees``). A category's bin
-    tells which rows are of it.
+    (``vflsec.inference.peeling``), and the others obey linear equations (``vflsec.inference.trees.sums``). A category's
+    bin tells which rows are of it.
 
     Quantiles become values by isotonic regression on the auxiliary rows, if there are at least 5, else by the quantiles
     of a normal distribution. A column that no tree splits has its mean.

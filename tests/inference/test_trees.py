@@ -10,7 +10,10 @@ from scipy.stats import spearmanr
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.inference.sources import sources
-from vflsec.inference.trees import bounds, components, own_splits, shared, solved, told, weighed
+from vflsec.inference.trees.bounds import bounds
+from vflsec.inference.trees.components import components, shared, weighed
+from vflsec.inference.trees.nodes import own_splits, told
+from vflsec.inference.trees.sums import solved
 from vflsec.testing.boosted import boosted
 
 N = 400

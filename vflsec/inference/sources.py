@@ -12,7 +12,10 @@ from torch.nn import functional as F
 from vflsec.core.message import Kind
 from vflsec.core.view import Need, View
 from vflsec.inference.releases import AVERAGED, Releases, last_sent, latest, percentiles, received, times_asked
-from vflsec.inference.trees import WIDTH, bounds, components, partners, solved, trees_of_a_round, weighed
+from vflsec.inference.trees.bounds import bounds
+from vflsec.inference.trees.components import WIDTH, components, weighed
+from vflsec.inference.trees.nodes import partners, trees_of_a_round
+from vflsec.inference.trees.sums import solved
 
 Table = Mapping[str, Tensor]
 """Numbers (n, k) about each row, by split of the view."""

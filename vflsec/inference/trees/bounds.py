@@ -1,0 +1,183 @@
+"""Bounds on the columns of a party, from the sides of its splits on which rows are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vflsec.core.message import Kind
+from vflsec.core.view import View
+from vflsec.inference.peeling import peeled
+from vflsec.inference.trees.histograms import exact_equations
+from vflsec.inference.trees.nodes import between
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Unit(NamedTuple):
+    """What is bounded: a number's quantile, or whether a category is the one of a bin.
+
+    Attributes:
+        column: number of the raw column.
+        first: its first bin.
+        last: its last bin; the same for a category.
+        ordered: whether it is a number.
+    """
+
+    column: int
+    first: int
+    last: int
+    ordered: bool
+
+
+class Bounds(NamedTuple):
+    """What splits say about the columns of a party.
+
+    Attributes:
+        units: U of them.
+        lowest: (n, U) by split, the least number that a unit can have: the quantile of the middle of a bin, or 0 or 1.
+        highest: (n, U) by split.
+        expected: (n, U) by split, the mean over the bins between them.
+        weights: (V, U) the number of each unit in each bin.
+    """
+
+    units: tuple[Unit, ...]
+    lowest: Mapping[str, Floats]
+    highest: Mapping[str, Floats]
+    expected: Mapping[str, Floats]
+    weights: Floats
+
+
+def bounds(view: View, victim: str) -> Bounds | None:
+    """Return the bounds that the directions of rows at splits of ``victim`` imply; None if nothing was said of bins."""
+    declared = [m.payload for m in between(view, victim, Kind.CONTROL) if "column" in m.payload]
+    if not declared:
+        return None
+    column, ordered = (declared[0][key].cpu().numpy() for key in ("column", "ordered"))
+    units = tuple(_units(column, ordered))
+    mass = _masses(view, victim, column)
+    places = {b: u for u, unit in enumerate(units) for b in range(unit.first, unit.last + 1)}
+    low = {
+        s: np.tile([unit.first if unit.ordered else 0 for unit in units], (len(x), 1)) for s, x in view.features.items()
+    }
+    high = {
+        s: np.tile([unit.last if unit.ordered else 1 for unit in units], (len(x), 1)) for s, x in view.features.items()
+    }
+    splits = {
+        (m.step, node): int(b)
+        for m in between(view, victim, Kind.CONTROL)
+        if "nodes" in m.payload
+        for node, b in zip(m.payload["nodes"].tolist(), m.payload["bins"].tolist(), strict=True)
+    }
+    for split, rows, node, b in _directions(view, victim, splits):
+        u, right = places[b], node % 2 == 1
+        if units[u].ordered and right:
+            low[split][rows, u] = np.maximum(low[split][rows, u], b + 1)
+        elif units[u].ordered:
+            high[split][rows, u] = np.minimum(high[split][rows, u], b)
+        elif right:
+            others = [v for v, unit in enumerate(units) if unit.column == units[u].column and v != u]
+            low[split][rows, u] = 1
+            high[split][rows[:, None], others] = 0
+        else:
+            high[split][rows, u] = 0
+    _set_exactly(view, victim, column, units, low[view.aux_split], high[view.aux_split])
+    weights = np.zeros((len(column), len(units)))
+    lowest: dict[str, Floats] = {}
+    highest: dict[str, Floats] = {}
+    expected: dict[str, Floats] = {}
+    for u, unit in enumerate(units):
+        weights[unit.first : unit.last + 1, u] = _middles(mass[unit.first : unit.last + 1]) if unit.ordered else 1
+    for split in view.features:
+        upper = np.maximum(low[split], high[split])  # a defense can make directions disagree
+        lowest[split], highest[split], expected[split] = _numbers(units, mass, weights, low[split], upper)
+    return Bounds(units, lowest, highest, expected, weights)
+
+
+def _units(column: Ints, ordered: NDArray[np.bool_]) -> Iterator[Unit]:
+    for j in np.unique(column).tolist():
+        bins = np.flatnonzero(column == j)
+        if ordered[bins[0]]:
+            yield Unit(j, int(bins[0]), int(bins[-1]), ordered=True)
+        else:
+            yield from (Unit(j, b, b, ordered=False) for b in bins.tolist())
+
+
+def _masses(view: View, victim: str, column: Ints) -> Floats:
+    """Return the share of rows in each bin (V,): from histograms of roots, else the same for all bins of a column."""
+    total = np.zeros(len(column))
+    for m in between(view, victim, Kind.HISTOGRAM):
+        total += m.payload["value"][m.payload["nodes"] == 1][:, :, 2].sum(dim=0).cpu().numpy()
+    total = total.clip(0)
+    for j in np.unique(column):
+        own = column == j
+        total[own] = total[own] / total[own].sum() if total[own].sum() > 0 else 1 / own.sum()
+    return total
+
+
+def _middles(mass: Floats) -> Floats:
+    """Return the quantile of the middle of each bin (k,) of a number."""
+    found: Floats = mass.cumsum() - mass / 2
+    return found
+
+
+def _directions(view: View, victim: str, splits: Mapping[tuple[int, int], int]) -> Iterator[tuple[str, Ints, int, int]]:
+    """Yield split, rows and the child to which they go, with the bin at which their node is split."""
+    first = min((m.step for m in between(view, victim, Kind.NODES)), default=0)
+    for m in between(view, victim, Kind.NODES):
+        if m.sender != victim or m.rows is None or m.split not in view.features:
+            continue
+        value, rows = m.payload["value"].cpu().numpy(), m.rows.cpu().numpy()
+        for j in range(value.shape[1]):
+            if m.step + j > first and not view.adaptive:
+                break
+            for node in np.unique(value[:, j]).tolist():
+                if (m.step + j, node // 2) in splits:
+                    yield m.split, rows[value[:, j] == node], node, splits[m.step + j, node // 2]
+
+
+def _numbers(
+    units: Sequence[Unit], mass: Floats, weights: Floats, low: Ints, high: Ints
+) -> tuple[Floats, Floats, Floats]:
+    """Return the lowest, highest and expected number (n, U) of each unit, from the lowest and highest bin (n, U)."""
+    lowest, highest, expected = (np.zeros(low.shape) for _ in range(3))
+    for u, unit in enumerate(units):
+        if unit.ordered:
+            lowest[:, u], highest[:, u] = weights[low[:, u], u], weights[high[:, u], u]
+            before = np.concatenate([[0], mass[unit.first : unit.last + 1].cumsum()])
+            expected[:, u] = (before[low[:, u] - unit.first] + before[high[:, u] - unit.first + 1]) / 2
+        else:
+            lowest[:, u], highest[:, u] = low[:, u], high[:, u]
+    for j in {unit.column for unit in units if not unit.ordered}:
+        own = [u for u, unit in enumerate(units) if unit.column == j]
+        possible = mass[[units[u].first for u in own]] * highest[:, own]
+        expected[:, own] = possible / possible.sum(axis=1, keepdims=True).clip(np.finfo(float).tiny)
+    return lowest, highest, expected
+
+
+def _set_exactly(view: View, victim: str, column: Ints, units: Sequence[Unit], low: Ints, high: Ints) -> None:
+    """Set the bounds (n, U) of training rows whose bins follow from histograms exactly."""
+    places = {b: u for u, unit in enumerate(units) for b in range(unit.first, unit.last + 1)}
+
+    def possible(rows: Ints, b: int) -> NDArray[np.bool_]:
+        u = places[b]
+        if units[u].ordered:
+            found: NDArray[np.bool_] = (low[rows, u] <= b) & (b <= high[rows, u])
+            return found
+        return high[rows, u] > 0  # type: ignore[no-any-return]
+
+    equations = exact_equations(view, victim)
+    found = peeled(equations, column, len(low), possible) if equations else np.zeros((len(low), 0), np.int64)
+    for j in range(found.shape[1]):
+        rows = np.flatnonzero(found[:, j] >= 0)
+        own = np.array([places[b] for b in found[rows, j]], dtype=np.int64)
+        if len(rows) and units[own[0]].ordered:
+            low[rows, own], high[rows, own] = found[rows, j], found[rows, j]
+        elif len(rows):
+            others = [u for u, unit in enumerate(units) if unit.column == units[own[0]].column]
+            high[rows[:, None], others] = 0
+            low[rows, own], high[rows, own] = 1, 1
