@@ -18,13 +18,17 @@ from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.layout import Column, Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
-from vflsec.testing.boosted import boosted
+from vflsec.experiment import adversary
+from vflsec.experiment.questions import ask
+from vflsec.experiment.spec import AuxSpec
+from vflsec.testing.federations import federation_of
+from vflsec.testing.trees import grown
 
 N, KNOWN = 1500, 60
 
 
 def world(*, seed=0, n=N, n_classes=2, noise=0.5, **options):
-    """Columns of two parties, a label that follows the sum of their first ones, and trees."""
+    """Columns of two parties, a label that follows the sum of their first ones, and trees; messages are encrypted."""
     rng = torch.Generator().manual_seed(seed)
     x = {name: {s: torch.randn(n, 3, generator=rng) for s in ("train", "test")} for name in ("active", "passive_1")}
     total = {
@@ -32,22 +36,17 @@ def world(*, seed=0, n=N, n_classes=2, noise=0.5, **options):
     }
     cuts = torch.quantile(total["train"], torch.arange(1, n_classes) / n_classes)
     y = {s: torch.bucketize(t, cuts) for s, t in total.items()}
-    return x, y, boosted(x, y["train"], n_classes=n_classes, **options)
+    return x, y, grown(federation_of(x, y, n_classes=n_classes, seed=seed), **{"exchange": "masked", **options})
 
 
-def passive(x, y, trees, known=KNOWN):
-    rows = torch.arange(known)
-    messages = tuple(m for m in trees.messages if "passive_1" in (m.sender, m.receiver))
-    n_classes = int(y["train"].max()) + 1
-    return View("passive_1", "passive", n_classes, x["passive_1"], None, rows, y["train"][:known], messages,
-                parties=("active", "passive_1"))  # fmt: skip
+def passive(trees, known=KNOWN):
+    parties = adversary.adversary(trees.trained.federation, "passive_1")
+    return adversary.view_of(trees.trained, parties, torch.arange(known), trees.heard("passive_1"))
 
 
-def active(x, trees, known=KNOWN, **fields):
-    rows, theirs = torch.arange(known), x["passive_1"]["train"]
-    messages = tuple(m for m in trees.messages if "active" in (m.sender, m.receiver))
-    return View("active", "active", theirs.shape[1], x["active"], None, rows, theirs[:known], messages,
-                victim="passive_1", parties=("active", "passive_1"), **fields)  # fmt: skip
+def active(trees, known=KNOWN):
+    aux = AuxSpec(n=known, balanced=False)
+    return ask(SplitOrder(), trees.trained, "active", aux, trees.heard("active")).view
 
 
 def auc(scores, y, known=KNOWN):
@@ -56,8 +55,8 @@ def auc(scores, y, known=KNOWN):
 
 @pytest.mark.parametrize("n_classes", [2, 4])
 def test_derivatives_in_clear_give_every_label_away(n_classes):
-    x, y, trees = world(n_classes=n_classes, rounds=4)
-    found = ResidualSign()(passive(x, y, trees, known=0), seed=0).scores["train"]
+    _, y, trees = world(n_classes=n_classes, rounds=4, exchange="plain")
+    found = ResidualSign()(passive(trees, known=0), seed=0).scores["train"]
     assert (found.argmax(dim=1) == y["train"]).all()
 
 
@@ -65,7 +64,7 @@ def test_derivatives_in_clear_give_every_label_away(n_classes):
 def test_noise_averages_out_over_rounds(releases):
     """Derivatives -1/2 and 1/2 plus noise of deviation s: the mean of R has the AUC of a shift of sqrt(R) / s."""
     deviation, n = 2.0, 20_000
-    x, y, _ = world(n=n, rounds=1)
+    _, y, trees = world(n=n, rounds=1)
     rng, rows = torch.Generator().manual_seed(0), torch.arange(n)
     node = Message(Kind.NODES, "active", "passive_1", 0, "train", {"value": torch.ones(n, 1).long()}, rows)
     noisy = []
@@ -73,15 +72,15 @@ def test_noise_averages_out_over_rounds(releases):
         g = 0.5 - y["train"][:, None].double() + deviation * torch.randn(n, 1, generator=rng).double()
         value = {"value": torch.cat([g, torch.full_like(g, 0.25)], dim=1)}
         noisy.append(Message(Kind.GRADIENT, "active", "passive_1", step, "train", value, rows))
-    view = replace(passive(x, y, world(rounds=1)[2], known=0), messages=(node, *noisy))
+    view = replace(passive(trees, known=0), messages=(node, *noisy))
     found = auc(ResidualSign()(view, seed=0).scores["train"], y["train"], 0)
     assert found == pytest.approx(norm.cdf(releases**0.5 / deviation / 2**0.5), abs=0.01)
 
 
 def test_derivatives_that_are_encrypted_are_not_read():
-    x, y, trees = world(rounds=1, plain=False)
+    _, _, trees = world(rounds=1)
     with pytest.raises(InsufficientView, match="received gradients"):
-        ResidualSign()(passive(x, y, trees), seed=0)
+        ResidualSign()(passive(trees), seed=0)
 
 
 def pure(n_classes=2, *, parts=3):
@@ -145,9 +144,9 @@ def test_a_share_of_the_variance_is_between_0_and_1(columns):
 
 def test_nodes_that_follow_the_label_add_to_own_columns():
     """The active party's column is half of the label, and nodes tell it."""
-    x, y, trees = world(rounds=15, plain=False)
-    view = passive(x, y, trees)
-    alone = auc(Fusion()(replace(view, messages=()), seed=0).scores["train"], y["train"])
+    _, y, trees = world(rounds=15)
+    view = passive(trees)
+    alone = auc(Fusion()(adversary.alone(view, 0), seed=0).scores["train"], y["train"])
     nodes = auc(InstanceSpaces()(view, seed=0).scores["train"], y["train"])
     together = auc(Fusion()(view, seed=0).scores["train"], y["train"])
     assert nodes > alone + 0.05
@@ -155,31 +154,30 @@ def test_nodes_that_follow_the_label_add_to_own_columns():
 
 
 def test_test_rows_are_guessed_from_nodes_that_the_party_splits():
-    x, y, trees = world(rounds=15, plain=False)
-    assert auc(InstanceSpaces()(passive(x, y, trees), seed=0).scores["test"], y["test"], 0) > 0.8
+    _, y, trees = world(rounds=15)
+    assert auc(InstanceSpaces()(passive(trees), seed=0).scores["test"], y["test"], 0) > 0.8
 
 
 def test_nodes_that_are_withheld_say_nothing():
-    x, y, trees = world(rounds=3, plain=False)
+    view = passive(world(rounds=3)[2])
     messages = tuple(
         replace(m, payload={"value": torch.zeros_like(m.payload["value"])})
-        for m in passive(x, y, trees).messages
+        for m in view.messages
         if m.kind is Kind.NODES and m.sender == "active"
     )
-    found = InstanceSpaces()(replace(passive(x, y, trees), messages=messages), seed=0).scores["train"]
+    found = InstanceSpaces()(replace(view, messages=messages), seed=0).scores["train"]
     assert torch.equal(found, found[:1].expand_as(found))
 
 
 @pytest.mark.statistical
 def test_trees_that_know_nothing_of_labels_leak_nothing():
-    """Splits are drawn by lot and labels are independent of columns: the mean difference to 1/2 is within its error."""
+    """They grow by other labels, and columns say nothing: the mean difference to 1/2 is within its error."""
     found = []
     for seed in range(8):
-        x, _, _ = world(seed=seed, rounds=1)
-        y = {s: torch.randint(2, (N,), generator=torch.Generator().manual_seed(100 + seed)) for s in ("train", "test")}
-        trees = boosted(x, y["train"], rounds=10, random=seed, plain=False)
-        view = passive(x, y, trees)
-        found.append([auc(a(view, seed=0).scores["train"], y["train"]) for a in (InstanceSpaces(), ID2Graph())])
+        _, _, trees = world(seed=seed)
+        y = torch.randint(2, (N,), generator=torch.Generator().manual_seed(100 + seed))
+        view = replace(passive(trees), aux_labels=y[:KNOWN])
+        found.append([auc(a(view, seed=0).scores["train"], y) for a in (InstanceSpaces(), ID2Graph())])
     mean, error = np.mean(found, axis=0), np.std(found, axis=0, ddof=1) / len(found) ** 0.5
     assert (np.abs(mean - 0.5) < 3 * error).all()
 
@@ -212,9 +210,9 @@ def test_a_column_that_is_split_at_every_bin_has_the_exact_order():
 
 def test_columns_that_trees_split_are_recovered_if_bins_are_known():
     x, _, trees = world(rounds=20)
-    guess = SplitOrder()(active(x, trees), seed=0).scores
+    guess = SplitOrder()(active(trees), seed=0).scores
     assert spearmanr(guess["test"][:, 0], x["passive_1"]["test"][:, 0]).statistic > 0.85
-    nothing = replace(active(x, trees), messages=tuple(m for m in trees.messages if m.kind is Kind.NODES))
+    nothing = replace(active(trees), messages=tuple(m for m in trees.messages if m.kind is Kind.NODES))
     with pytest.raises(InsufficientView, match="needs histograms"):
         SplitOrder()(nothing, seed=0)
 
@@ -238,11 +236,9 @@ def test_categories_are_placed_in_the_last_slots_of_their_column():
 
 def test_fusion_of_columns_reads_bounds():
     x, _, trees = world(rounds=20)
-    view = active(x, trees)
-    reached = {
-        "trees": metrics.r2(ColumnFusion()(view, seed=0).scores["test"].numpy(), x["passive_1"]["test"].numpy()),
-        "alone": metrics.r2(
-            ColumnFusion()(replace(view, messages=()), seed=0).scores["test"].numpy(), x["passive_1"]["test"].numpy()
-        ),
-    }
-    assert reached["trees"] > reached["alone"] + 0.2
+    view = active(trees)
+    with_trees, alone = (
+        metrics.r2(ColumnFusion()(one, seed=0).scores["test"].numpy(), x["passive_1"]["test"].numpy())
+        for one in (view, adversary.alone(view, 0))
+    )
+    assert with_trees > alone + 0.2

@@ -9,35 +9,44 @@ from scipy.stats import spearmanr
 
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
+from vflsec.experiment.adversary import adversary
+from vflsec.experiment.adversary import view_of as view_after
 from vflsec.inference.sources import sources
 from vflsec.inference.trees.bounds import bounds
 from vflsec.inference.trees.components import components, shared, weighed
 from vflsec.inference.trees.nodes import own_splits, told
 from vflsec.inference.trees.sums import solved
-from vflsec.testing.boosted import boosted
+from vflsec.testing.federations import federation_of
+from vflsec.testing.trees import grown as trees_on
 
 N = 400
 
 
-def grown(*, seed=0, n=N, n_classes=2, parties=2, width=3, **options):
-    """Columns of each party and a label that depends on the first of each; trees on them."""
+def grown(*, seed=0, n=N, n_classes=2, parties=2, width=3, twice=False, **options):
+    """Trees on columns of each party, and on a label that depends on the first of each.
+
+    ``twice``: test rows are copies of training rows.
+    """
     rng = torch.Generator().manual_seed(seed)
     names = ["active", *(f"passive_{k}" for k in range(1, parties))]
     x = {name: {s: torch.randn(n, width, generator=rng) for s in ("train", "test")} for name in names}
+    if twice:
+        x = {name: {"train": own["train"], "test": own["train"].clone()} for name, own in x.items()}
     total = {s: sum(x[name][s][:, 0] for name in names) + torch.randn(n, generator=rng) for s in ("train", "test")}
     cuts = torch.quantile(total["train"], torch.arange(1, n_classes) / n_classes)
     y = {s: torch.bucketize(t, cuts) for s, t in total.items()}
-    return x, y, boosted(x, y["train"], n_classes=n_classes, **options)
+    return trees_on(federation_of(x, y, n_classes=n_classes, seed=seed), **options)
 
 
-def view_of(x, y, trees, party="passive_1", known=40, **fields):
-    names = party.split("+")
-    features = {s: torch.cat([x[name][s] for name in names], dim=1) for s in ("train", "test")}
-    messages = tuple(m for m in trees.messages if {m.sender, m.receiver} & set(names))
-    rows = torch.arange(known)
-    side = "active" if party == "active" else "passive"
-    return View(party, side, int(y["train"].max()) + 1, features, None, rows, y["train"][:known], messages,
-                parties=tuple(x), **fields)  # fmt: skip
+def view_of(trees, party="passive_1", known=40, **fields):
+    parties = adversary(trees.trained.federation, party)
+    return replace(view_after(trees.trained, parties, torch.arange(known), trees.heard(party)), **fields)
+
+
+def leaves(trees):
+    federation, method = trees.trained.federation, trees.trained.method
+    with federation.without_recording():
+        return method.leaves(federation, "train", 0, method.rounds, "predict")
 
 
 def path(node):
@@ -45,36 +54,38 @@ def path(node):
 
 
 def test_a_row_has_the_nodes_on_the_way_to_its_leaf():
-    x, y, trees = grown(rounds=6)
-    found = told(view_of(x, y, trees), "active")
+    trees = grown(rounds=6)
+    found, reached = told(view_of(trees), "active"), leaves(trees)
     for row in range(0, N, 37):
         for tree in range(6):
             own = set(found.nodes["train"][row, tree].tolist()) - {0}
-            leaf = int(trees.nodes[row, tree])
+            leaf = int(reached[row, tree])
             assert own <= path(leaf)
             assert own >= path(leaf // 2), "every node but a leaf is told before it is split"
 
 
+def untold(message):
+    """The same message if it does not say where rows are."""
+    if message.kind is not Kind.NODES:
+        return message
+    return replace(message, payload={"value": torch.zeros_like(message.payload["value"])})
+
+
 def test_nodes_that_are_not_told_are_unknown():
-    x, y, trees = grown(told=False)
-    messages = tuple(m for m in view_of(x, y, trees).messages if m.sender == "active" and m.split == "train")
-    assert told(replace(view_of(x, y, trees), messages=messages), "active") is None
+    view = view_of(grown())
+    hidden = tuple(untold(m) for m in view.messages if m.sender == "active" and m.split == "train")
+    assert told(replace(view, messages=hidden), "active") is None
 
 
 def test_an_adversary_that_is_not_adaptive_reads_one_tree():
-    x, y, trees = grown(rounds=4)
-    found = told(view_of(x, y, trees, adaptive=False), "active")
+    trees = grown(rounds=4)
+    found = told(view_of(trees, adaptive=False), "active")
     assert found.trees.tolist() == [0]
 
 
 def test_trees_of_one_round_are_of_one_round():
-    x, y, trees = grown(rounds=3, n_classes=3)
-    for plain in (True, False):
-        x, y, trees = grown(rounds=3, n_classes=3, plain=plain)
-        view = view_of(x, y, trees)
-        if not plain:
-            sent = [Message(Kind.CIPHERTEXT, "active", "passive_1", s, "train", {}, torch.arange(N)) for s in (0, 3, 6)]
-            view = replace(view, messages=(*sent, *view.messages))
+    for exchange in ("plain", "masked"):
+        view = view_of(grown(rounds=3, n_classes=3, exchange=exchange))
         assert told(view, "active").rounds.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
@@ -92,8 +103,8 @@ def naive(view, kept=None):
 
 @pytest.mark.parametrize("rounds", [2, 10])
 def test_components_are_those_of_standardized_columns_of_nodes(rounds):
-    x, y, trees = grown(rounds=rounds)
-    view = view_of(x, y, trees)
+    trees = grown(rounds=rounds)
+    view = view_of(trees)
     points, values = components(view, "active")["train"]
     exact = np.linalg.svd(naive(view), compute_uv=False)
     np.testing.assert_allclose(values[:5], exact[:5], rtol=1e-3)
@@ -101,8 +112,8 @@ def test_components_are_those_of_standardized_columns_of_nodes(rounds):
 
 
 def test_all_components_have_the_kernel_of_shared_nodes():
-    x, y, trees = grown(rounds=2)
-    view = view_of(x, y, trees)
+    trees = grown(rounds=2)
+    view = view_of(trees)
     columns = naive(view)
     table = weighed(*components(view, "active")["train"], 1).numpy()
     expected = columns @ columns.T
@@ -112,18 +123,15 @@ def test_all_components_have_the_kernel_of_shared_nodes():
 @pytest.mark.parametrize("power", [1, 3])
 def test_the_columns_of_a_table_have_one_variance(power):
     """So that a model which standardizes them keeps the kernel."""
-    x, y, trees = grown()
-    table = weighed(*components(view_of(x, y, trees), "active")["train"], power)
+    trees = grown()
+    table = weighed(*components(view_of(trees), "active")["train"], power)
     deviations = table.std(dim=0)
     torch.testing.assert_close(deviations, deviations[:1].expand_as(deviations))
 
 
 def test_at_prediction_a_row_has_the_components_of_a_training_row_like_it():
     """Test rows that are copies of training rows are told only nodes that the party splits, and agree on these."""
-    x, y, _ = grown()
-    x = {name: {"train": own["train"], "test": own["train"].clone()} for name, own in x.items()}
-    trees = boosted(x, y["train"], rounds=8)
-    view = view_of(x, y, trees)
+    view = view_of(grown(rounds=8, twice=True))
     both = components(view, "active", everywhere=True)
     np.testing.assert_allclose(both["test"][0], both["train"][0], atol=1e-9)
     assert set(components(view, "active")) == {"train"}
@@ -133,88 +141,78 @@ def test_at_prediction_a_row_has_the_components_of_a_training_row_like_it():
 
 
 def test_a_tree_that_a_row_is_not_told_of_says_nothing_of_it():
-    x, y, trees = grown(rounds=5)
-    known = told(view_of(x, y, trees), "active")
+    trees = grown(rounds=5)
+    known = told(view_of(trees), "active")
     known.nodes["train"][7] = 0
     points, _ = shared(known, "train")["train"]
     np.testing.assert_allclose(points[7], 0, atol=1e-12)
 
 
 def test_parties_that_collude_know_what_either_is_told():
-    x, y, trees = grown(parties=3, rounds=4)
-    together = told(view_of(x, y, trees, "passive_1+passive_2"), "active")
+    trees = grown(parties=3, rounds=4)
+    together = told(view_of(trees, "passive_1+passive_2"), "active")
     for party in ("passive_1", "passive_2"):
-        alone = told(view_of(x, y, trees, party), "active")
+        alone = told(view_of(trees, party), "active")
         assert ((alone.nodes["train"] == 0) | (alone.nodes["train"] == together.nodes["train"])).all()
 
 
 def test_sources_have_tables_of_trees():
-    x, y, trees = grown()
-    passive, active = sources(view_of(x, y, trees)), sources(view_of(x, y, trees, "active"))
+    trees = grown()
+    passive, active = sources(view_of(trees)), sources(view_of(trees, "active"))
     assert {"nodes from active in train", "nodes from active in predict"} <= set(passive)
     assert set(passive["nodes from active in predict"].table) == {"train", "test"}
     assert passive["nodes from active in train"].table["train"].shape == (N, 1), "one tree in each round"
-    on_columns = sources(view_of(x, y, trees, victim="active"))
+    on_columns = sources(view_of(trees, victim="active"))
     assert on_columns["nodes from active in train"].table["train"].shape == (N, 32)
     assert {"nodes from passive_1 in predict", "bounds from passive_1", "bounds from passive_1: solved"} <= set(active)
 
 
-@pytest.mark.parametrize("plain", [True, False])
-def test_what_a_party_notes_of_its_own_is_no_source(plain):
-    x, y, trees = grown(plain=plain)
-    assert not any("gradient" in name for name in sources(view_of(x, y, trees, "active")))
+@pytest.mark.parametrize("exchange", ["plain", "masked"])
+def test_what_a_party_notes_of_its_own_is_no_source(exchange):
+    assert not any("gradient" in name for name in sources(view_of(grown(exchange=exchange), "active")))
 
 
-def truth(x, known, split):
-    """The number of each unit of each row: the middle quantile of its bin, of bins as the trees make them."""
-    found = []
-    for u, unit in enumerate(known.units):
-        train = x["passive_1"]["train"][:, unit.column].double().numpy()
-        cuts = np.unique(np.quantile(train, np.arange(1, 16) / 16, method="lower"))
-        bin_of = np.searchsorted(cuts, x["passive_1"][split][:, unit.column].double().numpy(), side="left")
-        found.append(known.weights[unit.first + bin_of, u])
-    return np.stack(found, axis=1)
+def truth(trees, known, split):
+    """The number of each unit of each row: the middle quantile of its bin."""
+    party = trees.trained.federation.parties["passive_1"]
+    bin_of = trees.trained.method._bins["passive_1"].of(party.features[split])
+    return np.stack([known.weights[bin_of[:, unit.column], u] for u, unit in enumerate(known.units)], axis=1)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_bounds_hold_the_truth(split):
-    x, y, trees = grown(rounds=20)
-    known = bounds(view_of(x, y, trees, "active"), "passive_1")
-    exact = truth(x, known, split)
+    trees = grown(rounds=20)
+    known = bounds(view_of(trees, "active"), "passive_1")
+    exact = truth(trees, known, split)
     assert (known.lowest[split] <= exact + 1e-9).all()
     assert (exact <= known.highest[split] + 1e-9).all()
     assert (known.lowest[split] < known.highest[split]).any()
 
 
 def test_as_many_sums_as_rows_give_every_bin():
-    x, y, trees = grown(n=60, rounds=60, depth=3, plain=False, leaf_rows=1)
-    view = view_of(x, y, trees, "active")
+    trees = grown(n=60, rounds=60, depth=3, exchange="masked", leaf_rows=1)
+    view = view_of(trees, "active")
     known = bounds(view, "passive_1")
-    np.testing.assert_allclose(solved(view, "passive_1", known), truth(x, known, "train"), atol=1e-3)
+    np.testing.assert_allclose(solved(view, "passive_1", known), truth(trees, known, "train"), atol=1e-3)
     without = replace(view, messages=tuple(m for m in view.messages if m.kind is not Kind.HISTOGRAM))
     guessed = solved(without, "passive_1", bounds(without, "passive_1"))
-    assert np.abs(guessed - truth(x, known, "train")).max() > 0.1
+    assert np.abs(guessed - truth(trees, known, "train")).max() > 0.1
 
 
 def test_sums_add_to_bounds():
-    x, y, trees = grown(rounds=10)
-    view = view_of(x, y, trees, "active")
+    trees = grown(rounds=10)
+    view = view_of(trees, "active")
     known = bounds(view, "passive_1")
-    exact = truth(x, known, "train")
+    exact = truth(trees, known, "train")
     errors = [((one - exact) ** 2).mean() for one in (solved(view, "passive_1", known), known.expected["train"])]
     assert errors[0] < 0.9 * errors[1]
 
 
 def test_histograms_of_nodes_that_are_not_told_are_left_out():
-    x, y, trees = grown(rounds=5)
-    view = view_of(x, y, trees, "active")
+    trees = grown(rounds=5)
+    view = view_of(trees, "active")
     known = bounds(view, "passive_1")
-    hidden = tuple(
-        replace(m, payload={"value": torch.zeros_like(m.payload["value"])})
-        if m.kind is Kind.NODES and m.sender == "active"
-        else m
-        for m in view.messages
-    )
+    hidden = tuple(untold(m) if m.sender == "active" else m for m in view.messages)
     found = solved(replace(view, messages=hidden), "passive_1", known)
     np.testing.assert_allclose(found, known.expected["train"])
 
@@ -243,8 +241,9 @@ def test_a_category_is_the_one_to_whose_bin_a_row_goes_right():
 def test_the_more_trees_the_better_the_order():
     found = []
     for rounds in (2, 40):
-        x, y, trees = grown(rounds=rounds, seed=1)
-        known = bounds(view_of(x, y, trees, "active"), "passive_1")
-        found.append(spearmanr(known.expected["test"][:, 0], x["passive_1"]["test"][:, 0]).statistic)
+        trees = grown(rounds=rounds, seed=1)
+        known = bounds(view_of(trees, "active"), "passive_1")
+        theirs = trees.trained.federation.parties["passive_1"].features["test"][:, 0]
+        found.append(spearmanr(known.expected["test"][:, 0], theirs).statistic)
     assert found[0] + 0.05 < found[1]
     assert found[1] > 0.9

@@ -1,7 +1,6 @@
 """Trees between parties are those of one party with all columns, and messages are the declared ones and no more."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,9 +14,7 @@ from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.federation import Federation
-from vflsec.core.layout import Layout
-from vflsec.core.message import Channel, Kind
-from vflsec.core.party import Party
+from vflsec.core.message import Kind
 from vflsec.core.protocol import FRACTION_BITS
 from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
@@ -28,7 +25,7 @@ from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.experiment import privacy
 from vflsec.methods.secureboost import SecureBoost
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import federation_of, toy_federation
 
 SMALL = {"rounds": 3, "depth": 3, "leaf_rows": 4, "bins": 8}
 VALIDATION = DataSpec(validation=0.3)
@@ -76,19 +73,14 @@ def dealt(columns, *, rows=240, classes=2, seed=0, split=0.75, signal=1.0):
     x = rng.normal(size=(rows, 6)).astype(np.float32)
     score = signal * (2 * x[:, 0] + np.abs(x[:, 3]) * 2 + x[:, 5] * x[:, 1]) + rng.normal(size=rows)
     y = torch.tensor(np.searchsorted(np.quantile(score, np.arange(1, classes) / classes), score))
-    channel, parties, train = Channel(), {}, int(split * rows)
-    for number, own in enumerate(columns):
-        name = f"passive_{number}" if number else "active"
-        part = torch.tensor(x[:, list(own)])
-        parties[name] = Party(
-            name,
-            {"train": part[:train], "test": part[train:], "val": part[:0]},
-            channel,
-            noise=partial(generator, seed, "noise", name),
-            layout=Layout.numeric(len(own)),
-            labels=None if number else {"train": y[:train], "test": y[train:], "val": y[:0]},
-        )
-    return Federation(parties, channel, classes, "auc" if classes == 2 else "accuracy", seed, torch.device("cpu"))
+    train = int(split * rows)
+    split_at = {"train": slice(train), "test": slice(train, None)}
+    names = ["active", *(f"passive_{number}" for number in range(1, len(columns)))]
+    x_of = {
+        name: {s: torch.tensor(x[at][:, list(own)]) for s, at in split_at.items()}
+        for name, own in zip(names, columns, strict=True)
+    }
+    return federation_of(x_of, {s: y[at] for s, at in split_at.items()}, n_classes=classes, seed=seed)
 
 
 def derivatives(scores, targets):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from vflsec.core.checks import one_of, positive
 from vflsec.core.errors import UsageError
@@ -121,6 +123,29 @@ def toy_cell(
         defenses=(),
         seed=seed,
     )
+
+
+def federation_of(
+    columns: Mapping[str, Mapping[str, Tensor]], labels: Mapping[str, Tensor], *, n_classes: int = 2, seed: int = 0
+) -> Federation:
+    """Return the federation of parties that hold given numbers, without models.
+
+    Args:
+        columns: (n, d) by party and split; the active party is the first. Splits that are not given have no rows.
+        labels: (n,) by split.
+        n_classes: C.
+        seed: of the run.
+    """
+    channel = Channel()
+    made: dict[str, Party] = {}
+    for name, own in columns.items():
+        none = next(iter(own.values()))[:0]
+        features = {split: own.get(split, none) for split in SPLITS}
+        y = {split: labels.get(split, torch.zeros(len(x), dtype=torch.long)) for split, x in features.items()}
+        noise = partial(generator, seed, "noise", name)
+        made[name] = Party(name, features, channel, noise=noise, labels=None if made else y)
+    metric = "auc" if n_classes == 2 else "accuracy"
+    return Federation(made, channel, n_classes, metric, seed, torch.device("cpu"))
 
 
 def tiny_federation(

@@ -23,7 +23,6 @@ from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Guess, Need, Shadows, View
 from vflsec.data.partition import DataSpec
-from vflsec.experiment.adversary import SPLITS
 from vflsec.experiment.cell import Cell
 from vflsec.experiment.federation import build_federation
 from vflsec.experiment.questions import ASK, Question, ask, victim_of
@@ -31,9 +30,9 @@ from vflsec.experiment.score import score
 from vflsec.experiment.shadows import shadows_of
 from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.testing.boosted import boosted
 from vflsec.testing.federations import toy_cell
 from vflsec.testing.suite import SIGMAS, Suite, auc_error, changed, generators, refused, same, stated
+from vflsec.testing.trees import grown
 
 SEEDS = (0, 1, 2)
 ADVERSARY = {"passive": "passive_1", "active": "active"}
@@ -47,7 +46,7 @@ OF_TREES = frozenset({Need.NODES, Need.HISTOGRAMS})
 class AttackConformance(Suite):
     """Checks of one attack, against a small split network in toy federations of two parties and two classes.
 
-    An attack on federated trees is given the messages of trees grown on the same columns (``vflsec.testing.boosted``).
+    An attack on federated trees meets ``secureboost`` instead (``vflsec.testing.trees``).
 
     Class attributes:
         method_options: of FedSplitNN's ``ModelSpec``, for an attack that works at some boundaries only.
@@ -170,13 +169,13 @@ class AttackConformance(Suite):
         attack = self.make()
         side = self.side if attack.side in ("either", "any") else attack.side
         settings = (side, _task(attack, signal), seed, tuple(sorted(self.method_options.items())))
-        trained = _trained(*settings, attack) if attack.acts_in_training else _federation(*settings)
+        if attack.needs & OF_TREES:
+            trained = _trees(*settings)
+        else:
+            trained = _trained(*settings, attack) if attack.acts_in_training else _federation(*settings)
         aux = AuxSpec(n=self.aux, victim_model=Need.VICTIM_MODEL in attack.needs)
         federation = trained.trained.federation
-        messages = tuple(trained.transcript.messages)
-        if attack.needs & OF_TREES:
-            messages = _of_trees(federation, ADVERSARY[side])
-        question = ask(attack, trained.trained, ADVERSARY[side], aux, messages)
+        question = ask(attack, trained.trained, ADVERSARY[side], aux, trained.messages)
         if side == "passive" and Need.PREDICTIONS in attack.needs:  # which nobody sends it here
             predictions = {split: trained.trained.method.predict(federation, split) for split in question.view.features}
             question = question._replace(view=replace(question.view, predictions=predictions))
@@ -255,7 +254,7 @@ class Heard(NamedTuple):
     """A trained toy federation and what the adversary heard of it."""
 
     trained: Trained
-    transcript: Transcript
+    messages: tuple[Message, ...]
 
 
 class ToyTask(NamedTuple):
@@ -305,17 +304,13 @@ def _trained(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], 
     else:
         trained = FedSplitNN(cell.train, cell.model).fit(federation)
     trained.predict("test")
-    return Heard(trained, transcript)
+    return Heard(trained, tuple(transcript.messages))
 
 
-def _of_trees(federation: Federation, name: str) -> tuple[Message, ...]:
-    """Return the messages of trees on the columns of all parties that the adversary ``name`` sent or received."""
-    columns = {
-        party.name: {split: party.features[split] for split in SPLITS}
-        for party in (federation.active, *federation.passive)
-    }
-    grown = boosted(columns, federation.active.labels["train"], n_classes=federation.n_classes)
-    return tuple(m for m in grown.messages if name in (m.sender, m.receiver))
+@lru_cache(maxsize=16)
+def _trees(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Heard:
+    found = grown(build_federation(_cell(task, seed, model), "cpu"))
+    return Heard(found.trained, found.heard(ADVERSARY[side]))
 
 
 def _cell(task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Cell:
