@@ -330,3 +330,101 @@ def test_a_number_that_no_node_has_is_named(tmp_path, number):
     TranscriptWriter(tmp_path / "t", header).write([sent])
     with pytest.raises(DataError, match=r"row 2: expected numbers of nodes, whole ones from 0 to 32767"):
         list(TranscriptFolder(tmp_path / "t").messages())
+
+
+AUDITED = TranscriptHeader(observer="auditor", parties={"bank": "active", "bureau": "passive", "shop": "passive"})
+
+
+def nodes(values, *, rows="abc", step=0, phase="train", split="train", **route):
+    """A message of the active party, or of another route: a row's nodes in trees from ``step`` on."""
+    route = {"sender": "bank", "receiver": "bureau", **route}
+    values = np.array(values, dtype=np.float32).reshape(len(rows), -1)
+    return Sent("nodes", phase=phase, split=split, step=step, rows=np.array(list(rows)), values=values, **route)
+
+
+def read(folder, *messages):
+    return list(TranscriptFolder(written(folder, *messages, header=AUDITED)).messages())
+
+
+ANSWER = {"sender": "bureau", "receiver": "bank"}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        pytest.param([nodes([1, 1, 1]), nodes([2, 3, 3]), nodes([4, 6, 7])], id="levels"),
+        pytest.param([nodes([1, 1, 1]), nodes([4, 13, 7])], id="levels that others split are left out"),
+        pytest.param([nodes([1, 1, 1]), nodes([2, 0, 0]), nodes([0, 13, 0])], id="withheld"),
+        pytest.param([nodes([2, 3, 3]), nodes([5, 6], rows="ab", **ANSWER)], id="an answer about some rows"),
+        pytest.param([nodes([4, 6, 7]), nodes([2, 3, 3], receiver="shop")], id="another party is told less"),
+        pytest.param([nodes([2, 3, 3]), nodes([3, 2, 2], step=1)], id="another tree"),
+        pytest.param([nodes([2, 3, 3]), nodes([3, 2, 2], split="val")], id="rows of another split"),
+        pytest.param([nodes([2, 3, 3]), nodes([3, 2, 2], phase="predict")], id="another phase"),
+        pytest.param([nodes([[2, 0], [0, 3]], rows="ab"), nodes([[5, 2], [3, 7]], rows="ab")], id="several trees"),
+        pytest.param([nodes([1, 2, 5], rows="aaa"), nodes([10], rows="a")], id="one row in several lines"),
+        pytest.param([nodes([2, 3, 3]), nodes([[5, 2]], rows="a", receiver="shop")], id="one tree and two"),
+    ],
+)
+def test_nodes_on_one_path_are_read(tmp_path, messages):
+    found = read(tmp_path / "t", *messages)
+    assert sum(len(one.rows) for one in found) == sum(len(one.rows) for one in messages)
+
+
+@pytest.mark.parametrize(
+    ("messages", "match"),
+    [
+        pytest.param(
+            [nodes([1, 1, 1]), nodes([2, 3, 3]), nodes([4, 5, 7])],
+            r"row 8: expected a node of tree 0 on one path from the root with 3, .* of train says of row 'b', found 5",
+            id="no child of the node before",
+        ),
+        pytest.param(
+            [nodes([2, 3, 3]), nodes([4, 4, 6])],
+            r"row 5: expected .* with 3, .* of row 'b', found 4",
+            id="a node shared by rows whose earlier nodes differ",
+        ),
+        pytest.param([nodes([2, 3, 3]), nodes([2, 2, 3])], r"row 5: .* with 3, .* found 2", id="another node"),
+        pytest.param([nodes([4, 6, 7]), nodes([2, 3, 2])], r"row 6: .* with 7, .* found 2", id="another node above"),
+        pytest.param(
+            [nodes([2, 3, 3]), nodes([6], rows="a", **ANSWER)], r"row 4: .* with 2, .* found 6", id="an answer"
+        ),
+        pytest.param(
+            [nodes([4, 6, 7]), nodes([5, 6, 7], receiver="shop")], r"row 4: .* with 4, .* found 5", id="two parties"
+        ),
+        pytest.param(
+            [nodes([[2, 3]], rows="a", step=6), nodes([[4, 5]], rows="a", step=6)],
+            r"row 2: .* tree 7 .* with 3, .* of row 'a', found 5",
+            id="one of several trees",
+        ),
+        pytest.param([nodes([2, 3], rows="aa")], r"row 2: .* with 2, .* found 3", id="two lines of one message"),
+    ],
+)
+def test_nodes_that_contradict_each_other_are_named(tmp_path, messages, match):
+    with pytest.raises(DataError, match=match) as caught:
+        read(tmp_path / "t", *messages)
+    assert "\n" not in str(caught.value)
+    assert "000000.parquet" in str(caught.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_nodes_are_refused_exactly_where_no_tree_has_them(tmp_path_factory, data):
+    """Against pairs of all that is said, one by one."""
+    said = data.draw(
+        st.lists(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9)), min_size=1, max_size=3), max_size=4)
+    )
+    messages = [nodes([v for _, v in one], rows="".join(row for row, _ in one), step=0) for one in said]
+    paths: dict[str, list[int]] = {}
+    for row, node in (pair for one in said for pair in one if pair[1]):
+        paths.setdefault(row, []).append(node)
+
+    def above(a, b):
+        return a in {b >> k for k in range(b.bit_length())}
+
+    agree = all(above(a, b) or above(b, a) for own in paths.values() for a in own for b in own)
+    try:
+        read(tmp_path_factory.mktemp("t") / "t", *messages)
+    except DataError:
+        assert not agree
+    else:
+        assert agree

@@ -5,6 +5,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from vflsec.audit.transcript import TranscriptFolder
 from vflsec.cli import cli
 from vflsec.core.errors import UsageError
 from vflsec.core.method import Trained
@@ -137,3 +138,22 @@ def test_train_records_and_audit_reads(tmp_path):
         result = CliRunner().invoke(cli, ["audit", own, "--truth", other, "--audit", "wire"])
         assert result.exit_code == 0, result.output
         assert "no fault" in result.output
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("secureboost", ["--defense", "id-lmid:strength=20", "--set", "method.secureboost.rows=0.5"]),
+        ("secureboost-turns", ["--set", "method.secureboost-turns.exchange=plain"]),
+        (
+            "secureboost-layers",
+            ["--set", "data.validation=0.2", "--set", "method.secureboost-layers.patience=2"],
+        ),
+    ],
+)
+def test_recorded_trees_are_read_as_trees(tmp_path, method, arguments):
+    where = tmp_path / "r"
+    small = ["--set", "data.n_labeled=300", "--set", f"method.{method}.rounds=3", "--dataset", "digits"]
+    result = CliRunner().invoke(cli, ["train", "--method", method, *small, *arguments, "--record", str(where)])
+    assert result.exit_code == 0, result.output
+    assert ("nodes", "train") in {(sent.kind, sent.phase) for sent in TranscriptFolder(where).messages()}

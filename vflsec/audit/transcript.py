@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import tomli_w
 
+from vflsec.audit.node_paths import NodePaths
 from vflsec.core import files
 from vflsec.core.checks import count
 from vflsec.core.errors import DataError, UsageError, plain
@@ -134,6 +135,18 @@ class Block(NamedTuple):
     numbers: np.ndarray
 
 
+class _Earlier(NamedTuple):
+    """What earlier lines of a transcript say.
+
+    Attributes:
+        widths: of the vectors of each kind, sender and receiver.
+        paths: of rows through trees.
+    """
+
+    widths: dict[tuple[str, ...], int]
+    paths: NodePaths
+
+
 class TranscriptWriter:
     """Writes a transcript, one file after another; a kill loses at most the vectors of the file in progress.
 
@@ -237,9 +250,9 @@ class TranscriptFolder:
             DataError: a file is missing or damaged, or a line contradicts the header or an earlier line; names file
                 and row.
         """
-        widths: dict[tuple[str, ...], int] = {}
+        earlier = _Earlier({}, NodePaths())
         pieces: list[Sent] = []
-        for piece in (piece for part in self.parts for piece in self._read_part(part, widths)):
+        for piece in (piece for part in self.parts for piece in self._read_part(part, earlier)):
             if pieces and (piece[:6] != pieces[0][:6] or sum(len(one.rows) for one in pieces) >= LONGEST):
                 yield _joined(pieces)
                 pieces = []
@@ -295,7 +308,7 @@ class TranscriptFolder:
             raise DataError(f"{path}: expected each file once, found {max(names, key=names.count)} twice")
         return parts
 
-    def _read_part(self, part: Part, widths: dict[tuple[str, ...], int]) -> Iterator[Sent]:
+    def _read_part(self, part: Part, earlier: _Earlier) -> Iterator[Sent]:
         _, parquet = arrow()
         path = self.folder / part.file
         with _opened(path) as file:
@@ -315,7 +328,7 @@ class TranscriptFolder:
                     )
                 first = 0
                 for batch in opened.iter_batches(BATCH, columns=list(COLUMNS), use_threads=False):
-                    yield from self._checked(batch, path, first, widths)
+                    yield from self._checked(batch, path, first, earlier)
                     first += batch.num_rows
                 if first != part.rows:
                     raise DataError(f"{path}: expected {part.rows} rows as in {INDEX}, found {first}")
@@ -326,7 +339,7 @@ class TranscriptFolder:
                     f"{path}: cannot be read as Parquet: {plain(' '.join(str(error).split())[:200])}"
                 ) from None
 
-    def _checked(self, batch: Arrow, path: Path, first: int, widths: dict[tuple[str, ...], int]) -> Iterator[Sent]:
+    def _checked(self, batch: Arrow, path: Path, first: int, earlier: _Earlier) -> Iterator[Sent]:
         """Yield the messages of a batch whose first row is number ``first`` of its file."""
 
         def wrong(position: int | np.integer[Any], what: str) -> DataError:
@@ -385,7 +398,7 @@ class TranscriptFolder:
                     start, f"expected a message of {self.header.observer}, found one from {sender} to {receiver}"
                 )
             trees = (phase,) if kind == "nodes" else ()  # training grows one tree, prediction reads all
-            width = widths.setdefault((kind, sender, receiver, *trees), int(lengths[start]))
+            width = earlier.widths.setdefault((kind, sender, receiver, *trees), int(lengths[start]))
             other = lengths[start:stop] != width
             if other.any():
                 at = start + int(np.argmax(other))
@@ -393,6 +406,15 @@ class TranscriptFolder:
                     at, f"expected {width} numbers as in earlier rows from {sender} to {receiver}, found {lengths[at]}"
                 )
             values = flat[ends[start] - width : ends[stop - 1]].reshape(-1, width)
+            if kind == "nodes":
+                odd = earlier.paths.contradiction(phase, split, int(steps[start]), rows[start:stop], values)
+                if odd:
+                    at = start + odd.line
+                    raise wrong(
+                        at,
+                        f"expected a node of tree {odd.tree} on one path from the root with {odd.other}, which an "
+                        f"earlier line of {phase} says of row {plain(str(rows[at]))!r}, found {odd.node}",
+                    )
             yield Sent(kind, sender, receiver, phase, split, int(steps[start]), rows[start:stop], values)
 
 
