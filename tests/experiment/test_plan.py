@@ -111,7 +111,7 @@ def test_priors_need_no_training_of_their_own():
         ({"aux": {"n": 0}}, InsufficientView, "attack 'mc' needs auxiliary labels"),
         ({"methods": ["fedsplit"]}, UsageError, r"unknown method 'fedsplit'. Did you mean fedsplitnn\?"),
         ({"dataset": "credit"}, UsageError, "unknown dataset 'credit'. Did you mean credit-default"),
-        ({"attacks": [{"name": "mc", "options": {"mode": "magic"}}]}, UsageError, "mc: option mode='magic'"),
+        ({"attacks": [{"name": "mc", "options": {"mode": "magic"}}]}, UsageError, "mc: unknown mode 'magic'"),
         ({"defenses": [{"name": "iso", "at": ["labels"]}]}, UsageError, "unknown at 'labels'"),
     ],
 )

@@ -17,7 +17,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -164,6 +165,9 @@ def converted(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, 
         if option not in known:
             renamed = getattr(factory, "renamed", {})
             raise UsageError(f"{name}: {unknown('option', option, known, renamed)}")
+        choices = choices_of(hints.get(option, Any))
+        if isinstance(value, str) and choices and value not in choices:
+            raise UsageError(f"{name}: {unknown(option, value, [one for one in choices if isinstance(one, str)])}")
         try:
             found[option] = msgspec.convert(value, hints.get(option, Any))
         except msgspec.ValidationError as error:
@@ -171,6 +175,13 @@ def converted(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, 
         if isinstance(value, int | float) and not abs(value) < 1 << 63:  # also NaN
             raise UsageError(f"{name}: expected a finite number below 2^63 for {option}, got {value!r:.40}")
     return found
+
+
+def choices_of(hint: Any) -> tuple[Any, ...]:
+    """Return the values of a ``Literal``, alone or with None; none for any other annotation."""
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    literals = [one for one in parts if one is not type(None)]
+    return get_args(literals[0]) if len(literals) == 1 and get_origin(literals[0]) is Literal else ()
 
 
 def identity(kind: str, name: str) -> str:
