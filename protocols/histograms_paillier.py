@@ -14,7 +14,7 @@ from vflsec.core.checks import one_of
 from vflsec.core.errors import ProtocolError, UsageError
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
-from vflsec.core.protocol import FRACTION_BITS
+from vflsec.core.protocol import FRACTION_BITS, LEAST_KEY_BITS, MOST_KEY_BITS
 from vflsec.protocols.histograms_encrypted import EncryptedHistograms
 from vflsec.secure.arithmetic.ciphertexts import Ciphertexts
 from vflsec.secure.arithmetic.cost import units
@@ -33,7 +33,6 @@ from vflsec.secure.arithmetic.randomizers import (
 )
 from vflsec.trees.histograms import histogram
 
-LEAST_BITS, MOST_BITS = 1024, 4096
 NOISE_BITS = 10  # that defenses may add to a derivative by noise
 RANGE_BITS = 2  # of derivatives of the log loss, with room for what changes labels
 ROUNDS = 5  # that the table for encryption is made for; one for more would hardly be faster, and much larger
@@ -88,8 +87,8 @@ class PaillierHistograms(EncryptedHistograms):
     ) -> None:
         super().__init__(passive, active)
         one_of(MODES, mode=mode)
-        if not LEAST_BITS <= bits <= MOST_BITS or bits % 8:
-            raise UsageError(f"expected {LEAST_BITS} <= bits <= {MOST_BITS} in whole bytes, got {bits}")
+        if not LEAST_KEY_BITS <= bits <= MOST_KEY_BITS or bits % 8:
+            raise UsageError(f"expected {LEAST_KEY_BITS} <= bits <= {MOST_KEY_BITS} in whole bytes, got {bits}")
         if range_bits is not None and not 0 <= range_bits <= 16:
             raise UsageError(f"expected 0 <= range_bits <= 16, got {range_bits}")
         self.bits, self.mode, self._range_bits = bits, mode, range_bits

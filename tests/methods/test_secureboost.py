@@ -742,6 +742,8 @@ def test_an_interrupted_training_goes_on_to_the_bit(tmp_path, options, defenses)
         ({"depth": 15}, "depth of at most 14, got 15: grow more rounds instead"),
         ({"depth": 0}, "depth"),
         ({"bins": 1}, "2 <= bins <= 32768, got 1"),
+        ({"key_bits": 100}, "expected 1024 <= key_bits <= 4096, a multiple of 8, got 100"),
+        ({"key_bits": 2049, "exchange": "paillier"}, "key_bits <= 4096, a multiple of 8, got 2049"),
         ({"rows": 1.5}, "at most 1, got 1.5"),
         ({"columns": 1.5}, "at most 1, got 1.0 and 1.5"),
         ({"rows": 0.0}, "rows"),

@@ -21,7 +21,7 @@ from vflsec.core.hooks import Hook
 from vflsec.core.message import Kind, Step
 from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
-from vflsec.core.protocol import FRACTION_BITS, HistogramExchange
+from vflsec.core.protocol import FRACTION_BITS, LEAST_KEY_BITS, MOST_KEY_BITS, HistogramExchange
 from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
@@ -144,6 +144,10 @@ class SecureBoost(Method):
             raise UsageError(f"expected depth of at most {DEEPEST}, got {depth}: grow more rounds instead")
         if not 2 <= bins <= 2**15:
             raise UsageError(f"expected 2 <= bins <= {2**15}, got {bins}")
+        if not LEAST_KEY_BITS <= key_bits <= MOST_KEY_BITS or key_bits % 8:
+            raise UsageError(
+                f"expected {LEAST_KEY_BITS} <= key_bits <= {MOST_KEY_BITS}, a multiple of 8, got {key_bits}"
+            )
         if rows > 1 or columns > 1:
             raise UsageError(f"expected rows and columns as shares of at most 1, got {rows} and {columns}")
         self.exchange = exchange
