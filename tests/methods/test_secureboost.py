@@ -798,6 +798,38 @@ def test_every_bin_pair_of_deepest_trees_fits_the_wire():
     assert torch.isfinite(found.predict("test")).all()
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"leaf_rows": 91}, "needs 182 rows in a round with leaf_rows=91, and there are 180: lower leaf_rows"),
+        (
+            {"leaf_rows": 46, "rows": 0.5},
+            "needs 92 rows in a round with leaf_rows=46, and there are 90: lower leaf_rows",
+        ),
+        ({"leaf_hessian": 100.0}, "no tree has a split: lower leaf_rows, leaf_hessian or least_gain"),
+        ({"leaf_rows": 60}, ""),
+    ],
+)
+def test_trees_without_a_split_say_which_option_forbids_it(options, said):
+    found, _ = trained(**options)
+    remedy = found.method.remedy(found.federation)
+    assert said in remedy
+    assert bool(remedy) == bool(said) == (float(found.predict("test").std(dim=0).max()) == 0)
+
+
+def test_a_run_of_trees_on_few_rows_says_what_to_lower(tmp_path):
+    report = vflsec.evaluate(
+        methods=["secureboost"], attack="logistic", dataset="toy", data={"n_labeled": 30, "options": {"rows": 200}},
+        seeds=1, jobs=1, aux={"n": 10, "folds": 0}, out=tmp_path,
+    )  # fmt: skip
+    assert [point.statuses for point in report.points if point.attack == "logistic"] == [{"collapsed": 1}]
+    (note,) = [note for note in report.summary.notes if "leaf_rows" in note]
+    assert note == (
+        "secureboost: the model predicts the same for every test row: no tree has a split, which needs 40 rows in a "
+        "round with leaf_rows=20, and there are 30: lower leaf_rows"
+    )
+
+
 def test_more_nodes_than_memory_are_refused_before_they_are_made():
     with pytest.raises(UsageError, match="expected at most 67,108,864 nodes in all trees, got room for 800,000,000"):
         method(rounds=100_000_000).build(dealt(THREE))

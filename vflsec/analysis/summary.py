@@ -219,5 +219,6 @@ def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     if manifest.seeds > 1 and any(block.without is None for block in blocks):
         notes.append(UNGROUPED)
     notes += [*_no_gain(manifest, trained), *_weak_model(trained)]
+    notes += [f"{one.method}: {one.error}" for one in trained if one.status == "collapsed" and one.error]
     notes += [note if manifest.audited else f"{one.method}: {note}" for one in trained for note in one.notes]
     return list(dict.fromkeys(notes))

@@ -164,6 +164,10 @@ class Method(ABC):
         """Return an estimate of the CPU seconds of cryptography in training on this machine; 0 without any."""
         return 0.0
 
+    def remedy(self, federation: Federation) -> str:
+        """Return what to change, and why, if the trained model predicts the same for all rows; empty if unknown."""
+        return ""
+
     def exposures(self, federation: Federation) -> list[tuple[str, float]]:
         """Return, for each party whose features others can compute, a sentence and an upper bound of their share."""
         return []

@@ -252,7 +252,8 @@ def _measure(trained: Trained, facts: CellFacts, seed: int) -> None:
     malicious = integrity_attacks(federation.malicious)
     collapsed = collapse({name: value for name, value in spread.items() if name not in malicious})
     if float(F.log_softmax(logits, dim=1).std(dim=0).max()) < COLLAPSED:
-        collapsed = "the model predicts the same for every test row"
+        remedy = method.remedy(federation)
+        collapsed = "the model predicts the same for every test row" + (f": {remedy}" if remedy else "")
     if collapsed:
         facts.status, facts.error = "collapsed", collapsed
     labels, groups = federation.active.labels["test"], federation.groups.get("test")

@@ -209,12 +209,24 @@ class SecureBoost(Method):
     def cryptography(self, federation: Federation) -> float:
         """Return an estimate of the CPU seconds of cryptography."""
         outputs = self.shape(federation).outputs
-        rows = max(1, round(self.rows * federation.n_rows("train")))
+        rows = self._n_drawn(federation)
         passes = 1 + 0.5 * (self.depth - 1)  # of two children, the smaller one is added up
         return sum(
             exchange.seconds(max(0, self.rounds - self.alone), outputs, rows, len(bins.start), len(bins), passes)
             for exchange, bins in ((self._exchanges[name], self._bins[name]) for name in self._exchanges)
         )
+
+    def remedy(self, federation: Federation) -> str:
+        """Return which option lets trees have splits, if they have none."""
+        if (self.shape(federation).owner >= 0).any():
+            return ""
+        drawn, needed = self._n_drawn(federation), 2 * self.rule.least_rows
+        if drawn < needed:
+            return (
+                f"no tree has a split, which needs {needed} rows in a round with leaf_rows={self.rule.least_rows}, and "
+                f"there are {drawn}: lower leaf_rows"
+            )
+        return "no tree has a split: lower leaf_rows, leaf_hessian or least_gain"
 
     def planned(self, phase: str, federation: Federation) -> int | None:
         """Return the rounds in which a passive party hears a row's derivatives, once in each; the most of all."""
@@ -280,7 +292,11 @@ class SecureBoost(Method):
         if self.rows == 1:
             return torch.arange(n, device=federation.device)
         order = torch.randperm(n, generator=generator(federation.seed, "rows", round_))
-        return order[: max(1, round(self.rows * n))].sort().values.to(federation.device)
+        return order[: self._n_drawn(federation)].sort().values.to(federation.device)
+
+    def _n_drawn(self, federation: Federation) -> int:
+        """Return the number of training rows of one round."""
+        return max(1, round(self.rows * federation.n_rows("train")))
 
     @torch.no_grad()
     def predict(self, federation: Federation, split: str) -> Tensor:

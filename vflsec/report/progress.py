@@ -89,5 +89,5 @@ def describe(record: Record | StageDone | str) -> str:
         return (
             f"draw {record.seed + 1} {'alone ' if isinstance(record, BaselineResult) else ''}{attack}: {record.status}"
         )
-    cause = f", {record.error}" if record.status in FAILED and record.error else ""
+    cause = f", {record.error}" if record.status in (*FAILED, "collapsed") and record.error else ""
     return f"{record.method} {what} {attack} seed {record.seed}: {record.status}{cause}"
