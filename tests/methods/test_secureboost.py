@@ -287,6 +287,41 @@ def test_encrypted_derivatives_are_not_readable(exchanged, exchange):
     assert not any(m.receiver.startswith("passive") for m in heard if m.kind in (Kind.GRADIENT, Kind.HISTOGRAM))
 
 
+@pytest.mark.parametrize(
+    ("options", "rounds"),
+    [
+        ({}, 6),
+        ({"order": "turns"}, 2),
+        ({"order": "layers"}, 6),
+        ({"alone": 2}, 4),
+        ({"alone": 2, "order": "turns"}, 1),
+        ({"alone": 6}, 0),
+        ({"rows": 0.5, "columns": 0.5}, 6),
+    ],
+)
+def test_the_estimate_counts_what_is_encrypted_and_added_up(options, rounds):
+    """Rounds are exact; rows are added up at most as often as estimated, as a child may have less than half of them."""
+    federation = dealt([(0, 1), (2, 3)] if "columns" in options else [(0,), (1, 2, 3), (4, 5)], rows=2000, split=0.9)
+    made = method(rounds=6, leaf_rows=1, **options)
+    heard = []
+    federation.channel.taps.append(heard.append)
+    made.build(federation)
+    counted = {}
+    for name, exchange in made._exchanges.items():
+        exchange.seconds = lambda *work, name=name: counted.setdefault(name, work)[0]
+    made.cryptography(federation)
+    made.run("train", federation)
+    for name, (of_rounds, outputs, drawn, columns, n_bins, passes) in counted.items():
+        sent = [m for m in heard if m.kind is Kind.CIPHERTEXT and m.receiver == name]
+        assert of_rounds == len(sent) == (rounds if name == "passive_1" else of_rounds)
+        assert all(len(m.rows) == drawn for m in sent)
+        sums = [m.payload["value"][..., 2] for m in heard if m.kind is Kind.HISTOGRAM and m.sender == name]
+        assert all(int((own.sum(dim=0) > 0).sum()) <= n_bins for own in sums)
+        added = sum(float(own.sum()) for own in sums)
+        estimated = of_rounds * outputs * drawn * columns * passes
+        assert 0.6 * estimated <= added <= estimated
+
+
 def test_ciphertexts_of_a_round_are_fresh(exchanged):
     _, heard = exchanged["paillier"]
     data = [m.payload["value"].data for m in heard if m.kind is Kind.CIPHERTEXT and m.sender == "active"]

@@ -26,7 +26,7 @@ from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.epochs import Epochs
-from vflsec.methods.tree_growing import TreeGrowing
+from vflsec.methods.tree_growing import TreeGrowing, drawn_columns
 from vflsec.trees.bins import Bins
 from vflsec.trees.ensemble import Shape, Splits
 from vflsec.trees.splits import Rule
@@ -207,14 +207,19 @@ class SecureBoost(Method):
             raise UsageError("patience needs validation rows, got none: add --set data.validation=0.1")
 
     def cryptography(self, federation: Federation) -> float:
-        """Return an estimate of the CPU seconds of cryptography."""
-        outputs = self.shape(federation).outputs
-        rows = self._n_drawn(federation)
-        passes = 1 + 0.5 * (self.depth - 1)  # of two children, the smaller one is added up
-        return sum(
-            exchange.seconds(max(0, self.rounds - self.alone), outputs, rows, len(bins.start), len(bins), passes)
-            for exchange, bins in ((self._exchanges[name], self._bins[name]) for name in self._exchanges)
-        )
+        """Return an estimate of the CPU seconds of cryptography, if no node is withheld or too small to be split."""
+        outputs, rows = self.shape(federation).outputs, self._n_drawn(federation)
+        heard, names = self._heard(federation), list(federation.parties)
+        total = 0.0
+        for name, exchange in self._exchanges.items():
+            rounds = [round_ for round_, receivers in enumerate(heard) if name in receivers]
+            levels = max((self._levels(names.index(name), round_, outputs, len(names)) for round_ in rounds), default=0)
+            passes = 1 + 0.5 * (levels - 1)  # of two children, the smaller one is added up
+            columns = len(self._bins[name].start)
+            drawn = drawn_columns(columns, self.columns)
+            n_bins = round(len(self._bins[name]) * drawn / max(1, columns))
+            total += exchange.seconds(len(rounds), outputs, rows, drawn, n_bins, passes)
+        return total
 
     def remedy(self, federation: Federation) -> str:
         """Return which option lets trees have splits, if they have none."""
@@ -230,7 +235,7 @@ class SecureBoost(Method):
 
     def planned(self, phase: str, federation: Federation) -> int | None:
         """Return the rounds in which a passive party hears a row's derivatives, once in each; the most of all."""
-        heard = Counter(name for round_ in range(self.rounds) for name in self._receivers(federation, round_))
+        heard = Counter(name for receivers in self._heard(federation) for name in receivers)
         return max(heard.values(), default=0)
 
     def shape(self, federation: Federation) -> Shape:
@@ -277,6 +282,14 @@ class SecureBoost(Method):
         if self.order == "layers":
             return list(range(1, parties)) if level < self.passive_levels else [0]
         return list(range(parties))
+
+    def _heard(self, federation: Federation) -> list[list[str]]:
+        """Return the receivers of each round."""
+        return [self._receivers(federation, round_) for round_ in range(self.rounds)]
+
+    def _levels(self, number: int, round_: int, outputs: int, parties: int) -> int:
+        """Return in how many levels of a round's trees the columns of party ``number`` are candidates."""
+        return sum(number in self.candidates(round_ * outputs, level, outputs, parties) for level in range(self.depth))
 
     def _receivers(self, federation: Federation, round_: int) -> list[str]:
         """Return the names of the passive parties whose columns are candidates in some level of a round."""

@@ -141,7 +141,7 @@ class _Source:
         if growing.columns == 1 or count == 0:
             return np.arange(count)
         rng = generator(growing.federation.seed, "columns", self.party.name, self.tree)
-        return np.sort(torch.randperm(count, generator=rng)[: max(1, round(growing.columns * count))].numpy())
+        return np.sort(torch.randperm(count, generator=rng)[: drawn_columns(count, growing.columns)].numpy())
 
     def none(self, numbers: NDArray[np.int64]) -> Best:
         """Return no split of any node."""
@@ -266,6 +266,11 @@ class _Source:
         code = codes.take(rows * codes.shape[1] + self.bins.column[chosen].take(at))
         right: NDArray[np.bool_] = np.where(self.bins.ordered[chosen].take(at), code > split, code == split)
         return 2 * at + right
+
+
+def drawn_columns(count: int, share: float) -> int:
+    """Return how many of a party's ``count`` columns are drawn for a tree."""
+    return max(1, round(share * count)) if count else 0
 
 
 def _marked(numbers: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
