@@ -100,6 +100,27 @@ def test_cards(kind, name, words):
     assert kind == "dataset" or max(map(len, result.output.splitlines())) <= 80
 
 
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        (
+            "secureboost",
+            {
+                "sends in train": "ciphertext (exchange masked or paillier), control, gradient (exchange plain), "
+                "histogram, nodes",
+                "the passive side sees": "auxiliary labels, node memberships, own features, own model, received "
+                "gradients (exchange plain)",
+                "the active side sees": "auxiliary labels, histograms, node memberships, own features, own model",
+            },
+        ),
+        ("fedlocal-byol", {"sends in pretrain": "parameters (pma true)", "sends in finetune": "embedding, gradient"}),
+        ("fedsplitnn", {"sends in train": "embedding, gradient"}),
+    ],
+)
+def test_a_card_says_with_which_options_something_is_sent(name, facts):
+    assert facts.items() <= json.loads(run("show", "method", name, "--format", "json").output).items()
+
+
 def test_a_card_is_data_too():
     for kind, name, facts in (
         ("attack", "residual", {"costs", "fails", "contrib", "differs", "options"}),

@@ -6,10 +6,10 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import click
 
@@ -18,6 +18,8 @@ from vflsec.core import registry
 from vflsec.core.errors import DataError, VflsecError
 
 if TYPE_CHECKING:
+    from vflsec.core.message import Kind
+    from vflsec.core.method import Method
     from vflsec.data.dataset import VerticalDataset
 
 WIDTH = 80
@@ -181,8 +183,16 @@ def _facts(kind: str, found: Any) -> dict[str, Any]:
         return describe_defense(found)
     facts = {"name": found.name, "reference": found.reference}
     if kind == "method":
-        sends = {phase: ", ".join(sorted(kinds)) or "nothing" for phase, kinds in found.messages.items()}
-        shows = {side: ", ".join(sorted(needs)) for side, needs in found.visible_to.items()}
+        from vflsec.experiment.mounting import KINDS as OF_NEED
+
+        sends = {
+            phase: ", ".join(kind + _only_with(found, [phase], kind) for kind in sorted(kinds)) or "nothing"
+            for phase, kinds in found.messages.items()
+        }
+        shows = {
+            side: ", ".join(need + _only_with(found, found.phases, OF_NEED.get(need)) for need in sorted(needs))
+            for side, needs in found.visible_to.items()
+        }
         return {
             **facts,
             "version": found.version,
@@ -191,6 +201,21 @@ def _facts(kind: str, found: Any) -> dict[str, Any]:
             **{f"the {side} side sees": what for side, what in shows.items()},
         }
     return {**facts, **{f"{role} learns": "; ".join(what) for role, what in found.reveals.items()}}
+
+
+def _only_with(method: type[Method], phases: Sequence[str], kind: Kind | None) -> str:
+    """Return the values of an option with which alone ``kind`` is sent in ``phases``, in parentheses.
+
+    Options that are a choice, or on or off, are tried one at a time.
+    """
+    hints = get_type_hints(method.__init__)
+    for option in registry.options_of(method) if kind else ():
+        hint = hints.get(option)
+        choices = (True, False) if bool in (hint, *get_args(hint)) else registry.choices_of(hint)
+        with_kind = [one for one in choices if any(kind in method.messages_in(p, {option: one}) for p in phases)]
+        if with_kind and len(with_kind) < len(choices):
+            return f" ({option} {' or '.join(json.dumps(one).strip(chr(34)) for one in with_kind)})"
+    return ""
 
 
 def _print(facts: Mapping[str, Any]) -> None:
