@@ -11,12 +11,14 @@ from scipy.stats import norm, spearmanr
 from vflsec.attacks.fusion import ColumnFusion, Fusion
 from vflsec.attacks.id2graph import ID2Graph
 from vflsec.attacks.instance_space import InstanceSpaces
+from vflsec.attacks.logistic import LogisticRegression
 from vflsec.attacks.residual_sign import ResidualSign
 from vflsec.attacks.split_order import SplitOrder
 from vflsec.core import metrics
 from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.layout import Column, Layout
 from vflsec.core.message import Kind, Message
+from vflsec.core.statistics import over_seeds
 from vflsec.core.view import View
 from vflsec.experiment import adversary
 from vflsec.experiment.questions import ask
@@ -27,16 +29,21 @@ from vflsec.testing.trees import grown
 N, KNOWN = 1500, 60
 
 
-def world(*, seed=0, n=N, n_classes=2, noise=0.5, **options):
-    """Columns of two parties, a label that follows the sum of their first ones, and trees; messages are encrypted."""
+def world(*, seed=0, n=N, n_classes=2, noise=0.5, parties=("active", "passive_1"), shuffled=False, **options):
+    """Columns of two parties, a label that follows the first ones of some ``parties``, and trees on encrypted messages.
+
+    ``shuffled``: trees are grown by the same labels in a random order.
+    """
     rng = torch.Generator().manual_seed(seed)
     x = {name: {s: torch.randn(n, 3, generator=rng) for s in ("train", "test")} for name in ("active", "passive_1")}
     total = {
-        s: x["active"][s][:, 0] + x["passive_1"][s][:, 0] + noise * torch.randn(n, generator=rng) for s in x["active"]
+        s: sum(x[name][s][:, 0] for name in parties) + noise * torch.randn(n, generator=rng) for s in ("train", "test")
     }
     cuts = torch.quantile(total["train"], torch.arange(1, n_classes) / n_classes)
     y = {s: torch.bucketize(t, cuts) for s, t in total.items()}
-    return x, y, grown(federation_of(x, y, n_classes=n_classes, seed=seed), **{"exchange": "masked", **options})
+    grown_by = {s: own[torch.randperm(n, generator=rng)] for s, own in y.items()} if shuffled else y
+    federation = federation_of(x, grown_by, n_classes=n_classes, seed=seed)
+    return x, y, grown(federation, **{"exchange": "masked", **options})
 
 
 def passive(trees, known=KNOWN):
@@ -169,17 +176,38 @@ def test_nodes_that_are_withheld_say_nothing():
     assert torch.equal(found, found[:1].expand_as(found))
 
 
+def shuffled_labels(attack, parties, seed):
+    """The AUC on true labels of an attack on trees by labels in a random order, and of what its party infers alone.
+
+    The party has KNOWN true labels. Alone it fits a logistic regression to its own columns, which is the right model.
+    """
+    _, y, trees = world(seed=seed, parties=parties, shuffled=True)
+    view = replace(passive(trees), aux_labels=y["train"][:KNOWN])
+    without = LogisticRegression()(adversary.alone(view, seed), seed=0)
+    return [auc(one.scores["train"], y["train"]) for one in (attack(view, seed=0), without)]
+
+
 @pytest.mark.statistical
-def test_trees_that_know_nothing_of_labels_leak_nothing():
-    """They grow by other labels, and columns say nothing: the mean difference to 1/2 is within its error."""
-    found = []
-    for seed in range(8):
-        _, _, trees = world(seed=seed)
-        y = torch.randint(2, (N,), generator=torch.Generator().manual_seed(100 + seed))
-        view = replace(passive(trees), aux_labels=y[:KNOWN])
-        found.append([auc(a(view, seed=0).scores["train"], y) for a in (InstanceSpaces(), ID2Graph())])
-    mean, error = np.mean(found, axis=0), np.std(found, axis=0, ddof=1) / len(found) ** 0.5
-    assert (np.abs(mean - 0.5) < 3 * error).all()
+@pytest.mark.parametrize("attack", [InstanceSpaces(), ID2Graph()], ids=lambda attack: attack.name)
+def test_trees_by_shuffled_labels_leak_nothing_if_no_column_tells_of_labels(attack):
+    found = over_seeds([shuffled_labels(attack, (), seed)[0] for seed in range(10)])
+    assert found.low <= 0.5 <= found.high
+    assert found.high - found.low < 0.05
+
+
+@pytest.mark.statistical
+def test_trees_by_shuffled_labels_tell_no_more_than_the_columns_that_they_split():
+    """Of own columns nodes tell less than the columns themselves; of other parties' columns the adversary has no more.
+
+    So what is inferred from nodes can exceed what the party infers alone even if trees know nothing of labels.
+    """
+    own = [shuffled_labels(InstanceSpaces(), ("passive_1",), seed) for seed in range(8)]
+    foreign = [shuffled_labels(InstanceSpaces(), ("active",), seed) for seed in range(8)]
+    of_own, of_foreign = (over_seeds([nodes - alone for nodes, alone in one]) for one in (own, foreign))
+    assert of_own.high < 0
+    assert of_foreign.low > 0
+    alone = over_seeds([alone for _, alone in foreign])
+    assert alone.low <= 0.5 <= alone.high
 
 
 def test_a_column_that_is_split_at_every_bin_has_the_exact_order():
