@@ -25,7 +25,7 @@ def claim(**changes):
 def study(*claims):
     arms = [Part(name=name) for name in ("a", "b", "c")]
     return Study(
-        title="t", source="s", registered="today", data=[Part(name="d")], arms=arms, claims=list(claims), seeds=6
+        title="t", source="s", registered="2026-01-01", data=[Part(name="d")], arms=arms, claims=list(claims), seeds=6
     )
 
 

@@ -197,6 +197,11 @@ def test_other_seeds_leave_the_measurements_alone(write, tmp_path):
         ('measure = "utility"', 'measure = "utility"\nmetric = "aic"', "unknown metric"),
         ("margin = 0.01", 'margin = 0.01\ndata = ["toys"]', "unknown data 'toys'"),
         ("seeds = 2", "seeds = 0", "expected seeds from 1"),
+        ('"2026-01-01"', '"yesterday"', "expected registered as a date in the form 2026-01-31, got 'yesterday'"),
+        ('"2026-01-01"', '"2026-02-30"', "expected registered as a date in the form 2026-01-31, got '2026-02-30'"),
+        ('"2026-01-01"', '"20260101"', "expected registered as a date in the form 2026-01-31, got '20260101'"),
+        ('"2026-01-01"', '""', "expected registered as a date in the form 2026-01-31, got ''"),
+        ('"2026-01-01"', "2026-01-01", "Expected `str`, got `date`"),
         ('methods = ["fedsplitnn"]', 'methods = ["fedsplitnn", "local"]', "one method"),
         (
             'methods = ["fedsplitnn"]',

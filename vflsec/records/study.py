@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterator
+from datetime import date
 from typing import Any, Literal
 
 import msgspec
@@ -153,7 +155,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Attributes:
         title: what is tested.
         source: the paper, with its arXiv number.
-        registered: the date on which claims, margins and settings were fixed.
+        registered: the date on which claims, margins and settings were fixed, as text in the form 2026-01-31.
         notes: what differs from the paper.
     """
 
@@ -169,6 +171,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         """Check that claims name arms and data that exist."""
+        if not _is_date(self.registered):
+            raise ValueError(f"expected registered as a date in the form 2026-01-31, got {self.registered!r:.40}")
         if not 1 <= self.seeds <= MOST_SEEDS:
             raise ValueError(f"expected seeds from 1 to {MOST_SEEDS}, got {self.seeds}")
         arms, data = [arm.name for arm in self.arms], [one.name for one in self.data]
@@ -210,6 +214,14 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """A hash of the claims with their margins, without their texts."""
         bare = [msgspec.structs.replace(claim, text="", source="") for claim in self.claims]
         return _digest([self.registered, self.seeds, bare])
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text) is not None
 
 
 def _digest(value: Any) -> str:
