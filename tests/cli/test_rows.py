@@ -111,6 +111,16 @@ def test_mistakes_are_one_line(tmp_path):
     assert "expected no --rows or --by with --sweep" in swept.stderr
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_file_in_a_folder_that_is_not_there_is_refused_before_anything_is_computed(tmp_path, more):
+    missing = tmp_path / "no" / "rows.csv"
+    found = run("--out", tmp_path / "run", "--rows", missing, *more)
+    assert found.exit_code == 2
+    assert found.stderr.splitlines()[-1] == f"Error: expected a folder {missing.parent} for --rows, found none: make it"
+    assert list(tmp_path.iterdir()) == []
+    assert run("--out", tmp_path / "run", "--rows", tmp_path / "run" / "rows.csv", "--dry-run").exit_code == 0
+
+
 def test_a_column_of_text_gives_its_categories_and_gaps_are_a_group():
     data = load_dataset("credit-default")
     assert list(groups_of(data, "SEX").cat.categories) == ["1", "2"]

@@ -86,3 +86,10 @@ def test_a_page_that_is_no_file_is_refused(tmp_path):
     assert done.stderr.splitlines() == [
         f"Error: expected a file for --page, got {tmp_path / 'pipe'}, which is something else: name another"
     ]
+
+
+def test_a_page_in_a_folder_that_is_not_there(tmp_path):
+    done = CliRunner().invoke(cli, ["judge", "--page", str(tmp_path / "no" / "page.md")])
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[-1] == f"Error: expected a folder {tmp_path / 'no'} for --page, found none: make it"
+    assert not (tmp_path / "no").exists()

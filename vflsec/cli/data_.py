@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vflsec.cli import Suggesting
+from vflsec.cli.options import expect_folder
 from vflsec.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ def init(
     """
     from vflsec.data.draft import draft
 
-    if not out.parent.is_dir():
-        raise UsageError(f"expected a folder {out.parent} for --out, found none: make it")
+    expect_folder(out, "--out")
     text = draft(files, out.parent, label=label, key=key.split(",") if key else None, active=active)
     if out.exists() and not force:
         raise UsageError(f"expected a new file {out}, found one: name another with --out, or overwrite it with --force")

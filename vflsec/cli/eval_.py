@@ -15,6 +15,7 @@ from vflsec.cli.options import (
     config,
     data_dir,
     device,
+    expect_folder,
     expose,
     finite,
     limits,
@@ -240,6 +241,8 @@ def command(
     folder = out or Path("runs") / spec.name
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"expected a folder for --out, found the file {folder}: name another")
+    if rows and rows.parent.resolve() != folder.resolve():  # which the run makes
+        expect_folder(rows, "--rows")
     names = naming.names_of(spec)
     spec, left_out = engines.every_attack(naming.with_standard_names(spec, names))
     for line in engines.reasons(left_out):
@@ -341,7 +344,6 @@ def write_rows(path: Path, found: pd.DataFrame) -> None:
     from vflsec.experiment.store import writing
 
     with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
         files.replace(path, found.to_csv(index=False).encode())
     click.echo(f"rows: {path} (sensitive: how surely the label of each person is inferred)", err=True)
 

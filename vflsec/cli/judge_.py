@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vflsec.cli.options import device
+from vflsec.cli.options import device, expect_folder
 
 if TYPE_CHECKING:
     from vflsec.analysis.claims import Measured
@@ -76,6 +76,7 @@ def command(
     if page and page.exists() and not page.is_file():  # a pipe would wait for a reader
         raise UsageError(f"expected a file for --page, got {page}, which is something else: name another")
     if page:
+        expect_folder(page, "--page")
         _write_page(chosen, page, results)
         return
     if not names:

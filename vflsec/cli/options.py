@@ -52,6 +52,12 @@ def completing(kind: str, *more: str) -> Callable[[click.Context, click.Paramete
     return complete
 
 
+def expect_folder(path: Path, option: str) -> None:
+    """Raise UsageError unless the folder exists in which ``option`` names a file."""
+    if not path.parent.is_dir():
+        raise UsageError(f"expected a folder {path.parent} for {option}, found none: make it")
+
+
 def name_of_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the names of the kind that stands before, in ``vflsec show``."""
     kind = ctx.params.get("kind")
