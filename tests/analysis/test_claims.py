@@ -164,6 +164,14 @@ def test_a_number_of_seeds_that_no_study_has_is_refused_at_once():
             judge([Measured("s", own, found)])
 
 
+def test_nothing_is_lost_where_different_arms_give_equal_numbers():
+    """As under encryption, which changes no number. Arms that are the same are refused before anything is measured."""
+    equal = dict.fromkeys(CLEAR, 0.7)
+    found = verdict(claim(no_worse=True), values("a", equal), values("b", equal))
+    assert (found.decision, found.links[0].deviation) == (HOLDS, 0.0)
+    assert verdict(claim(), values("a", equal), values("b", equal)).decision == FAILS
+
+
 def test_two_seeds_leave_a_claim_undecided():
     assert against({0: 0.1, 1: 0.1}).decision == OPEN
 

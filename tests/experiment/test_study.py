@@ -148,8 +148,7 @@ def test_utility_and_bytes_are_those_of_a_training(write, tmp_path):
 
 
 def test_leaks_and_cap_are_those_of_an_evaluation(write, tmp_path):
-    second = OWN.replace('name = "noise"', 'name = "noise 2"').partition('[[arms]]\nname = "noise 2"')[2]
-    arm = '\n[[arms]]\nname = "noise 2"' + second.partition("[[claims]]")[0]
+    arm = '\n[[arms]]\nname = "noise 2"\nsettings.defenses = ["iso:lambda=2,5"]\n'
     one = read_study(write(OWN + arm + MORE.format(cap="calibrated")))
     job = Job("own", one, Store(tmp_path / "run"))
     with job.store.lock():
@@ -184,6 +183,56 @@ def test_other_seeds_leave_the_measurements_alone(write, tmp_path):
     assert done.exit_code == 0, done.output
     assert not (tmp_path / "r").exists()
     assert read_measurements(tmp_path / "run" / "own.json").seeds == 1
+
+
+COMPARED = """
+[[arms]]
+name = "narrow too"
+settings.model.cut = 2
+
+[[arms]]
+name = "narrow noise"
+settings.model.cut = 2
+settings.defenses = ["iso:lambda=1,5"]
+
+[[arms]]
+name = "more labels"
+settings.model.cut = 2
+settings.aux.n = 40
+
+[[claims]]
+text = "nothing is lost"
+source = "nowhere"
+topic = "utility"
+better = "{better}"
+than = ["narrow"]
+no_worse = true
+margin = 0.01
+{measure}
+"""
+
+
+@pytest.mark.parametrize(
+    ("better", "measure", "same"),
+    [
+        ("narrow too", 'measure = "utility"', True),
+        ("narrow too", 'measure = "bytes"', True),
+        ("narrow too", 'measure = "leak"\nattack = "mc"', True),
+        ("narrow noise", 'measure = "utility"', True),  # at strength 0
+        ("narrow noise", 'measure = "leak"\nattack = "worst"', True),
+        ("more labels", 'measure = "utility"', True),  # which the adversary has
+        ("more labels", 'measure = "leak"\nattack = "mc"', False),
+        ("wide", 'measure = "utility"', False),
+    ],
+)
+def test_a_claim_that_compares_a_measurement_with_itself_is_refused(write, tmp_path, better, measure, same):
+    """It would hold without a test: nothing is varied."""
+    path = write(OWN + COMPARED.format(better=better, measure=measure))
+    found = run(path, "--dry-run", "--out", str(tmp_path / "run"))
+    assert (found.exit_code == 2) == same, found.output
+    if same:
+        assert f"'nothing is lost': expected arms with different settings, got {better} and narrow" in found.output
+        assert found.output.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,12 @@ from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
 from vflsec.experiment import engine
 from vflsec.experiment import spec as specs
+from vflsec.experiment.cell import result_key
 from vflsec.experiment.grid import Grid, Place, evaluation, expect_attack, merged, point, strengths, trainings
+from vflsec.experiment.plan import rows
 from vflsec.experiment.store import Store
 from vflsec.records.measurements import Outcome, Values, outcome, values_of
-from vflsec.records.study import ATTACKED, Measure, Study
+from vflsec.records.study import ALONE, ATTACKED, Measure, Study
 
 PACKAGE = "vflsec.claims"
 
@@ -73,6 +75,40 @@ class Job(Grid):
                     self._add((i, j), settings, wanted)
                 except UsageError as error:
                     raise UsageError(f"{name}, {arm.name} on {data.name}: {error}") from None
+        self._expect_variation()
+
+    def _expect_variation(self) -> None:
+        """Raise UsageError if a claim compares a measurement with itself, by which "not worse" would always hold."""
+        arms = [arm.name for arm in self.study.arms]
+        for claim in self.study.claims:
+            for i, data in enumerate(self.study.data):
+                if data.name not in self.study.tested_on(claim):
+                    continue
+                for one, other in claim.links:
+                    if other == ALONE:
+                        continue
+                    keys = [self._keys((i, arms.index(arm)), claim.measured) for arm in (one, other)]
+                    if keys[0] == keys[1]:
+                        raise UsageError(
+                            f"{self.name}, claim {claim.text!r}: expected arms with different settings, got {one} and "
+                            f"{other}, whose {claim.measured.name} on {data.name} is the same measurement: vary what "
+                            f"is compared, or name a strength"
+                        )
+
+    def _keys(self, place: Place, measure: Measure) -> frozenset[str]:
+        """Return the keys of the trainings that a measure is of, or of the results on attacks."""
+        if place in self.trainings:
+            return frozenset(cell.key for cell in self.trainings[place] if cell.seed == 0)
+        spec, keys = self.points[place].spec, set()
+        over_strengths = measure.kind in ("cap", "calibrated")
+        for row in rows(msgspec.structs.replace(spec, seeds=1)):
+            if row.control or not (over_strengths or row.strength == measure.strength):
+                continue
+            if measure.kind not in ATTACKED or row.attack is None:
+                keys.add(row.cell.key)
+            elif measure.attack in ("worst", row.label, row.attack.name):
+                keys.add(result_key(row.cell, row.attack, spec.adversary, spec.aux))
+        return frozenset(keys)
 
     def _add(self, place: Place, settings: Mapping[str, Any], wanted: Sequence[Measure]) -> None:
         if isinstance(names := settings.get("methods"), str):
