@@ -250,3 +250,10 @@ def test_the_runner_stores_batches_for_other_processes(tmp_path):
     (done,) = runner.run(task, tmp_path, "cpu")
     assert (done.stage, done.status) == ("shadows 1 to 4", "ok")
     assert Store(tmp_path).cell(shadows.batch_key(task.cell, range(4))).read().seconds > 0
+
+
+def test_shadows_of_trees_tell_who_trees_were_fitted_to(tmp_path):
+    fitted = {"secureboost": {"rounds": 20, "depth": 6, "leaf_rows": 1}}
+    changed = {"dataset": "credit-default", "data": {"n_labeled": 300}, "train": {}, "method": fitted}
+    (found,), _ = evaluated(tmp_path, "lira:shadows=4", methods=["secureboost"], **changed)
+    assert found.leak["candidates"].metrics["auc"] > 0.7
