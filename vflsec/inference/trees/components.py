@@ -11,7 +11,7 @@ from scipy import sparse
 from torch import Tensor
 
 from vflsec.core.view import View
-from vflsec.inference.trees.nodes import Told, own_splits, told
+from vflsec.inference.trees.nodes import Told, told, told_everywhere
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -50,8 +50,7 @@ def _components(view: View, other: str, *, everywhere: bool) -> dict[str, tuple[
         return shared(known._replace(nodes={view.aux_split: known.nodes[view.aux_split]}), view.aux_split)
     if view.side == "active":
         return shared(known, view.aux_split)
-    kept = {t: {v for i in nodes for v in (i, 2 * i, 2 * i + 1)} for t, nodes in own_splits(view, other).items()}
-    return shared(known, view.aux_split, kept)
+    return shared(known, view.aux_split, told_everywhere(view, other))
 
 
 def shared(known: Told, split: str, kept: Mapping[int, set[int]] | None = None) -> dict[str, tuple[Floats, Floats]]:

@@ -94,6 +94,14 @@ def own_splits(view: View, other: str) -> dict[int, set[int]]:
     return found
 
 
+def told_everywhere(view: View, other: str) -> dict[int, set[int]]:
+    """Return the nodes that a passive party is also told of at prediction, by number of the tree: of its own splits.
+
+    These are the nodes that it splits, and their children.
+    """
+    return {t: {v for i in nodes for v in (i, 2 * i, 2 * i + 1)} for t, nodes in own_splits(view, other).items()}
+
+
 def between(view: View, other: str, kind: Kind) -> list[Message]:
     """Return the messages of ``kind`` between the adversary and ``other``."""
     pairs = {pair for name in view.party.split("+") for pair in ((name, other), (other, name))}
