@@ -27,6 +27,7 @@ CATALOGUE = {
     "residual": "vflsec.attacks.residual:Residual",
     "residual-sign": "vflsec.attacks.residual_sign:ResidualSign",
     "instance-space": "vflsec.attacks.instance_space:InstanceSpaces",
+    "boosting-replay": "vflsec.attacks.boosting_replay:BoostingReplay",
     "id2graph": "vflsec.attacks.id2graph:ID2Graph",
     "backdoor": "vflsec.attacks.backdoor:Backdoor",
     "missing-feature": "vflsec.attacks.missing_feature:MissingFeature",

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.stats import norm, spearmanr
 
+from vflsec.attacks.boosting_replay import BoostingReplay
 from vflsec.attacks.fusion import ColumnFusion, Fusion
 from vflsec.attacks.id2graph import ID2Graph
 from vflsec.attacks.instance_space import InstanceSpaces
@@ -108,10 +109,11 @@ def pure(n_classes=2, *, parts=3):
     return View("passive_1", "passive", n_classes, own, None, rows[:20], y[:20], tuple(messages)), y
 
 
+@pytest.mark.parametrize("attack", [InstanceSpaces, BoostingReplay])
 @pytest.mark.parametrize("n_classes", [2, 3])
-def test_pure_leaves_give_labels_away(n_classes):
+def test_pure_leaves_give_labels_away(n_classes, attack):
     view, y = pure(n_classes)
-    found = InstanceSpaces()(view, seed=0).scores
+    found = attack()(view, seed=0).scores
     assert set(found) == {"train"}, "nothing is told of test rows"
     assert (found["train"].argmax(dim=1) == y)[20:].double().mean() > 0.97
 
@@ -160,19 +162,21 @@ def test_nodes_that_follow_the_label_add_to_own_columns():
     assert together > alone + 0.05
 
 
-def test_test_rows_are_guessed_from_nodes_that_the_party_splits():
+@pytest.mark.parametrize("attack", [InstanceSpaces, BoostingReplay])
+def test_test_rows_are_guessed_from_nodes_that_the_party_splits(attack):
     _, y, trees = world(rounds=15)
-    assert auc(InstanceSpaces()(passive(trees), seed=0).scores["test"], y["test"], 0) > 0.8
+    assert auc(attack()(passive(trees), seed=0).scores["test"], y["test"], 0) > 0.8
 
 
-def test_nodes_that_are_withheld_say_nothing():
+@pytest.mark.parametrize("attack", [InstanceSpaces, BoostingReplay])
+def test_nodes_that_are_withheld_say_nothing(attack):
     view = passive(world(rounds=3)[2])
     messages = tuple(
         replace(m, payload={"value": torch.zeros_like(m.payload["value"])})
         for m in view.messages
         if m.kind is Kind.NODES and m.sender == "active"
     )
-    found = InstanceSpaces()(replace(view, messages=messages), seed=0).scores["train"]
+    found = attack()(replace(view, messages=messages), seed=0).scores["train"]
     assert torch.equal(found, found[:1].expand_as(found))
 
 
@@ -188,7 +192,7 @@ def shuffled_labels(attack, parties, seed):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("attack", [InstanceSpaces(), ID2Graph()], ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", [InstanceSpaces(), BoostingReplay(), ID2Graph()], ids=lambda attack: attack.name)
 def test_trees_by_shuffled_labels_leak_nothing_if_no_column_tells_of_labels(attack):
     found = over_seeds([shuffled_labels(attack, (), seed)[0] for seed in range(10)])
     assert found.low <= 0.5 <= found.high
