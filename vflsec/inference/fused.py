@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.view import Guess, View
-from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, standardized
-from vflsec.inference.opinion_pool import TEMPERATURES, Forest, Opinion, pooled
+from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, of_classes, standardized
+from vflsec.inference.opinion_pool import Forest, Opinion, pooled
 from vflsec.inference.sources import COLUMNS, SourceTable, Table, sources
 
 _DISTANCES = ", distances"
@@ -124,17 +124,6 @@ def _kernels(held: Mapping[str, SourceTable], split: str) -> dict[str, Kernel]:
     x = {name: standardized(source.table[split], source.table[split]) for name, source in held.items()}
     curved = {name + _DISTANCES: Kernel(x[name], nonlinear=True) for name, source in held.items() if source.distances}
     return {**{name: Kernel(own) for name, own in x.items()}, **curved}
-
-
-def of_classes(labels: Tensor) -> Likelihood:
-    """Return the log likelihood of classes, whose logits are predictions times the best of ``TEMPERATURES``."""
-
-    def likelihood(predicted: Tensor, rows: Tensor) -> Tensor:
-        log_p = torch.log_softmax(TEMPERATURES.to(predicted.device)[:, None, None, None] * predicted, dim=3)
-        of_class = log_p.gather(3, labels[rows].expand(*log_p.shape[:2], -1)[..., None])
-        return of_class.sum(dim=(2, 3)).amax(dim=0)
-
-    return likelihood
 
 
 def _of_values(targets: Tensor) -> Likelihood:

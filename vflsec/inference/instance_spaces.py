@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.view import View
-from vflsec.inference.fused import of_classes
-from vflsec.inference.kernel_mixture import Kernel, Mixture, standardized
+from vflsec.inference.kernel_mixture import Kernel, Mixture, of_classes, standardized
 from vflsec.inference.trees.components import components, weighed
 from vflsec.inference.trees.nodes import partners
 

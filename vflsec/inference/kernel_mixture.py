@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vflsec.inference.opinion_pool import TEMPERATURES
+
 NOISE = torch.logspace(-2, 2, 9, dtype=torch.float64)
 """Candidate variances of the noise; a kernel has variance one."""
 
@@ -163,6 +165,17 @@ class Mixture:
             for name in names:
                 found[name] = found.get(name, 0) + solved
         return found
+
+
+def of_classes(labels: Tensor) -> Likelihood:
+    """Return the log likelihood of classes, whose logits are predictions times the best of ``TEMPERATURES``."""
+
+    def likelihood(predicted: Tensor, rows: Tensor) -> Tensor:
+        log_p = torch.log_softmax(TEMPERATURES.to(predicted.device)[:, None, None, None] * predicted, dim=3)
+        of_class = log_p.gather(3, labels[rows].expand(*log_p.shape[:2], -1)[..., None])
+        return of_class.sum(dim=(2, 3)).amax(dim=0)
+
+    return likelihood
 
 
 def standardized(x: Tensor, reference: Tensor) -> Tensor:

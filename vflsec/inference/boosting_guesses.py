@@ -1,0 +1,106 @@
+"""Guesses of labels from the nodes of federated trees, and what they say of auxiliary rows without their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vflsec.core.view import View
+from vflsec.inference.instance_spaces import Regressed, regressed
+from vflsec.inference.opinion_pool import Opinion
+from vflsec.inference.replay import Ensemble, Replayed, observed, replayed
+
+FOLDS = 5
+"""Parts of the auxiliary rows, of which each is guessed without its labels."""
+
+
+class Settings(NamedTuple):
+    """How boosting is replayed; the defaults are those of the method ``secureboost``.
+
+    Attributes:
+        replays: how often.
+        learning_rate: of the training.
+        l2: of the training.
+    """
+
+    replays: int = 2
+    learning_rate: float = 0.3
+    l2: float = 1.0
+
+
+def guesses(
+    view: View, first: Regressed, rng: torch.Generator, settings: Settings | None = None
+) -> dict[str, list[Opinion]]:
+    """Return two opinions by split: the regression on shared nodes, and the last replay of the boosting.
+
+    A replay takes the guess before it for the labels. Training rows are scored by all nodes that the party is told,
+    other rows by those of its own splits. There are no opinions if all nodes are withheld, or with a single auxiliary
+    row.
+
+    Args:
+        view: of a passive party.
+        first: ``regressed`` of this view.
+        rng: draws the parts of the auxiliary rows.
+        settings: None for the defaults.
+    """
+    trees, settings = observed(view), settings or Settings()
+    if trees is None or first.left_out is None or len(view.aux_rows) < 2:
+        return {}
+    scored = _scored(view, first, trees, settings)
+    held_out = _held_out(view, trees, rng, settings)
+    found = {}
+    for split, start in first.scores.items():
+        last = "replay" if split == view.aux_split else "replay everywhere"
+        found[split] = [Opinion(start, held_out["start"]), Opinion(scored[last][split], held_out[last])]
+    return found
+
+
+def _held_out(view: View, trees: Ensemble, rng: torch.Generator, settings: Settings) -> dict[str, Tensor]:
+    """Return scores (m, C) of the auxiliary rows, each part of them without its labels, by name."""
+    m = len(view.aux_rows)
+    order, folds = torch.randperm(m, generator=rng).to(view.aux_rows.device), min(FOLDS, m)
+    found: dict[str, Tensor] = {}
+    for fold in range(folds):
+        out = order[fold::folds]
+        rest = torch.ones(m, dtype=torch.bool, device=out.device)
+        rest[out] = False
+        part = view.knowing(torch.nonzero(rest)[:, 0])
+        for name, tables in _scored(part, regressed(part, rng), trees, settings).items():
+            own = tables[view.aux_split]
+            found.setdefault(name, own.new_zeros(m, view.n_classes))[out] = own[view.aux_rows[out]]
+    return found
+
+
+def _scored(view: View, first: Regressed, trees: Ensemble, settings: Settings) -> dict[str, Mapping[str, Tensor]]:
+    """Return scores (n, C) by split: of the start, and of the last replay by all nodes or those told everywhere."""
+    split, left_out = view.aux_split, first.left_out
+    assert left_out is not None
+    guessed = Opinion(first.scores[split], left_out)
+    for _ in range(settings.replays):
+        logits = _logits(_replayed(trees, guessed, view, settings).left_out, view)
+        guessed = Opinion(logits, logits[view.aux_rows])
+    found: dict[str, Mapping[str, Tensor]] = {"start": first.scores, "replay": {split: guessed.scores}}
+    seen = observed(view, everywhere=True) if len(first.scores) > 1 else None
+    if seen is not None:
+        scores = _replayed(seen, guessed, view, settings).scores
+        found["replay everywhere"] = {s: _logits(own, view) for s, own in scores.items()}
+    return found
+
+
+def _replayed(trees: Ensemble, guessed: Opinion, view: View, settings: Settings) -> Replayed:
+    """Return a replay with guesses for labels, and with the known ones."""
+    q = guessed.calibrated(view.aux_labels).scores.cpu().numpy().copy()
+    q[view.aux_rows.cpu().numpy()] = np.eye(view.n_classes)[view.aux_labels.cpu().numpy()]
+    targets = q[:, 1:] if view.n_classes == 2 else q
+    return replayed(trees, targets, view.aux_split, learning_rate=settings.learning_rate, l2=settings.l2)
+
+
+def _logits(scores: NDArray[np.float64], view: View) -> Tensor:
+    """Return logits (n, C) of scores (n, C'); those of two classes sum to zero."""
+    found = np.concatenate([-scores, scores], axis=1) / 2 if view.n_classes == 2 else scores
+    return torch.from_numpy(found).to(view.aux_rows.device)
