@@ -66,10 +66,14 @@ class OfClasses(FromAllSources):
 class Fusion(OfClasses):
     """Label inference from all sources together.
 
+    Where a passive party is told the nodes of federated trees, the guesses of ``instance-space`` and
+    ``boosting-replay``, with the default options, take the place of the randomized trees.
+
     Source: this project; Rasmussen and Williams 2006, chapters 2 and 5.
     """
 
     name = "fusion"
+    version = 4
 
 
 class AttributeFusion(OfClasses):

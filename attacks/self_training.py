@@ -61,7 +61,7 @@ class SelfTraining(Attack):
 
     name = "self-training"
     stream = "fusion"  # whose guess it starts from
-    version = 4
+    version = 5
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     wants = EVERYTHING
     reference = "Nigam et al. 2000, Machine Learning 39, by expectation maximization"
@@ -92,7 +92,7 @@ class SelfTraining(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return log posteriors (n, C), up to a constant of each row, for every split."""
-        held = sources(view)
+        held = {name: source for name, source in sources(view).items() if not source.rescaled}
         shared = {name: source for name, source in held.items() if view.features.keys() <= source.table.keys()}
         received = {name: source for name, source in held.items() if name not in shared}
         split, known = view.aux_split, F.one_hot(view.aux_labels, view.n_classes).double()
@@ -134,7 +134,7 @@ class ForestTraining(SelfTraining):
     """
 
     name = "forest-training"
-    version = 4
+    version = 5
     costs = "iterations forests on thousands of rows, after fusion"
     fails = "if classes are smooth functions of few columns, which trees approximate in steps"
     trust = 1.0

@@ -158,10 +158,10 @@ def test_parties_that_collude_know_what_either_is_told():
 
 def test_sources_have_tables_of_trees():
     trees = grown()
-    passive, active = sources(view_of(trees)), sources(view_of(trees, "active"))
-    assert {"nodes from active in train", "nodes from active in predict"} <= set(passive)
-    assert set(passive["nodes from active in predict"].table) == {"train", "test"}
-    assert passive["nodes from active in train"].table["train"].shape == (N, 1), "one tree in each round"
+    passive, active = sources(view_of(trees)), sources(view_of(trees, "active", victim="passive_1"))
+    for power in (1, 3, 9):
+        assert passive[f"nodes from active in train: power {power}"].table["train"].shape == (N, 32)
+        assert set(passive[f"nodes from active in predict: power {power}"].table) == {"train", "test"}
     on_columns = sources(view_of(trees, victim="active"))
     assert on_columns["nodes from active in train"].table["train"].shape == (N, 32)
     assert {"nodes from passive_1 in predict", "bounds from passive_1", "bounds from passive_1: solved"} <= set(active)

@@ -1,7 +1,9 @@
 """One prediction from all source tables of a view together.
 
 Gaussian processes on subsets of the tables are fitted to the auxiliary rows, and averaged by how well they explain
-these rows. For classes, randomized trees on own columns and on all tables are pooled with them.
+these rows. For classes, randomized trees on own columns and on all tables are pooled with them. Where a passive party
+is told the nodes of federated trees, guesses from these nodes take their place: federated trees were grown by the
+labels of all rows, and not of a few.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.view import Guess, View
+from vflsec.inference.boosting_guesses import guesses
+from vflsec.inference.instance_spaces import regressed
 from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, of_classes, standardized
 from vflsec.inference.opinion_pool import Forest, Opinion, pooled
 from vflsec.inference.sources import COLUMNS, SourceTable, Table, sources
+from vflsec.inference.trees.nodes import partners
 
 _DISTANCES = ", distances"
 
@@ -29,7 +34,7 @@ def fused_classes(view: View, rng: torch.Generator) -> Guess:
 
     Args:
         view: whose ``aux_labels`` (m,) are classes.
-        rng: draws the trees, and the rows on which tables are chosen.
+        rng: draws the trees, the parts of the auxiliary rows, and the rows on which tables are chosen.
     """
     key = ("fused", *view.aux_rows.tolist(), rng.get_state().numpy().tobytes())
     if key not in view.memo:
@@ -43,16 +48,24 @@ def fused_classes(view: View, rng: torch.Generator) -> Guess:
 def _fused_classes(view: View, rng: torch.Generator) -> Guess:
     labels, known = view.aux_labels, view.aux_split
     models = _fitted(view, F.one_hot(labels, view.n_classes).double(), of_classes(labels), rng)
+    of_nodes = _of_nodes(view, rng)
     forests: dict[tuple[str, ...], Forest] = {}
     scores = {}
     for split, model in models.items():
-        opinions = [Opinion(model.predict(split, known), model.mixture.left_out())]
-        for names in model.read_by_trees:
+        opinions = [Opinion(model.predict(split, known), model.mixture.left_out()), *of_nodes.get(split, [])]
+        for names in model.read_by_trees if split not in of_nodes else []:
             if names not in forests:
                 forests[names] = Forest(model.joined(names, known)[view.aux_rows], labels, view.n_classes, rng)
             opinions.append(forests[names].opinion(model.joined(names, split)))
         scores[split] = pooled(opinions, labels) if model.tables else opinions[0].scores
     return Guess(scores, budget=_budget(models.values()))
+
+
+def _of_nodes(view: View, rng: torch.Generator) -> dict[str, list[Opinion]]:
+    """Return opinions on labels by split, from the nodes of federated trees; none without any."""
+    if view.victim is not None or view.side != "passive" or not partners(view):
+        return {}
+    return guesses(view, regressed(view, rng), rng)
 
 
 def fused_values(view: View, rng: torch.Generator) -> Guess:

@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from vflsec.core.message import Kind
 from vflsec.core.view import Need, View
+from vflsec.inference.instance_spaces import POWERS
 from vflsec.inference.releases import AVERAGED, Releases, last_sent, latest, percentiles, received, times_asked
 from vflsec.inference.trees.bounds import bounds
-from vflsec.inference.trees.components import WIDTH, components, weighed
-from vflsec.inference.trees.nodes import partners, trees_of_a_round
+from vflsec.inference.trees.components import components, weighed
+from vflsec.inference.trees.nodes import partners
 from vflsec.inference.trees.sums import solved
 
 Table = Mapping[str, Tensor]
@@ -46,11 +47,14 @@ class SourceTable(NamedTuple):
             form several clusters.
         derived: whether another table holds the same messages in at least the same detail. A model of the joint density
             of all tables leaves this one out.
+        rescaled: whether another table has the same columns up to a linear map. Only models with a penalty can tell the
+            two apart.
     """
 
     table: Table
     distances: bool = False
     derived: bool = False
+    rescaled: bool = False
 
 
 def sources(view: View) -> dict[str, SourceTable]:
@@ -68,8 +72,8 @@ def sources(view: View) -> dict[str, SourceTable]:
     gradients       by sender and phase: the mean of a row's releases in units of each message's noise, the same
                     whitened, the mean direction, the mean of each third of training, and the length
     embeddings      by sender and phase: the last release, and the means of the last few
-    nodes           by sender: the first principal components of the nodes of trees that rows share, and of those nodes
-                    that are also told at prediction
+    nodes           by sender: principal components of the nodes of trees that rows share, and of those nodes that are
+                    also told at prediction; about labels, with several weights of the first components
     bounds          by sender, if it says to which side of bins rows go: the quantile of each column between its bounds,
                     and the same in accordance with histograms
     =============== =================================================================================================
@@ -123,20 +127,23 @@ def _sources(view: View) -> dict[str, SourceTable]:
 def _of_trees(view: View, other: str) -> Iterator[tuple[str, SourceTable]]:
     """Yield tables of what the messages of ``other`` say about trees, with their names.
 
-    About labels, each tree of a round has one component of shared nodes: the first one follows the logit for which they
-    are grown, as it is the largest thing that nodes have in common. Of other columns it need not say most.
+    About labels, components of shared nodes have a table for each of ``POWERS``: the first component follows the logit
+    for which trees are grown, as it is the largest thing that nodes have in common. Of other columns it need not say
+    most.
     """
     device = view.features[view.aux_split].device
 
     def placed(table: Table) -> Table:
         return {split: x.to(device) for split, x in table.items()}
 
-    most = trees_of_a_round(view) if view.victim is None else WIDTH
+    powers = POWERS if view.victim is None else (1,)
     for everywhere, phase in ((False, "train"), (True, "predict")):
         own = components(view, other, everywhere=everywhere) if everywhere or view.side != "active" else {}
         if own:
-            told = {split: weighed(*one, 1, most) for split, one in own.items()}
-            yield f"nodes from {other} in {phase}", SourceTable(placed(told))
+            for power in powers:
+                told = {split: weighed(*one, power) for split, one in own.items()}
+                name = f"nodes from {other} in {phase}" + (f": power {power}" if len(powers) > 1 else "")
+                yield name, SourceTable(placed(told), rescaled=power != 1)
     if view.side == "active" and (known := bounds(view, other)) is not None:
         expected = {split: torch.from_numpy(x) for split, x in known.expected.items()}
         yield f"bounds from {other}", SourceTable(placed(expected))
