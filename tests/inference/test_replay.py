@@ -10,7 +10,6 @@ from vflsec.core import registry
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.inference.replay import Ensemble, observed, replayed
-from vflsec.testing.boosted import boosted
 from vflsec.testing.federations import tiny_federation
 
 SMALL = {"rounds": 4, "depth": 3, "leaf_rows": 4, "bins": 8}
@@ -87,22 +86,6 @@ def test_without_a_penalty_a_row_alone_in_its_node_has_no_value():
     trees = Ensemble({"train": np.array([[2], [3], [3]])}, np.zeros(1, int), np.zeros(1, int), {})
     found = replayed(trees, np.array([[1.0], [0], [1]]), "train", learning_rate=1.0, l2=0.0)
     assert found.left_out[0, 0] == pytest.approx(math.log(2))
-
-
-@pytest.mark.parametrize("n_classes", [2, 4])
-def test_true_labels_in_known_leaves_give_the_logits_of_the_model(n_classes):
-    """``boosted`` starts from zeros, and so do classes of equal size, up to a constant."""
-    rng = torch.Generator().manual_seed(0)
-    x = {name: {s: torch.randn(400, 3, generator=rng) for s in ("train", "test")} for name in ("active", "passive_1")}
-    total = x["active"]["train"][:, 0] + x["passive_1"]["train"][:, 0]
-    y = total.argsort().argsort() * n_classes // 400
-    grown = boosted(x, y, n_classes=n_classes, rounds=5)
-    outputs = n_classes if n_classes > 2 else 1
-    trees = np.arange(5 * outputs)
-    known = Ensemble({"train": grown.nodes.numpy()}, trees // outputs, trees % outputs, {})
-    found = replayed(known, np.eye(n_classes)[y.numpy()][:, -outputs:], "train", learning_rate=0.3, l2=1.0)
-    constant = 0 if outputs == 1 else math.log(n_classes)
-    np.testing.assert_allclose(found.scores["train"] + constant, grown.logits["train"].numpy(), atol=1e-10)
 
 
 def trained(classes, *, parties=2, name="secureboost", silent=False, **options):
