@@ -8,7 +8,7 @@ import torch
 
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
-from vflsec.core.checks import non_negative, positive
+from vflsec.core.checks import non_negative, positive, positive_or_none
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.boosting_guesses import Settings, guesses
 from vflsec.inference.instance_spaces import regressed
@@ -33,8 +33,9 @@ class BoostingReplay(Attack):
 
     Args:
         replays: how often the boosting is replayed.
-        learning_rate: of the training. Parties agree on it, but no message says it: set it if it is not the default of
-            ``secureboost``. One that is much too large makes the guess worse, one that is too small hardly does.
+        learning_rate: of the training; None for what the parties agreed on. No message says it: in an audit of a
+            transcript None means the default of ``secureboost``. One that is much too large makes the guess worse, one
+            that is too small hardly does.
         l2: of the training, likewise.
     """
 
@@ -50,9 +51,11 @@ class BoostingReplay(Attack):
         "and gains less if some rounds are not shown"
     )
 
-    def __init__(self, *, replays: int = 2, learning_rate: float = 0.3, l2: float = 1.0) -> None:
-        positive(replays=replays, learning_rate=learning_rate)
-        non_negative(l2=l2)
+    def __init__(self, *, replays: int = 2, learning_rate: float | None = None, l2: float | None = None) -> None:
+        positive(replays=replays)
+        positive_or_none(learning_rate=learning_rate)
+        if l2 is not None:
+            non_negative(l2=l2)
         self.replays = replays
         self.learning_rate = learning_rate
         self.l2 = l2

@@ -1,6 +1,7 @@
 """A replay of the boosting improves the guess of instance-space, and is not trusted where it does not."""
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from vflsec.experiment.cell import Cell
 from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.questions import ask
 from vflsec.experiment.spec import AuxSpec, DefenseSpec
+from vflsec.inference.boosting_guesses import L2, LEARNING_RATE
 
 
 def question(method="secureboost", *, defenses=(), aux=80, **options):
@@ -60,8 +62,7 @@ def accuracy(asked, attack):
 def test_a_replay_of_digits_beats_shared_nodes(method, options, gained):
     asked = question(method, **options)
     train, test = accuracy(asked, InstanceSpaces())
-    rate = {"learning_rate": options["learning_rate"]} if "learning_rate" in options else {}
-    found, of_test = accuracy(asked, BoostingReplay(**rate))
+    found, of_test = accuracy(asked, BoostingReplay())
     assert found > train + gained
     assert of_test > test + 0.01
 
@@ -102,10 +103,21 @@ def test_options_out_of_their_range_are_refused(options, said):
         BoostingReplay(**options)
 
 
-def test_the_defaults_of_the_attack_are_those_of_the_method():
-    method, attack = (
-        inspect.signature(registry.load(*one)).parameters
-        for one in (("methods", "secureboost"), ("attacks", "boosting-replay"))
+def test_the_rate_and_the_penalty_are_those_that_the_parties_agreed_on():
+    asked = question(rounds=4, learning_rate=0.05, l2=3.0)
+    assert asked.view.agreed == {"learning_rate": 0.05, "l2": 3.0}
+    known, named, unknown = (
+        attack(replace(asked.view, **changed), seed=0).scores["train"]
+        for attack, changed in (
+            (BoostingReplay(), {}),
+            (BoostingReplay(learning_rate=0.05, l2=3.0), {"agreed": {}}),
+            (BoostingReplay(), {"agreed": {}}),
+        )
     )
-    for name in ("learning_rate", "l2"):
-        assert attack[name].default == method[name].default
+    assert torch.equal(known, named)
+    assert not torch.equal(known, unknown)
+
+
+def test_where_nothing_is_known_the_defaults_of_the_method_are_assumed():
+    method = inspect.signature(registry.load("methods", "secureboost")).parameters
+    assert (method["learning_rate"].default, method["l2"].default) == (LEARNING_RATE, L2)

@@ -164,6 +164,10 @@ class Method(ABC):
         """Return an estimate of the CPU seconds of cryptography in training on this machine; 0 without any."""
         return 0.0
 
+    def agreed(self) -> dict[str, float]:
+        """Return the options that every party knows and an attack may use, by name."""
+        return {}
+
     def remedy(self, federation: Federation) -> str:
         """Return what to change, and why, if the trained model predicts the same for all rows; empty if unknown."""
         return ""

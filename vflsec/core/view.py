@@ -98,6 +98,7 @@ class View:
             among its rows; messages of pre-training are about ``aligned`` rows.
         models: further models (B, p) -> (B, d) on its own columns that it can assemble from messages, by name.
         parties: names of all parties of the federation, the active party first; public.
+        agreed: options of the training that all parties agree on, by name; empty where they are not known.
         shadows: of federations that the adversary trained itself, if the attack is on membership and asks for any.
         memo: results computed from this view, shared by ``private_copy`` and ``knowing``; they must not be changed.
             The key of a result names the auxiliary rows if it depends on them.
@@ -122,6 +123,7 @@ class View:
     places: Mapping[str, Tensor] = field(default_factory=dict)
     models: Mapping[str, nn.Module] = field(default_factory=dict)
     parties: tuple[str, ...] = ()
+    agreed: Mapping[str, float] = field(default_factory=dict)
     shadows: Shadows | None = None
     memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -94,6 +94,7 @@ def view_of(
         places=federation.places,
         models=trained.method.assembled(federation, [party.name for party in parties], messages),
         parties=tuple(federation.parties),
+        agreed=trained.method.agreed(),
     )
 
 

@@ -19,18 +19,27 @@ FOLDS = 5
 """Parts of the auxiliary rows, of which each is guessed without its labels."""
 
 
+LEARNING_RATE, L2 = 0.3, 1.0
+"""The defaults of the method ``secureboost``."""
+
+
 class Settings(NamedTuple):
-    """How boosting is replayed; the defaults are those of the method ``secureboost``.
+    """How boosting is replayed.
 
     Attributes:
         replays: how often.
-        learning_rate: of the training.
-        l2: of the training.
+        learning_rate: of the training; None for what the parties agreed on, or else the default of ``secureboost``.
+        l2: of the training, likewise.
     """
 
     replays: int = 2
-    learning_rate: float = 0.3
-    l2: float = 1.0
+    learning_rate: float | None = None
+    l2: float | None = None
+
+    def known(self, view: View) -> tuple[float, float]:
+        """Return the learning rate and the penalty of the training that ``view`` is of."""
+        rate = view.agreed.get("learning_rate", LEARNING_RATE) if self.learning_rate is None else self.learning_rate
+        return rate, view.agreed.get("l2", L2) if self.l2 is None else self.l2
 
 
 def guesses(
@@ -97,7 +106,8 @@ def _replayed(trees: Ensemble, guessed: Opinion, view: View, settings: Settings)
     q = guessed.calibrated(view.aux_labels).scores.cpu().numpy().copy()
     q[view.aux_rows.cpu().numpy()] = np.eye(view.n_classes)[view.aux_labels.cpu().numpy()]
     targets = q[:, 1:] if view.n_classes == 2 else q
-    return replayed(trees, targets, view.aux_split, learning_rate=settings.learning_rate, l2=settings.l2)
+    rate, l2 = settings.known(view)
+    return replayed(trees, targets, view.aux_split, learning_rate=rate, l2=l2)
 
 
 def _logits(scores: NDArray[np.float64], view: View) -> Tensor:

@@ -221,6 +221,10 @@ class SecureBoost(Method):
             total += exchange.seconds(len(rounds), outputs, rows, drawn, n_bins, passes)
         return total
 
+    def agreed(self) -> dict[str, float]:
+        """Return what the values of leaves depend on beside derivatives."""
+        return {"learning_rate": self.learning_rate, "l2": self.rule.l2}
+
     def remedy(self, federation: Federation) -> str:
         """Return which option lets trees have splits, if they have none."""
         if (self.shape(federation).owner >= 0).any():
