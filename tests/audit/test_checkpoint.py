@@ -121,3 +121,15 @@ def test_the_command_audits_a_checkpoint(folder, tmp_path):
     found = json.loads(run(*words, "--set", "aux.folds=0").stdout)
     assert found["audited"] == "ck"
     assert found["points"][0]["leak"]["by_seed"]["0"] == leaks(folder / "ev", 1.0, 1)["mc"]["test"].headline
+
+
+@pytest.mark.parametrize("place", ["tr", "file", "file/below"])
+def test_a_recording_is_of_one_training_in_a_folder_of_its_own(tmp_path, place):
+    run("train", *SETTINGS, "--record", tmp_path / "tr")
+    (tmp_path / "file").write_text("mine")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "tr").iterdir()}
+    found = CliRunner().invoke(cli, list(map(str, ["train", *SETTINGS, "--seed", 3, "--record", tmp_path / place])))
+    assert found.exit_code == 2
+    assert found.stderr.splitlines()[-1].startswith("Error: expected a ")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "tr").iterdir()} == before
+    assert (tmp_path / "file").read_text() == "mine"

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from pyarrow import parquet
 
-from vflsec.audit import transcript
+from vflsec.audit import node_paths, transcript
+from vflsec.audit.node_paths import NodePaths
 from vflsec.audit.transcript import Sent, TranscriptFolder, TranscriptHeader, TranscriptWriter
 from vflsec.core.errors import DataError, UsageError
 
@@ -358,8 +359,11 @@ ANSWER = {"sender": "bureau", "receiver": "bank"}
         pytest.param([nodes([2, 3, 3]), nodes([5, 6], rows="ab", **ANSWER)], id="an answer about some rows"),
         pytest.param([nodes([4, 6, 7]), nodes([2, 3, 3], receiver="shop")], id="another party is told less"),
         pytest.param([nodes([2, 3, 3]), nodes([3, 2, 2], step=1)], id="another tree"),
-        pytest.param([nodes([2, 3, 3]), nodes([3, 2, 2], split="val")], id="rows of another split"),
-        pytest.param([nodes([2, 3, 3]), nodes([3, 2, 2], phase="predict")], id="another phase"),
+        pytest.param([nodes([2, 3, 3]), nodes([3, 2, 2], phase="predict")], id="after training"),
+        pytest.param(
+            [nodes([2, 3, 3]), nodes([[0, 2]], rows="a", receiver="shop"), nodes([3], rows="b", step=1)],
+            id="other trees",
+        ),
         pytest.param([nodes([[2, 0], [0, 3]], rows="ab"), nodes([[5, 2], [3, 7]], rows="ab")], id="several trees"),
         pytest.param([nodes([1, 2, 5], rows="aaa"), nodes([10], rows="a")], id="one row in several lines"),
         pytest.param([nodes([2, 3, 3]), nodes([[5, 2]], rows="a", receiver="shop")], id="one tree and two"),
@@ -375,7 +379,7 @@ def test_nodes_on_one_path_are_read(tmp_path, messages):
     [
         pytest.param(
             [nodes([1, 1, 1]), nodes([2, 3, 3]), nodes([4, 5, 7])],
-            r"row 8: expected a node of tree 0 on one path from the root with 3, .* of train says of row 'b', found 5",
+            r"row 8: expected a node of tree 0 on one path from the root with 3, .* says of row 'b', found 5",
             id="no child of the node before",
         ),
         pytest.param(
@@ -397,6 +401,22 @@ def test_nodes_on_one_path_are_read(tmp_path, messages):
             id="one of several trees",
         ),
         pytest.param([nodes([2, 3], rows="aa")], r"row 2: .* with 2, .* found 3", id="two lines of one message"),
+        pytest.param(
+            [nodes([2, 3, 3]), nodes([3], rows="a", split="val")], r"row 4: .* with 2, .* found 3", id="another split"
+        ),
+        pytest.param(
+            [nodes([2, 3, 3]), nodes([3], rows="a", phase="train-2")], r"row 4: .* with 2, .* found 3", id="two phases"
+        ),
+        pytest.param(
+            [nodes([2], rows="a", step=1), nodes([[2, 3]], rows="a", receiver="shop")],
+            r"row 2: .* tree 1 .* with 2, .* found 3",
+            id="one tree in messages that begin at others",
+        ),
+        pytest.param(
+            [nodes([[2, 3]], rows="a", receiver="shop"), nodes([2], rows="a"), nodes([3], rows="a")],
+            r"row 3: .* tree 0 .* with 2, .* found 3",
+            id="after messages of another width",
+        ),
     ],
 )
 def test_nodes_that_contradict_each_other_are_named(tmp_path, messages, match):
@@ -428,3 +448,30 @@ def test_nodes_are_refused_exactly_where_no_tree_has_them(tmp_path_factory, data
         assert not agree
     else:
         assert agree
+
+
+def test_trees_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_paths, "MOST", 8)
+    with pytest.raises(DataError, match=r"expected at most 8 rows times trees, found 9"):
+        read(tmp_path / "t", nodes([2, 3, 3]), nodes([[2, 2]] * 3, step=1, receiver="shop"))
+
+
+def test_many_messages_of_nodes_are_read_in_time_that_grows_with_their_number():
+    def operations(n):
+        paths, counted = NodePaths(), []
+        grow = np.zeros
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                node_paths.np, "zeros", lambda shape, **kind: counted.append(np.prod(shape)) or grow(shape, **kind)
+            )
+            for k in range(n):
+                assert paths.contradiction(0, np.array([str(k)]), np.array([[2.0]]), afterwards=False) is None
+        return sum(counted)
+
+    assert operations(2000) < 3 * operations(1000)
+
+
+@pytest.mark.parametrize("split", ["Test", " train", "VAL"])
+def test_a_split_that_is_written_in_another_way_is_refused(tmp_path, split):
+    with pytest.raises(DataError, match=r"row 1: expected train, val, test as split, found '"):
+        read(tmp_path / "t", nodes([2, 3, 3], split=split))

@@ -121,6 +121,25 @@ def test_a_file_in_a_folder_that_is_not_there_is_refused_before_anything_is_comp
     assert run("--out", tmp_path / "run", "--rows", tmp_path / "run" / "rows.csv", "--dry-run").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "expected the name of a file for --rows, got none"),
+        ("data.toml", "which is no table of rows: name another"),
+        ("link.csv", "which is no table of rows: name another"),
+    ],
+)
+def test_no_file_but_an_earlier_table_of_rows_is_overwritten(tmp_path, monkeypatch, name, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.toml").write_text("name = 'mine'\n")
+    (tmp_path / "link.csv").symlink_to("data.toml")
+    found = run("--out", "run", "--rows", name)
+    assert found.exit_code == 2
+    assert said in found.stderr.splitlines()[-1]
+    assert (tmp_path / "data.toml").read_text() == "name = 'mine'\n"
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_column_of_text_gives_its_categories_and_gaps_are_a_group():
     data = load_dataset("credit-default")
     assert list(groups_of(data, "SEX").cat.categories) == ["1", "2"]

@@ -162,6 +162,8 @@ class TranscriptTap(Transcript):
             observer=AUDITOR, parties=sides, classes=len(self.data.classes), software="vflsec train"  # type: ignore[arg-type]
         )  # fmt: skip
         self._writer = TranscriptWriter(folder, header)
+        if self._writer.parts:
+            raise UsageError(f"expected a new folder for a recording, found a transcript in {folder}: choose another")
         self._pending: list[Sent] = []
 
     def __call__(self, message: Message) -> None:

@@ -25,6 +25,7 @@ from vflsec.audit.node_paths import NodePaths
 from vflsec.core import files
 from vflsec.core.checks import count
 from vflsec.core.errors import DataError, UsageError, plain
+from vflsec.core.message import AFTERWARDS
 
 Arrow = Any
 """An object of pyarrow, which has no type stubs."""
@@ -43,6 +44,7 @@ LARGEST_INDEX = 1 << 26
 WIDEST = 1 << 20
 """The most numbers in a vector."""
 
+SPLITS = ("train", "val", "test")
 NODES = 1 << 15
 """Above the number of every node of a tree: 14 levels of splits."""
 
@@ -177,12 +179,19 @@ class TranscriptWriter:
             self.parts, self._earlier = earlier.next_part, earlier
             _cut_torn_line(self.folder / INDEX)
             return
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UsageError(f"expected a folder for a transcript, found the file {self.folder}: choose another")
         if self.folder.exists() and any(one.name != INDEX or one.stat().st_size for one in self.folder.iterdir()):
             raise UsageError(f"expected a new folder for a transcript, found files in {self.folder}: choose another")
-        self.folder.mkdir(parents=True, exist_ok=True)
         fields = {key: value for key, value in msgspec.to_builtins(header).items() if value is not None}
-        files.replace(self.folder / INDEX, b"")
-        files.replace(self.folder / HEADER, tomli_w.dumps(fields).encode())
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            files.replace(self.folder / INDEX, b"")
+            files.replace(self.folder / HEADER, tomli_w.dumps(fields).encode())
+        except OSError as error:
+            raise UsageError(
+                f"expected a folder for a transcript, cannot write {self.folder}: {error.strerror or error}"
+            ) from None
 
     @cached_property
     def last_steps(self) -> dict[tuple[str, str], int]:
@@ -358,6 +367,10 @@ class TranscriptFolder:
                         int(np.argmax(code == k)),
                         f"expected one of {', '.join(known)} as {name}, found {plain(value)!r}",
                     )
+                if name == "split" and value not in SPLITS and value.strip().lower() in SPLITS:
+                    raise wrong(
+                        int(np.argmax(code == k)), f"expected {', '.join(SPLITS)} as split, found {plain(value)!r}"
+                    )
                 if not value or plain(value) != value or len(value) > LONGEST_TEXT:
                     raise wrong(int(np.argmax(code == k)), f"expected a {name} of 1 to {LONGEST_TEXT} plain characters")
         steps = batch.column("step").to_numpy(zero_copy_only=False)
@@ -407,13 +420,19 @@ class TranscriptFolder:
                 )
             values = flat[ends[start] - width : ends[stop - 1]].reshape(-1, width)
             if kind == "nodes":
-                odd = earlier.paths.contradiction(phase, split, int(steps[start]), rows[start:stop], values)
+                afterwards = phase in AFTERWARDS
+                try:
+                    odd = earlier.paths.contradiction(
+                        int(steps[start]), rows[start:stop], values, afterwards=afterwards
+                    )
+                except ValueError as error:
+                    raise wrong(start, str(error)) from None
                 if odd:
                     at = start + odd.line
                     raise wrong(
                         at,
                         f"expected a node of tree {odd.tree} on one path from the root with {odd.other}, which an "
-                        f"earlier line of {phase} says of row {plain(str(rows[at]))!r}, found {odd.node}",
+                        f"earlier line says of row {plain(str(rows[at]))!r}, found {odd.node}",
                     )
             yield Sent(kind, sender, receiver, phase, split, int(steps[start]), rows[start:stop], values)
 

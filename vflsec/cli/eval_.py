@@ -241,8 +241,8 @@ def command(
     folder = out or Path("runs") / spec.name
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"expected a folder for --out, found the file {folder}: name another")
-    if rows and rows.parent.resolve() != folder.resolve():  # which the run makes
-        expect_folder(rows, "--rows")
+    if rows:
+        expect_rows(rows, folder)
     names = naming.names_of(spec)
     spec, left_out = engines.every_attack(naming.with_standard_names(spec, names))
     for line in engines.reasons(left_out):
@@ -336,6 +336,23 @@ def located(defenses: Sequence[str], at: Sequence[str]) -> list[str]:
     if points and all("@" in text for text in defenses):
         raise UsageError(f"expected the point once, got {', '.join(defenses)} and --at {points}: drop one of them")
     return [f"{text}@{points}" if points and "@" not in text else text for text in defenses]
+
+
+def expect_rows(path: Path, folder: Path) -> None:
+    """Raise UsageError unless ``path`` is a new file in a folder that exists or is made, or an earlier table."""
+    from vflsec.experiment.guesses import COLUMNS
+
+    if not path.name:
+        raise UsageError("expected the name of a file for --rows, got none: name one, such as rows.csv")
+    if path.parent.resolve() != folder.resolve():  # which the run makes
+        expect_folder(path, "--rows")
+    if path.is_symlink() or path.exists():
+        head, found = ",".join(COLUMNS).encode(), b""
+        if path.is_file():
+            with path.open("rb") as file:
+                found = file.read(len(head))
+        if found != head:
+            raise UsageError(f"expected a new file for --rows, found {path}, which is no table of rows: name another")
 
 
 def write_rows(path: Path, found: pd.DataFrame) -> None:

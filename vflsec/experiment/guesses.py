@@ -82,6 +82,10 @@ def keep(folder: Path, key: str, scores: Mapping[str, torch.Tensor]) -> None:
         files.replace(path, safetensors.numpy.save({split: s.float().numpy() for split, s in scores.items()}))
 
 
+COLUMNS = ("id", "label", "method", "defense", "strength", "attack", "seeds", "probability", "highest")
+"""Of a table of rows."""
+
+
 def per_row(spec: EvalSpec, folder: Path) -> pd.DataFrame:
     """Return, for each attack on labels and each row that it guesses, the probability that it gives to the true label.
 
@@ -100,7 +104,7 @@ def per_row(spec: EvalSpec, folder: Path) -> pd.DataFrame:
             parts.append(pd.DataFrame({"id": one.ids, "label": one.labels, **names, "probability": own}))
     if not parts:
         raise UsageError("expected an attack that guesses the labels of training rows with --rows, got none: add one")
-    found = pd.concat(parts).groupby(["id", "label", "method", "defense", "strength", "attack"], sort=False)
+    found = pd.concat(parts).groupby(list(COLUMNS[:6]), sort=False)
     table = found["probability"].agg(seeds="count", probability="mean", highest="max").reset_index()
     classes = load_dataset(spec.dataset, **spec.data.options).classes
     return table.assign(label=[classes[label] for label in table["label"]]).sort_values(
