@@ -220,6 +220,8 @@ def test_measurements_that_were_changed_give_no_verdict(found, message):
     [
         {"margin": float("inf")},
         {"at_equal_utility": float("inf")},
+        {"margin": 1.0},  # of a measure between 0 and 1
+        {"at_equal_utility": 1.0},
         {"than": ["a"]},
         {"than": ["b", "b"]},
         {"order": ["a", "b", "a"]},

@@ -200,12 +200,26 @@ name = "more labels"
 settings.model.cut = 2
 settings.aux.n = 40
 
+[[arms]]
+name = "trees"
+settings.methods = ["secureboost"]
+
+[[arms]]
+name = "trees of depth 4"
+settings.methods = ["secureboost"]
+settings.method.secureboost.depth = 4
+
+[[arms]]
+name = "trees of depth 3"
+settings.methods = ["secureboost"]
+settings.method.secureboost.depth = 3
+
 [[claims]]
 text = "nothing is lost"
 source = "nowhere"
 topic = "utility"
 better = "{better}"
-than = ["narrow"]
+than = ["{other}"]
 no_worse = true
 margin = 0.01
 {measure}
@@ -215,6 +229,8 @@ margin = 0.01
 @pytest.mark.parametrize(
     ("better", "measure", "same"),
     [
+        ("trees of depth 4", 'measure = "utility"', True),  # the default
+        ("trees of depth 3", 'measure = "utility"', False),
         ("narrow too", 'measure = "utility"', True),
         ("narrow too", 'measure = "bytes"', True),
         ("narrow too", 'measure = "leak"\nattack = "mc"', True),
@@ -227,11 +243,12 @@ margin = 0.01
 )
 def test_a_claim_that_compares_a_measurement_with_itself_is_refused(write, tmp_path, better, measure, same):
     """It would hold without a test: nothing is varied."""
-    path = write(OWN + COMPARED.format(better=better, measure=measure))
+    other = "trees" if "trees" in better else "narrow"
+    path = write(OWN + COMPARED.format(better=better, other=other, measure=measure))
     found = run(path, "--dry-run", "--out", str(tmp_path / "run"))
     assert (found.exit_code == 2) == same, found.output
     if same:
-        assert f"'nothing is lost': expected arms with different settings, got {better} and narrow" in found.output
+        assert f"'nothing is lost': expected arms with different settings, got {better} and {other}" in found.output
         assert found.output.count("\n") == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -9,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from vflsec.core import files
+from vflsec.core import files, registry
 from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
 from vflsec.experiment import engine
 from vflsec.experiment import spec as specs
-from vflsec.experiment.cell import result_key
+from vflsec.experiment.cell import Cell, result_key
 from vflsec.experiment.grid import Grid, Place, evaluation, expect_attack, merged, point, strengths, trainings
 from vflsec.experiment.plan import rows
 from vflsec.experiment.store import Store
@@ -98,16 +99,16 @@ class Job(Grid):
     def _keys(self, place: Place, measure: Measure) -> frozenset[str]:
         """Return the keys of the trainings that a measure is of, or of the results on attacks."""
         if place in self.trainings:
-            return frozenset(cell.key for cell in self.trainings[place] if cell.seed == 0)
+            return frozenset(_without_defaults(cell).key for cell in self.trainings[place] if cell.seed == 0)
         spec, keys = self.points[place].spec, set()
         over_strengths = measure.kind in ("cap", "calibrated")
         for row in rows(msgspec.structs.replace(spec, seeds=1)):
             if row.control or not (over_strengths or row.strength == measure.strength):
                 continue
             if measure.kind not in ATTACKED or row.attack is None:
-                keys.add(row.cell.key)
+                keys.add(_without_defaults(row.cell).key)
             elif measure.attack in ("worst", row.label, row.attack.name):
-                keys.add(result_key(row.cell, row.attack, spec.adversary, spec.aux))
+                keys.add(result_key(_without_defaults(row.cell), row.attack, spec.adversary, spec.aux))
         return frozenset(keys)
 
     def _add(self, place: Place, settings: Mapping[str, Any], wanted: Sequence[Measure]) -> None:
@@ -164,3 +165,10 @@ class Job(Grid):
                 cells |= {row.cell.key, *(row.cell.stage_key(stage) for stage in row.cell.stages)}
         found = [self.store.cell(key).read() for key in cells]
         return total + sum(facts.seconds for facts in found if facts)
+
+
+def _without_defaults(cell: Cell) -> Cell:
+    """Return ``cell`` without options of its method that are written out but have their default values."""
+    known = inspect.signature(registry.load("methods", cell.method)).parameters
+    options = {k: v for k, v in cell.method_options.items() if k not in known or known[k].default != v}
+    return msgspec.structs.replace(cell, method_options=options)

@@ -99,10 +99,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         one = bool(self.better) and bool(self.than)
         if one == bool(self.order) or len(self.order) == 1 or bool(self.better) != bool(self.than):
             raise ValueError(f"claim {self.text!r}: expected either better and than, or an order of two or more arms")
-        if not 0 < self.margin < math.inf:
-            raise ValueError(f"claim {self.text!r}: expected 0 < margin < inf, got {self.margin:g}")
-        if self.at_equal_utility is not None and not 0 < self.at_equal_utility < math.inf:
-            raise ValueError(f"claim {self.text!r}: expected 0 < at_equal_utility < inf, got {self.at_equal_utility:g}")
+        most = math.inf if self.metric in ("mse", "psnr") else 1.0  # all others are within a range of 1
+        if not 0 < self.margin < most:
+            raise ValueError(f"claim {self.text!r}: expected 0 < margin < {most:g}, got {self.margin:g}")
+        if self.at_equal_utility is not None and not 0 < self.at_equal_utility < 1:
+            raise ValueError(f"claim {self.text!r}: expected 0 < at_equal_utility < 1, got {self.at_equal_utility:g}")
         for names in (self.order or [self.better, *self.than], self.data if self.data is not None else [""]):
             if not names or len(set(names)) < len(names):
                 raise ValueError(f"claim {self.text!r}: expected different names, got {', '.join(names) or 'none'}")
