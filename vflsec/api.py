@@ -282,6 +282,8 @@ def fit(
         trained, facts = training.train(cell, device, progress, tap=tap, record=record if encrypted else None)
     if tap:
         tap.close()
+        if tap.empty:
+            facts.notes.append(f"no party sent anything in training or prediction: the recording {record} is empty")
     if trained is None or facts.status != "ok":
         raise Diverged(f"{facts.status}: {facts.error}")
     return trained, facts

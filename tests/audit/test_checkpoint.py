@@ -133,3 +133,12 @@ def test_a_recording_is_of_one_training_in_a_folder_of_its_own(tmp_path, place):
     assert found.stderr.splitlines()[-1].startswith("Error: expected a ")
     assert {path.name: path.read_bytes() for path in (tmp_path / "tr").iterdir()} == before
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_recording_in_which_nothing_crosses_is_named(tmp_path):
+    options = ["--method", "secureboost:rounds=2,alone=2", "--record", tmp_path / "tr"]
+    found = run("train", "--dataset", "digits", "--set", "data.n_labeled=200", *options)
+    assert (
+        f"NOTE no party sent anything in training or prediction: the recording {tmp_path / 'tr'} is empty"
+        in found.stderr
+    )

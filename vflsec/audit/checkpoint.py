@@ -184,6 +184,11 @@ class TranscriptTap(Transcript):
         if sum(one.values.nbytes for one in self._pending) >= BUFFER:
             self.close()
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was written."""
+        return not self._writer.parts
+
     def close(self) -> None:
         """Write what is left."""
         self._writer.write(self._pending)
