@@ -11,11 +11,9 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from vflsec.audit.transcript import AUDITOR, Sent, TranscriptFolder
+from vflsec.audit.transcript import AUDITOR, HELD_OUT, Sent, TranscriptFolder
 from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
-
-HELD_OUT = ("val", "test")
 
 
 @dataclass(frozen=True)

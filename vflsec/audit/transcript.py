@@ -44,7 +44,8 @@ LARGEST_INDEX = 1 << 26
 WIDEST = 1 << 20
 """The most numbers in a vector."""
 
-SPLITS = ("train", "val", "test")
+HELD_OUT = ("val", "test")
+"""Splits whose rows are not trained on; all others are."""
 NODES = 1 << 15
 """Above the number of every node of a tree: 14 levels of splits."""
 
@@ -367,9 +368,9 @@ class TranscriptFolder:
                         int(np.argmax(code == k)),
                         f"expected one of {', '.join(known)} as {name}, found {plain(value)!r}",
                     )
-                if name == "split" and value not in SPLITS and value.strip().lower() in SPLITS:
+                if name == "split" and value not in HELD_OUT and value.strip().lower() in HELD_OUT:
                     raise wrong(
-                        int(np.argmax(code == k)), f"expected {', '.join(SPLITS)} as split, found {plain(value)!r}"
+                        int(np.argmax(code == k)), f"expected {' or '.join(HELD_OUT)} as split, found {plain(value)!r}"
                     )
                 if not value or plain(value) != value or len(value) > LONGEST_TEXT:
                     raise wrong(int(np.argmax(code == k)), f"expected a {name} of 1 to {LONGEST_TEXT} plain characters")
