@@ -24,19 +24,18 @@ class BoostingReplay(Attack):
     from each of which the row's own label is taken out: it would only confirm itself. The new scores, as probabilities,
     are the labels of the next replay. Many replays drift away from the labels.
 
-    The guess is a weighted mean of the start and the last replay (``vflsec.inference.opinion_pool``). Weights depend on
-    predictions of the auxiliary rows, each part of them guessed without its labels. Test rows are scored by the nodes
-    that the party splits itself, which are all that it is told at prediction.
+    The guess is a weighted mean of the start and the last replays (``vflsec.inference.opinion_pool``). Weights depend
+    on predictions of the auxiliary rows, each part of them guessed without its labels. Test rows are scored by the
+    nodes that the party splits itself, which are all that it is told at prediction.
 
     Source: this project. Values of nodes: Chen and Guestrin 2016 (XGBoost), equation 5; what a passive party sees:
     Cheng et al. 2021 (SecureBoost, arXiv 1901.08755).
 
     Args:
         replays: how often the boosting is replayed.
-        learning_rate: of the training; None for what the parties agreed on. No message says it: in an audit of a
-            transcript None means the default of ``secureboost``. One that is much too large makes the guess worse, one
-            that is too small hardly does.
-        l2: of the training, likewise.
+        learning_rate: of the training; None for what the parties agreed on and for the default of ``secureboost``,
+            each with replays of its own. No message says it: an audit of a transcript knows the default only.
+        l2: of the training; None for what the parties agreed on, or else the default.
     """
 
     name = "boosting-replay"

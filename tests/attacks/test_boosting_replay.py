@@ -110,12 +110,19 @@ def test_the_rate_and_the_penalty_are_those_that_the_parties_agreed_on():
         attack(replace(asked.view, **changed), seed=0).scores["train"]
         for attack, changed in (
             (BoostingReplay(), {}),
-            (BoostingReplay(learning_rate=0.05, l2=3.0), {"agreed": {}}),
+            (BoostingReplay(learning_rate=0.05, l2=3.0), {}),
             (BoostingReplay(), {"agreed": {}}),
         )
     )
-    assert torch.equal(known, named)
+    assert not torch.equal(known, named), "the default rate is tried as well"
     assert not torch.equal(known, unknown)
+
+
+def test_a_rate_at_which_replays_exaggerate_costs_little():
+    asked = question(learning_rate=1.0)
+    exaggerated, _ = accuracy(asked, BoostingReplay(learning_rate=1.0))
+    found, _ = accuracy(asked, BoostingReplay())
+    assert found > max(exaggerated, accuracy(asked, InstanceSpaces())[0]) - 0.005
 
 
 def test_where_nothing_is_known_the_defaults_of_the_method_are_assumed():

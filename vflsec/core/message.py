@@ -29,7 +29,10 @@ class Kind(StrEnum):
 
 
 OF_TREES = frozenset({Kind.NODES, Kind.HISTOGRAM})
-"""What trees send; control messages say which bins and splits they are about."""
+"""What trees send."""
+
+BESIDE_TREES = frozenset({Kind.CONTROL, Kind.GRADIENT, Kind.CIPHERTEXT})
+"""What is read with it: which bins and splits it is about, and the derivatives of each round, encrypted or not."""
 
 AFTERWARDS = ("predict", "validate")
 """Phases after training; their rows are others, unless their split was used in training as well."""

@@ -22,7 +22,7 @@ from vflsec.core.auxiliary import sureness
 from vflsec.core.errors import TRACEBACK, Diverged, NotStackable, VflsecError, plain
 from vflsec.core.federation import Federation, load_states
 from vflsec.core.integrity import IntegrityAttack, integrity_attacks
-from vflsec.core.message import OF_TREES, Kind, Message, Transcript
+from vflsec.core.message import BESIDE_TREES, OF_TREES, Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.seeds import derive
 from vflsec.core.view import GroundTruth, Guess, Need
@@ -159,7 +159,7 @@ def _results(task: Task, store: Store, device: str) -> list[Result]:
 def kinds_read(attacks: Sequence[Attack]) -> frozenset[Kind]:
     """Return the kinds of messages that attacks read; a training whose messages are read is never reloaded."""
     found = {KINDS[need] for attack in attacks for need in attack.needs | attack.wants if need in KINDS}
-    return frozenset(found | {Kind.CONTROL} if found & OF_TREES else found)
+    return frozenset(found | BESIDE_TREES if found & OF_TREES else found)
 
 
 def _trained(

@@ -36,16 +36,21 @@ class Settings(NamedTuple):
     learning_rate: float | None = None
     l2: float | None = None
 
-    def known(self, view: View) -> tuple[float, float]:
-        """Return the learning rate and the penalty of the training that ``view`` is of."""
+    def tried(self, view: View) -> list[Settings]:
+        """Return the settings of each replay: with the rate of the training, and with the default if that differs.
+
+        Guesses are not quite right, and with a high rate and many classes each tree exaggerates that.
+        """
         rate = view.agreed.get("learning_rate", LEARNING_RATE) if self.learning_rate is None else self.learning_rate
-        return rate, view.agreed.get("l2", L2) if self.l2 is None else self.l2
+        l2 = view.agreed.get("l2", L2) if self.l2 is None else self.l2
+        rates = [rate, LEARNING_RATE] if self.learning_rate is None and rate != LEARNING_RATE else [rate]
+        return [self._replace(learning_rate=one, l2=l2) for one in rates]
 
 
 def guesses(
     view: View, first: Regressed, rng: torch.Generator, settings: Settings | None = None
 ) -> dict[str, list[Opinion]]:
-    """Return two opinions by split: the regression on shared nodes, and the last replay of the boosting.
+    """Return the opinions of each split: the regression on shared nodes, and the last replay with each of the settings.
 
     A replay takes the guess before it for the labels. Training rows are scored by all nodes that the party is told,
     other rows by those of its own splits. There are no opinions if all nodes are withheld, or with a single auxiliary
@@ -64,8 +69,10 @@ def guesses(
     held_out = _held_out(view, trees, rng, settings)
     found = {}
     for split, start in first.scores.items():
-        last = "replay" if split == view.aux_split else "replay everywhere"
-        found[split] = [Opinion(start, held_out["start"]), Opinion(scored[last][split], held_out[last])]
+        last = "replay" if split == view.aux_split else "everywhere"
+        names = [name for name in scored if name.startswith(last)]
+        replays = [Opinion(scored[name][split], held_out[name]) for name in names]
+        found[split] = [Opinion(start, held_out["start"]), *replays]
     return found
 
 
@@ -86,28 +93,31 @@ def _held_out(view: View, trees: Ensemble, rng: torch.Generator, settings: Setti
 
 
 def _scored(view: View, first: Regressed, trees: Ensemble, settings: Settings) -> dict[str, Mapping[str, Tensor]]:
-    """Return scores (n, C) by split: of the start, and of the last replay by all nodes or those told everywhere."""
+    """Return scores (n, C) by split: of the start, and of the last replays by all nodes or those told everywhere."""
     split, left_out = view.aux_split, first.left_out
     assert left_out is not None
-    guessed = Opinion(first.scores[split], left_out)
-    for _ in range(settings.replays):
-        logits = _logits(_replayed(trees, guessed, view, settings).left_out, view)
-        guessed = Opinion(logits, logits[view.aux_rows])
-    found: dict[str, Mapping[str, Tensor]] = {"start": first.scores, "replay": {split: guessed.scores}}
+    found: dict[str, Mapping[str, Tensor]] = {"start": first.scores}
     seen = observed(view, everywhere=True) if len(first.scores) > 1 else None
-    if seen is not None:
-        scores = _replayed(seen, guessed, view, settings).scores
-        found["replay everywhere"] = {s: _logits(own, view) for s, own in scores.items()}
+    for k, one in enumerate(settings.tried(view)):
+        guessed = Opinion(first.scores[split], left_out)
+        for _ in range(one.replays):
+            logits = _logits(_replayed(trees, guessed, view, one).left_out, view)
+            guessed = Opinion(logits, logits[view.aux_rows])
+        found[f"replay {k}"] = {split: guessed.scores}
+        if seen is not None:
+            scores = _replayed(seen, guessed, view, one).scores
+            found[f"everywhere {k}"] = {s: _logits(own, view) for s, own in scores.items()}
     return found
 
 
 def _replayed(trees: Ensemble, guessed: Opinion, view: View, settings: Settings) -> Replayed:
     """Return a replay with guesses for labels, and with the known ones."""
+    assert settings.learning_rate is not None
+    assert settings.l2 is not None
     q = guessed.calibrated(view.aux_labels).scores.cpu().numpy().copy()
     q[view.aux_rows.cpu().numpy()] = np.eye(view.n_classes)[view.aux_labels.cpu().numpy()]
     targets = q[:, 1:] if view.n_classes == 2 else q
-    rate, l2 = settings.known(view)
-    return replayed(trees, targets, view.aux_split, learning_rate=rate, l2=l2)
+    return replayed(trees, targets, view.aux_split, learning_rate=settings.learning_rate, l2=settings.l2)
 
 
 def _logits(scores: NDArray[np.float64], view: View) -> Tensor:
