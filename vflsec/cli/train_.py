@@ -40,8 +40,8 @@ from vflsec.cli.options import completing, config, data_dir, device, expose, max
     "--record",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Record the messages for vflsec audit: embeddings and gradients of all parties, or, with --defense phe, what "
-    "both roles of the encrypted layer see.",
+    help="Record the messages for vflsec audit: embeddings, gradients and nodes of all parties, or, with phe, "
+    "what both roles of the encrypted layer see.",
 )
 @device
 @max_exposure
