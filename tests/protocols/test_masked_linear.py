@@ -252,7 +252,10 @@ def test_every_setting_of_the_cipher_is_an_option_of_defense_and_protocols():
     boundary = registry.build("protocols", name, federation.passive[0], federation.active, **options)
     boundary.join(torch.ones(3, 2), SGD)
     assert (boundary.layout.feature_bits, boundary.layout.delta_bits) == (6, 2)
-    for wrong, said in (({"mode": "short"}, "mode='short'"), ({"feature_bit": 6}, "Did you mean feature_bits")):
+    for wrong, said in (
+        ({"mode": "short"}, "unknown mode 'short'. Known: standard, subgroup"),
+        ({"feature_bit": 6}, "Did you mean feature_bits"),
+    ):
         with pytest.raises(UsageError, match=said):
             registry.build("defenses", "phe", **wrong)
     with pytest.raises(UsageError, match="expected 0 <= feature_bits <= 16, got 17"):
