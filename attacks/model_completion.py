@@ -360,6 +360,9 @@ def slope(logits: Tensor, targets: Tensor, weight: float) -> Tensor:
 class Standardize(nn.Module):
     """Standardizes (B, d) with the mean and deviation of given embeddings (n, d); nothing is learned."""
 
+    mean: Tensor
+    deviation: Tensor
+
     def __init__(self, embeddings: Tensor) -> None:
         super().__init__()
         self.register_buffer("mean", embeddings.mean(dim=0))
