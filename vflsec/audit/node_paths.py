@@ -86,7 +86,8 @@ class _Deepest:
         i = np.array([self._rows.setdefault(row, len(self._rows)) for row in rows.tolist()], dtype=np.int64)
         j = np.array([self._trees.setdefault(tree, len(self._trees)) for tree in trees], dtype=np.int64)
         if len(self._rows) * len(self._trees) > MOST:
-            raise ValueError(f"expected at most {MOST} rows times trees, found {len(self._rows) * len(self._trees)}")
+            product = len(self._rows) * len(self._trees)
+            raise ValueError(f"expected at most {MOST} rows times trees, found {product}: record fewer trees or rows")
         wanted = (len(self._rows), len(self._trees))
         if any(one > room for one, room in zip(wanted, self.nodes.shape, strict=True)):
             room = [

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from vflsec.core.message import Kind, Message
 
 if TYPE_CHECKING:
     from vflsec.core.canaries import Canaries
+
+Result = TypeVar("Result")
 
 
 class Need(StrEnum):
@@ -126,6 +128,19 @@ class View:
     agreed: Mapping[str, float] = field(default_factory=dict)
     shadows: Shadows | None = None
     memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, name: str, rng: torch.Generator, compute: Callable[[], Result]) -> Result:
+        """Return what ``compute`` returns for these auxiliary rows and this state of ``rng``, computed once.
+
+        Views that share ``memo`` share the result, which must not be changed. ``rng`` ends as after the computation.
+        """
+        key = (name, *self.aux_rows.tolist(), rng.get_state().numpy().tobytes())
+        if key not in self.memo:
+            self.memo[key] = compute(), rng.get_state()
+        found: Result
+        found, state = self.memo[key]
+        rng.set_state(state)
+        return found
 
     @property
     def aux_split(self) -> str:

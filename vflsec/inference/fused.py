@@ -36,13 +36,7 @@ def fused_classes(view: View, rng: torch.Generator) -> Guess:
         view: whose ``aux_labels`` (m,) are classes.
         rng: draws the trees, the parts of the auxiliary rows, and the rows on which tables are chosen.
     """
-    key = ("fused", *view.aux_rows.tolist(), rng.get_state().numpy().tobytes())
-    if key not in view.memo:
-        view.memo[key] = _fused_classes(view, rng), rng.get_state()
-    guess, state = view.memo[key]
-    rng.set_state(state)
-    found: Guess = guess
-    return found
+    return view.once("fused", rng, lambda: _fused_classes(view, rng))
 
 
 def _fused_classes(view: View, rng: torch.Generator) -> Guess:

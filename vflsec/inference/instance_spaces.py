@@ -42,13 +42,7 @@ def regressed(view: View, rng: torch.Generator) -> Regressed:
         view: of a passive party.
         rng: draws the rows on which tables are chosen.
     """
-    key = ("instance spaces", *view.aux_rows.tolist(), rng.get_state().numpy().tobytes())
-    if key not in view.memo:
-        view.memo[key] = _regressed(view, rng), rng.get_state()
-    result, state = view.memo[key]
-    rng.set_state(state)
-    found: Regressed = result
-    return found
+    return view.once("instance spaces", rng, lambda: _regressed(view, rng))
 
 
 def _regressed(view: View, rng: torch.Generator) -> Regressed:
