@@ -30,7 +30,10 @@ JOINING = ("fusion", "self-training", "forest-training")
 ATTACKS = (*JOINING, "mc", "averaging", "norm")
 FOLDS = 3
 BUDGET = 0.02
-LEFT_OUT = {"phe": "encrypts embeddings, which the active party would read; gradients are decrypted as they are"}
+LEFT_OUT = {
+    "phe": "encrypts embeddings, which the active party would read; gradients are decrypted as they are",
+    "id-lmid": "withholds nodes of trees, which split learning does not send ([Trees](trees.md) measures it)",
+}
 
 
 class Line(NamedTuple):
