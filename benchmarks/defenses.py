@@ -1,6 +1,6 @@
 """What each defense leaves to the strongest attack on labels, and at what cost in utility.
 
-    python benchmarks/defenses.py            compute, about an hour and a half on two cores, and print the page
+    python benchmarks/defenses.py            compute, about an hour and a quarter on two cores, and print the page
     python benchmarks/defenses.py --write    write docs/choosing_a_defense.md as well
 
 Every defense is tuned by one rule: of its usual strengths (``vflsec show defense``), the one counts that leaks least
@@ -138,6 +138,8 @@ def page(report: vflsec.Report, picks: vflsec.Report, alone: float) -> str:
         "What a defense is worth depends on the data. Compare on your own: "
         "`vflsec eval --dataset mine.toml --attack all --defense iso,gaussian-dp,label-dp`.",
         *(f"`{name}` is not in the table: it {why}." for name, why in LEFT_OUT.items()),
+        "[Other risks of a defense](cross_risk.md) shows what defenses of labels do to columns, attributes, membership "
+        "and backdoors.",
     ]
     return "\n\n".join(parts) + "\n"
 
