@@ -24,6 +24,9 @@ class BoostingReplay(Attack):
     from each of which the row's own label is taken out: it would only confirm itself. The new scores, as probabilities,
     are the labels of the next replay. Many replays drift away from the labels.
 
+    The party also knows that none of its own bins has a larger gain than a split that was chosen. One more replay takes
+    labels that explain all known splits in this way (``vflsec.inference.chosen_splits``).
+
     The guess is a weighted mean of the start and the last replays (``vflsec.inference.opinion_pool``). Weights depend
     on predictions of the auxiliary rows, each part of them guessed without its labels. Test rows are scored by the
     nodes that the party splits itself, which are all that it is told at prediction.
@@ -40,11 +43,15 @@ class BoostingReplay(Attack):
 
     name = "boosting-replay"
     stream = "instance-space"  # whose guess it starts from
+    version = 2
     needs = frozenset({Need.NODES, Need.AUX_LABELS})
     reference = "this project; Chen and Guestrin 2016 (XGBoost), equation 5; Cheng et al. 2021 (SecureBoost)"
     verified = "the scores of trainings of which all nodes and labels are known, left-out values against a naive loop"
     differs: ClassVar[tuple[str, ...]] = (THRESHOLD,)
-    costs = "six times instance-space after its principal components, and sums over rows and trees"
+    costs = (
+        "six times instance-space after its principal components, and six fits of labels that explain the splits, each "
+        "of 20 replays with products of rows, up to 100 own bins and nodes"
+    )
     fails = (
         "if nodes are withheld or the guess of instance-space is poor; it expects one tree for each class in a round, "
         "and gains less if some rounds are not shown"

@@ -73,7 +73,7 @@ class Fusion(OfClasses):
     """
 
     name = "fusion"
-    version = 4
+    version = 5
 
 
 class AttributeFusion(OfClasses):

@@ -26,7 +26,7 @@ def question(method="secureboost", *, defenses=(), aux=80, **options):
         dataset="digits",
         data=DataSpec(),
         method=method,
-        method_options=options,
+        method_options={"rounds": 8, **options},
         train=TrainSpec(),
         model=ModelSpec(),
         defenses=defenses,
@@ -56,7 +56,7 @@ def accuracy(asked, attack):
         ("secureboost", {"exchange": "plain", "learning_rate": 0.1}, 0.02),
         ("secureboost-rl", {}, 0.03),
         ("secureboost-turns", {}, 0.02),
-        ("secureboost-layers", {}, 0.02),
+        ("secureboost-layers", {"rounds": 20}, 0.02),
     ],
 )
 def test_a_replay_of_digits_beats_shared_nodes(method, options, gained):
@@ -69,7 +69,7 @@ def test_a_replay_of_digits_beats_shared_nodes(method, options, gained):
 
 @pytest.mark.parametrize(("name", "strength"), [("gaussian-dp", 5.0), ("id-lmid", 20.0)])
 def test_a_replay_of_trees_that_do_not_follow_the_labels_gets_little_weight(name, strength):
-    asked = question(defenses=(DefenseSpec(name=name, strength=strength),))
+    asked = question(defenses=(DefenseSpec(name=name, strength=strength),), rounds=20)
     train, test = accuracy(asked, InstanceSpaces())
     found, of_test = accuracy(asked, BoostingReplay())
     assert found > train - 0.02

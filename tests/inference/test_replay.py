@@ -24,7 +24,8 @@ SHOWN = {  # rounds whose nodes a passive party sees
 def test_one_tree_by_hand():
     """The start is logit(1/4), so that p = 1/4; nodes have G = 2/4 - 1 and 2/4, and H = 2 * 3/16."""
     trees = Ensemble({"train": np.array([[2], [2], [3], [3]])}, np.array([0]), np.array([0]), {})
-    found = replayed(trees, np.array([[1.0], [0], [0], [0]]), "train", learning_rate=0.5, l2=1.0)
+    targets = torch.tensor([[1.0], [0], [0], [0]], dtype=torch.double)
+    found = replayed(trees, targets, "train", learning_rate=0.5, l2=1.0)
     start, h = math.log(1 / 3), 3 / 16
     values = [0.5 * 0.5 / (2 * h + 1)] * 2 + [-0.5 * 0.5 / (2 * h + 1)] * 2
     np.testing.assert_allclose(found.scores["train"][:, 0], start + np.array(values))
@@ -63,7 +64,7 @@ def test_own_targets_are_left_out_as_in_a_loop_over_rows(outputs, l2):
     nodes = rng.integers(0, 5, (n, rounds * outputs))  # 0 is unknown, and some nodes have one row
     trees = np.arange(rounds * outputs)
     known = Ensemble({"train": nodes}, trees // outputs, trees % outputs, {1: rng.random(n) < 0.5})
-    found = replayed(known, q, "train", learning_rate=0.7, l2=l2)
+    found = replayed(known, torch.from_numpy(q), "train", learning_rate=0.7, l2=l2)
     scores, left_out = naive(known, q, 0.7, l2)
     np.testing.assert_allclose(found.scores["train"], scores, atol=1e-12)
     np.testing.assert_allclose(found.left_out, left_out, atol=1e-12)
@@ -71,7 +72,7 @@ def test_own_targets_are_left_out_as_in_a_loop_over_rows(outputs, l2):
 
 def test_what_is_left_out_depends_on_the_own_target_no_more():
     """In a tree of the first round, but for the share of classes at the start, which is kept."""
-    nodes, q = np.array([[2], [2], [2], [3], [3], [3]]), np.array([[1.0], [0], [1], [0], [1], [0]])
+    nodes, q = np.array([[2], [2], [2], [3], [3], [3]]), torch.tensor([[1.0], [0], [1], [0], [1], [0]])
     swapped = q[[1, 0, 2, 3, 4, 5]]  # rows 0 and 1 share the node
     one, other = (
         replayed(Ensemble({"train": nodes}, np.zeros(1, int), np.zeros(1, int), {}), x, "train", learning_rate=1, l2=1)
@@ -84,7 +85,7 @@ def test_what_is_left_out_depends_on_the_own_target_no_more():
 
 def test_without_a_penalty_a_row_alone_in_its_node_has_no_value():
     trees = Ensemble({"train": np.array([[2], [3], [3]])}, np.zeros(1, int), np.zeros(1, int), {})
-    found = replayed(trees, np.array([[1.0], [0], [1]]), "train", learning_rate=1.0, l2=0.0)
+    found = replayed(trees, torch.tensor([[1.0], [0], [1]]), "train", learning_rate=1.0, l2=0.0)
     assert found.left_out[0, 0] == pytest.approx(math.log(2))
 
 
@@ -105,7 +106,7 @@ def trained(classes, *, parties=2, name="secureboost", silent=False, **options):
     view = View("+".join(names), "passive", classes, features, None, none, none, messages, parties=tuple(features))
     shape = method.shape(federation)
     leaves = method.leaves(federation, "train", 0, int(shape.grown), "predict")
-    y = torch.nn.functional.one_hot(federation.active.labels["train"], classes).double().numpy()
+    y = torch.nn.functional.one_hot(federation.active.labels["train"], classes).double()
     targets = y[:, 1:] if classes == 2 else y
     return view, leaves.numpy(), targets, (shape.start + shape.logits(leaves)).numpy()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from vflsec.core.view import View
+from vflsec.inference.chosen_splits import explained
 from vflsec.inference.instance_spaces import Regressed, regressed
 from vflsec.inference.opinion_pool import Opinion
 from vflsec.inference.replay import Ensemble, Replayed, observed, replayed
@@ -18,6 +18,8 @@ from vflsec.inference.replay import Ensemble, Replayed, observed, replayed
 FOLDS = 5
 """Parts of the auxiliary rows, of which each is guessed without its labels."""
 
+EVERYWHERE = "everywhere"
+"""Start of the name of a replay by nodes that are told of rows of every split."""
 
 LEARNING_RATE, L2 = 0.3, 1.0
 """The defaults of the method ``secureboost``."""
@@ -50,11 +52,11 @@ class Settings(NamedTuple):
 def guesses(
     view: View, first: Regressed, rng: torch.Generator, settings: Settings | None = None
 ) -> dict[str, list[Opinion]]:
-    """Return the opinions of each split: the regression on shared nodes, and the last replay with each of the settings.
+    """Return the opinions of each split: the regression on shared nodes, and two replays with each of the settings.
 
-    A replay takes the guess before it for the labels. Training rows are scored by all nodes that the party is told,
-    other rows by those of its own splits. There are no opinions if all nodes are withheld, or with a single auxiliary
-    row.
+    A replay takes the guess before it for the labels. One more replay takes labels that also explain the splits
+    (``vflsec.inference.chosen_splits``). Training rows are scored by all nodes that the party is told, other rows by
+    those of its own splits. There are no opinions if all nodes are withheld, or with a single auxiliary row.
 
     Args:
         view: of a passive party.
@@ -69,8 +71,7 @@ def guesses(
     held_out = _held_out(view, trees, rng, settings)
     found = {}
     for split, start in first.scores.items():
-        last = "replay" if split == view.aux_split else "everywhere"
-        names = [name for name in scored if name.startswith(last)]
+        names = [n for n in scored if n != "start" and n.startswith(EVERYWHERE) == (split != view.aux_split)]
         replays = [Opinion(scored[name][split], held_out[name]) for name in names]
         found[split] = [Opinion(start, held_out["start"]), *replays]
     return found
@@ -93,34 +94,45 @@ def _held_out(view: View, trees: Ensemble, rng: torch.Generator, settings: Setti
 
 
 def _scored(view: View, first: Regressed, trees: Ensemble, settings: Settings) -> dict[str, Mapping[str, Tensor]]:
-    """Return scores (n, C) by split: of the start, and of the last replays by all nodes or those told everywhere."""
+    """Return scores (n, C) by split: of the start, and of replays by all nodes or by those told everywhere."""
     split, left_out = view.aux_split, first.left_out
     assert left_out is not None
     found: dict[str, Mapping[str, Tensor]] = {"start": first.scores}
     seen = observed(view, everywhere=True) if len(first.scores) > 1 else None
     for k, one in enumerate(settings.tried(view)):
-        guessed = Opinion(first.scores[split], left_out)
+        last = Opinion(first.scores[split], left_out)
         for _ in range(one.replays):
-            logits = _logits(_replayed(trees, guessed, view, one).left_out, view)
-            guessed = Opinion(logits, logits[view.aux_rows])
-        found[f"replay {k}"] = {split: guessed.scores}
-        if seen is not None:
-            scores = _replayed(seen, guessed, view, one).scores
-            found[f"everywhere {k}"] = {s: _logits(own, view) for s, own in scores.items()}
+            last = _replayed(trees, _targets(last, view), view, one)
+        assert one.learning_rate is not None
+        assert one.l2 is not None
+        labels = explained(view, trees, _targets(last, view), learning_rate=one.learning_rate, l2=one.l2)
+        for name, own in ((f"replayed {k}", last), (f"explained {k}", _replayed(trees, labels, view, one))):
+            found[name] = {split: own.scores}
+            if seen is not None:
+                again = _boosted(seen, _targets(own, view), view, one)
+                found[f"{EVERYWHERE} {name}"] = {s: _logits(x, view) for s, x in again.scores.items()}
     return found
 
 
-def _replayed(trees: Ensemble, guessed: Opinion, view: View, settings: Settings) -> Replayed:
-    """Return a replay with guesses for labels, and with the known ones."""
+def _replayed(trees: Ensemble, targets: Tensor, view: View, settings: Settings) -> Opinion:
+    """Return what training rows score in a replay, each without its own target."""
+    logits = _logits(_boosted(trees, targets, view, settings).left_out, view)
+    return Opinion(logits, logits[view.aux_rows])
+
+
+def _boosted(trees: Ensemble, targets: Tensor, view: View, settings: Settings) -> Replayed:
     assert settings.learning_rate is not None
     assert settings.l2 is not None
-    q = guessed.calibrated(view.aux_labels).scores.cpu().numpy().copy()
-    q[view.aux_rows.cpu().numpy()] = np.eye(view.n_classes)[view.aux_labels.cpu().numpy()]
-    targets = q[:, 1:] if view.n_classes == 2 else q
     return replayed(trees, targets, view.aux_split, learning_rate=settings.learning_rate, l2=settings.l2)
 
 
-def _logits(scores: NDArray[np.float64], view: View) -> Tensor:
+def _targets(guessed: Opinion, view: View) -> Tensor:
+    """Return probabilities (n, C') of training rows, of the last of two classes only, with the known labels put in."""
+    q = guessed.calibrated(view.aux_labels).scores.clone()
+    q[view.aux_rows] = F.one_hot(view.aux_labels, view.n_classes).to(q)
+    return q[:, 1:] if view.n_classes == 2 else q
+
+
+def _logits(scores: Tensor, view: View) -> Tensor:
     """Return logits (n, C) of scores (n, C'); those of two classes sum to zero."""
-    found = np.concatenate([-scores, scores], axis=1) / 2 if view.n_classes == 2 else scores
-    return torch.from_numpy(found).to(view.aux_rows.device)
+    return torch.cat([-scores, scores], dim=1) / 2 if view.n_classes == 2 else scores

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from scipy.special import expit, softmax
+from torch import Tensor
 
 from vflsec.core.message import AFTERWARDS, Kind
 from vflsec.core.view import View
 from vflsec.inference.trees.nodes import partners, told, told_everywhere
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 LEAST = 1e-6
 """Smallest share of a class at the start, as in the training."""
@@ -44,10 +44,12 @@ class Replayed(NamedTuple):
     Attributes:
         scores: (n, C') by split.
         left_out: (n, C') of training rows, by values of nodes from which a row's own target is taken out.
+        notes: what ``noted`` returned in each round.
     """
 
-    scores: Mapping[str, Floats]
-    left_out: Floats
+    scores: Mapping[str, Tensor]
+    left_out: Tensor
+    notes: list[Tensor]
 
 
 def observed(view: View, *, everywhere: bool = False) -> Ensemble | None:
@@ -68,12 +70,21 @@ def observed(view: View, *, everywhere: bool = False) -> Ensemble | None:
     return found
 
 
-def replayed(trees: Ensemble, targets: Floats, split: str, *, learning_rate: float, l2: float) -> Replayed:
+def replayed(
+    trees: Ensemble,
+    targets: Tensor,
+    split: str,
+    *,
+    learning_rate: float,
+    l2: float,
+    noted: Callable[[int, Tensor], Tensor] | None = None,
+) -> Replayed:
     """Return what boosting on ``targets`` would make rows score, in trees of which the nodes are given.
 
     As in the training, all scores start from the logits of the shares of classes. In each round p are the
     probabilities of all earlier trees. The value of a node is - learning_rate G / (H + l2), where G and H are the sums
-    of p - q and p (1 - p) over its rows with targets q. A row whose node is not known gets no value.
+    of p - q and p (1 - p) over its rows with targets q. A row whose node is not known gets no value. Everything is a
+    differentiable function of the targets.
 
     Source: Chen and Guestrin 2016 (XGBoost), equation 5.
 
@@ -83,32 +94,39 @@ def replayed(trees: Ensemble, targets: Floats, split: str, *, learning_rate: flo
         split: of the training rows.
         learning_rate: of the training.
         l2: of the training.
+        noted: called with each round and its first and second derivatives (2, n, C'), 0 for rows that were not drawn.
     """
-    share = targets.mean(axis=0).clip(LEAST, 1 - LEAST)
-    start = np.log(share / (1 - share)) if len(share) == 1 else np.log(share)
-    scores = {s: np.tile(start, (len(nodes), 1)) for s, nodes in trees.nodes.items()}
-    left_out = scores[split].copy()
+    share = targets.mean(dim=0).clamp(LEAST, 1 - LEAST)
+    start = share.logit() if len(share) == 1 else share.log()
+    scores = {s: start.expand(len(nodes), -1) for s, nodes in trees.nodes.items()}
+    left_out = scores[split]
+    notes: list[Tensor] = []
     for round_ in np.unique(trees.rounds).tolist():
-        p = expit(scores[split]) if len(share) == 1 else softmax(scores[split], axis=1)
-        derivatives = np.stack([p - targets, p * (1 - p)])  # (2, n, C')
+        p = scores[split].sigmoid() if len(share) == 1 else scores[split].softmax(dim=1)
+        derivatives = torch.stack([p - targets, p * (1 - p)])
         if round_ in trees.drawn:
-            derivatives *= trees.drawn[round_][:, None]
-        for t in np.flatnonzero(trees.rounds == round_).tolist():
-            k, own = trees.outputs[t], trees.nodes[split][:, t]
-            length = max(int(nodes[:, t].max(initial=0)) for nodes in trees.nodes.values()) + 1
-            sums: Floats = np.stack([np.bincount(own, one, length) for one in derivatives[:, :, k]])
-            values = _values(sums, learning_rate, l2)
-            for s, nodes in trees.nodes.items():
-                scores[s][:, k] += np.where(nodes[:, t] > 0, values[nodes[:, t]], 0)
-            others = _values(sums[:, own] - derivatives[:, :, k], learning_rate, l2)
-            left_out[:, k] += np.where(own > 0, others, 0)
-    return Replayed(scores, left_out)
+            derivatives = derivatives * torch.from_numpy(trees.drawn[round_]).to(p)[:, None]
+        if noted is not None:
+            notes.append(noted(round_, derivatives))
+        here = np.flatnonzero(trees.rounds == round_)
+        nodes = {s: torch.from_numpy(one[:, here]).to(p.device) for s, one in trees.nodes.items()}
+        outputs = torch.from_numpy(trees.outputs[here]).to(p.device)
+        length = 1 + max(int(one.max()) for one in nodes.values() if one.numel())
+        places = length * torch.arange(len(here), device=p.device)
+        own = nodes[split] + places
+        of_rows = derivatives[:, :, outputs].flatten(1)  # (2, n T)
+        sums = p.new_zeros(2, length * len(here)).index_add(1, own.flatten(), of_rows)
+        values = _values(sums, learning_rate, l2)
+        others = _values(sums[:, own.flatten()] - of_rows, learning_rate, l2).view_as(own)
+        for s, one in nodes.items():
+            scores[s] = scores[s].index_add(1, outputs, values[one + places] * (one > 0))
+        left_out = left_out.index_add(1, outputs, others * (nodes[split] > 0))
+    return Replayed(scores, left_out, notes)
 
 
-def _values(sums: Floats, learning_rate: float, l2: float) -> Floats:
+def _values(sums: Tensor, learning_rate: float, l2: float) -> Tensor:
     """Return the values of nodes with sums (2, k) of first and second derivatives."""
-    found: Floats = -learning_rate * sums[0] / (sums[1] + l2).clip(TINY)
-    return found
+    return -learning_rate * sums[0] / (sums[1] + l2).clamp_min(TINY)
 
 
 def _observed(view: View, *, everywhere: bool) -> Ensemble | None:
