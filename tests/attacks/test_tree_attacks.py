@@ -293,6 +293,16 @@ def test_fusion_of_columns_reads_bounds():
     assert with_trees > alone + 0.2
 
 
+@pytest.mark.parametrize(("split", "less"), [("train", 0.01), ("test", 0.02)])
+def test_fusion_of_columns_is_not_behind_what_splits_say(split, less):
+    x, _, trees = world(rounds=20)
+    view, truth = active(trees), x["passive_1"][split].numpy()
+    fused, of_splits = (
+        metrics.r2(attack(view, seed=0).scores[split].numpy(), truth) for attack in (ColumnFusion(), SplitOrder())
+    )
+    assert fused > of_splits - less
+
+
 @pytest.mark.parametrize("attack", [SplitOrder(), BoostingReplay(), InstanceSpaces()], ids=lambda attack: attack.name)
 def test_an_evaluation_hands_over_the_derivatives_of_each_round_with_the_nodes(attack):
     read = kinds_read([attack])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vflsec.inference.opinion_pool import Forest, Opinion, pooled
+from vflsec.inference.opinion_pool import Forest, Opinion, blended, pooled
 
 N, KNOWN = 2000, 60
 
@@ -58,3 +58,27 @@ def test_one_or_two_known_rows_give_a_finite_guess(n):
     forest = Forest(torch.randn(n, 3), torch.ones(n, dtype=torch.long), 3, rng)
     assert np.isfinite(forest.opinion(torch.randn(4, 3)).scores.numpy()).all()
     assert torch.isfinite(forest.held_out).all()
+
+
+def test_numbers_are_blended_by_column():
+    """Of two columns, each opinion knows another one; in a third both have errors of their own."""
+    rng = torch.Generator().manual_seed(0)
+    truth, errors = (torch.randn(2, N, 3, generator=rng, dtype=torch.float64) for _ in range(2))
+    scale = torch.tensor([[0.01, 3.0, 1.0], [3.0, 0.01, 1.0]])[:, None]
+    predictions = [truth[0] + one for one in errors * scale]
+    found = blended([Opinion(one, one[:KNOWN]) for one in predictions], truth[0, :KNOWN])
+    missed = (found - truth[0]).square().mean(dim=0)
+    assert (missed[:2] < 0.001).all()
+    assert 0.45 < missed[2] < 0.65, "the mean of both has half of the variance"
+
+
+def test_the_weights_of_a_blend_are_the_posterior_mean():
+    rng = np.random.default_rng(0)
+    known, held_out = rng.normal(size=(7, 1)), rng.normal(size=(2, 7, 1))
+    shares = np.arange(11) / 10
+    likelihood = np.array([((w * held_out[0] + (1 - w) * held_out[1] - known) ** 2).mean() ** -3.5 for w in shares])
+    weight = (shares * likelihood).sum() / likelihood.sum()
+    opinions = [
+        Opinion(torch.full((1, 1), k, dtype=torch.float64), torch.from_numpy(held_out[1 - int(k)])) for k in (1.0, 0.0)
+    ]
+    assert float(blended(opinions, torch.from_numpy(known))) == pytest.approx(weight)

@@ -15,7 +15,7 @@ from vflsec.inference.sources import sources
 from vflsec.inference.trees.bounds import bounds
 from vflsec.inference.trees.components import components, shared, weighed
 from vflsec.inference.trees.nodes import own_splits, told
-from vflsec.inference.trees.sums import solved
+from vflsec.inference.trees.sums import _nearest, solved
 from vflsec.testing.federations import federation_of
 from vflsec.testing.trees import grown as trees_on
 
@@ -206,6 +206,21 @@ def test_sums_add_to_bounds():
     exact = truth(trees, known, "train")
     errors = [((one - exact) ** 2).mean() for one in (solved(view, "passive_1", known), known.expected["train"])]
     assert errors[0] < 0.9 * errors[1]
+
+
+def test_shares_are_the_nearest_ones_that_are_allowed():
+    rng = np.random.default_rng(0)
+    x, allowed = rng.normal(size=(50, 4)), rng.random((50, 4)) < 0.7
+    allowed[:, 0] = True
+    found = _nearest(x, allowed)
+    np.testing.assert_allclose(found.sum(axis=1), 1)
+    assert (found >= 0).all()
+    assert not found[~allowed].any()
+    others = np.where(allowed[:, None], rng.dirichlet(np.full(4, 0.3), (50, 2000)), 0)
+    others /= others.sum(axis=2, keepdims=True).clip(1e-300)
+    valid = others.sum(axis=2) > 0.5
+    distances = np.where(valid, ((others - x[:, None]) ** 2).sum(axis=2), np.inf).min(axis=1)
+    assert (((found - x) ** 2).sum(axis=1) <= distances + 1e-12).all()
 
 
 def test_histograms_of_nodes_that_are_not_told_are_left_out():

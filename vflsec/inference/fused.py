@@ -16,12 +16,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.view import Guess, View
-from vflsec.inference.boosting_guesses import guesses
+from vflsec.inference.boosting_guesses import FOLDS, guesses
 from vflsec.inference.instance_spaces import regressed
 from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, of_classes, standardized
-from vflsec.inference.opinion_pool import Forest, Opinion, pooled
+from vflsec.inference.opinion_pool import Forest, Opinion, blended, pooled
 from vflsec.inference.sources import COLUMNS, SourceTable, Table, sources
+from vflsec.inference.trees.bounds import bounds
 from vflsec.inference.trees.nodes import partners
+from vflsec.inference.trees.values import between_bounds, by_histograms, recovered
 
 _DISTANCES = ", distances"
 
@@ -65,14 +67,37 @@ def _of_nodes(view: View, rng: torch.Generator) -> dict[str, list[Opinion]]:
 def fused_values(view: View, rng: torch.Generator) -> Guess:
     """Return values (n, d) for every split.
 
+    What an active party recovers from the splits of trees (``vflsec.inference.trees.values``) is blended with them.
+
     Args:
         view: whose ``aux_labels`` (m, d) are values.
-        rng: draws the rows on which tables are chosen.
+        rng: draws the rows on which tables are chosen, and the parts of the auxiliary rows.
     """
     targets = view.aux_labels.double()
     models = _fitted(view, targets, _of_values(targets), rng)
-    scores = {split: model.predict(split, view.aux_split) for split, model in models.items()}
+    of_splits = _of_splits(view, rng)
+    scores = {}
+    for split, model in models.items():
+        own = Opinion(model.predict(split, view.aux_split), model.mixture.left_out())
+        scores[split] = blended([own, of_splits[split]], targets) if of_splits else own.scores
     return Guess(scores, budget=_budget(models.values()))
+
+
+def _of_splits(view: View, rng: torch.Generator) -> dict[str, Opinion]:
+    """Return the values that follow from the splits of trees by split; none without any."""
+    victim = view.victim
+    if view.side != "active" or victim is None or len(view.aux_rows) < 2 or bounds(view, victim) is None:
+        return {}
+    device, rows = view.aux_rows.device, view.aux_rows
+    part = torch.randperm(len(rows), generator=rng).to(device) % FOLDS
+    held_out = {s: torch.zeros(len(rows), view.n_classes, dtype=torch.float64, device=device) for s in view.features}
+    for fold in part.unique().tolist():
+        rest, out = view.knowing(torch.nonzero(part != fold)[:, 0]), part == fold
+        loose = between_bounds(rest, victim)[view.aux_split]
+        for s, own in held_out.items():  # rows of other splits are in no histogram
+            known = by_histograms(rest, victim) if s == view.aux_split else loose
+            own[out] = known.to(device)[rows[out]]
+    return {s: Opinion(x.to(device), held_out[s]) for s, x in recovered(view, victim).items()}
 
 
 class FusedModel(NamedTuple):

@@ -43,6 +43,7 @@ class Bounds(NamedTuple):
         highest: (n, U) by split.
         expected: (n, U) by split, the mean over the bins between them.
         weights: (V, U) the number of each unit in each bin.
+        mass: (V,) the share of rows in each bin of a column.
     """
 
     units: tuple[Unit, ...]
@@ -50,10 +51,22 @@ class Bounds(NamedTuple):
     highest: Mapping[str, Floats]
     expected: Mapping[str, Floats]
     weights: Floats
+    mass: Floats
 
 
 def bounds(view: View, victim: str) -> Bounds | None:
-    """Return the bounds that the directions of rows at splits of ``victim`` imply; None if nothing was said of bins."""
+    """Return the bounds that the directions of rows at splits of ``victim`` imply; None if nothing was said of bins.
+
+    They are computed once for a view and its copies.
+    """
+    key = ("bounds", victim)
+    if key not in view.memo:
+        view.memo[key] = _bounds(view, victim)
+    found: Bounds | None = view.memo[key]
+    return found
+
+
+def _bounds(view: View, victim: str) -> Bounds | None:
     declared = [m.payload for m in between(view, victim, Kind.CONTROL) if "column" in m.payload]
     if not declared:
         return None
@@ -95,7 +108,7 @@ def bounds(view: View, victim: str) -> Bounds | None:
     for split in view.features:
         upper = np.maximum(low[split], high[split])  # a defense can make directions disagree
         lowest[split], highest[split], expected[split] = _numbers(units, mass, weights, low[split], upper)
-    return Bounds(units, lowest, highest, expected, weights)
+    return Bounds(units, lowest, highest, expected, weights, mass)
 
 
 def _units(column: Ints, ordered: NDArray[np.bool_]) -> Iterator[Unit]:
