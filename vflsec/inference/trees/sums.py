@@ -61,7 +61,7 @@ def _solved(view: View, victim: str, known: Bounds) -> Floats:
             if np.abs(missing).max() < CLOSE:
                 break
             x = _nearest(x + step @ missing, allowed)
-        found[:, units] = x @ known.weights[np.ix_(bins, units)]
+        found[:, units] = x @ known.weights[bins][:, units]
     return found
 
 
