@@ -24,8 +24,9 @@ class BoostingReplay(Attack):
     from each of which the row's own label is taken out: it would only confirm itself. The new scores, as probabilities,
     are the labels of the next replay. Many replays drift away from the labels.
 
-    The party also knows that none of its own bins has a larger gain than a split that was chosen. One more replay takes
-    labels that explain all known splits in this way (``vflsec.inference.chosen_splits``).
+    The party also knows that none of its own bins has a larger gain than a split that was chosen. More replays take
+    labels that explain all known splits in this way (``vflsec.inference.chosen_splits``): those that follow from own
+    columns and nodes, and, with few rows for each split, a label for each row by itself.
 
     The guess is a weighted mean of the start and the last replays (``vflsec.inference.opinion_pool``). Weights depend
     on predictions of the auxiliary rows, each part of them guessed without its labels. Test rows are scored by the
@@ -35,7 +36,7 @@ class BoostingReplay(Attack):
     Cheng et al. 2021 (SecureBoost, arXiv 1901.08755).
 
     Args:
-        replays: how often the boosting is replayed.
+        replays: how often the boosting is replayed before labels are fitted to the splits.
         learning_rate: of the training; None for what the parties agreed on and for the default of ``secureboost``,
             each with replays of its own. No message says it: an audit of a transcript knows the default only.
         l2: of the training; None for what the parties agreed on, or else the default.
@@ -43,14 +44,14 @@ class BoostingReplay(Attack):
 
     name = "boosting-replay"
     stream = "instance-space"  # whose guess it starts from
-    version = 2
+    version = 3
     needs = frozenset({Need.NODES, Need.AUX_LABELS})
     reference = "this project; Chen and Guestrin 2016 (XGBoost), equation 5; Cheng et al. 2021 (SecureBoost)"
     verified = "the scores of trainings of which all nodes and labels are known, left-out values against a naive loop"
     differs: ClassVar[tuple[str, ...]] = (THRESHOLD,)
     costs = (
-        "six times instance-space after its principal components, and six fits of labels that explain the splits, each "
-        "of 20 replays with products of rows, up to 100 own bins and nodes"
+        "six times instance-space after its principal components, and twelve fits of labels that explain the splits, "
+        "of 20 or 40 replays with products of rows, own bins and nodes"
     )
     fails = (
         "if nodes are withheld or the guess of instance-space is poor; it expects one tree for each class in a round, "

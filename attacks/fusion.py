@@ -73,7 +73,7 @@ class Fusion(OfClasses):
     """
 
     name = "fusion"
-    version = 5
+    version = 6
 
 
 class AttributeFusion(OfClasses):

@@ -1,19 +1,23 @@
 """Under the true labels, no own bin of a party beats a split that was chosen."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.inference.test_replay import trained
+from vflsec.inference.chosen_splits import explained_by_row
 from vflsec.inference.replay import Ensemble, observed, replayed
-from vflsec.inference.trees.choices import TEMPERATURE, Choices
+from vflsec.inference.trees.choices import Choices
+
+TEMPERATURE = 2.0
 
 
 def choices(view):
     object.__setattr__(view, "agreed", {"leaf_rows": 4, "bins": 8, "l2": 1.0})
-    return Choices(view)
+    return Choices(view, {}, 100)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -25,7 +29,7 @@ def test_each_split_is_the_likeliest_choice_under_the_true_labels(classes, name)
     whole = Ensemble({"train": leaves}, numbers // outputs, numbers % outputs, {})
 
     def noted(round_, derivatives):
-        return found.surprise(round_, derivatives.float())
+        return found.surprise(round_, derivatives.float(), TEMPERATURE)
 
     true = replayed(whole, targets, "train", learning_rate=0.3, l2=1.0, noted=noted).notes
     assert {r for r, one in enumerate(true) if one > 0} == set(found.rounds)
@@ -59,17 +63,48 @@ def test_the_surprise_is_that_of_a_loop_over_nodes_and_bins(classes):
                 fits = [own for own in others if min(int((inside & s).sum()) for s in (own, ~own)) >= 4]
                 gains = [gain(side, inside, k) / TEMPERATURE for side in (one.right[:, place].bool(), *fits)]
                 total -= gains[0] - math.log(sum(math.exp(x) for x in gains))
-        assert float(found.surprise(r, derivatives)) == pytest.approx(total, rel=1e-3)
+        assert float(found.surprise(r, derivatives, TEMPERATURE)) == pytest.approx(total, rel=1e-3)
 
 
 def test_a_round_without_known_splits_says_nothing():
     view, *_ = trained(2, name="secureboost-rl")
     found = choices(view)
     assert 0 not in found.rounds
-    assert float(found.surprise(0, torch.ones(2, 240, 1))) == 0
+    assert float(found.surprise(0, torch.ones(2, 240, 1), TEMPERATURE)) == 0
 
 
 def test_who_knows_no_labels_of_other_rows_still_sees_all_splits_that_are_told():
     view, *_ = trained(2)
     told = observed(view)
     assert set(choices(view).rounds) <= set(told.rounds.tolist())
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_splits_of_few_rows_tell_labels_of_rows_that_nobody_knows(classes):
+    view, _, targets, _ = trained(classes, rounds=20)
+    truth = targets.argmax(dim=1) if classes == 3 else targets[:, 0].long()
+    known = torch.arange(0, len(truth), 8)
+    view = replace(view, aux_rows=known, aux_labels=truth[known], agreed={"leaf_rows": 4, "bins": 8, "l2": 1.0})
+    start = torch.full_like(targets, 1 / classes)
+    found = explained_by_row(view, observed(view), start, learning_rate=0.3, l2=1.0)
+    guessed = found.argmax(dim=1) if classes == 3 else (found[:, 0] > 0.5).long()
+    others = torch.ones(len(truth), dtype=torch.bool).index_fill(0, known, False)
+    assert float((guessed == truth)[others].double().mean()) > 0.75
+    assert torch.equal(guessed[known], truth[known])
+
+
+def test_too_many_rows_for_the_splits_give_no_labels(monkeypatch):
+    view, _, targets, _ = trained(2)
+    view = replace(view, aux_rows=torch.arange(4), aux_labels=targets[:4, 0].long())
+    monkeypatch.setattr(f"{explained_by_row.__module__}.ROWS_PER_SPLIT", 0)
+    assert explained_by_row(view, observed(view), targets, learning_rate=0.3, l2=1.0) is None
+
+
+def test_bins_that_drawn_rows_cannot_fill_are_no_candidates():
+    view, *_ = trained(2, rows=0.5)
+    drawn = observed(view).drawn
+    object.__setattr__(view, "agreed", {"leaf_rows": 4, "bins": 8})
+    some, all_ = Choices(view, drawn, 100).rounds, Choices(view, {}, 100).rounds
+    for r, one in all_.items():
+        assert not (some[r].possible & ~one.possible).any()
+    assert any((one.possible & ~some[r].possible).any() for r, one in all_.items())

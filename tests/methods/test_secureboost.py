@@ -779,8 +779,8 @@ def test_an_interrupted_training_goes_on_to_the_bit(tmp_path, options, defenses)
         ({"bins": 1}, "2 <= bins <= 32768, got 1"),
         ({"key_bits": 100}, "expected 1024 <= key_bits <= 4096, a multiple of 8, got 100"),
         ({"key_bits": 2049, "exchange": "paillier"}, "key_bits <= 4096, a multiple of 8, got 2049"),
-        ({"rows": 1.5}, "at most 1, got 1.5"),
-        ({"columns": 1.5}, "at most 1, got 1.0 and 1.5"),
+        ({"rows": 1.5}, "expected 0 < rows <= 1, got 1.5"),
+        ({"columns": 1.5}, "expected 0 < columns <= 1, got 1.5"),
         ({"rows": 0.0}, "rows"),
         ({"exchange": "open"}, "secureboost: unknown exchange 'open'. Known: masked, paillier, plain$"),
         ({"exchange": "pailler"}, "unknown exchange 'pailler'. Did you mean paillier\\?"),
@@ -788,6 +788,8 @@ def test_an_interrupted_training_goes_on_to_the_bit(tmp_path, options, defenses)
         ({"l2": -1.0}, "l2"),
         ({"alone": -1}, "alone"),
         ({"patience": 0}, "patience"),
+        ({"learning_rate": 1e18}, r"expected 0 < learning_rate <= 1, got 1e\+18"),
+        ({"order": "layers", "passive_levels": 5}, "expected passive_levels of at most depth=3, got 5"),
     ],
 )
 def test_impossible_settings_are_refused(options, match):
@@ -798,7 +800,9 @@ def test_impossible_settings_are_refused(options, match):
 def test_patience_needs_validation_rows():
     federation, made = toy_federation(), method(patience=2)
     made.build(federation)
-    with pytest.raises(UsageError, match=r"patience needs validation rows, got none: add --set data.validation=0.1"):
+    with pytest.raises(
+        UsageError, match=r"patience needs validation rows, got none: use a larger --set data.validation=0.1"
+    ):
         made.check(federation)
     method(patience=2).check(toy_federation(data=VALIDATION))
 
@@ -866,5 +870,5 @@ def test_a_run_of_trees_on_few_rows_says_what_to_lower(tmp_path):
 
 
 def test_more_nodes_than_memory_are_refused_before_they_are_made():
-    with pytest.raises(UsageError, match="expected at most 67,108,864 nodes in all trees, got room for 800,000,000"):
+    with pytest.raises(UsageError, match="expected at most 4,194,304 nodes in all trees, got room for 800,000,000"):
         method(rounds=100_000_000).build(dealt(THREE))

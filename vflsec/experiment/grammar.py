@@ -63,7 +63,7 @@ def format_reference(name: str, options: Mapping[str, Any]) -> str:
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:  # an empty table is a value, and often one of the wrong type
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.view import View
-from vflsec.inference.chosen_splits import explained
+from vflsec.inference.chosen_splits import explained, explained_by_row
 from vflsec.inference.instance_spaces import Regressed, regressed
 from vflsec.inference.opinion_pool import Opinion
-from vflsec.inference.replay import Ensemble, Replayed, observed, replayed
+from vflsec.inference.replay import LEAST, Ensemble, Replayed, observed, replayed
 
 FOLDS = 5
 """Parts of the auxiliary rows, of which each is guessed without its labels."""
@@ -29,7 +29,7 @@ class Settings(NamedTuple):
     """How boosting is replayed.
 
     Attributes:
-        replays: how often.
+        replays: how often, before labels are fitted to the splits.
         learning_rate: of the training; None for what the parties agreed on, or else the default of ``secureboost``.
         l2: of the training, likewise.
     """
@@ -54,7 +54,7 @@ def guesses(
 ) -> dict[str, list[Opinion]]:
     """Return the opinions of each split: the regression on shared nodes, and two replays with each of the settings.
 
-    A replay takes the guess before it for the labels. One more replay takes labels that also explain the splits
+    A replay takes the guess before it for the labels. Two more replays take labels that also explain the splits
     (``vflsec.inference.chosen_splits``). Training rows are scored by all nodes that the party is told, other rows by
     those of its own splits. There are no opinions if all nodes are withheld, or with a single auxiliary row.
 
@@ -105,11 +105,19 @@ def _scored(view: View, first: Regressed, trees: Ensemble, settings: Settings) -
             last = _replayed(trees, _targets(last, view), view, one)
         assert one.learning_rate is not None
         assert one.l2 is not None
-        labels = explained(view, trees, _targets(last, view), learning_rate=one.learning_rate, l2=one.l2)
-        for name, own in ((f"replayed {k}", last), (f"explained {k}", _replayed(trees, labels, view, one))):
+        rates = {"learning_rate": one.learning_rate, "l2": one.l2}
+        guessed = {f"replayed {k}": (last, _targets(last, view))}
+        labels = explained(view, trees, _targets(last, view), **rates)
+        own = _replayed(trees, labels, view, one)
+        guessed[f"explained {k}"] = own, _targets(own, view)
+        by_row = explained_by_row(view, trees, _targets(last, view), **rates) if k == 0 else None
+        if by_row is not None:
+            scores = _logits(_log_odds(by_row), view) + _replayed(trees, by_row, view, one).scores
+            guessed[f"explained by row {k}"] = Opinion(scores, scores[view.aux_rows]), by_row
+        for name, (own, targets) in guessed.items():
             found[name] = {split: own.scores}
             if seen is not None:
-                again = _boosted(seen, _targets(own, view), view, one)
+                again = _boosted(seen, targets, view, one)
                 found[f"{EVERYWHERE} {name}"] = {s: _logits(x, view) for s, x in again.scores.items()}
     return found
 
@@ -131,6 +139,12 @@ def _targets(guessed: Opinion, view: View) -> Tensor:
     q = guessed.calibrated(view.aux_labels).scores.clone()
     q[view.aux_rows] = F.one_hot(view.aux_labels, view.n_classes).to(q)
     return q[:, 1:] if view.n_classes == 2 else q
+
+
+def _log_odds(q: Tensor) -> Tensor:
+    """Return the scores (n, C') of probabilities (n, C')."""
+    q = q.clamp(LEAST, 1 - LEAST)
+    return q.logit() if q.shape[1] == 1 else q.log()
 
 
 def _logits(scores: Tensor, view: View) -> Tensor:

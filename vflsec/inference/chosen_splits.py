@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.view import View
-from vflsec.inference.replay import Ensemble, replayed
+from vflsec.inference.replay import Ensemble, Replayed, replayed
 from vflsec.inference.trees.choices import Choices
 from vflsec.inference.trees.components import components, weighed
 from vflsec.inference.trees.nodes import partners
 
+FEW_BINS, MANY_BINS = 100, 400
+"""Largest numbers of own bins with which splits are compared, for all rows together and for each row."""
+
+TEMPERATURE = 2.0
 STEPS, STEP = 20, 0.1
 PENALTY = 3.0
 WEIGHT = 0.3
+
+HOTTEST, COLDEST = 4.0, 0.5
+ROW_STEPS, ROW_STEP = 40, 0.4
+ROW_PENALTY = 0.1
+AGREEMENT = 0.3
+ROWS_PER_SPLIT = 20
+"""With more training rows for each known split, splits say too little of a single row."""
+
 FARTHEST = 5.0
 """Standard deviations at which own columns are cut off."""
 
@@ -35,52 +49,113 @@ def explained(view: View, trees: Ensemble, start: Tensor, *, learning_rate: floa
         learning_rate: of the training.
         l2: of the training.
     """
-    split, single = view.aux_split, start.shape[1] == 1
-    choices, x = _once(view)
-    base = start.float().clamp(1e-3, 1 - 1e-3)
-    base = base.logit() if single else base.log()
-    answers = F.one_hot(view.aux_labels, view.n_classes).float()[:, -start.shape[1] :]
-    known = trees._replace(nodes={split: trees.nodes[split]})
-    slopes = base.new_zeros(x.shape[1], base.shape[1]).requires_grad_()
-    offset, of_aux = (base.new_zeros(base.shape[1]).requires_grad_() for _ in range(2))  # auxiliary rows are balanced
-    optimizer = torch.optim.Adam([slopes, offset, of_aux], lr=STEP)
-    for _ in range(STEPS):
-        logits = base + x @ slopes + offset
-        replay = replayed(
-            known, _probabilities(logits, view, answers), split, learning_rate=learning_rate, l2=l2,
-            noted=choices.surprise,
+    fit, x = _Fit(view, trees, start, FEW_BINS, learning_rate, l2), _columns(view)
+    slopes = x.new_zeros(x.shape[1], start.shape[1]).requires_grad_()
+    offset, of_aux = (x.new_zeros(start.shape[1]).requires_grad_() for _ in range(2))  # auxiliary rows are balanced
+
+    def loss(_: int) -> Tensor:
+        logits = fit.base + x @ slopes + offset
+        surprise = torch.stack(fit.replayed(logits, TEMPERATURE).notes).sum()
+        error = _error(logits[view.aux_rows] + of_aux, fit.answers)
+        return error + PENALTY / 2 * slopes.square().sum() + WEIGHT * surprise
+
+    _minimize(loss, [slopes, offset, of_aux], STEPS, STEP)
+    return fit.probabilities((fit.base + x @ slopes + offset).detach()).double()
+
+
+def explained_by_row(view: View, trees: Ensemble, start: Tensor, *, learning_rate: float, l2: float) -> Tensor | None:
+    """Return probabilities of classes (n, C') of training rows, each with a logit of its own, that explain the splits.
+
+    The logits minimize the surprise at all known splits, at a temperature that falls; plus a share of the
+    cross-entropy of what a row scores in the replay without its own label; plus a ridge penalty on the difference from
+    ``start``. Auxiliary rows keep their labels. Few rows for each split are necessary: there is no result, None, with
+    more than ``ROWS_PER_SPLIT``.
+
+    Source: this project.
+
+    Args:
+        view: of a passive party.
+        trees: whose nodes it is told.
+        start: (n, C') probabilities to start from, of the last of two classes only.
+        learning_rate: of the training.
+        l2: of the training.
+    """
+    if len(start) > ROWS_PER_SPLIT * _choices(view, trees, FEW_BINS).n_splits:
+        return None
+    fit = _Fit(view, trees, start, MANY_BINS, learning_rate, l2)
+    own = torch.zeros_like(fit.base).requires_grad_()
+
+    def loss(step: int) -> Tensor:
+        logits = fit.base + own
+        replay = fit.replayed(logits, HOTTEST * (COLDEST / HOTTEST) ** (step / (ROW_STEPS - 1)))
+        agreement = _error(replay.left_out, fit.probabilities(logits))
+        return torch.stack(replay.notes).sum() + AGREEMENT * agreement + ROW_PENALTY / 2 * own.square().sum()
+
+    _minimize(loss, [own], ROW_STEPS, ROW_STEP)
+    return fit.probabilities((fit.base + own).detach()).double()
+
+
+class _Fit:
+    """Guessed logits (n, C') of training rows, and the boosting on them.
+
+    Attributes:
+        base: (n, C') logits of ``start``.
+        answers: (m, C') the auxiliary labels.
+    """
+
+    def __init__(self, view: View, trees: Ensemble, start: Tensor, bins: int, learning_rate: float, l2: float) -> None:
+        self.view, self.learning_rate, self.l2 = view, learning_rate, l2
+        self.choices = _choices(view, trees, bins)
+        self.trees = trees._replace(nodes={view.aux_split: trees.nodes[view.aux_split]})
+        base = start.float().clamp(1e-3, 1 - 1e-3)
+        self.base = base.logit() if start.shape[1] == 1 else base.log()
+        self.answers = F.one_hot(view.aux_labels, view.n_classes).float()[:, -start.shape[1] :]
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return probabilities (n, C'), of the auxiliary rows those of their labels."""
+        found = logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)
+        return found.index_copy(0, self.view.aux_rows, self.answers)
+
+    def replayed(self, logits: Tensor, temperature: float) -> Replayed:
+        """Return the boosting on the probabilities, with the surprise at the splits of each round as its notes."""
+        return replayed(
+            self.trees, self.probabilities(logits), self.view.aux_split,
+            learning_rate=self.learning_rate, l2=self.l2,
+            noted=lambda round_, derivatives: self.choices.surprise(round_, derivatives, temperature),
         )  # fmt: skip
-        of_known = logits[view.aux_rows] + of_aux
-        error = (
-            F.binary_cross_entropy_with_logits(of_known, answers, reduction="sum")
-            if single
-            else F.cross_entropy(of_known, view.aux_labels, reduction="sum")
-        )
-        loss = error + PENALTY / 2 * slopes.square().sum() + WEIGHT * torch.stack(replay.notes).sum()
+
+
+def _minimize(loss: Callable[[int], Tensor], parameters: Sequence[Tensor], steps: int, step: float) -> None:
+    optimizer = torch.optim.Adam(parameters, lr=step)
+    for number in range(steps):
+        found = loss(number)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        found.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return _probabilities((base + x @ slopes + offset).detach(), view, answers).double()
 
 
-def _probabilities(logits: Tensor, view: View, answers: Tensor) -> Tensor:
-    """Return probabilities (n, C'), of the auxiliary rows those of their labels."""
-    found = logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)
-    return found.index_copy(0, view.aux_rows, answers)
+def _error(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of targets (n, C'), summed over rows."""
+    error = F.binary_cross_entropy_with_logits if logits.shape[1] == 1 else F.cross_entropy
+    return error(logits, targets, reduction="sum")
 
 
-def _once(view: View) -> tuple[Choices, Tensor]:
-    """Return the choices, and columns (n, k) whose rows have a mean squared length of one, once for a view."""
-    if "chosen splits" not in view.memo:
-        view.memo["chosen splits"] = Choices(view), _columns(view)
-    found: tuple[Choices, Tensor] = view.memo["chosen splits"]
+def _choices(view: View, trees: Ensemble, bins: int) -> Choices:
+    key = ("chosen splits", bins)
+    if key not in view.memo:
+        view.memo[key] = Choices(view, trees.drawn, bins)
+    found: Choices = view.memo[key]
     return found
 
 
 def _columns(view: View) -> Tensor:
-    own = view.features[view.aux_split].float()
-    own = (own - own.mean(dim=0)) / own.std(dim=0).clamp_min(1e-3)
-    shared = [components(view, other) for other in partners(view)]
-    tables = [weighed(*one[view.aux_split], 1).to(own) for one in shared if one]
-    x = torch.cat([*tables, own.clamp(-FARTHEST, FARTHEST) / max(1, own.shape[1]) ** 0.5], dim=1)
-    return x / x.square().sum(dim=1).mean().sqrt().clamp_min(torch.finfo(x.dtype).tiny)
+    """Return own columns and components of nodes, (n, k), whose rows have a mean squared length of one."""
+    if "columns and nodes" not in view.memo:
+        own = view.features[view.aux_split].float()
+        own = (own - own.mean(dim=0)) / own.std(dim=0).clamp_min(1e-3)
+        shared = [components(view, other) for other in partners(view)]
+        tables = [weighed(*one[view.aux_split], 1).to(own) for one in shared if one]
+        x = torch.cat([*tables, own.clamp(-FARTHEST, FARTHEST) / max(1, own.shape[1]) ** 0.5], dim=1)
+        view.memo["columns and nodes"] = x / x.square().sum(dim=1).mean().sqrt().clamp_min(torch.finfo(x.dtype).tiny)
+    found: Tensor = view.memo["columns and nodes"]
+    return found

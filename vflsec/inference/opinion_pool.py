@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from sklearn.ensemble import ExtraTreesClassifier
 from torch import Tensor
+from torch.nn import functional as F
 
 TEMPERATURES = torch.logspace(-1, 2, 16, dtype=torch.float64)
 """Candidate factors that turn scores of classes into logits."""
@@ -55,9 +57,8 @@ def pooled(opinions: Sequence[Opinion], labels: Tensor) -> Tensor:
     """
     found = [opinion.calibrated(labels) for opinion in opinions]
     weights = _simplex(len(found)).to(labels.device)  # (k, opinions)
-    held_out = torch.stack([one.held_out for one in found])
-    log_p = torch.einsum("ko,onc->knc", weights, held_out).clamp_min(torch.finfo(held_out.dtype).tiny).log()
-    posterior = torch.stack([_likelihood(one, labels) for one in log_p]).softmax(dim=0)
+    of_labels = torch.stack([one.held_out.gather(1, labels[:, None])[:, 0] for one in found])  # (opinions, n)
+    posterior = (weights @ of_labels).clamp_min(torch.finfo(of_labels.dtype).tiny).log().sum(dim=1).softmax(dim=0)
     return torch.einsum("o,omc->mc", posterior @ weights, torch.stack([one.scores for one in found]))
 
 
@@ -116,5 +117,7 @@ def _likelihood(log_p: Tensor, labels: Tensor) -> Tensor:
 
 def _simplex(n: int) -> Tensor:
     """Return every vector of n weights, (k, n), that are multiples of 1 / STEPS and sum to one."""
-    grid = torch.cartesian_prod(*[torch.arange(STEPS + 1)] * n).reshape(-1, n)
-    return grid[grid.sum(dim=1) == STEPS].double() / STEPS
+    places = list(combinations(range(STEPS + n - 1), n - 1))
+    bars = torch.tensor(places, dtype=torch.long).view(-1, n - 1) if n > 1 else torch.zeros(1, 0, dtype=torch.long)
+    edges = F.pad(F.pad(bars, (1, 0), value=-1), (0, 1), value=STEPS + n - 1)
+    return (edges.diff(dim=1) - 1).double() / STEPS

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vflsec.core import hooks, registry
 from vflsec.core.checkpoint import Stateful
-from vflsec.core.checks import non_negative, one_of, positive, positive_or_none
+from vflsec.core.checks import fraction, non_negative, one_of, positive, positive_or_none
 from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
@@ -35,7 +35,7 @@ EXCHANGES = ("plain", "masked", "paillier")
 DEEPEST = 14
 """Levels of a tree whose nodes have numbers of 16 bits."""
 
-MOST_NODES = 2**26
+MOST_NODES = 2**22
 
 UNIT = 2.0**FRACTION_BITS
 
@@ -134,12 +134,14 @@ class SecureBoost(Method):
         self.order = self.order if order is None else order
         one_of(EXCHANGES, exchange=exchange)
         one_of(("together", "turns", "layers"), order=self.order)
-        positive(rounds=rounds, depth=depth, learning_rate=learning_rate, leaf_rows=leaf_rows)
-        positive(rows=rows, columns=columns, passive_levels=passive_levels)
+        positive(rounds=rounds, depth=depth, leaf_rows=leaf_rows, passive_levels=passive_levels)
+        fraction(learning_rate=learning_rate, rows=rows, columns=columns)
         positive_or_none(patience=patience)
         non_negative(l2=l2, leaf_hessian=leaf_hessian, least_gain=least_gain, alone=self.alone)
         if self.alone > rounds:
             raise UsageError(f"expected alone of at most rounds={rounds}, got {self.alone}")
+        if self.order == "layers" and passive_levels > depth:
+            raise UsageError(f"expected passive_levels of at most depth={depth}, got {passive_levels}")
         if depth > DEEPEST:
             raise UsageError(f"expected depth of at most {DEEPEST}, got {depth}: grow more rounds instead")
         if not 2 <= bins <= 2**15:
@@ -148,8 +150,6 @@ class SecureBoost(Method):
             raise UsageError(
                 f"expected {LEAST_KEY_BITS} <= key_bits <= {MOST_KEY_BITS}, a multiple of 8, got {key_bits}"
             )
-        if rows > 1 or columns > 1:
-            raise UsageError(f"expected rows and columns as shares of at most 1, got {rows} and {columns}")
         self.exchange = exchange
         self.rounds = rounds
         self.depth = depth
@@ -204,7 +204,7 @@ class SecureBoost(Method):
     def check(self, federation: Federation) -> None:
         """Raise UsageError if early stopping has no validation rows."""
         if self.patience is not None and not federation.n_rows("val"):
-            raise UsageError("patience needs validation rows, got none: add --set data.validation=0.1")
+            raise UsageError("patience needs validation rows, got none: use a larger --set data.validation=0.1")
 
     def cryptography(self, federation: Federation) -> float:
         """Return an estimate of the CPU seconds of cryptography, if no node is withheld or too small to be split."""
@@ -222,8 +222,9 @@ class SecureBoost(Method):
         return total
 
     def agreed(self) -> dict[str, float]:
-        """Return what the values of leaves depend on beside derivatives."""
-        return {"learning_rate": self.learning_rate, "l2": self.rule.l2}
+        """Return what splits and the values of leaves depend on beside derivatives and columns."""
+        rule = self.rule
+        return {"learning_rate": self.learning_rate, "l2": rule.l2, "bins": self.bins, "leaf_rows": rule.least_rows}
 
     def remedy(self, federation: Federation) -> str:
         """Return which option lets trees have splits, if they have none."""

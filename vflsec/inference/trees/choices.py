@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +20,7 @@ Ints = NDArray[np.int64]
 BINS, LEAF_ROWS = 32, 20
 """Defaults of the method ``secureboost``, for whoever does not know what the parties agreed on."""
 
-CANDIDATES = 100
-"""Largest number of own bins that are compared, evenly spaced over all."""
-
-TEMPERATURE = 2.0
-"""Difference of gains at which a choice is e times as likely."""
+TINY = 1e-12
 
 
 class Round(NamedTuple):
@@ -51,24 +47,34 @@ class Choices:
 
     Args:
         view: of a passive party.
+        drawn: (n,) by round, whether the training drew each row; of other rounds it drew all.
+        most: largest number of own bins that are compared, evenly spaced over all.
 
     Attributes:
         rounds: with known splits, by number.
         beyond: (V, n) float, whether each row goes right at each own bin.
     """
 
-    def __init__(self, view: View) -> None:
-        self.beyond = _beyond(view).float()
+    def __init__(self, view: View, drawn: Mapping[int, NDArray[np.bool_]], most: int) -> None:
+        self.beyond = _beyond(view, most).float()
         self.l2 = view.agreed.get("l2", 1.0)
         least = view.agreed.get("leaf_rows", LEAF_ROWS)
         self.rounds: dict[int, Round] = {}
         for number, levels in _known_splits(view).items():
             outputs, node, right = (torch.from_numpy(one).to(self.beyond.device) for one in _joined(levels))
-            sizes = _spread(self.beyond.new_ones(node.shape), node, sum(level.size for level in levels))
+            counted = self.beyond.new_ones(node.shape)
+            if number in drawn:
+                counted *= torch.from_numpy(drawn[number]).to(counted)[:, None]
+            sizes = _spread(counted, node, sum(level.size for level in levels))
             rows = self.beyond @ sizes
             self.rounds[number] = Round(outputs, node, right.float(), (rows >= least) & (sizes.sum(0) - rows >= least))
 
-    def surprise(self, round_: int, derivatives: Tensor) -> Tensor:
+    @property
+    def n_splits(self) -> int:
+        """Number of known splits."""
+        return sum(one.possible.shape[1] for one in self.rounds.values())
+
+    def surprise(self, round_: int, derivatives: Tensor, temperature: float) -> Tensor:
         """Return minus the log likelihood of the splits of a round; 0 if none is known.
 
         The likelihood of a split is its share of exp(gain / temperature) over itself and all own bins.
@@ -76,6 +82,7 @@ class Choices:
         Args:
             round_: of boosting.
             derivatives: (2, n, C') first and second ones under the labels in question.
+            temperature: difference of gains at which a choice is e times as likely.
         """
         if round_ not in self.rounds:
             return derivatives.new_zeros(())
@@ -86,7 +93,7 @@ class Choices:
         chosen = [_spread(one * known.right, known.node, count).sum(dim=0) for one in own]
         others = [self.beyond @ one for one in spread]
         of_bins = _gain(others, whole, self.l2).masked_fill(~known.possible, -torch.inf)
-        gains = torch.cat([_gain(chosen, whole, self.l2)[None], of_bins]) / TEMPERATURE
+        gains = torch.cat([_gain(chosen, whole, self.l2)[None], of_bins]) / temperature
         return -gains.log_softmax(dim=0)[0].sum()
 
 
@@ -101,11 +108,11 @@ def _gain(right: Sequence[Tensor], whole: Sequence[Tensor], l2: float) -> Tensor
     Source: Chen and Guestrin 2016 (XGBoost), equation 7.
     """
     left = [all_ - one for all_, one in zip(whole, right, strict=True)]
-    of_right, of_left, of_whole = (g**2 / (h + l2) for g, h in (right, left, whole))
+    of_right, of_left, of_whole = (g**2 / (h + l2).clamp_min(TINY) for g, h in (right, left, whole))
     return of_right + of_left - of_whole
 
 
-def _beyond(view: View) -> Tensor:
+def _beyond(view: View, most: int) -> Tensor:
     """Return whether each training row is beyond each own bin, (V, n).
 
     An encoded category has two values and so one bin that divides rows, as in the training.
@@ -113,7 +120,7 @@ def _beyond(view: View) -> Tensor:
     x = view.features[view.aux_split]
     bins = Bins(Layout.numeric(x.shape[1]), x, int(view.agreed.get("bins", BINS)))
     inner = np.flatnonzero(np.diff(bins.column, append=-1) == 0)  # beyond the last bin of a column there is no row
-    inner = inner[np.unique(np.linspace(0, len(inner) - 1, min(CANDIDATES, len(inner))).round().astype(np.int64))]
+    inner = inner[np.unique(np.linspace(0, len(inner) - 1, min(most, len(inner))).round().astype(np.int64))]
     return torch.from_numpy((bins.of(x)[:, bins.column[inner]] > inner).T.copy()).to(x.device)
 
 
