@@ -38,8 +38,8 @@ MOST_SEEDS = 1000
 LARGEST = 1e6
 """Printed values are below this."""
 
-Measure = Literal["utility", "leak", "cap", "hours", "megabytes"]
-ATTACKED = ("leak", "cap")
+Measure = Literal["utility", "leak", "alone", "cap", "hours", "megabytes"]
+ATTACKED = ("leak", "alone", "cap")
 """Measures that need an evaluation with attacks; the others need trainings alone."""
 
 Picture = Literal["", "curves", "tradeoff", "changes", "importance", "swarm", "domains", "density"]
@@ -54,6 +54,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         measure, attack, strength, metric: of a row or column, in place of those of the recipe; a column's win.
         defense: of a row: the defense whose strength it is, where settings have several; empty for the only one.
         target: of a column of leaks: what is recovered, or ``integrity``.
+        guessed: of a column of leaks: ``train`` for the leak on training rows; by default on test rows where an attack
+            guesses them.
         phase: of a column with hours: the phase of training that is timed; empty for all of them.
         panel: of a row: its diagram, where a group has several.
         curve: of a row: the curve that it belongs to, where each row is a point of one; empty for its name.
@@ -72,6 +74,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     metric: str = ""
     defense: str = ""
     target: Target = "labels"
+    guessed: Literal["", "train"] = ""
     phase: str = ""
     panel: str = ""
     curve: str = ""
@@ -90,6 +93,7 @@ class Asked(NamedTuple):
     phase: str
     defense: str = ""
     target: Target = "labels"
+    guessed: Literal["", "train"] = ""
 
 
 class Quick(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,7 +111,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         source: the paper, its arXiv number and the table.
-        measure: ``utility``, the ``leak`` of ``attack`` at ``strength``, ``cap`` of ``attack``, ``hours`` of training,
+        measure: ``utility``, the ``leak`` of ``attack`` at ``strength``, what is reached ``alone`` on the same rows,
+            ``cap`` of ``attack``, ``hours`` of training,
             or the ``megabytes`` until ``train.target`` is reached, as SS-VFL counts them.
         metric: of utility or leak; empty for the headline metric of each dataset.
         attack: its label, or ``worst`` for the strongest of all that are run. ``all`` among the attacks in settings
@@ -210,6 +215,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             phase=column.phase,
             defense=row.defense,
             target=column.target,
+            guessed=column.guessed,
         )
 
     def shortened(self) -> Recipe:
@@ -447,5 +453,5 @@ def _check_asked(asked: Asked, spec: specs.EvalSpec) -> None:
         expect_attack(spec, asked.attack)
     if asked.measure == "cap" and len(known) == 1:
         raise UsageError("expected a defense with strengths in settings.defenses for CAP, got none")
-    if asked.measure in ("leak", "utility") and asked.strength not in known:
+    if asked.measure in ("leak", "alone", "utility") and asked.strength not in known:
         raise UsageError(f"expected strength among {sorted(known)}, got {asked.strength:g}")

@@ -165,6 +165,7 @@ class Reproduction:
         what = {
             "utility": f"utility{of}",
             "leak": "leak by {}",
+            "alone": "what is inferred alone",
             "cap": "CAP against {}",
             "hours": "hours of training",
             "megabytes": "megabytes until the target is reached",
@@ -281,7 +282,7 @@ def _leak(asked: Asked, summary: Summary) -> Leak | Guessing | None:
         found = (Guessing(d.success.metric, d.success_by_seed, d.chance_by_seed, d.chance) for d in own)
         return next(found, None)
     points = (p for p in (*summary.points, *summary.worst) if p.target == asked.target and p.attack == asked.attack)
-    return next((p.leak for p in points if _is_at(asked, p)), None)
+    return next((p.leak_train if asked.guessed == "train" else p.leak for p in points if _is_at(asked, p)), None)
 
 
 def _is_at(asked: Asked, one: Damage | Leaking | RowEntry) -> bool:
@@ -293,6 +294,9 @@ def _attacked(asked: Asked, at: Point, records: Mapping[str, Record], summary: S
     if asked.measure == "cap":
         cap = next((cap for cap in summary.cap if cap.attack == asked.attack), None)
         return (dict(cap.by_seed) if cap else {}), summary.metric
+    if asked.measure == "alone":
+        leak = _leak(asked, summary)
+        return (dict(leak.alone_by_seed), leak.metric) if leak else ({}, "")
     if asked.measure == "leak" and not asked.metric:
         leak = _leak(asked, summary)
         return (dict(leak.by_seed), leak.metric) if leak else ({}, "")
