@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from vflsec.audit import checkpoint, job
 from vflsec.cli import cli
-from vflsec.core.errors import InsufficientView, StoreError, UsageError
+from vflsec.core.errors import DataError, InsufficientView, StoreError, UsageError
 from vflsec.experiment.spec import AttackSpec
 from vflsec.experiment.store import Store
 from vflsec.records.folder import read_manifest, read_records
@@ -107,6 +107,42 @@ def test_a_transcript_of_another_training_is_refused(folder, tmp_path):
     run("train", *SETTINGS, "--seed", 2, "--record", tmp_path / "tr")
     with pytest.raises(UsageError, match="found other rows"):
         job.prepare(folder / "ck", messages=tmp_path / "tr")
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[:300], lambda raw: b"\xff" * 7 + raw[7:], lambda raw: b""])
+def test_models_that_were_sealed_after_they_were_damaged_are_refused(folder, tmp_path, damage):
+    """The hashes in a checkpoint find accidents. Who recomputes them still gets one line, and no number."""
+    moved = shutil.copytree(folder / "ck", tmp_path / "moved")
+    path = moved / "active.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    restored = checkpoint.restore(folder / "ck")._replace(folder=moved)
+    with pytest.raises(StoreError, match=r"active.safetensors is damaged \(.*\): train it again"):
+        restored.trained(0)
+
+
+def test_a_transcript_of_other_classes_is_refused(folder, tmp_path):
+    other = shutil.copytree(folder / "tr", tmp_path / "tr")
+    header = other / "transcript.toml"
+    header.write_text(header.read_text().replace("classes = 10", "classes = 9"))
+    with pytest.raises(UsageError, match="expected data with the 9 classes that tr states, found 10"):
+        list(checkpoint.messages_of(checkpoint.restore(folder / "ck"), other, "passive_1"))
+    with pytest.raises(UsageError, match="expected data with the 9 classes that tr states, found 10"):
+        job.prepare(other, "digits", party="passive_1", attacks=[AttackSpec(name="fusion")])
+
+
+def test_nodes_of_trees_that_the_training_did_not_grow_are_refused(tmp_path):
+    run("train", "--dataset", "toy", "--method", "secureboost:rounds=2,depth=2", "--out", tmp_path / "ck")
+    run("train", "--dataset", "toy", "--method", "secureboost:rounds=3,depth=2", "--out", tmp_path / "other",
+        "--record", tmp_path / "tr")  # fmt: skip
+    with pytest.raises(UsageError, match="found nodes of tree 2: it has 2 trees"):
+        job.prepare(tmp_path / "ck", messages=tmp_path / "tr", attacks=[AttackSpec(name="instance-space")])
+
+
+def test_a_transcript_without_a_finished_file_is_refused(tmp_path):
+    from_nothing = checkpoint.TranscriptHeader(observer="a", parties={"a": "active", "b": "passive"})
+    checkpoint.TranscriptWriter(tmp_path / "tr", from_nothing)
+    with pytest.raises(DataError, match=r"expected finished files in .*parts.jsonl, found none: record the training"):
+        job.prepare(tmp_path / "tr", "digits", party="b")
 
 
 def test_options_that_a_checkpoint_states_are_refused(folder):

@@ -166,6 +166,7 @@ WRONG = [
     ({"value": [[1, 2], [3, 4]]}, "column 'value': expected lists of floating-point numbers, found list"),
     ({"value": None}, "expected one column 'value', found 0"),
     ({"row": ["a", None]}, "row 2: expected a row, found nothing"),
+    ({"row": ["a", "b" * 1001]}, "row 2: expected a row of at most 1000 characters, found 1001"),
     ({"row": [0.5, 1.5]}, "column 'row': expected text or whole numbers, found double"),
     (
         {"kind": ["embedding", "weights"]},
@@ -454,6 +455,13 @@ def test_trees_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(node_paths, "MOST", 8)
     with pytest.raises(DataError, match=r"expected at most 8 rows times trees, found 9"):
         read(tmp_path / "t", nodes([2, 3, 3]), nodes([[2, 2]] * 3, step=1, receiver="shop"))
+
+
+def test_more_trees_than_any_training_has_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(transcript, "MOST_TREES", 2)
+    read(tmp_path / "few", nodes([[2, 2]] * 3))
+    with pytest.raises(DataError, match="row 1: expected nodes of at most 2 trees, found 3"):
+        read(tmp_path / "many", nodes([[2, 2, 2]] * 3))
 
 
 def test_many_messages_of_nodes_are_read_in_time_that_grows_with_their_number():

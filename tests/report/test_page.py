@@ -62,7 +62,14 @@ def test_attacks_that_were_not_run_stand_in_the_verdict():
 def test_a_defense_that_costs_more_is_named_only_if_every_one_does():
     _, second = verdict([point(1.0), point(0.6, strength=25, utility=0.5)], "bureau", 80, [], 0)
     assert "at most two points" not in second
-    assert "30.0 points of utility" in second
+    assert second.endswith("at a cost of 30.0 points of utility; each one costs more than two.")
+
+
+@pytest.mark.parametrize("lower", [point(0.71), point(0.70), replace(point(0.6), leak=point(0.71).leak)])
+def test_a_defense_that_is_not_told_from_none_is_not_recommended(lower):
+    wide = replace(lower, strength=20, leak=replace(lower.leak, ci95=(0.6, 0.73)))
+    _, second = verdict([point(0.71), wide], "bureau", 80, [], 0)
+    assert second == "No tested defense that costs at most two points of utility is shown to lower this."
 
 
 def test_no_more_than_without_joining_is_said_so():

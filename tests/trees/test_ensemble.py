@@ -52,9 +52,29 @@ def test_splits_drawn_at_random_are_as_many(splits):
 
 
 def test_logits_add_up_the_leaves_of_each_output():
-    shape = Shape(4, 1, 2)
+    shape = Shape(4, 1, 2, 2)
     shape.value[:, 2], shape.value[:, 3] = torch.tensor([1.0, 2, 4, 8]), torch.tensor([10.0, 20, 40, 80])
     leaves = torch.tensor([[2, 2, 2, 2], [3, 2, 2, 3]])
     assert shape.logits(leaves).tolist() == [[5, 10], [14, 82]]
     assert shape.logits(leaves[:, :2], 2).tolist() == [[4, 8], [40, 8]]
     assert shape.logits(leaves[:, :0]).tolist() == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [
+        (Splits(2, 2, 3), "column", 3),
+        (Splits(2, 2, 3), "column", -2),
+        (Splits(2, 2, 3), "threshold", float("nan")),
+        (Shape(2, 2, 1, 2), "owner", 2),
+        (Shape(2, 2, 1, 2), "grown", 3),
+        (Shape(2, 2, 1, 2), "grown", -1),
+        (Shape(2, 2, 1, 2), "value", float("inf")),
+    ],
+)
+def test_states_that_no_trees_have_are_not_loaded(module, name, value):
+    states = {key: one.clone() for key, one in module.state_dict().items()}
+    module.load_state_dict(states)
+    states[name].view(-1)[-1] = value
+    with pytest.raises(ValueError, match=f"expected {name} from .*, found {value}"):
+        module.load_state_dict(states)

@@ -25,7 +25,7 @@ LARGE_COST = 0.02
 
 
 LEAST_GAIN = 0.005
-"""A leak that is less by this or less, which two digits do not show, is not called lower."""
+"""A leak of which mean or upper end fall by less, which two digits do not show, is not called lower."""
 
 
 def verdict(worst: Sequence[Point], adversary: str, known: int, not_run: Sequence[str], left_out: int) -> list[str]:
@@ -128,8 +128,10 @@ def _left(start: Point, found: Sequence[Point]) -> str:
     price = f"at a cost of {cost:.1f} points of utility" if cost >= 0.05 else "at no cost in utility"
     method = f"{best.method} with " if len({point.method for point in found}) > 1 else ""
     within = " that costs at most two points of utility" if cheap else ""
-    if (best.leak.mean or 0.0) > (start.leak.mean or 0.0) - LEAST_GAIN:
-        return f"No tested defense{within} lowers this."
+    lower = (before - after for before, after in zip(_ends(start.leak), _ends(best.leak), strict=True))
+    if not all(one >= LEAST_GAIN for one in lower):
+        return f"No tested defense{within} is shown to lower this."
+    price += "" if cheap else "; each one costs more than two"
     return (
         f"By the upper end of the interval, the best defense{within} is {method}{best.defense} at strength "
         f"{best.strength:g}: it leaves {_two(best.leak.mean)} (interval up to {_two(_upper(best.leak))}), {price}."
@@ -150,6 +152,11 @@ def _more_than_alone(leak: Leak) -> bool:
 
 def _upper(leak: Leak) -> float:
     return leak.ci95[1] if leak.ci95[1] is not None else (leak.mean or 0.0)
+
+
+def _ends(leak: Leak) -> tuple[float, float]:
+    """Return the mean and the upper end of its interval."""
+    return leak.mean or 0.0, _upper(leak)
 
 
 def _two(value: float | None) -> str:

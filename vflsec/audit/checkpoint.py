@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
+from vflsec.audit.foreign import check_classes
 from vflsec.audit.transcript import AUDITOR, Sent, TranscriptFolder, TranscriptHeader, TranscriptWriter
 from vflsec.core import files
 from vflsec.core.checks import count
@@ -203,6 +204,9 @@ def messages_of(restored: Restored, folder: Path, adversary: str) -> Iterator[Me
         UsageError: it is of another training.
     """
     opened, data = TranscriptFolder(folder), partition_of(restored.cell)
+    check_classes(opened.header.classes, data, folder.name)
+    models = restored.untrained(0).federation.active.modules
+    trees = len(models["shape"].owner) if "shape" in models else 0  # type: ignore[arg-type]
     places: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
     names = adversary.split("+")
     for sent in opened.messages():
@@ -215,6 +219,12 @@ def messages_of(restored: Restored, folder: Path, adversary: str) -> Iterator[Me
         if (positions < 0).any():
             raise UsageError(f"expected messages of the training of {restored.folder} in {folder}, found other rows")
         kind, values = Kind(sent.kind), torch.tensor(sent.values)
+        last = sent.step + values.shape[1] - 1
+        if kind is Kind.NODES and last >= trees:
+            raise UsageError(
+                f"expected messages of the training of {restored.folder} in {folder}, found nodes of tree {last}: it "
+                f"has {count(trees, 'tree')}"
+            )
         yield Message(
             kind, sent.sender, sent.receiver, sent.step, sent.phase,
             {"value": values.long() if kind is Kind.NODES else values},

@@ -166,6 +166,15 @@ def known_labels(aux: AuxSpec, ids: pd.Index, data: Partition) -> AuxSpec:
     return msgspec.structs.replace(aux, n=int(among.sum()))
 
 
+def check_classes(classes: int | None, data: Partition, name: str) -> None:
+    """Raise UsageError if the material ``name`` states another number of classes than the data have."""
+    if classes not in (None, len(data.classes)):
+        raise UsageError(
+            f"expected data with the {classes} classes that {name} states, found {len(data.classes)}: use the data "
+            f"of the training"
+        )
+
+
 def federation_of(data: Partition, subject: Subject, seed: int, *, alone: bool = False) -> Trained:
     """Return the parties with their columns, and the adversary with what was handed in.
 

@@ -108,6 +108,7 @@ def _of_material(
 ) -> SystemAudit:
     """Return the audit of messages, models or embeddings of a system that vflsec has not trained."""
     split = foreign.split_by(dataset)
+    foreign.check_classes(subject.classes, split, subject.name)
     subject = foreign.with_embeddings(subject, split)
     return SystemAudit(
         subject,

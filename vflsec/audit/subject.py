@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from vflsec.audit.transcript import AUDITOR, HELD_OUT, Sent, TranscriptFolder
+from vflsec.audit.transcript import AUDITOR, HELD_OUT, INDEX, Sent, TranscriptFolder
 from vflsec.core.checks import unknown
-from vflsec.core.errors import UsageError
+from vflsec.core.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Subject:
         test: ids that it was not trained on, likewise.
         fingerprint: a hash of all that was read.
         notes: what the auditor must know, for example what was dropped.
+        classes: the number of classes of the task; None if the material does not tell.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Subject:
     train: pd.Index = field(default_factory=lambda: pd.Index([], dtype=object))
     test: pd.Index = field(default_factory=lambda: pd.Index([], dtype=object))
     notes: Sequence[str] = ()
+    classes: int | None = None
 
 
 def from_transcript(folder: Path, party: str | None = None, given: Mapping[str, str] | None = None) -> Subject:
@@ -63,10 +65,12 @@ def from_transcript(folder: Path, party: str | None = None, given: Mapping[str, 
         given: what the data call ``active``, ``passive_1``, ...
 
     Raises:
-        DataError: the transcript is damaged.
+        DataError: the transcript is damaged or empty.
         UsageError: no such party, or several that it could be.
     """
     opened = TranscriptFolder(folder)
+    if not opened.parts:
+        raise DataError(f"expected finished files in {folder / INDEX}, found none: record the training again")
     aliases = standard_names(opened.header.parties, given or {})
     standard = {name: one for one, name in (given or {}).items()}
     name = adversary_of(opened, party if party in aliases else standard.get(party or "", party))
@@ -81,7 +85,7 @@ def from_transcript(folder: Path, party: str | None = None, given: Mapping[str, 
     test = _ids(one for one in own if one.split in HELD_OUT).difference(train)
     sent_last = last_by_row(one for one in own if one.kind == "embedding" and one.sender == aliases[name])
     called = {one: (given or {}).get(alias, alias) for one, alias in aliases.items()}
-    renamed = {one: alias for one, alias in called.items() if one != alias}
+    renamed = {one: alias for one, alias in called.items() if one not in (alias, aliases[one])}
     return Subject(
         name=folder.name,
         adversary=aliases[name],
@@ -98,6 +102,7 @@ def from_transcript(folder: Path, party: str | None = None, given: Mapping[str, 
             *phases,
             *steps,
         ],
+        classes=opened.header.classes,
     )
 
 

@@ -49,10 +49,16 @@ HELD_OUT = ("val", "test")
 NODES = 1 << 15
 """Above the number of every node of a tree: 14 levels of splits."""
 
+MOST_TREES = 1 << 14
+"""The most trees in a vector of nodes."""
+
 LAST_STEP = 1 << 53
 
 LONGEST_TEXT = 64
 """The most characters of the name of a party, a phase or a split."""
+
+LONGEST_ID = 1000
+"""The most characters of the id of a row."""
 
 BATCH = 1 << 14
 """Lines that are read at once."""
@@ -344,6 +350,8 @@ class TranscriptFolder:
                     raise DataError(f"{path}: expected {part.rows} rows as in {INDEX}, found {first}")
             except DataError:
                 raise
+            except MemoryError:
+                raise DataError(f"{path}: too large for the memory of this machine: use one with more") from None
             except Exception as error:  # noqa: BLE001  (a damaged file may end in any error of the library)
                 raise DataError(
                     f"{path}: cannot be read as Parquet: {plain(' '.join(str(error).split())[:200])}"
@@ -381,7 +389,11 @@ class TranscriptFolder:
             raise wrong(
                 int(np.argmax(steps > LAST_STEP)), f"expected a step of at most {LAST_STEP}, found a larger one"
             )
-        rows = np.asarray(batch.column("row").to_pylist(), dtype=object).astype(str)
+        ids = batch.column("row").to_pylist()
+        longest = max(range(len(ids)), key=lambda k: len(ids[k]) if isinstance(ids[k], str) else 0, default=0)
+        if ids and len(str(ids[longest])) > LONGEST_ID:
+            raise wrong(longest, f"expected a row of at most {LONGEST_ID} characters, found {len(str(ids[longest]))}")
+        rows = np.asarray(ids, dtype=object).astype(str)
         flat, lengths = _vectors(batch.column("value"))
         if not len(lengths):
             return
@@ -392,7 +404,11 @@ class TranscriptFolder:
         if bad.any():
             raise wrong(int(np.searchsorted(ends, np.argmax(bad), side="right")), "expected finite numbers as value")
         if "nodes" in texts[0]:
-            of_trees = np.repeat(codes[0] == texts[0].index("nodes"), lengths)
+            nodes = codes[0] == texts[0].index("nodes")
+            if (lengths[nodes] > MOST_TREES).any():
+                line = int(np.argmax(nodes & (lengths > MOST_TREES)))
+                raise wrong(line, f"expected nodes of at most {MOST_TREES} trees, found {lengths[line]}")
+            of_trees = np.repeat(nodes, lengths)
             odd = of_trees & ((flat < 0) | (flat >= NODES) | (flat % 1 != 0))
             if odd.any():
                 line = int(np.searchsorted(ends, np.argmax(odd), side="right"))

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vflsec.core.attack import Attack
 from vflsec.core.checkpoint import Checkpoint
+from vflsec.core.errors import StoreError
 from vflsec.core.message import Channel
 from vflsec.core.party import Party
 
@@ -120,10 +122,19 @@ def save_states(federation: Federation, folder: Path, roles: Collection[str] | N
 
 
 def load_states(federation: Federation, folder: Path) -> None:
-    """Load what ``save_states`` wrote into each party's models, already built; other roles stay as they are."""
+    """Load what ``save_states`` wrote into each party's models, already built; other roles stay as they are.
+
+    Raises:
+        StoreError: a file is damaged, or its values do not fit the models.
+    """
     for party in federation.all_parties:
-        stored = load_file(folder / f"{party.name}.safetensors")
-        for role, module in party.modules.items():
-            own = {key.removeprefix(f"{role}."): value for key, value in stored.items() if key.startswith(f"{role}.")}
-            if own:
-                module.load_state_dict(own)
+        path = folder / f"{party.name}.safetensors"
+        try:
+            stored = load_file(path)
+            for role, module in party.modules.items():
+                start = f"{role}."
+                own = {key.removeprefix(start): value for key, value in stored.items() if key.startswith(start)}
+                if own:
+                    module.load_state_dict(own)
+        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+            raise StoreError(f"{path} is damaged ({' '.join(str(error).split())[:200]}): train it again") from None

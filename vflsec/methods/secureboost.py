@@ -189,7 +189,7 @@ class SecureBoost(Method):
                 raise Diverged(f"{self.name} expects finite columns, got nan or infinity at {party.name}")
             self._bins[party.name] = Bins(party.layout, party.features["train"], self.bins)
             party.modules["splits"] = Splits(trees, self.depth, party.n_features)
-        federation.active.modules["shape"] = Shape(trees, self.depth, outputs)
+        federation.active.modules["shape"] = Shape(trees, self.depth, outputs, len(federation.parties))
         for number, defense in enumerate(federation.active.defenses):
             with drawing(federation.seed, "model", "defense", number):
                 rng = generator(federation.seed, "defense", number, device=federation.device)

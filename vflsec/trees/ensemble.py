@@ -29,6 +29,12 @@ class Splits(nn.Module):
         self.features = features
         self.register_buffer("column", torch.full((trees, 2**depth), -1, dtype=torch.int32))
         self.register_buffer("threshold", torch.zeros(trees, 2**depth))
+        self.register_load_state_dict_post_hook(_checked)  # type: ignore[no-untyped-call]
+
+    def check(self) -> None:
+        """Raise ValueError unless splits are at columns of the party and at finite thresholds."""
+        _within("column", self.column, -1, self.features - 1)
+        _within("threshold", self.threshold, -torch.inf, torch.inf)
 
     @property
     def width(self) -> int:
@@ -78,6 +84,16 @@ class Splits(nn.Module):
         return (values > thresholds).long()
 
 
+def _checked(module: Splits | Shape, _: object) -> None:
+    module.check()
+
+
+def _within(name: str, values: Tensor, least: float, most: float) -> None:
+    wrong = ~((values >= least) & (values <= most) & values.isfinite())
+    if wrong.any():
+        raise ValueError(f"expected {name} from {least} to {most}, found {values[wrong][0]}")
+
+
 class Shape(nn.Module):
     """What the active party knows of T trees of depth D: who splits each node, and the values of leaves.
 
@@ -85,6 +101,7 @@ class Shape(nn.Module):
         trees: T, C of each round.
         depth: D.
         outputs: C logits.
+        parties: who may own splits, the active party among them.
     """
 
     owner: Tensor
@@ -92,13 +109,21 @@ class Shape(nn.Module):
     start: Tensor
     grown: Tensor
 
-    def __init__(self, trees: int, depth: int, outputs: int) -> None:
+    def __init__(self, trees: int, depth: int, outputs: int, parties: int) -> None:
         super().__init__()
-        self.depth, self.outputs = depth, outputs
+        self.depth, self.outputs, self.parties = depth, outputs, parties
         self.register_buffer("owner", torch.full((trees, 2**depth), -1, dtype=torch.int16))
         self.register_buffer("value", torch.zeros(trees, 2 ** (depth + 1), dtype=torch.float64))
         self.register_buffer("start", torch.zeros(outputs, dtype=torch.float64))
         self.register_buffer("grown", torch.zeros((), dtype=torch.long))
+        self.register_load_state_dict_post_hook(_checked)  # type: ignore[no-untyped-call]
+
+    def check(self) -> None:
+        """Raise ValueError unless owners are parties, the number of trees fits, and leaves have finite values."""
+        _within("owner", self.owner, -1, self.parties - 1)
+        _within("grown", self.grown, 0, len(self.owner))
+        _within("value", self.value, -torch.inf, torch.inf)
+        _within("start", self.start, -torch.inf, torch.inf)
 
     def logits(self, leaves: Tensor, first: int = 0, value: Tensor | None = None) -> Tensor:
         """Return the sums (n, C) of the values of ``leaves`` (n, T'), in trees from number ``first`` on.
