@@ -16,8 +16,9 @@ class NodeInformation(Defense):
     """Withholds nodes of trees that tell more about labels than a threshold; the active party splits them alone.
 
     What a node tells of each of its rows is the divergence KL(p(y | node) || p(y)) of the labels in it from those of
-    all rows, in bits. A passive party is told about a node if neither the node nor its sibling exceeds 1 / strength:
-    who knows the parent and one child knows the other child. Nor is it told about nodes below one that is withheld.
+    all rows, in bits. A passive party is told about a node if neither the node nor its sibling exceeds 1 / strength.
+    The sibling counts because its rows are those of the parent that are not in the node. Nodes below one that is
+    withheld are withheld as well.
 
     Source: Takahashi et al. 2023 (ID-LMID), arXiv 2307.10318, which bounds the mutual information of labels and
     instance space.

@@ -20,7 +20,9 @@ class LabelDP(Defense):
     Source: Warner 1965; Ghazi et al. 2021 (arXiv 2102.06062), section 3.
 
     Replacing a label changes all messages and the model by at most epsilon, for any number of releases. Labels of
-    validation rows that choose an epoch are not protected.
+    validation rows that choose an epoch or a number of trees are not protected. With the option ``graft`` of
+    ``secureboost``, messages are protected, but what the active party makes of the true labels is not: the values of
+    leaves, and so predictions that it publishes.
     """
 
     name = "label-dp"

@@ -85,7 +85,7 @@ CANARIES = 1000
     help="In place of --lambda, for defenses with differential privacy: the epsilon that a whole training may spend, "
     "for example 1,2,8.",
 )
-@click.option("--at", "at", multiple=True, help="What the defense acts on: gradient, embedding, parameters.")
+@click.option("--at", "at", multiple=True, help="What the defense acts on: gradient, embedding, parameters, nodes.")
 @click.option(
     "--with",
     "fixed",

@@ -203,7 +203,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     f"{list(strengths)}"
                 )
             if not any(strengths):
-                raise UsageError(f"expected a strength above 0 for {defense.label}, got none: add --lambda 1,5,25")
+                usual = ",".join(f"{one:g}" for one in registry.load("defenses", defense.name).strengths)
+                raise UsageError(f"expected a strength above 0 for {defense.label}, got none: add --lambda {usual}")
 
     def _check_fixed(self, defense: DefenseSpec) -> None:
         """Check that a fixed defense has one strength."""
