@@ -26,7 +26,7 @@ class BoostingReplay(Attack):
 
     The party also knows that none of its own bins has a larger gain than a split that was chosen. More replays take
     labels that explain all known splits in this way (``vflsec.inference.chosen_splits``): those that follow from own
-    columns and nodes, and, with few rows for each split, a label for each row by itself.
+    columns and nodes, and, with few rows for each split and 5,000 at most, a label for each row by itself.
 
     The guess is a weighted mean of the start and the last replays (``vflsec.inference.opinion_pool``). Weights depend
     on predictions of the auxiliary rows, each part of them guessed without its labels. Test rows are scored by the

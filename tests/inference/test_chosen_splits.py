@@ -93,10 +93,11 @@ def test_splits_of_few_rows_tell_labels_of_rows_that_nobody_knows(classes):
     assert torch.equal(guessed[known], truth[known])
 
 
-def test_too_many_rows_for_the_splits_give_no_labels(monkeypatch):
+@pytest.mark.parametrize(("name", "value"), [("ROWS_PER_SPLIT", 0), ("MOST_ROWS", 100)])
+def test_too_many_rows_give_no_labels(monkeypatch, name, value):
     view, _, targets, _ = trained(2)
     view = replace(view, aux_rows=torch.arange(4), aux_labels=targets[:4, 0].long())
-    monkeypatch.setattr(f"{explained_by_row.__module__}.ROWS_PER_SPLIT", 0)
+    monkeypatch.setattr(f"{explained_by_row.__module__}.{name}", value)
     assert explained_by_row(view, observed(view), targets, learning_rate=0.3, l2=1.0) is None
 
 

@@ -29,6 +29,9 @@ AGREEMENT = 0.3
 ROWS_PER_SPLIT = 20
 """With more training rows for each known split, splits say too little of a single row."""
 
+MOST_ROWS = 5000
+"""With more training rows, a label for each of them takes too long."""
+
 FARTHEST = 5.0
 """Standard deviations at which own columns are cut off."""
 
@@ -68,8 +71,8 @@ def explained_by_row(view: View, trees: Ensemble, start: Tensor, *, learning_rat
 
     The logits minimize the surprise at all known splits, at a temperature that falls; plus a share of the
     cross-entropy of what a row scores in the replay without its own label; plus a ridge penalty on the difference from
-    ``start``. Auxiliary rows keep their labels. Few rows for each split are necessary: there is no result, None, with
-    more than ``ROWS_PER_SPLIT``.
+    ``start``. Auxiliary rows keep their labels. There is no result, None, with more than ``ROWS_PER_SPLIT`` rows for
+    each split or more than ``MOST_ROWS``.
 
     Source: this project.
 
@@ -80,7 +83,7 @@ def explained_by_row(view: View, trees: Ensemble, start: Tensor, *, learning_rat
         learning_rate: of the training.
         l2: of the training.
     """
-    if len(start) > ROWS_PER_SPLIT * _choices(view, trees, FEW_BINS).n_splits:
+    if len(start) > min(MOST_ROWS, ROWS_PER_SPLIT * _choices(view, trees, FEW_BINS).n_splits):
         return None
     fit = _Fit(view, trees, start, MANY_BINS, learning_rate, l2)
     own = torch.zeros_like(fit.base).requires_grad_()
