@@ -41,7 +41,8 @@ def test_what_is_missing_is_named():
 
 def test_what_is_missing_comes_with_a_way_out():
     with pytest.raises(
-        InsufficientView, match=r"only own model: choose --adversary passive_1; .* sends gradients in clear$"
+        InsufficientView,
+        match=r"only own model: choose --adversary passive_1; .* sends gradients in clear, of trees exchange=plain$",
     ):
         Draw().check("passive", [Need.OWN_MODEL])
     assert all(need.way_out for need in Need)

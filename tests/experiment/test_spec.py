@@ -128,6 +128,7 @@ def test_wrong_references(parse, text, message):
         ({"fixed": ["iso"]}, "expected a strength for the fixed defense iso, got 0: write iso:lambda=5"),
         ({"fixed": ["izo:lambda=5"]}, r"unknown defense 'izo'. Did you mean iso\?"),
         ({"fixed": [5]}, r"settings: Expected 'object', got 'int' - at 'fixed\[0\]'"),
+        ({"method": {"rounds": 5}}, r"got 'int' - at 'method\[...\]': write method.NAME.OPTION, with the name of"),
         ({"aux": {"n": -1}}, "expected aux.n >= 0"),
         ({"aux": {"folds": 1}}, "aux.folds 0 or >= 2"),
         ({"method": {"fedspl": {}}}, r"settings for unknown method 'fedspl'. Did you mean fedsplitnn\?"),

@@ -31,7 +31,10 @@ class Need(StrEnum):
     OWN_FEATURES = "own features", "choose --adversary passive_1"
     OWN_MODEL = "own model", "choose --adversary passive_1"
     AUX_LABELS = "auxiliary labels", "add --set aux.n=80"
-    GRADIENTS = "received gradients", "choose --adversary passive_1 and a method that sends gradients in clear"
+    GRADIENTS = (
+        "received gradients",
+        "choose --adversary passive_1 and a method that sends gradients in clear, of trees exchange=plain",
+    )
     EMBEDDINGS = "received embeddings", "choose --adversary active"
     PARAMETERS = "received parameters", "choose a method that averages models, such as fedhssl-simsiam"
     NODES = "node memberships", "choose a method that grows trees, such as secureboost"
