@@ -16,7 +16,7 @@ TEMPERATURE = 2.0
 
 
 def choices(view):
-    object.__setattr__(view, "agreed", {"leaf_rows": 4, "bins": 8, "l2": 1.0})
+    object.__setattr__(view, "agreed", {"leaf_rows": 4, "bins": 8})
     return Choices(view, {}, 100)
 
 
@@ -29,7 +29,7 @@ def test_each_split_is_the_likeliest_choice_under_the_true_labels(classes, name)
     whole = Ensemble({"train": leaves}, numbers // outputs, numbers % outputs, {})
 
     def noted(round_, derivatives):
-        return found.surprise(round_, derivatives.float(), TEMPERATURE)
+        return found.surprise(round_, derivatives.float(), temperature=TEMPERATURE, l2=1.0)
 
     true = replayed(whole, targets, "train", learning_rate=0.3, l2=1.0, noted=noted).notes
     assert {r for r, one in enumerate(true) if one > 0} == set(found.rounds)
@@ -63,14 +63,14 @@ def test_the_surprise_is_that_of_a_loop_over_nodes_and_bins(classes):
                 fits = [own for own in others if min(int((inside & s).sum()) for s in (own, ~own)) >= 4]
                 gains = [gain(side, inside, k) / TEMPERATURE for side in (one.right[:, place].bool(), *fits)]
                 total -= gains[0] - math.log(sum(math.exp(x) for x in gains))
-        assert float(found.surprise(r, derivatives, TEMPERATURE)) == pytest.approx(total, rel=1e-3)
+        assert float(found.surprise(r, derivatives, temperature=TEMPERATURE, l2=1.0)) == pytest.approx(total, rel=1e-3)
 
 
 def test_a_round_without_known_splits_says_nothing():
     view, *_ = trained(2, name="secureboost-rl")
     found = choices(view)
     assert 0 not in found.rounds
-    assert float(found.surprise(0, torch.ones(2, 240, 1), TEMPERATURE)) == 0
+    assert float(found.surprise(0, torch.ones(2, 240, 1), temperature=TEMPERATURE, l2=1.0)) == 0
 
 
 def test_who_knows_no_labels_of_other_rows_still_sees_all_splits_that_are_told():
@@ -84,7 +84,7 @@ def test_splits_of_few_rows_tell_labels_of_rows_that_nobody_knows(classes):
     view, _, targets, _ = trained(classes, rounds=20)
     truth = targets.argmax(dim=1) if classes == 3 else targets[:, 0].long()
     known = torch.arange(0, len(truth), 8)
-    view = replace(view, aux_rows=known, aux_labels=truth[known], agreed={"leaf_rows": 4, "bins": 8, "l2": 1.0})
+    view = replace(view, aux_rows=known, aux_labels=truth[known], agreed={"leaf_rows": 4, "bins": 8})
     start = torch.full_like(targets, 1 / classes)
     found = explained_by_row(view, observed(view), start, learning_rate=0.3, l2=1.0)
     guessed = found.argmax(dim=1) if classes == 3 else (found[:, 0] > 0.5).long()

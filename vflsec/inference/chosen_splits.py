@@ -124,7 +124,9 @@ class _Fit:
         return replayed(
             self.trees, self.probabilities(logits), self.view.aux_split,
             learning_rate=self.learning_rate, l2=self.l2,
-            noted=lambda round_, derivatives: self.choices.surprise(round_, derivatives, temperature),
+            noted=lambda round_, derivatives: self.choices.surprise(
+                round_, derivatives, temperature=temperature, l2=self.l2
+            ),
         )  # fmt: skip
 
 

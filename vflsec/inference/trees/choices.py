@@ -57,7 +57,6 @@ class Choices:
 
     def __init__(self, view: View, drawn: Mapping[int, NDArray[np.bool_]], most: int) -> None:
         self.beyond = _beyond(view, most).float()
-        self.l2 = view.agreed.get("l2", 1.0)
         least = view.agreed.get("leaf_rows", LEAF_ROWS)
         self.rounds: dict[int, Round] = {}
         for number, levels in _known_splits(view).items():
@@ -74,7 +73,7 @@ class Choices:
         """Number of known splits."""
         return sum(one.possible.shape[1] for one in self.rounds.values())
 
-    def surprise(self, round_: int, derivatives: Tensor, temperature: float) -> Tensor:
+    def surprise(self, round_: int, derivatives: Tensor, *, temperature: float, l2: float) -> Tensor:
         """Return minus the log likelihood of the splits of a round; 0 if none is known.
 
         The likelihood of a split is its share of exp(gain / temperature) over itself and all own bins.
@@ -83,6 +82,7 @@ class Choices:
             round_: of boosting.
             derivatives: (2, n, C') first and second ones under the labels in question.
             temperature: difference of gains at which a choice is e times as likely.
+            l2: of the training.
         """
         if round_ not in self.rounds:
             return derivatives.new_zeros(())
@@ -92,8 +92,8 @@ class Choices:
         whole = [one.sum(dim=0) for one in spread]
         chosen = [_spread(one * known.right, known.node, count).sum(dim=0) for one in own]
         others = [self.beyond @ one for one in spread]
-        of_bins = _gain(others, whole, self.l2).masked_fill(~known.possible, -torch.inf)
-        gains = torch.cat([_gain(chosen, whole, self.l2)[None], of_bins]) / temperature
+        of_bins = _gain(others, whole, l2).masked_fill(~known.possible, -torch.inf)
+        gains = torch.cat([_gain(chosen, whole, l2)[None], of_bins]) / temperature
         return -gains.log_softmax(dim=0)[0].sum()
 
 
