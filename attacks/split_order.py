@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.trees.bounds import bounds
@@ -53,6 +54,10 @@ class SplitOrder(Attack):
 
     def __init__(self, *, victim: str | None = None) -> None:
         self.victim = victim
+
+    def alone(self) -> Attack:
+        """Return imputation: without the federation there are neither splits nor histograms."""
+        return registry.build("attacks", "imputation", victim=self.victim)  # type: ignore[no-any-return]
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return values (n, d) for every split."""

@@ -314,3 +314,8 @@ def test_an_evaluation_finds_columns_by_the_sums_of_derivatives(tmp_path):
     own = {"methods": ["secureboost"], "adversary": "active", "dataset": "multiple-features"}
     report = vflsec.evaluate(attack="split-order", seeds=1, aux={"folds": 0}, jobs=1, out=tmp_path, **own)
     assert report.worst[0].leak.mean > 0.95
+
+
+def test_split_order_is_compared_with_a_guess_from_own_columns():
+    alone = SplitOrder(victim="passive_2").alone()
+    assert (alone.name, alone.victim) == ("imputation", "passive_2")
