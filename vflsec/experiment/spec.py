@@ -166,6 +166,10 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         known = {parse_method(text).name for text in self.methods}
         for name in self.method:
             if name not in known:
+                if name in registry.entries("methods"):
+                    raise UsageError(
+                        f"expected settings for {', '.join(sorted(known))}, got method.{name}: add --method {name}"
+                    )
                 raise UsageError(f"settings for {unknown('method', name, known)}")
         found = [self.method_of(label) for label in self.methods]
         if any(one in found[:k] for k, one in enumerate(found)):

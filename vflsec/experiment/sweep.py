@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vflsec.core import registry
 from vflsec.core.errors import UsageError
 from vflsec.experiment import engine, naming
 from vflsec.experiment import spec as specs
@@ -95,7 +96,7 @@ def _full(path: str, settings: Mapping[str, Any]) -> str:
     kind, _, rest = path.partition(".")
     named: Iterable[str] = settings.get("methods", EvalSpec().methods)
     methods = [specs.parse_method(text).name for text in named]
-    if kind != "method" or rest.partition(".")[0] in methods:
+    if kind != "method" or rest.partition(".")[0] in {*methods, *registry.entries("methods")}:
         return path
     if len(methods) != 1:
         raise UsageError(f"expected method.NAME.{rest} for one of {', '.join(methods)}, got {path}")
