@@ -416,6 +416,21 @@ def test_utility_and_leak_are_those_of_an_evaluation(attacked, tmp_path, attack,
     assert [list(line.get_xydata()[0]) for line in markers] == [[0.7, 0.6], *drawn]
 
 
+def test_a_column_may_be_of_training_rows_or_of_what_is_inferred_alone(attacked, tmp_path):
+    path = Path(attacked(column='guessed = "train"\n\n[[columns]]\nname = "B"\nmeasure = "alone"\nguessed = "train"'))
+    path.write_text(path.read_text().replace("0.6]", "0.6, nan]").replace("[nan, nan]", "[nan, nan, nan]"))
+    found = reproduced(str(path), tmp_path / "run")
+    report = vflsec.evaluate(
+        dataset="toy", attack="mc:epochs=5", defense="iso:lambda=5", aux={"n": 20, "folds": 0}, seeds=2, jobs=1,
+        data={"options": {"rows": 300}}, train={"epochs": 2}, out=tmp_path / "one", progress=False,
+    )  # fmt: skip
+    points = {point.strength: point for point in report.points}
+    for leak, alone, strength in zip(found.entries[1::3], found.entries[2::3], (0, 5), strict=True):
+        assert leak.by_seed == pytest.approx(points[strength].leak_train.by_seed)
+        assert alone.by_seed == pytest.approx(points[strength].leak_train.alone_by_seed)
+    assert "what is inferred alone" in found.heading
+
+
 def test_a_leak_has_the_metric_that_its_column_names(attacked, tmp_path):
     found = reproduced(attacked(column='metric = "accuracy"'), tmp_path / "run", seeds=1)
     records = Store(tmp_path / "run").records().values()
