@@ -76,12 +76,7 @@ def explained_by_row(view: View, trees: Ensemble, start: Tensor, *, learning_rat
 
     Source: this project.
 
-    Args:
-        view: of a passive party.
-        trees: whose nodes it is told.
-        start: (n, C') probabilities to start from, of the last of two classes only.
-        learning_rate: of the training.
-        l2: of the training.
+    Args are those of ``explained``.
     """
     if len(start) > min(MOST_ROWS, ROWS_PER_SPLIT * _choices(view, trees, FEW_BINS).n_splits):
         return None
