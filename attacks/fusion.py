@@ -98,7 +98,8 @@ class AttributeFusion(OfClasses):
 class ColumnFusion(FromAllSources):
     """Recovery of the victim's columns from all sources together.
 
-    What ``split-order`` recovers from federated trees is blended with the Gaussian processes, column by column.
+    What ``split-order`` recovers from federated trees is blended with the Gaussian processes, column by column. For
+    rows that were not trained on, forests learn from what it recovered for training rows.
 
     Source: this project. Gaussian processes and their model selection: Rasmussen and Williams 2006, chapters 2 and 5.
 
@@ -109,7 +110,7 @@ class ColumnFusion(FromAllSources):
     name = "column-fusion"
     side = "either"
     target = "features"
-    version = 3
+    version = 4
 
     def __init__(self, *, victim: str | None = None) -> None:
         self.victim = victim

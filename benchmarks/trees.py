@@ -2,6 +2,7 @@
 
     python benchmarks/trees.py                utility and time, a few minutes
     python benchmarks/trees.py --encrypted    the cost of encryption, a few minutes
+    python benchmarks/trees.py --columns      the order of a passive party's columns, a few minutes
 
 LightGBM gets the same encoded columns of all parties in one table, and the same number of trees, bins, depth and
 penalty. Times are CPU seconds on one thread; ratios are taken pair by pair. The cost of encryption is measured with
@@ -14,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import click
@@ -21,22 +23,27 @@ import lightgbm
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
 from vflsec.core import registry
 from vflsec.core.federation import Federation
 from vflsec.core.layout import Layout
-from vflsec.core.message import Channel
+from vflsec.core.message import Channel, Kind, Transcript
 from vflsec.core.party import Party
 from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.experiment import spec as specs
+from vflsec.experiment.adversary import view_of
 from vflsec.experiment.federation import build_federation
 from vflsec.experiment.plan import training_cell
 from vflsec.experiment.training import one_thread
+from vflsec.inference.trees.bounds import bounds
+from vflsec.inference.trees.sums import solved
 from vflsec.methods.secureboost import SecureBoost
 
 DATASETS = ("credit-default", "census-income", "flights")
+ORDERED = ("credit-default", "flights")  # whose columns are put in order
 ROUNDS, DEPTH, BINS, RATE, L2, LEAF_ROWS, LEAF_HESSIAN = 20, 4, 32, 0.3, 1.0, 20, 0.001
 PAIRS = 7
 ROWS, COLUMNS = 21_000, 10  # that the cost of encryption is extrapolated to, and of the passive party
@@ -129,6 +136,29 @@ def _spread(ratios: Sequence[float]) -> list[str]:
     return [f"{x:.2f}" for x in (statistics.median(ratios), ratios[0], ratios[-1])]
 
 
+def orders(dataset: str, seeds: int) -> Iterable[list[str]]:
+    """Yield a row for each number of passive_1: how well the active party orders rows by it."""
+    found: dict[str, list[list[float]]] = {}
+    for seed in range(seeds):
+        federation = federation_of(dataset, seed)
+        tap = Transcript(frozenset(federation.parties), frozenset(Kind))
+        federation.channel.taps.append(tap)
+        trained = method().fit(federation)
+        trained.predict("test")
+        messages = tuple(m for m in tap.messages if "active" in (m.sender, m.receiver))
+        view = view_of(trained, [federation.active], torch.zeros(0, dtype=torch.long), messages)
+        victim, known = federation.parties["passive_1"], bounds(view, "passive_1")
+        assert known is not None
+        numbers = {"train": solved(view, "passive_1", known), "test": known.expected["test"]}
+        for unit in (u for u, unit in enumerate(known.units) if unit.ordered):
+            column = victim.layout.columns[known.units[unit].column]
+            pairs = [(numbers[s][:, unit], victim.features[s][:, column.start].numpy()) for s in numbers]
+            told = [spearmanr(*pair).statistic if np.ptp(pair[0]) > 0 else 0.0 for pair in pairs]
+            found.setdefault(column.name, []).append(told)
+    for name, by_seed in found.items():
+        yield [dataset, name, *(f"{x:.2f}" for x in np.mean(by_seed, axis=0))]
+
+
 class Cost(NamedTuple):
     """What trees under encryption take.
 
@@ -214,14 +244,19 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 @click.command()
-@click.option("--seeds", default=5, show_default=True, help="Of the comparison of utility.")
+@click.option("--seeds", default=5, show_default=True, help="Of the comparison of utility, and of columns.")
 @click.option("--encrypted", "costly", is_flag=True, help="Measure the cost of encryption instead.")
+@click.option("--columns", is_flag=True, help="Measure the order of columns instead.")
 @click.option("--bits", default=2048, show_default=True, help="Size of the key.")
-def main(seeds: int, costly: bool, bits: int) -> None:
+def main(seeds: int, costly: bool, columns: bool, bits: int) -> None:
     """Print the tables."""
     with one_thread():
         if costly:
             click.echo(cryptography(bits))
+            return
+        if columns:
+            header = ["data set", "column of passive_1", "rank correlation, training rows", "test rows"]
+            click.echo(markdown(header, chain.from_iterable(orders(dataset, seeds) for dataset in ORDERED)))
             return
         header = ["data set", "secureboost, AUC", "LightGBM, AUC", "difference, mean", "min", "max", "within .005"]
         click.echo(markdown(header, utility(seeds)))

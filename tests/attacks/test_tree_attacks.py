@@ -303,6 +303,21 @@ def test_fusion_of_columns_is_not_behind_what_splits_say(split, less):
     assert fused > of_splits - less
 
 
+def test_columns_of_other_rows_are_learned_from_what_histograms_say_of_training_rows():
+    """The victim's column is the sign of a product of two own columns, which 30 auxiliary rows do not teach."""
+    rng, n = torch.Generator().manual_seed(0), 1000
+    own = {s: torch.randn(n, 6, generator=rng) for s in ("train", "test")}
+    theirs = {s: (x[:, 0] * x[:, 1]).sign()[:, None] for s, x in own.items()}
+    theirs = {s: x + 0.1 * torch.randn(n, 1, generator=rng) for s, x in theirs.items()}
+    y = {s: (torch.rand(n, generator=rng) < 0.5).long() for s in own}
+    trees = grown(federation_of({"active": own, "passive_1": theirs}, y), exchange="masked", rounds=20, bins=32)
+    view = active(trees, known=30)
+    found, of_splits = (attack(view, seed=0).scores["test"] for attack in (ColumnFusion(), SplitOrder()))
+    alone = ColumnFusion()(adversary.alone(view, 0), seed=0).scores["test"]
+    scores = [metrics.r2(x.numpy(), theirs["test"].numpy()) for x in (found, of_splits, alone)]
+    assert scores[0] > max(scores[1:]) + 0.1
+
+
 @pytest.mark.parametrize("attack", [SplitOrder(), BoostingReplay(), InstanceSpaces()], ids=lambda attack: attack.name)
 def test_an_evaluation_hands_over_the_derivatives_of_each_round_with_the_nodes(attack):
     read = kinds_read([attack])

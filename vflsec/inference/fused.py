@@ -22,6 +22,7 @@ from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, of_clas
 from vflsec.inference.opinion_pool import Forest, Opinion, blended, pooled
 from vflsec.inference.sources import COLUMNS, SourceTable, Table, sources
 from vflsec.inference.trees.bounds import bounds
+from vflsec.inference.trees.learned import learned
 from vflsec.inference.trees.nodes import partners
 from vflsec.inference.trees.values import between_bounds, by_histograms, recovered
 
@@ -67,11 +68,12 @@ def _of_nodes(view: View, rng: torch.Generator) -> dict[str, list[Opinion]]:
 def fused_values(view: View, rng: torch.Generator) -> Guess:
     """Return values (n, d) for every split.
 
-    What an active party recovers from the splits of trees (``vflsec.inference.trees.values``) is blended with them.
+    What an active party recovers from the splits of trees (``vflsec.inference.trees.values``), and for other rows what
+    it learns from these values (``vflsec.inference.trees.learned``), is blended with them.
 
     Args:
         view: whose ``aux_labels`` (m, d) are values.
-        rng: draws the rows on which tables are chosen, and the parts of the auxiliary rows.
+        rng: draws the rows on which tables are chosen, the parts of the auxiliary rows, and the trees.
     """
     targets = view.aux_labels.double()
     models = _fitted(view, targets, _of_values(targets), rng)
@@ -79,12 +81,12 @@ def fused_values(view: View, rng: torch.Generator) -> Guess:
     scores = {}
     for split, model in models.items():
         own = Opinion(model.predict(split, view.aux_split), model.mixture.left_out())
-        scores[split] = blended([own, of_splits[split]], targets) if of_splits else own.scores
+        scores[split] = blended([own, *of_splits[split]], targets) if of_splits else own.scores
     return Guess(scores, budget=_budget(models.values()))
 
 
-def _of_splits(view: View, rng: torch.Generator) -> dict[str, Opinion]:
-    """Return the values that follow from the splits of trees by split; none without any."""
+def _of_splits(view: View, rng: torch.Generator) -> dict[str, list[Opinion]]:
+    """Return opinions on values that follow from the splits of trees by split; none without any."""
     victim = view.victim
     if view.side != "active" or victim is None or len(view.aux_rows) < 2 or bounds(view, victim) is None:
         return {}
@@ -97,7 +99,10 @@ def _of_splits(view: View, rng: torch.Generator) -> dict[str, Opinion]:
         for s, own in held_out.items():  # rows of other splits are in no histogram
             known = by_histograms(rest, victim) if s == view.aux_split else loose
             own[out] = known.to(device)[rows[out]]
-    return {s: Opinion(x.to(device), held_out[s]) for s, x in recovered(view, victim).items()}
+    found = {s: [Opinion(x.to(device), held_out[s])] for s, x in recovered(view, victim).items()}
+    for s, others in learned(view, victim, rng).items():
+        found[s] += others
+    return found
 
 
 class FusedModel(NamedTuple):
