@@ -12,7 +12,7 @@ from vflsec.core.view import View
 from vflsec.experiment.adversary import adversary
 from vflsec.experiment.adversary import view_of as view_after
 from vflsec.inference.sources import sources
-from vflsec.inference.trees.bounds import bounds
+from vflsec.inference.trees.bounds import Between, Unit, bounds
 from vflsec.inference.trees.components import components, shared, weighed
 from vflsec.inference.trees.nodes import own_splits, told
 from vflsec.inference.trees.sums import _nearest, solved
@@ -230,6 +230,18 @@ def test_histograms_of_nodes_that_are_not_told_are_left_out():
     hidden = tuple(untold(m) if m.sender == "active" else m for m in view.messages)
     found = solved(replace(view, messages=hidden), "passive_1", known)
     np.testing.assert_allclose(found, known.expected["train"])
+
+
+def test_rows_that_can_be_in_each_bin_are_counted_as_one_by_one():
+    rng = np.random.default_rng(0)
+    units = (Unit(0, 0, 5, ordered=True), *(Unit(1, b, b, ordered=False) for b in range(6, 9)))
+    low, high = (rng.integers(0, 6, (50, 4)) for _ in range(2))
+    low[:, 1:], high[:, 1:] = 0, rng.integers(0, 2, (50, 3))
+    possible, rows = Between(units, low, high), rng.choice(50, 30, replace=False)
+    assert (high[:, 0] < low[:, 0]).any(), "in no bin at all"
+    for start, stop in ((0, 6), (6, 9)):
+        one_by_one = [possible.rows_in(rows, b).sum() for b in range(start, stop)]
+        np.testing.assert_array_equal(possible.numbers(rows, start, stop), one_by_one)
 
 
 def test_a_category_is_the_one_to_whose_bin_a_row_goes_right():

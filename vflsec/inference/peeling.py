@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,24 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 PASSES = 10
+FEW = 2
+"""Rows whose keys are searched for; more in a bin are not told apart."""
+
 LONGEST = 4000
 """Rows among which two are searched for."""
 
 FACTORS = np.array([0x5851F42D4C957F2D, 0x14057B7EF767814F], dtype=np.int64)
 """Odd numbers by which a row's integers become one key; sums of keys are modulo 2^64."""
+
+
+class Possible(Protocol):
+    """Which rows can be in which bins, by what is known apart from sums."""
+
+    def rows_in(self, rows: Ints, b: int) -> NDArray[np.bool_]:
+        """Return whether each of some rows (m,) can be in bin ``b``."""
+
+    def numbers(self, rows: Ints, start: int, stop: int) -> Ints:
+        """Return how many of some rows (m,) can be in each bin from ``start`` to ``stop`` of one column."""
 
 
 class Equation(NamedTuple):
@@ -41,9 +54,7 @@ def keys_of(integers: Ints) -> Ints:
     return found
 
 
-def peeled(
-    equations: Sequence[Equation], column: Ints, n: int, possible: Callable[[Ints, int], NDArray[np.bool_]]
-) -> Ints:
+def peeled(equations: Sequence[Equation], column: Ints, n: int, possible: Possible) -> Ints:
     """Return the bin (n, columns) of each row in each column, or -1 where it is not found.
 
     A bin with one or two rows, or with all but one or two of those that can be in it, has the only rows whose keys add
@@ -53,7 +64,7 @@ def peeled(
         equations: of histograms.
         column: (V,) of each bin; bins of a column stand together.
         n: rows.
-        possible: returns whether each of some rows can be in a bin, given their positions and the bin.
+        possible: which rows can be in which bins.
     """
     first = np.flatnonzero(np.diff(column, prepend=-1))
     last = np.append(first[1:], len(column))
@@ -69,9 +80,7 @@ def peeled(
     return found
 
 
-def _peel(
-    one: Equation, found: Ints, start: int, stop: int, possible: Callable[[Ints, int], NDArray[np.bool_]]
-) -> None:
+def _peel(one: Equation, found: Ints, start: int, stop: int, possible: Possible) -> None:
     """Find rows in the bins ``start`` to ``stop`` of one column from one equation; ``found`` (n,) gets their bins."""
     own = found[one.rows]
     known = own >= 0
@@ -82,8 +91,9 @@ def _peel(
         np.subtract.at(sums, own[known] - start, one.keys[known])
     np.subtract.at(counts, own[known] - start, 1)
     rows, keys = one.rows[~known], one.keys[~known]
-    for b in np.flatnonzero(counts > 0):
-        open_rows = np.flatnonzero((found[rows] < 0) & possible(rows, start + int(b)))
+    others = possible.numbers(rows, start, stop) - counts
+    for b in np.flatnonzero((counts > 0) & ((counts <= FEW) | (others <= FEW))):
+        open_rows = np.flatnonzero((found[rows] < 0) & possible.rows_in(rows, start + int(b)))
         chosen = _chosen(keys[open_rows], int(sums[b]), int(counts[b]))
         found[rows[open_rows[chosen]]] = start + b
 
@@ -98,9 +108,9 @@ def _chosen(keys: Ints, total: int, count: int) -> Ints:
             return none
         if others == 0:
             return np.arange(len(keys)) if keys.sum() == target else none
-        if count <= 2:
+        if count <= FEW:
             return _few(keys, target, count)
-        if others <= 2:
+        if others <= FEW:
             left = _few(keys, keys.sum() - target, others)
             return np.setdiff1d(np.arange(len(keys)), left) if len(left) else none
     return none

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vflsec.core.message import Kind
 from vflsec.core.view import View
-from vflsec.inference.peeling import peeled
+from vflsec.inference.peeling import Possible, peeled
 from vflsec.inference.trees.histograms import exact_equations
 from vflsec.inference.trees.nodes import between
 
@@ -54,6 +54,37 @@ class Bounds(NamedTuple):
     mass: Floats
 
 
+class Between(Possible):
+    """Rows can be in the bins between their bounds.
+
+    Args:
+        units: U of them.
+        low: (n, U) the lowest bin of a number, 1 for the category that a row is of.
+        high: (n, U) the highest bin of a number, 0 for a category that a row is not of.
+    """
+
+    def __init__(self, units: Sequence[Unit], low: Ints, high: Ints) -> None:
+        self.units, self.places = units, places_of(units)
+        self.low, self.high = (np.ascontiguousarray(own.T) for own in (low, high))
+
+    def rows_in(self, rows: Ints, b: int) -> NDArray[np.bool_]:
+        """Return whether each of some rows (m,) can be in bin ``b``."""
+        u = self.places[b]
+        high = self.high[u, rows]
+        found: NDArray[np.bool_] = (self.low[u, rows] <= b) & (b <= high) if self.units[u].ordered else high > 0
+        return found
+
+    def numbers(self, rows: Ints, start: int, stop: int) -> Ints:
+        """Return how many of some rows (m,) can be in each bin from ``start`` to ``stop`` of one column."""
+        u = self.places[start]
+        if not self.units[u].ordered:
+            return np.array([(self.high[self.places[b], rows] > 0).sum() for b in range(start, stop)])
+        low = self.low[u, rows] - start
+        after = np.maximum(self.high[u, rows] - start + 1, low)  # a defense can make directions disagree
+        entered, left = (np.bincount(own, minlength=stop - start + 1) for own in (low, after))
+        return (entered - left).cumsum()[:-1]
+
+
 def bounds(view: View, victim: str) -> Bounds | None:
     """Return the bounds that the directions of rows at splits of ``victim`` imply; None if nothing was said of bins.
 
@@ -73,7 +104,7 @@ def _bounds(view: View, victim: str) -> Bounds | None:
     column, ordered = (declared[0][key].cpu().numpy() for key in ("column", "ordered"))
     units = tuple(_units(column, ordered))
     mass = _masses(view, victim, column)
-    places = {b: u for u, unit in enumerate(units) for b in range(unit.first, unit.last + 1)}
+    places = places_of(units)
     low = {
         s: np.tile([unit.first if unit.ordered else 0 for unit in units], (len(x), 1)) for s, x in view.features.items()
     }
@@ -109,6 +140,11 @@ def _bounds(view: View, victim: str) -> Bounds | None:
         upper = np.maximum(low[split], high[split])  # a defense can make directions disagree
         lowest[split], highest[split], expected[split] = _numbers(units, mass, weights, low[split], upper)
     return Bounds(units, lowest, highest, expected, weights, mass)
+
+
+def places_of(units: Sequence[Unit]) -> dict[int, int]:
+    """Return the unit of each bin."""
+    return {b: u for u, unit in enumerate(units) for b in range(unit.first, unit.last + 1)}
 
 
 def _units(column: Ints, ordered: NDArray[np.bool_]) -> Iterator[Unit]:
@@ -174,17 +210,10 @@ def _numbers(
 
 def _set_exactly(view: View, victim: str, column: Ints, units: Sequence[Unit], low: Ints, high: Ints) -> None:
     """Set the bounds (n, U) of training rows whose bins follow from histograms exactly."""
-    places = {b: u for u, unit in enumerate(units) for b in range(unit.first, unit.last + 1)}
-
-    def possible(rows: Ints, b: int) -> NDArray[np.bool_]:
-        u = places[b]
-        if units[u].ordered:
-            found: NDArray[np.bool_] = (low[rows, u] <= b) & (b <= high[rows, u])
-            return found
-        return high[rows, u] > 0  # type: ignore[no-any-return]
-
-    equations = exact_equations(view, victim)
-    found = peeled(equations, column, len(low), possible) if equations else np.zeros((len(low), 0), np.int64)
+    places = places_of(units)
+    found = np.zeros((len(low), 0), dtype=np.int64)
+    if equations := exact_equations(view, victim):
+        found = peeled(equations, column, len(low), Between(units, low, high))
     for j in range(found.shape[1]):
         rows = np.flatnonzero(found[:, j] >= 0)
         own = np.array([places[b] for b in found[rows, j]], dtype=np.int64)
