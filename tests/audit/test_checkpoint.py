@@ -138,6 +138,15 @@ def test_nodes_of_trees_that_the_training_did_not_grow_are_refused(tmp_path):
         job.prepare(tmp_path / "ck", messages=tmp_path / "tr", attacks=[AttackSpec(name="instance-space")])
 
 
+@pytest.mark.parametrize("inside", ["tr", "ck", "tr/results"])
+def test_results_do_not_go_into_what_is_audited(folder, inside):
+    words = ["audit", folder / "ck", "--messages", folder / "tr", "--attack", "mc", "--out", folder / inside]
+    result = CliRunner().invoke(cli, [str(word) for word in words])
+    assert result.exit_code == 2
+    assert f"expected --out outside of what is audited, got {folder / inside}" in " ".join(result.output.split())
+    assert not (folder / "tr" / "results").exists()
+
+
 def test_a_transcript_without_a_finished_file_is_refused(tmp_path):
     from_nothing = checkpoint.TranscriptHeader(observer="a", parties={"a": "active", "b": "passive"})
     checkpoint.TranscriptWriter(tmp_path / "tr", from_nothing)

@@ -126,13 +126,16 @@ def _system(
     from vflsec.report.progress import shown
     from vflsec.report.report import Report
 
+    folder = out or Path("runs") / f"audit-{what.stem}"
+    for read in (what, given["messages"]):
+        if read is not None and read.is_dir() and folder.resolve().is_relative_to(read.resolve()):
+            raise UsageError(f"expected --out outside of what is audited, got {folder}, which is in {read}")
     options = {"data_dir": data_dir} if data_dir else {}
     audit = job.prepare(what, dataset, options=options, attacks=named(attacks), aux=aux_of(assignments), **given)
     for line in (*audit.subject.notes, *(f"left out: {line}" for line in reasons(audit.left_out))):
         click.echo(line, err=True)
     manifest = audit.manifest(["vflsec", *sys.argv[1:]])
     check_limits(with_given_names(manifest, {})[0], limit)
-    folder = out or Path("runs") / f"audit-{what.stem}"
     store = Store(folder)
     with store.lock():
         if fresh:
