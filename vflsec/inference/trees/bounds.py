@@ -57,6 +57,8 @@ class Bounds(NamedTuple):
 class Between(Possible):
     """Rows can be in the bins between their bounds.
 
+    Few sets of bins are possible for many rows, so that sets are counted instead of rows.
+
     Args:
         units: U of them.
         low: (n, U) the lowest bin of a number, 1 for the category that a row is of.
@@ -64,25 +66,25 @@ class Between(Possible):
     """
 
     def __init__(self, units: Sequence[Unit], low: Ints, high: Ints) -> None:
-        self.units, self.places = units, places_of(units)
-        self.low, self.high = (np.ascontiguousarray(own.T) for own in (low, high))
+        self._columns: dict[int, tuple[int, Ints, NDArray[np.bool_]]] = {}
+        for j in dict.fromkeys(unit.column for unit in units):
+            own = [u for u, unit in enumerate(units) if unit.column == j]
+            bins = np.arange(units[own[0]].first, units[own[-1]].last + 1)
+            between = (low[:, own] <= bins) & (bins <= high[:, own]) if units[own[0]].ordered else high[:, own] > 0
+            packed, set_of = np.unique(np.packbits(between, axis=1), axis=0, return_inverse=True)
+            sets = np.unpackbits(packed, axis=1, count=len(bins)).astype(bool)
+            self._columns |= dict.fromkeys(bins.tolist(), (int(bins[0]), set_of.reshape(-1), sets))
 
     def rows_in(self, rows: Ints, b: int) -> NDArray[np.bool_]:
         """Return whether each of some rows (m,) can be in bin ``b``."""
-        u = self.places[b]
-        high = self.high[u, rows]
-        found: NDArray[np.bool_] = (self.low[u, rows] <= b) & (b <= high) if self.units[u].ordered else high > 0
+        start, set_of, sets = self._columns[b]
+        found: NDArray[np.bool_] = sets[set_of[rows], b - start]
         return found
 
     def numbers(self, rows: Ints, start: int, stop: int) -> Ints:
         """Return how many of some rows (m,) can be in each bin from ``start`` to ``stop`` of one column."""
-        u = self.places[start]
-        if not self.units[u].ordered:
-            return np.array([(self.high[self.places[b], rows] > 0).sum() for b in range(start, stop)])
-        low = self.low[u, rows] - start
-        after = np.maximum(self.high[u, rows] - start + 1, low)  # a defense can make directions disagree
-        entered, left = (np.bincount(own, minlength=stop - start + 1) for own in (low, after))
-        return (entered - left).cumsum()[:-1]
+        first, set_of, sets = self._columns[start]
+        return np.bincount(set_of[rows], minlength=len(sets)) @ sets[:, start - first : stop - first]
 
 
 def bounds(view: View, victim: str) -> Bounds | None:
@@ -105,12 +107,12 @@ def _bounds(view: View, victim: str) -> Bounds | None:
     units = tuple(_units(column, ordered))
     mass = _masses(view, victim, column)
     places = places_of(units)
-    low = {
-        s: np.tile([unit.first if unit.ordered else 0 for unit in units], (len(x), 1)) for s, x in view.features.items()
-    }
-    high = {
-        s: np.tile([unit.last if unit.ordered else 1 for unit in units], (len(x), 1)) for s, x in view.features.items()
-    }
+    least = np.array([unit.first if unit.ordered else 0 for unit in units])
+    most = np.array([unit.last if unit.ordered else 1 for unit in units])
+    low, high = (
+        {s: np.asfortranarray(np.broadcast_to(own, (len(x), len(own)))) for s, x in view.features.items()}
+        for own in (least, most)
+    )
     splits = {
         (m.step, node): int(b)
         for m in between(view, victim, Kind.CONTROL)
@@ -124,11 +126,14 @@ def _bounds(view: View, victim: str) -> Bounds | None:
         elif units[u].ordered:
             high[split][rows, u] = np.minimum(high[split][rows, u], b)
         elif right:
-            others = [v for v, unit in enumerate(units) if unit.column == units[u].column and v != u]
             low[split][rows, u] = 1
-            high[split][rows[:, None], others] = 0
         else:
             high[split][rows, u] = 0
+    for j in {unit.column for unit in units if not unit.ordered}:
+        own = [u for u, unit in enumerate(units) if unit.column == j]
+        for split in view.features:  # a row that is of one category is of no other
+            found = np.flatnonzero(low[split][:, own].any(axis=1))
+            high[split][found[:, None], own] = low[split][found[:, None], own]
     _set_exactly(view, victim, column, units, low[view.aux_split], high[view.aux_split])
     weights = np.zeros((len(column), len(units)))
     lowest: dict[str, Floats] = {}
@@ -193,7 +198,7 @@ def _numbers(
     units: Sequence[Unit], mass: Floats, weights: Floats, low: Ints, high: Ints
 ) -> tuple[Floats, Floats, Floats]:
     """Return the lowest, highest and expected number (n, U) of each unit, from the lowest and highest bin (n, U)."""
-    lowest, highest, expected = (np.zeros(low.shape) for _ in range(3))
+    lowest, highest, expected = (np.zeros(low.shape, order="F") for _ in range(3))  # columns are written
     for u, unit in enumerate(units):
         if unit.ordered:
             lowest[:, u], highest[:, u] = weights[low[:, u], u], weights[high[:, u], u]
