@@ -26,11 +26,13 @@ class BoostingReplay(Attack):
 
     The party also knows that none of its own bins has a larger gain than a split that was chosen. More replays take
     labels that explain all known splits in this way (``vflsec.inference.chosen_splits``): those that follow from own
-    columns and nodes, and, with few rows for each split and 5,000 at most, a label for each row by itself.
+    columns and nodes; those near what randomized trees learn from the guesses (``vflsec.inference.learned_labels``);
+    and, with few rows for each split and 5,000 at most, a label for each row by itself.
 
     The guess is a weighted mean of the start and the last replays (``vflsec.inference.opinion_pool``). Weights depend
     on predictions of the auxiliary rows, each part of them guessed without its labels. Test rows are scored by the
-    nodes that the party splits itself, which are all that it is told at prediction.
+    nodes that the party splits itself, which are all that it is told at prediction, and by randomized trees that
+    learn from the labels inferred for training rows.
 
     Source: this project. Values of nodes: Chen and Guestrin 2016 (XGBoost), equation 5; what a passive party sees:
     Cheng et al. 2021 (SecureBoost, arXiv 1901.08755).
@@ -44,14 +46,14 @@ class BoostingReplay(Attack):
 
     name = "boosting-replay"
     stream = "instance-space"  # whose guess it starts from
-    version = 3
+    version = 4
     needs = frozenset({Need.NODES, Need.AUX_LABELS})
     reference = "this project; Chen and Guestrin 2016 (XGBoost), equation 5; Cheng et al. 2021 (SecureBoost)"
     verified = "the scores of trainings of which all nodes and labels are known, left-out values against a naive loop"
     differs: ClassVar[tuple[str, ...]] = (THRESHOLD,)
     costs = (
-        "six times instance-space after its principal components, and twelve fits of labels that explain the splits, "
-        "of 20 or 40 replays with products of rows, own bins and nodes"
+        "six times instance-space after its principal components, 24 forests, and 18 fits of labels that explain the "
+        "splits, of 20 to 54 replays with products of rows, own bins and nodes"
     )
     fails = (
         "if nodes are withheld or the guess of instance-space is poor; it expects one tree for each class in a round, "

@@ -73,7 +73,7 @@ class Fusion(OfClasses):
     """
 
     name = "fusion"
-    version = 6
+    version = 7
 
 
 class AttributeFusion(OfClasses):

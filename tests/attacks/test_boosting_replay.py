@@ -26,7 +26,7 @@ from vflsec.inference.trees.choices import BINS, LEAF_ROWS
 ROOT = Path(__file__).parents[2]
 
 
-def question(method="secureboost", *, dataset="credit-default", n=400, defenses=(), aux=80, **options):
+def question(method="secureboost", *, dataset="credit-default", n=400, defenses=(), aux=80, seed=0, **options):
     """What passive_1 is asked after trees were trained."""
     cell = Cell(
         dataset=dataset,
@@ -36,7 +36,7 @@ def question(method="secureboost", *, dataset="credit-default", n=400, defenses=
         train=TrainSpec(),
         model=ModelSpec(),
         defenses=defenses,
-        seed=0,
+        seed=seed,
     )
     federation, seen = build_federation(cell, "cpu"), Transcript(frozenset({"passive_1"}), frozenset(Kind))
     federation.channel.taps.append(seen)
@@ -45,8 +45,8 @@ def question(method="secureboost", *, dataset="credit-default", n=400, defenses=
     return ask(BoostingReplay(), trained, "passive_1", AuxSpec(n=aux), tuple(seen.messages))
 
 
-def digits(**options):
-    return question(dataset="digits", n=None, rounds=4, **options)
+def digits(n=None, **options):
+    return question(dataset="digits", n=n, rounds=4, **options)
 
 
 def leak(asked, attack):
@@ -93,17 +93,12 @@ def test_a_replay_of_digits_beats_shared_nodes():
 
 @pytest.mark.parametrize(("name", "strength"), [("gaussian-dp", 5.0), ("id-lmid", 20.0)])
 def test_a_replay_of_trees_that_do_not_follow_the_labels_gets_little_weight(name, strength):
-    asked = question(defenses=(DefenseSpec(name=name, strength=strength),))
-    train, test = leak(asked, InstanceSpaces())
-    found, of_test = leak(asked, BoostingReplay())
-    assert found > train - 0.02
-    assert of_test > test - 0.02
-
-
-@pytest.mark.parametrize(("name", "strength"), [("id-lmid", 4.0), ("label-dp", 0.5)])
-def test_weak_defenses_of_few_rows_leave_most_of_the_leak(name, strength):
-    asked = question(defenses=(DefenseSpec(name=name, strength=strength),), rounds=20)
-    assert leak(asked, BoostingReplay())[0] > leak(asked, InstanceSpaces())[0] + 0.01
+    gained = []
+    for seed in range(3):
+        asked = question(defenses=(DefenseSpec(name=name, strength=strength),), seed=seed)
+        pairs = zip(leak(asked, BoostingReplay()), leak(asked, InstanceSpaces()), strict=True)
+        gained.append([found - start for found, start in pairs])
+    assert (torch.tensor(gained).mean(dim=0) > -0.02).all(), gained
 
 
 @pytest.mark.parametrize(("name", "strength"), [("", 0.0), ("id-lmid", 4.0), ("label-dp", 0.5)])
@@ -111,7 +106,9 @@ def test_trees_on_few_rows_leak_more_than_the_table_of_the_docs_shows(name, stre
     table = json.loads((ROOT / "docs" / "trees.json").read_text())["cells"]
     (of_all_rows,) = (one for one in table if (one["row"], one["column"]) == ("trees", "strongest attack"))
     asked = question(defenses=(DefenseSpec(name=name, strength=strength),) if name else (), rounds=20)
-    assert leak(asked, BoostingReplay())[0] > of_all_rows["measured"] + 0.03
+    assert leak(asked, BoostingReplay())[0] > max(
+        of_all_rows["measured"] + 0.03, leak(asked, InstanceSpaces())[0] + 0.01
+    )
 
 
 @pytest.mark.parametrize("aux", [1, 2, 3, 7])
@@ -142,7 +139,7 @@ def test_options_out_of_their_range_are_refused(options, said):
 
 
 def test_the_rate_and_the_penalty_are_those_that_the_parties_agreed_on():
-    asked = question(rounds=4, learning_rate=0.05, l2=3.0, bins=16, leaf_rows=10)
+    asked = question(n=200, rounds=4, learning_rate=0.05, l2=3.0, bins=16, leaf_rows=10)
     assert asked.view.agreed == {"learning_rate": 0.05, "l2": 3.0, "bins": 16, "leaf_rows": 10}
     known, named, unknown = (
         attack(replace(asked.view, **changed), seed=0).scores["train"]
@@ -157,7 +154,7 @@ def test_the_rate_and_the_penalty_are_those_that_the_parties_agreed_on():
 
 
 def test_a_rate_at_which_replays_exaggerate_costs_little():
-    asked = digits(learning_rate=1.0)
+    asked = digits(n=600, learning_rate=1.0)
     exaggerated, _ = leak(asked, BoostingReplay(learning_rate=1.0))
     found, _ = leak(asked, BoostingReplay())
     assert found > max(exaggerated, leak(asked, InstanceSpaces())[0]) - 0.005

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from vflsec.core.view import View
 from vflsec.inference.chosen_splits import explained, explained_by_row
 from vflsec.inference.instance_spaces import Regressed, regressed
+from vflsec.inference.learned_labels import learned_labels, learned_scores
 from vflsec.inference.opinion_pool import Opinion
 from vflsec.inference.replay import LEAST, Ensemble, Replayed, observed, replayed
 
@@ -20,6 +21,9 @@ FOLDS = 5
 
 EVERYWHERE = "everywhere"
 """Start of the name of a replay by nodes that are told of rows of every split."""
+
+LEARNED = "learned"
+"""Name of the replay on labels of ``vflsec.inference.learned_labels``."""
 
 LEARNING_RATE, L2 = 0.3, 1.0
 """The defaults of the method ``secureboost``."""
@@ -54,9 +58,11 @@ def guesses(
 ) -> dict[str, list[Opinion]]:
     """Return the opinions of each split: the regression on shared nodes, and two replays with each of the settings.
 
-    A replay takes the guess before it for the labels. Two more replays take labels that also explain the splits
-    (``vflsec.inference.chosen_splits``). Training rows are scored by all nodes that the party is told, other rows by
-    those of its own splits. There are no opinions if all nodes are withheld, or with a single auxiliary row.
+    A replay takes the guess before it for the labels. More replays take labels that also explain the splits
+    (``vflsec.inference.chosen_splits``, ``vflsec.inference.learned_labels``). Training rows are scored by all nodes
+    that the party is told, other rows by those of its own splits, and by a forest that learned from training rows.
+    Replays that say nothing of auxiliary rows are left out. There are no opinions if all nodes are withheld, or with a
+    single auxiliary row.
 
     Args:
         view: of a passive party.
@@ -67,13 +73,14 @@ def guesses(
     trees, settings = observed(view), settings or Settings()
     if trees is None or first.left_out is None or len(view.aux_rows) < 2:
         return {}
-    scored = _scored(view, first, trees, settings)
+    scored = _scored(view, first, trees, settings, rng)
     held_out = _held_out(view, trees, rng, settings)
     found = {}
     for split, start in first.scores.items():
         names = [n for n in scored if n != "start" and n.startswith(EVERYWHERE) == (split != view.aux_split)]
         replays = [Opinion(scored[name][split], held_out[name]) for name in names]
-        found[split] = [Opinion(start, held_out["start"]), *replays]
+        telling = [one for one in replays if one.tells(view.aux_labels)]
+        found[split] = [Opinion(start, held_out["start"]), *telling]
     return found
 
 
@@ -87,13 +94,15 @@ def _held_out(view: View, trees: Ensemble, rng: torch.Generator, settings: Setti
         rest = torch.ones(m, dtype=torch.bool, device=out.device)
         rest[out] = False
         part = view.knowing(torch.nonzero(rest)[:, 0])
-        for name, tables in _scored(part, regressed(part, rng), trees, settings).items():
+        for name, tables in _scored(part, regressed(part, rng), trees, settings, rng).items():
             own = tables[view.aux_split]
             found.setdefault(name, own.new_zeros(m, view.n_classes))[out] = own[view.aux_rows[out]]
     return found
 
 
-def _scored(view: View, first: Regressed, trees: Ensemble, settings: Settings) -> dict[str, Mapping[str, Tensor]]:
+def _scored(
+    view: View, first: Regressed, trees: Ensemble, settings: Settings, rng: torch.Generator
+) -> dict[str, Mapping[str, Tensor]]:
     """Return scores (n, C) by split: of the start, and of replays by all nodes or by those told everywhere."""
     split, left_out = view.aux_split, first.left_out
     assert left_out is not None
@@ -114,11 +123,16 @@ def _scored(view: View, first: Regressed, trees: Ensemble, settings: Settings) -
         if by_row is not None:
             scores = _logits(_log_odds(by_row), view) + _replayed(trees, by_row, view, one).scores
             guessed[f"explained by row {k}"] = Opinion(scores, scores[view.aux_rows]), by_row
+        if k == 0:
+            labels = learned_labels(view, trees, _targets(last, view), rng, **rates)
+            scores = _logits(_log_odds(labels), view)
+            guessed[LEARNED] = Opinion(scores, scores[view.aux_rows]), labels
         for name, (own, targets) in guessed.items():
             found[name] = {split: own.scores}
             if seen is not None:
                 again = _boosted(seen, targets, view, one)
-                found[f"{EVERYWHERE} {name}"] = {s: _logits(x, view) for s, x in again.scores.items()}
+                by_split = learned_scores(view, again, targets, rng) if name == LEARNED else again.scores
+                found[f"{EVERYWHERE} {name}"] = {s: _logits(x, view) for s, x in by_split.items()}
     return found
 
 

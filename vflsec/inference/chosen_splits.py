@@ -52,7 +52,7 @@ def explained(view: View, trees: Ensemble, start: Tensor, *, learning_rate: floa
         learning_rate: of the training.
         l2: of the training.
     """
-    fit, x = _Fit(view, trees, start, FEW_BINS, learning_rate, l2), _columns(view)
+    fit, x = Fit(view, trees, start, FEW_BINS, learning_rate, l2), _columns(view)
     slopes = x.new_zeros(x.shape[1], start.shape[1]).requires_grad_()
     offset, of_aux = (x.new_zeros(start.shape[1]).requires_grad_() for _ in range(2))  # auxiliary rows are balanced
 
@@ -62,7 +62,7 @@ def explained(view: View, trees: Ensemble, start: Tensor, *, learning_rate: floa
         error = _error(logits[view.aux_rows] + of_aux, fit.answers)
         return error + PENALTY / 2 * slopes.square().sum() + WEIGHT * surprise
 
-    _minimize(loss, [slopes, offset, of_aux], STEPS, STEP)
+    minimize(loss, [slopes, offset, of_aux], STEPS, STEP)
     return fit.probabilities((fit.base + x @ slopes + offset).detach()).double()
 
 
@@ -78,9 +78,9 @@ def explained_by_row(view: View, trees: Ensemble, start: Tensor, *, learning_rat
 
     Args are those of ``explained``.
     """
-    if len(start) > min(MOST_ROWS, ROWS_PER_SPLIT * _choices(view, trees, FEW_BINS).n_splits):
+    if not tell_of_rows(view, trees):
         return None
-    fit = _Fit(view, trees, start, MANY_BINS, learning_rate, l2)
+    fit = Fit(view, trees, start, MANY_BINS, learning_rate, l2)
     own = torch.zeros_like(fit.base).requires_grad_()
 
     def loss(step: int) -> Tensor:
@@ -89,11 +89,17 @@ def explained_by_row(view: View, trees: Ensemble, start: Tensor, *, learning_rat
         agreement = _error(replay.left_out, fit.probabilities(logits))
         return torch.stack(replay.notes).sum() + AGREEMENT * agreement + ROW_PENALTY / 2 * own.square().sum()
 
-    _minimize(loss, [own], ROW_STEPS, ROW_STEP)
+    minimize(loss, [own], ROW_STEPS, ROW_STEP)
     return fit.probabilities((fit.base + own).detach()).double()
 
 
-class _Fit:
+def tell_of_rows(view: View, trees: Ensemble) -> bool:
+    """Whether there are so few training rows for each known split that splits say much of a single row."""
+    rows = len(view.features[view.aux_split])
+    return rows <= min(MOST_ROWS, ROWS_PER_SPLIT * _choices(view, trees, FEW_BINS).n_splits)
+
+
+class Fit:
     """Guessed logits (n, C') of training rows, and the boosting on them.
 
     Attributes:
@@ -111,21 +117,31 @@ class _Fit:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return probabilities (n, C'), of the auxiliary rows those of their labels."""
-        found = logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)
-        return found.index_copy(0, self.view.aux_rows, self.answers)
+        return as_probabilities(logits).index_copy(0, self.view.aux_rows, self.answers)
 
-    def replayed(self, logits: Tensor, temperature: float) -> Replayed:
-        """Return the boosting on the probabilities, with the surprise at the splits of each round as its notes."""
+    def replayed(self, logits: Tensor, temperature: float | None = None) -> Replayed:
+        """Return the boosting on the probabilities, with the surprise at the splits of each round as its notes.
+
+        Without a temperature there are no notes.
+        """
+
+        def surprise(round_: int, derivatives: Tensor) -> Tensor:
+            assert temperature is not None
+            return self.choices.surprise(round_, derivatives, temperature=temperature, l2=self.l2)
+
         return replayed(
             self.trees, self.probabilities(logits), self.view.aux_split,
-            learning_rate=self.learning_rate, l2=self.l2,
-            noted=lambda round_, derivatives: self.choices.surprise(
-                round_, derivatives, temperature=temperature, l2=self.l2
-            ),
+            learning_rate=self.learning_rate, l2=self.l2, noted=None if temperature is None else surprise,
         )  # fmt: skip
 
 
-def _minimize(loss: Callable[[int], Tensor], parameters: Sequence[Tensor], steps: int, step: float) -> None:
+def as_probabilities(logits: Tensor) -> Tensor:
+    """Return the probabilities (n, C') of logits (n, C'), of the last of two classes only."""
+    return logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)
+
+
+def minimize(loss: Callable[[int], Tensor], parameters: Sequence[Tensor], steps: int, step: float) -> None:
+    """Take ``steps`` steps of Adam on ``loss``, a function of the number of the step."""
     optimizer = torch.optim.Adam(parameters, lr=step)
     for number in range(steps):
         found = loss(number)
@@ -148,14 +164,20 @@ def _choices(view: View, trees: Ensemble, bins: int) -> Choices:
     return found
 
 
+def standardized(view: View) -> dict[str, Tensor]:
+    """Return own columns (n, d) by split, with mean 0 and deviation 1 on training rows, without far values."""
+    known = view.features[view.aux_split].float()
+    mean, deviation = known.mean(dim=0), known.std(dim=0).clamp_min(1e-3)
+    return {s: ((x.float() - mean) / deviation).clamp(-FARTHEST, FARTHEST) for s, x in view.features.items()}
+
+
 def _columns(view: View) -> Tensor:
     """Return own columns and components of nodes, (n, k), whose rows have a mean squared length of one."""
     if "columns and nodes" not in view.memo:
-        own = view.features[view.aux_split].float()
-        own = (own - own.mean(dim=0)) / own.std(dim=0).clamp_min(1e-3)
+        own = standardized(view)[view.aux_split]
         shared = [components(view, other) for other in partners(view)]
         tables = [weighed(*one[view.aux_split], 1).to(own) for one in shared if one]
-        x = torch.cat([*tables, own.clamp(-FARTHEST, FARTHEST) / max(1, own.shape[1]) ** 0.5], dim=1)
+        x = torch.cat([*tables, own / max(1, own.shape[1]) ** 0.5], dim=1)
         view.memo["columns and nodes"] = x / x.square().sum(dim=1).mean().sqrt().clamp_min(torch.finfo(x.dtype).tiny)
     found: Tensor = view.memo["columns and nodes"]
     return found

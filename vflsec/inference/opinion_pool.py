@@ -38,11 +38,17 @@ class Opinion(NamedTuple):
     scores: Tensor
     held_out: Tensor
 
+    def tells(self, labels: Tensor) -> bool:
+        """Whether the known labels (n,) are likeliest with more than the smallest factor."""
+        return self._best(labels) > float(TEMPERATURES[0])
+
+    def _best(self, labels: Tensor) -> float:
+        tried = [(self.held_out * t).log_softmax(dim=1) for t in TEMPERATURES.tolist()]
+        return float(TEMPERATURES[int(torch.stack([_likelihood(one, labels) for one in tried]).argmax())])
+
     def calibrated(self, labels: Tensor) -> Opinion:
         """Return the softmax of the scores times the factor with the highest likelihood of the known labels (n,)."""
-        tried = [(self.held_out * t).log_softmax(dim=1) for t in TEMPERATURES.tolist()]
-        fits = torch.stack([_likelihood(one, labels) for one in tried])
-        best = float(TEMPERATURES[int(fits.argmax())])
+        best = self._best(labels)
         return Opinion((self.scores * best).softmax(dim=1), (self.held_out * best).softmax(dim=1))
 
 

@@ -1,0 +1,106 @@
+"""Labels that forests and splits agree on are nearer to the truth than those of either."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from sklearn.datasets import make_classification
+
+from tests.attacks.test_tree_attacks import auc, passive, right, world
+from vflsec.inference import chosen_splits
+from vflsec.inference import learned_labels as module
+from vflsec.inference.chosen_splits import explained, explained_by_row
+from vflsec.inference.instance_spaces import regressed
+from vflsec.inference.learned_labels import learned_labels, learned_scores
+from vflsec.inference.replay import observed, replayed
+from vflsec.testing.federations import federation_of
+from vflsec.testing.trees import grown
+
+RATES = {"learning_rate": 0.3, "l2": 1.0}
+KNOWN = 60
+
+
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+def start(view):
+    """The guess of instance-space, as probabilities of the last of two classes only."""
+    scores = regressed(view, generator()).scores["train"].softmax(dim=1)
+    return scores[:, 1:] if view.n_classes == 2 else scores
+
+
+def both(q):
+    return torch.cat([1 - q, q], dim=1) if q.shape[1] == 1 else q
+
+
+def curved(n, seed=0):
+    """A label that follows products and squares of columns, which linear functions of them do not give."""
+    rng = torch.Generator().manual_seed(seed)
+    x = {name: {s: torch.randn(n, 4, generator=rng) for s in ("train", "test")} for name in ("active", "passive_1")}
+    y = {}
+    for s in ("train", "test"):
+        a, p = x["active"][s], x["passive_1"][s]
+        total = a[:, 0] * a[:, 1] + a[:, 2] + p[:, 0] * p[:, 1] + p[:, 2].square() - 1
+        y[s] = (total + torch.randn(n, generator=rng) > 0).long()
+    return y, grown(federation_of(x, y), exchange="masked", rounds=20, depth=4)
+
+
+def test_with_many_rows_for_each_split_they_beat_labels_that_follow_from_columns(monkeypatch):
+    y, trees = curved(3000)
+    view = passive(trees, known=80)
+    monkeypatch.setattr(chosen_splits, "ROWS_PER_SPLIT", 0)
+    found = auc(both(learned_labels(view, observed(view), start(view), generator(), **RATES)), y["train"])
+    others = [start(view), explained(view, observed(view), start(view), **RATES)]
+    assert found > max(auc(both(q), y["train"]) for q in others) + 0.02
+
+
+def test_with_few_rows_and_known_labels_they_beat_labels_of_rows_by_themselves():
+    """Classes of several clusters, and ten known labels."""
+    columns, classes = make_classification(
+        2000, 20, n_informative=8, n_redundant=4, n_clusters_per_class=3, flip_y=0.1, class_sep=0.8, random_state=3
+    )
+    x, halves = torch.from_numpy(columns).float(), {"train": slice(1000), "test": slice(1000, None)}
+    dealt = {"active": x[:, ::2], "passive_1": x[:, 1::2]}
+    federation = federation_of(
+        {name: {s: own[rows] for s, rows in halves.items()} for name, own in dealt.items()},
+        {s: torch.from_numpy(classes[rows]) for s, rows in halves.items()},
+    )
+    y, view = torch.from_numpy(classes[:1000]), passive(grown(federation, exchange="masked", rounds=20, depth=4), 10)
+    found = auc(both(learned_labels(view, observed(view), start(view), generator(), **RATES)), y, 10)
+    by_row = auc(both(explained_by_row(view, observed(view), start(view), **RATES)), y, 10)
+    assert found > by_row
+    assert found > auc(both(start(view)), y, 10) + 0.1
+
+
+@pytest.mark.parametrize("n_classes", [2, 4])
+def test_auxiliary_rows_keep_their_labels(n_classes):
+    _, y, trees = world(n=300, rounds=5, n_classes=n_classes)
+    view = passive(trees)
+    found = both(learned_labels(view, observed(view), start(view), generator(), **RATES))
+    assert (found.argmax(dim=1) == y["train"])[:KNOWN].all()
+    torch.testing.assert_close(found.sum(dim=1), torch.ones(300, dtype=torch.float64), atol=1e-5, rtol=0)
+    assert right(found, y["train"]) > 1.5 / n_classes
+
+
+def test_a_forest_taught_by_training_rows_scores_others_better_than_nodes():
+    _, y, trees = world(n=1500, rounds=5)
+    view, q = passive(trees), y["train"][:, None].float()
+    seen = replayed(observed(view, everywhere=True), q, "train", **RATES)
+    found = learned_scores(view, seen, q, generator())
+    assert set(found) == {"train", "test"}
+    assert auc(both(found["test"].sigmoid()), y["test"], 0) > auc(both(seen.scores["test"].sigmoid()), y["test"], 0)
+
+
+def test_few_rows_are_drawn_and_the_rest_predicted(monkeypatch):
+    _, y, trees = world(n=400, rounds=5)
+    view = passive(trees)
+    monkeypatch.setattr(module, "MOST", 100)
+    found = both(learned_labels(view, observed(view), start(view), generator(), **RATES))
+    assert auc(found, y["train"]) > 0.7
+
+
+def test_the_same_generator_gives_the_same_labels():
+    view = passive(world(n=300, rounds=3)[2])
+    first, again = (learned_labels(replace(view), observed(view), start(view), generator(), **RATES) for _ in range(2))
+    assert torch.equal(first, again)
