@@ -87,6 +87,7 @@ class AttributeFusion(OfClasses):
     """
 
     name = "attribute-fusion"
+    version = 4
     side = "either"
     target = "attribute"
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import norm, spearmanr
+from sklearn.datasets import load_breast_cancer
 
 import vflsec
 from vflsec.attacks.boosting_replay import BoostingReplay
@@ -316,6 +317,22 @@ def test_columns_of_other_rows_are_learned_from_what_histograms_say_of_training_
     alone = ColumnFusion()(adversary.alone(view, 0), seed=0).scores["test"]
     scores = [metrics.r2(x.numpy(), theirs["test"].numpy()) for x in (found, of_splits, alone)]
     assert scores[0] > max(scores[1:]) + 0.1
+
+
+def test_columns_of_other_rows_are_not_guessed_worse_than_by_imputation():
+    """Measurements of breast cancers, half of which follow from the others."""
+    columns, classes = load_breast_cancer(return_X_y=True)
+    rows = torch.randperm(len(columns), generator=torch.Generator().manual_seed(0))
+    x = torch.from_numpy((columns - columns.mean(axis=0)) / columns.std(axis=0)).float()[rows]
+    y, halves = torch.from_numpy(classes)[rows], {"train": slice(398), "test": slice(398, None)}
+    dealt = {"active": x[:, ::2], "passive_1": x[:, 1::2]}
+    parties = {name: {s: own[part] for s, part in halves.items()} for name, own in dealt.items()}
+    federation = federation_of(parties, {s: y[part] for s, part in halves.items()})
+    view = active(grown(federation, exchange="masked", rounds=20, bins=32), known=80)
+    alone = SplitOrder().alone()(adversary.alone(view, 0), seed=0).scores["test"]
+    found = ColumnFusion()(view, seed=0).scores["test"]
+    truth = parties["passive_1"]["test"].numpy()
+    assert metrics.r2(found.numpy(), truth) > metrics.r2(alone.numpy(), truth)
 
 
 @pytest.mark.parametrize("attack", [SplitOrder(), BoostingReplay(), InstanceSpaces()], ids=lambda attack: attack.name)

@@ -232,6 +232,13 @@ def test_histograms_of_nodes_that_are_not_told_are_left_out():
     np.testing.assert_allclose(found, known.expected["train"])
 
 
+def test_expected_numbers_mean_the_same_of_rows_that_histograms_give_away_and_of_others():
+    known = bounds(view_of(grown(n=200, rounds=10, twice=True), "active"), "passive_1")
+    exact = known.lowest["train"] == known.highest["train"]
+    assert exact.mean() > (known.lowest["test"] == known.highest["test"]).mean() + 0.1
+    np.testing.assert_allclose(known.expected["train"], known.expected["test"])
+
+
 def test_rows_that_can_be_in_each_bin_are_counted_as_one_by_one():
     rng = np.random.default_rng(0)
     units = (Unit(0, 0, 5, ordered=True), *(Unit(1, b, b, ordered=False) for b in range(6, 9)))

@@ -40,8 +40,10 @@ class Bounds(NamedTuple):
     Attributes:
         units: U of them.
         lowest: (n, U) by split, the least number that a unit can have: the quantile of the middle of a bin, or 0 or 1.
+            Of training rows histograms tell more than sides of splits.
         highest: (n, U) by split.
-        expected: (n, U) by split, the mean over the bins between them.
+        expected: (n, U) by split, the mean over the bins that the sides of splits leave, so that it means the same of
+            rows of every split.
         weights: (V, U) the number of each unit in each bin.
         mass: (V,) the share of rows in each bin of a column.
     """
@@ -134,7 +136,6 @@ def _bounds(view: View, victim: str) -> Bounds | None:
         for split in view.features:  # a row that is of one category is of no other
             found = np.flatnonzero(low[split][:, own].any(axis=1))
             high[split][found[:, None], own] = low[split][found[:, None], own]
-    _set_exactly(view, victim, column, units, low[view.aux_split], high[view.aux_split])
     weights = np.zeros((len(column), len(units)))
     lowest: dict[str, Floats] = {}
     highest: dict[str, Floats] = {}
@@ -142,8 +143,10 @@ def _bounds(view: View, victim: str) -> Bounds | None:
     for u, unit in enumerate(units):
         weights[unit.first : unit.last + 1, u] = _middles(mass[unit.first : unit.last + 1]) if unit.ordered else 1
     for split in view.features:
-        upper = np.maximum(low[split], high[split])  # a defense can make directions disagree
-        lowest[split], highest[split], expected[split] = _numbers(units, mass, weights, low[split], upper)
+        *_, expected[split] = _numbers(units, mass, weights, low[split], high[split])
+    _set_exactly(view, victim, column, units, low[view.aux_split], high[view.aux_split])
+    for split in view.features:
+        lowest[split], highest[split], _ = _numbers(units, mass, weights, low[split], high[split])
     return Bounds(units, lowest, highest, expected, weights, mass)
 
 
@@ -198,6 +201,7 @@ def _numbers(
     units: Sequence[Unit], mass: Floats, weights: Floats, low: Ints, high: Ints
 ) -> tuple[Floats, Floats, Floats]:
     """Return the lowest, highest and expected number (n, U) of each unit, from the lowest and highest bin (n, U)."""
+    high = np.maximum(low, high)  # a defense can make directions disagree
     lowest, highest, expected = (np.zeros(low.shape, order="F") for _ in range(3))  # columns are written
     for u, unit in enumerate(units):
         if unit.ordered:
