@@ -169,7 +169,7 @@ def test_nodes_that_follow_the_label_add_to_own_columns():
 def test_fusion_is_not_behind_its_sources(n_classes):
     """With little noise in the labels, and with much."""
     for noise in (0.3, 1.5):
-        _, y, trees = world(n=600, rounds=5, n_classes=n_classes, noise=noise)
+        _, y, trees = world(n=600, rounds=10, n_classes=n_classes, noise=noise)
         view = passive(trees)
         found = {a.name: right(a(view, seed=0).scores["train"], y["train"]) for a in (Fusion(), BoostingReplay())}
         found["alone"] = right(Fusion()(replace(view, messages=()), seed=0).scores["train"], y["train"])
