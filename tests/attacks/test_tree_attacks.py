@@ -325,14 +325,15 @@ def test_columns_of_other_rows_are_not_guessed_worse_than_by_imputation():
     rows = torch.randperm(len(columns), generator=torch.Generator().manual_seed(0))
     x = torch.from_numpy((columns - columns.mean(axis=0)) / columns.std(axis=0)).float()[rows]
     y, halves = torch.from_numpy(classes)[rows], {"train": slice(398), "test": slice(398, None)}
-    dealt = {"active": x[:, ::2], "passive_1": x[:, 1::2]}
+    order = torch.from_numpy(np.random.default_rng(0).permutation(x.shape[1]))
+    dealt = {"active": x[:, order[:15]], "passive_1": x[:, order[15:]]}
     parties = {name: {s: own[part] for s, part in halves.items()} for name, own in dealt.items()}
     federation = federation_of(parties, {s: y[part] for s, part in halves.items()})
     view = active(grown(federation, exchange="masked", rounds=20, bins=32), known=80)
     alone = SplitOrder().alone()(adversary.alone(view, 0), seed=0).scores["test"]
     found = ColumnFusion()(view, seed=0).scores["test"]
     truth = parties["passive_1"]["test"].numpy()
-    assert metrics.r2(found.numpy(), truth) > metrics.r2(alone.numpy(), truth)
+    assert metrics.r2(found.numpy(), truth) > metrics.r2(alone.numpy(), truth) + 0.01
 
 
 @pytest.mark.parametrize("attack", [SplitOrder(), BoostingReplay(), InstanceSpaces()], ids=lambda attack: attack.name)

@@ -171,13 +171,17 @@ def standardized(view: View) -> dict[str, Tensor]:
     return {s: ((x.float() - mean) / deviation).clamp(-FARTHEST, FARTHEST) for s, x in view.features.items()}
 
 
+def shared_nodes(view: View) -> list[Tensor]:
+    """Return principal components (n, k) of the nodes that training rows share, one table for each sender."""
+    shared = [components(view, other) for other in partners(view)]
+    return [weighed(*one[view.aux_split], 1).float().to(view.aux_rows.device) for one in shared if one]
+
+
 def _columns(view: View) -> Tensor:
     """Return own columns and components of nodes, (n, k), whose rows have a mean squared length of one."""
     if "columns and nodes" not in view.memo:
         own = standardized(view)[view.aux_split]
-        shared = [components(view, other) for other in partners(view)]
-        tables = [weighed(*one[view.aux_split], 1).to(own) for one in shared if one]
-        x = torch.cat([*tables, own / max(1, own.shape[1]) ** 0.5], dim=1)
+        x = torch.cat([*shared_nodes(view), own / max(1, own.shape[1]) ** 0.5], dim=1)
         view.memo["columns and nodes"] = x / x.square().sum(dim=1).mean().sqrt().clamp_min(torch.finfo(x.dtype).tiny)
     found: Tensor = view.memo["columns and nodes"]
     return found

@@ -18,12 +18,11 @@ from vflsec.inference.chosen_splits import (
     Fit,
     as_probabilities,
     minimize,
+    shared_nodes,
     standardized,
     tell_of_rows,
 )
 from vflsec.inference.replay import Ensemble, Replayed
-from vflsec.inference.trees.components import components, weighed
-from vflsec.inference.trees.nodes import partners
 
 
 class Trust(NamedTuple):
@@ -45,8 +44,7 @@ CLOSE, LOOSE = Trust(MANY_BINS, 0.5, 18), Trust(FEW_BINS, 1.0, 12)
 
 ROUNDS, STEP = 3, 0.4
 HOTTEST = 4.0
-"""Temperature at the start of the first round; each round halves it."""
-
+"""Temperature at the start of the first round; the last round starts from the coldest."""
 
 TREES, LEAF, SHARE = 100, 3, 0.5
 MOST = 5000
@@ -80,7 +78,7 @@ def learned_labels(
     """
     trust = CLOSE if tell_of_rows(view, trees) else LOOSE
     fit = Fit(view, trees, start, trust.bins, learning_rate, l2)
-    known = torch.cat([standardized(view)[view.aux_split], *_nodes(view)], dim=1)
+    known = torch.cat([standardized(view)[view.aux_split], *shared_nodes(view)], dim=1)
     logits = fit.base
     for temperature in np.geomspace(HOTTEST, trust.coldest, ROUNDS).tolist():
         prior = _prior(view, known, fit.replayed(logits).left_out.detach(), fit.probabilities(logits), rng)
@@ -119,12 +117,6 @@ def learned_scores(view: View, seen: Replayed, targets: Tensor, rng: torch.Gener
     found, *predicted = _forest(view, x[view.aux_split], targets, rng, *(x[split] for split in others))
     forests = {view.aux_split: found, **dict(zip(others, predicted, strict=True))}
     return {split: ((_log_odds(forests[split]) + own) / 2).double() for split, own in scores.items()}
-
-
-def _nodes(view: View) -> list[Tensor]:
-    """Return the components (n, k) of the nodes that rows share, by sender."""
-    shared = [components(view, other) for other in partners(view)]
-    return [weighed(*one[view.aux_split], 1).float().to(view.aux_rows.device) for one in shared if one]
 
 
 def _prior(view: View, known: Tensor, scores: Tensor, targets: Tensor, rng: torch.Generator) -> Tensor:
