@@ -13,6 +13,7 @@ from vflsec.core.view import Guess, Need, View
 from vflsec.inference.boosting_guesses import Settings, guesses
 from vflsec.inference.instance_spaces import regressed
 from vflsec.inference.opinion_pool import pooled
+from vflsec.inference.sources import EVERYTHING
 
 
 class BoostingReplay(Attack):
@@ -45,9 +46,10 @@ class BoostingReplay(Attack):
     """
 
     name = "boosting-replay"
-    stream = "instance-space"  # whose guess it starts from
-    version = 4
-    needs = frozenset({Need.NODES, Need.AUX_LABELS})
+    stream = "fusion"  # which joins the same guesses; with the same view they are computed once
+    wants = EVERYTHING
+    version = 5
+    needs = frozenset({Need.OWN_FEATURES, Need.NODES, Need.AUX_LABELS})
     reference = "this project; Chen and Guestrin 2016 (XGBoost), equation 5; Cheng et al. 2021 (SecureBoost)"
     verified = "the scores of trainings of which all nodes and labels are known, left-out values against a naive loop"
     differs: ClassVar[tuple[str, ...]] = (THRESHOLD,)

@@ -73,7 +73,7 @@ class Fusion(OfClasses):
     """
 
     name = "fusion"
-    version = 7
+    version = 8
 
 
 class AttributeFusion(OfClasses):

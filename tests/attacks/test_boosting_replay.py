@@ -9,6 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
+from vflsec.api import evaluate
 from vflsec.attacks.boosting_replay import BoostingReplay
 from vflsec.attacks.instance_space import InstanceSpaces
 from vflsec.core import registry
@@ -20,6 +21,7 @@ from vflsec.experiment.cell import Cell
 from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.questions import ask
 from vflsec.experiment.spec import AuxSpec, DefenseSpec
+from vflsec.inference import boosting_guesses
 from vflsec.inference.boosting_guesses import L2, LEARNING_RATE
 from vflsec.inference.trees.choices import BINS, LEAF_ROWS
 
@@ -164,3 +166,12 @@ def test_where_nothing_is_known_the_defaults_of_the_method_are_assumed():
     method = inspect.signature(registry.load("methods", "secureboost")).parameters
     assert (method["learning_rate"].default, method["l2"].default) == (LEARNING_RATE, L2)
     assert (method["bins"].default, method["leaf_rows"].default) == (BINS, LEAF_ROWS)
+
+
+def test_fusion_and_the_replay_share_their_guesses(tmp_path, monkeypatch):
+    begun, guesses = [], boosting_guesses._guesses
+    monkeypatch.setattr(boosting_guesses, "_guesses", lambda *args: begun.append(args) or guesses(*args))
+    chosen = {"dataset": "digits", "data": {"n_labeled": 200}, "methods": "secureboost:rounds=1", "aux": {"folds": 0}}
+    found = evaluate(**chosen, attack=["fusion", "boosting-replay"], seeds=1, jobs=1, out=tmp_path)
+    assert {point.status for point in found.points} == {"ok"}
+    assert len(begun) == 1

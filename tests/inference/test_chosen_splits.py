@@ -8,16 +8,18 @@ import pytest
 import torch
 
 from tests.inference.test_replay import trained
+from vflsec.core.layout import Layout
 from vflsec.inference.chosen_splits import explained_by_row
 from vflsec.inference.replay import Ensemble, observed, replayed
 from vflsec.inference.trees.choices import Choices
+from vflsec.trees.bins import Bins
 
 TEMPERATURE = 2.0
 
 
-def choices(view):
+def choices(view, most=100):
     object.__setattr__(view, "agreed", {"leaf_rows": 4, "bins": 8})
-    return Choices(view, {}, 100)
+    return Choices(view, {}, most)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -34,17 +36,18 @@ def test_each_split_is_the_likeliest_choice_under_the_true_labels(classes, name)
     true = replayed(whole, targets, "train", learning_rate=0.3, l2=1.0, noted=noted).notes
     assert {r for r, one in enumerate(true) if one > 0} == set(found.rounds)
     for r, one in found.rounds.items():
-        most = (1 + one.possible.sum(dim=0)).log().sum()
+        most = (1 + one.possible.sum(dim=1)).log().sum()
         assert true[r] <= most + 1e-3, "the best of V + 1 choices has a share of at least 1 / (V + 1)"
     mixed = targets[torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))]
     other = replayed(whole, mixed, "train", learning_rate=0.3, l2=1.0, noted=noted).notes
     assert sum(other) > sum(true) + 1
 
 
+@pytest.mark.parametrize("most", [100, 5])
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_surprise_is_that_of_a_loop_over_nodes_and_bins(classes):
+def test_the_surprise_is_that_of_a_loop_over_nodes_and_bins(classes, most):
     view, *_ = trained(classes)
-    found, rng = choices(view), np.random.default_rng(0)
+    found, rng = choices(view, most), np.random.default_rng(0)
     n = len(view.features["train"])
     derivatives = torch.from_numpy(np.stack([rng.normal(size=(n, classes)), rng.random((n, classes))])).float()
 
@@ -54,14 +57,17 @@ def test_the_surprise_is_that_of_a_loop_over_nodes_and_bins(classes):
         a, b, whole = (float(g[rows].sum() ** 2 / (h[rows].sum() + 1)) for rows in sides)
         return a + b - whole
 
-    for r, one in found.rounds.items():
+    x = view.features["train"]
+    bins = Bins(Layout.numeric(x.shape[1]), x, 8)
+    beyond = [x[:, c] > t for c, t in zip(bins.place, bins.threshold, strict=True) if t < np.inf]
+    beyond = [beyond[k] for k in np.unique(np.linspace(0, len(beyond) - 1, min(most, len(beyond))).round().astype(int))]
+    for r, known in found.rounds.items():
         total = 0.0
-        for place, k in enumerate(one.outputs.tolist()):
-            for node in set(one.node[:, place].tolist()) - {one.possible.shape[1]}:
-                inside = one.node[:, place] == node
-                others = [own.bool() for own in found.beyond]
-                fits = [own for own in others if min(int((inside & s).sum()) for s in (own, ~own)) >= 4]
-                gains = [gain(side, inside, k) / TEMPERATURE for side in (one.right[:, place].bool(), *fits)]
+        for t, output in enumerate(known.outputs.tolist()):
+            for k in torch.nonzero(known.nodes[t].any(dim=0))[:, 0].tolist():
+                inside, right = (one[t, known.group[:, t], k].bool() for one in (known.nodes, known.right))
+                fits = [own for own in beyond if min(int((inside & s).sum()) for s in (own, ~own)) >= 4]
+                gains = [gain(side, inside, output) / TEMPERATURE for side in (right, *fits)]
                 total -= gains[0] - math.log(sum(math.exp(x) for x in gains))
         assert float(found.surprise(r, derivatives, temperature=TEMPERATURE, l2=1.0)) == pytest.approx(total, rel=1e-3)
 

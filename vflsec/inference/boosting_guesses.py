@@ -62,15 +62,21 @@ def guesses(
     (``vflsec.inference.chosen_splits``, ``vflsec.inference.learned_labels``). Training rows are scored by all nodes
     that the party is told, other rows by those of its own splits, and by a forest that learned from training rows.
     Replays that say nothing of auxiliary rows are left out. There are no opinions if all nodes are withheld, or with a
-    single auxiliary row.
+    single auxiliary row. They are computed once for a view and its copies with the same auxiliary rows, settings and
+    ``rng``, and must not be changed.
 
     Args:
         view: of a passive party.
         first: ``regressed`` of this view.
-        rng: draws the parts of the auxiliary rows.
+        rng: draws the parts of the auxiliary rows, and trees.
         settings: None for the defaults.
     """
-    trees, settings = observed(view), settings or Settings()
+    chosen = settings or Settings()
+    return view.once(f"guesses {chosen}", rng, lambda: _guesses(view, first, rng, chosen))
+
+
+def _guesses(view: View, first: Regressed, rng: torch.Generator, settings: Settings) -> dict[str, list[Opinion]]:
+    trees = observed(view)
     if trees is None or first.left_out is None or len(view.aux_rows) < 2:
         return {}
     scored = _scored(view, first, trees, settings, rng)

@@ -44,8 +44,8 @@ def fused_classes(view: View, rng: torch.Generator) -> Guess:
 
 def _fused_classes(view: View, rng: torch.Generator) -> Guess:
     labels, known = view.aux_labels, view.aux_split
+    of_nodes = _of_nodes(view, rng)  # first, so that other attacks with this stream share it
     models = _fitted(view, F.one_hot(labels, view.n_classes).double(), of_classes(labels), rng)
-    of_nodes = _of_nodes(view, rng)
     forests: dict[tuple[str, ...], Forest] = {}
     scores = {}
     for split, model in models.items():

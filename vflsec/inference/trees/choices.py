@@ -16,6 +16,7 @@ from vflsec.inference.trees.nodes import partners, told
 from vflsec.trees.bins import Bins
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 BINS, LEAF_ROWS = 32, 20
 """Defaults of the method ``secureboost``, for whoever does not know what the parties agreed on."""
@@ -24,17 +25,22 @@ TINY = 1e-12
 
 
 class Round(NamedTuple):
-    """The K splits of one round of boosting that a party knows, at L levels of trees.
+    """The T trees of a round of which a party knows splits, at most K of each.
+
+    Training rows that share nodes and sides of a tree are a group, of which a tree has at most M. Trees with fewer
+    groups or splits are filled with zeros.
 
     Attributes:
-        outputs: (L,) the logit to which the tree adds.
-        node: (n, L) the position of each row's node among all K; K for nodes without a known split.
-        right: (n, L) whether the row goes right.
-        possible: (V, K) whether each own bin could have split each node.
+        outputs: (T,) the logit to which each adds.
+        group: (n, T) of each row.
+        nodes: (T, M, K) float, whether a group is in each node that is split.
+        right: (T, M, K) float, whether it goes right there.
+        possible: (T, V, K) whether each own bin could have split each node.
     """
 
     outputs: Tensor
-    node: Tensor
+    group: Tensor
+    nodes: Tensor
     right: Tensor
     possible: Tensor
 
@@ -52,26 +58,27 @@ class Choices:
 
     Attributes:
         rounds: with known splits, by number.
-        beyond: (V, n) float, whether each row goes right at each own bin.
     """
 
     def __init__(self, view: View, drawn: Mapping[int, NDArray[np.bool_]], most: int) -> None:
-        self.beyond = _beyond(view, most).float()
+        device = view.features[view.aux_split].device
+        place, bins, self.shape = _own_bins(view, most)
+        self.place, self.bins = torch.from_numpy(place).to(device), torch.from_numpy(bins).to(device)
         least = view.agreed.get("leaf_rows", LEAF_ROWS)
         self.rounds: dict[int, Round] = {}
-        for number, levels in _known_splits(view).items():
-            outputs, node, right = (torch.from_numpy(one).to(self.beyond.device) for one in _joined(levels))
-            counted = self.beyond.new_ones(node.shape)
+        for number, trees in _known_splits(view).items():
+            outputs, group, nodes, right = (torch.from_numpy(one).to(device) for one in _joined(trees))
+            counted = nodes.new_ones(group.shape)
             if number in drawn:
                 counted *= torch.from_numpy(drawn[number]).to(counted)[:, None]
-            sizes = _spread(counted, node, sum(level.size for level in levels))
-            rows = self.beyond @ sizes
-            self.rounds[number] = Round(outputs, node, right.float(), (rows >= least) & (sizes.sum(0) - rows >= least))
+            (beyond,), (whole,) = self._sums(group, nodes, counted[None])
+            possible = (beyond >= least) & (whole - beyond >= least)
+            self.rounds[number] = Round(outputs, group, nodes, right, possible)
 
     @property
     def n_splits(self) -> int:
         """Number of known splits."""
-        return sum(one.possible.shape[1] for one in self.rounds.values())
+        return sum(int(one.nodes.any(dim=1).sum()) for one in self.rounds.values())
 
     def surprise(self, round_: int, derivatives: Tensor, *, temperature: float, l2: float) -> Tensor:
         """Return minus the log likelihood of the splits of a round; 0 if none is known.
@@ -87,82 +94,109 @@ class Choices:
         if round_ not in self.rounds:
             return derivatives.new_zeros(())
         known = self.rounds[round_]
-        own, count = derivatives[:, :, known.outputs], known.possible.shape[1]  # (2, n, L)
-        spread = [_spread(one, known.node, count) for one in own]
-        whole = [one.sum(dim=0) for one in spread]
-        chosen = [_spread(one * known.right, known.node, count).sum(dim=0) for one in own]
-        others = [self.beyond @ one for one in spread]
-        of_bins = _gain(others, whole, l2).masked_fill(~known.possible, -torch.inf)
-        gains = torch.cat([_gain(chosen, whole, l2)[None], of_bins]) / temperature
-        return -gains.log_softmax(dim=0)[0].sum()
+        own = derivatives[:, :, known.outputs]
+        beyond, whole = self._sums(known.group, known.nodes, own)
+        chosen = self._of_groups(known.group, known.right.shape[1], own) @ known.right
+        of_bins = _gain(beyond, whole, l2).masked_fill(~known.possible, -torch.inf)
+        gains = torch.cat([_gain(chosen, whole, l2), of_bins], dim=1) / temperature
+        return -gains.log_softmax(dim=1)[:, 0].sum()
+
+    def _sums(self, group: Tensor, nodes: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sums of values (r, n, T) over rows beyond each own bin, (r, T, V, K), and all rows, (r, T, 1, K)."""
+        (trees, count, _), (columns, width) = nodes.shape, self.shape
+        whole = self._of_groups(group, count, values)  # (r, T, 1, M)
+        numbers = group + count * torch.arange(trees, device=group.device)
+        places = (numbers[:, :, None] * (columns * width) + self.place[:, None]).flatten()
+        spread = values[..., None].expand(-1, -1, -1, columns).flatten(1)
+        sums = values.new_zeros(len(values), trees * count * columns * width).index_add(1, places, spread)
+        up_to = sums.view(-1, trees, count, columns, width).cumsum(dim=4).flatten(3)[..., self.bins]
+        return (whole - up_to.transpose(2, 3)) @ nodes, whole @ nodes
+
+    @staticmethod
+    def _of_groups(group: Tensor, count: int, values: Tensor) -> Tensor:
+        """Return the sums (r, T, 1, M) of values (r, n, T) over groups."""
+        sums = values.new_zeros(len(values), count, group.shape[1])
+        return sums.scatter_add(1, group.expand(len(values), -1, -1), values).transpose(1, 2)[:, :, None]
 
 
-def _spread(values: Tensor, node: Tensor, count: int) -> Tensor:
-    """Return values (n, L) of rows in the columns of their nodes (n, L), (n, K), with 0 in all other columns."""
-    return values.new_zeros(len(values), count + 1).scatter_add(1, node, values)[:, :count]
-
-
-def _gain(right: Sequence[Tensor], whole: Sequence[Tensor], l2: float) -> Tensor:
-    """Return the gains of splits with sums of first and second derivatives on the right and in the whole node.
+def _gain(right: Tensor, whole: Tensor, l2: float) -> Tensor:
+    """Return the gains of splits with sums of first and second derivatives, (2, ...), on the right and in the node.
 
     Source: Chen and Guestrin 2016 (XGBoost), equation 7.
     """
-    left = [all_ - one for all_, one in zip(whole, right, strict=True)]
-    of_right, of_left, of_whole = (g**2 / (h + l2).clamp_min(TINY) for g, h in (right, left, whole))
-    return of_right + of_left - of_whole
+    of_right, of_left, of_node = (s[0] ** 2 / (s[1] + l2).clamp_min(TINY) for s in (right, whole - right, whole))
+    return of_right + of_left - of_node
 
 
-def _beyond(view: View, most: int) -> Tensor:
-    """Return whether each training row is beyond each own bin, (V, n).
+def _own_bins(view: View, most: int) -> tuple[Ints, Ints, tuple[int, int]]:
+    """Return the interval (n, c) of each training row in each column with bins, each bin's (V,), and a shape (c, W).
 
-    An encoded category has two values and so one bin that divides rows, as in the training.
+    The V bins divide each of the c columns into intervals, each of which begins beyond a bin. W is the largest number
+    of them, and the intervals of a column are numbered from W times its position. An encoded category has two values
+    and so one bin that divides rows, as in the training.
     """
     x = view.features[view.aux_split]
     bins = Bins(Layout.numeric(x.shape[1]), x, int(view.agreed.get("bins", BINS)))
     inner = np.flatnonzero(np.diff(bins.column, append=-1) == 0)  # beyond the last bin of a column there is no row
     inner = inner[np.unique(np.linspace(0, len(inner) - 1, min(most, len(inner))).round().astype(np.int64))]
-    return torch.from_numpy((bins.of(x)[:, bins.column[inner]] > inner).T.copy()).to(x.device)
+    kept = [inner[bins.column[inner] == column] for column in np.unique(bins.column[inner])]
+    width = 1 + max(map(len, kept), default=0)
+    codes = bins.of(x)
+    place = np.zeros((len(x), len(kept)), dtype=np.int64)
+    for c, own in enumerate(kept):
+        place[:, c] = c * width + np.searchsorted(own, codes[:, bins.column[own[0]]], side="left")
+    ends = [c * width + np.arange(len(own)) for c, own in enumerate(kept)]
+    return place, np.concatenate([np.zeros(0, dtype=np.int64), *ends]), (len(kept), width)
 
 
 class _Level(NamedTuple):
-    """One level of one tree: output, node (n,) and side (n,) of the rows, and the number of nodes."""
+    """One level of one tree: node (n,) and side (n,) of the rows, and the number of nodes, which is that of no node."""
 
-    output: int
     node: Ints
     right: NDArray[np.bool_]
     size: int
 
 
-def _known_splits(view: View) -> dict[int, list[_Level]]:
-    """Return the levels with known splits by round."""
+def _known_splits(view: View) -> dict[int, list[tuple[int, list[_Level]]]]:
+    """Return the output and the levels of each tree with known splits, by round."""
     outputs = view.n_classes if view.n_classes > 2 else 1
-    found: dict[int, list[_Level]] = {}
+    found: dict[int, list[tuple[int, list[_Level]]]] = {}
     for other in partners(view):
         known = told(view, other)
         if known is None or view.aux_split not in known.nodes:
             continue
         nodes = known.nodes[view.aux_split]
         for t, tree in enumerate(known.trees.tolist()):
-            for level in range(nodes.shape[2] - 1):
-                node, right, count = _split_of(nodes[:, t, level], nodes[:, t, level + 1])
-                if count:
-                    found.setdefault(int(known.rounds[t]), []).append(_Level(tree % outputs, node, right, count))
+            levels = [_split_of(nodes[:, t, k], nodes[:, t, k + 1]) for k in range(nodes.shape[2] - 1)]
+            levels = [level for level in levels if level.size]
+            if levels:
+                found.setdefault(int(known.rounds[t]), []).append((tree % outputs, levels))
     return found
 
 
-def _joined(levels: Sequence[_Level]) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return outputs (L,), nodes (n, L) and sides (n, L); nodes are numbered over all levels."""
-    starts = np.cumsum([0, *(level.size for level in levels)])
-    nodes = [
-        np.where(level.node < level.size, level.node + start, starts[-1])
-        for level, start in zip(levels, starts, strict=False)
-    ]
-    outputs = np.array([level.output for level in levels], dtype=np.int64)
-    return outputs, np.stack(nodes, axis=1), np.stack([level.right for level in levels], axis=1)
+def _joined(trees: Sequence[tuple[int, list[_Level]]]) -> tuple[Ints, Ints, Floats, Floats]:
+    """Return outputs (T,), groups (n, T), and the nodes and right sides (T, M, K) in which groups are."""
+    outputs = np.array([output for output, _ in trees], dtype=np.int64)
+    grouped = [_grouped(levels) for _, levels in trees]
+    shape = [len(trees), *np.max([nodes.shape for _, nodes, _ in grouped], axis=0)]
+    nodes, right = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
+    for t, (_, inside, beyond) in enumerate(grouped):
+        m, k = inside.shape
+        nodes[t, :m, :k], right[t, :m, :k] = inside, beyond
+    return outputs, np.stack([group for group, *_ in grouped], axis=1), nodes, right
 
 
-def _split_of(parents: Ints, children: Ints) -> tuple[Ints, NDArray[np.bool_], int]:
-    """Return the position of each row's node, its side, and the number of nodes with a known child.
+def _grouped(levels: Sequence[_Level]) -> tuple[Ints, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return groups (n,) of rows in a tree, and the nodes (M, K) and right sides (M, K) in which they are."""
+    sides = np.stack([2 * level.node + level.right for level in levels], axis=1)
+    distinct, group = np.unique(sides, axis=0, return_inverse=True)
+    nodes = [distinct[:, k, None] // 2 == np.arange(level.size) for k, level in enumerate(levels)]
+    right = [one & (distinct[:, k, None] % 2 == 1) for k, one in enumerate(nodes)]
+    return group.reshape(-1), np.concatenate(nodes, axis=1), np.concatenate(right, axis=1)
+
+
+def _split_of(parents: Ints, children: Ints) -> _Level:
+    """Return the split nodes of a level, those with a known child.
 
     Of two children, one may be too small to be told. Rows of the node that are not in the other child are in it.
     """
@@ -173,4 +207,4 @@ def _split_of(parents: Ints, children: Ints) -> tuple[Ints, NDArray[np.bool_], i
     inside = np.isin(parents, split)
     unknown_is_right = np.isin(2 * parents, numbers)
     right = np.where(children > 0, children % 2 == 1, unknown_is_right) & inside
-    return np.where(inside, place, len(split)), right, len(split)
+    return _Level(np.where(inside, place, len(split)), right, len(split))
