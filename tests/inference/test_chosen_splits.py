@@ -92,7 +92,7 @@ def test_splits_of_few_rows_tell_labels_of_rows_that_nobody_knows(classes):
     known = torch.arange(0, len(truth), 8)
     view = replace(view, aux_rows=known, aux_labels=truth[known], agreed={"leaf_rows": 4, "bins": 8})
     start = torch.full_like(targets, 1 / classes)
-    found = explained_by_row(view, observed(view), start, learning_rate=0.3, l2=1.0)
+    found = explained_by_row([view], observed(view), [start], learning_rate=0.3, l2=1.0)[0]
     guessed = found.argmax(dim=1) if classes == 3 else (found[:, 0] > 0.5).long()
     others = torch.ones(len(truth), dtype=torch.bool).index_fill(0, known, False)
     assert float((guessed == truth)[others].double().mean()) > 0.75
@@ -104,7 +104,7 @@ def test_too_many_rows_give_no_labels(monkeypatch, name, value):
     view, _, targets, _ = trained(2)
     view = replace(view, aux_rows=torch.arange(4), aux_labels=targets[:4, 0].long())
     monkeypatch.setattr(f"{explained_by_row.__module__}.{name}", value)
-    assert explained_by_row(view, observed(view), targets, learning_rate=0.3, l2=1.0) is None
+    assert explained_by_row([view], observed(view), [targets], learning_rate=0.3, l2=1.0) is None
 
 
 def test_bins_that_drawn_rows_cannot_fill_are_no_candidates():

@@ -11,7 +11,7 @@ from vflsec.inference import chosen_splits
 from vflsec.inference import learned_labels as module
 from vflsec.inference.chosen_splits import explained, explained_by_row
 from vflsec.inference.instance_spaces import regressed
-from vflsec.inference.learned_labels import learned_labels, learned_scores
+from vflsec.inference.learned_labels import ROUNDS, draws, learned_labels, learned_scores
 from vflsec.inference.replay import observed, replayed
 from vflsec.testing.federations import federation_of
 from vflsec.testing.trees import grown
@@ -28,6 +28,11 @@ def start(view):
     """The guess of instance-space, as probabilities of the last of two classes only."""
     scores = regressed(view, generator()).scores["train"].softmax(dim=1)
     return scores[:, 1:] if view.n_classes == 2 else scores
+
+
+def labels(view):
+    drawn = draws(view, ROUNDS, generator())
+    return learned_labels([view], observed(view), [start(view)], [drawn], **RATES)[0]
 
 
 def both(q):
@@ -50,8 +55,8 @@ def test_with_many_rows_for_each_split_they_beat_labels_that_follow_from_columns
     y, trees = curved(3000)
     view = passive(trees, known=80)
     monkeypatch.setattr(chosen_splits, "ROWS_PER_SPLIT", 0)
-    found = auc(both(learned_labels(view, observed(view), start(view), generator(), **RATES)), y["train"])
-    others = [start(view), explained(view, observed(view), start(view), **RATES)]
+    found = auc(both(labels(view)), y["train"])
+    others = [start(view), explained([view], observed(view), [start(view)], **RATES)[0]]
     assert found > max(auc(both(q), y["train"]) for q in others) + 0.02
 
 
@@ -67,8 +72,8 @@ def test_with_few_rows_and_known_labels_they_beat_labels_of_rows_by_themselves()
         {s: torch.from_numpy(classes[rows]) for s, rows in halves.items()},
     )
     y, view = torch.from_numpy(classes[:1000]), passive(grown(federation, exchange="masked", rounds=20, depth=4), 10)
-    found = auc(both(learned_labels(view, observed(view), start(view), generator(), **RATES)), y, 10)
-    by_row = auc(both(explained_by_row(view, observed(view), start(view), **RATES)), y, 10)
+    found = auc(both(labels(view)), y, 10)
+    by_row = auc(both(explained_by_row([view], observed(view), [start(view)], **RATES)[0]), y, 10)
     assert found > by_row
     assert found > auc(both(start(view)), y, 10) + 0.1
 
@@ -77,7 +82,7 @@ def test_with_few_rows_and_known_labels_they_beat_labels_of_rows_by_themselves()
 def test_auxiliary_rows_keep_their_labels(n_classes):
     _, y, trees = world(n=300, rounds=5, n_classes=n_classes)
     view = passive(trees)
-    found = both(learned_labels(view, observed(view), start(view), generator(), **RATES))
+    found = both(labels(view))
     assert (found.argmax(dim=1) == y["train"])[:KNOWN].all()
     torch.testing.assert_close(found.sum(dim=1), torch.ones(300, dtype=torch.float64), atol=1e-5, rtol=0)
     assert right(found, y["train"]) > 1.5 / n_classes
@@ -87,7 +92,7 @@ def test_a_forest_taught_by_training_rows_scores_others_better_than_nodes():
     _, y, trees = world(n=1500, rounds=5)
     view, q = passive(trees), y["train"][:, None].float()
     seen = replayed(observed(view, everywhere=True), q, "train", **RATES)
-    found = learned_scores(view, seen, q, generator())
+    found = learned_scores(view, seen, q, next(draws(view, 1, generator())))
     assert set(found) == {"train", "test"}
     assert auc(both(found["test"].sigmoid()), y["test"], 0) > auc(both(seen.scores["test"].sigmoid()), y["test"], 0)
 
@@ -96,11 +101,27 @@ def test_few_rows_are_drawn_and_the_rest_predicted(monkeypatch):
     _, y, trees = world(n=400, rounds=5)
     view = passive(trees)
     monkeypatch.setattr(module, "MOST", 100)
-    found = both(learned_labels(view, observed(view), start(view), generator(), **RATES))
+    found = both(labels(view))
     assert auc(found, y["train"]) > 0.7
 
 
 def test_the_same_generator_gives_the_same_labels():
     view = passive(world(n=300, rounds=3)[2])
-    first, again = (learned_labels(replace(view), observed(view), start(view), generator(), **RATES) for _ in range(2))
+    first, again = (labels(replace(view)) for _ in range(2))
     assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_several_views_at_once_are_as_one_after_the_other(n_classes):
+    view = passive(world(n=200, rounds=5, n_classes=n_classes)[2])
+    views = [view, view.knowing(torch.arange(0, KNOWN, 2)), view.knowing(torch.arange(KNOWN - 7))]
+    trees, starts = observed(view), [start(one) for one in views]
+
+    def learned(chosen, trees, starts, **rates):
+        return learned_labels(chosen, trees, starts, [draws(one, ROUNDS, generator()) for one in chosen], **rates)
+
+    for found in (explained, explained_by_row, learned):
+        together = found(views, trees, starts, **RATES)
+        for place, one in enumerate(views):
+            alone = found([one], trees, [starts[place]], **RATES)[0]
+            torch.testing.assert_close(together[place], alone, atol=0.02, rtol=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,12 +12,15 @@ from torch.nn import functional as F
 from vflsec.core.view import View
 from vflsec.inference.chosen_splits import explained, explained_by_row
 from vflsec.inference.instance_spaces import Regressed, regressed
-from vflsec.inference.learned_labels import learned_labels, learned_scores
+from vflsec.inference.learned_labels import ROUNDS, Draw, draws, learned_labels, learned_scores
 from vflsec.inference.opinion_pool import Opinion
 from vflsec.inference.replay import LEAST, Ensemble, Replayed, observed, replayed
 
 FOLDS = 5
 """Parts of the auxiliary rows, of which each is guessed without its labels."""
+
+TOGETHER = 20_000
+"""Training rows to which labels are fitted at once: guesses without a part of the labels, as many as fit."""
 
 EVERYWHERE = "everywhere"
 """Start of the name of a replay by nodes that are told of rows of every split."""
@@ -79,67 +82,88 @@ def _guesses(view: View, first: Regressed, rng: torch.Generator, settings: Setti
     trees = observed(view)
     if trees is None or first.left_out is None or len(view.aux_rows) < 2:
         return {}
-    scored = _scored(view, first, trees, settings, rng)
-    held_out = _held_out(view, trees, rng, settings)
+    n_forests = ROUNDS + (len(first.scores) > 1)
+    cases = [Case(view, first, draws(view, n_forests, rng))]
+    parts = torch.randperm(len(view.aux_rows), generator=rng).to(view.aux_rows.device)
+    held_out = [parts[fold::FOLDS] for fold in range(min(FOLDS, len(parts)))]
+    for out in held_out:
+        rest = torch.ones(len(parts), dtype=torch.bool, device=out.device).index_fill(0, out, False)
+        part = view.knowing(torch.nonzero(rest)[:, 0])
+        cases.append(Case(part, regressed(part, rng), draws(part, n_forests, rng)))
+    size = max(1, TOGETHER // len(view.features[view.aux_split]))
+    groups = [cases[start : start + size] for start in range(0, len(cases), size)]
+    scored, *of_parts = [found for group in groups for found in _scored(group, trees, settings)]
+    of_aux: dict[str, Tensor] = {}
+    for out, tables in zip(held_out, of_parts, strict=True):
+        for name, table in tables.items():
+            own = table[view.aux_split][view.aux_rows[out]]
+            of_aux.setdefault(name, own.new_zeros(len(parts), view.n_classes))[out] = own
     found = {}
     for split, start in first.scores.items():
         names = [n for n in scored if n != "start" and n.startswith(EVERYWHERE) == (split != view.aux_split)]
-        replays = [Opinion(scored[name][split], held_out[name]) for name in names]
+        replays = [Opinion(scored[name][split], of_aux[name]) for name in names]
         telling = [one for one in replays if one.tells(view.aux_labels)]
-        found[split] = [Opinion(start, held_out["start"]), *telling]
+        found[split] = [Opinion(start, of_aux["start"]), *telling]
     return found
 
 
-def _held_out(view: View, trees: Ensemble, rng: torch.Generator, settings: Settings) -> dict[str, Tensor]:
-    """Return scores (m, C) of the auxiliary rows, each part of them without its labels, by name."""
-    m = len(view.aux_rows)
-    order, folds = torch.randperm(m, generator=rng).to(view.aux_rows.device), min(FOLDS, m)
-    found: dict[str, Tensor] = {}
-    for fold in range(folds):
-        out = order[fold::folds]
-        rest = torch.ones(m, dtype=torch.bool, device=out.device)
-        rest[out] = False
-        part = view.knowing(torch.nonzero(rest)[:, 0])
-        for name, tables in _scored(part, regressed(part, rng), trees, settings, rng).items():
-            own = tables[view.aux_split]
-            found.setdefault(name, own.new_zeros(m, view.n_classes))[out] = own[view.aux_rows[out]]
-    return found
+class Case(NamedTuple):
+    """A view, the regression on its shared nodes, and what is random in its forests."""
+
+    view: View
+    first: Regressed
+    drawn: Iterator[Draw]
 
 
-def _scored(
-    view: View, first: Regressed, trees: Ensemble, settings: Settings, rng: torch.Generator
-) -> dict[str, Mapping[str, Tensor]]:
-    """Return scores (n, C) by split: of the start, and of replays by all nodes or by those told everywhere."""
-    split, left_out = view.aux_split, first.left_out
-    assert left_out is not None
-    found: dict[str, Mapping[str, Tensor]] = {"start": first.scores}
-    seen = observed(view, everywhere=True) if len(first.scores) > 1 else None
-    for k, one in enumerate(settings.tried(view)):
-        last = Opinion(first.scores[split], left_out)
-        for _ in range(one.replays):
-            last = _replayed(trees, _targets(last, view), view, one)
+def _scored(cases: Sequence[Case], trees: Ensemble, settings: Settings) -> list[dict[str, Mapping[str, Tensor]]]:
+    """Return scores (n, C) by name and split, for each case.
+
+    They are of the start, and of replays by all nodes or by those told everywhere. Labels of all cases are fitted to
+    the splits at once.
+    """
+    found: list[dict[str, Mapping[str, Tensor]]] = [{"start": case.first.scores} for case in cases]
+    views = [case.view for case in cases]
+    split = views[0].aux_split
+    seen = observed(views[0], everywhere=True) if len(cases[0].first.scores) > 1 else None
+    for k, one in enumerate(settings.tried(views[0])):
+        replays = [_improved(case, trees, one) for case in cases]
+        starts = [_targets(last, view) for last, view in zip(replays, views, strict=True)]
         assert one.learning_rate is not None
         assert one.l2 is not None
         rates = {"learning_rate": one.learning_rate, "l2": one.l2}
-        guessed = {f"replayed {k}": (last, _targets(last, view))}
-        labels = explained(view, trees, _targets(last, view), **rates)
-        own = _replayed(trees, labels, view, one)
-        guessed[f"explained {k}"] = own, _targets(own, view)
-        by_row = explained_by_row(view, trees, _targets(last, view), **rates) if k == 0 else None
-        if by_row is not None:
-            scores = _logits(_log_odds(by_row), view) + _replayed(trees, by_row, view, one).scores
-            guessed[f"explained by row {k}"] = Opinion(scores, scores[view.aux_rows]), by_row
-        if k == 0:
-            labels = learned_labels(view, trees, _targets(last, view), rng, **rates)
-            scores = _logits(_log_odds(labels), view)
-            guessed[LEARNED] = Opinion(scores, scores[view.aux_rows]), labels
-        for name, (own, targets) in guessed.items():
-            found[name] = {split: own.scores}
-            if seen is not None:
-                again = _boosted(seen, targets, view, one)
-                by_split = learned_scores(view, again, targets, rng) if name == LEARNED else again.scores
-                found[f"{EVERYWHERE} {name}"] = {s: _logits(x, view) for s, x in by_split.items()}
+        by_columns = explained(views, trees, starts, **rates)
+        by_row = explained_by_row(views, trees, starts, **rates) if k == 0 else None
+        learned = learned_labels(views, trees, starts, [case.drawn for case in cases], **rates) if k == 0 else None
+        for place, (case, last) in enumerate(zip(cases, replays, strict=True)):
+            view = case.view
+            own = _replayed(trees, by_columns[place], view, one)
+            guessed = {f"replayed {k}": (last, starts[place]), f"explained {k}": (own, _targets(own, view))}
+            if by_row is not None:
+                labels = by_row[place]
+                scores = _logits(_log_odds(labels), view) + _replayed(trees, labels, view, one).scores
+                guessed[f"explained by row {k}"] = Opinion(scores, scores[view.aux_rows]), labels
+            if learned is not None:
+                scores = _logits(_log_odds(learned[place]), view)
+                guessed[LEARNED] = Opinion(scores, scores[view.aux_rows]), learned[place]
+            for name, (opinion, targets) in guessed.items():
+                found[place][name] = {split: opinion.scores}
+                if seen is not None:
+                    again = _boosted(seen, targets, view, one)
+                    of_splits = again.scores
+                    if name == LEARNED:
+                        of_splits = learned_scores(view, again, targets, next(case.drawn))
+                    found[place][f"{EVERYWHERE} {name}"] = {s: _logits(x, view) for s, x in of_splits.items()}
     return found
+
+
+def _improved(case: Case, trees: Ensemble, settings: Settings) -> Opinion:
+    """Return the last of some replays, each of which takes the guess before it for the labels."""
+    split, left_out = case.view.aux_split, case.first.left_out
+    assert left_out is not None
+    last = Opinion(case.first.scores[split], left_out)
+    for _ in range(settings.replays):
+        last = _replayed(trees, _targets(last, case.view), case.view, settings)
+    return last
 
 
 def _replayed(trees: Ensemble, targets: Tensor, view: View, settings: Settings) -> Opinion:

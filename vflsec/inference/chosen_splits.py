@@ -36,57 +36,62 @@ FARTHEST = 5.0
 """Standard deviations at which own columns are cut off."""
 
 
-def explained(view: View, trees: Ensemble, start: Tensor, *, learning_rate: float, l2: float) -> Tensor:
-    """Return probabilities of classes (n, C') of training rows that explain the splits and the auxiliary labels.
+def explained(
+    views: Sequence[View], trees: Ensemble, starts: Sequence[Tensor], *, learning_rate: float, l2: float
+) -> Tensor:
+    """Return probabilities of classes (k, n, C') of training rows that explain the splits and the auxiliary labels.
 
-    Logits are those of ``start`` plus a linear function of own columns and of principal components of nodes. The
+    Logits are those of ``starts`` plus a linear function of own columns and of principal components of nodes. The
     function minimizes, with a ridge penalty, the cross-entropy of the auxiliary labels plus a share of the surprise at
     all known splits (``vflsec.inference.trees.choices``), while boosting on the probabilities is replayed.
 
     Source: this project.
 
     Args:
-        view: of a passive party.
+        views: k copies of a view of a passive party, with auxiliary rows of their own. Each is fitted by itself.
         trees: whose nodes it is told.
-        start: (n, C') probabilities to start from, of the last of two classes only.
+        starts: (n, C') probabilities to start from, for each view, of the last of two classes only.
         learning_rate: of the training.
         l2: of the training.
     """
-    fit, x = Fit(view, trees, start, FEW_BINS, learning_rate, l2), _columns(view)
-    slopes = x.new_zeros(x.shape[1], start.shape[1]).requires_grad_()
-    offset, of_aux = (x.new_zeros(start.shape[1]).requires_grad_() for _ in range(2))  # auxiliary rows are balanced
+    fit, x = Fit(views, trees, starts, FEW_BINS, learning_rate, l2), _columns(views[0])
+    slopes = x.new_zeros(len(views), x.shape[1], fit.base.shape[2]).requires_grad_()
+    # auxiliary rows are balanced
+    offset, of_aux = (x.new_zeros(len(views), 1, fit.base.shape[2]).requires_grad_() for _ in range(2))
 
     def loss(_: int) -> Tensor:
         logits = fit.base + x @ slopes + offset
         surprise = torch.stack(fit.replayed(logits, TEMPERATURE).notes).sum()
-        error = _error(logits[view.aux_rows] + of_aux, fit.answers)
+        error = (_error(logits + of_aux, fit.answers) * fit.known).sum()
         return error + PENALTY / 2 * slopes.square().sum() + WEIGHT * surprise
 
     minimize(loss, [slopes, offset, of_aux], STEPS, STEP)
     return fit.probabilities((fit.base + x @ slopes + offset).detach()).double()
 
 
-def explained_by_row(view: View, trees: Ensemble, start: Tensor, *, learning_rate: float, l2: float) -> Tensor | None:
-    """Return probabilities of classes (n, C') of training rows, each with a logit of its own, that explain the splits.
+def explained_by_row(
+    views: Sequence[View], trees: Ensemble, starts: Sequence[Tensor], *, learning_rate: float, l2: float
+) -> Tensor | None:
+    """Return probabilities of classes (k, n, C') of training rows, each with its own logit, that explain the splits.
 
     The logits minimize the surprise at all known splits, at a temperature that falls; plus a share of the
     cross-entropy of what a row scores in the replay without its own label; plus a ridge penalty on the difference from
-    ``start``. Auxiliary rows keep their labels. There is no result, None, with more than ``ROWS_PER_SPLIT`` rows for
+    ``starts``. Auxiliary rows keep their labels. There is no result, None, with more than ``ROWS_PER_SPLIT`` rows for
     each split or more than ``MOST_ROWS``.
 
     Source: this project.
 
     Args are those of ``explained``.
     """
-    if not tell_of_rows(view, trees):
+    if not tell_of_rows(views[0], trees):
         return None
-    fit = Fit(view, trees, start, MANY_BINS, learning_rate, l2)
+    fit = Fit(views, trees, starts, MANY_BINS, learning_rate, l2)
     own = torch.zeros_like(fit.base).requires_grad_()
 
     def loss(step: int) -> Tensor:
         logits = fit.base + own
         replay = fit.replayed(logits, HOTTEST * (COLDEST / HOTTEST) ** (step / (ROW_STEPS - 1)))
-        agreement = _error(replay.left_out, fit.probabilities(logits))
+        agreement = _error(replay.left_out, fit.probabilities(logits)).sum()
         return torch.stack(replay.notes).sum() + AGREEMENT * agreement + ROW_PENALTY / 2 * own.square().sum()
 
     minimize(loss, [own], ROW_STEPS, ROW_STEP)
@@ -100,24 +105,37 @@ def tell_of_rows(view: View, trees: Ensemble) -> bool:
 
 
 class Fit:
-    """Guessed logits (n, C') of training rows, and the boosting on them.
+    """Guessed logits (k, n, C') of training rows, and the boosting on them, for k views that differ in auxiliary rows.
 
     Attributes:
-        base: (n, C') logits of ``start``.
-        answers: (m, C') the auxiliary labels.
+        base: (k, n, C') logits of ``starts``.
+        known: (k, n, 1) whether a row is auxiliary.
+        answers: (k, n, C') the auxiliary labels, 0 for other rows.
     """
 
-    def __init__(self, view: View, trees: Ensemble, start: Tensor, bins: int, learning_rate: float, l2: float) -> None:
-        self.view, self.learning_rate, self.l2 = view, learning_rate, l2
+    def __init__(
+        self,
+        views: Sequence[View],
+        trees: Ensemble,
+        starts: Sequence[Tensor],
+        bins: int,
+        learning_rate: float,
+        l2: float,
+    ) -> None:
+        view, self.learning_rate, self.l2 = views[0], learning_rate, l2
+        self.split = view.aux_split
         self.choices = _choices(view, trees, bins)
-        self.trees = trees._replace(nodes={view.aux_split: trees.nodes[view.aux_split]})
-        base = start.float().clamp(1e-3, 1 - 1e-3)
-        self.base = base.logit() if start.shape[1] == 1 else base.log()
-        self.answers = F.one_hot(view.aux_labels, view.n_classes).float()[:, -start.shape[1] :]
+        self.trees = trees._replace(nodes={self.split: trees.nodes[self.split]})
+        base = torch.stack(list(starts)).float().clamp(1e-3, 1 - 1e-3)
+        self.base = base.logit() if base.shape[2] == 1 else base.log()
+        self.answers, self.known = torch.zeros_like(base), torch.zeros_like(base[..., :1], dtype=torch.bool)
+        for k, one in enumerate(views):
+            self.known[k, one.aux_rows] = True
+            self.answers[k, one.aux_rows] = F.one_hot(one.aux_labels, one.n_classes).to(base)[:, -base.shape[2] :]
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return probabilities (n, C'), of the auxiliary rows those of their labels."""
-        return as_probabilities(logits).index_copy(0, self.view.aux_rows, self.answers)
+        """Return probabilities (k, n, C'), of the auxiliary rows those of their labels."""
+        return torch.where(self.known, self.answers, as_probabilities(logits))
 
     def replayed(self, logits: Tensor, temperature: float | None = None) -> Replayed:
         """Return the boosting on the probabilities, with the surprise at the splits of each round as its notes.
@@ -130,14 +148,14 @@ class Fit:
             return self.choices.surprise(round_, derivatives, temperature=temperature, l2=self.l2)
 
         return replayed(
-            self.trees, self.probabilities(logits), self.view.aux_split,
+            self.trees, self.probabilities(logits), self.split,
             learning_rate=self.learning_rate, l2=self.l2, noted=None if temperature is None else surprise,
         )  # fmt: skip
 
 
 def as_probabilities(logits: Tensor) -> Tensor:
-    """Return the probabilities (n, C') of logits (n, C'), of the last of two classes only."""
-    return logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)
+    """Return the probabilities of logits (..., C'), of the last of two classes only."""
+    return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(dim=-1)
 
 
 def minimize(loss: Callable[[int], Tensor], parameters: Sequence[Tensor], steps: int, step: float) -> None:
@@ -151,9 +169,10 @@ def minimize(loss: Callable[[int], Tensor], parameters: Sequence[Tensor], steps:
 
 
 def _error(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross-entropy of targets (n, C'), summed over rows."""
-    error = F.binary_cross_entropy_with_logits if logits.shape[1] == 1 else F.cross_entropy
-    return error(logits, targets, reduction="sum")
+    """Return the cross-entropy (..., 1) of targets (..., C')."""
+    if logits.shape[-1] == 1:
+        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    return -(targets * logits.log_softmax(dim=-1)).sum(dim=-1, keepdim=True)
 
 
 def _choices(view: View, trees: Ensemble, bins: int) -> Choices:

@@ -42,8 +42,8 @@ class Replayed(NamedTuple):
     """Logits, one for two classes.
 
     Attributes:
-        scores: (n, C') by split.
-        left_out: (n, C') of training rows, by values of nodes from which a row's own target is taken out.
+        scores: (..., n, C') by split.
+        left_out: (..., n, C') of training rows, by values of nodes from which a row's own target is taken out.
         notes: what ``noted`` returned in each round.
     """
 
@@ -90,19 +90,22 @@ def replayed(
 
     Args:
         trees: with the nodes of T trees.
-        targets: (n, C') shares of classes, of the last of two classes only.
+        targets: (..., n, C') shares of classes, of the last of two classes only. Further dimensions are replays of
+            their own.
         split: of the training rows.
         learning_rate: of the training.
         l2: of the training.
-        noted: called with each round and its first and second derivatives (2, n, C'), 0 for rows that were not drawn.
+        noted: called with each round and its first and second derivatives (2, ..., n, C'), 0 for rows that were not
+            drawn.
     """
-    share = targets.mean(dim=0).clamp(LEAST, 1 - LEAST)
-    start = share.logit() if len(share) == 1 else share.log()
-    scores = {s: start.expand(len(nodes), -1) for s, nodes in trees.nodes.items()}
+    share = targets.mean(dim=-2, keepdim=True).clamp(LEAST, 1 - LEAST)
+    binary = targets.shape[-1] == 1
+    start = share.logit() if binary else share.log()
+    scores = {s: start.expand(*start.shape[:-2], len(nodes), -1) for s, nodes in trees.nodes.items()}
     left_out = scores[split]
     notes: list[Tensor] = []
     for round_ in np.unique(trees.rounds).tolist():
-        p = scores[split].sigmoid() if len(share) == 1 else scores[split].softmax(dim=1)
+        p = scores[split].sigmoid() if binary else scores[split].softmax(dim=-1)
         derivatives = torch.stack([p - targets, p * (1 - p)])
         if round_ in trees.drawn:
             derivatives = derivatives * torch.from_numpy(trees.drawn[round_]).to(p)[:, None]
@@ -114,18 +117,26 @@ def replayed(
         length = 1 + max(int(one.max()) for one in nodes.values() if one.numel())
         places = length * torch.arange(len(here), device=p.device)
         own = nodes[split] + places
-        of_rows = derivatives[:, :, outputs].flatten(1)  # (2, n T)
-        sums = p.new_zeros(2, length * len(here)).index_add(1, own.flatten(), of_rows)
+        of_rows = derivatives[..., outputs].flatten(-2)  # (2, ..., n T)
+        sums = sums_of(of_rows, own.flatten(), length * len(here))
         values = _values(sums, learning_rate, l2)
-        others = _values(sums[:, own.flatten()] - of_rows, learning_rate, l2).view_as(own)
+        others = _values(sums[..., own.flatten()] - of_rows, learning_rate, l2).view(*left_out.shape[:-1], -1)
         for s, one in nodes.items():
-            scores[s] = scores[s].index_add(1, outputs, values[one + places] * (one > 0))
-        left_out = left_out.index_add(1, outputs, others * (nodes[split] > 0))
+            scores[s] = scores[s].index_add(-1, outputs, values[..., one + places] * (one > 0))
+        left_out = left_out.index_add(-1, outputs, others * (nodes[split] > 0))
     return Replayed(scores, left_out, notes)
 
 
+def sums_of(values: Tensor, place: Tensor, count: int) -> Tensor:
+    """Return the sums (..., count) of values (..., k) at the same place (k,)."""
+    flat = values.reshape(-1, len(place))  # much faster than with more dimensions
+    return (
+        values.new_zeros(len(flat), count).scatter_add(1, place.expand_as(flat), flat).view(*values.shape[:-1], count)
+    )
+
+
 def _values(sums: Tensor, learning_rate: float, l2: float) -> Tensor:
-    """Return the values of nodes with sums (2, k) of first and second derivatives."""
+    """Return the values of nodes with sums (2, ...) of first and second derivatives."""
     return -learning_rate * sums[0] / (sums[1] + l2).clamp_min(TINY)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vflsec.core.layout import Layout
 from vflsec.core.view import View
+from vflsec.inference.replay import sums_of
 from vflsec.inference.trees.nodes import partners, told
 from vflsec.trees.bins import Bins
 
@@ -87,36 +88,42 @@ class Choices:
 
         Args:
             round_: of boosting.
-            derivatives: (2, n, C') first and second ones under the labels in question.
+            derivatives: (2, ..., n, C') first and second ones under the labels in question. The surprise is summed
+                over further dimensions.
             temperature: difference of gains at which a choice is e times as likely.
             l2: of the training.
         """
         if round_ not in self.rounds:
             return derivatives.new_zeros(())
         known = self.rounds[round_]
-        own = derivatives[:, :, known.outputs]
+        own = derivatives[..., known.outputs]
         beyond, whole = self._sums(known.group, known.nodes, own)
-        chosen = self._of_groups(known.group, known.right.shape[1], own) @ known.right
+        chosen = _of_groups(known.group, known.right.shape[1], own) @ known.right
         of_bins = _gain(beyond, whole, l2).masked_fill(~known.possible, -torch.inf)
-        gains = torch.cat([_gain(chosen, whole, l2), of_bins], dim=1) / temperature
-        return -gains.log_softmax(dim=1)[:, 0].sum()
+        gains = torch.cat([_gain(chosen, whole, l2), of_bins], dim=-2) / temperature
+        return -gains.log_softmax(dim=-2)[..., 0, :].sum()
 
     def _sums(self, group: Tensor, nodes: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sums of values (r, n, T) over rows beyond each own bin, (r, T, V, K), and all rows, (r, T, 1, K)."""
+        """Return sums of values (..., n, T) over rows beyond each own bin, (..., T, V, K), and all, (..., T, 1, K)."""
         (trees, count, _), (columns, width) = nodes.shape, self.shape
-        whole = self._of_groups(group, count, values)  # (r, T, 1, M)
-        numbers = group + count * torch.arange(trees, device=group.device)
-        places = (numbers[:, :, None] * (columns * width) + self.place[:, None]).flatten()
-        spread = values[..., None].expand(-1, -1, -1, columns).flatten(1)
-        sums = values.new_zeros(len(values), trees * count * columns * width).index_add(1, places, spread)
-        up_to = sums.view(-1, trees, count, columns, width).cumsum(dim=4).flatten(3)[..., self.bins]
-        return (whole - up_to.transpose(2, 3)) @ nodes, whole @ nodes
+        whole = _of_groups(group, count, values)
+        place = _numbered(group, count)[:, :, None] * (columns * width) + self.place[:, None]
+        spread = values[..., None].expand(*values.shape, columns)
+        sums = sums_of(spread.flatten(-3), place.flatten(), trees * count * columns * width)
+        up_to = sums.view(*sums.shape[:-1], trees, count, columns, width).cumsum(dim=-1).flatten(-2)[..., self.bins]
+        return (whole - up_to.transpose(-1, -2)) @ nodes, whole @ nodes
 
-    @staticmethod
-    def _of_groups(group: Tensor, count: int, values: Tensor) -> Tensor:
-        """Return the sums (r, T, 1, M) of values (r, n, T) over groups."""
-        sums = values.new_zeros(len(values), count, group.shape[1])
-        return sums.scatter_add(1, group.expand(len(values), -1, -1), values).transpose(1, 2)[:, :, None]
+
+def _of_groups(group: Tensor, count: int, values: Tensor) -> Tensor:
+    """Return the sums (..., T, 1, M) of values (..., n, T) over groups."""
+    trees = group.shape[1]
+    sums = sums_of(values.flatten(-2), _numbered(group, count).flatten(), trees * count)
+    return sums.view(*sums.shape[:-1], trees, 1, count)
+
+
+def _numbered(group: Tensor, count: int) -> Tensor:
+    """Return groups (n, T) numbered over all trees, of which each has at most ``count``."""
+    return group + count * torch.arange(group.shape[1], device=group.device)
 
 
 def _gain(right: Tensor, whole: Tensor, l2: float) -> Tensor:
