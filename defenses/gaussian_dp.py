@@ -95,7 +95,7 @@ def epsilon(multiplier: float, releases: int, delta: float, accountant: Accounta
 
         renyi, numerical = RDPAccountant(), PRVAccountant()
         renyi.history = numerical.history = [(multiplier, 1.0, releases)]
-        bound = float(renyi.get_epsilon(delta, alphas=ORDERS))
+        bound = max(0.0, float(renyi.get_epsilon(delta, alphas=ORDERS)))  # its conversion can fall below 0
         return bound if accountant == "rdp" or bound > PRV_UP_TO else float(numerical.get_epsilon(delta))
 
 

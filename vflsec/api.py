@@ -15,7 +15,7 @@ import msgspec
 
 from vflsec.audit.checkpoint import TranscriptTap
 from vflsec.core.checks import unknown
-from vflsec.core.errors import Diverged, InsufficientView, UsageError, VflsecError
+from vflsec.core.errors import Diverged, InsufficientView, StoreError, UsageError, VflsecError
 from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.memory import keep
@@ -265,8 +265,10 @@ def train(
 
 def fit(
     spec: EvalSpec, seed: int, device: str, progress: Progress, record: Path | None = None
-) -> tuple[Trained, CellFacts]:
+) -> tuple[Trained, CellFacts, StoreError | None]:
     """Train the federation of ``spec``, which is already checked; return it with its facts.
+
+    The last value says why a transcript could not be written whole, on a full disk, for example.
 
     Messages are recorded in the folder ``record``: what both roles of an encrypted layer see, or else the embeddings
     and gradients of all parties as a transcript.
@@ -282,11 +284,11 @@ def fit(
         trained, facts = training.train(cell, device, progress, tap=tap, record=record if encrypted else None)
     if tap:
         tap.close()
-        if tap.empty:
+        if tap.empty and tap.lost is None:
             facts.notes.append(f"no party sent anything in training or prediction: the recording {record} is empty")
     if trained is None or facts.status != "ok":
         raise Diverged(f"{facts.status}: {facts.error}")
-    return trained, facts
+    return trained, facts, tap.lost if tap else None
 
 
 @_named_as_arguments

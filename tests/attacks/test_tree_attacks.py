@@ -267,6 +267,19 @@ def test_columns_that_trees_split_are_recovered_if_bins_are_known():
         SplitOrder()(nothing, seed=0)
 
 
+def test_columns_are_recovered_from_trees_that_draw_some_of_them():
+    x, _, trees = world(n=400, rounds=20, columns=0.6)
+    everything = SplitOrder()(active(trees), seed=0).scores["train"]
+    truth = x["passive_1"]["train"]
+    assert min(spearmanr(everything[:, k], truth[:, k]).statistic for k in range(3)) > 0.97
+
+
+def test_a_passive_party_does_not_see_what_the_active_party_decrypts():
+    assert {m.kind for m in passive(world(n=200, rounds=2)[2]).messages if m.sender == "passive_1"} == {
+        Kind.CIPHERTEXT, Kind.CONTROL, Kind.NODES
+    }  # fmt: skip
+
+
 def test_categories_are_placed_in_the_last_slots_of_their_column():
     rows, category = torch.arange(4), torch.tensor([0, 1, 1, 0])
     setup = {"column": torch.zeros(2, dtype=torch.long), "ordered": torch.zeros(2, dtype=torch.bool)}

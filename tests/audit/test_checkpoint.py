@@ -1,17 +1,24 @@
 """A checkpoint of ``vflsec train`` is audited as ``vflsec eval`` would attack that seed, to the last digit."""
 
+import errno
+import hashlib
 import json
+import os
 import shutil
 
+import msgspec
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
 from vflsec.audit import checkpoint, job
 from vflsec.cli import cli
 from vflsec.core.errors import DataError, InsufficientView, StoreError, UsageError
 from vflsec.experiment.spec import AttackSpec
-from vflsec.experiment.store import Store
+from vflsec.experiment.store import Store, _Stored, only_writer
 from vflsec.records.folder import read_manifest, read_records
+from vflsec.records.schema import seal, unseal
 
 SETTINGS = ["--dataset", "digits", "--set", "train.epochs=4", "--set", "data.n_labeled=400"]
 ATTACKS = ("mc", "fusion", "averaging", "cluster")
@@ -175,7 +182,9 @@ def test_a_recording_is_of_one_training_in_a_folder_of_its_own(tmp_path, place):
     before = {path.name: path.read_bytes() for path in (tmp_path / "tr").iterdir()}
     found = CliRunner().invoke(cli, list(map(str, ["train", *SETTINGS, "--seed", 3, "--record", tmp_path / place])))
     assert found.exit_code == 2
-    assert found.stderr.splitlines()[-1].startswith("Error: expected a ")
+    assert found.stderr.splitlines()[-1].startswith(
+        ("Error: expected a ", f"Error: cannot write to {tmp_path / place}")
+    )
     assert {path.name: path.read_bytes() for path in (tmp_path / "tr").iterdir()} == before
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -187,3 +196,104 @@ def test_a_recording_in_which_nothing_crosses_is_named(tmp_path):
         f"NOTE no party sent anything in training or prediction: the recording {tmp_path / 'tr'} is empty"
         in found.stderr
     )
+
+
+def sealed(folder, name, **changed):
+    """Seal the files of a checkpoint anew, with the tensors of one party changed."""
+    path = folder / f"{name}.safetensors"
+    save_file({key: x for key, x in {**load_file(path), **changed}.items() if x is not None}, path)
+    stored = unseal((folder / "cell.json").read_bytes(), _Stored)
+    models = {one: hashlib.sha256((folder / one).read_bytes()).hexdigest() for one in stored.models}
+    (folder / "cell.json").write_bytes(seal(msgspec.structs.replace(stored, models=models)))
+
+
+@pytest.fixture
+def copied(folder, tmp_path):
+    shutil.copytree(folder / "ck", tmp_path / "ck")
+    return tmp_path / "ck"
+
+
+def refused(*words):
+    result = CliRunner().invoke(cli, [str(word) for word in words])
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.output
+    return " ".join(result.output.split())
+
+
+def test_models_without_a_tensor_or_with_another_or_of_another_type_are_refused(copied, tmp_path):
+    whole = load_file(copied / "passive_1.safetensors")
+    first = sorted(whole)[0]
+    for changed, said in (
+        ({first: None}, f"expected {first}"),
+        (dict.fromkeys(whole), "expected "),
+        ({"x.y": torch.ones(1)}, "expected no x.y"),
+        ({first: whole[first].double()}, f"expected {first} as torch.float32, found torch.float64"),
+    ):
+        sealed(copied, "passive_1", **changed)
+        told = refused("audit", copied, "--attack", "mc", "--draws", 1, "--set", "aux.folds=0", "--out", tmp_path / "o")
+        assert f"passive_1.safetensors is damaged ({said}" in told
+        sealed(copied, "passive_1", **{key: None for key in changed if key not in whole}, **whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("training.toml", "seed = 1", 'seed = "x"'),
+        ("training.toml", "seed = 1", "seed = true"),
+        ("training.toml", "seed = 1", ""),
+        ("rows.json", '"salt":"', '"salt":"zz'),
+        ("rows.json", '"salt":"', '"salt":"' + 65 * "00"),
+        ("encoders.json", "{", "[" * 100_000 + "{"),
+    ],
+)
+def test_damaged_descriptions_are_refused_in_one_line(copied, tmp_path, name, old, new):
+    text = (copied / name).read_text()
+    assert old in text
+    (copied / name).write_text(text.replace(old, new, 1))
+    sealed(copied, "active")
+    told = refused("audit", copied, "--attack", "mc", "--out", tmp_path / "o")
+    assert "ck is damaged (" in told
+    assert len(told) < 1000
+
+
+def test_a_pipe_in_the_place_of_models_is_refused(copied, tmp_path):
+    sealed(copied, "active")
+    stored = unseal((copied / "cell.json").read_bytes(), _Stored)
+    (copied / "cell.json").write_bytes(seal(msgspec.structs.replace(stored, models={})))
+    (copied / "passive_1.safetensors").unlink()
+    os.mkfifo(copied / "passive_1.safetensors")
+    told = refused("audit", copied, "--attack", "mc", "--draws", 1, "--set", "aux.folds=0", "--out", tmp_path / "o")
+    assert "expected a file, found something else" in told
+
+
+@pytest.mark.parametrize(("out", "record"), [("a", "a"), ("a", "a/tr"), ("tr/a", "tr")])
+def test_a_checkpoint_and_a_recording_are_apart(tmp_path, out, record):
+    told = refused("train", *SETTINGS, "--out", tmp_path / out, "--record", tmp_path / record)
+    assert "expected --out and --record apart from each other" in told
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--out", "--record"])
+def test_two_trainings_do_not_write_into_one_folder(tmp_path, option):
+    with only_writer(tmp_path / "one"):
+        told = refused("train", *SETTINGS, option, tmp_path / "one")
+    assert f"another vflsec is writing to {tmp_path / 'one'}" in told
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_recording_that_the_disk_has_no_place_for_costs_no_models(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.TranscriptWriter, "write", full)
+    words = ["train", *SETTINGS, "--out", tmp_path / "ck", "--record", tmp_path / "tr"]
+    result = CliRunner().invoke(cli, [str(word) for word in words])
+    assert result.exit_code == 2
+    assert "tr is not complete: No space left on device; remove it and train again" in " ".join(result.output.split())
+    assert "accuracy" in result.output
+    assert checkpoint.restore(tmp_path / "ck").facts.status == "ok"
+    assert {one.name for one in tmp_path.iterdir()} == {"ck", "tr"}
+
+
+def test_a_name_that_is_too_long_is_refused_in_one_line(tmp_path):
+    assert "File name too long" in refused("train", *SETTINGS, "--record", tmp_path / ("a" * 300))

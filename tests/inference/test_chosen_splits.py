@@ -9,9 +9,12 @@ import torch
 
 from tests.inference.test_replay import trained
 from vflsec.core.layout import Layout
+from vflsec.core.message import Kind, Message
+from vflsec.core.view import View
 from vflsec.inference.chosen_splits import explained_by_row
 from vflsec.inference.replay import Ensemble, observed, replayed
 from vflsec.inference.trees.choices import Choices
+from vflsec.inference.trees.drawn_columns import drawn_columns
 from vflsec.trees.bins import Bins
 
 TEMPERATURE = 2.0
@@ -23,9 +26,17 @@ def choices(view, most=100):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("name", ["secureboost", "secureboost-turns"])
-def test_each_split_is_the_likeliest_choice_under_the_true_labels(classes, name):
-    view, leaves, targets, _ = trained(classes, name=name)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("secureboost", {}),
+        ("secureboost-turns", {}),
+        ("secureboost", {"columns": 0.5}),
+        ("secureboost", {"columns": 0.5, "exchange": "plain"}),
+    ],
+)
+def test_each_split_is_the_likeliest_choice_under_the_true_labels(classes, name, options):
+    view, leaves, targets, _ = trained(classes, name=name, **options)
     found = choices(view)
     outputs, numbers = targets.shape[1], np.arange(leaves.shape[1])
     whole = Ensemble({"train": leaves}, numbers // outputs, numbers % outputs, {})
@@ -70,6 +81,40 @@ def test_the_surprise_is_that_of_a_loop_over_nodes_and_bins(classes, most):
                 gains = [gain(side, inside, output) / TEMPERATURE for side in (right, *fits)]
                 total -= gains[0] - math.log(sum(math.exp(x) for x in gains))
         assert float(found.surprise(r, derivatives, temperature=TEMPERATURE, l2=1.0)) == pytest.approx(total, rel=1e-3)
+
+
+@pytest.mark.parametrize("exchange", ["masked", "plain"])
+@pytest.mark.parametrize("parties", [2, 3])
+def test_a_party_knows_the_columns_that_it_draws(exchange, parties):
+    view, *_ = trained(2, parties=parties, columns=0.5, exchange=exchange)
+    d = view.features["train"].shape[1]
+    if parties == 3:  # colluding parties have their columns side by side
+        view = replace(view, features={"train": view.features["train"].repeat(1, 2)})
+        d *= 2
+    found = drawn_columns(view)
+    assert sorted(found) == [0, 1, 2, 3]
+    assert {(len(own), own.sum()) for own in found.values()} == {(d, d // 2)}
+    assert len({own.tobytes() for own in found.values()}) > 1
+    assert drawn_columns(replace(view, messages=())) == {}
+
+
+def test_a_category_is_drawn_with_all_its_values():
+    column, ordered = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([True, True, True, False, False, False])
+    messages = (
+        Message(Kind.CONTROL, "passive_1", "active", 0, "train", {"column": column, "ordered": ordered}),
+        *(
+            Message(Kind.CIPHERTEXT, "passive_1", "active", tree, "train", {"rows": torch.tensor([rows])})
+            for tree, rows in enumerate([[2, 0, 1, 0, 0, 0], [0, 0, 0, 0, 3, 0], [1, 1, 1, 1, 2, 0]])
+        ),
+    )
+    none = torch.zeros(0, dtype=torch.long)
+    view = View("passive_1", "passive", 2, {"train": torch.zeros(3, 4)}, None, none, none, messages)
+    assert {tree: own.tolist() for tree, own in drawn_columns(view).items()} == {
+        0: [True, False, False, False],
+        1: [False, True, True, True],
+        2: [True, True, True, True],
+    }
+    assert drawn_columns(replace(view, features={"train": torch.zeros(3, 5)})) == {}
 
 
 def test_a_round_without_known_splits_says_nothing():

@@ -10,7 +10,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -66,7 +66,7 @@ class Restored(NamedTuple):
     def trained(self, draw: int) -> Trained:
         """Return the federation as it was trained, for one draw of auxiliary samples; the first is that of its seed."""
         trained = self.untrained(draw)
-        load_states(trained.federation, self.folder)
+        load_states(trained.federation, self.folder, complete=True)
         return trained
 
     def untrained(self, draw: int) -> Trained:
@@ -114,9 +114,14 @@ def restore(folder: Path, dataset: str | None = None, options: Mapping[str, Any]
         settings = files.parse_toml(files.read(folder / SETTINGS).decode())
         rows = msgspec.json.decode(files.read(folder / ROWS), type=_Rows)
         encoders = msgspec.json.decode(files.read(folder / ENCODERS))
-    except (OSError, ValueError, msgspec.DecodeError) as error:
+        seed = msgspec.convert(settings.pop("seed", None), Annotated[int, msgspec.Meta(ge=0)])
+        salt = bytes.fromhex(rows.salt)
+        if len(salt) > hashlib.blake2b.MAX_KEY_SIZE:
+            raise ValueError(f"expected a salt of at most {hashlib.blake2b.MAX_KEY_SIZE} bytes in {ROWS}")
+        if not isinstance(settings.get("data", {}), dict):
+            raise ValueError(f"expected a table [data] in {SETTINGS}")
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise StoreError(f"{folder} is damaged ({error}): train it again") from None
-    seed = settings.pop("seed", None)
     if dataset is not None:
         settings["dataset"] = dataset
         settings["data"] = {**settings.get("data", {}), **({"options": dict(options)} if options else {})}
@@ -139,6 +144,8 @@ def restore(folder: Path, dataset: str | None = None, options: Mapping[str, Any]
 
 class TranscriptTap(Transcript):
     """A tap that writes the embeddings, gradients and nodes of all parties into a transcript.
+
+    ``lost`` is None, or the error after which nothing was recorded.
 
     Args:
         folder: a new folder.
@@ -166,10 +173,11 @@ class TranscriptTap(Transcript):
         if self._writer.parts:
             raise UsageError(f"expected a new folder for a recording, found a transcript in {folder}: choose another")
         self._pending: list[Sent] = []
+        self.lost: StoreError | None = None
 
     def __call__(self, message: Message) -> None:
         """Write ``message`` if it holds one vector for each row."""
-        if message.kind not in self.kinds or message.rows is None or message.split not in self.data.ids:
+        if self.lost or message.kind not in self.kinds or message.rows is None or message.split not in self.data.ids:
             return
         if message.sender == message.receiver:  # it notes what it knows, and sends nothing
             return
@@ -191,9 +199,13 @@ class TranscriptTap(Transcript):
         return not self._writer.parts
 
     def close(self) -> None:
-        """Write what is left."""
-        self._writer.write(self._pending)
-        self._pending = []
+        """Write what is left, or note in ``lost`` why that is impossible: the training goes on."""
+        pending, self._pending = self._pending, []
+        try:
+            self._writer.write(pending)
+        except OSError as error:
+            folder, cause = self._writer.folder, error.strerror or error
+            self.lost = StoreError(f"the recording {folder} is not complete: {cause}; remove it and train again")
 
 
 def messages_of(restored: Restored, folder: Path, adversary: str) -> Iterator[Message]:
@@ -210,8 +222,8 @@ def messages_of(restored: Restored, folder: Path, adversary: str) -> Iterator[Me
     places: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
     names = adversary.split("+")
     for sent in opened.messages():
-        if sent.sender not in names and sent.receiver not in names:
-            continue
+        if sent.kind == "prediction" or (sent.sender not in names and sent.receiver not in names):
+            continue  # a checkpoint makes the predictions itself
         if sent.split not in places:
             ids = {str(one): k for k, one in enumerate(data.ids.get(sent.split, np.array([])))}
             places[sent.split] = np.vectorize(lambda one, ids=ids: ids.get(one, -1), otypes=[np.int64])

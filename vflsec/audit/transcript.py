@@ -393,6 +393,8 @@ class TranscriptFolder:
         longest = max(range(len(ids)), key=lambda k: len(ids[k]) if isinstance(ids[k], str) else 0, default=0)
         if ids and len(str(ids[longest])) > LONGEST_ID:
             raise wrong(longest, f"expected a row of at most {LONGEST_ID} characters, found {len(str(ids[longest]))}")
+        if ids and any("\0" in str(one) for one in ids):
+            raise wrong(next(k for k, one in enumerate(ids) if "\0" in str(one)), "expected no NUL in the id of a row")
         rows = np.asarray(ids, dtype=object).astype(str)
         flat, lengths = _vectors(batch.column("value"))
         if not len(lengths):

@@ -111,6 +111,11 @@ class Lazy(Suggesting):
             if ctx.params["traceback"]:
                 raise
             raise Failure(error) from None
+        except MemoryError as error:
+            if ctx.params["traceback"]:
+                raise
+            text = f"too large for the memory of this machine ({error}): use less data, or a machine with more memory"
+            raise Failure(UsageError(text)) from None
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(130)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 
 from vflsec.cli.options import completing, config, data_dir, device, expose, max_exposure, resolve, settings
+from vflsec.core.errors import UsageError
 
 
 @click.command("train")
@@ -67,24 +69,33 @@ def command(
     from vflsec.experiment import engine, naming
     from vflsec.experiment import spec as specs
     from vflsec.experiment.privacy import spent_at_most
-    from vflsec.experiment.store import CellFolder
+    from vflsec.experiment.store import CellFolder, only_writer
 
     spec = specs.read_training(resolve(of_training(config) if config else {}, assignments, **chosen))
     engine.check_device(device)
     spec = naming.with_standard_names(spec, naming.names_of(spec))
     engine.check_training(spec)
     expose(engine.exposures(spec), max_exposure)
+    folders = [folder for folder in (out, record) if folder]
+    if out and record and _nested(out.resolve(), record.resolve()):
+        raise UsageError(f"expected --out and --record apart from each other, got {out} and {record}")
     if out:
         CellFolder(out).check()
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("train")
-        trained, facts = api.fit(
-            spec,
-            seed,
-            device,
-            lambda phase, done, total: progress.update(bar, description=phase, completed=done, total=total),
-            record,
-        )
+    with ExitStack() as locked:
+        for folder in folders:
+            locked.enter_context(only_writer(folder))
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("train")
+            trained, facts, lost = api.fit(
+                spec,
+                seed,
+                device,
+                lambda phase, done, total: progress.update(bar, description=phase, completed=done, total=total),
+                record,
+            )
+        if out:
+            CellFolder(out).write(facts, lambda path: checkpoint.save(path, trained, spec, seed), portable=True)
+            click.echo(f"checkpoint: {out}", err=True)
     for note in facts.notes:
         click.echo(f"NOTE {note}", err=True)
     assert facts.utility is not None, "its training has ended well"
@@ -94,12 +105,15 @@ def command(
     click.echo(f"{'traffic':10} {nbytes / 1e6:.1f} MB")
     for found in spent_at_most(trained, facts.releases):
         click.echo(f"{'epsilon':10} {budget(found)}")
-    if out:
-        CellFolder(out).write(facts, lambda path: checkpoint.save(path, trained, spec, seed), portable=True)
-        click.echo(f"checkpoint: {out}", err=True)
+    if lost:
+        raise lost
     if record:
         for path in sorted(record.rglob("*.recording")) or [record]:
             click.echo(f"recording: {path}", err=True)
+
+
+def _nested(one: Path, other: Path) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def budget(found: Mapping[str, Any]) -> str:

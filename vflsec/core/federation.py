@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 
+from vflsec.core import files
 from vflsec.core.attack import Attack
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.errors import StoreError
@@ -121,8 +122,13 @@ def save_states(federation: Federation, folder: Path, roles: Collection[str] | N
         save_file(state, folder / f"{party.name}.safetensors", metadata={"format": "vflsec", "party": party.name})
 
 
-def load_states(federation: Federation, folder: Path) -> None:
+def load_states(federation: Federation, folder: Path, *, complete: bool = False) -> None:
     """Load what ``save_states`` wrote into each party's models, already built; other roles stay as they are.
+
+    Args:
+        federation: with models of the same shapes.
+        folder: of the files.
+        complete: whether they must hold every role of every party, and nothing else.
 
     Raises:
         StoreError: a file is damaged, or its values do not fit the models.
@@ -130,7 +136,9 @@ def load_states(federation: Federation, folder: Path) -> None:
     for party in federation.all_parties:
         path = folder / f"{party.name}.safetensors"
         try:
-            stored = load_file(path)
+            stored = load(files.read(path))
+            if complete:
+                _expect_types(stored, party)
             for role, module in party.modules.items():
                 start = f"{role}."
                 own = {key.removeprefix(start): value for key, value in stored.items() if key.startswith(start)}
@@ -138,3 +146,14 @@ def load_states(federation: Federation, folder: Path) -> None:
                     module.load_state_dict(own)
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             raise StoreError(f"{path} is damaged ({' '.join(str(error).split())[:200]}): train it again") from None
+
+
+def _expect_types(stored: Mapping[str, Tensor], party: Party) -> None:
+    """Raise ValueError unless ``stored`` has the names and types of a party's models."""
+    states = {f"{role}.{key}": x for role, module in party.modules.items() for key, x in module.state_dict().items()}
+    if stored.keys() != states.keys():
+        odd = sorted(stored.keys() ^ states.keys())[0]
+        raise ValueError(f"expected {'no ' * (odd in stored)}{odd}")
+    for name, x in states.items():
+        if stored[name].dtype != x.dtype:
+            raise ValueError(f"expected {name} as {x.dtype}, found {stored[name].dtype}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -61,6 +61,7 @@ class Message:
             sums of first and second derivatives and of rows, of nodes (N,) and bins.
         rows: (B,) positions of the samples in ``split``, or None.
         split: the rows that the message is about, ``train``, ``val``, ``test``...
+        noted: whether it was not sent: it is what the receiver alone found, by decryption for example.
     """
 
     kind: Kind
@@ -71,17 +72,23 @@ class Message:
     payload: Mapping[str, Any]
     rows: Tensor | None = None
     split: str = "train"
+    noted: bool = False
 
     @property
     def nbytes(self) -> int:
         """Size of the payload in bytes."""
         return sum(_nbytes(value) for value in self.payload.values())
 
+    @property
+    def known_to(self) -> frozenset[str]:
+        """Names of the parties that know the payload."""
+        return frozenset({self.receiver} if self.noted else {self.sender, self.receiver})
+
     def private_copy(self) -> Message:
         """Return the same message with tensors that share neither graph nor memory with this one."""
         payload = {key: _copy(value) for key, value in self.payload.items()}
         rows = None if self.rows is None else self.rows.clone()
-        return Message(self.kind, self.sender, self.receiver, self.step, self.phase, payload, rows, self.split)
+        return replace(self, payload=payload, rows=rows)
 
 
 class Route(NamedTuple):
@@ -220,8 +227,8 @@ class Transcript:
         self.messages: list[Message] = []
 
     def __call__(self, message: Message) -> None:
-        """Record ``message`` if the adversary sent or received it."""
-        if message.kind in self.kinds and {message.sender, message.receiver} & self.parties:
+        """Record ``message`` if the adversary sent or received it, but not what another party noted."""
+        if message.kind in self.kinds and message.known_to & self.parties:
             self.messages.append(message)
 
 

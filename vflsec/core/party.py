@@ -178,7 +178,7 @@ class Party:
         rows: Tensor | None = None,
     ) -> None:
         """Pass to the taps what this party knows of an exchange beside its messages: what it masked or unmasked."""
-        self._channel.open(Message(kind, sender, self.name, step, phase, payload, rows))
+        self._channel.open(Message(kind, sender, self.name, step, phase, payload, rows, noted=True))
 
     def count_release(self, kind: Kind, rows: Tensor, *, to: str, phase: str) -> None:
         """Count a release of rows whose values another party does not see, but only what follows from them."""

@@ -43,6 +43,28 @@ def writing(folder: Path) -> Iterator[None]:
         raise StoreError(f"cannot write to {folder}: {cause}; choose another --out") from None
 
 
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold a lock beside a folder that is still to be made.
+
+    Raises:
+        StoreError: another process holds it, or it cannot be made.
+    """
+    lock = FileLock(folder.with_name(f"{files.UNFINISHED}{folder.name[:200]}.lock"))
+    with writing(folder):
+        folder.exists()  # not with a name that is too long
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise StoreError(f"another vflsec is writing to {folder}: wait for it, or choose another folder") from None
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
 class Store:
     """Reads and writes one results folder; a kill loses at most the line being written.
 
@@ -188,6 +210,16 @@ def _is_intact(path: Path, digest: str) -> bool:
     return path.is_file() and _digest(path) == digest
 
 
+@contextmanager
+def _removed_if_unfinished(temporary: Path) -> Iterator[None]:
+    """Remove a folder that could not be finished, so that it does not fill a full disk further."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
 class CellFolder:
     """One cell's models and facts; written whole or not at all."""
 
@@ -249,7 +281,7 @@ class CellFolder:
         """
         temporary = self.path.with_name(f"{files.UNFINISHED}{self.path.name}-{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)
-        with writing(self.path):
+        with writing(self.path), _removed_if_unfinished(temporary):
             temporary.parent.mkdir(parents=True, exist_ok=True)
             save_models(temporary)
             models = {path.name: _digest(path) for path in sorted(temporary.iterdir())}

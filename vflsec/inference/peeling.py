@@ -84,7 +84,7 @@ def _peel(one: Equation, found: Ints, start: int, stop: int, possible: Possible)
     """Find rows in the bins ``start`` to ``stop`` of one column from one equation; ``found`` (n,) gets their bins."""
     own = found[one.rows]
     known = own >= 0
-    if known.all():
+    if known.all() or one.counts[start:stop].sum() != len(one.rows):  # rows were withheld, or the column not drawn
         return
     sums, counts = one.sums[start:stop].copy(), one.counts[start:stop].copy()
     with np.errstate(over="ignore"):

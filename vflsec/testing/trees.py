@@ -27,7 +27,7 @@ class Grown(NamedTuple):
     def heard(self, name: str) -> tuple[Message, ...]:
         """Return the messages that a party, or those of ``passive_1+passive_2``, sent or received."""
         names = set(name.split("+"))
-        return tuple(m for m in self.messages if {m.sender, m.receiver} & names)
+        return tuple(m for m in self.messages if m.known_to & names)
 
 
 def grown(federation: Federation, **options: Any) -> Grown:

@@ -13,6 +13,7 @@ from torch import Tensor
 from vflsec.core.layout import Layout
 from vflsec.core.view import View
 from vflsec.inference.replay import sums_of
+from vflsec.inference.trees.drawn_columns import drawn_columns
 from vflsec.inference.trees.nodes import partners, told
 from vflsec.trees.bins import Bins
 
@@ -63,10 +64,11 @@ class Choices:
 
     def __init__(self, view: View, drawn: Mapping[int, NDArray[np.bool_]], most: int) -> None:
         device = view.features[view.aux_split].device
-        place, bins, self.shape = _own_bins(view, most)
+        place, bins, column, self.shape = _own_bins(view, most)
         self.place, self.bins = torch.from_numpy(place).to(device), torch.from_numpy(bins).to(device)
         least = view.agreed.get("leaf_rows", LEAF_ROWS)
         self.rounds: dict[int, Round] = {}
+        candidates = drawn_columns(view)
         for number, trees in _known_splits(view).items():
             outputs, group, nodes, right = (torch.from_numpy(one).to(device) for one in _joined(trees))
             counted = nodes.new_ones(group.shape)
@@ -74,6 +76,9 @@ class Choices:
                 counted *= torch.from_numpy(drawn[number]).to(counted)[:, None]
             (beyond,), (whole,) = self._sums(group, nodes, counted[None])
             possible = (beyond >= least) & (whole - beyond >= least)
+            for t, tree in enumerate(trees):
+                if tree.number in candidates:
+                    possible[t, torch.from_numpy(~candidates[tree.number][column]).to(device)] = False
             self.rounds[number] = Round(outputs, group, nodes, right, possible)
 
     @property
@@ -135,12 +140,12 @@ def _gain(right: Tensor, whole: Tensor, l2: float) -> Tensor:
     return of_right + of_left - of_node
 
 
-def _own_bins(view: View, most: int) -> tuple[Ints, Ints, tuple[int, int]]:
-    """Return the interval (n, c) of each training row in each column with bins, each bin's (V,), and a shape (c, W).
+def _own_bins(view: View, most: int) -> tuple[Ints, Ints, Ints, tuple[int, int]]:
+    """Return intervals of rows (n, c) and of bins (V,), the column of each bin (V,), and the shape (c, W) of intervals.
 
-    The V bins divide each of the c columns into intervals, each of which begins beyond a bin. W is the largest number
-    of them, and the intervals of a column are numbered from W times its position. An encoded category has two values
-    and so one bin that divides rows, as in the training.
+    The V bins divide each of the c columns that have any into intervals; a bin ends the interval that it is in. W is
+    the largest number of intervals, and those of a column are numbered from W times its position. An encoded category
+    has two values and so one bin that divides rows, as in the training.
     """
     x = view.features[view.aux_split]
     bins = Bins(Layout.numeric(x.shape[1]), x, int(view.agreed.get("bins", BINS)))
@@ -153,7 +158,15 @@ def _own_bins(view: View, most: int) -> tuple[Ints, Ints, tuple[int, int]]:
     for c, own in enumerate(kept):
         place[:, c] = c * width + np.searchsorted(own, codes[:, bins.column[own[0]]], side="left")
     ends = [c * width + np.arange(len(own)) for c, own in enumerate(kept)]
-    return place, np.concatenate([np.zeros(0, dtype=np.int64), *ends]), (len(kept), width)
+    return place, np.concatenate([np.zeros(0, dtype=np.int64), *ends]), bins.column[inner], (len(kept), width)
+
+
+class _Tree(NamedTuple):
+    """A tree with known splits: its number, the logit to which it adds, and its levels."""
+
+    number: int
+    output: int
+    levels: list[_Level]
 
 
 class _Level(NamedTuple):
@@ -164,10 +177,10 @@ class _Level(NamedTuple):
     size: int
 
 
-def _known_splits(view: View) -> dict[int, list[tuple[int, list[_Level]]]]:
-    """Return the output and the levels of each tree with known splits, by round."""
+def _known_splits(view: View) -> dict[int, list[_Tree]]:
+    """Return the trees with known splits by round."""
     outputs = view.n_classes if view.n_classes > 2 else 1
-    found: dict[int, list[tuple[int, list[_Level]]]] = {}
+    found: dict[int, list[_Tree]] = {}
     for other in partners(view):
         known = told(view, other)
         if known is None or view.aux_split not in known.nodes:
@@ -177,14 +190,14 @@ def _known_splits(view: View) -> dict[int, list[tuple[int, list[_Level]]]]:
             levels = [_split_of(nodes[:, t, k], nodes[:, t, k + 1]) for k in range(nodes.shape[2] - 1)]
             levels = [level for level in levels if level.size]
             if levels:
-                found.setdefault(int(known.rounds[t]), []).append((tree % outputs, levels))
+                found.setdefault(int(known.rounds[t]), []).append(_Tree(tree, tree % outputs, levels))
     return found
 
 
-def _joined(trees: Sequence[tuple[int, list[_Level]]]) -> tuple[Ints, Ints, Floats, Floats]:
+def _joined(trees: Sequence[_Tree]) -> tuple[Ints, Ints, Floats, Floats]:
     """Return outputs (T,), groups (n, T), and the nodes and right sides (T, M, K) in which groups are."""
-    outputs = np.array([output for output, _ in trees], dtype=np.int64)
-    grouped = [_grouped(levels) for _, levels in trees]
+    outputs = np.array([tree.output for tree in trees], dtype=np.int64)
+    grouped = [_grouped(tree.levels) for tree in trees]
     shape = [len(trees), *np.max([nodes.shape for _, nodes, _ in grouped], axis=0)]
     nodes, right = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
     for t, (_, inside, beyond) in enumerate(grouped):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from vflsec.core.message import AFTERWARDS, Kind
@@ -35,7 +34,6 @@ def exact_equations(view: View, victim: str) -> list[Equation]:
             if (tree, node) not in sums and parent in sums and sibling in sums:
                 sums[tree, node] = sums[parent] - sums[sibling]
     found = []
-    columns = columns_of(view, victim) if sums else 1
     for (tree, node), value in sums.items():
         first = max((step for step in derivatives if step <= tree), default=None)
         if first is None or node not in nodes.get(tree, {}):
@@ -46,20 +44,28 @@ def exact_equations(view: View, victim: str) -> list[Equation]:
         rows = nodes[tree][node]
         rows = rows[place[rows] >= 0]
         counts = np.rint(value[:, 2]).astype(np.int64)
-        if len(rows) * columns != counts.sum():
-            continue  # some rows were withheld
         pair = derived[place[rows]][:, [tree - first, derived.shape[1] // 2 + tree - first]]
         units = [np.rint(x * 2.0**FRACTION_BITS).astype(np.int64) for x in (pair, value[:, :2])]
         found.append(Equation(rows, keys_of(units[0]), keys_of(units[1]), counts))
     return sorted(found, key=lambda one: len(one.rows))[:SMALLEST]
 
 
-def linear_equations(view: View, victim: str, n_bins: int) -> tuple[Floats, Floats]:
-    """Return weights (E, n) of training rows and the sums (E, V) over them in each bin, of the first told nodes."""
+def linear_equations(view: View, victim: str, column: Ints) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """Return weights (E, n) of training rows and the sums (E, V) over them in each bin, of the first told nodes.
+
+    The third value says for which columns (E, columns) they hold: a tree may have drawn some columns only, and
+    histograms without withheld rows say nothing.
+
+    Args:
+        view: of the active party.
+        victim: whose columns.
+        column: (V,) of each bin, numbered from 0.
+    """
     n = len(view.features[view.aux_split])
     derivatives, nodes = own_knowledge(view, victim)
     weights: list[Floats] = []
     sums: list[Floats] = []
+    holds: list[NDArray[np.bool_]] = []
     for m in between(view, victim, Kind.HISTOGRAM):
         first = max((step for step in derivatives if step <= m.step), default=None)
         told_sums = m.payload["value"].cpu().double().numpy()
@@ -74,18 +80,20 @@ def linear_equations(view: View, victim: str, n_bins: int) -> tuple[Floats, Floa
                 spread[1, sampled] = value[:, outputs + m.step - first]
                 spread[2, sampled] = 1
                 known, rows = list(spread), rows[spread[2, rows] > 0]
-            if len(rows) != round(float(told_sums[i, :, 2].sum() / columns_of(view, victim))):
-                continue  # some rows were withheld
+            complete = np.bincount(column, np.rint(told_sums[i, :, 2])) == len(rows)
+            if not complete.any():
+                continue
             inside = np.zeros(n)
             inside[rows] = 1
             parts = (0, 1, 2) if first is not None else (2,)
             weights += [inside * own for own in known]
             sums += [told_sums[i, :, part] for part in parts]
+            holds += [complete] * len(parts)
             if len(weights) >= EQUATIONS:
-                return np.stack(weights), np.stack(sums)
+                return np.stack(weights), np.stack(sums), np.stack(holds)
     if not weights:
-        return np.zeros((0, n)), np.zeros((0, n_bins))
-    return np.stack(weights), np.stack(sums)
+        return np.zeros((0, n)), np.zeros((0, len(column))), np.zeros((0, column.max(initial=-1) + 1), dtype=bool)
+    return np.stack(weights), np.stack(sums), np.stack(holds)
 
 
 def own_knowledge(view: View, victim: str) -> tuple[dict[int, tuple[Ints, Floats]], dict[int, dict[int, Ints]]]:
@@ -104,9 +112,3 @@ def own_knowledge(view: View, victim: str) -> tuple[dict[int, tuple[Ints, Floats
             of_tree = nodes.setdefault(m.step, {})
             of_tree.update({node: rows[value == node] for node in np.unique(value[value > 0]).tolist()})
     return derivatives, nodes
-
-
-def columns_of(view: View, victim: str) -> int:
-    """Return the number of raw columns in the histograms of ``victim``."""
-    (column, *_) = [m.payload["column"] for m in between(view, victim, Kind.CONTROL) if "column" in m.payload]
-    return len(torch.unique(column))

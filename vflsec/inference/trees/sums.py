@@ -42,17 +42,23 @@ def solved(view: View, victim: str, known: Bounds) -> Floats:
 
 
 def _solved(view: View, victim: str, known: Bounds) -> Floats:
-    rows, sums = linear_equations(view, victim, len(known.weights))
+    columns = [[u for u, unit in enumerate(known.units) if unit.column == j] for j in _columns(known)]
+    ranges = [np.arange(known.units[own[0]].first, known.units[own[-1]].last + 1) for own in columns]
+    of_bins = np.repeat(np.arange(len(columns)), [len(bins) for bins in ranges])
+    all_rows, all_sums, holds = linear_equations(view, victim, of_bins)
     found = known.expected[view.aux_split].copy()
-    if not len(rows):
-        return found
-    length = np.linalg.norm(rows, axis=1, keepdims=True).clip(np.finfo(float).tiny)
-    rows, sums = rows / length, sums / length
-    gram = rows @ rows.T
-    step = rows.T @ np.linalg.pinv(gram + RIDGE * np.eye(len(gram)), rcond=1e-7, hermitian=True)  # (n, E)
-    for j in {unit.column for unit in known.units}:
-        units = [u for u, unit in enumerate(known.units) if unit.column == j]
-        bins = np.arange(known.units[units[0]].first, known.units[units[-1]].last + 1)
+    length = np.linalg.norm(all_rows, axis=1, keepdims=True).clip(np.finfo(float).tiny)
+    all_rows, all_sums = all_rows / length, all_sums / length
+    steps: dict[bytes, Floats] = {}
+    for units, bins, here in zip(columns, ranges, holds.T, strict=True):
+        if not here.any():
+            continue
+        rows, sums = all_rows[here], all_sums[here]
+        if here.tobytes() not in steps:
+            gram = rows @ rows.T
+            inverse = np.linalg.pinv(gram + RIDGE * np.eye(len(gram)), rcond=1e-7, hermitian=True)
+            steps[here.tobytes()] = rows.T @ inverse  # (n, E)
+        step = steps[here.tobytes()]
         allowed = _allowed(known, view.aux_split, units, bins)
         x = allowed * known.mass[bins].clip(np.finfo(float).tiny)
         x /= x.sum(axis=1, keepdims=True)
@@ -63,6 +69,11 @@ def _solved(view: View, victim: str, known: Bounds) -> Floats:
             x = _nearest(x + step @ missing, allowed)
         found[:, units] = x @ known.weights[bins][:, units]
     return found
+
+
+def _columns(known: Bounds) -> list[int]:
+    """Return the columns with bins, in their order."""
+    return list(dict.fromkeys(unit.column for unit in known.units))
 
 
 def _allowed(known: Bounds, split: str, units: list[int], bins: NDArray[np.int64]) -> NDArray[np.bool_]:
