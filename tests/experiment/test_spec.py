@@ -131,7 +131,10 @@ def test_wrong_references(parse, text, message):
         ({"method": {"rounds": 5}}, r"got 'int' - at 'method\[...\]': write method.NAME.OPTION, with the name of"),
         ({"aux": {"n": -1}}, "expected aux.n >= 0"),
         ({"aux": {"folds": 1}}, "aux.folds 0 or >= 2"),
-        ({"method": {"secureboost": {}}}, "expected settings for fedsplitnn, got method.secureboost: add --method sec"),
+        (
+            {"method": {"secureboost": {}}},
+            "expected settings for fedsplitnn, got method.secureboost: write method.fedspl",
+        ),
         ({"method": {"fedspl": {}}}, r"settings for unknown method 'fedspl'. Did you mean fedsplitnn\?"),
     ],
 )

@@ -1,5 +1,6 @@
 """Sweeps: each point equals the evaluation with its settings, points share results, and the axes are what was asked."""
 
+import copy
 import json
 import re
 import shutil
@@ -288,6 +289,17 @@ def test_a_rise_is_the_paired_difference_and_counts_beyond_noise(swept, by, risi
         half = stats.t.ppf(0.975, 1) * np.std(by, ddof=1) / 2**0.5
         assert one.ci95 == pytest.approx((np.mean(by) - half, np.mean(by) + half))
         assert one.still_rising is rising
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_no_two_columns_have_one_title(swept, width):
+    report = copy.copy(swept[1])
+    axes = {"method.secureboost.alone": [60, 150], "model.cut": [2, 8]}
+    report.sweep = msgspec.structs.replace(report.sweep, axes=axes)
+    header = report.tables()[0].header
+    assert len(set(header)) == len(header)
+    assert header[:2] == ["secureboost.alone", "cut"]
+    assert "secureboost" in report.table(width)
 
 
 def test_a_headline_that_is_alone_does_not_rise_by_an_attack(swept):

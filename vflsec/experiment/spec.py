@@ -168,7 +168,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if name not in known:
                 if name in registry.entries("methods"):
                     raise UsageError(
-                        f"expected settings for {', '.join(sorted(known))}, got method.{name}: add --method {name}"
+                        f"expected settings for {', '.join(sorted(known))}, got method.{name}: "
+                        f"write method.{min(known)}, or add --method {name}"
                     )
                 raise UsageError(f"settings for {unknown('method', name, known)}")
         found = [self.method_of(label) for label in self.methods]

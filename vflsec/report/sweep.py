@@ -136,7 +136,7 @@ class SweepReport:
 
     def _narrowed(self, cells: Cells) -> Cells:
         """Leave out details, but no setting that is swept, whatever its name is."""
-        swept = {path.rpartition(".")[2] for path in self.sweep.axes}
+        swept = set(self._names())
         first = len(list(takewhile(swept.__contains__, cells.header)))
         own, others = (
             [line[part] for line in (cells.header, *cells.rows)] for part in (slice(first), slice(first, None))
@@ -154,13 +154,16 @@ class SweepReport:
         above = dict.fromkeys(table.heading(report.summary) for report in self.reports)
         return f"{chr(10).join(above)}\nswept: {axes}{how}, {count(len(self.reports), 'point')}"
 
+    def _names(self) -> list[str]:
+        """Return the titles of the swept settings; ``alone`` is also the title of another column."""
+        names = {path: path.rpartition(".")[2] for path in self.sweep.axes}
+        return [path.removeprefix("method.") if name == "alone" else name for path, name in names.items()]
+
     def tables(self) -> list[Cells]:
         """Return the headlines, then CAP where a defense has several strengths."""
-        names = [path.rpartition(".")[2] for path in self.sweep.axes]
         several = len(self._targets()) > 1
         of = ["of"] if several else []
         header = [
-            *names,
             "method",
             "defense",
             "λ",
@@ -172,6 +175,8 @@ class SweepReport:
             "alone",
             "advantage",
         ]
+        names = self._names()
+        header = [*names, *header]
         found = [
             Cells(
                 "The strongest attack at each point",
