@@ -17,6 +17,7 @@ from vflsec.cli import cli
 from vflsec.core.errors import DataError, InsufficientView, StoreError, UsageError
 from vflsec.experiment.spec import AttackSpec
 from vflsec.experiment.store import Store, _Stored, only_writer
+from vflsec.inference import boosting_guesses
 from vflsec.records.folder import read_manifest, read_records
 from vflsec.records.schema import seal, unseal
 
@@ -196,6 +197,16 @@ def test_a_recording_in_which_nothing_crosses_is_named(tmp_path):
         f"NOTE no party sent anything in training or prediction: the recording {tmp_path / 'tr'} is empty"
         in found.stderr
     )
+
+
+def test_attacks_on_one_target_share_what_they_compute(tmp_path, monkeypatch):
+    words = ["--dataset", "toy", "--set", "data.options.rows=300", "--method", "secureboost:rounds=1,leaf_rows=5"]
+    run("train", *words, "--out", tmp_path / "ck", "--record", tmp_path / "tr")
+    begun, guesses = [], boosting_guesses._guesses
+    monkeypatch.setattr(boosting_guesses, "_guesses", lambda *args: begun.append(args) or guesses(*args))
+    run("audit", tmp_path / "ck", "--messages", tmp_path / "tr", "--attack", "fusion,boosting-replay", "--draws", 1,
+        "--set", "aux.n=20", "--set", "aux.folds=0", "--out", tmp_path / "o")  # fmt: skip
+    assert len(begun) == 1
 
 
 def sealed(folder, name, **changed):

@@ -232,10 +232,14 @@ def records(audit: SystemAudit, draw: int, done: Container[str] = ()) -> Iterato
     for spec in audit.baselines:
         if (key := audit.key(spec, draw, "alone")) not in done:
             yield _alone(spec, key, alone, audit, draw)
+    questions: dict[tuple[str, str | None, str | None], Question] = {}  # attacks share what views remember
     for spec in audit.attacks:
         if (key := audit.key(spec, draw)) not in done:
             attack, began = build_attack(spec), time.perf_counter()
-            changes = guarded(attack, audit.asked(attack, trained), trained.federation, audit.aux)
+            about = (attack.target, attack.victim, attack.column)
+            if about not in questions:
+                questions[about] = audit.asked(attack, trained)
+            changes = guarded(attack, questions[about], trained.federation, audit.aux)
             yield Result(
                 key=key,
                 cell=subject.fingerprint[:16],
