@@ -409,6 +409,19 @@ def test_a_collapsed_training_gives_no_number(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_too_little_memory_is_one_line(monkeypatch):
+    from vflsec import api
+
+    def fit(*_):
+        raise MemoryError("Unable to allocate 3.91 GiB")
+
+    monkeypatch.setattr(api, "fit", fit)
+    result = run(*TRAIN)
+    assert result.exit_code == 2
+    said = "Error: too large for the memory of this machine (Unable to allocate 3.91 GiB): use less data, or a machine"
+    assert result.stderr.splitlines()[-1].startswith(said)
+
+
 def test_a_checkpoint_that_cannot_be_written_is_found_before_training(fitted):
     result = run(*TRAIN, "--out", "/proc/x/y")
     assert result.exit_code == 2

@@ -49,16 +49,15 @@ def _solved(view: View, victim: str, known: Bounds) -> Floats:
     found = known.expected[view.aux_split].copy()
     length = np.linalg.norm(all_rows, axis=1, keepdims=True).clip(np.finfo(float).tiny)
     all_rows, all_sums = all_rows / length, all_sums / length
-    steps: dict[bytes, Floats] = {}
+    before = np.zeros(0, dtype=bool)
     for units, bins, here in zip(columns, ranges, holds.T, strict=True):
         if not here.any():
             continue
-        rows, sums = all_rows[here], all_sums[here]
-        if here.tobytes() not in steps:
+        if not np.array_equal(here, before):  # columns have the same equations, unless trees draw some of them
+            before, rows = here, all_rows[here]
             gram = rows @ rows.T
-            inverse = np.linalg.pinv(gram + RIDGE * np.eye(len(gram)), rcond=1e-7, hermitian=True)
-            steps[here.tobytes()] = rows.T @ inverse  # (n, E)
-        step = steps[here.tobytes()]
+            step = rows.T @ np.linalg.pinv(gram + RIDGE * np.eye(len(gram)), rcond=1e-7, hermitian=True)  # (n, E)
+        sums = all_sums[here]
         allowed = _allowed(known, view.aux_split, units, bins)
         x = allowed * known.mass[bins].clip(np.finfo(float).tiny)
         x /= x.sum(axis=1, keepdims=True)
