@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vflsec.core.message import AFTERWARDS, Kind
 from vflsec.core.view import View
-from vflsec.inference.trees.nodes import partners, told, told_everywhere
+from vflsec.inference.trees.nodes import partners, sums_of, told, told_everywhere
 
 Ints = NDArray[np.int64]
 
@@ -125,14 +125,6 @@ def replayed(
             scores[s] = scores[s].index_add(-1, outputs, values[..., one + places] * (one > 0))
         left_out = left_out.index_add(-1, outputs, others * (nodes[split] > 0))
     return Replayed(scores, left_out, notes)
-
-
-def sums_of(values: Tensor, place: Tensor, count: int) -> Tensor:
-    """Return the sums (..., count) of values (..., k) at the same place (k,)."""
-    flat = values.reshape(-1, len(place))  # much faster than with more dimensions
-    return (
-        values.new_zeros(len(flat), count).scatter_add(1, place.expand_as(flat), flat).view(*values.shape[:-1], count)
-    )
 
 
 def _values(sums: Tensor, learning_rate: float, l2: float) -> Tensor:

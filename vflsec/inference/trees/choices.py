@@ -12,9 +12,8 @@ from torch import Tensor
 
 from vflsec.core.layout import Layout
 from vflsec.core.view import View
-from vflsec.inference.replay import sums_of
 from vflsec.inference.trees.drawn_columns import drawn_columns
-from vflsec.inference.trees.nodes import partners, told
+from vflsec.inference.trees.nodes import partners, sums_of, told
 from vflsec.trees.bins import Bins
 
 Ints = NDArray[np.int64]
