@@ -145,12 +145,13 @@ def restore(folder: Path, dataset: str | None = None, options: Mapping[str, Any]
 class TranscriptTap(Transcript):
     """A tap that writes the embeddings, gradients and nodes of all parties into a transcript.
 
-    ``lost`` is None, or the error after which nothing was recorded.
-
     Args:
         folder: a new folder.
         spec: of the training.
         seed: of the training.
+
+    Attributes:
+        lost: the error after which nothing was recorded, for example of a full disk; None without any.
 
     Raises:
         UsageError: the method sends neither, or the folder holds something else.
