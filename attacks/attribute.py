@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -15,8 +15,9 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.checks import one_of, positive, positive_or_none
 from vflsec.core.message import Kind
+from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.regression import Searched, log_probabilities, searched, standardized, unfinished
+from vflsec.inference.regression import Searched, log_probabilities, searched, unfinished
 from vflsec.inference.releases import averages, latest
 
 FEWEST = 3
@@ -132,16 +133,20 @@ class AttributeInference(Attack):
         """
         known = view.aux_split
         if self.reads == "own":
-            return [[standardized(dict(view.features), known)]]
+            return [[_standardized(view.features, known)]]
 
         def choices(received: Inputs) -> list[Inputs]:
             both = {split: torch.cat([h, view.features[split]], dim=1) for split, h in received.items()}
             chosen = {"received": [received], "both": [both], None: [received, both]}[self.reads]
-            return [standardized(x, known) for x in chosen]
+            return [_standardized(x, known) for x in chosen]
 
         single = latest(view, Kind.EMBEDDING, sender=view.victim)
         means = averages(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)
         return [choices(single), *(choices({known: h}) for h in means if not torch.equal(h, single[known]))]
+
+
+def _standardized(inputs: Mapping[str, Tensor], split: str) -> Inputs:
+    return {name: standardized(x, inputs[split]) for name, x in inputs.items()}
 
 
 class AttributeFit(NamedTuple):

@@ -17,6 +17,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.checks import one_of, positive
 from vflsec.core.message import Kind
+from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import received
 
@@ -84,8 +85,7 @@ class Cluster(Attack):
         assert view.model is not None
         with torch.no_grad():
             embedded = {split: view.model(own) for split, own in view.features.items()}
-        mean, std = embedded["train"].mean(dim=0), embedded["train"].std(dim=0).clamp_min(1e-6)
-        return {split: (h - mean) / std for split, h in embedded.items()}
+        return {split: standardized(h, embedded["train"]) for split, h in embedded.items()}
 
 
 def _matched(posterior: np.ndarray, labels: np.ndarray) -> np.ndarray:

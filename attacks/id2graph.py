@@ -16,6 +16,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.checks import positive
 from vflsec.core.errors import UsageError
+from vflsec.core.scaling import standardized
 from vflsec.core.sparse_rows import matrix_of
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.trees.components import components
@@ -102,8 +103,6 @@ def _clustered(x: NDArray[np.float64], clusters: int, seed: int) -> KMeans:
 
 def _scaled(x: NDArray[np.float64], variance: float) -> NDArray[np.float64]:
     """Return columns ``x`` (n, k), each standardized, with the given total variance."""
-    deviation = x.std(axis=0)
-    varying = deviation > 1e-9
-    found: NDArray[np.float64] = (x - x.mean(axis=0))[:, varying] / deviation[varying]
-    scaled: NDArray[np.float64] = found * np.sqrt(variance / max(1, found.shape[1]))
+    found = standardized(torch.from_numpy(x))
+    scaled: NDArray[np.float64] = (found * (variance / found.any(dim=0).sum().clamp_min(1)).sqrt()).numpy()
     return scaled

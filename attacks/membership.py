@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from vflsec.core.attack import Attack
 from vflsec.core.checks import one_of, positive
 from vflsec.core.errors import InsufficientView
+from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.regression import searched, standardized
+from vflsec.inference.regression import searched
 
 NEIGHBORS = 3
 
@@ -84,7 +85,7 @@ class MembershipInference(Attack):
 
     def _classified(self, features: Tensor, view: View, rng: torch.Generator) -> Tensor:
         """Return the log odds (n,) of membership."""
-        x = standardized({view.aux_split: features}, view.aux_split)[view.aux_split].cpu().numpy()
+        x = standardized(features).cpu().numpy()
         y = view.aux_labels.cpu().numpy()
         fewest = int(np.bincount(y, minlength=2).min())
         if fewest == 0:  # a single class

@@ -18,6 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.checks import positive
+from vflsec.core.scaling import Standardize
 from vflsec.core.sparse_rows import SparseRows
 from vflsec.core.stacked import runs, stack, stack_modules, unstack_modules
 from vflsec.core.view import Guess, Need, View
@@ -355,22 +356,6 @@ def slope(logits: Tensor, targets: Tensor, weight: float) -> Tensor:
     pull = p * other
     pull = torch.addcmul(pull, p, pull.sum(dim=1, keepdim=True), value=-1)
     return torch.cat([known / len(known), pull * (2 * weight / pull.numel())])
-
-
-class Standardize(nn.Module):
-    """Standardizes (B, d) with the mean and deviation of given embeddings (n, d); nothing is learned."""
-
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, embeddings: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("mean", embeddings.mean(dim=0))
-        self.register_buffer("deviation", embeddings.std(dim=0, correction=0).clamp_min(1e-12))
-
-    def forward(self, h: Tensor) -> Tensor:
-        """Return the standardized embeddings (B, d)."""
-        return (h - self.mean) / self.deviation
 
 
 def _is_alike_by_row(view: View) -> bool:

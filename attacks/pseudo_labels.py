@@ -12,12 +12,12 @@ import torch
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.checks import positive
+from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import log_probabilities
 
@@ -80,10 +80,7 @@ class PseudoLabels(Attack):
         if len(torch.unique(labels)) == 1:  # a single class
             same = torch.nn.functional.one_hot(labels[:1], view.n_classes).float()
             return Guess({name: same.expand(len(own), -1) for name, own in view.features.items()})
-        scaler = StandardScaler().fit(view.features[split].double().cpu().numpy())
-        x = {
-            name: torch.from_numpy(scaler.transform(own.double().cpu().numpy())) for name, own in view.features.items()
-        }
+        x = {name: standardized(own, view.features[split]).cpu() for name, own in view.features.items()}
         if x[split].shape[1] > WIDEST:
             x = _principal(x, split, seed=int(torch.randint(2**31, (), generator=rng)))
         classes, labels = torch.unique(labels, return_inverse=True)

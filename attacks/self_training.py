@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from vflsec.core.attack import Attack
 from vflsec.core.checks import positive
+from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.fused import fused_classes
 from vflsec.inference.opinion_pool import Opinion, pooled
@@ -162,12 +163,8 @@ class ForestTraining(SelfTraining):
 
 def _standardized(view: View, shared: Mapping[str, SourceTable]) -> Table:
     """Return the standardized tables (n, k) side by side, by split."""
-    found = {}
-    whole = {name: [source.table[name].double() for source in shared.values()] for name in view.features}
-    for name, tables in whole.items():
-        x, reference = torch.cat(tables, dim=1), torch.cat(whole[view.aux_split], dim=1)
-        found[name] = (x - reference.mean(dim=0)) / reference.std(dim=0, correction=0).clamp_min(1e-9)
-    return found
+    tables = [source.table for source in shared.values()]
+    return {s: torch.cat([standardized(t[s], t[view.aux_split]) for t in tables], dim=1) for s in view.features}
 
 
 def _with_waves(x: Table, rng: torch.Generator) -> Table:
@@ -185,8 +182,7 @@ def _whitened(tables: list[Tensor], n: int) -> Tensor | None:
     """Return the principal components (n, r) of the tables side by side, each with variance one; None without any."""
     if not tables:
         return None
-    z = torch.cat([table.double() for table in tables], dim=1)
-    z = (z - z.mean(dim=0)) / z.std(dim=0, correction=0).clamp_min(1e-12)
+    z = torch.cat([standardized(table) for table in tables], dim=1)
     variances, axes = torch.linalg.eigh(z.T @ z / n)
     kept = variances > 1e-6 * variances[-1].clamp_min(1e-12)
     whitened: Tensor = z @ axes[:, kept] / variances[kept].sqrt()

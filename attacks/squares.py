@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
-from sklearn.preprocessing import StandardScaler
 
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
+from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import regressed
 
@@ -43,7 +43,6 @@ class Squares(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return log-probabilities (n, C) for every split."""
-        scaler = StandardScaler().fit(view.features["train"].double().cpu().numpy())
-        scaled = {s: torch.from_numpy(scaler.transform(x.double().cpu().numpy())) for s, x in view.features.items()}
+        scaled = {split: standardized(x, view.features["train"]) for split, x in view.features.items()}
         wide = {split: torch.cat([x, x.square()], dim=1) for split, x in scaled.items()}
         return regressed(replace(view, features=wide), folds=self.folds, rng=rng)

@@ -15,6 +15,7 @@ from torch import nn
 from vflsec.core.auxiliary import thresholded
 from vflsec.core.errors import BadGuess, InsufficientView, plain
 from vflsec.core.registry import CONTRIB
+from vflsec.core.scaling import tamed
 from vflsec.core.view import Guess, Need, View
 
 Target = Literal["labels", "features", "attribute", "membership", "parameters", "integrity"]
@@ -127,7 +128,7 @@ class Attack(ABC):
 
     @final
     def __call__(self, view: View, *, seed: int) -> Guess:
-        """Check the view, seed, run on a private copy, check the guess.
+        """Check the view, seed, run on a private copy without wild values (``scaling.tamed``), check the guess.
 
         Scores of two classes get a threshold that the auxiliary labels support (``auxiliary.thresholded``), if the
         attack reads these labels.
@@ -146,7 +147,7 @@ class Attack(ABC):
             self.check_task(view.n_classes)
         devices = {x.device for view in views for x in view.features.values() if x.is_cuda}
         with torch.random.fork_rng(sorted(devices, key=str)), torch.enable_grad():
-            guesses = self.run_each([view.private_copy() for view in views], seed=seed)
+            guesses = self.run_each([tamed(view).private_copy() for view in views], seed=seed)
         return [self._checked(guess, view) for guess, view in zip(guesses, views, strict=True)]
 
     def _checked(self, guess: Guess, view: View) -> Guess:

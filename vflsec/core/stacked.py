@@ -345,7 +345,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
             torch.relu, F.relu, torch.sigmoid, torch.tanh, torch.exp, torch.clone, torch.zeros_like, torch.ones_like,
             torch.add, torch.sub, torch.mul, torch.div, Tensor.detach, Tensor.clone, Tensor.to, Tensor.add, Tensor.sub,
             Tensor.mul, Tensor.div, Tensor.neg, Tensor.__add__, Tensor.__radd__, Tensor.__sub__, Tensor.__rsub__,
-            Tensor.__mul__, Tensor.__rmul__, Tensor.__truediv__, Tensor.__neg__, _of("data"),
+            Tensor.__mul__, Tensor.__rmul__, Tensor.__truediv__, Tensor.__neg__, Tensor.abs, Tensor.clamp, _of("data"),
         ),
         _entrywise,
     ),

@@ -191,14 +191,14 @@ class View:
             models=copy.deepcopy(dict(self.models)),
             shadows=None if self.shadows is None else Shadows(*(x.clone() for x in self.shadows)),
         )
-        return self._sharing_memo(copied)
+        return self.with_shared_memo(copied)
 
     def knowing(self, aux: Tensor) -> View:
         """Return the same view with only the auxiliary samples at positions ``aux`` of the auxiliary set."""
-        return self._sharing_memo(replace(self, aux_rows=self.aux_rows[aux], aux_labels=self.aux_labels[aux]))
+        return self.with_shared_memo(replace(self, aux_rows=self.aux_rows[aux], aux_labels=self.aux_labels[aux]))
 
-    def _sharing_memo(self, other: View) -> View:
-        """Share ``memo`` with ``other``, which differs in auxiliary samples only."""
+    def with_shared_memo(self, other: View) -> View:
+        """Return ``other``, which differs in auxiliary samples or by ``tamed`` only, with the memo of this view."""
         object.__setattr__(other, "memo", self.memo)  # a frozen dataclass
         return other
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vflsec.core import scaling
 from vflsec.core.view import View
 from vflsec.inference.replay import Ensemble, Replayed, replayed
 from vflsec.inference.trees.choices import Choices
@@ -31,9 +32,6 @@ ROWS_PER_SPLIT = 20
 
 MOST_ROWS = 5000
 """With more training rows, a label for each of them takes too long."""
-
-FARTHEST = 5.0
-"""Standard deviations at which own columns are cut off."""
 
 
 def explained(
@@ -184,10 +182,8 @@ def _choices(view: View, trees: Ensemble, bins: int) -> Choices:
 
 
 def standardized(view: View) -> dict[str, Tensor]:
-    """Return own columns (n, d) by split, with mean 0 and deviation 1 on training rows, without far values."""
-    known = view.features[view.aux_split].float()
-    mean, deviation = known.mean(dim=0), known.std(dim=0).clamp_min(1e-3)
-    return {s: ((x.float() - mean) / deviation).clamp(-FARTHEST, FARTHEST) for s, x in view.features.items()}
+    """Return own columns (n, d) by split, with mean 0 and deviation 1 on training rows."""
+    return {s: scaling.standardized(x, view.features[view.aux_split]).float() for s, x in view.features.items()}
 
 
 def shared_nodes(view: View) -> list[Tensor]:

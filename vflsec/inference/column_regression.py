@@ -14,8 +14,9 @@ from sklearn.neural_network import MLPRegressor
 from torch import Tensor
 
 from vflsec.core.layout import Layout
+from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, View
-from vflsec.inference.regression import standardized, unfinished
+from vflsec.inference.regression import unfinished
 
 PENALTIES = np.logspace(-6, 5, 23)
 
@@ -55,7 +56,7 @@ def regressed_columns(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         for inputs in tables:
-            x = {split: one.cpu().numpy() for split, one in standardized(inputs, view.aux_split).items()}
+            x = {split: standardized(one, inputs[view.aux_split]).cpu().numpy() for split, one in inputs.items()}
             values |= _regressed(x, known, y, model, hidden, seed)
     found = {split: on_simplex(torch.from_numpy(columns), view.layout) for split, columns in values.items()}
     return Guess(found, converged=not unfinished(caught))
@@ -107,7 +108,7 @@ def missed(x: Tensor, view: View) -> float:
     """
     if len(view.aux_rows) < 3:
         return 0.0
-    known = standardized({view.aux_split: x}, view.aux_split)[view.aux_split][view.aux_rows].cpu().numpy()
+    known = standardized(x)[view.aux_rows].cpu().numpy()
     y = view.aux_labels.cpu().double().numpy()
     several = y.shape[1] > 1
     score = RidgeCV(PENALTIES, alpha_per_target=several).fit(known, y if several else y[:, 0]).best_score_

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from vflsec.core.view import Guess, View
 from vflsec.inference.boosting_guesses import FOLDS, guesses
 from vflsec.inference.instance_spaces import regressed
-from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, of_classes, standardized
+from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, of_classes, unit_rows
 from vflsec.inference.opinion_pool import Forest, Opinion, blended, pooled
 from vflsec.inference.sources import COLUMNS, SourceTable, Table, sources
 from vflsec.inference.trees.bounds import bounds
@@ -127,7 +127,7 @@ class FusedModel(NamedTuple):
 
     def predict(self, split: str, known: str) -> Tensor:
         """Return predictions (n, d) of the rows of ``split``; ``known`` is the split of the auxiliary rows."""
-        x = {name: standardized(table[split], table[known]) for name, table in self.tables.items()}
+        x = {name: unit_rows(table[split], table[known]) for name, table in self.tables.items()}
         found = self.mixture.predict({**x, **{name + _DISTANCES: own for name, own in x.items()}})
         return found.expand(self.n_rows[split], -1)  # without tables there is one prediction for all rows
 
@@ -158,7 +158,7 @@ def _budget(models: Iterable[FusedModel]) -> dict[str, float]:
 
 def _kernels(held: Mapping[str, SourceTable], split: str) -> dict[str, Kernel]:
     """Return a linear kernel for each source, and one of distances where the source asks for it."""
-    x = {name: standardized(source.table[split], source.table[split]) for name, source in held.items()}
+    x = {name: unit_rows(source.table[split], source.table[split]) for name, source in held.items()}
     curved = {name + _DISTANCES: Kernel(x[name], nonlinear=True) for name, source in held.items() if source.distances}
     return {**{name: Kernel(own) for name, own in x.items()}, **curved}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.view import View
-from vflsec.inference.kernel_mixture import Kernel, Mixture, of_classes, standardized
+from vflsec.inference.kernel_mixture import Kernel, Mixture, of_classes, unit_rows
 from vflsec.inference.trees.components import components, weighed
 from vflsec.inference.trees.nodes import partners
 
@@ -54,7 +54,7 @@ def _regressed(view: View, rng: torch.Generator) -> Regressed:
         splits = [s for s in view.features if tables and all(s in table for table in tables.values())]
         if not set(splits) - scores.keys():
             continue
-        x = {name: {s: standardized(table[s], table[view.aux_split]) for s in splits} for name, table in tables.items()}
+        x = {name: {s: unit_rows(table[s], table[view.aux_split]) for s in splits} for name, table in tables.items()}
         kernels = {name: Kernel(own[view.aux_split]) for name, own in x.items()}
         mixture = Mixture(kernels, view.aux_rows, targets, of_classes(view.aux_labels), rng)
         tried += mixture.n_tried

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vflsec.core.scaling import standardized
 from vflsec.inference.opinion_pool import TEMPERATURES
 
 NOISE = torch.logspace(-2, 2, 9, dtype=torch.float64)
@@ -178,14 +179,11 @@ def of_classes(labels: Tensor) -> Likelihood:
     return likelihood
 
 
-def standardized(x: Tensor, reference: Tensor) -> Tensor:
-    """Return ``x`` (m, k), standardized by ``reference`` (n, k) and divided by sqrt(k).
+def unit_rows(x: Tensor, reference: Tensor) -> Tensor:
+    """Return ``x`` (m, k), standardized by ``reference`` (n, k), so that a row has a squared norm of about 1.
 
-    A row then has a squared norm of about 1. Columns that are constant in ``reference`` are dropped, and k is the
-    number of the others.
+    Columns that are constant in ``reference`` are dropped.
     """
-    reference, x = reference.double(), x.double()
-    mean, deviation = reference.mean(dim=0), reference.std(dim=0, correction=0)
-    varying = deviation > 1e-9 * deviation.max()
-    scale: Tensor = deviation[varying] * int(varying.sum()) ** 0.5
-    return (x[:, varying] - mean[varying]) / scale
+    varying = (reference != reference[:1]).any(dim=0)
+    found: Tensor = standardized(x[:, varying], reference[:, varying]) / int(varying.sum()) ** 0.5
+    return found

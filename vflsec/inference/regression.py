@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
 
+from vflsec.core.scaling import near
 from vflsec.core.sparse_rows import matrix_of
 from vflsec.core.view import Guess, View
 from vflsec.inference import many_regressions
@@ -36,7 +37,8 @@ def regressed(view: View, *, folds: int, rng: torch.Generator) -> Guess:
         folds: of the cross-validation; at most the number of auxiliary samples of the rarest class. C = 1 below two.
         rng: draws the folds.
     """
-    x, y = matrix_of(view.features["train"][view.aux_rows]), view.aux_labels.cpu().numpy()
+    features = {split: near(own, view.features["train"]) for split, own in view.features.items()}
+    x, y = matrix_of(features["train"][view.aux_rows]), view.aux_labels.cpu().numpy()
     if len(np.unique(y)) == 1:  # a single class
         same = torch.nn.functional.one_hot(view.aux_labels[:1].cpu(), view.n_classes).float()
         return Guess({split: same.expand(len(own), -1) for split, own in view.features.items()})
@@ -44,7 +46,7 @@ def regressed(view: View, *, folds: int, rng: torch.Generator) -> Guess:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         model = searched(x, y, folds, seed=int(torch.randint(2**31, (), generator=rng))).model
-    scores = {split: log_probabilities(model, own, view.n_classes) for split, own in view.features.items()}
+    scores = {split: log_probabilities(model, own, view.n_classes) for split, own in features.items()}
     return Guess(scores, converged=not unfinished(caught), budget={"fits": folds * len(PENALTIES) + 1})
 
 
@@ -69,12 +71,6 @@ def _log_softmax(model: ClassifierMixin, x: np.ndarray | csr_array) -> np.ndarra
     decision = model.decision_function(x)  # (n,) if two classes are known
     logits = decision if decision.ndim > 1 else np.stack([np.zeros_like(decision), decision], axis=1)
     return np.asarray(log_softmax(logits, axis=1))
-
-
-def standardized(inputs: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-    """Return ``inputs`` (n, p) by split, standardized over the rows of ``split``."""
-    mean, deviation = inputs[split].double().mean(dim=0), inputs[split].double().std(dim=0, correction=0)
-    return {name: (x - mean) / deviation.clamp_min(1e-12) for name, x in inputs.items()}
 
 
 class Searched(NamedTuple):
