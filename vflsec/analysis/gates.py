@@ -16,6 +16,8 @@ from vflsec.core.checks import unknown
 from vflsec.core.errors import UsageError
 from vflsec.records.manifest import AUDITED, INTEGRITY, Manifest
 
+ALARMED = "see the NOTEs of the verdict"
+
 Limits = Mapping[str, float]
 Shown = TypeVar("Shown", Point, Damage)
 
@@ -46,8 +48,11 @@ def gates(
     *,
     max_undetected: float | None = None,
     alone_lost: bool = False,
+    alarmed: bool = False,
 ) -> list[Gate]:
     """Compare limits with the far end of each interval, on test and on training rows.
+
+    Where an alarm doubts what the numbers are about, a gate that would hold is undecided; one that fails still fails.
 
     A limit on ``worst`` is a limit on the headline and on every attack, so that it never holds if a limit on an attack
     fails. The limit on utility also bounds the utility under attacks on integrity.
@@ -59,6 +64,7 @@ def gates(
         damages: by attacks on integrity.
         max_undetected: a limit on the advantage of the headline that could have been overlooked, or None.
         alone_lost: whether an attack without the federation gave no number, so that ``worst`` may be too low.
+        alarmed: whether there is an alarm, see ``vflsec.analysis.alarms``.
     """
     defended = _defended(points)
     checked = []
@@ -69,8 +75,8 @@ def gates(
         worst = max(ends, key=lambda end: end[0], default=None)
         kept = worst is not None and worst[0] <= limit
         gate = _gate(f"max-leak {attack}", limit, worst, points_of_attack, kept)
-        if attack == "worst" and alone_lost and gate.holds:  # *alone* competes for the headline
-            gate = msgspec.structs.replace(gate, holds=None)
+        if attack == "worst" and alone_lost:  # *alone* competes for the headline
+            gate = _undecided(gate, "an attack without the federation gave no number")
         checked.append(gate)
     if min_utility is not None:
         honest = [p for p in defended if p.attack != "worst"]
@@ -87,8 +93,13 @@ def gates(
         largest = max(seen, key=lambda one: one[0], default=None)
         kept = largest is not None and largest[0] <= max_undetected
         gate = _gate("max-undetected", max_undetected, largest, headlines, kept)
-        checked.append(msgspec.structs.replace(gate, holds=None) if kept and len(seen) < len(headlines) else gate)
-    return checked
+        checked.append(_undecided(gate) if len(seen) < len(headlines) else gate)
+    return [_undecided(gate, ALARMED) for gate in checked] if alarmed else checked
+
+
+def _undecided(gate: Gate, why: str = "") -> Gate:
+    """Return ``gate``, undecided where it would hold."""
+    return msgspec.structs.replace(gate, holds=None, why=why) if gate.holds else gate
 
 
 def _defended(points: Sequence[Shown]) -> list[Shown]:

@@ -247,6 +247,8 @@ class CellGroup:
         def status(attack: str, seed: int) -> str:
             record = self.by_attack[attack].get(seed)
             own = str(record.status) if record else "missing"
+            if record and own in USABLE and not record.leak and attack != NO_ADVERSARY:
+                own = "missing"  # it guessed no rows that can be scored
             return "ok" if named is not None and attack not in named and own in USABLE else own
 
         return Counter(min((status(name, seed) for name in attacks), key=SEVERITY.index) for seed in range(self.seeds))

@@ -225,13 +225,14 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit and whether it holds; None if there is no number to compare."""
+    """A limit and whether it holds; None if there is no number to compare, or for another reason, in ``why``."""
 
     gate: str
     limit: float
     worst: float | None
     at: str
     holds: bool | None
+    why: str = ""
 
 
 class GroupLeak(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,7 +271,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         failures: why results have no number, with the number of seeds.
         left_out: why it cannot mount each other attack, by name, as far as that was recorded.
         subgroups: the leaks of groups of rows, if they were asked for.
-        verdict: two sentences for a reader who knows none of the words in the tables.
+        alarms: signs that numbers are not about the system, so that no gate holds; the verdict begins with them.
+        verdict: sentences for a reader who knows none of the words in the tables.
         audited: the file or folder of a system that was trained elsewhere; empty for an evaluation.
     """
 
@@ -297,6 +299,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     lost: list[str] = []
     failures: list[str] = []
     left_out: dict[str, str] = {}
+    alarms: list[str] = []
     verdict: list[str] = []
     audited: str = ""
     subgroups: list[GroupLeak] = []

@@ -7,6 +7,7 @@ from statistics import fmean
 
 import msgspec
 
+from vflsec.analysis.alarms import alarms
 from vflsec.analysis.folding import by_defense, c_dcs, caps, reach
 from vflsec.analysis.gates import Limits, check_limits, gates
 from vflsec.analysis.groups import CellGroup, alone_by_target
@@ -62,7 +63,7 @@ def summarize(
     reached = reach(cell_groups)
     folded = [cap for group in by_defense(cell_groups) for cap in caps(group, reached)]
     places, not_run = exposed(points, worst), _not_run(manifest, records)
-    lost = _lost(manifest, records)
+    lost, alarmed = _lost(manifest, records), alarms(manifest, records, points)
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
     summary = Summary(
         dataset=manifest.title or manifest.dataset,
@@ -80,7 +81,13 @@ def summarize(
         orders=orders(ranked),
         disagreements=disagreements(ranked),
         gates=gates(
-            points + worst, max_leak, min_utility, broken, max_undetected=max_undetected, alone_lost=bool(lost)
+            points + worst,
+            max_leak,
+            min_utility,
+            broken,
+            max_undetected=max_undetected,
+            alone_lost=bool(lost),
+            alarmed=bool(alarmed),
         ),
         notes=[*_notes(manifest, records), *(_nothing_above_chance(worst) if manifest.audited else [])],
         lost=lost,
@@ -91,6 +98,7 @@ def summarize(
         left_out=manifest.left_out,
         verdict=verdict(worst, manifest.adversary, _known(manifest), not_run, len(manifest.left_out)) if worst else [],
         audited=manifest.audited,
+        alarms=alarmed,
     )
     if manifest.until is None:
         return summary
@@ -219,6 +227,5 @@ def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     if manifest.seeds > 1 and any(block.without is None for block in blocks):
         notes.append(UNGROUPED)
     notes += [*_no_gain(manifest, trained), *_weak_model(trained)]
-    notes += [f"{one.method}: {one.error}" for one in trained if one.status == "collapsed" and one.error]
     notes += [note if manifest.audited else f"{one.method}: {note}" for one in trained for note in one.notes]
     return list(dict.fromkeys(notes))

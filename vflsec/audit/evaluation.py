@@ -112,6 +112,7 @@ class SystemAudit:
             left_out=dict(self.left_out),
             title=self.data.dataset,
             names=dict(self.data.names),
+            used=self.data.used,
         )
 
     @property

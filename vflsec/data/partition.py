@@ -130,6 +130,7 @@ class Partition:
         names: what tables and pictures call a party, by its name here.
         canaries: the training rows whose labels were tossed, or None.
         groups: by split but ``local``, the group of each row, the same with each seed.
+        used: the share of the smallest party's rows that all parties hold.
     """
 
     dataset: str
@@ -143,6 +144,7 @@ class Partition:
     names: Mapping[str, str] = field(default_factory=dict)
     canaries: Canaries | None = None
     groups: Mapping[str, NDArray[np.integer]] = field(default_factory=dict)
+    used: float = 1.0
 
 
 def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
@@ -188,7 +190,9 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     facts = dataset.classes, dataset.metric
     drawn = groups_of(len(dataset.labels))
     groups = {split: drawn[dataset.labels.index.get_indexer(index)] for split, index in every.items()}
-    return Partition(dataset.name, parties, labels, arrays, *facts, source, places, dataset.names, canaries, groups)
+    used = len(align(dataset.parties)) / min(len(table.frame) for table in dataset.parties)
+    more = dataset.names, canaries, groups, used
+    return Partition(dataset.name, parties, labels, arrays, *facts, source, places, *more)
 
 
 def _own_draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:

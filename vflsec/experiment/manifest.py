@@ -14,7 +14,8 @@ import msgspec
 
 from vflsec.core import registry
 from vflsec.experiment import plan
-from vflsec.experiment.cell import dataset_identity, versioned
+from vflsec.experiment.cell import dataset_identity, training_cell, versioned
+from vflsec.experiment.federation import partition_of
 from vflsec.experiment.naming import Names
 from vflsec.experiment.plan import asked_of, baselines, is_baseline, rows
 from vflsec.experiment.spec import EvalSpec
@@ -56,6 +57,7 @@ def manifest_of(spec: EvalSpec, command: Sequence[str] = (), names: Names | None
         title=names.dataset if names else "",
         names=dict(names.parties) if names else {},
         techniques=_declared(spec),
+        used=partition_of(training_cell(spec, spec.methods[0], 0)).used,
     )
 
 

@@ -16,6 +16,12 @@ from vflsec.core.seeds import derive
 from vflsec.core.view import GroundTruth, Guess
 from vflsec.records.schema import Block
 
+FEW = 5
+"""Known rows of a class, of which fewer may be so large a share of it by chance."""
+
+ROUNDING = 1e-6
+"""Scores that differ by less, as a part of the largest, are the same."""
+
 
 def score(
     guess: Guess,
@@ -47,6 +53,7 @@ def score(
     """
     blocks = {}
     rows = sum(map(len, ground_truth.labels.values()))
+    of_class = share_of_class(ground_truth.labels[known].cpu(), exclude.cpu()) if known in ground_truth.labels else 0.0
     for split, guessed in guess.scores.items():
         truth = ground_truth.labels[split].cpu()
         keep = is_scored(truth, exclude if split == known else None)
@@ -58,7 +65,7 @@ def score(
             block = measure(scored, answers, headline, seed, names, own)
             sure = _knowledge(scored, answers, half_seed) if halves and answers.dim() == 1 else {}
             blocks[split] = msgspec.structs.replace(
-                block, metrics=block.metrics | sure, halves=halves, known=len(exclude) / rows
+                block, metrics=block.metrics | sure, halves=halves, known=len(exclude) / rows, known_of_class=of_class
             )
     return blocks
 
@@ -92,6 +99,7 @@ def measure(
         chance=metrics.chance(headline, y),
         n=len(y),
         one_class=one_class(labels, s),
+        constant=is_constant(s),
         without=statistics.without_groups(headline, s, y, statistics.groups_of(len(y)) if groups is None else groups),
     )
 
@@ -122,6 +130,24 @@ def _knowledge(scores: Tensor, truth: Tensor, seed: int) -> dict[str, float]:
     rates = {name: metrics.METRICS[name](s, y) for name in metrics.RARE}
     resolved = {name: rate for name, rate in rates.items() if not np.isnan(rate)}
     return resolved | knowledge(calibrated(s, y, in_first_half(truth.cpu(), seed)), y)
+
+
+def share_of_class(truth: Tensor, known: Tensor) -> float:
+    """Return the largest share of a class of ``truth`` (n,) that is at the positions ``known``; 0 for values.
+
+    A class of which fewer than ``FEW`` rows are known counts only with all others, since chance may have drawn these.
+    """
+    if truth.dim() > 1 or truth.is_floating_point() or not len(known):
+        return 0.0
+    classes = int(truth.max()) + 1
+    every, own = (np.bincount(rows[rows >= 0].numpy(), minlength=classes) for rows in (truth, truth[known]))
+    many = own >= FEW
+    return float(max([own.sum() / max(1, every.sum()), *(own[many] / every[many])]))
+
+
+def is_constant(scores: np.ndarray) -> bool:
+    """Whether all rows of (n, C) scores are the same, but for rounding."""
+    return bool(np.ptp(scores, axis=0).max() <= ROUNDING * np.abs(scores).max())
 
 
 def one_class(labels: Tensor, scores: np.ndarray) -> bool:

@@ -114,6 +114,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         title: what the data call themselves; empty for ``dataset``.
         names: what the data call each party, by its name in records; others keep theirs.
         until: the half width of intervals at which no more seeds were added; None for a fixed number of seeds.
+        used: the share of the smallest party's rows that all parties hold.
+        misfit: what of the audited material does not fit the data, though it was audited.
         techniques: the declared names of methods and defenses from files, by ``path/to/file.py:Class``.
     """
 
@@ -133,6 +135,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     names: dict[str, str] = {}
     techniques: dict[str, str] = {}
     until: float | None = None
+    used: float = 1.0
+    misfit: list[str] = []
 
     def faults(self) -> Iterator[str]:
         """Yield the faults of a manifest that no evaluation can have written."""

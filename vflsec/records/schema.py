@@ -48,6 +48,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         without: the headline without each group of rows, see ``vflsec.core.statistics.groups_of``; None if the rows are
             too few.
         known: the share of all rows that are auxiliary samples, which another seed draws anew.
+        constant: whether all rows have the same scores.
+        known_of_class: the largest share of a class's training rows whose labels the adversary knows; 0 for values.
     """
 
     metrics: dict[str, float]
@@ -59,6 +61,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     overfit: float = 0.0
     without: tuple[float, ...] | None = None
     known: float = 0.0
+    constant: bool = False
+    known_of_class: float = 0.0
 
     @property
     def metric(self) -> str:

@@ -125,7 +125,8 @@ def page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str,
 
 def fragment(summary: Summary) -> str:
     """Return what a notebook shows: verdict, tables, and what was not run."""
-    verdict = "".join(f"<p><b>{escape(sentence)}</b></p>" for sentence in summary.verdict)
+    said = [*(f"NOTE {alarm}" for alarm in summary.alarms), *summary.verdict]
+    verdict = "".join(f"<p><b>{escape(sentence)}</b></p>" for sentence in said)
     below = [line for line in table.remarks(summary) if not line.startswith("VERDICT")]
     parts = [
         f"<style>{FRAGMENT_STYLE}</style>",
@@ -139,7 +140,8 @@ def fragment(summary: Summary) -> str:
 
 
 def _verdict(summary: Summary) -> str:
-    lines = [f"<p>{escape(sentence)}</p>" for sentence in summary.verdict]
+    lines = [f"<p class=failed>NOTE {escape(alarm)}</p>" for alarm in summary.alarms]
+    lines += [f"<p>{escape(sentence)}</p>" for sentence in summary.verdict]
     lines += [
         f"<p{' class=failed' if gate.holds is not True else ''}>{escape(table.gate_line(gate))}</p>"
         for gate in summary.gates

@@ -217,6 +217,7 @@ def remarks(summary: Summary) -> list[str]:
         *exceeded(summary),
         *(front(summary) if summary.ranks else []),
         *(f"ORDER {line}" for line in ([*summary.orders, *verdicts] if summary.orders else [])),
+        *(f"VERDICT NOTE {alarm}" for alarm in summary.alarms),
         *(f"VERDICT {sentence}" for sentence in summary.verdict),
         *(gate_line(gate) for gate in summary.gates),
         *([OF_ONE_COLUMN] if any(point.target == "attribute" for point in summary.points) else []),
@@ -372,8 +373,8 @@ def _spent(point: Point) -> tuple[Any, Any, Any]:
 
 def gate_line(gate: Gate) -> str:
     """Return the sentence on one gate."""
-    why = "a cell gave no number"
-    if gate.gate == "max-undetected":
+    why = gate.why or "a cell gave no number"
+    if gate.gate == "max-undetected" and not gate.why:
         why += ", or it is not known what would have been seen"
     verdict = {True: "holds", False: "FAILED", None: f"UNDECIDED: {why}"}[gate.holds]
     ends = {"min-utility": "lower end of the interval", "max-undetected": "an advantage is seen from"}

@@ -1,0 +1,182 @@
+"""Alarms: each sign that numbers are not about the system leaves gates undecided, and a failed gate failed."""
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from vflsec.analysis.alarms import FAR, is_far_below
+from vflsec.analysis.summary import summarize
+from vflsec.core.statistics import GROUPS
+from vflsec.core.view import GroundTruth, Guess
+from vflsec.experiment import spec as specs
+from vflsec.experiment.manifest import manifest_of
+from vflsec.experiment.plan import baselines, rows
+from vflsec.experiment.score import is_constant, score, share_of_class
+from vflsec.records.schema import Block
+from vflsec.report.table import remarks
+from vflsec.testing.records import made_baseline, made_result
+
+SPEC = specs.read({"dataset": "toy", "attacks": ["mc", "norm"], "defenses": [{"name": "iso"}], "strengths": [1],
+                   "seeds": 2})  # fmt: skip
+
+
+def block(value, **fields):
+    ends = (value - 0.02, value + 0.02)
+    return Block(
+        metrics={"auc": value}, ci95_rows=ends, chance=0.5, n=100, halves=(value, value), without=(value,) * GROUPS,
+        **fields,
+    )  # fmt: skip
+
+
+def summary_of(leak=None, *, spec=SPEC, changes=None, alone=0.7, **manifest):
+    """A report whose attacks leak ``leak``, by default .75; ``changes`` are those of the record of a row."""
+    leak = leak or (lambda row: block(0.75 + 0.01 * row.seed))
+    records = {}
+    for row in rows(spec):
+        fields = {"seed": row.seed, "cell": row.cell.key, "utility": block(0.8), "leak": {"train": leak(row)}}
+        fields["defenses"] = [f"iso:{row.strength:g}"] if row.strength else []
+        records[row.key] = made_result(**{**fields, **(changes(row) if changes else {})})
+    for one in baselines(spec):
+        found = {} if one.label == "norm" else {"train": block(alone)}
+        records[one.key] = made_baseline(seed=one.seed, leak=found)
+    limits = {"max_leak": {"worst": 0.9, "mc": 0.1}, "min_utility": 0.5, "max_undetected": 0.9}
+    return summarize(replace(manifest_of(spec), **manifest), records, out="", **limits)
+
+
+def expect_alarm(summary, text):
+    """The alarm is in the verdict; gates that would hold are undecided, and the one on mc still fails."""
+    (alarm,) = summary.alarms
+    assert text in alarm
+    assert f"VERDICT NOTE {alarm}" in remarks(summary)
+    holds = {gate.gate: gate.holds for gate in summary.gates}
+    assert holds.pop("max-leak mc") is False
+    assert True not in holds.values()
+    assert any("UNDECIDED: see the NOTEs of the verdict" in line for line in remarks(summary))
+
+
+def test_an_ordinary_report_has_no_alarm():
+    summary = summary_of()
+    assert summary.alarms == []
+    assert [gate.holds for gate in summary.gates] == [True, False, True, True]
+
+
+def test_attacks_far_below_alone():
+    below = summary_of(lambda row: block(0.5 if row.strength == 0 else 0.75), alone=0.84)
+    expect_alarm(below, "all attacks on labels are far below what passive_1 infers without joining")
+    assert not summary_of(lambda row: block(0.75 if row.strength == 0 else 0.5), alone=0.84).alarms, "a defense may"
+    assert not summary_of(lambda row: block(0.5 if row.label == "mc" else 0.8), alone=0.84).alarms, "one is not"
+    assert not summary_of(lambda row: block(0.5), alone=0.6).alarms, "too little to be told from"
+    single = replace(SPEC, attacks=SPEC.attacks[1:])
+    alone = {"changes": lambda _: {"leak": {"train": block(0.5)}}, "alone": 0.84}
+    leaks = summarize(manifest_of(single), summary_records(single, **alone), out="", max_leak={}, min_utility=None)
+    assert not leaks.alarms, "norm reads messages alone, and cannot be expected to reach what columns tell"
+
+
+def summary_records(spec, *, changes, alone):
+    found = {row.key: made_result(seed=row.seed, utility=block(0.8), **changes(row)) for row in rows(spec)}
+    return found | {
+        one.key: made_baseline(seed=one.seed, leak={} if one.label == "norm" else {"train": block(alone)})
+        for one in baselines(spec)
+    }
+
+
+@pytest.mark.parametrize(("upper", "far"), [(0.66, True), (0.68, False)])
+def test_far_below_is_less_than_half_of_what_alone_gains(upper, far):
+    """*Alone* is .84 and at least .84: half of its gain over .5 ends at .67."""
+    leak = replace(summary_of().points[0].leak, ci95=(0.5, upper), alone=0.84, alone_ci95=(0.84, 0.84))
+    assert is_far_below(leak) is far
+    near = replace(leak, ci95=(0.5, 0.5), alone_ci95=(0.5 + FAR, 0.7))
+    assert not is_far_below(near)
+
+
+def test_constant_scores_of_an_attack_that_has_others_without_the_federation():
+    expect_alarm(summary_of(lambda row: block(0.75, constant=row.label == "mc")), "have the same score by mc (")
+
+
+def test_constant_scores_that_a_defense_may_cause_are_no_alarm():
+    assert not summary_of(lambda row: block(0.75, constant=row.label == "norm")).alarms
+    only = replace(SPEC, attacks=SPEC.attacks[1:])
+    for strength, alarms in ((1, 0), (0, 1)):
+        records = summary_records(
+            only,
+            changes=lambda row, at=strength: {
+                "cell": row.cell.key,
+                "defenses": ["iso:1"] if row.strength else [],
+                "leak": {"train": block(0.5, constant=row.strength == at)},
+            },
+            alone=0.55,
+        )
+        found = summarize(manifest_of(only), records, out="", max_leak={}, min_utility=None)
+        assert len(found.alarms) == alarms
+
+
+def test_a_collapsed_model():
+    lost = {"status": "collapsed", "error": "the model predicts the same for every test row", "leak": {}}
+    summary = summary_of(changes=lambda row: lost if row.strength == 0 else {})
+    expect_alarm(summary, "the model collapsed in 2 of 2 trainings of fedsplitnn, no defense, as the model predicts")
+
+
+def test_more_than_a_tenth_of_a_class_known():
+    expect_alarm(summary_of(lambda _: block(0.75, known_of_class=0.31)), "31% of the training rows of one class")
+    assert not summary_of(lambda _: block(0.75, known_of_class=0.1)).alarms
+
+
+@pytest.mark.parametrize(("used", "alarmed"), [(0.5, True), (0.51, False)])
+def test_half_of_the_rows_used(used, alarmed):
+    assert bool(summary_of(used=used).alarms) is alarmed
+    if alarmed:
+        expect_alarm(summary_of(used=used), "only 50% of the rows of the smallest one")
+
+
+def test_what_does_not_fit():
+    expect_alarm(summary_of(misfit=["embeddings are not of these rows"]), "embeddings are not of these rows")
+
+
+@pytest.mark.parametrize("lost", ["error", "diverged", "missing", "nothing scored"])
+def test_a_lost_attack_leaves_a_gate_on_worst_undecided(lost):
+    """Another attack has a number on each row, and the limit is above it."""
+    change = {"leak": {}} if lost == "nothing scored" else {"status": lost, "leak": {}, "error": "x"}
+
+    def changes(row):
+        gone = (row.label, row.strength, row.seed) == ("norm", 1, 0)
+        return {} if not gone or lost == "missing" else change
+
+    records = summary_records(SPEC, changes=lambda row: {"leak": {"train": block(0.75)}, **changes(row)}, alone=0.7)
+    if lost == "missing":
+        del records[next(row.key for row in rows(SPEC) if (row.label, row.strength, row.seed) == ("norm", 1, 0))]
+    limits = {"worst": 0.9, "mc": 0.9}
+    found = summarize(manifest_of(SPEC), records, out="", max_leak=limits, min_utility=None)
+    assert {gate.gate: gate.holds for gate in found.gates} == {"max-leak worst": None, "max-leak mc": True}
+    failed = summarize(manifest_of(SPEC), records, out="", max_leak={"worst": 0.6}, min_utility=None)
+    assert failed.gates[0].holds is False
+
+
+def test_the_share_of_a_class_that_is_known():
+    truth = torch.tensor([0] * 300 + [1] * 131 + [-1] * 10)
+    known = torch.tensor([*range(40), *range(300, 340)])
+    assert share_of_class(truth, known) == pytest.approx(40 / 131)
+    few = torch.tensor([0, 300, 301])
+    assert share_of_class(truth, few) == pytest.approx(3 / 431), "two of 131 may be luck"
+    assert share_of_class(torch.rand(10), known[:2]) == share_of_class(truth, known[:0]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("scores", "constant"),
+    [
+        (np.zeros((4, 2)), True),
+        (np.full((4, 2), 1e-9), True),
+        (np.array([[0.0, 1.0], [0.0, 1.0 + 1e-8]]), True),
+        (np.array([[1e-9, 0.0], [2e-9, 0.0]]), False),
+        (np.array([[0.0, 1.0], [0.0, 0.99]]), False),
+    ],
+)
+def test_scores_are_constant_but_for_rounding(scores, constant):
+    assert is_constant(scores) is constant
+
+
+def test_the_scorer_says_so():
+    truth = GroundTruth({"train": torch.tensor([0, 1] * 50)})
+    for scores in (torch.ones(100, 2), torch.rand(100, 2)):
+        found = score(Guess({"train": scores}), truth, headline="auc", exclude=torch.arange(12), seed=0)["train"]
+        assert (found.constant, found.known_of_class) == (len(scores.unique()) == 1, 0.12)

@@ -1,0 +1,124 @@
+"""Signs that the numbers of a report are not about the system that it names, so that no limit on them may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from vflsec.analysis.results import Leak, Point
+from vflsec.core.checks import count
+from vflsec.records.manifest import Manifest, RowEntry
+from vflsec.records.schema import Record, Result
+
+FAR = 0.1
+"""How far below *alone* the strongest attack must be, and by half of what *alone* gains over chance."""
+
+MOST_KNOWN = 0.1
+"""An adversary that knows the labels of a larger share of a class makes *alone* too strong to be compared with."""
+
+LEAST_USED = 0.5
+"""If all parties hold no more than this share of the smallest one's rows, their ids may be written differently."""
+
+
+def alarms(manifest: Manifest, records: Mapping[str, Record], points: Sequence[Point]) -> list[str]:
+    """Return a sentence for each sign, with the way out.
+
+    Args:
+        manifest: of the report.
+        records: by key.
+        points: of the attacks, without headlines.
+    """
+    found = [*manifest.misfit, *_few_used(manifest), *_known(manifest, records), *_collapsed(manifest, records)]
+    return [*found, *_constant(manifest, records), *_far_below(manifest, records, points)]
+
+
+def _few_used(manifest: Manifest) -> Iterator[str]:
+    if manifest.used <= LEAST_USED:
+        yield (
+            f"all parties hold only {manifest.used:.0%} of the rows of the smallest one: check that they write ids in "
+            f"the same way"
+        )
+
+
+def _known(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
+    on_labels = {attack.label for attack in manifest.attacks if attack.target == "labels"}
+    rows = [records.get(row.key) for row in manifest.rows if row.attack in on_labels]
+    shares = [block.known_of_class for record in rows if record for block in record.leak.values()]
+    if (largest := max(shares, default=0.0)) > MOST_KNOWN:
+        yield (
+            f"{manifest.adversary} knows the labels of {largest:.0%} of the training rows of one class, and may infer "
+            f"less beyond them than one that knows few: lower aux.n"
+        )
+
+
+def _collapsed(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
+    by_place: dict[str, set[int]] = {}
+    for row in manifest.rows:
+        record = records.get(row.key)
+        if record and record.status == "collapsed":
+            cause = f", as {record.error}" if record.error else ""
+            by_place.setdefault(f"{_place(row)}{cause}", set()).add(row.seed)
+    for place, seeds in by_place.items():
+        yield f"the model collapsed in {len(seeds)} of {count(manifest.seeds, 'training')} of {place}"
+
+
+def _constant(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
+    """Yield the attacks that score all rows alike though they do not without the federation.
+
+    If no attack on a target has another score, that is a sign by itself, but under a defense, which may cause it.
+    """
+    alone = {(one.label, one.seed): records.get(one.key) for one in manifest.baselines}
+    by_cell: dict[tuple[str, str], list[tuple[RowEntry, Result]]] = {}
+    targets = {attack.label: attack.target for attack in manifest.attacks if not attack.baseline}
+    for row in manifest.rows:
+        record = records.get(row.key)
+        if isinstance(record, Result) and record.leak and row.attack in targets:
+            by_cell.setdefault((record.cell, f"{targets[row.attack]} {row.seed}"), []).append((row, record))
+    names: dict[str, None] = {}
+    for cell in by_cell.values():
+        constant = [(row, record) for row, record in cell if is_constant(record)]
+        every = len(constant) == len(cell) and not any(record.defenses for _, record in cell)
+        for row, _ in constant:
+            own = alone.get((row.attack, row.seed))
+            if every or (own and own.leak and not is_constant(own)):
+                names[f"{row.attack} ({_place(row)})"] = None
+    if names:
+        yield f"all rows have the same score by {', '.join(names)}: check that what it reads is not constant"
+
+
+def is_constant(record: Record) -> bool:
+    """Whether some split has the same scores in all rows."""
+    return any(block.constant for block in record.leak.values())
+
+
+def _far_below(manifest: Manifest, records: Mapping[str, Record], points: Sequence[Point]) -> Iterator[str]:
+    """Yield the targets on which all attacks are far below *alone*, without a defense, which may cause it.
+
+    One of them must have a number without the federation as well: many attacks read single messages and know little.
+    """
+    if manifest.settings.get("fixed"):
+        return
+    own = {one.label for one in manifest.baselines if (record := records.get(one.key)) and record.leak}
+    reading = {attack.label for attack in manifest.attacks if not attack.baseline}
+    cells: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        if point.strength == 0 and point.attack in reading and point.leak.mean is not None:
+            cells.setdefault((point.method, point.target), []).append(point)
+    for (_, target), cell in cells.items():
+        leaks = [leak for point in cell for leak in (point.leak, point.leak_train) if leak.mean is not None]
+        if any(point.attack in own for point in cell) and all(map(is_far_below, leaks)):
+            yield (
+                f"all attacks on {target} are far below what {manifest.adversary} infers without joining: check that "
+                f"what is attacked belongs to these rows and columns"
+            )
+
+
+def is_far_below(leak: Leak) -> bool:
+    """Whether the interval of an attack lies far below that of *alone*."""
+    upper, low = leak.ci95[1], leak.alone_ci95[0]
+    if upper is None or low is None:
+        return False
+    return low - upper > max(FAR, (low - (leak.chance or 0.0)) / 2)
+
+
+def _place(row: RowEntry) -> str:
+    return f"{row.method}, {row.defense} {row.strength:g}" if row.strength else f"{row.method}, no defense"
