@@ -225,7 +225,11 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit and whether it holds; None if there is no number to compare, or for another reason, in ``why``."""
+    """A limit and whether it holds; None if there is no number to compare, or for another reason, in ``why``.
+
+    Attributes:
+        replaced: whether a later run in the same folder was given other limits, so that it decides no exit code.
+    """
 
     gate: str
     limit: float
@@ -233,6 +237,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     at: str
     holds: bool | None
     why: str = ""
+    replaced: bool = False
 
 
 class GroupLeak(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
 import msgspec
@@ -13,10 +14,11 @@ from vflsec.analysis.gates import Limits, check_limits, gates
 from vflsec.analysis.groups import CellGroup, alone_by_target
 from vflsec.analysis.integrity import damages, on_integrity
 from vflsec.analysis.ranking import disagreements, exposed, front, orders, ranks
-from vflsec.analysis.results import Point, Summary
+from vflsec.analysis.results import Gate, Point, Summary
 from vflsec.analysis.stopping import stopped
 from vflsec.analysis.verdict import verdict
 from vflsec.core.checks import count
+from vflsec.records.limits import RunLimits
 from vflsec.records.manifest import AttackEntry, Manifest, RowEntry
 from vflsec.records.schema import FAILED, Record, Result
 
@@ -40,13 +42,24 @@ def summarize(
     max_leak: Limits,
     min_utility: float | None,
     max_undetected: float | None = None,
+    stored: Sequence[RunLimits] = (),
 ) -> Summary:
     """Fold ``records`` into the points, scores and gates of an evaluation.
+
+    Args:
+        manifest: of the evaluation.
+        records: by key.
+        out: the folder.
+        max_leak: limits by attack.
+        min_utility: a limit, or None.
+        max_undetected: a limit, or None.
+        stored: the limits of earlier runs, the last of which are in force beside those above.
 
     Raises:
         UsageError: a limit on an attack that was not run.
     """
     check_limits(manifest, max_leak)
+    given = RunLimits(max_leak=dict(max_leak), min_utility=min_utility, max_undetected=max_undetected)
     alone = alone_by_target(manifest, records)
     groups: dict[tuple[str, str, float], list[RowEntry]] = {}
     integrity = on_integrity(manifest)
@@ -64,6 +77,7 @@ def summarize(
     folded = [cap for group in by_defense(cell_groups) for cap in caps(group, reached)]
     places, not_run = exposed(points, worst), _not_run(manifest, records)
     lost, alarmed = _lost(manifest, records), alarms(manifest, records, points)
+    judged = partial(gates, points + worst, damages=broken, alone_lost=bool(lost), alarmed=bool(alarmed))
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
     summary = Summary(
         dataset=manifest.title or manifest.dataset,
@@ -80,15 +94,7 @@ def summarize(
         ranks=ranked,
         orders=orders(ranked),
         disagreements=disagreements(ranked),
-        gates=gates(
-            points + worst,
-            max_leak,
-            min_utility,
-            broken,
-            max_undetected=max_undetected,
-            alone_lost=bool(lost),
-            alarmed=bool(alarmed),
-        ),
+        gates=_gates(given, stored, judged),
         notes=[*_notes(manifest, records), *(_nothing_above_chance(worst) if manifest.audited else [])],
         lost=lost,
         failures=_failures(manifest, records),
@@ -103,6 +109,16 @@ def summarize(
     if manifest.until is None:
         return summary
     return msgspec.structs.replace(summary, notes=[*summary.notes, stopped(summary, manifest.until)])
+
+
+def _gates(given: RunLimits, stored: Sequence[RunLimits], judged: Callable[..., list[Gate]]) -> list[Gate]:
+    """Return the gates in force, stored ones first, then those whose limits a later run has replaced."""
+    own, replaced = (
+        [gate for limits in several for gate in judged(**msgspec.structs.asdict(limits))]
+        for several in ([*stored[-1:], given], stored[:-1])
+    )
+    earlier = [msgspec.structs.replace(gate, replaced=True) for gate in replaced if gate not in own]
+    return list(dict.fromkeys([*own, *earlier]))
 
 
 def _nothing_above_chance(worst: Sequence[Point]) -> list[str]:

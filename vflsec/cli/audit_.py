@@ -141,13 +141,14 @@ def _system(
         if fresh:
             store.clear()
         store.trim()
+        store.write_limits(max_leak=limit, max_undetected=max_undetected)
         try:
             for _ in shown(job.compute(audit, manifest, store), len(audit.keys - store.records().keys())):
                 pass
         except KeyboardInterrupt:
             click.echo("interrupted: finished results are kept; the same command goes on from there", err=True)
             sys.exit(130)
-    report = Report.read(folder, max_leak=limit, max_undetected=max_undetected)
+    report = Report.read(folder)
     draw(report, folder, form)
     sys.exit(exit_code(report))
 

@@ -270,18 +270,19 @@ def command(
     if by:
         guesses.groups_of(load_dataset(spec.dataset, **spec.data.options), by)
     with opened(store, fresh=fresh, retry_errors=retry_errors):
+        store.write_limits(**limits_)
         for seeds in [spec.seeds] if until is None else stopping.blocks(most):
             spec = msgspec.structs.replace(spec, seeds=seeds)
             manifest = manifest_of(spec, ["vflsec", *sys.argv[1:]], names)
             compute(spec, msgspec.structs.replace(manifest, until=until), store, keep=bool(rows or by), **how)
-            report = Report.read(folder, **limits_)
+            report = Report.read(folder)
             half = stopping.widest(report.summary)
             if until is not None and half is not None and half <= until:
                 break
         if by:
             click.echo(f"comparing the groups of {by}", err=True)
             write_subgroups(folder, guesses.by_column(spec, folder, by))
-            report = Report.read(folder, **limits_)
+            report = Report.read(folder)
     if rows:
         write_rows(rows, guesses.per_row(spec, folder))
     draw(report, folder, form)

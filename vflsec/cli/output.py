@@ -63,8 +63,13 @@ def opened(store: Store, *, fresh: bool, retry_errors: bool) -> Iterator[None]:
 
 
 def draw(report: Report, folder: Path, form: str) -> None:
-    """Print the results on stdout and draw the curve; print a line if the folder cannot be written."""
+    """Print the results on stdout, and write page and curve of the folder."""
     show(report, form)
+    save(report, folder)
+
+
+def save(report: Report, folder: Path) -> None:
+    """Write page and curve of a folder; print a line if it cannot be written."""
     try:
         curves = [] if report.summary.audited else report.save_curve(folder)  # that has one strength, without utility
         page = report.save_page(folder)
@@ -95,8 +100,8 @@ def on_terminal(make: Callable[[int], RenderableType]) -> None:
 
 
 def exit_code(report: Report) -> int:
-    """Return 1 if a gate failed, 3 if a cell gave no number or a gate is undecided, else 0."""
-    verdicts = [gate.holds for gate in report.summary.gates]
+    """Return 1 if a gate in force failed, 3 if a cell gave no number or a gate is undecided, else 0."""
+    verdicts = [gate.holds for gate in report.summary.gates if not gate.replaced]
     if False in verdicts:
         return 1
     statuses = [*(point.statuses for point in report.points), *(found.statuses for found in report.integrity)]

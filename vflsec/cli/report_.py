@@ -10,32 +10,45 @@ import click
 
 from vflsec.cli.eval_ import leak_limits
 from vflsec.cli.options import limits, output_format
-from vflsec.cli.output import draw, exit_code
+from vflsec.cli.output import exit_code, save, show
+from vflsec.core import files
 from vflsec.core.errors import UsageError
 
 
 @click.command("report")
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR...")
 @click.option("--compare", is_flag=True, help="Print what changed from the first of two folders to the second.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the page of one folder to FILE, for example if the folder is read-only.  [default: DIR/report.html]",
+)
 @limits
 @output_format
 def command(
     folders: tuple[Path, ...],
     compare: bool,
+    html: Path | None,
     max_leak: tuple[str, ...],
     min_utility: float | None,
     max_undetected: float | None,
     form: str,
 ) -> None:
-    """Print a finished evaluation or audit again, in any format, and draw its curve again."""
+    """Print a finished evaluation or audit again, in any format, and draw its curve again.
+
+    The limits that it was given are checked again. Further limits are checked and printed, and decide the exit code as
+    well, but do not change DIR/report.html.
+    """
     from vflsec.cli.sweep_ import show_sweep
+    from vflsec.records.limits import RunLimits
     from vflsec.records.sweep import is_sweep
     from vflsec.report.report import Report
     from vflsec.report.sweep import SweepReport
 
     if compare:
-        if max_leak or min_utility is not None or max_undetected is not None:
-            raise UsageError("expected no limits with --compare: set them in a report of one folder")
+        if html or max_leak or min_utility is not None or max_undetected is not None:
+            raise UsageError("expected no limits and no --html with --compare: set them in a report of one folder")
         _compare(folders, form)
         return
     limits_: dict[str, Any] = {
@@ -43,6 +56,8 @@ def command(
         "min_utility": min_utility,
         "max_undetected": max_undetected,
     }
+    if html and (len(folders) > 1 or is_sweep(folders[0])):
+        raise UsageError("expected one evaluation or audit with --html: name one DIR, of a sweep DIR/points/NAME")
     swept = [folder for folder in folders if is_sweep(folder)]
     if swept:
         if len(folders) > 1:
@@ -52,8 +67,21 @@ def command(
         sys.exit(max(map(exit_code, found.reports)))
     reports = [Report.read(folder, **limits_) for folder in folders]
     for report, folder in zip(reports, folders, strict=True):
-        draw(report, folder, form)
+        show(report, form)
+        stored = report if RunLimits(**limits_) == RunLimits() else Report.read(folder)
+        if html:
+            _write(html, stored.to_html())
+        else:
+            save(stored, folder)
     sys.exit(max(exit_code(report) for report in reports))
+
+
+def _write(path: Path, page: str) -> None:
+    try:
+        files.replace(path, page.encode(), mode=0o666)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}; name another file in --html") from None
+    click.echo(f"report: {path}", err=True)
 
 
 def _compare(folders: tuple[Path, ...], form: str) -> None:

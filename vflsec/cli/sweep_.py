@@ -48,9 +48,11 @@ def run_sweep(
     retry_errors: bool,
 ) -> None:
     """Evaluate at every value of the settings in ``axes``, and print and draw what depends on them."""
+    from vflsec.analysis.gates import check_limits
     from vflsec.experiment import sweep
     from vflsec.experiment.engine import reasons
     from vflsec.experiment.store import Store
+    from vflsec.records.naming import with_given_names
     from vflsec.report.progress import shown
     from vflsec.report.sweep import SweepReport
 
@@ -69,12 +71,15 @@ def run_sweep(
         for point in found:
             click.echo(point.name, err=True)
         return
+    for point in found:
+        check_limits(with_given_names(point.manifest, {})[0], limit["max_leak"])
     with opened(store, fresh=fresh, retry_errors=retry_errors):
+        store.write_limits(**limit)
         sweep.write(axes, found, store, paired=paired)
         with kept_on_interrupt(store):
             for _ in shown(sweep.compute(found, store, **how), missing):
                 pass
-    report = SweepReport.read(folder, **limit)
+    report = SweepReport.read(folder)
     show_sweep(report, folder, form)
     sys.exit(max(map(exit_code, report.reports)))
 

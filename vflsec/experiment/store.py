@@ -1,6 +1,7 @@
 """A results folder: settings, environment, one append-only line per result, and each cell's models.
 
 DIR/spec.toml   DIR/env.json   DIR/manifest.json   DIR/records.jsonl   DIR/cells/<key>/{cell.json,<party>.safetensors}
+DIR/gates.json holds the limits that runs were given.
 A stage that several cells share is a cell of its own; while one is being trained, DIR/cells/<key>.partial.
 """
 
@@ -24,6 +25,7 @@ from vflsec.core import files
 from vflsec.core.errors import StoreError
 from vflsec.experiment.facts import CellFacts, StageFacts
 from vflsec.records.folder import MANIFEST, RECORDS, complete_lines, read_records
+from vflsec.records.limits import GATES, RunLimits, write_limits
 from vflsec.records.manifest import Manifest
 from vflsec.records.schema import FAILED, Record, encode, seal, unseal
 from vflsec.records.subgroups import SUBGROUPS
@@ -163,6 +165,7 @@ class Store:
         self.expect_own()
         with writing(self.folder):
             self._records.unlink(missing_ok=True)
+            (self.folder / GATES).unlink(missing_ok=True)
             for facts in self.folder.glob("cells/*/cell.json"):
                 CellFolder(facts.parent).remove()
             for extra in (*self.folder.glob("cells/*.partial*"), self.folder / "guesses", self.folder / SUBGROUPS):
@@ -177,6 +180,11 @@ class Store:
             files.replace(folder / "spec.toml", spec_toml.encode(), mode=SHARED)
             files.replace(folder / "env.json", msgspec.json.format(versions, indent=2), mode=SHARED)
             files.replace(folder / MANIFEST, seal(manifest), mode=SHARED)
+
+    def write_limits(self, **limits: Any) -> None:
+        """Make these the limits of the folder, if there are any, see ``RunLimits``."""
+        with writing(self.folder):
+            write_limits(self.folder, RunLimits(**limits))
 
     def cell(self, key: str) -> CellFolder:
         """Return the folder of one cell."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from html import escape as as_html
 from typing import Any
 
 from vflsec.analysis.results import Summary
@@ -38,6 +38,9 @@ FRAGMENT_STYLE = """
 .vflsec th, .vflsec td { text-align: right; white-space: nowrap; padding: .1em .5em; }
 .vflsec th.text, .vflsec td.text { text-align: left; }
 """
+
+FOLDERS = re.compile(r"""(?<![\w.~/:-])/[^\s"',;:=]*/(?=[^\s"',;:=/])""")
+"""The folders of an absolute path: they may name a user, and differ between machines."""
 
 TEXT = ("attack", "budget", "status", "note", "method", "defense", "rows", "of", "from", "to", "what", "phase")
 """The columns of text; all others are numbers."""
@@ -139,11 +142,16 @@ def fragment(summary: Summary) -> str:
     return f"<div class=vflsec>{''.join(parts).replace('h2>', 'h4>')}</div>"
 
 
+def escape(text: str) -> str:
+    """Return ``text`` as HTML, of absolute paths their last part only."""
+    return as_html(FOLDERS.sub("", text))
+
+
 def _verdict(summary: Summary) -> str:
     lines = [f"<p class=failed>NOTE {escape(alarm)}</p>" for alarm in summary.alarms]
     lines += [f"<p>{escape(sentence)}</p>" for sentence in summary.verdict]
     lines += [
-        f"<p{' class=failed' if gate.holds is not True else ''}>{escape(table.gate_line(gate))}</p>"
+        f"<p{'' if gate.holds or gate.replaced else ' class=failed'}>{escape(table.gate_line(gate))}</p>"
         for gate in summary.gates
     ]
     return f"<section class=verdict>{''.join(lines) or '<p>No attack gave a number.</p>'}</section>"

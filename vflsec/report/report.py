@@ -20,6 +20,7 @@ from vflsec.analysis.summary import summarize
 from vflsec.core import files
 from vflsec.core.errors import StoreError, UsageError, VflsecError
 from vflsec.records.folder import read_manifest, read_records
+from vflsec.records.limits import read_limits
 from vflsec.records.manifest import Manifest
 from vflsec.records.naming import with_given_names
 from vflsec.records.schema import Record, Result
@@ -56,7 +57,8 @@ class Report:
         """Return the report of a results folder.
 
         The folder may be read-only and come from another machine: reading it needs neither the data nor the plug-ins
-        of the evaluation, and executes nothing.
+        of the evaluation, and executes nothing. The limits that its runs were given always count; the arguments add
+        others.
 
         Args:
             folder: of an evaluation.
@@ -70,7 +72,7 @@ class Report:
         """
         folder = Path(folder)
         manifest, records = read_manifest(folder), read_records(folder)
-        subgroups = read_subgroups(folder)
+        subgroups, stored = read_subgroups(folder), read_limits(folder)
         try:
             groups = group_leaks(subgroups, manifest)
             manifest, records = with_given_names(manifest, records)
@@ -81,6 +83,7 @@ class Report:
                 max_leak=max_leak or {},
                 min_utility=min_utility,
                 max_undetected=max_undetected,
+                stored=stored,
             )
         except VflsecError:
             raise

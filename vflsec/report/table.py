@@ -380,7 +380,8 @@ def gate_line(gate: Gate) -> str:
     ends = {"min-utility": "lower end of the interval", "max-undetected": "an advantage is seen from"}
     what = ends.get(gate.gate, "upper end of the interval")
     where = f", {what} {gate.worst:.3f} at {gate.at}" if gate.worst is not None else ""
-    return f"GATE {gate.gate} {gate.limit:g}: {verdict}{where}"
+    earlier = " (an earlier limit, since replaced)" if gate.replaced else ""
+    return f"GATE {gate.gate} {gate.limit:g}{earlier}: {verdict}{where}"
 
 
 def number(value: float | None) -> str:
