@@ -7,6 +7,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from vflsec.core.errors import DataError
 from vflsec.core.layout import Column
+from vflsec.data.alignment import align
+from vflsec.data.credit_default import load
 from vflsec.data.dataset import PartyTable
 from vflsec.data.encode import ColumnEncoder
 
@@ -112,3 +114,49 @@ def test_a_wide_table_is_sparse_with_one_entry_for_each_raw_column(monkeypatch):
     assert sparse.dtype == np.float32
     assert np.diff(sparse.indptr).tolist() == [len(encode.layout.columns)] * 12
     assert encode(frame.iloc[:0]).shape == (0, encode.layout.width)
+
+
+CLEAN = {
+    "normal": lambda rng: rng.normal(50, 9, 1000),
+    "lognormal": lambda rng: rng.lognormal(size=1000),
+    "rare": lambda rng: (rng.random(1000) < 0.01) * 1.0,
+    "mostly zero": lambda rng: (rng.random(1000) < 0.1) * rng.exponential(size=1000),
+    "counts": lambda rng: rng.poisson(0.05, 1000) * 1.0,
+}
+
+
+@pytest.mark.parametrize("kind", CLEAN)
+@pytest.mark.parametrize("wild", [1e4, -1e6, 1e10])
+def test_one_percent_of_wild_rows_hardly_moves_the_others(kind, wild):
+    values = CLEAN[kind](np.random.default_rng(0))
+    clean = encoder_of(pd.DataFrame({"x": values}))(pd.DataFrame({"x": values}))[:, 0]
+    np.testing.assert_allclose(clean, (values - values.mean()) / values.std(), rtol=1e-5, atol=1e-6)
+    dirty = values.copy()
+    dirty[:10] = wild
+    encoded = encoder_of(pd.DataFrame({"x": dirty}))(pd.DataFrame({"x": dirty}))[:, 0]
+    others = np.flatnonzero(values[10:] > 0) + 10
+    np.testing.assert_allclose(encoded[others], clean[others], rtol=0.05, atol=0.1)
+    assert 5 < np.abs(encoded[:10]).max() < 100
+
+
+def test_values_in_heavy_tails_keep_their_order():
+    values = np.sort(np.random.default_rng(0).pareto(1.5, 5000))
+    encoded = encoder_of(pd.DataFrame({"x": values}))(pd.DataFrame({"x": values}))[:, 0]
+    assert (np.diff(encoded) >= 0).all()
+    assert 0 < (encoded == encoded.max()).sum() < 0.002 * len(values)
+
+
+def test_pixels_have_no_bounds():
+    frame = pd.DataFrame({"x": [0.0] * 997 + [1.0, 1.0, 255.0]})
+    table = PartyTable("active", frame, image=(1, 1, 1))
+    assert ColumnEncoder(table, frame)(frame)[-1, 0] == pytest.approx(31.6, abs=0.1)
+    assert encoder_of(frame).fitted()["x"]["high"] == 10.0  # as a number
+
+
+def test_a_bundled_dataset_has_no_value_beyond_its_bounds():
+    dataset = load()
+    common = align(dataset.parties)
+    for table in dataset.parties:
+        for name, scale in ColumnEncoder(table, table.frame.loc[common]).fitted().items():
+            if "low" in scale and name not in table.signed_log:
+                assert scale["low"] <= table.frame[name].min() <= table.frame[name].max() <= scale["high"], name

@@ -4,7 +4,8 @@ A matrix of more than ``WIDE`` columns is sparse: it has one entry for each raw 
 with rows and raw columns, not with categories.
 
     kind of column              becomes
-    number                      (x - mean) / std
+    number                      (x - mean) / std, clipped to the median +- ``FAR`` spreads, of which a few wild rows
+                                cannot move any; mean and std are those of the rows within
     heavy-tailed number         the same, after sign(x) log(1 + |x|)
     category                    one-hot, the first slot for categories that do not occur in training
     category with rare values   one-hot of the most frequent values in training, the first slot for all others
@@ -14,6 +15,7 @@ with rows and raw columns, not with categories.
 Edge cases:
 
     number constant in training                 zeros, also in the test set
+    pixel                                       has no bounds
     category unseen in training                 1 in the first slot
     no rows                                     shape (0, d)
 """
@@ -21,7 +23,7 @@ Edge cases:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -31,6 +33,7 @@ from vflsec.core.errors import DataError
 from vflsec.core.layout import Column, Layout
 from vflsec.core.sparse_rows import WIDE
 from vflsec.data.dataset import GAPS, PartyTable
+from vflsec.data.outliers import center_and_spread
 
 Matrix: TypeAlias = np.ndarray | csr_array
 """Encoded rows (n, d), float32."""
@@ -38,8 +41,22 @@ Matrix: TypeAlias = np.ndarray | csr_array
 SMALLEST = 1e-300
 """Columns that vary less than this are constant: the inverse of their standard deviation overflows."""
 
+FAR = 10.0
+"""Numbers beyond so many spreads, for a normal column 23 standard deviations, are clipped."""
+
+NO_BOUNDS = (-np.inf, np.inf)
+
 FARTHEST = 1e12
-"""A number that is farther from the mean than so many standard deviations is a mistake, and no network can read it."""
+"""A number that is farther away than so many standard deviations is a mistake, and stays an error."""
+
+
+class Scale(NamedTuple):
+    """How a number is encoded: clipped to ``low`` and ``high``, less the mean, times 1 / std."""
+
+    low: float
+    high: float
+    mean: float
+    inverse: float
 
 
 class ColumnEncoder:
@@ -57,7 +74,7 @@ class ColumnEncoder:
         """Learn the statistics and lay out the encoded columns."""
         self._signed_log: Final = table.signed_log
         self._fill: Final[dict[str, float]] = {}
-        self._scales: Final[dict[str, tuple[float, float]]] = {}  # mean and 1 / std
+        self._scales: Final[dict[str, Scale]] = {}
         self._known: Final[dict[str, pd.Index]] = {}
         columns: list[Column] = []
         start = 0
@@ -68,15 +85,16 @@ class ColumnEncoder:
             else:
                 numbers = self._number(fit_rows, name)
                 gaps = np.isnan(numbers)
+                bounds = NO_BOUNDS if table.image else _bounds(numbers[~gaps])
                 if table.impute:
-                    self._fill[name] = _typical(numbers[~gaps], table.impute)
-                self._scales[name] = _scale(np.where(gaps, self._fill.get(name, np.nan), numbers))
+                    self._fill[name] = _typical(_within(numbers[~gaps], *bounds), table.impute)
+                self._scales[name] = _scale(np.where(gaps, self._fill.get(name, np.nan), numbers), bounds)
                 column = Column(name, "numeric", start, 1)
                 if gaps.any():
                     columns.append(column)
                     start += 1
                     column = Column(f"{name}{GAPS}", "numeric", start, 1)
-                    self._scales[column.name] = _scale(gaps.astype(np.float64))
+                    self._scales[column.name] = _scale(gaps.astype(np.float64), NO_BOUNDS)
             columns.append(column)
             start += column.width
         self.layout: Final = Layout(tuple(columns), table.image, table.grouping)
@@ -98,22 +116,23 @@ class ColumnEncoder:
         return encoded
 
     def _scaled(self, rows: pd.DataFrame, name: str) -> np.ndarray:
-        mean, inverse = self._scales[name]
-        scaled: np.ndarray = (self._filled(rows, name) - mean) * inverse
-        far = np.flatnonzero(np.abs(scaled) > FARTHEST)
+        low, high, mean, inverse = self._scales[name]
+        numbers = self._filled(rows, name)
+        far = np.flatnonzero(np.abs((numbers - mean) * inverse) > FARTHEST)
         if len(far):
             scale = f"{1 / inverse:.3g} around {mean:.3g}"
             raise DataError(
                 f"column {name!r}: expected numbers on the scale of the training rows ({scale}), got "
-                f"{self._filled(rows, name)[far[0]]:.3g}; correct it, or list it in signed_log"
+                f"{numbers[far[0]]:.3g}; correct it, or list it in signed_log"
             )
+        scaled: np.ndarray = (np.clip(numbers, low, high) - mean) * inverse
         return scaled
 
     def fitted(self) -> dict[str, dict[str, Any]]:
-        """Return what was learned of each column: mean and 1 / std, and what fills its gaps; or its categories."""
+        """Return what was learned of each column: bounds, mean, 1 / std and what fills its gaps; or categories."""
         numbers: dict[str, dict[str, Any]] = {
-            name: {"mean": mean, "inverse_std": inverse} | ({"fill": self._fill[name]} if name in self._fill else {})
-            for name, (mean, inverse) in self._scales.items()
+            name: scale._asdict() | ({"fill": self._fill[name]} if name in self._fill else {})
+            for name, scale in self._scales.items()
         }
         return {**numbers, **{name: {"categories": known.astype(str).tolist()} for name, known in self._known.items()}}
 
@@ -158,13 +177,26 @@ def _typical(values: np.ndarray, kind: str) -> float:
     return float(values.mean() if kind == "mean" else np.median(values))
 
 
-def _scale(values: np.ndarray) -> tuple[float, float]:
-    """Return mean and 1 / std of training values; 0 for a constant, whose float std may be a tiny non-zero."""
+def _bounds(values: np.ndarray) -> tuple[float, float]:
+    """Return the least and the largest training value that is not clipped."""
+    if len(values) == 0:
+        return NO_BOUNDS
+    center, spread = center_and_spread(values)
+    return (center - FAR * spread, center + FAR * spread) if spread else NO_BOUNDS
+
+
+def _within(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    return values[(values >= low) & (values <= high)]
+
+
+def _scale(values: np.ndarray, bounds: tuple[float, float]) -> Scale:
+    """Return how training values are encoded: 1 / std is 0 for a constant, whose float std may be a tiny non-zero."""
+    values = _within(values, *bounds)
     spread = float(np.abs(values - values.mean()).max()) if len(values) else 0.0
     if len(values) == 0 or values.min() == values.max() or spread < SMALLEST:
-        return 0.0, 0.0
+        return Scale(*bounds, 0.0, 0.0)
     std = spread * float(((values - values.mean()) / spread).std()) if spread < SMALLEST**0.5 else float(values.std())
-    return float(values.mean()), 1 / std
+    return Scale(*bounds, float(values.mean()), 1 / std)
 
 
 def side_by_side(tables: Sequence[Matrix]) -> Matrix:

@@ -25,7 +25,7 @@ from vflsec.data.description import expect_no_table, source_files
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec
 
-KEY_VERSION = 5
+KEY_VERSION = 6
 """Raised whenever the meaning of a setting changes, so that no stored result is taken for another."""
 
 TUNING_VERSION = 2
