@@ -180,3 +180,24 @@ def test_the_scorer_says_so():
     for scores in (torch.ones(100, 2), torch.rand(100, 2)):
         found = score(Guess({"train": scores}), truth, headline="auc", exclude=torch.arange(12), seed=0)["train"]
         assert (found.constant, found.known_of_class) == (len(scores.unique()) == 1, 0.12)
+
+
+def with_mountable(*names):
+    changes = {"mountable": list(names)}
+    records = summary_records(SPEC, changes=lambda row: {"leak": {"train": block(0.75)}, **changes}, alone=0.7)
+    return summarize(manifest_of(SPEC), records, out="", max_leak={"worst": 0.9, "mc": 0.9}, min_utility=None)
+
+
+def test_a_gate_on_worst_tells_which_attacks_it_is_not_about():
+    partly, whole = with_mountable("mc", "norm", "fusion", "cluster"), with_mountable("mc", "norm")
+    assert (partly.mountable, len(partly.not_run), whole.mountable, whole.not_run) == (4, 2, 2, [])
+    for summary, why in ((partly, "holds, but 2 attacks that could be mounted did not run, "), (whole, "holds, ")):
+        assert [gate.holds for gate in summary.gates] == [True, True]
+        assert any(f"GATE max-leak worst 0.9: {why}" in line for line in remarks(summary))
+        assert any("GATE max-leak mc 0.9: holds, upper" in line for line in remarks(summary))
+
+
+def test_a_defense_is_recommended_only_with_all_attacks():
+    assert any("No defense is recommended: only 2 of the 4" in line for line in with_mountable(
+        "mc", "norm", "fusion", "cluster").verdict)  # fmt: skip
+    assert not any("No defense is recommended" in line for line in with_mountable("mc", "norm").verdict)

@@ -176,6 +176,8 @@ def test_worst_takes_the_rows_on_which_an_attack_leaks_most():
     assert [p.leak.mean for p in worst] == pytest.approx([0.83, 0.73, 0.63])
     assert {(p.choice, p.leak.rows) for p in worst} == {("mc", "train")}
     assert all(p.leak == p.leak_train for p in worst)
+    assert [p.leak_test.mean for p in worst] == pytest.approx([0.80, 0.70, 0.60]), "chosen anew on test rows"
+    assert [p.leak_test.alone for p in worst] == pytest.approx([0.58] * 3)
 
 
 def test_worst_may_throw_the_model_away_and_not_joining_has_no_advantage():

@@ -10,13 +10,16 @@ import pytest
 from msgspec.structs import replace
 
 from vflsec.analysis.results import Leak, Measure, Point
-from vflsec.analysis.verdict import verdict
+from vflsec.analysis.verdict import Coverage, verdict, way_to_run
 from vflsec.experiment import engine
 from vflsec.experiment import spec as specs
 from vflsec.experiment.manifest import manifest_of
 from vflsec.experiment.store import Store
 from vflsec.report.page import page
 from vflsec.report.report import Report
+
+ALL = Coverage(["mc"])
+"""All attacks that could be mounted were run."""
 
 VOID = {"meta", "link", "br", "path", "use", "rect", "img"}
 
@@ -40,27 +43,94 @@ def point(leak, *, strength=0.0, utility=0.8, alone=0.7, rows="train", advantage
 
 def test_two_sentences_state_the_leak_and_what_a_defense_leaves():
     worst = [point(1.0), point(0.84, strength=5, utility=0.786), point(0.7, strength=25, utility=0.6)]
-    first, second = verdict(worst, "bureau", 80, [], 0)
+    first, second = verdict(worst, "bureau", 80, ALL)
     assert first == (
         "With 80 known labels, bureau infers the labels of practically all training rows (AUC 1.00; .70 without "
         "joining)."
     )
     assert second == (
         "By the upper end of the interval, the best defense that costs at most two points of utility is iso at "
-        "strength 5: it leaves .84 (interval up to .86), at a cost of 1.4 points of utility."
+        "strength 5: on training rows it leaves .84 (interval up to .86; 1.00 without it, .70 without joining), at a "
+        "cost of 1.4 points of utility."
     )
 
 
-def test_attacks_that_were_not_run_stand_in_the_verdict():
-    worst = [point(1.0), point(0.84, strength=5, utility=0.786)]
-    _, second = verdict(worst, "bureau", 80, ["fusion", "cluster"], 0)
-    assert second.endswith(
-        "; 2 attacks that it could mount, on this and other targets, were not run, and may leak more."
+def test_no_defense_is_recommended_unless_all_attacks_that_could_be_mounted_were_run():
+    worst = [point(1.0), point(0.9, strength=1, utility=0.79), point(0.84, strength=5, utility=0.786)]
+    for ran, begins, who in (
+        (["mc"], "only 1 of the 3 attacks that it could mount, on this and other targets, was run (mc). ", "mc"),
+        (["mc", "norm"], "only 2 of the 4 attacks that it could mount, on this and other targets, were run (mc, norm).",
+         "the strongest of them"),
+    ):  # fmt: skip
+        _, second = verdict(worst, "bureau", 80, Coverage(ran, ["fusion", "cluster"]))
+        assert second.startswith(f"No defense is recommended: {begins}")
+        assert second.endswith(
+            f"Under the tested defenses {who} infers .84 to .90; the others may infer far more: add --attack all to "
+            f"run them."
+        )
+        assert "best" not in second
+
+
+@pytest.mark.parametrize(
+    ("left_out", "audited", "way"),
+    [((), False, "add --attack all"), (("lira",), False, "add --attack all,lira"), ((), True, "leave --attack out")],
+)
+def test_the_verdict_says_how_to_run_the_others(left_out, audited, way):
+    assert way_to_run(["lira", "norm"], left_out, audited=audited) == way
+
+
+def test_no_defense_is_recommended_under_an_alarm():
+    _, second = verdict([point(1.0), point(0.84, strength=5, utility=0.786)], "bureau", 80, ALL, alarmed=True)
+    assert second == "These numbers may not be about this system: see the NOTEs before you use them."
+
+
+def rare(train, test, *, strength=0.0, utility=0.998, alone=(0.975, 0.980), sure=1.0):
+    """A headline on both kinds of rows, of which an adversary alone knows almost all there is to know."""
+    rows = {}
+    for name, leak, own in (("train", train, alone[0]), ("test", test, alone[1])):
+        gain = leak - own
+        rows[name] = replace(
+            point(leak, alone=own, rows=name, advantage=gain).leak,
+            ci95=(leak - 0.02, min(1.0, leak + 0.02)),
+            advantage_ci95=(gain - 0.005, gain + 0.005) if gain else (0.0, 0.0),
+            others={"tpr@0.001": sure},
+            alone_others={"tpr@0.001": 0.903},
+        )
+    largest = max(rows.values(), key=lambda leak: leak.mean)
+    own = point(train, strength=strength, utility=utility)
+    return replace(own, leak=largest, leak_train=rows["train"], leak_test=rows["test"])
+
+
+def test_rows_are_compared_with_the_same_rows_where_the_headline_moves_between_them():
+    """On training rows .997 fall to the .975 of *alone*, while the headline falls from .997 to the .98 of test rows."""
+    worst = [rare(0.997, 0.981), rare(0.975, 0.980, strength=5, utility=0.989, sure=0.903)]
+    assert [p.leak.rows for p in worst] == ["train", "test"]
+    first, second = verdict(worst, "bureau", 80, ALL)
+    assert first.endswith("At 0.1 % false positives it tells 1.00 of the rows of a class (.90 without joining).")
+    assert second == (
+        "By the upper end of the interval, the best defense that costs at most two points of utility is iso at "
+        "strength 5: on training rows it leaves .97 (interval up to .99; 1.00 without it, .97 without joining), at a "
+        "cost of 0.9 points of utility. At 0.1 % false positives, .90 of the rows of a class are told (1.00 without "
+        "the defense, .90 without joining)."
     )
+
+
+def test_a_defense_that_moves_the_leak_to_other_rows_lowers_nothing():
+    """Training rows fall to *alone*, and test rows now give as much away."""
+    worst = [rare(0.997, 0.981), rare(0.975, 1.0, strength=5, utility=0.989)]
+    assert verdict(worst, "bureau", 80, ALL)[1].startswith("No tested defense")
+
+
+def test_all_that_joining_gave_away_is_gone_though_the_interval_of_alone_is_wide():
+    gone = rare(0.975, 0.980, strength=5)
+    wide = replace(gone, leak_train=replace(gone.leak_train, ci95=(0.95, 0.998)))
+    assert "is iso at strength 5" in verdict([rare(0.997, 0.981), wide], "bureau", 80, ALL)[1]
+    still = replace(wide, leak_train=replace(wide.leak_train, advantage=0.003, advantage_ci95=(0.001, 0.005)))
+    assert verdict([rare(0.997, 0.981), still], "bureau", 80, ALL)[1].startswith("No tested defense")
 
 
 def test_a_defense_that_costs_more_is_named_only_if_every_one_does():
-    _, second = verdict([point(1.0), point(0.6, strength=25, utility=0.5)], "bureau", 80, [], 0)
+    _, second = verdict([point(1.0), point(0.6, strength=25, utility=0.5)], "bureau", 80, ALL)
     assert "at most two points" not in second
     assert second.endswith("at a cost of 30.0 points of utility; each one costs more than two.")
 
@@ -68,24 +138,24 @@ def test_a_defense_that_costs_more_is_named_only_if_every_one_does():
 @pytest.mark.parametrize("lower", [point(0.71), point(0.70), replace(point(0.6), leak=point(0.71).leak)])
 def test_a_defense_that_is_not_told_from_none_is_not_recommended(lower):
     wide = replace(lower, strength=20, leak=replace(lower.leak, ci95=(0.6, 0.73)))
-    _, second = verdict([point(0.71), wide], "bureau", 80, [], 0)
+    _, second = verdict([point(0.71), wide], "bureau", 80, ALL)
     assert second == "No tested defense that costs at most two points of utility is shown to lower this."
 
 
 def test_no_more_than_without_joining_is_said_so():
-    first, second = verdict([point(0.71, rows="test", advantage=-0.01)], "bureau", 80, ["fusion"], 2)
+    first, second = verdict([point(0.71, rows="test", advantage=-0.01)], "bureau", 80, Coverage(["mc"], ["fusion"], 2))
     assert (
         "no better than without joining, as far as these attacks show: AUC .71, interval up to .73, of rows that"
         in first
     )
     assert second == (
         "Not tested: 1 attack that it could mount on this and other targets and 2 attacks that could not be run on "
-        "this material; the leak may be larger."
+        "this material; the leak may be larger; add --attack all."
     )
 
 
 def test_more_than_without_joining_within_the_interval_is_left_open():
-    first, _ = verdict([point(1.0, advantage=0.01)], "bureau", 80, [], 0)
+    first, _ = verdict([point(1.0, advantage=0.01)], "bureau", 80, ALL)
     assert first == (
         "With 80 known labels, bureau infers the labels of training rows with AUC 1.00; these runs do not show whether "
         "this is more than without joining (.70)."
@@ -94,7 +164,7 @@ def test_more_than_without_joining_within_the_interval_is_left_open():
 
 def test_without_a_number_there_is_no_verdict():
     lost = replace(point(1.0), leak=point(1.0).leak_train)
-    assert verdict([lost], "bureau", 80, [], 0) == []
+    assert verdict([lost], "bureau", 80, ALL) == []
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +293,7 @@ def test_a_browser_shows_it_without_a_message(report, tmp_path, width):
 def test_labels_come_first_and_other_targets_follow_if_joining_tells_more():
     attribute = point(0.9, target="attribute of bank age", rows="test")
     nothing = point(0.71, target="features of bank", advantage=0.0)
-    first, also, last = verdict([attribute, nothing, point(0.95)], "bureau", 80, [], 1)
+    first, also, last = verdict([attribute, nothing, point(0.95)], "bureau", 80, Coverage(["mc"], left_out=1))
     assert "infers the labels of" in first
     assert also == (
         "bureau also infers an attribute of another party (bank age) (AUC .90, interval up to .92; .70 without "

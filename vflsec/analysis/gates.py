@@ -12,7 +12,7 @@ import msgspec
 from vflsec.analysis.groups import USABLE
 from vflsec.analysis.results import Damage, Gate, Leak, Measure, Point
 from vflsec.core import registry
-from vflsec.core.checks import unknown
+from vflsec.core.checks import count, unknown
 from vflsec.core.errors import UsageError
 from vflsec.records.manifest import AUDITED, INTEGRITY, Manifest
 
@@ -49,6 +49,7 @@ def gates(
     max_undetected: float | None = None,
     alone_lost: bool = False,
     alarmed: bool = False,
+    not_run: int = 0,
 ) -> list[Gate]:
     """Compare limits with the far end of each interval, on test and on training rows.
 
@@ -65,6 +66,7 @@ def gates(
         max_undetected: a limit on the advantage of the headline that could have been overlooked, or None.
         alone_lost: whether an attack without the federation gave no number, so that ``worst`` may be too low.
         alarmed: whether there is an alarm, see ``vflsec.analysis.alarms``.
+        not_run: attacks that could be mounted and were not run, of which a gate on ``worst`` that holds tells.
     """
     defended = _defended(points)
     checked = []
@@ -77,6 +79,8 @@ def gates(
         gate = _gate(f"max-leak {attack}", limit, worst, points_of_attack, kept)
         if attack == "worst" and alone_lost:  # *alone* competes for the headline
             gate = _undecided(gate, "an attack without the federation gave no number")
+        if attack == "worst" and not_run and gate.holds:
+            gate = msgspec.structs.replace(gate, why=f"{count(not_run, 'attack')} that could be mounted did not run")
         checked.append(gate)
     if min_utility is not None:
         honest = [p for p in defended if p.attack != "worst"]

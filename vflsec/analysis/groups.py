@@ -84,7 +84,8 @@ class Scored(NamedTuple):
         name: of the attack, or ``worst`` or ``picked``.
         records: those that hold numbers, by seed.
         rows: the rows that ``leak`` is on.
-        leak: the block of each seed, and on training rows in ``leak_train``.
+        leak: the block of each seed, on training rows in ``leak_train``, and of the headline on test rows in
+            ``leak_test``.
         statuses: the number of seeds with each status. The headline counts an attack that it does not name only if
             that gave no number, since it could have leaked more.
         target: what is recovered.
@@ -99,6 +100,7 @@ class Scored(NamedTuple):
     statuses: Mapping[str, int]
     target: str
     choice: str
+    leak_test: Mapping[int, Block] = {}
 
 
 def alone_by_target(manifest: Manifest, records: Mapping[str, Record]) -> dict[str, Alone]:
@@ -198,8 +200,7 @@ class CellGroup:
                     records[seed] = record
         if len(set(names)) > 1 or ALONE in names:  # their own rows state what each of them spent
             records = {seed: _without_details(record) for seed, record in records.items()}
-        on_train = {name: by_seed for name, by_seed in candidates.items() if name[1] == "train"}
-        train = self._strongest(on_train, target, "train")[1] if on_train or not candidates else {}
+        train, test = (self._on_rows(rows, candidates, target) for rows in ("train", "test"))
         seeds = sorted(records.keys() & blocks.keys())
         return Scored(
             name="worst",
@@ -210,7 +211,14 @@ class CellGroup:
             statuses=self._statuses(list(attacks), names),
             target=target,
             choice=", ".join(dict.fromkeys(names)),
+            leak_test={seed: test[seed] for seed in seeds if seed in test},
         )
+
+    def _on_rows(self, rows: str, candidates: Candidates, target: str) -> dict[int, Block]:
+        """Return the headline on rows of one kind, chosen anew; empty if no attack guesses these."""
+        own = {name: by_seed for name, by_seed in candidates.items() if name[1] == rows}
+        on_alone = any(name[1] == rows for name in self.alone(target).candidates(0))
+        return self._strongest(own, target, rows)[1] if own or (on_alone and not candidates) else {}
 
     def _usable_on(self, target: str) -> dict[str, dict[int, Result]]:
         return {name: self.usable(name) for name in self.by_attack if self.targets[name] == target}
@@ -257,6 +265,7 @@ class CellGroup:
         records, alone = list(scored.records.values()), self.alone(scored.target)
         leak = self._leak(scored.leak, alone.on(scored.rows), scored.rows)
         leak_train = self._leak(scored.leak_train, alone.on("train"), "train")
+        leak_test = self._leak(scored.leak_test, alone.on("test"), "test") if scored.name == "worst" else None
         if scored.name in self.baselines:  # other rows choose the best baseline, this one or another
             leak, leak_train = (
                 msgspec.structs.replace(one, **NO_ADVANTAGE, **(NO_BITS if one.bits is not None else {}))
@@ -276,6 +285,7 @@ class CellGroup:
             utility=Measure(metric=blocks[0].metric if blocks else "", **utility),
             leak=leak,
             leak_train=leak_train,
+            leak_test=leak_test,
             nbytes=round(sum(r.nbytes for r in records) / len(records)) if records else None,
             seconds=mean_of(sum(r.seconds.values()) for r in records),
             budget=records[0].budget if records else {},

@@ -95,6 +95,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         target: what the attack recovers.
         leak: on test rows if the attack guesses them, else on the rows that it guesses.
         leak_train: on training rows.
+        leak_test: of a headline: on test rows, for a comparison on the same rows; None for an attack.
         reached: epochs and bytes, sent and as SS-VFL counts them, until ``train.target`` was met; None if it was not.
         choice: the attack that ``worst`` or ``picked`` stands for, or ``alone``; two if halves of the rows chose
             differently.
@@ -119,6 +120,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     budget: dict[str, float]
     choice: str
     target: str = "labels"
+    leak_test: Leak | None = None
     reached: dict[str, float] | None = None
     sureness: float | None = None
     spent: list[dict[str, Any]] = []
@@ -272,6 +274,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
             truth and scored on other rows.
         picked: the attacks that the adversary takes for the strongest, by folds of its own labels; empty without folds.
         not_run: the attacks that this adversary can mount and that were not run.
+        mountable: the number of attacks that it can mount.
         lost: attacks without the federation that gave no number, with the number of seeds: *alone* may be too low.
         failures: why results have no number, with the number of seeds.
         left_out: why it cannot mount each other attack, by name, as far as that was recorded.
@@ -301,6 +304,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     out: str
     integrity: list[Damage] = []
     not_run: list[str] = []
+    mountable: int = 0
     lost: list[str] = []
     failures: list[str] = []
     left_out: dict[str, str] = {}

@@ -16,7 +16,7 @@ from vflsec.analysis.integrity import damages, on_integrity
 from vflsec.analysis.ranking import disagreements, exposed, front, orders, ranks
 from vflsec.analysis.results import Gate, Point, Summary
 from vflsec.analysis.stopping import stopped
-from vflsec.analysis.verdict import verdict
+from vflsec.analysis.verdict import Coverage, listed, verdict, way_to_run
 from vflsec.core.checks import count
 from vflsec.records.limits import RunLimits
 from vflsec.records.manifest import AttackEntry, Manifest, RowEntry
@@ -75,9 +75,12 @@ def summarize(
     metrics = [utility.metric for utility in utilities if utility.mean is not None]
     reached = reach(cell_groups)
     folded = [cap for group in by_defense(cell_groups) for cap in caps(group, reached)]
-    places, not_run = exposed(points, worst), _not_run(manifest, records)
+    places, (run, not_run) = exposed(points, worst), _mountable(manifest, records)
+    rest = way_to_run(not_run, manifest.left_out, audited=bool(manifest.audited))
+    tested = Coverage(run, not_run, len(manifest.left_out), rest)
     lost, alarmed = _lost(manifest, records), alarms(manifest, records, points)
-    judged = partial(gates, points + worst, damages=broken, alone_lost=bool(lost), alarmed=bool(alarmed))
+    doubts = {"alone_lost": bool(lost), "alarmed": bool(alarmed), "not_run": len(not_run)}
+    judged = partial(gates, points + worst, damages=broken, **doubts)
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
     summary = Summary(
         dataset=manifest.title or manifest.dataset,
@@ -101,8 +104,9 @@ def summarize(
         out=out,
         integrity=broken,
         not_run=not_run,
+        mountable=len(run) + len(not_run),
         left_out=manifest.left_out,
-        verdict=verdict(worst, manifest.adversary, _known(manifest), not_run, len(manifest.left_out)) if worst else [],
+        verdict=verdict(worst, manifest.adversary, _known(manifest), tested, alarmed=bool(alarmed)) if worst else [],
         audited=manifest.audited,
         alarms=alarmed,
     )
@@ -141,11 +145,12 @@ def _known(manifest: Manifest) -> int:
     return known if isinstance(known, int) else 0
 
 
-def _not_run(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
-    """Return the attacks that this adversary can mount on some method and that were not run."""
+def _mountable(manifest: Manifest, records: Mapping[str, Record]) -> tuple[list[str], list[str]]:
+    """Return the attacks that this adversary can mount on some method, those that were run and those that were not."""
     own = (records[row.key] for row in manifest.rows if row.key in records)
     known = {name for record in own if isinstance(record, Result) for name in record.mountable}
-    return sorted(known - {_on_victim(attack) for attack in manifest.attacks})
+    asked = [_on_victim(attack) for attack in manifest.attacks]
+    return [name for name in dict.fromkeys(asked) if name in known], sorted(known - set(asked))
 
 
 def _on_victim(attack: AttackEntry) -> str:
@@ -211,14 +216,10 @@ def _failures(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
             attacks = found.setdefault((place, record.error or record.status), {})
             attacks.setdefault(row.attack, set()).add(row.seed)
     return [
-        f"{_several(list(attacks))}, {place} ({len(set.union(*attacks.values()))} of "
+        f"{listed(list(attacks))}, {place} ({len(set.union(*attacks.values()))} of "
         f"{count(manifest.seeds, 'seed')}): {cause}"
         for (place, cause), attacks in found.items()
     ]
-
-
-def _several(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from typing import NamedTuple
 
 from vflsec.analysis.results import Leak, Point
 from vflsec.core.checks import count
@@ -27,18 +28,42 @@ LARGE_COST = 0.02
 LEAST_GAIN = 0.005
 """A leak of which mean or upper end fall by less, which two digits do not show, is not called lower."""
 
+HIGH = 0.9
+"""Where *alone* infers as much, a leak hardly rises, and the rows that are known for certain are counted beside it."""
 
-def verdict(worst: Sequence[Point], adversary: str, known: int, not_run: Sequence[str], left_out: int) -> list[str]:
+SURE = "tpr@0.001"
+
+
+class Coverage(NamedTuple):
+    """Which attacks the numbers are of.
+
+    Attributes:
+        run: those that could be mounted and were run.
+        not_run: those that could be mounted and were not.
+        left_out: the number of attacks that could not be mounted.
+        rest: how to run the others.
+    """
+
+    run: Sequence[str]
+    not_run: Sequence[str] = ()
+    left_out: int = 0
+    rest: str = "add --attack all"
+
+
+def verdict(
+    worst: Sequence[Point], adversary: str, known: int, tested: Coverage, *, alarmed: bool = False
+) -> list[str]:
     """Return sentences: what the adversary infers without a defense, labels first, then what a defense leaves.
 
-    Without a defense, the last one says what was not tested.
+    A defense is recommended only if all attacks that could be mounted were run, and if there is no alarm. Without a
+    defense, the last sentence says what was not tested.
 
     Args:
         worst: the headlines.
         adversary: its name.
         known: the number of labels that it knows.
-        not_run: the attacks that it could mount and that were not run.
-        left_out: the number of attacks that could not be mounted.
+        tested: the attacks that were run, and those that were not.
+        alarmed: whether there is an alarm, see ``vflsec.analysis.alarms``.
     """
     targets = dict.fromkeys(point.target for point in worst)
     first = "labels" if "labels" in targets else next(iter(targets))
@@ -48,12 +73,22 @@ def verdict(worst: Sequence[Point], adversary: str, known: int, not_run: Sequenc
     if not clean:
         return []
     start = max(clean, key=lambda point: point.leak.mean or 0.0)
-    left = _left(start, found)
-    if left and not_run:  # a number of few attacks must not pass for one of all
-        others = f"{count(len(not_run), 'attack')} that it could mount, on this and other targets"
-        left = f"{left[:-1]}; {others}, were not run, and may leak more."
+    defended = [point for point in found if point.strength > 0 and point.utility.mean is not None]
     also = [_also(point, adversary) for point in worst if point.target != first and point.strength == 0]
-    return [_inferred(start, adversary, known), *filter(None, also), left or _untested(not_run, left_out)]
+    if alarmed:
+        last = "These numbers may not be about this system: see the NOTEs before you use them."
+    elif tested.not_run and defended:
+        last = _in_part(tested, defended)
+    else:
+        last = _left(start, defended, several=len({point.method for point in found}) > 1) or _untested(tested)
+    return [_inferred(start, adversary, known), *filter(None, also), last]
+
+
+def way_to_run(not_run: Sequence[str], left_out: Container[str], *, audited: bool) -> str:
+    """Return how to run all attacks, also those that ``all`` leaves out."""
+    if audited:
+        return "leave --attack out"
+    return f"add --attack {','.join(['all', *(name for name in not_run if name in left_out)])}"
 
 
 def _inferred(point: Point, adversary: str, known: int) -> str:
@@ -82,7 +117,18 @@ def _inferred(point: Point, adversary: str, known: int) -> str:
             f"{_overlooked(leak)}."
         )
     all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
-    return f"{knowing}{adversary} infers {target} of {all_of}{rows} ({measure}; {_two(leak.alone)} without joining)."
+    return (
+        f"{knowing}{adversary} infers {target} of {all_of}{rows} ({measure}; {_two(leak.alone)} without joining)."
+        f"{_sure(leak)}"
+    )
+
+
+def _sure(leak: Leak) -> str:
+    """Return how many rows of a class are known almost for certain, where *alone* is high."""
+    own, alone = leak.others.get(SURE), leak.alone_others.get(SURE)
+    if (leak.alone or 0.0) < HIGH or own is None or alone is None:
+        return ""
+    return f" At 0.1 % false positives it tells {_two(own)} of the rows of a class ({_two(alone)} without joining)."
 
 
 def _also(point: Point, adversary: str) -> str:
@@ -112,37 +158,99 @@ def _overlooked(leak: Leak) -> str:
     return f"; a gain of {_two(leak.detectable)} would have been seen" if (leak.detectable or 0.0) >= 0.005 else ""
 
 
-def _left(start: Point, found: Sequence[Point]) -> str:
-    """Return what the best defense leaves, by the upper end of its interval, and what it costs; empty without one."""
-    costs = {
-        id(point): (start.utility.mean or 0.0) - point.utility.mean
-        for point in found
-        if point.strength > 0 and point.utility.mean is not None
-    }
-    defended = [point for point in found if id(point) in costs]
-    cheap = [point for point in defended if costs[id(point)] <= LARGE_COST]
-    if not defended:
-        return ""
-    best = min(cheap or defended, key=lambda point: (_upper(point.leak), costs[id(point)]))
-    cost = 100 * costs[id(best)]
-    price = f"at a cost of {cost:.1f} points of utility" if cost >= 0.05 else "at no cost in utility"
-    method = f"{best.method} with " if len({point.method for point in found}) > 1 else ""
-    within = " that costs at most two points of utility" if cheap else ""
-    lower = (before - after for before, after in zip(_ends(start.leak), _ends(best.leak), strict=True))
-    if not all(one >= LEAST_GAIN for one in lower):
-        return f"No tested defense{within} is shown to lower this."
-    price += "" if cheap else "; each one costs more than two"
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _in_part(tested: Coverage, defended: Sequence[Point]) -> str:
+    """Return how strong the attacks were that ran, where others could be mounted: no defense is recommended."""
+    ran, every = len(tested.run), len(tested.run) + len(tested.not_run)
+    means = [_two(end) for end in sorted(point.leak.mean or 0.0 for point in defended)]
+    leaks = " to ".join(dict.fromkeys([means[0], means[-1]]))
+    who = tested.run[0] if ran == 1 else "the strongest of them"
+    names = listed(tested.run)
     return (
-        f"By the upper end of the interval, the best defense{within} is {method}{best.defense} at strength "
-        f"{best.strength:g}: it leaves {_two(best.leak.mean)} (interval up to {_two(_upper(best.leak))}), {price}."
+        f"No defense is recommended: only {ran} of the {count(every, 'attack')} that it could mount, on this and other "
+        f"targets, {'was' if ran == 1 else 'were'} run ({names}). Under the tested defenses {who} infers {leaks}; the "
+        f"others may infer far more: {tested.rest} to run them."
     )
 
 
-def _untested(not_run: Sequence[str], left_out: int) -> str:
+def _left(start: Point, defended: Sequence[Point], *, several: bool) -> str:
+    """Return what the best defense leaves, by the upper end of its interval, and what it costs; empty without one.
+
+    It is compared with no defense on the same rows: those on which joining gives most away.
+    """
+    if not defended:
+        return ""
+    costs = {id(point): (start.utility.mean or 0.0) - (point.utility.mean or 0.0) for point in defended}
+    cheap = [point for point in defended if costs[id(point)] <= LARGE_COST]
+    best = min(cheap or defended, key=lambda point: (_beyond_alone(point)[1], costs[id(point)]))
+    cost = 100 * costs[id(best)]
+    price = f"at a cost of {cost:.1f} points of utility" if cost >= 0.05 else "at no cost in utility"
+    method = f"{best.method} with " if several else ""
+    within = " that costs at most two points of utility" if cheap else ""
+    if not _is_lower(start, best):
+        return f"No tested defense{within} is shown to lower this."
+    price += "" if cheap else "; each one costs more than two"
+    before, after = _by_rows(start), _by_rows(best)
+    rows = max(before.keys() & after.keys(), key=lambda name: _gain(before[name]))
+    leak = after[rows]
+    alone = "" if leak.alone is None else f"; {_two(before[rows].mean)} without it, {_two(leak.alone)} without joining"
+    return (
+        f"By the upper end of the interval, the best defense{within} is {method}{best.defense} at strength "
+        f"{best.strength:g}: on {ROWS.get(rows, rows)} it leaves {_two(leak.mean)} (interval up to "
+        f"{_two(_upper(leak))}{alone}), {price}.{_sure_of(before[rows], leak)}"
+    )
+
+
+def _by_rows(point: Point) -> dict[str, Leak]:
+    """Return the headline on each kind of rows."""
+    found = [leak for leak in (point.leak_train, point.leak_test) if leak and leak.mean is not None]
+    return {leak.rows: leak for leak in found or [point.leak]}
+
+
+def _gain(leak: Leak) -> float:
+    return (leak.mean or 0.0) - (leak.alone or 0.0)
+
+
+def _beyond_alone(point: Point) -> tuple[float, float]:
+    """Return the largest mean and upper end beyond *alone* on the same rows, of all kinds of rows."""
+    leaks = _by_rows(point).values()
+    return max(map(_gain, leaks)), max(_upper(leak) - (leak.alone or 0.0) for leak in leaks)
+
+
+def _is_lower(start: Point, left: Point) -> bool:
+    """Whether mean and upper end are lower on the same rows, or all that joining gives away is gone.
+
+    The latter is what counts where *alone* is high and varies more than the little that is left to be gained.
+    """
+    mean, upper = (a - b for a, b in zip(_beyond_alone(start), _beyond_alone(left), strict=True))
+    gave, gives = (any(map(_more_than_alone, _by_rows(point).values())) for point in (start, left))
+    has_alone = all(leak.alone is not None for leak in _by_rows(left).values())
+    return mean >= LEAST_GAIN and (upper >= LEAST_GAIN or (has_alone and gave and not gives))
+
+
+def _sure_of(before: Leak, after: Leak) -> str:
+    """Return how many rows of a class are known almost for certain, where *alone* is high."""
+    shares = [leak.get(SURE) for leak in (after.others, before.others, after.alone_others)]
+    if (after.alone or 0.0) < HIGH or None in shares:
+        return ""
+    left, undefended, alone = map(_two, shares)
+    return (
+        f" At 0.1 % false positives, {left} of the rows of a class are told ({undefended} without the defense, {alone} "
+        f"without joining)."
+    )
+
+
+def _untested(tested: Coverage) -> str:
     """Return what was not tested."""
-    parts = [f"{count(len(not_run), 'attack')} that it could mount on this and other targets"] if not_run else []
-    parts += [f"{count(left_out, 'attack')} that could not be run on this material"] if left_out else []
-    return f"Not tested: {' and '.join(parts)}; the leak may be larger." if parts else "No defense was tested."
+    not_run = [f"{count(len(tested.not_run), 'attack')} that it could mount on this and other targets"]
+    parts = not_run if tested.not_run else []
+    parts += [f"{count(tested.left_out, 'attack')} that could not be run on this material"] if tested.left_out else []
+    way = f"; {tested.rest}" if tested.not_run else ""
+    return f"Not tested: {' and '.join(parts)}; the leak may be larger{way}." if parts else "No defense was tested."
 
 
 def _more_than_alone(leak: Leak) -> bool:
@@ -152,11 +260,6 @@ def _more_than_alone(leak: Leak) -> bool:
 
 def _upper(leak: Leak) -> float:
     return leak.ci95[1] if leak.ci95[1] is not None else (leak.mean or 0.0)
-
-
-def _ends(leak: Leak) -> tuple[float, float]:
-    """Return the mean and the upper end of its interval."""
-    return leak.mean or 0.0, _upper(leak)
 
 
 def _two(value: float | None) -> str:

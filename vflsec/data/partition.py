@@ -191,8 +191,9 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     drawn = groups_of(len(dataset.labels))
     groups = {split: drawn[dataset.labels.index.get_indexer(index)] for split, index in every.items()}
     used = len(align(dataset.parties)) / min(len(table.frame) for table in dataset.parties)
-    more = dataset.names, canaries, groups, used
-    return Partition(dataset.name, parties, labels, arrays, *facts, source, places, *more)
+    return Partition(
+        dataset.name, parties, labels, arrays, *facts, source, places, dataset.names, canaries, groups, used
+    )
 
 
 def _own_draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:

@@ -22,6 +22,7 @@ from matplotlib.text import Annotation
 
 from vflsec.analysis.results import Leak, Measure, Place, Point, Summary
 from vflsec.core import files
+from vflsec.core.checks import count
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 """Okabe and Ito's colors, told apart by color-blind readers; markers and line styles differ too."""
@@ -203,7 +204,8 @@ def draw(*summaries: Summary) -> Curve:
         one = [panel for panel in panels if panel[0] is summary]
         name = f": {target}" if len(one) > 1 else ""
         axes.set_title(target if name and len(summaries) == 1 else _title(summary) + name, loc="left")
-        if notes := "\n".join(textwrap.fill(note, 90) for note in summary.notes):
+        told = [*_in_part(summary), *summary.alarms, *summary.notes]
+        if notes := "\n".join(textwrap.fill(note, 90) for note in told):
             axes.text(0.99, 0.02, notes, transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color="#d55e00")
     if len(summaries) > 1:
         widths = _share_legend(figure, widths)
@@ -214,8 +216,16 @@ def draw(*summaries: Summary) -> Curve:
     return figure
 
 
+def _in_part(summary: Summary) -> list[str]:
+    """Return the note that attacks which could be mounted were not run, so that leaks may be larger."""
+    others = count(len(summary.not_run), "attack")
+    return [f"{others} that could be mounted did not run, and may infer far more"] if summary.not_run else []
+
+
 def _title(summary: Summary) -> str:
-    return f"{summary.dataset}: what {summary.adversary} infers"
+    every, left = summary.mountable, len(summary.not_run)
+    part = f" with {every - left} of {count(every, 'attack')}" if left else ""
+    return f"{summary.dataset}: what {summary.adversary} infers{part}"
 
 
 def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point]) -> bool:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from vflsec.analysis.intervals import Ends, longer_side
 from vflsec.analysis.results import Cap, Damage, Gate, Leak, Measure, Point, Rank, Summary
+from vflsec.analysis.verdict import way_to_run
 from vflsec.core.checks import count
 
 CSV_HEADER = (
@@ -159,7 +160,7 @@ def order(summary: Summary) -> Cells | None:
         [rank.method, rank.defense, *([rank.target] if several else []), *(_place(rank, score) for score in scores)]
         for rank in ranked
     ]
-    return Cells("Defenses in the order of their means, each against its strongest attack", header, lines)
+    return Cells("Defenses in the order of their means, each against the strongest attack that was run", header, lines)
 
 
 def per_row(summary: Summary) -> Cells | None:
@@ -240,7 +241,8 @@ def not_run(summary: Summary) -> list[str]:
         return []
     attacks = count(len(summary.not_run), "attack")
     names = ", ".join(summary.not_run)
-    way = "leave --attack out" if summary.audited else "add --attack all or name them"
+    way = way_to_run(summary.not_run, summary.left_out, audited=bool(summary.audited))
+    way += "" if summary.audited else " or name them"
     if len({point.method for point in summary.points}) > 1:  # leaves out attacks that do not fit all of them
         way += ", with one --method for an attack that only fits that method"
     return [f"NOT RUN {attacks} that {summary.adversary} could mount: {names}; {way}"]
@@ -376,7 +378,8 @@ def gate_line(gate: Gate) -> str:
     why = gate.why or "a cell gave no number"
     if gate.gate == "max-undetected" and not gate.why:
         why += ", or it is not known what would have been seen"
-    verdict = {True: "holds", False: "FAILED", None: f"UNDECIDED: {why}"}[gate.holds]
+    holds = f"holds, but {gate.why}" if gate.why else "holds"
+    verdict = {True: holds, False: "FAILED", None: f"UNDECIDED: {why}"}[gate.holds]
     ends = {"min-utility": "lower end of the interval", "max-undetected": "an advantage is seen from"}
     what = ends.get(gate.gate, "upper end of the interval")
     where = f", {what} {gate.worst:.3f} at {gate.at}" if gate.worst is not None else ""
