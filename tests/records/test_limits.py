@@ -16,10 +16,10 @@ from vflsec.records.limits import RunLimits, read_limits, write_limits
 from vflsec.records.schema import seal
 
 QUICK = [
-    "eval", "--attack", "norm", "--defense", "iso", "--lambda", "1", "--seeds", "1", "--jobs", "1",
+    "eval", "--attack", "logistic", "--defense", "iso", "--lambda", "1", "--seeds", "1", "--jobs", "1",
     "--set", "train.epochs=1", "--set", "data.n_labeled=200",
 ]  # fmt: skip
-FAILED = "GATE max-leak norm 0.1: FAILED"
+FAILED = "GATE max-leak logistic 0.1: FAILED"
 
 
 def run(*arguments):
@@ -34,7 +34,7 @@ def page(folder):
 def failed(tmp_path_factory):
     """A run whose gate fails, and what it printed."""
     out = tmp_path_factory.mktemp("gates") / "run"
-    result = run(*QUICK, "--max-leak", "norm=0.1", "--min-utility", "0", "--out", out)
+    result = run(*QUICK, "--max-leak", "logistic=0.1", "--min-utility", "0", "--out", out)
     assert result.exit_code == 1
     assert FAILED in result.stdout
     assert FAILED in page(out)
@@ -69,10 +69,10 @@ def test_neither_place_nor_time_zone_nor_hashes_change_a_byte(failed, copied):
 
 
 def test_limits_of_a_report_are_printed_and_leave_the_page_alone(failed, copied):
-    looser = run("report", copied, "--max-leak", "norm=1")
+    looser = run("report", copied, "--max-leak", "logistic=1")
     assert looser.exit_code == 1
     assert FAILED in looser.stdout
-    assert "GATE max-leak norm 1: holds" in looser.stdout
+    assert "GATE max-leak logistic 1: holds" in looser.stdout
     assert page(copied) == page(failed[0])
 
 
@@ -83,11 +83,11 @@ def test_a_run_without_limits_keeps_those_of_the_folder(failed, copied):
 
 
 def test_a_run_with_other_limits_replaces_them_and_says_what_failed_before(copied):
-    relaxed = run(*QUICK, "--max-leak", "norm=1", "--out", copied)
+    relaxed = run(*QUICK, "--max-leak", "logistic=1", "--out", copied)
     assert relaxed.exit_code == 0
     for shown in (relaxed.stdout, page(copied), run("report", copied).stdout):
-        assert "GATE max-leak norm 1: holds" in shown
-        assert "GATE max-leak norm 0.1 (an earlier limit, since replaced): FAILED" in shown
+        assert "GATE max-leak logistic 1: holds" in shown
+        assert "GATE max-leak logistic 0.1 (an earlier limit, since replaced): FAILED" in shown
     assert run("report", copied).exit_code == 0
 
 
@@ -97,13 +97,13 @@ def test_a_fresh_start_has_no_limits(copied):
 
 
 def test_a_limit_on_an_attack_that_is_no_longer_run_is_undecided(copied):
-    other = [word if word != "norm" else "direction" for word in QUICK]
+    other = [word if word != "logistic" else "norm" for word in QUICK]
     assert run(*other, "--out", copied).exit_code == 3
-    assert "GATE max-leak norm 0.1: UNDECIDED" in page(copied)
+    assert "GATE max-leak logistic 0.1: UNDECIDED" in page(copied)
 
 
 def test_every_point_of_a_sweep_has_its_limits(tmp_path):
-    swept = run(*QUICK, "--sweep", "model.cut=1,2", "--max-leak", "norm=0.1", "--out", tmp_path / "sweep")
+    swept = run(*QUICK, "--sweep", "model.cut=1,2", "--max-leak", "logistic=0.1", "--out", tmp_path / "sweep")
     again = run("report", tmp_path / "sweep")
     assert (swept.exit_code, again.exit_code) == (1, 1), swept.stderr
     assert swept.stdout == again.stdout
