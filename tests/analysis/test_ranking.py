@@ -205,7 +205,7 @@ def test_a_report_shows_orders_and_what_they_do_not_tell(tmp_path):
     shown = report.table(200)
     for line in report.summary.orders:
         assert f"ORDER {line}" in shown.replace("\n", " ")
-    assert len(report.summary.orders) == 4
+    assert len(report.summary.orders) == 3, "two seeds give no hypervolume"
     apart = any(" > " in line for line in report.summary.orders)
     assert ("ORDER all scores agree wherever they tell two" in shown) == (apart and not report.summary.disagreements)
     assert ("ORDER no score tells two defenses apart" in shown) != apart

@@ -66,6 +66,27 @@ def test_few_rows_known_for_certain_are_seen():
     assert found["cross_entropy"] == pytest.approx(1 - certain.mean(), abs=0.01)
 
 
+def test_naming_a_very_common_class_is_no_knowledge():
+    """Of 2 % positives a guess without information is right in 98 of 100 rows; a perfect one knows every positive."""
+    rng = np.random.default_rng(7)
+    labels = (np.arange(20_000) % 50 == 0).astype(int)
+    blind, weak = told(binary(rng.normal(size=20_000)), labels), told(binary(rng.normal(size=20_000) + labels), labels)
+    assert blind["known_of_class@0.99"] == weak["known_of_class@0.99"] == 0.0
+    assert weak["known@0.99"] > 0.3, "most rows are surely negative"
+    assert "right_of_class@0.99" not in weak
+    perfect = told(binary(labels + rng.uniform(0, 0.5, 20_000)), labels)
+    assert perfect["known_of_class@0.99"] > 0.99
+    assert perfect["right_of_class@0.99"] == 1.0
+
+
+def test_each_class_counts_alike_for_what_is_known():
+    """A tenth of class 0 and half of class 1 are known: .3, whatever the sizes of the classes."""
+    labels = (np.arange(20_000) % 4 == 0).astype(int)
+    certain = np.random.default_rng(8).random(20_000) < np.where(labels == 1, 0.5, 0.1)
+    found = told(binary(np.where(certain, 10.0 * (2 * labels - 1), 0.0)), labels)
+    assert found["known_of_class@0.99"] == pytest.approx(0.3, abs=0.01)
+
+
 def test_an_attack_that_is_sure_and_often_wrong_is_not_taken_at_its_word():
     rng = np.random.default_rng(4)
     labels = np.arange(10_000) % 2

@@ -280,7 +280,7 @@ def test_error_bars_end_where_the_interval_does(summary):
     points = [msgspec.structs.replace(summary.points[0], leak=leak)]
     (line,) = curve.lines(points)
     assert (line.leak_margin[0][0], line.leak_margin[1][0]) == pytest.approx((0.08, 0.02))
-    assert table.with_margin(leak) == ".980 ±.080", "the wider side"
+    assert table.with_margin(leak) == ".980 (.900 to 1.000)", "±.080 would be more than can be"
 
 
 def test_a_point_with_lost_seeds_says_how_many_are_left(summary):
@@ -645,9 +645,28 @@ def test_a_narrow_terminal_has_whole_words_and_is_told_what_is_left_out(summary,
     assert not any("NOT SHOWN" in line for line in report.table(140).splitlines())
 
 
+@pytest.mark.parametrize(
+    ("mean", "ends", "shown"),
+    [
+        (0.8, (0.75, 0.84), " ±.050"),
+        (1.0, (0.92, 1.0), " (.920 to 1.000)"),
+        (0.003, (0.0, 0.02), " (.000 to .020)"),
+        (0.04, (0.01, 0.09), " (.010 to .090)"),
+        (-0.01, (-0.06, 0.04), " ±.050"),
+        (0.97, (0.96, 1.0), " ±.030"),
+        (1.0, (1.0, 1.0), " ±.000"),
+        (0.5, (None, None), ""),
+        (0.02, (-0.28, 0.3), " ±.300"),
+    ],
+)
+def test_an_interval_stays_within_its_range(mean, ends, shown):
+    """Both ends where ±, the wider side, would say that a share exceeds 1, or that an advantage may be none."""
+    assert table.spread(mean, ends) == shown
+
+
 def test_how_much_of_how_many_rows_stands_beside_alone(summary):
     first, *others = summary.points
-    known = {"tpr@0.001": 0.05, "tpr@0.01": 0.2, "known@0.99": 0.031}
+    known = {"tpr@0.001": 0.05, "tpr@0.01": 0.2, "known_of_class@0.99": 0.031}
     leak = msgspec.structs.replace(
         first.leak, bits=0.042, bits_ci95=(0.03, 0.054), others=known, alone_others={"tpr@0.01": 0.1}
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,13 +55,27 @@ def privacy_kept(leak: float, alone: float) -> float:
     return 1.0 if leak <= alone else max(0.0, (1 - leak) / (1 - alone))
 
 
-def relative_hypervolume(
-    gains: Sequence[Sequence[float]], kept: Sequence[Sequence[float]]
-) -> tuple[float, list[float]]:
-    """Return the hypervolume of mean gains, as a share of what joining gains, and its jackknife pseudo-values by seed.
+class Volume(NamedTuple):
+    """A hypervolume as a share of what joining gains.
+
+    Attributes:
+        value: None if the seeds do not show whether anything is gained.
+        by_seed: its jackknife pseudo-values.
+        most: what it would be if each gain that is not shown were at the upper end of its interval.
+    """
+
+    value: float | None
+    by_seed: list[float]
+    most: float
+
+
+def relative_hypervolume(gains: Sequence[Sequence[float]], kept: Sequence[Sequence[float]]) -> Volume:
+    """Return the hypervolume of mean gains, as a share of what joining gains.
 
     Gains are averaged over seeds before negative ones are cut off, and a gain whose 95 % interval over seeds includes 0
-    counts as none. Otherwise a model that has learned nothing from the other parties would win by noise.
+    counts as none. Otherwise a model that has learned nothing from the other parties would win by noise. If such an
+    interval also reaches all that joining gains, the seeds are too few to tell: where that leaves nothing, or is so of
+    the gain without a defense, there is no value.
 
     Source: Tukey 1958 for pseudo-values, whose deviation is that of the ratio (Shao and Tu 1995, section 1.2).
 
@@ -69,16 +84,20 @@ def relative_hypervolume(
         kept: (S, K) by seed, see ``privacy_kept``.
     """
     gain, privacy = np.asarray(gains), np.asarray(kept)
-    n = len(gain)
-    lowest = [over_seeds(column).low if n > 1 else column[0] for column in gain.T]
-    shown = np.array(lowest) > 0
+    n, mean = len(gain), gain.mean(axis=0)
+    ends = np.array([over_seeds(column)[1:3] if n > 1 else (column[0],) * 2 for column in gain.T])
+    shown = ends[:, 0] > 0
+    unclear = ~shown & (ends[:, 1] > 0) & (ends[:, 1] >= mean[0])
 
-    def of(rows: NDArray[np.bool_]) -> float:
-        whole, *widths = np.where(shown, gain[rows].mean(axis=0), 0.0).tolist()
+    def of(rows: NDArray[np.bool_], otherwise: Any = 0.0) -> float:
+        whole, *widths = np.where(shown, gain[rows].mean(axis=0), otherwise).tolist()
         return hypervolume(np.clip(widths, 0.0, whole), privacy[rows].mean(axis=0)) / whole if whole > 0 else 0.0
 
     value, every = of(np.ones(n, dtype=bool)), np.arange(n)
-    return value, [n * value - (n - 1) * of(every != seed) for seed in every] if n > 1 else [value]
+    if unclear[0] or (unclear.any() and value == 0):
+        return Volume(None, [], 1.0)
+    by_seed = [n * value - (n - 1) * of(every != seed) for seed in every] if n > 1 else [value]
+    return Volume(value, by_seed, of(every >= 0, np.clip(ends[:, 1], 0.0, None)))
 
 
 def dcs(leak: float, utility: float, *, ideal_utility: float, ideal_leak: float = 0.0, beta: float = 0.5) -> float:

@@ -13,6 +13,8 @@ from vflsec.analysis.results import Cap
 from vflsec.core.checks import count
 from vflsec.core.statistics import SHARE, over_seeds, within
 
+TOO_FEW = "no hypervolume: these seeds do not show what joining gains"
+
 Reach = Mapping[int, tuple[float, float]]
 """By seed, the utility of the active party alone and of the best undefended model: what joining can gain."""
 
@@ -101,8 +103,10 @@ def _cap(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup
         pairs = zip(utility, leak, strict=True)
         dcs.append(capping.t_dcs([capping.dcs(a, u.headline, ideal_utility=ideal.headline) for u, a in pairs]))
     plain, above = (interval(list(one.values()), clean.seeds, SHARE) for one in (caps, calibrated_caps))
-    volume, volumes = capping.relative_hypervolume(gains, kept) if len(gains) == clean.seeds else (None, [])
-    spread = over_seeds(volumes) if len(volumes) > 1 else None
+    known = len(gains) == clean.seeds
+    volume = capping.relative_hypervolume(gains, kept) if known else capping.Volume(None, [], 1.0)
+    notes = [f"no CAP (accuracy): {count(one_class, 'cell')} {'guesses' if one_class == 1 else 'guess'} one class"]
+    notes = notes * bool(one_class) + [TOO_FEW] * (known and volume.value is None)
     return Cap(
         **whole,
         value=plain["mean"],
@@ -112,14 +116,22 @@ def _cap(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup
         accuracy_value=mean_of(accuracies),
         dcs=mean_of(dcs),
         n=clean.seeds,
-        note=f"no CAP (accuracy): {count(one_class, 'cell')} {'guesses' if one_class == 1 else 'guess'} one class"
-        * bool(one_class),
+        note="; ".join(notes),
         by_seed={seed: one.value for seed, one in caps.items()},
         calibrated_by_seed={seed: one.value for seed, one in calibrated_caps.items()},
-        hypervolume=volume,
-        hypervolume_ci95=within(volume or 0.0, spread.high - spread.mean, SHARE) if spread else (None, None),
-        hypervolume_by_seed=dict(enumerate(volumes)),
+        hypervolume=volume.value,
+        hypervolume_ci95=_ends(volume),
+        hypervolume_by_seed=dict(enumerate(volume.by_seed)),
     )
+
+
+def _ends(volume: capping.Volume) -> tuple[float | None, float | None]:
+    """Return the interval over seeds, up to what gains that are not shown may add."""
+    if volume.value is None or len(volume.by_seed) < 2:
+        return None, None
+    spread = over_seeds(volume.by_seed)
+    low, high = within(volume.value, spread.high - spread.mean, SHARE)
+    return low, max(high, volume.most)
 
 
 def _leaks(values: Sequence[float]) -> list[float]:

@@ -40,7 +40,8 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
         others: the means of the other metrics by name, each over the seeds that have it, and of *alone* in
             ``alone_others``: among them the true positive rates ``tpr@0.001`` and ``tpr@0.01``, missing if the rows do
             not resolve them; the ``cross_entropy`` in bits per row; ``known@0.99``, the share of rows of whose class
-            the calibrated guess is more than 99 % sure, and ``right@0.99``, the share of these that are right.
+            the calibrated guess is more than 99 % sure, and ``right@0.99``, the share of these that are right;
+            ``known_of_class@0.99``, the same as a mean over classes, without one of more than 90 % of the rows.
         one_class: the number of seeds in which all rows were guessed to be of one class, so that accuracy is no leak.
         by_seed: the leak by seed, and *alone* in ``alone_by_seed``.
     """
@@ -162,7 +163,8 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         attack: its name, or ``worst`` for the headline of each strength.
         hypervolume: the area of utility gained and privacy kept, from 0, as without joining, to 1, the utility of the
-            best undefended model at the leak of *alone*; None if the utility of the active party alone is not known.
+            best undefended model at the leak of *alone*; None if the utility of the active party alone is not known, or
+            if the seeds do not show what joining gains.
         by_seed: ``value`` by seed, and the others in ``calibrated_by_seed`` and ``hypervolume_by_seed``, the latter as
             jackknife pseudo-values.
     """

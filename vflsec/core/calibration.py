@@ -9,6 +9,9 @@ from sklearn.isotonic import IsotonicRegression
 
 from vflsec.core.metrics import SURE, Labels, Scores, margins
 
+COMMON = 0.9
+"""A class of more rows than this is known by its name alone."""
+
 
 def calibrated(scores: Scores, labels: Labels, first: NDArray[np.bool_]) -> Scores:
     """Return probabilities (n, C) from scores of any scale; each half of the rows is calibrated on the other half.
@@ -37,14 +40,22 @@ def calibrated(scores: Scores, labels: Labels, first: NDArray[np.bool_]) -> Scor
 def knowledge(probability: Scores, labels: Labels) -> dict[str, float]:
     """Return the cross-entropy in bits per row, the share of rows known almost surely, and how many of these are right.
 
-    The last is missing if no row is known.
+    Most rows of a very common class are known by its name alone. ``known_of_class@0.99`` is therefore the mean over
+    classes of the share of each that is known, without a class of more than ``COMMON`` of the rows, and
+    ``right_of_class@0.99`` is of the rows that are taken for these classes. The shares that are right are missing if no
+    row is known.
     """
-    known = probability.max(axis=1) > SURE
+    guessed, known = probability.argmax(axis=1), probability.max(axis=1) > SURE
+    sizes = np.bincount(labels, minlength=probability.shape[1])
+    counted = np.flatnonzero((sizes > 0) & (sizes <= COMMON * len(labels)))
+    of_class = known & np.isin(guessed, counted)
     found = {
         "cross_entropy": float(-np.log2(probability[np.arange(len(labels)), labels]).mean()),
         "known@0.99": float(known.mean()),
+        "known_of_class@0.99": float(np.mean([(of_class & (guessed == c))[labels == c].mean() for c in counted])),
     }
-    return found | ({"right@0.99": float((probability.argmax(axis=1) == labels)[known].mean())} if known.any() else {})
+    shares = {"right@0.99": known, "right_of_class@0.99": of_class}
+    return found | {name: float((guessed == labels)[rows].mean()) for name, rows in shares.items() if rows.any()}
 
 
 def _isotonic(score: Scores, hits: NDArray[np.bool_], classes: int) -> IsotonicRegression:

@@ -67,9 +67,10 @@ COLUMNS = {
     "DCS": "The mean over the strengths of 1 / (1 + distance to no leak at full utility). 1 is best.",
     "bits per row": "What a guess tells of a row beyond alone, both calibrated on other rows.",
     "FPR": "The share of a class that an attack finds while at most this share of the other rows is taken for it.",
-    "known > 99 %": "The share of rows of whose class the calibrated guess is more than 99 % sure.",
+    "known > 99 %": "The share of a class that the calibrated guess names with more than 99 %, as a mean over classes; "
+    "a class of more than 90 % of the rows is left out, since its name alone is no knowledge.",
     "(place)": "The place of the defense by this score; ≈ marks one that is not told apart from a neighbor.",
-    "±": "The wider side of a 95 % interval.",
+    "±": "The wider side of a 95 % interval. Near the end of a range, both ends are given instead.",
 }
 
 ANNEX = (

@@ -26,14 +26,15 @@ CSV_HEADER = (
     "utility_under_attack", "lost", "lost_low", "lost_high", "success", "success_low", "success_high",
     "epsilon_at_least", "epsilon", "delta", "epsilon_of", "budget",
     "bits", "bits_low", "bits_high", "tpr@0.001", "tpr@0.01", "known@0.99", "right@0.99",
+    "known_of_class@0.99", "right_of_class@0.99",
 )  # fmt: skip
 
 CSV_TEXT = ("method", "defense", "attack", "target", "status", "utility_metric", "leak_metric", "leak_rows",
             "epsilon_of", "budget")  # fmt: skip
 """The columns of text; all others are numbers."""
 
-PER_ROW = ("tpr@0.001", "tpr@0.01", "known@0.99", "right@0.99")
-"""The last columns: the metrics that tell how many rows are known, and how surely."""
+PER_ROW = ("tpr@0.001", "tpr@0.01", "known_of_class@0.99", "right_of_class@0.99")
+"""The metrics that tell how many rows are known, and how surely."""
 
 MEASURES = {"auc": "AUC", "f1": "F1", "r2": "R²"}
 
@@ -58,6 +59,9 @@ LONGEST = 20
 
 NARROW = 110
 """Below this width of a terminal, the columns that decide the least are left out."""
+
+LEAST = 0.0005
+"""What three decimals do not show."""
 
 DETAILS = (
     "on train", "chance", "seen from", "budget", "MB", "epochs to target", "MB to target", "as SS-VFL counts",
@@ -170,7 +174,7 @@ def per_row(summary: Summary) -> Cells | None:
         return None
     of = ["of"] if _mixed(summary) else []
     header = ["method", "defense", "λ", *of, "attack", "rows", "bits per row ↓"]
-    header += ["TPR at 0.1 % FPR ↓", "TPR at 1 % FPR ↓", "known > 99 % ↓", "of these right"]
+    header += ["TPR at 0.1 % FPR ↓", "TPR at 1 % FPR ↓", "of a class known > 99 % ↓", "of these right"]
 
     def line(p: Point) -> list[str]:
         own, alone = ([number(found.get(name)) for name in PER_ROW] for found in (p.leak.others, p.leak.alone_others))
@@ -338,7 +342,7 @@ def lines(summary: Summary) -> list[list[Any]]:
             p.leak.advantage, *p.leak.advantage_ci95, p.leak.detectable, p.leak.accuracy,
             p.utility.n, p.nbytes, p.seconds,
             *[None] * 7, p.empirical.epsilon if p.empirical else None, *_spent(p), _budget_cell(p).replace(", ", "; "),
-            p.leak.bits, *p.leak.bits_ci95, *map(p.leak.others.get, PER_ROW),
+            p.leak.bits, *p.leak.bits_ci95, *map(p.leak.others.get, CSV_HEADER[-6:]),
         ]
         for p in (*summary.points, *summary.worst)
     ]  # fmt: skip
@@ -347,7 +351,7 @@ def lines(summary: Summary) -> list[list[Any]]:
             *map(_no_formula, (d.method, d.defense)), d.strength, _no_formula(d.attack), "integrity", d.status,
             d.utility.metric, d.utility.mean, *d.utility.ci95, *[None] * 6, d.chance, *[None] * 6,
             d.lost.n, None, None,
-            d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, *[None] * 12,
+            d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, *[None] * 14,
         ]
         for d in summary.integrity
     ]  # fmt: skip
@@ -403,9 +407,16 @@ def with_margin(measure: Measure | Leak) -> str:
 
 
 def spread(mean: float | None, ends: Ends) -> str:
-    """Return `` ±margin``, the longer side of the interval, or nothing: over rows, or near 0 or 1, the sides differ."""
+    """Return `` ±margin``, the longer side of the interval, or nothing.
+
+    Over rows, or near 0 or 1, the sides differ: both ends are shown where ± would cross 0 or 1 and they do not.
+    """
     margin = longer_side(mean, ends)
-    return "" if margin is None else f" ±{number(margin)}"
+    if mean is None or margin is None or ends[0] is None or ends[1] is None:
+        return ""
+    if any(mean - margin < bound - LEAST < ends[0] or ends[1] < bound + LEAST < mean + margin for bound in (0.0, 1.0)):
+        return f" ({number(ends[0])} to {number(ends[1])})"
+    return f" ±{number(margin)}"
 
 
 def status(point: Point | Damage) -> str:
