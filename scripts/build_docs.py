@@ -1,6 +1,6 @@
 """Write the generated parts of the documents.
 
-python scripts/build_docs.py            runs the main command (a minute) and the notebooks, and writes everything
+python scripts/build_docs.py            runs the main command, also with a stronger attack, and the notebooks (minutes)
 python scripts/build_docs.py --notebooks    runs and writes the notebooks alone, or only those whose names are given
 python scripts/build_docs.py --quick    runs nothing and writes what is read from the code: reference, catalogue, map
 python scripts/build_docs.py --check    changes nothing; exits 1 if something that is read from the code is stale
@@ -12,7 +12,6 @@ import ast
 import json
 import os
 import re
-import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import click
 import jupytext
+import msgspec
 import nbformat
 from build_reference import PAGES
 from draw_layers import svg
@@ -30,6 +30,7 @@ import vflsec
 from vflsec.core import registry
 from vflsec.experiment import recipe
 from vflsec.report import table
+from vflsec.report.report import Report
 from vflsec.report.reproduction import Reproduction
 
 ROOT = Path(__file__).parents[1]
@@ -297,12 +298,31 @@ def write_from_the_code() -> None:
 def write() -> None:
     """Run the main command and write everything."""
     write_from_the_code()
-    report = vflsec.evaluate(attack="mc", defense="iso", strengths=[1, 5, 25], out=ROOT / "runs" / "readme")
-    shutil.copy(report.save_curve(ROOT / "runs" / "readme")[1], PICTURE)
+    report, stronger = (
+        vflsec.evaluate(
+            attack=attacks, defense="iso", strengths=[1, 5, 25], out=ROOT / "runs" / f"readme-{attacks[-1]}"
+        )
+        for attacks in (["mc"], ["mc", "fusion"])
+    )
+    draw_beside(report, stronger, PICTURE)
     shown = "\n".join(line.rstrip() for line in report.table().splitlines())
     text = block(TABLE.read_text(encoding="utf-8"), "table", f"```text\n{shown.strip()}\n```")
     TABLE.write_text(text, encoding="utf-8")
     write_notebooks()
+
+
+def draw_beside(report: Report, stronger: Report, path: Path) -> None:
+    """Draw the curve of the main command beside that of a stronger attack, on the same axes."""
+    only = [point for point in stronger.points if point.attack == "fusion"]
+    second = Report(msgspec.structs.replace(stronger.summary, points=only, notes=[], not_run=[]), stronger.manifest)
+    first = Report(msgspec.structs.replace(report.summary, notes=[], not_run=[]), report.manifest)
+    figure = vflsec.plot([first, second])
+    titles = ("the first command: one attack, mc", "a stronger attack, fusion, on the same models")
+    for axes, title in zip(figure.axes, titles, strict=True):
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.set(ylim=(0.45, 1.05), xlabel="utility: AUC of the joint model")
+    figure.axes[1].set_ylabel("")
+    figure.savefig(path, dpi=130, metadata={"Software": None})
 
 
 def write_notebooks(names: Collection[str] = ()) -> None:

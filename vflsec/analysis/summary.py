@@ -79,8 +79,9 @@ def summarize(
     rest = way_to_run(not_run, manifest.left_out, audited=bool(manifest.audited))
     tested = Coverage(run, not_run, len(manifest.left_out), rest)
     lost, alarmed = _lost(manifest, records), alarms(manifest, records, points)
-    doubts = {"alone_lost": bool(lost), "alarmed": bool(alarmed), "not_run": len(not_run)}
-    judged = partial(gates, points + worst, damages=broken, **doubts)
+    judged = partial(
+        gates, points + worst, damages=broken, alone_lost=bool(lost), alarmed=bool(alarmed), not_run=len(not_run)
+    )
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
     summary = Summary(
         dataset=manifest.title or manifest.dataset,
