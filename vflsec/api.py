@@ -355,6 +355,8 @@ def audit_system(
     aux_ids: Path | str | None = None,
     draws: int = 5,
     defense: str | Iterable[str] = (),
+    allow_misfit: bool = False,
+    confirm_fit: bool = False,
     out: Path | str | None = None,
     progress: bool = True,
 ) -> Report:
@@ -382,11 +384,14 @@ def audit_system(
         aux_ids: a file with the ids of the rows whose labels the adversary knows; by default, they are drawn.
         draws: of the auxiliary labels.
         defense: those that were active in the training; their epsilon is reported.
+        allow_misfit: whether to attack what does not belong to the data.
+        confirm_fit: whether you have checked that it does, where that cannot be verified.
         out: results folder; by default ``runs/audit-<name>``.
         progress: whether to show how far it is.
 
     Raises:
         UsageError: the arguments contradict each other, or the data do not fit.
+        MisfitError: what is audited does not belong to the data.
         DataError: a file is damaged.
         StoreError: a checkpoint is damaged.
         InsufficientView: the adversary lacks what an attack needs.
@@ -410,6 +415,8 @@ def audit_system(
         encoded=encoded,
         draws=draws,
         defenses=_several(defense),
+        allow_misfit=allow_misfit,
+        confirm_fit=confirm_fit,
     )
     store = Store(Path(out) if out else Path("runs") / f"audit-{what.stem}")
     with store.lock():

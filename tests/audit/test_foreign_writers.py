@@ -71,7 +71,7 @@ def test_embeddings_of_training_rows_alone_are_used(made):
     h = noise + 3 * made.y[:TRAIN, None]
     with Recorder(made.folder / "t", parties=PARTIES, observer="bureau") as recorder:
         recorder.embedding(h, rows=made.ids[:TRAIN])
-    assert leaks(made, "fusion")["fusion"] > 0.98
+    assert leaks(made, "fusion", allow_misfit=True)["fusion"] > 0.98
 
 
 def test_how_often_a_row_is_sampled_is_used(tmp_path):

@@ -46,17 +46,21 @@ def test_declared_noise_gives_the_epsilon_of_as_many_gaussians(subject):
     assert planned["epsilon"] == pytest.approx(2, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("iso:lambda=5", "it gives no epsilon"),
-        ("gaussian-dp:epsilon=2@embedding", "t shows no embedding that passive_1 got"),
-        ("dp-sgd:strength=1", "its epsilon counts updates"),
-    ],
-)
-def test_what_has_no_epsilon_here_is_refused(subject, text, why):
-    with pytest.raises(UsageError, match=why):
-        spent_on([text], subject, PARTIES)
+def test_epsilons_of_updates_are_refused(subject):
+    with pytest.raises(UsageError, match="its epsilon counts updates"):
+        spent_on(["dp-sgd:strength=1"], subject, PARTIES)
+
+
+def test_a_defense_of_what_was_not_sent_is_refused(tmp_path):
+    with Recorder(tmp_path / "t", parties={"bank": "active", "bureau": "passive"}, observer="bureau") as recorder:
+        recorder.embedding(torch.ones(2, 2), rows=["a", "b"])
+    with pytest.raises(UsageError, match="shows no gradient"):
+        spent_on(["iso:lambda=5"], from_transcript(tmp_path / "t"), PARTIES)
+
+
+@pytest.mark.parametrize("text", ["iso:lambda=5", "gaussian-dp:epsilon=2@embedding"])
+def test_a_defense_without_epsilon_may_be_declared(subject, text):
+    assert spent_on([text], subject, PARTIES) == []
 
 
 def test_a_checkpoint_and_its_transcript_spend_what_eval_reports(tmp_path, monkeypatch):

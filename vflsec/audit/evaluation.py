@@ -59,6 +59,7 @@ class SystemAudit:
         predictions: (n, d) of the joint model that the adversary received, by split.
         aux_ids: the rows whose labels the adversary knows, if they are given; there is one draw then.
         spent: the privacy that each defense of the training has spent, as in a result.
+        misfit: why no gate holds: what does not belong to the data, or may not; empty if all does.
     """
 
     subject: Subject
@@ -76,6 +77,7 @@ class SystemAudit:
     attacks: Sequence[AttackSpec] = ()
     mountable: Sequence[str] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+    misfit: Sequence[str] = ()
 
     def manifest(self, command: Sequence[str]) -> Manifest:
         """Return what a report must know about this audit."""
@@ -113,6 +115,7 @@ class SystemAudit:
             title=self.data.dataset,
             names=dict(self.data.names),
             used=self.data.used,
+            misfit=list(self.misfit),
         )
 
     @property

@@ -8,18 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from vflsec.audit import checkpoint, foreign
 from vflsec.audit.evaluation import SystemAudit, records, to_toml, with_attacks
+from vflsec.audit.fit import Finding, check_fit, declared_kinds, same_utility, share_used
 from vflsec.audit.ledger import spent_on
 from vflsec.audit.opening import open_subject, read_ids
 from vflsec.audit.subject import Subject
 from vflsec.audit.tables import with_predictions
-from vflsec.core.errors import UsageError
+from vflsec.core.errors import MisfitError, UsageError
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.adversary import adversary
 from vflsec.experiment.cell import dataset_identity
-from vflsec.experiment.federation import load_dataset, partition_of
+from vflsec.experiment.federation import build_defense, load_dataset, partition_of
 from vflsec.experiment.naming import Names
 from vflsec.experiment.privacy import spent
 from vflsec.experiment.spec import AttackSpec, AuxSpec
@@ -46,8 +49,10 @@ def prepare(
     attacks: Sequence[AttackSpec] = (),
     defenses: Sequence[str] = (),
     predictions: Path | None = None,
+    allow_misfit: bool = False,
+    confirm_fit: bool = False,
 ) -> SystemAudit:
-    """Return what is to be measured; nothing is attacked yet.
+    """Return what is to be measured, after a check that it belongs to the data; nothing is attacked yet.
 
     Args:
         what: a transcript, a checkpoint of ``vflsec train``, weights, an ONNX model, or a table of embeddings.
@@ -66,8 +71,11 @@ def prepare(
         attacks: to run; by default, all that the adversary can mount.
         defenses: that were active in the training of a transcript, with their strength; their epsilon is reported.
         predictions: a table of the joint model's predictions that the adversary receives.
+        allow_misfit: whether material that does not belong to the data is audited; no gate holds then.
+        confirm_fit: whether the user has checked that it does where that cannot be verified.
 
     Raises:
+        MisfitError: the material does not belong to the data.
         UsageError: the arguments contradict each other, or the data do not fit.
         DataError: a file is damaged.
         StoreError: a checkpoint is damaged.
@@ -81,7 +89,7 @@ def prepare(
                 f"expected no --model, --encoded, --train-ids, --test-ids, --defense or --predictions with {what}: it "
                 f"states them"
             )
-        audit = _of_checkpoint(what, data, options or {}, party or "passive_1", messages, aux, draws)
+        audit, findings = _of_checkpoint(what, data, options or {}, party or "passive_1", messages, aux, draws)
     elif messages:
         raise UsageError(f"expected --messages with a checkpoint of vflsec train, got {what}")
     elif data is None:
@@ -94,13 +102,37 @@ def prepare(
         if encoded:
             subject = replace(subject, inputs=foreign.inputs_of(loaded, subject.adversary))
         train, test = (read_ids(path) if path else None for path in (train_ids, test_ids))
+        tables = {table.name: table.frame.index.astype(str) for table in loaded.parties}
+        findings = [*share_used(tables, subject, train, test)]
         loaded, notes = foreign.with_roles(loaded, subject, train, test)
         identity = dataset_identity(data, DataSpec(options=dict(options or {})))
         audit = _of_material(replace(subject, notes=(*subject.notes, *notes)), loaded, (data, identity), aux, draws)
         audit = replace(audit, spent=spent_on(defenses, subject, audit.data.parties))
+        silent = [text for text in defenses if not spent_on([text], subject, audit.data.parties)]
+        findings += [Finding("fits", f"{text} is declared, for which no epsilon is computed") for text in silent]
+        findings += check_fit(audit, declared_kinds(defenses), tables.get(subject.adversary, pd.Index([])).tolist())
+    audit = _with_findings(audit, findings, allow_misfit=allow_misfit, confirm_fit=confirm_fit)
     if known is not None:
         audit = replace(audit, aux=foreign.known_labels(aux, known, audit.data), aux_ids=known)
     return with_attacks(audit, attacks)
+
+
+def _with_findings(
+    audit: SystemAudit, findings: Sequence[Finding], *, allow_misfit: bool, confirm_fit: bool
+) -> SystemAudit:
+    """Return ``audit`` with notes on what the fit check has shown.
+
+    Raises:
+        MisfitError: the material does not belong to the data, and the user has not allowed that.
+    """
+    misfits = [one.text for one in findings if one.outcome == "misfit"]
+    if misfits and not allow_misfit:
+        raise MisfitError(f"{'; '.join(misfits)} (--allow-misfit audits it nevertheless, and then no gate holds)")
+    unclear = [] if confirm_fit else [one.text for one in findings if one.outcome == "unverified"]
+    confirmed = ["the user confirms that rows and columns belong together"] * (confirm_fit and not misfits)
+    notes = [one.text for one in findings]
+    subject = replace(audit.subject, notes=(*audit.subject.notes, *notes, *confirmed))
+    return replace(audit, subject=subject, misfit=[*misfits, *unclear])
 
 
 def _of_material(
@@ -131,8 +163,8 @@ def _of_checkpoint(
     messages: Path | None,
     aux: AuxSpec,
     draws: int,
-) -> SystemAudit:
-    """Return the audit of a checkpoint, whose first draw of auxiliary labels is that of ``vflsec eval``."""
+) -> tuple[SystemAudit, list[Finding]]:
+    """Return the audit of a checkpoint, whose first draw of auxiliary labels is that of ``eval``, and its fit."""
     restored = checkpoint.restore(folder, data, options)
     cell, notes = restored.cell, list(restored.facts.notes)
     party = Names("", partition_of(cell).names).standard(party)
@@ -146,7 +178,7 @@ def _of_checkpoint(
         fingerprint=restored.fingerprint,
         notes=notes,
     )
-    return SystemAudit(
+    audit = SystemAudit(
         subject,
         partition_of(cell),
         joint=restored.trained,
@@ -158,6 +190,8 @@ def _of_checkpoint(
         head=cell.model.head,
         spent=spent(restored.trained(0), restored.facts.releases, party),
     )
+    kinds = [frozenset(build_defense(one).at) for one in cell.defenses]
+    return audit, [same_utility(restored.trained(0), restored.facts), *check_fit(audit, kinds)]
 
 
 def compute(audit: SystemAudit, manifest: Manifest, store: Store) -> Iterator[Record]:

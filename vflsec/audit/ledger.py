@@ -18,7 +18,7 @@ from vflsec.experiment.spec import parse_defense
 
 
 def spent_on(defenses: Sequence[str], subject: Subject, parties: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the privacy that each defense has spent against the adversary: the most of all senders.
+    """Return the privacy that each defense has spent against the adversary, if it spends any: the most of all senders.
 
     The releases are those in the transcript: a transcript of a part of the training gives too small an epsilon.
 
@@ -28,7 +28,7 @@ def spent_on(defenses: Sequence[str], subject: Subject, parties: Iterable[str]) 
         parties: the names of all parties.
 
     Raises:
-        UsageError: a defense without differential privacy or of updates, or no message on which it acts.
+        UsageError: a defense of updates, or no message on which it acts.
     """
     releases = released(subject.messages, subject.adversary)
     found = []
@@ -41,13 +41,12 @@ def spent_on(defenses: Sequence[str], subject: Subject, parties: Iterable[str]) 
             defense.plan_releases(most_of_one_row(acted_on))
         senders = [name for name in parties if name != subject.adversary and (acted_on or not defense.at)]
         own = [one for name in senders if (one := spent_by(defense, name, releases)) is not None]
-        if not own:
+        sent = not subject.messages or not defense.at or any(one.kind in defense.at for one in subject.messages)
+        if not own and not sent:
             kinds = " or ".join(sorted(defense.at)) or "labels"
-            why = "it gives no epsilon" if acted_on else f"{subject.name} shows no {kinds} that {subject.adversary} got"
-            raise UsageError(
-                f"expected a defense with differential privacy on messages that were got, got {text}: {why}"
-            )
-        found.append({"defense": repr(defense), **max(own, key=lambda one: float(one["epsilon"]))})
+            raise UsageError(f"expected a defense of what was sent, got {text}: {subject.name} shows no {kinds}")
+        if own:
+            found.append({"defense": repr(defense), **max(own, key=lambda one: float(one["epsilon"]))})
     return found
 
 

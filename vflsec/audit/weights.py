@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from vflsec.audit.subject import Subject, listed
 from vflsec.audit.tables import read_file
 from vflsec.core import registry
 from vflsec.core.checks import count
-from vflsec.core.errors import DataError, UsageError, plain
+from vflsec.core.errors import DataError, UsageError, VflsecError, plain
 
 OPTIMIZER = ("exp_avg", "momentum", "optimizer", "optim.", "state_step", "max_exp_avg")
 """Parts of the names of an optimizer's state."""
@@ -53,6 +55,7 @@ def from_weights(path: Path, party: str, factory: str | None) -> Subject:
             raise DataError(f"{path}: {shapes}")
         if not torch.isfinite(tensors[name].float()).all():
             raise DataError(f"{path}: expected finite weights, found others in {name}")
+    _check_trained(path, expected, tensors)
     model.load_state_dict({name: tensors[name].to(own.dtype) for name, own in expected.items()})
     weights = sum(tensors[name].numel() for name in expected)
     notes = [f"{path.name} holds {count(len(expected), 'tensor')} of the bottom model, {weights:,} numbers"]
@@ -85,14 +88,27 @@ def _tensors(path: Path, content: bytes) -> dict[str, Tensor]:
 def _built(factory: str) -> nn.Module:
     if not registry.is_file(factory):
         raise UsageError(f"expected --model FILE.py:FUNCTION, got {factory!r}")
-    function = registry.load("models", factory)
     try:
-        model: Any = function()
-    except Exception as error:  # noqa: BLE001  (the user's own code)
+        with redirect_stdout(sys.stderr):  # results alone go to stdout
+            model: Any = registry.load("models", factory)()
+    except (VflsecError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001  (the user's own code, which may also exit)
         raise UsageError(f"{factory} failed: {type(error).__name__}: {plain(str(error))[:200]}") from None
     if not isinstance(model, nn.Module):
         raise UsageError(f"expected {factory} to return a torch.nn.Module, got {type(model).__name__}")
     return model
+
+
+def _check_trained(path: Path, expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Raise DataError if weights are zero, or of another type than floating point."""
+    floats = [name for name, own in expected.items() if own.is_floating_point()]
+    others = [name for name in floats if not tensors[name].is_floating_point()]
+    if others:
+        found = f"{plain(others[0])} of type {str(tensors[others[0]].dtype).removeprefix('torch.')}"
+        raise DataError(f"{path}: expected weights as floating point numbers, found {found}: save the trained model")
+    if floats and not any(bool(tensors[name].any()) for name in floats):
+        raise DataError(f"{path}: expected trained weights, found zeros only: save the trained model")
 
 
 def _surplus(name: str, tensors: Mapping[str, Tensor]) -> list[str]:

@@ -3,6 +3,7 @@
 VflsecError                 2   base class: one line that states what was expected, what was found, and the way out
 ├── UsageError              2   a setting, a name or an argument is wrong
 ├── DataError               2   a user's file is wrong; the line names file, column and row
+├── MisfitError             2   what is audited does not belong to the data
 ├── InsufficientView        2   an attack needs something that its adversary does not see
 ├── StoreError              2   a results folder cannot be read or is in use
 ├── BadGuess                2   a guess of an attack cannot be scored (a status of its result)
@@ -37,6 +38,10 @@ class UsageError(VflsecError):
 
 class DataError(VflsecError):
     """A data file or table is wrong."""
+
+
+class MisfitError(VflsecError):
+    """What is audited does not belong to the data."""
 
 
 class InsufficientView(VflsecError):

@@ -115,7 +115,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         names: what the data call each party, by its name in records; others keep theirs.
         until: the half width of intervals at which no more seeds were added; None for a fixed number of seeds.
         used: the share of the smallest party's rows that all parties hold.
-        misfit: what of the audited material does not fit the data, though it was audited.
+        misfit: what of the audited material does not fit the data, or cannot be verified to, though it was audited.
         techniques: the declared names of methods and defenses from files, by ``path/to/file.py:Class``.
     """
 

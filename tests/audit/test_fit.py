@@ -1,0 +1,315 @@
+"""Material that does not belong to the data is refused, and material that does passes."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional as F
+
+from vflsec.audit import job
+from vflsec.audit.matching import Columns, robust
+from vflsec.audit.recorder import Recorder
+from vflsec.cli import cli
+from vflsec.core.errors import DataError, MisfitError, UsageError
+
+N, TRAIN, WIDTH = 300, 240, 12
+PARTIES = {"bank": "active", "bureau": "passive"}
+FACTORY = """
+import sys
+import torch
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+
+class Noisy(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x) + torch.randn(len(x), 3)
+
+def noisy():
+    return Noisy(*build())
+
+def leaves():
+    raise SystemExit(0)
+
+def interrupts():
+    raise GeneratorExit
+
+def prints():
+    print("on stdout")
+    return build()
+"""
+
+
+class World:
+    """A bank, a bureau and a model that both have trained; ``ids`` are numbers in an order of their own."""
+
+    def __init__(self, folder):
+        rng = np.random.default_rng(1)
+        self.folder, self.ids = folder, rng.permutation(N) + 1
+        self.own, self.other = rng.normal(size=(N, 3)), rng.normal(size=(N, WIDTH))
+        self.other[:, 1] *= 3
+        y = (self.own[:, 0] + 2 * self.other[:, 0] + self.other[:, 1] - self.other[:, 10] > 0).astype(int)
+        self.x, self.z, self.y = torch.tensor(self.own).float(), torch.tensor(self.other).float(), torch.tensor(y)
+        self.write()
+        folder.joinpath("factory.py").write_text(FACTORY)
+        folder.joinpath("train.txt").write_text("\n".join(map(str, self.ids[:TRAIN])))
+        torch.manual_seed(0)
+        self.bottom = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.sent = []
+        top = nn.Linear(6, 2)
+        optimizer = torch.optim.Adam([*self.bottom.parameters(), *top.parameters()], lr=2e-2)
+        for _ in range(8):
+            for rows in torch.randperm(TRAIN).split(60):
+                h = self.bottom(self.z[rows])
+                h.retain_grad()
+                F.cross_entropy(top(torch.cat([self.x[rows], h], dim=1)), self.y[rows]).backward()
+                self.sent.append((rows.numpy(), h.detach().clone(), h.grad.clone()))
+                optimizer.step()
+                optimizer.zero_grad()
+        with torch.no_grad():
+            self.embeddings = self.bottom(self.z)
+
+    def write(self, name="mine", order=None):
+        """Write the data, with the bureau's columns in another order."""
+        index = pd.Index(self.ids, name="id")
+        names = np.array([f"x{k}" for k in range(WIDTH)])
+        order = np.arange(WIDTH) if order is None else order
+        bank = pd.DataFrame(self.own, index, [f"a{k}" for k in range(3)]).assign(label=np.asarray(self.y))
+        bank.to_csv(self.folder / f"{name}-bank.csv")
+        pd.DataFrame(self.other, index, names)[names[order]].to_csv(self.folder / f"{name}-bureau.csv")
+        (self.folder / f"{name}.toml").write_text(
+            f'label = "label"\nid = "id"\n[parties.active]\nfile = "{name}-bank.csv"\n'
+            f'[parties.passive_1]\nfile = "{name}-bureau.csv"\n'
+        )
+
+    def transcript(self, name, ids, *, observer="bureau", noise=0.0, embeddings=True):
+        """Write a transcript whose rows are called by ``ids`` (N,)."""
+        rng = torch.Generator().manual_seed(0)
+        with Recorder(self.folder / name, parties=PARTIES, observer=observer, classes=2) as recorder:
+            for rows, h, g in self.sent:
+                if embeddings:
+                    recorder.embedding(h + noise * torch.randn(h.shape, generator=rng), rows=ids[rows])
+                recorder.gradient(g + noise * torch.randn(g.shape, generator=rng), rows=ids[rows])
+            if embeddings:
+                sent = self.embeddings[TRAIN:]
+                sent = sent + noise * torch.randn(sent.shape, generator=rng)
+                recorder.embedding(sent, rows=ids[TRAIN:], split="test", phase="predict")
+        return self.folder / name
+
+    def table(self, name, ids, values=None, letter="e"):
+        values = self.embeddings.numpy() if values is None else values
+        frame = pd.DataFrame(values, pd.Index(ids, name="id")).add_prefix(f"{letter}_")
+        frame.sample(frac=1.0, random_state=0).to_csv(self.folder / name)
+        return self.folder / name
+
+    def prepare(self, what, *, data="mine.toml", ids=True, **options):
+        options |= {"train_ids": self.folder / "train.txt"} if ids else {}
+        attacks = options.pop("attacks", [])
+        return job.prepare(what, str(self.folder / data), attacks=attacks, draws=1, **options)
+
+    def weights(self, state=None, function="build", **options):
+        save_file(state or self.bottom.state_dict(), self.folder / "w.safetensors")
+        model = f"{self.folder / 'factory.py'}:{function}"
+        return self.prepare(self.folder / "w.safetensors", model=model, encoded=True, **options)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("world"))
+
+
+def partly(ids, share, seed=0):
+    """Return ``ids`` of which a share is permuted among themselves."""
+    rng = np.random.default_rng(seed)
+    found, some = ids.copy(), rng.permutation(len(ids))[: int(share * len(ids))]
+    found[some] = np.roll(found[some], 1)
+    return found
+
+
+@pytest.mark.parametrize("observer", ["bureau", "bank"])
+def test_correct_transcripts_fit(world, observer):
+    audit = world.prepare(world.transcript(f"right-{observer}", world.ids, observer=observer), ids=False)
+    notes = " ".join(audit.subject.notes)
+    assert "embeddings of passive_1 fit" in notes
+    assert "gradients fit the labels (correlation 1.00" in notes
+    assert audit.misfit == []
+
+
+@pytest.mark.parametrize("observer", ["bureau", "bank"])
+@pytest.mark.parametrize(("share", "message"), [(1.0, "none that they do"), (0.3, "belong to other rows")])
+def test_permuted_ids_are_refused(world, observer, share, message):
+    what = world.transcript(f"wrong-{observer}-{share}", partly(world.ids, share), observer=observer)
+    with pytest.raises(MisfitError, match=message):
+        world.prepare(what, ids=False)
+
+
+def test_ids_that_count_from_0_are_named(world):
+    what = world.transcript("shifted", world.ids - 1)
+    with pytest.raises(MisfitError, match="better with ids shifted by -1 in the order of the ids"):
+        world.prepare(what, ids=False)
+
+
+def test_positions_in_the_file_are_named(world):
+    with pytest.raises(MisfitError, match="read as positions in the file, counted from 1"):
+        world.prepare(world.table("positions.csv", np.arange(N) + 1))
+
+
+def test_gradients_alone_are_checked_by_labels(world):
+    right = world.transcript("gradients", world.ids, embeddings=False)
+    assert world.prepare(right, ids=False, test_ids=None).misfit == []
+    wrong = world.transcript("wrong-gradients", partly(world.ids, 1.0), embeddings=False)
+    with pytest.raises(MisfitError, match="gradients tell nothing of the labels"):
+        world.prepare(wrong, ids=False)
+
+
+def test_tables_are_checked(world):
+    assert world.prepare(world.table("right.csv", world.ids)).misfit == []
+    with pytest.raises(MisfitError, match="none that they do"):
+        world.prepare(world.table("wrong.csv", partly(world.ids, 1.0)))
+    half = np.concatenate([world.ids[:TRAIN], world.ids[TRAIN:], np.arange(N + 1) + 10_000])
+    values = np.random.default_rng(0).normal(size=(2 * N + 1, 3))
+    values[:N] = world.embeddings
+    with pytest.raises(MisfitError, match=f"found {N} of {2 * N + 1} there"):
+        world.prepare(world.table("more.csv", half, values))
+
+
+def test_less_than_half_of_the_data_is_refused_unless_ids_say_so(world):
+    rows = slice(0, 100)
+    with Recorder(world.folder / "few", parties=PARTIES, observer="bureau") as recorder:
+        recorder.embedding(world.embeddings[rows], rows=world.ids[rows])
+    with pytest.raises(MisfitError, match=f"found 100 of {N}: name them with --train-ids"):
+        world.prepare(world.folder / "few", ids=False)
+    some = world.folder / "some.txt"
+    some.write_text("\n".join(map(str, world.ids[200:])))
+    assert world.prepare(world.folder / "few", ids=False, test_ids=some).misfit == []
+
+
+def test_predictions_are_checked(world):
+    logits = np.asarray(world.own[:, :1] + 2 * world.other[:, :1] + world.other[:, 1:2])
+    table = world.table("right.csv", world.ids)
+    right = world.table("p.csv", world.ids, logits, "p")
+    assert world.prepare(table, predictions=right).misfit == []
+    with pytest.raises(MisfitError, match="predictions do not fit"):
+        world.prepare(table, predictions=world.table("q.csv", partly(world.ids, 1.0), logits, "p"))
+
+
+def test_the_order_of_columns_is_checked(world):
+    assert world.weights().misfit == []
+    world.write("text", sorted(range(WIDTH), key=str))
+    with pytest.raises(MisfitError, match="sorted by name with numbers in their order"):
+        world.weights(data="text.toml")
+    world.write("any", np.random.default_rng(2).permutation(WIDTH))
+    assert world.weights(data="any.toml", allow_misfit=True).misfit
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda state: {k: torch.zeros_like(v) for k, v in state.items()}, DataError, "zeros only"),
+        (lambda state: {k: v > 0 for k, v in state.items()}, DataError, "of type bool"),
+        (lambda state: {k: v.long() for k, v in state.items()}, DataError, "of type int64"),
+        (lambda state: {k: v * (k[0] != "0") for k, v in state.items()}, MisfitError, "are the same in 100%"),
+    ],
+)
+def test_weights_that_were_not_trained_are_refused(world, change, error, message):
+    with pytest.raises(error, match=message):
+        world.weights(change(world.bottom.state_dict()))
+
+
+def test_a_model_with_noise_is_refused(world):
+    with pytest.raises(DataError, match="same for the same row"):
+        world.weights(function="noisy")
+
+
+@pytest.mark.parametrize("function", ["leaves", "interrupts"])
+def test_a_factory_that_exits_is_one_line(world, function):
+    with pytest.raises(UsageError, match="factory.py:.* failed: "):
+        world.weights(function=function)
+    words = ["audit", str(world.folder / "w.safetensors"), "--data", str(world.folder / "mine.toml"), "--encoded"]
+    done = CliRunner().invoke(cli, [*words, "--model", f"{world.folder / 'factory.py'}:{function}"])
+    assert done.exit_code == 2
+
+
+def test_what_a_factory_prints_is_no_result(world, capsys):
+    world.weights(function="prints")
+    found = capsys.readouterr()
+    assert "on stdout" in found.err
+    assert found.out == ""
+
+
+def test_onnx_that_is_random_or_constant_is_refused(world):
+    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    from onnx import TensorProto, helper
+
+    def model(name, *nodes):
+        ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [None, w]) for n, w in (("x", WIDTH), ("y", WIDTH))]
+        graph = helper.make_graph(nodes, name, ends[:1], ends[1:])
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        onnx.save(made, world.folder / f"{name}.onnx")
+        return world.folder / f"{name}.onnx"
+
+    seeded = helper.make_node("RandomNormalLike", ["x"], ["r"], seed=1.0, dtype=1)
+    random = model("random", seeded, helper.make_node("Add", ["x", "r"], ["y"]))
+    with pytest.raises(DataError, match="same for the same row"):
+        world.prepare(random, encoded=True)
+    constant = model("constant", helper.make_node("Sub", ["x", "x"], ["y"]))
+    with pytest.raises(MisfitError, match="are the same in 100%"):
+        world.prepare(constant, encoded=True)
+
+
+def test_noise_is_no_misfit_and_no_proof(world):
+    """Embeddings that two releases of a row hardly share cannot be verified, whether or not a defense is named."""
+    noisy = world.transcript("noisy", world.ids, observer="bank", noise=1000.0)
+    audit = world.prepare(noisy, ids=False)
+    assert "too much noise" in audit.misfit[0]
+    assert world.prepare(noisy, ids=False, confirm_fit=True).misfit == []
+    rng = np.random.default_rng(0)
+    table = world.table("noisy.csv", world.ids, rng.normal(size=(N, 3)))
+    assert "too much noise" in world.prepare(table, defenses=["iso:lambda=25@embedding"]).misfit[0]
+
+
+def test_no_gate_holds_on_a_misfit(world, tmp_path):
+    wrong = world.table("wrong.csv", partly(world.ids, 1.0))
+    words = ["audit", wrong, "--data", world.folder / "mine.toml", "--train-ids", world.folder / "train.txt"]
+    words = [*words, "--attack", "spectral-embedding", "--draws", 1, "--set", "aux.folds=0", "--out", tmp_path / "o"]
+    words = [str(word) for word in [*words, "--max-leak", "spectral-embedding=1"]]
+    assert CliRunner().invoke(cli, words).exit_code == 2
+    done = CliRunner().invoke(cli, [*words, "--allow-misfit"], catch_exceptions=False)
+    assert done.exit_code == 3, done.output
+    assert "none that they do" in done.stdout
+    fine = [word.replace("wrong.csv", "right.csv").replace("/o", "/p") for word in words]
+    assert CliRunner().invoke(cli, fine, catch_exceptions=False).exit_code == 0
+
+
+def test_p_values_are_uniform_where_nothing_belongs():
+    """One of a hundred random pairs passes; 200 pass at most 8 times with probability .999."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 4))
+    columns = Columns(x, rng)
+    found = np.array([columns.fit(rng.normal(size=(60, 2))).p for _ in range(200)])
+    assert (found <= 0.01).sum() <= 8
+    assert 60 <= (found <= 0.5).sum() <= 140
+
+
+def test_the_share_of_other_rows_is_estimated():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 5))
+    h = np.tanh(x @ rng.normal(size=(5, 3)))
+    for share in (0.0, 0.2, 0.5):
+        mixture = Columns(x, rng).mixture(h[partly(np.arange(400), share)])
+        assert mixture.others == pytest.approx(share, abs=0.08)
+
+
+def test_a_few_wild_values_change_nothing():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3))
+    wild = x.copy()
+    wild[:2, 0] = 1e30
+    assert np.abs(robust(wild)[2:] - robust(x)[2:]).max() < 0.2
+    h = x @ rng.normal(size=(3, 2))
+    assert Columns(wild, rng).fit(h).r2 > 0.9

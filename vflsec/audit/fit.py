@@ -1,0 +1,529 @@
+"""The fit check: whether what is audited belongs to the auditor's rows and columns, before anything is attacked.
+
+An attack on material of other rows infers nothing, which looks like a system that leaks nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from vflsec.audit.evaluation import SystemAudit
+from vflsec.audit.foreign import SPLITS
+from vflsec.audit.matching import Columns, Floats, Ints, label_correlation, spread
+from vflsec.audit.subject import Subject
+from vflsec.core.checks import count
+from vflsec.core.errors import DataError, plain
+from vflsec.core.message import Kind, Message
+from vflsec.core.method import Trained
+from vflsec.data.encode import Matrix, dense
+from vflsec.data.partition import Partition
+from vflsec.experiment.facts import CellFacts
+from vflsec.experiment.federation import build_defense
+from vflsec.experiment.score import measure
+from vflsec.experiment.spec import parse_defense
+
+LEVEL = 0.01
+"""The rate at which material of other rows passes for that of the stated ones."""
+
+MOST_ROWS = 600
+"""Rows that are compared; of more, some are drawn."""
+
+MOST_COLUMNS = 2000
+"""Columns of a party that are read; of more, those that are filled most."""
+
+FEW = 50
+"""Fewer rows than this never show a misfit."""
+
+WEAK = 0.3
+"""Embeddings without noise of which a smaller share can be predicted may belong to other rows in part."""
+
+NOISY = 0.5
+"""The correlation of two releases of the same rows below which they are noise for the most part."""
+
+EQUAL = 0.99
+"""The share of rows with the same vector at which a model counts as constant."""
+
+WILD = 1e3
+"""Distances from the median, in interquartile ranges, at which a value is named."""
+
+SAME_UTILITY = 0.05
+"""A utility of a checkpoint that differs by more from that of its training is of other data."""
+
+ORDERS = 59
+"""Random orders of the columns to which the stated one is compared."""
+
+ROWS_OF_ORDERS = 600
+"""Rows on which a model is run in each order."""
+
+
+class Finding(NamedTuple):
+    """What a check has shown: whether the material belongs to the data, and by what."""
+
+    outcome: Literal["fits", "misfit", "unverified"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The auditor's rows, training rows before test rows, and orders in which others may have numbered them.
+
+    Attributes:
+        data: the split data.
+        file: the ids as text in the order of the adversary's file; empty to try no other order.
+        material: the ids as text in the order of the material.
+    """
+
+    data: Partition
+    file: Sequence[str] = ()
+    material: Sequence[str] = ()
+
+    @property
+    def ids(self) -> pd.Index:
+        """The ids (N,) as text."""
+        ids: pd.Index = pd.Index(np.concatenate([self.data.ids[split] for split in SPLITS])).astype(str)
+        return ids
+
+    def columns(self, drawn: Ints, *parties: str) -> Floats:
+        """Return the encoded columns (n, p) of some rows at parties."""
+        own = (self.data.parties[name].features for name in parties)
+        return np.concatenate([_columns(x, SPLITS, drawn) for x in own], axis=1)
+
+    def alignments(self) -> dict[str, Ints]:
+        """Return, by name, of each row (N,) the row that the material may call by its id; -1 for none."""
+        if not len(self.file):
+            return {}
+        ids = self.ids
+        file, material = (_places(ids, order) for order in (self.file, self.material))
+        numbers = pd.to_numeric(pd.Series(ids), errors="coerce").to_numpy()
+        by_text = np.argsort(ids.to_numpy(), kind="stable")
+        numeric = bool(np.isfinite(numbers).all()) and len(np.unique(numbers)) == len(ids)
+        by_number = np.argsort(numbers, kind="stable") if numeric else by_text
+        found: dict[str, Ints] = {}
+        for name, order in (("in the order of the ids", by_number), ("in the order of the file", file)):
+            for by in (1, -1, 2, -2):
+                found[f"shifted by {by} {name}"] = _paired(order, np.roll(order, -by), len(ids))
+            found[f"reversed {name}"] = _paired(order, order[::-1], len(ids))
+        for base in (0, 1) if numeric else ():
+            named = pd.Index(numbers).get_indexer(np.arange(len(self.file)) + base)
+            at = ids.get_indexer(pd.Index(self.file))
+            found[f"read as positions in the file, counted from {base}"] = _paired(
+                at[at >= 0], named[at >= 0], len(ids)
+            )
+        found["sorted as text where they should be as numbers"] = _paired(by_number, by_text, len(ids))
+        found["sorted as numbers where they should be as text"] = _paired(by_text, by_number, len(ids))
+        found["sorted where they should be in the order of the file"] = _paired(file, by_number, len(ids))
+        found["in the order of the file where they should be sorted"] = _paired(by_number, file, len(ids))
+        if len(material) == len(file):
+            found["replaced by the order of lines in both files"] = _paired(file, material, len(ids))
+        return found
+
+
+def _columns(features: Mapping[str, Matrix], splits: Sequence[str], drawn: Ints) -> Floats:
+    """Return the columns (n, p) of some rows of splits, one after another; of very many, those that are filled most."""
+    starts = np.cumsum([0, *(features[split].shape[0] for split in splits)])
+    parts = [
+        features[split][drawn[(drawn >= start) & (drawn < end)] - start]
+        for split, start, end in zip(splits, starts[:-1], starts[1:], strict=True)
+    ]
+    width = parts[0].shape[1]
+    if width > MOST_COLUMNS:
+        filled = sum(np.asarray((part != 0).sum(axis=0)).ravel() for part in parts)
+        kept = np.sort(np.argsort(filled, kind="stable")[-MOST_COLUMNS:])
+        parts = [part[:, kept] for part in parts]
+    return np.concatenate([dense(part) for part in parts])
+
+
+def _places(ids: pd.Index, order: Sequence[str]) -> Ints:
+    places = ids.get_indexer(pd.Index(order))
+    return np.asarray(places[places >= 0])
+
+
+def _paired(rows: Ints, named: Ints, n: int) -> Ints:
+    found = np.full(n, -1)
+    found[rows] = named
+    return found
+
+
+class Releases(NamedTuple):
+    """Means over what was sent about each row (N, d), NaN for rows about which nothing was.
+
+    Attributes:
+        mean: of all.
+        halves: of every other one; NaN for rows of which there is one.
+    """
+
+    mean: Floats
+    halves: tuple[Floats, Floats]
+
+
+def averaged(messages: Sequence[Message], sizes: Mapping[str, int], *, directions: bool = False) -> Releases:
+    """Return the means of messages about the rows of some splits, which come one after another.
+
+    Args:
+        messages: of one width.
+        sizes: the number of rows of each split.
+        directions: append each vector divided by its norm.
+    """
+    starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
+    n, sums, counts = sum(sizes.values()), None, None
+    for one in messages:
+        values = one.payload["value"].detach().cpu().numpy().astype(np.float64)
+        if directions:
+            norm = np.linalg.norm(values, axis=1, keepdims=True)
+            values = np.concatenate([values, values / np.maximum(norm, 1e-30)], axis=1)
+        if sums is None or counts is None:
+            sums, counts = np.zeros((2, n, values.shape[1])), np.zeros((2, n))
+        assert one.rows is not None
+        rows = one.rows.cpu().numpy() + starts[one.split]
+        half = counts.sum(axis=0)[rows].astype(int) % 2
+        np.add.at(sums, (half, rows), values)
+        np.add.at(counts, (half, rows), 1)
+    assert sums is not None
+    assert counts is not None
+    with np.errstate(invalid="ignore", divide="ignore"):
+        first, second = sums / counts[:, :, None]
+        return Releases(sums.sum(axis=0) / counts.sum(axis=0)[:, None], (first, second))
+
+
+def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Sequence[str] = ()) -> Iterator[Finding]:
+    """Yield what the checks of all that the audit reads have shown; nothing is attacked.
+
+    Args:
+        audit: what is to be measured.
+        defenses: the kinds of messages that each declared defense changes.
+        file: the ids as text in the order of the adversary's file.
+    """
+    subject, data = audit.subject, audit.data
+    table = subject.embeddings if subject.function is None else None
+    rows = Rows(data, file, () if table is None or subject.messages else [str(one) for one in table.index])
+    noisy = any(Kind.EMBEDDING in kinds for kinds in defenses)
+    embedded = [
+        _embedded(_last_phase(route), sender, rows, noisy=noisy)
+        for sender, route in _routes(audit, Kind.EMBEDDING).items()
+    ]
+    if table is not None and not embedded:
+        values = table.to_numpy(np.float64)[table.index.get_indexer(pd.Index(rows.ids))]
+        single = Releases(values, (np.full_like(values, np.nan), np.full_like(values, np.nan)))
+        own = data.parties[subject.adversary].features
+        embedded.append(_judged(single, own, SPLITS, rows, subject.adversary, noisy=noisy))
+    yield from embedded
+    gradients = [one for route in _routes(audit, Kind.GRADIENT).values() for one in route if one.split == "train"]
+    if gradients:
+        yield _of_gradients(_last_phase(gradients), data, declared=bool(defenses), known=embedded)
+    nodes = [one for route in _routes(audit, Kind.NODES).values() for one in route if one.split in SPLITS]
+    if nodes and not embedded:
+        yield _of_nodes(nodes, rows)
+    if subject.predictions is not None:
+        yield _of_predictions(subject.predictions, rows)
+    if subject.model is not None or subject.function is not None:
+        yield from _of_model(audit)
+    yield from _wild(data)
+
+
+def _routes(audit: SystemAudit, kind: Kind) -> dict[str, list[Message]]:
+    """Return the messages of a kind by sender, as far as the auditor has what they are about."""
+    found: dict[str, list[Message]] = {}
+    for one in audit.messages:
+        known = one.sender in audit.data.parties and one.split in audit.data.parties[one.sender].features
+        if one.kind is kind and known and one.rows is not None and set(one.payload) == {"value"}:
+            found.setdefault(one.sender, []).append(one)
+    return found
+
+
+def _last_phase(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages of the last phase of training and after it, as wide as its last one."""
+    training = [one for one in messages if one.phase not in ("predict", "validate")] or list(messages)
+    last = training[-1]
+    width = last.payload["value"].shape[1]
+    kept = [one for one in messages if one.phase in (last.phase, "predict", "validate")]
+    return [one for one in kept if one.payload["value"].shape[1] == width]
+
+
+def _embedded(messages: Sequence[Message], sender: str, rows: Rows, *, noisy: bool) -> Finding:
+    """Judge embeddings by the columns of their sender."""
+    features = rows.data.parties[sender].features
+    splits: tuple[str, ...] = SPLITS
+    if not any(one.split in SPLITS for one in messages):  # pre-training on other rows
+        splits, rows = (messages[-1].split,), Rows(rows.data)
+    sizes = {split: features[split].shape[0] for split in splits}
+    sent = averaged([one for one in messages if one.split in sizes], sizes)
+    return _judged(sent, features, splits, rows, sender, noisy=noisy)
+
+
+def _judged(
+    sent: Releases, features: Mapping[str, Matrix], splits: Sequence[str], rows: Rows, party: str, *, noisy: bool
+) -> Finding:
+    """Return whether embeddings belong to the columns of ``party``."""
+    what, of = f"embeddings of {_called(party, rows.data)}", f"columns of {_called(party, rows.data)}"
+    if (constant := _constant(sent.mean)) is not None:
+        return Finding("misfit", f"the {what} {constant}: hand in the trained model's")
+    rng = np.random.default_rng(0)
+    drawn = _drawn(sent.mean, rng)
+    regressions = Columns(_columns(features, splits, drawn), rng)
+    others = {
+        name: np.where((named[drawn] >= 0)[:, None], sent.mean[named[drawn]], np.nan)
+        for name, named in rows.alignments().items()
+    }
+    fit = regressions.fit(
+        sent.mean[drawn],
+        {name: np.where(np.isnan(one), np.nanmean(sent.mean, axis=0), one) for name, one in others.items()},
+    )
+    numbers = f"held-out R2 {fit.r2:.2f}, p = {fit.p:.3f} against permuted rows, {count(len(drawn), 'row')}"
+    if fit.better:
+        name = max(fit.better, key=lambda one: fit.better[one])
+        return Finding(
+            "misfit", f"the {what} fit the {of} better with ids {name}: correlation {fit.better[name]:.2f}, and "
+            f"{fit.correlation:.2f} as stated; use the ids of the training",
+        )  # fmt: skip
+    quiet = not noisy and not _is_noise(sent, rng)
+    if fit.p <= LEVEL:
+        mixture = regressions.mixture(sent.mean[drawn])
+        if mixture.r2 > 0.8 and mixture.others > 0.08 + 2 / np.sqrt(len(drawn)):
+            share = f"an estimated {mixture.others:.0%} of the rows have {what} that belong to other rows"
+            return Finding("misfit", f"{share}: use the ids of the training")
+        if fit.r2 < WEAK and quiet and len(drawn) >= FEW:
+            return Finding("unverified", f"the {what} fit the {of} only in part ({numbers}): check their ids")
+        return Finding("fits", f"fit check: the {what} fit the {of} ({numbers})")
+    if len(drawn) < FEW or not quiet:
+        why = "too few rows" if len(drawn) < FEW else "too much noise"
+        return Finding("unverified", f"whether the {what} belong to the {of} cannot be verified, {why} ({numbers})")
+    return Finding(
+        "misfit",
+        f"expected {what} that its columns predict, found none that they do ({numbers}): use the ids and files of the "
+        f"training, or name the defense that adds noise with --defense",
+    )
+
+
+def _drawn(values: Floats, rng: np.random.Generator) -> Ints:
+    """Return the rows that have vectors, or some of them."""
+    return np.sort(rng.permutation(np.flatnonzero(np.isfinite(values).all(axis=1)))[:MOST_ROWS])
+
+
+def _constant(values: Floats) -> str | None:
+    """Return what is wrong if nearly all rows have the same vector."""
+    kept = values[np.isfinite(values).all(axis=1)]
+    _, counts = np.unique(np.round(kept, 12), axis=0, return_counts=True)
+    share = counts.max(initial=0) / max(len(kept), 1)
+    return f"are the same in {share:.0%} of {len(kept)} rows" if share >= EQUAL else None
+
+
+def _is_noise(sent: Releases, rng: np.random.Generator) -> bool:
+    """Whether two releases of a row have little in common; False if there is one of each row."""
+    first, second = sent.halves
+    both = _drawn(np.concatenate([first, second], axis=1), rng)
+    return len(both) >= FEW and Columns(first[both], rng).fit(second[both]).correlation < NOISY
+
+
+def declared_kinds(defenses: Sequence[str]) -> list[frozenset[Kind]]:
+    """Return the kinds of messages that each defense changes, by its text on the command line."""
+    return [frozenset(build_defense(parse_defense(text)).at) for text in defenses]
+
+
+def share_used(
+    tables: Mapping[str, pd.Index], subject: Subject, train: pd.Index | None, test: pd.Index | None
+) -> Iterator[Finding]:
+    """Yield a misfit if less than half of the ids of one side are those of the other.
+
+    Args:
+        tables: the ids as text of each party.
+        subject: the material.
+        train: ids that the user names; fewer of the data may be used then.
+        test: likewise.
+    """
+    known = tables["active"]
+    for ids in tables.values():
+        known = known.intersection(ids)
+    parts = [subject.train, subject.test, *(one for one in (train, test) if one is not None)]
+    parts += [one.index for one in (subject.embeddings, subject.predictions) if one is not None]
+    named = pd.Index(np.unique(np.concatenate([one.to_numpy(dtype=object) for one in parts]).astype(str)))
+    both = len(named.intersection(known))
+    if both and both < len(named) / 2:
+        yield Finding("misfit", f"expected the ids of the data in {subject.name}, found {both} of {len(named)} there")
+    if both and train is None and test is None and both < len(known) / 2:
+        yield Finding(
+            "misfit", f"expected the rows of the data in {subject.name}, found {both} of {len(known)}: name them with "
+            f"--train-ids and --test-ids if no others were used",
+        )  # fmt: skip
+
+
+def _of_gradients(messages: Sequence[Message], data: Partition, *, declared: bool, known: Sequence[Finding]) -> Finding:
+    """Judge gradients by the labels, of which each gradient tells that of its row unless a defense hides it."""
+    sent = averaged(messages, {"train": len(data.ids["train"])}, directions=True)
+    rng = np.random.default_rng(0)
+    drawn = _drawn(sent.mean, rng)
+    labels = np.eye(len(data.classes))[data.labels["train"][drawn]]
+    fit = Columns(sent.mean[drawn], rng).fit(labels)
+    numbers = f"correlation {fit.correlation:.2f}, p = {fit.p:.3f} against permuted rows, {count(len(drawn), 'row')}"
+    if fit.p <= LEVEL:
+        return Finding("fits", f"fit check: the gradients fit the labels ({numbers})")
+    text = f"the gradients tell nothing of the labels ({numbers})"
+    if declared or len(drawn) < FEW or _is_noise(sent, rng):
+        belong = any(one.outcome == "fits" for one in known)
+        return Finding("fits" if belong else "unverified", f"fit check: {text}, as with a strong defense")
+    if known:
+        return Finding("unverified", f"{text} though they have little noise: check the ids of the labels")
+    return Finding("misfit", f"{text}: use the ids of the training, or name its defense with --defense")
+
+
+def _of_nodes(messages: Sequence[Message], rows: Rows) -> Finding:
+    """Judge nodes of trees by the columns of all parties: the first two turns of each tree are to be predicted."""
+    ids = {split: len(rows.data.ids[split]) for split in SPLITS}
+    starts = {"train": 0, "test": ids["train"]}
+    last = max(one.step + one.payload["value"].shape[1] for one in messages)
+    turns = np.zeros((sum(ids.values()), 2 * last))
+    for one in messages:
+        assert one.rows is not None
+        node = one.payload["value"].cpu().numpy().astype(np.int64)
+        level = np.frexp(np.maximum(node, 1).astype(np.float64))[1] - 1
+        at = (one.rows.cpu().numpy() + starts[one.split])[:, None]
+        for turn in (0, 1):
+            sign = np.where(level > turn, 2.0 * ((node >> np.maximum(level - turn - 1, 0)) & 1) - 1.0, 0.0)
+            columns = 2 * (one.step + np.arange(node.shape[1]))[None, :] + turn
+            turns[at, columns] = np.where(sign != 0, sign, turns[at, columns])
+    turns[~turns.any(axis=1)] = np.nan
+    if not np.isfinite(turns).any():
+        return Finding("unverified", "whether the nodes of trees belong to the rows cannot be verified: none has split")
+    return _explained(turns, rows, "nodes of trees")
+
+
+def _of_predictions(table: pd.DataFrame, rows: Rows) -> Finding:
+    values = np.full((len(rows.ids), table.shape[1]), np.nan)
+    places = table.index.get_indexer(pd.Index(rows.ids.astype(object)))
+    values[places >= 0] = table.to_numpy(np.float64)[places[places >= 0]]
+    if not np.isfinite(values).any():
+        return Finding("misfit", "expected predictions of rows of the data, found none: use the same ids")
+    return _explained(values, rows, "predictions")
+
+
+def _explained(values: Floats, rows: Rows, what: str) -> Finding:
+    """Judge what a joint model says of rows by the columns of all parties and by the labels."""
+    if (constant := _constant(values)) is not None:
+        return Finding("misfit", f"the {what} {constant}: hand in those of the trained model")
+    rng = np.random.default_rng(0)
+    drawn = _drawn(values, rng)
+    fit = Columns(rows.columns(drawn, *rows.data.parties), rng).fit(values[drawn])
+    numbers = f"held-out R2 {fit.r2:.2f}, p = {fit.p:.3f} against permuted rows, {count(len(drawn), 'row')}"
+    if fit.p <= LEVEL:
+        return Finding("fits", f"fit check: the {what} fit the columns of all parties ({numbers})")
+    outcome: Literal["misfit", "unverified"] = "unverified" if len(drawn) < FEW else "misfit"
+    return Finding(outcome, f"the {what} do not fit the columns of any party ({numbers}): use the ids of the training")
+
+
+def _called(party: str, data: Partition) -> str:
+    return plain(data.names.get(party, party))
+
+
+def _of_model(audit: SystemAudit) -> Iterator[Finding]:
+    """Judge a model by repeating it and by the order of its columns.
+
+    Raises:
+        DataError: it gives something else each time, or depends on the other rows of a batch.
+    """
+    subject, data = audit.subject, audit.data
+    n = min(len(data.ids["train"]), ROWS_OF_ORDERS)
+    drawn = np.sort(np.random.default_rng(0).permutation(len(data.ids["train"]))[:n])
+    (given, names), run = _inputs(audit, drawn), _runner(audit)
+    stated = run(given)
+    if not np.allclose(stated, run(given[::-1])[::-1], rtol=1e-3, atol=1e-4 * max(float(np.abs(stated).max()), 1e-6)):
+        raise DataError(
+            f"expected {subject.name} to give the same for the same row, found other embeddings in a second run with "
+            f"the rows reversed: export it in evaluation mode, without dropout or random nodes (model.eval())"
+        )
+    if (constant := _constant(stated)) is not None:
+        yield Finding("misfit", f"the embeddings of {subject.name} {constant}: hand in the trained model")
+        return
+    yield _ordered(run, given, stated, names, np.eye(len(data.classes))[data.labels["train"][drawn]], subject.name)
+
+
+def _inputs(audit: SystemAudit, drawn: Ints) -> tuple[Floats, list[str]]:
+    """Return what a model reads of some training rows (n, p), and the names of these p columns."""
+    subject, data = audit.subject, audit.data
+    if subject.inputs is not None:
+        table = subject.inputs.reindex(pd.Index(data.ids["train"][drawn].astype(str).astype(object)))
+        return table.to_numpy(np.float32), [str(name) for name in table.columns]
+    own = data.parties[subject.adversary]
+    return dense(own.features["train"][drawn]), [c.name for c in own.layout.columns for _ in range(c.width)]
+
+
+def _runner(audit: SystemAudit) -> Callable[[Floats], Floats]:
+    if audit.subject.function is not None:
+        function = audit.subject.function
+        return lambda x: np.asarray(function(np.ascontiguousarray(x, dtype=np.float32)))
+    model = audit.subject.model
+    assert isinstance(model, nn.Module)
+
+    def run(x: Floats) -> Floats:
+        with torch.no_grad():
+            return np.asarray(model(torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))).numpy())
+
+    return run
+
+
+def _ordered(
+    run: Callable[[Floats], Floats], given: Floats, stated: Floats, names: Sequence[str], labels: Floats, name: str
+) -> Finding:
+    """Compare the stated order of a model's columns with random ones and those of sorted names.
+
+    A trained model tells more of labels, or varies more, on the columns that it was trained on than on others.
+    """
+    n, width = given.shape
+    rng = np.random.default_rng(0)
+    padded = [re.sub(r"\d+", lambda digits: digits[0].zfill(9), one) for one in names]
+    by_name = {
+        "sorted by name as text": sorted(range(width), key=names.__getitem__),
+        "sorted by name with numbers in their order": sorted(range(width), key=padded.__getitem__),
+        "reversed": list(range(width))[::-1],
+    }
+    tried = {key: order for key, order in by_name.items() if order != list(range(width))}
+    orders = [*map(np.array, tried.values()), *(rng.permutation(width) for _ in range(ORDERS))]
+    found = np.split(run(np.concatenate([given[:, order] for order in orders])), len(orders))
+    scores: Floats = np.array([[label_correlation(one, labels), spread(one)] for one in [stated, *found]])
+    controls = scores[1 + len(tried) :]
+    ranks = (1 + (controls >= scores[0]).sum(axis=0)) / (1 + ORDERS)
+    p = min(1.0, 2 * float(ranks.min()))
+    for k, key in enumerate(tried, start=1):
+        gain, wider = scores[k] - scores[0]
+        if gain > max(0.03, 1.5 / np.sqrt(n)) and wider > 0 and scores[k, 0] > controls[:, 0].max() + 0.03:
+            return Finding(
+                "misfit", f"{name} tells more of the labels with columns {key}: correlation {scores[k, 0]:.2f}, and "
+                f"{scores[0, 0]:.2f} in the stated order; write the columns as in the training",
+            )  # fmt: skip
+    numbers = f"p = {p:.2f} against random orders, {count(n, 'row')}"
+    if p <= 0.05:
+        return Finding("fits", f"fit check: {name} fits the order of its columns ({numbers})")
+    return Finding("unverified", f"whether {name} reads its columns in their order cannot be verified ({numbers})")
+
+
+def _wild(data: Partition) -> Iterator[Finding]:
+    """Name values that are far from all others of their column."""
+    ids = np.concatenate([data.ids[split] for split in SPLITS])
+    for party, own in data.parties.items():
+        columns = [one for one in own.layout.columns if one.kind == "numeric"]
+        x = np.concatenate([dense(own.features[split][:, [one.start for one in columns]]) for split in SPLITS])
+        low, middle, high = np.quantile(x, [0.25, 0.5, 0.75], axis=0)
+        far = (np.abs(x - middle) > WILD * (high - low)) & (high > low)
+        for k in np.flatnonzero(far.any(axis=0)):
+            values, row = count(int(far[:, k].sum()), "value"), plain(str(ids[far[:, k].argmax()]))
+            where = f"{_called(party, data)}, column {plain(columns[k].name)}"
+            yield Finding("fits", f"{where}: {values} far from all others, as in row {row!r}")
+
+
+def same_utility(trained: Trained, facts: CellFacts) -> Finding:
+    """Compare the utility of a checkpoint on these data with that of its training."""
+    if facts.utility is None:
+        return Finding("unverified", "whether the data are those of the training cannot be verified: it has no utility")
+    federation = trained.federation
+    answers = federation.active.labels["test"]
+    now = measure(trained.predict("test"), answers, federation.metric, 0).headline
+    numbers = f"{facts.utility.metric} {now:.3f}, and {facts.utility.headline:.3f} in the training"
+    if abs(now - facts.utility.headline) > SAME_UTILITY:
+        return Finding("misfit", f"the models do not fit the test rows: {numbers}; use the files of the training")
+    return Finding("fits", f"fit check: the models fit the test rows ({numbers})")

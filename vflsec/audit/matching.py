@@ -1,0 +1,209 @@
+"""Whether vectors belong to the rows that are said to have them: held-out prediction against permuted controls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating]
+Ints = NDArray[np.integer]
+
+WIDEST = 16
+"""Principal components of vectors that are predicted."""
+
+CONTROLS = 199
+"""Permutations, so that the smallest p-value is .005."""
+
+RIDGES = (0.01, 1.0)
+"""Of kernel ridge regressions, as multiples of the mean of the kernel's diagonal."""
+
+ROUNDS = 6
+"""Of regressions on the rows that the last one predicts well."""
+
+
+class Fit(NamedTuple):
+    """How well columns predict vectors of the same rows.
+
+    Attributes:
+        r2: of held-out rows, by the regression that predicts best.
+        p: of the hypothesis that all vectors are of other rows.
+        correlation: of held-out predictions and vectors, by the regression that differs most from its controls.
+        better: of each other alignment that predicts significantly better, the correlation.
+    """
+
+    r2: float
+    p: float
+    correlation: float
+    better: Mapping[str, float]
+
+
+class Mixture(NamedTuple):
+    """A regression on the rows that fit each other.
+
+    Attributes:
+        r2: of held-out rows among those.
+        others: the estimated share of rows whose vectors are those of other rows.
+    """
+
+    r2: float
+    others: float
+
+
+def robust(values: Floats) -> Floats:
+    """Return columns (n, d) that no few values decide: clipped at quantiles, then standardized; constants are 0."""
+    x = np.asarray(values, dtype=np.float64)
+    low, high = _ends(x)
+    largest = np.abs(x).max(axis=0, initial=0.0)
+    x = np.where(low < high, np.clip(x, low, high), x / np.maximum(largest, 1e-30))
+    x = x - x.mean(axis=0)
+    scale = x.std(axis=0)
+    varies = scale > 1e-7 * np.where(low < high, np.maximum(np.abs(low), np.abs(high)), 1.0)
+    return np.clip(np.where(varies, x / np.where(varies, scale, 1.0), 0.0), -10.0, 10.0)
+
+
+def _ends(values: Floats) -> tuple[Floats, Floats]:
+    """Return the quantiles (d,) at which columns are clipped, which 1 % of wild values cannot reach."""
+    return np.quantile(values, 0.02, axis=0, method="higher"), np.quantile(values, 0.98, axis=0, method="lower")
+
+
+def components(values: Floats) -> Floats:
+    """Return the robust columns that vary, or their first principal components where they are many."""
+    x = robust(values)
+    x = x[:, x.any(axis=0)]
+    if x.shape[1] > WIDEST:
+        u, s, _ = np.linalg.svd(x, full_matrices=False)
+        x = u[:, :WIDEST] * s[:WIDEST]
+    return x
+
+
+class Columns:
+    """Regressions on the columns of n rows.
+
+    A kernel ridge regression is linear in what it predicts. The leave-one-out predictions of any vectors, and of any
+    permutation of them, are therefore one product of matrices.
+
+    Args:
+        values: (n, p).
+        rng: of the permuted controls.
+    """
+
+    def __init__(self, values: Floats, rng: np.random.Generator) -> None:
+        x = robust(values)
+        x = x[:, x.any(axis=0)]
+        self.x, self.n, self._rng = x, len(x), rng
+
+    @cached_property
+    def kernels(self) -> list[Floats]:
+        """A linear and a Gaussian kernel (n, n) whose diagonals are 1 on average."""
+        gram = self.x @ self.x.T
+        square = np.diag(gram)[:, None] + np.diag(gram)[None, :] - 2 * gram
+        linear = gram + max(gram.trace() / self.n, 1e-12)  # with an intercept
+        return [linear / (linear.trace() / self.n), np.exp(-square / max(float(np.median(square)), 1e-12))]
+
+    @cached_property
+    def smoothers(self) -> list[Floats]:
+        """Matrices (n, n) that turn vectors into their leave-one-out predictions."""
+        made = []
+        for kernel in self.kernels:
+            values, vectors = np.linalg.eigh(kernel)
+            values = np.maximum(values, 0.0)
+            for ridge in RIDGES:
+                hat = (vectors * (values / (values + ridge))) @ vectors.T
+                own = np.minimum(np.diag(hat), 0.999)
+                made.append((hat - np.diag(np.diag(hat))) / (1.0 - own)[:, None])
+        return made
+
+    def fit(self, vectors: Floats, others: Mapping[str, Floats] | None = None) -> Fit:
+        """Return how well the columns predict ``vectors`` (n, d) of the same rows, against permuted controls.
+
+        Args:
+            vectors: as they are said to belong to the rows.
+            others: other alignments of the same vectors, by name.
+        """
+        target = components(vectors)
+        if not target.shape[1] or not self.x.shape[1]:
+            return Fit(0.0, 1.0, 0.0, {})
+        stated = np.array([_correlations(one @ target, target).mean() for one in self.smoothers])
+        shuffled = np.stack([target[self._rng.permutation(self.n)] for _ in range(CONTROLS)], axis=1)
+        flat = shuffled.reshape(self.n, -1)
+        controls = np.array(
+            [_correlations(one @ flat, flat).reshape(CONTROLS, -1).mean(axis=1) for one in self.smoothers]
+        )
+        center, spread = controls.mean(axis=1), np.maximum(controls.std(axis=1), 1e-12)
+        z = (stated - center) / spread
+        largest = ((controls - center[:, None]) / spread[:, None]).max(axis=0)
+        better = {}
+        for name, values in (others or {}).items():
+            tried = components(values)
+            if tried.shape[1]:
+                found = np.array([_correlations(one @ tried, tried).mean() for one in self.smoothers])
+                if ((found - center) / spread).max() > 6.0 and found.max() > stated.max() + 0.1:
+                    better[name] = float(found.max())
+        p = (1 + int((largest >= z.max()).sum())) / (1 + CONTROLS)
+        r2 = max(_r2(one @ target, target) for one in self.smoothers)
+        return Fit(r2, p, float(stated[z.argmax()]), better)
+
+    def mixture(self, vectors: Floats) -> Mixture:
+        """Return a regression that begins with half of the rows and ends with those that it predicts well.
+
+        Where it predicts these well, the vector of a row that belongs to another one is as far from its prediction as
+        that of any row, so that half of such rows are farther from it than the median row.
+        """
+        target, kernel = components(vectors), self.kernels[0] + self.kernels[1]
+        best = Mixture(0.0, 0.0)
+        for ridge in (0.02, 0.5):
+            kept = np.arange(self.n)
+            for round_ in range(ROUNDS):
+                guess = _left_out(kernel, target, kept, ridge)
+                distance = np.linalg.norm(target - guess, axis=1)
+                least = float(np.median(distance))
+                far = least if round_ < 2 else max(3 * float(np.median(distance[kept])), least)
+                kept = np.flatnonzero(distance <= far)
+            r2 = _r2(guess[kept], target[kept])
+            if r2 > best.r2:
+                apart = (guess**2).sum(axis=1)[:, None] + (target**2).sum(axis=1)[None, :] - 2 * guess @ target.T
+                closer = (apart < (distance**2)[:, None]).mean(axis=1)
+                best = Mixture(r2, 2 * float((closer > 0.5).mean()))
+        return best
+
+
+def _left_out(kernel: Floats, target: Floats, kept: Ints, ridge: float) -> Floats:
+    """Return predictions (n, d) by a regression on the rows ``kept``, each of these left out of its own."""
+    inverse = np.linalg.inv(kernel[np.ix_(kept, kept)] + ridge * np.eye(len(kept)))
+    weights = inverse @ target[kept]
+    guess = np.asarray(kernel[:, kept] @ weights)
+    guess[kept] = target[kept] - weights / np.diag(inverse)[:, None]
+    return guess
+
+
+def _correlations(guess: Floats, target: Floats) -> Floats:
+    g, t = guess - guess.mean(axis=0), target - target.mean(axis=0)
+    scale = np.sqrt((g**2).sum(axis=0) * (t**2).sum(axis=0))
+    return np.asarray((g * t).sum(axis=0) / np.maximum(scale, 1e-12))
+
+
+def _r2(guess: Floats, target: Floats) -> float:
+    total = float(((target - target.mean(axis=0)) ** 2).sum())
+    return 1.0 - float(((target - guess) ** 2).sum()) / max(total, 1e-12)
+
+
+def label_correlation(vectors: Floats, labels: Floats) -> float:
+    """Return the correlation of ``labels`` (n, C) and a held-out ridge regression on ``vectors`` (n, d) as scaled."""
+    low, high = _ends(vectors)
+    e = np.clip(np.asarray(vectors, dtype=np.float64), low, high)
+    e = e - e.mean(axis=0)
+    e = e / max(float(np.sqrt((e**2).sum(axis=1).mean())), 1e-12)
+    hat = e @ np.linalg.inv(e.T @ e + 0.01 * len(e) * np.eye(e.shape[1]))
+    own = (hat * e).sum(axis=1)[:, None]
+    t = labels - labels.mean(axis=0)
+    return float(_correlations((hat @ (e.T @ t) - own * t) / np.maximum(1.0 - own, 1e-3), t).mean())
+
+
+def spread(vectors: Floats) -> float:
+    """Return the variance of ``vectors`` (n, d), clipped at quantiles."""
+    low, high = _ends(vectors)
+    return float(np.clip(vectors, low, high).var(axis=0).sum())
