@@ -67,6 +67,7 @@ OF_MANY_DRAWS = (
     "test_is_at_chance_against_shuffled_labels",
     "test_is_at_chance_without_a_signal",
 )
+OF_WILD_ROWS = ("test_a_few_wild_rows_decide_nothing", "test_a_wild_auxiliary_row_decides_nothing")
 SMALL = {"projector": 16, "predictor": 8}  # heads of self-supervised methods
 
 
@@ -94,6 +95,9 @@ def _over_the_registry(kind, suite, make, names=None):
         body |= {"side": SIDE[name]} if name in SIDE else {}
         body |= STRENGTHS.get(name, {})
         body |= {check: statistical(getattr(suite, check)) for check in OF_MANY_DRAWS if name in COSTLY}
+        body |= {
+            check: statistical(getattr(suite, check)) for check in OF_WILD_ROWS if name in (*COSTLY, "boosting-replay")
+        }
         title = f"Test{suite.__name__}_{name}"
         globals()[title] = type(title, (suite,), body)
 

@@ -22,6 +22,7 @@ from vflsec.core.layout import Column, Layout
 from vflsec.core.message import Channel, Kind, Message
 from vflsec.core.method import Method, Progress, Trained
 from vflsec.core.party import Party
+from vflsec.core.scaling import Bounds
 from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.sparse_rows import tensor_of
@@ -237,7 +238,7 @@ def messages_of(data: Partition, sent: Sequence[Sent]) -> Iterator[Message]:
 
 
 def predictions_of(data: Partition, table: pd.DataFrame | None) -> dict[str, Tensor]:
-    """Return predictions (n, d) of each split of which some are in ``table``; other rows get the mean of these."""
+    """Return predictions (n, d) of each split of which some are in ``table``; other rows get the median of these."""
     found: dict[str, Tensor] = {}
     if table is None:
         return found
@@ -245,7 +246,7 @@ def predictions_of(data: Partition, table: pd.DataFrame | None) -> dict[str, Ten
         positions = table.index.get_indexer(pd.Index(data.ids[split].astype(str).astype(object)))
         if (positions >= 0).any():
             values = table.to_numpy(np.float32)[positions]
-            values[positions < 0] = values[positions >= 0].mean(axis=0)
+            values[positions < 0] = np.median(values[positions >= 0], axis=0)
             found[split] = torch.from_numpy(values)
     return found
 
@@ -350,13 +351,13 @@ def _rows_of(table: pd.DataFrame, data: Partition) -> dict[str, Tensor] | None:
 
 def _appended(features: dict[str, Tensor], rows: dict[str, Tensor]) -> tuple[LastColumns, dict[str, Tensor]]:
     """Return features with standardized ``rows`` appended, and the module that undoes the standardizing."""
-    mean, scale = rows["train"].mean(dim=0), rows["train"].std(dim=0)
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    nothing = torch.zeros(0, len(mean))
+    middle, scale = Bounds.of(rows["train"])
+    middle, scale = middle.float(), torch.where(torch.isinf(scale), 1.0, scale).float()
+    nothing = torch.zeros(0, len(middle))
     joined = {
-        split: torch.cat([x, ((rows.get(split, nothing) - mean) / scale)], dim=1) for split, x in features.items()
+        split: torch.cat([x, ((rows.get(split, nothing) - middle) / scale)], dim=1) for split, x in features.items()
     }
-    return LastColumns(mean, scale), joined
+    return LastColumns(middle, scale), joined
 
 
 def _with_columns(layout: Layout, width: int) -> Layout:

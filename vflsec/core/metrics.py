@@ -13,10 +13,16 @@ from sklearn.metrics import f1_score, roc_auc_score, roc_curve
 Scores = NDArray[np.floating]
 Labels = NDArray[np.integer]
 
+TAIL = 0.05
+"""Share of the rows on either side that can hold any value without moving a scale."""
+
+WILD = 100.0
+"""Scales from the middle beyond which a value is wild: an encoded column and an embedding are within it."""
+
 
 def positive_score(scores: Scores) -> Scores:
     """Return the score (n,) of class 1 against class 0 on a binary task."""
-    difference: Scores = scores[:, 1] - scores[:, 0]
+    difference: Scores = scores[:, 1].astype(float) - scores[:, 0]  # large scores do not overflow
     return difference
 
 
@@ -78,19 +84,57 @@ def tpr_at(scores: Scores, labels: Labels, *, fpr: float) -> float:
     return float(np.mean([true[false <= fpr].max() for false, true, _ in curves]))
 
 
+def middle_and_scale(x: Scores) -> tuple[Scores, Scores]:
+    """Return middle and scale (d,) of the columns of ``x`` (n, d), which few rows cannot move.
+
+    These are up to ``TAIL`` of the rows on either side. The scale is that of a normal distribution with the same 5 %
+    and 95 % quantiles, but at least the median distance of the values that differ from the median: most rows of a rare
+    category, or of a ReLU, have the same value. It is 0 for a constant.
+    """
+    n, ordered = len(x), np.sort(np.asarray(x, dtype=float), axis=0)
+    middle, cut = ordered[(n - 1) // 2], min(-int(-TAIL * n // 1), (n - 1) // 2)
+    away = np.sort(np.abs(ordered - middle), axis=0)
+    equal = (away == 0).sum(axis=0)
+    typical = np.take_along_axis(away, np.minimum(equal + (n - equal - 1) // 2, n - 1)[None], axis=0)[0]
+    return middle, np.maximum((ordered[n - 1 - cut] - ordered[cut]) / 3.29, typical)
+
+
+def compared(values: Scores, truth: Scores) -> tuple[Scores, Scores]:
+    """Return guesses and truth (n, d) such that a few wild ones decide nothing; others keep every bit.
+
+    Where the truth is beyond ``WILD`` scales of its column, both become the column's middle: the entry says nothing. A
+    guess that is outside of the range of the truth by more than this range is cut off at its end.
+    """
+    middle, scale = middle_and_scale(truth)
+    is_wild = np.abs(truth - middle) > WILD * scale
+    values, truth = (np.where(is_wild, middle.astype(x.dtype), x) for x in (values, truth))
+    low, high = truth.min(axis=0), truth.max(axis=0)
+    outside = np.maximum(low - values, values - high) > high - low
+    return np.where(outside, np.clip(values, low, high), values), truth
+
+
 def r2(values: Scores, truth: Scores) -> float:
-    """Return the share of the variance of all columns together that is recovered; 0 for guessing the means."""
+    """Return the share of the variance of all columns together that is recovered; 0 for guessing the means.
+
+    It is that of ``compared`` entries, without wild ones. A constant column adds nothing.
+    """
+    values, truth = compared(values, truth)
     spread = ((truth - truth.mean(axis=0)) ** 2).sum()
     return float(1 - ((values - truth) ** 2).sum() / spread)
 
 
 def mse(values: Scores, truth: Scores) -> float:
-    """Return the mean squared error over all entries, in the units of the encoded columns (deviations of numbers)."""
+    """Return the mean squared error over all entries, in the units of the encoded columns (deviations of numbers).
+
+    It is that of ``compared`` entries, without wild ones.
+    """
+    values, truth = compared(values, truth)
     return float(((values - truth) ** 2).mean())
 
 
 def psnr(values: Scores, truth: Scores) -> float:
-    """Return the peak signal-to-noise ratio in dB, 10 log10(range^2 / mse), over all entries; at most 100."""
+    """Return the peak signal-to-noise ratio in dB, 10 log10(range^2 / mse), over ``compared`` entries; at most 100."""
+    values, truth = compared(values, truth)
     return float(min(100.0, 10 * np.log10((truth.max() - truth.min()) ** 2 / max(mse(values, truth), 1e-30))))
 
 

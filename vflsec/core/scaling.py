@@ -10,20 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.core.message import Kind, Message
+from vflsec.core.metrics import TAIL, WILD, middle_and_scale
 from vflsec.core.sparse_rows import SparseRows
 from vflsec.core.view import View
 
 FAR = 5.0
 """Scales from the middle beyond which a model reads a value as nearer, in the same order, than it is."""
 
-WILD = 100.0
-"""Likewise, for everything that an attack reads: an encoded column and an embedding are within it."""
-
 LONG = 2.0
 """Times the 90 % quantile of the lengths around it, beyond which a gradient is shortened."""
-
-TAIL = 0.05
-"""Share of the rows on either side that can hold any value without moving a scale."""
 
 SAMPLED = 10_000
 """Rows, evenly spaced, of which a scale is computed at most."""
@@ -37,12 +32,7 @@ RELEASED = (Kind.EMBEDDING, Kind.GRADIENT)
 
 
 class Bounds(NamedTuple):
-    """Middle and scale (d,) of each column.
-
-    The scale is that of a normal distribution with the same 5 % and 95 % quantiles, but at least the median distance
-    of the values that differ from the median: most rows of a rare category, or of a ReLU, have the same value. A
-    constant column has an infinite scale.
-    """
+    """Middle and scale (d,) of each column (``metrics.middle_and_scale``); that of a constant one is infinite."""
 
     middle: Tensor
     scale: Tensor
@@ -50,15 +40,10 @@ class Bounds(NamedTuple):
     @classmethod
     def of(cls, x: Tensor) -> Bounds:
         """Return the bounds of the columns of ``x`` (n, d), in double precision."""
-        x = x[:: max(1, len(x) // SAMPLED)].double()
-        n, ordered = len(x), x.sort(dim=0).values
-        if not n:
-            return cls(x.new_zeros(x.shape[1]), x.new_full((x.shape[1],), torch.inf))
-        middle, cut = ordered[(n - 1) // 2], min(-int(-TAIL * n // 1), (n - 1) // 2)
-        away = (x - middle).abs().sort(dim=0).values
-        equal = (away == 0).sum(dim=0)
-        typical = away.gather(0, (equal + (n - equal - 1) // 2).clamp_max(n - 1)[None])[0]
-        scale = torch.maximum((ordered[n - 1 - cut] - ordered[cut]) / 3.29, typical)
+        if not len(x):
+            return cls(x.new_zeros(x.shape[1]).double(), x.new_full((x.shape[1],), torch.inf).double())
+        found = middle_and_scale(x[:: max(1, len(x) // SAMPLED)].detach().cpu().numpy())
+        middle, scale = (torch.from_numpy(one).to(x.device) for one in found)
         return cls(middle, torch.where(scale > 0, scale, torch.inf))
 
     def near(self, x: Tensor, far: float = FAR) -> Tensor:

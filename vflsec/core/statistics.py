@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from vflsec.core.metrics import METRICS, Labels, Scores, positive_score
+from vflsec.core.metrics import METRICS, Labels, Scores, compared, positive_score
 
 LEVEL = 0.95
 REPLICATES = 400
@@ -197,6 +197,7 @@ def _normal_margin(variance: float) -> float:
 
 def _bootstrap_r2(values: Scores, truth: Scores, rng: np.random.Generator) -> np.ndarray:
     """R2 of REPLICATES resamples; each weighs the rows' squared errors and squared distances to the mean."""
+    values, truth = compared(values, truth)
     errors = ((values - truth) ** 2).sum(axis=1)
     spread = ((truth - truth.mean(axis=0)) ** 2).sum(axis=1)
     if len(truth) > MANY:  # model parameters, for example: resample blocks of them

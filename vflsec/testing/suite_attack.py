@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -15,10 +15,11 @@ from torch import Tensor
 
 from vflsec.core import registry
 from vflsec.core.attack import Attack
-from vflsec.core.errors import InsufficientView
+from vflsec.core.errors import InsufficientView, VflsecError
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained
+from vflsec.core.metrics import METRICS
 from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Guess, Need, Shadows, View
@@ -39,6 +40,12 @@ ADVERSARY = {"passive": "passive_1", "active": "active"}
 ASKED = ("train", "test", "candidates", "parameters")
 WITHOUT_MESSAGES = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
 
+
+WILD_VALUES = (1e30, 1e6, -1e12)
+"""Values of wild rows, in turn."""
+
+MOVED = 0.02
+"""By which wild rows may move the score on the others."""
 
 OF_TREES = frozenset({Need.NODES, Need.HISTOGRAMS})
 
@@ -152,6 +159,40 @@ class AttackConformance(Suite):
             raise SkipTest("reads messages, which carry labels and columns even where these have to do with nothing")
         leak = self._leak("none", splits=("candidates",) if attack.target == "membership" else ("test",))
         assert leak.mean - leak.chance < SIGMAS * leak.error, f"{leak} where there is nothing to learn"
+
+    def test_a_few_wild_rows_decide_nothing(self) -> None:
+        """One percent of the rows at up to 1e30 moves the score on the others by ``MOVED`` at most, or it is refused.
+
+        The rows are wild in everything that the adversary holds or receives. None of them is auxiliary.
+        """
+        scene = self._scene("planted", 0)
+        self._is_robust({split: wild_rows(scene.view, split) for split in scene.view.features})
+
+    def test_a_wild_auxiliary_row_decides_nothing(self) -> None:
+        """Nor does one row whose answer the adversary knows, and which may be wild itself."""
+        view = self._scene("planted", 0).view
+        if not len(view.aux_rows):
+            raise SkipTest("there are no auxiliary rows")
+        self._is_robust(
+            {split: wild_rows(view, split) for split in view.features} | {view.aux_split: view.aux_rows[:1]}
+        )
+
+    def _is_robust(self, rows: Mapping[str, Tensor]) -> None:
+        view, truth, (metric, *_), *_ = self._scene("planted", 0).question
+        attack, clean = self._first_guess("planted", 0)
+        try:
+            guess = attack(with_wild(view, rows), seed=0)
+        except VflsecError:
+            return
+        for split in guess.scores:
+            kept = torch.ones(len(view.features[split]), dtype=torch.bool).index_fill(0, rows[split], False)
+            if split == view.aux_split:
+                kept[view.aux_rows] = False
+            before, after = (
+                METRICS[metric](one.scores[split][kept].numpy(), truth.labels[split].cpu()[kept].numpy())
+                for one in (clean, guess)
+            )
+            assert abs(after - before) <= MOVED, f"{metric} of other {split} rows: {before:.3f}, then {after:.3f}"
 
     def _scene(self, signal: str, seed: int) -> Scene:
         if (signal, seed) not in self._scenes:
@@ -345,6 +386,39 @@ def without(view: View, need: Need) -> View:
         Need.SHADOWS: {"shadows": None},
     }
     return replace(view, **poor[need])
+
+
+def wild_rows(view: View, split: str) -> Tensor:
+    """Return the first rows of ``split`` that are not auxiliary, one percent of all and at least three."""
+    n = len(view.features[split])
+    rows = torch.arange(n)
+    others = rows[~torch.isin(rows, view.aux_rows)] if split == view.aux_split else rows
+    return others[: max(3, n // 100)]
+
+
+def with_wild(view: View, rows: Mapping[str, Tensor], values: Sequence[float] = WILD_VALUES) -> View:
+    """Return ``view`` with ``values`` in turn at ``rows`` of each split, in all that has real numbers about them."""
+
+    def spoiled(x: Tensor, wild: Tensor, own: Tensor | None = None) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        at = torch.nonzero(torch.isin(torch.arange(len(x)) if own is None else own, wild))[:, 0]
+        numbers = torch.tensor([values[k % len(values)] for k in range(len(at))], dtype=x.dtype)
+        return x.index_copy(0, at, numbers[:, None].expand(-1, x.shape[1]))
+
+    messages = [
+        replace(m, payload={**m.payload, "value": spoiled(m.payload["value"], rows[m.split], m.rows)})
+        if m.kind in (Kind.EMBEDDING, Kind.GRADIENT) and m.rows is not None and m.split in rows
+        else m
+        for m in view.messages
+    ]
+    return replace(
+        view,
+        features={split: spoiled(x, rows[split]) for split, x in view.features.items()},
+        predictions={split: spoiled(x, rows[split]) for split, x in view.predictions.items()},
+        aux_labels=spoiled(view.aux_labels, rows[view.aux_split], view.aux_rows),
+        messages=tuple(messages),
+    )
 
 
 def equal(a: Guess, b: Guess) -> bool:
