@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from vflsec.core.defense import Defense
+from vflsec.core.seeds import generator
 
 
 class LabelDP(Defense):
@@ -19,7 +21,10 @@ class LabelDP(Defense):
 
     Source: Warner 1965; Ghazi et al. 2021 (arXiv 2102.06062), section 3.
 
-    Replacing a label changes all messages and the model by at most epsilon, for any number of releases. Labels of
+    Replacing a label changes all messages and the model of one training by at most epsilon, however often its row is
+    released there. K trainings on the same rows, for example of a sweep, draw K times and spend K epsilon. With
+    ``fixed`` the draw is a function of the seed of the data and the place of the row, the same in all trainings on the
+    same split, which together spend epsilon: as if the answers were stored in place of the labels. Labels of
     validation rows that choose an epoch or a number of trees are not protected. With the option ``graft`` of
     ``secureboost``, messages are protected, but what the active party makes of the true labels is not: the values of
     leaves, and so predictions that it publishes.
@@ -30,7 +35,8 @@ class LabelDP(Defense):
     reference = "Warner 1965; Ghazi et al. 2021, arXiv 2102.06062, section 3"
     guarantee = (
         "epsilon-label-differential privacy, exact: of each training row's label, against everybody but the active "
-        "party, in all messages of training and prediction; columns are not protected"
+        "party, in all messages of one training and its predictions; K trainings on the same rows spend K epsilon, "
+        "unless fixed; columns are not protected"
     )
     strength_name = "1/epsilon"
     points = ()
@@ -39,10 +45,16 @@ class LabelDP(Defense):
     costs = "utility: a share 1 - p of the training labels is wrong"
     fails = "with a large epsilon; and attackers infer the labels that columns predict, as they can alone"
 
+    def __init__(self, strength: float, *, at: Iterable[str] | None = None, fixed: bool = False) -> None:
+        super().__init__(strength, at=at)
+        self.fixed = fixed
+
     def on_labels(self, y: Tensor, *, features: Tensor, n_classes: int, rng: torch.Generator) -> Tensor:
         """Return the training labels (N,) in place of ``y`` (N,)."""
         if not self.strength:
             return y
+        if self.fixed:  # two strengths with the same draw would differ in rows that the stronger one has changed
+            rng = generator(rng.initial_seed(), "fixed", self.strength, device=y.device)
         flip = torch.rand(y.shape, generator=rng, device=y.device, dtype=torch.float64) >= self.kept(n_classes)
         shift = torch.randint(1, n_classes, y.shape, generator=rng, device=y.device)
         return torch.where(flip, (y + shift) % n_classes, y)
@@ -52,5 +64,5 @@ class LabelDP(Defense):
         return 1 / (1 + (n_classes - 1) * math.exp(-1 / self.strength))
 
     def spent(self, releases: int) -> dict[str, float] | None:
-        """Return epsilon, which does not depend on the number of releases."""
-        return {"epsilon": 1 / self.strength, "delta": 0.0} if self.strength else None
+        """Return epsilon, which adds up over trainings that draw anew, whatever they release."""
+        return {"epsilon": (1 if self.fixed else releases) / self.strength, "delta": 0.0} if self.strength else None

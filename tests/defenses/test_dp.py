@@ -152,7 +152,7 @@ def test_randomized_response_has_an_exact_epsilon():
         made = LabelDP(1 / eps)
         kept, flipped = made.kept(5), (1 - made.kept(5)) / 4
         assert math.log(kept / flipped) == pytest.approx(eps, rel=1e-12)
-        assert made.spent(1) == made.spent(10**6) == {"epsilon": pytest.approx(eps, rel=1e-12), "delta": 0.0}
+        assert made.spent(1) == {"epsilon": pytest.approx(eps, rel=1e-12), "delta": 0.0}
     y = torch.arange(10)
     assert LabelDP(0.0).on_labels(y, features=y[:, None], n_classes=10, rng=generator(0, "labels")) is y
     assert torch.equal(LabelDP(1e-3).on_labels(y, features=y[:, None], n_classes=10, rng=generator(0, "labels")), y)

@@ -123,6 +123,7 @@ class CellGroup:
         first = group[0]
         self.method, self.defense, self.strength = first.method, first.defense, first.strength
         self.seeds = manifest.seeds
+        self.trainings = manifest.settings.get("trainings", 1)
         self.audited = bool(manifest.audited)
         self._interval = partial(interval, seeds=manifest.seeds, one_model=self.audited)
         self.by_attack: dict[str, dict[int, Result]] = {row.attack: {} for row in group}
@@ -295,6 +296,7 @@ class CellGroup:
             spent=_spent(records),
             sureness=mean_of(record.sureness for record in records if record.sureness is not None),
             empirical=self._empirical(scored),
+            trainings=self.trainings if self.attacked else 1,
         )
 
     def _empirical(self, scored: Scored) -> Empirical | None:

@@ -105,6 +105,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
             row, and ``epsilon_transcript`` over all releases; or, if ``of`` is ``models``, over the ``updates`` of a
             party's own models, which does not cover messages about the row itself.
         empirical: a lower bound of epsilon, where labels were tossed for it (``data.canaries``) and are guessed.
+        trainings: on the same rows, that the adversary has seen and ``spent`` covers.
     """
 
     method: str
@@ -126,6 +127,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     sureness: float | None = None
     spent: list[dict[str, Any]] = []
     empirical: Empirical | None = None
+    trainings: int = 1
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,6 +283,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         failures: why results have no number, with the number of seeds.
         left_out: why it cannot mount each other attack, by name, as far as that was recorded.
         subgroups: the leaks of groups of rows, if they were asked for.
+        spending: by defense and training, or trainings that share one draw, epsilon and how many trainings these are.
         alarms: signs that numbers are not about the system, so that no gate holds; the verdict begins with them.
         verdict: sentences for a reader who knows none of the words in the tables.
         audited: the file or folder of a system that was trained elsewhere; empty for an evaluation.
@@ -314,3 +317,4 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     verdict: list[str] = []
     audited: str = ""
     subgroups: list[GroupLeak] = []
+    spending: dict[str, dict[str, tuple[float, int]]] = {}

@@ -16,6 +16,7 @@ from vflsec.analysis.integrity import damages, on_integrity
 from vflsec.analysis.ranking import disagreements, exposed, front, orders, ranks
 from vflsec.analysis.results import Gate, Point, Summary
 from vflsec.analysis.stopping import stopped
+from vflsec.analysis.trainings import notes_on_spending, notes_on_trainings, spending_of
 from vflsec.analysis.verdict import Coverage, listed, verdict, way_to_run
 from vflsec.core.checks import count
 from vflsec.records.limits import RunLimits
@@ -82,6 +83,7 @@ def summarize(
     judged = partial(
         gates, points + worst, damages=broken, alone_lost=bool(lost), alarmed=bool(alarmed), not_run=len(not_run)
     )
+    spending = spending_of(manifest, records)
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
     summary = Summary(
         dataset=manifest.title or manifest.dataset,
@@ -99,7 +101,12 @@ def summarize(
         orders=orders(ranked),
         disagreements=disagreements(ranked),
         gates=_gates(given, stored, judged),
-        notes=[*_notes(manifest, records), *(_nothing_above_chance(worst) if manifest.audited else [])],
+        notes=[
+            *_notes(manifest, records),
+            *(_nothing_above_chance(worst) if manifest.audited else notes_on_trainings(points)),
+            *notes_on_spending(spending),
+        ],
+        spending=spending,
         lost=lost,
         failures=_failures(manifest, records),
         out=out,

@@ -131,6 +131,12 @@ CANARIES = 1000
     help="Add seeds, five at a time, until the interval of each headline and utility is at most this wide to one side, "
     "for example 0.01, or until there are --seeds, here by default 50.",
 )
+@click.option(
+    "--trainings",
+    metavar="K[,K...]",
+    help="How many trainings on the same rows the adversary has seen, each with models, batches and noise of its own; "
+    "several numbers, 1,2,5,10, are compared.  [default: 1]",
+)
 @settings
 @click.option(
     "--sweep",
@@ -180,6 +186,7 @@ def command(
     max_exposure: float | None,
     until: float | None,
     form: str,
+    trainings: str | None,
     swept: tuple[str, ...],
     paired: bool,
     assignments: tuple[str, ...],
@@ -210,6 +217,7 @@ def command(
     from vflsec.report.report import Report
 
     limit = leak_limits(max_leak)
+    assignments = (*([f"trainings={trainings}"] if trainings is not None else []), *assignments)
     several_values = [text for text in assignments if sweep.is_several(text)]
     chosen["assignments"] = [text for text in assignments if text not in several_values]
     axes = axes_of((*swept, *several_values))
@@ -401,7 +409,7 @@ def announce(spec: EvalSpec, names: Names, todo: Plan, folder: Path) -> None:
     click.echo(f"adversary: {f'{side}, {behavior}, no labels needed' if side == 'server' else model}", err=True)
     missing = todo.missing - len(todo.stages) - len(todo.groups)
     what = f"{missing} to compute" if missing else "nothing to compute"
-    trainings = len({task.cell.key for task in todo.tasks if task.rows})
+    trainings = len({cell.key for task in todo.tasks if task.rows for cell in task.cells})
     what += f" in {count(trainings, 'training')}" if trainings else ""
     what += f" after {count(len(todo.stages), 'pre-training')}" if todo.stages else ""
     shadows = sum(len(task.shadows) for task in todo.groups if task.shadows)

@@ -148,9 +148,15 @@ class Attack(ABC):
         devices = {x.device for view in views for x in view.features.values() if x.is_cuda}
         with torch.random.fork_rng(sorted(devices, key=str)), torch.enable_grad():
             guesses = self.run_each([tamed(view).private_copy() for view in views], seed=seed)
-        return [self._checked(guess, view) for guess, view in zip(guesses, views, strict=True)]
+        return [self.checked(guess, view) for guess, view in zip(guesses, views, strict=True)]
 
-    def _checked(self, guess: Guess, view: View) -> Guess:
+    @final
+    def checked(self, guess: Guess, view: View) -> Guess:
+        """Return a guess of this attack, detached and with a threshold that the auxiliary labels support.
+
+        Raises:
+            BadGuess: it does not fit the view.
+        """
         if not isinstance(guess, Guess):
             raise BadGuess(f"expected attack {self.name!r} to return a Guess, got {type(guess).__name__}")
         guess = guess.checked(view)

@@ -77,6 +77,7 @@ class Defense(ABC):
         tradeoff: the kind of its noise, whose trade-off function bounds attacks more tightly than epsilon does; None
             for another, or none.
         softens: whether ``on_labels`` gives probabilities of the classes in place of their numbers.
+        fixed: whether ``on_labels`` draws the same in every training on the same rows; an option may set it.
         strengths: the usual ones, over which it is swept where nobody says any: of the source where these spread over
             the curve, else such that on credit-default the first costs two points of AUC at most, and the last no more
             than joining is worth to the active party, five points, if the defense is of use at so little.
@@ -101,6 +102,7 @@ class Defense(ABC):
     by_epsilon: ClassVar[Mapping[str, Any] | None] = None
     tradeoff: ClassVar[Tradeoff | None] = None
     softens: ClassVar[bool] = False
+    fixed: bool = False
     strengths: ClassVar[tuple[float, ...]] = (1.0, 5.0, 25.0)
     version: ClassVar[int] = 1
 
@@ -244,6 +246,7 @@ class Defense(ABC):
     def spent(self, releases: int) -> dict[str, float] | None:
         """Return the privacy spent on one row by ``releases`` releases of it, as {"epsilon", "delta"}.
 
+        A defense of labels hears in how many trainings on the row its label was changed.
         None where there is no such guarantee, as at strength 0.
         """
         return None

@@ -21,6 +21,7 @@ from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.errors import StoreError
 from vflsec.core.message import Channel
 from vflsec.core.party import Party
+from vflsec.core.seeds import generator
 
 if TYPE_CHECKING:
     from vflsec.core.canaries import Canaries
@@ -36,6 +37,7 @@ class Federation:
         n_classes: C.
         metric: the headline metric, for selection on validation rows.
         seed: of this run; ``Seeds`` of several that train as one.
+        label_seed: of what the active party's defenses draw for labels; None for ``seed``.
         device: of models and features.
         malicious: the attack of each party that acts in training, by party.
         checkpoint: the state from which a killed phase resumes.
@@ -61,6 +63,12 @@ class Federation:
     names: Mapping[str, str] = field(default_factory=dict)
     canaries: Canaries | None = None
     groups: Mapping[str, NDArray[np.integer]] = field(default_factory=dict)
+    label_seed: int | None = None
+
+    def label_stream(self, *names: object) -> torch.Generator:
+        """Return the stream from which the active party's defenses draw for a set of its labels."""
+        seed = self.seed if self.label_seed is None else self.label_seed
+        return generator(seed, "labels", *names, device=self.device)
 
     def begin(self, *part: object) -> None:
         """Start every party's noise for one part of the run."""

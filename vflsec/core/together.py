@@ -199,7 +199,9 @@ def join(federations: Sequence[Federation]) -> Federation:
         )
         for name in first.parties
     }
-    return Federation(parties, channel, first.n_classes, first.metric, seeds, first.device)
+    joined = Federation(parties, channel, first.n_classes, first.metric, seeds, first.device)
+    joined.label_seed = Seeds(f.seed if f.label_seed is None else f.label_seed for f in federations)
+    return joined
 
 
 def part(joined: Federation, federations: Sequence[Federation]) -> None:

@@ -32,6 +32,10 @@ TUNING_VERSION = 2
 """Raised whenever an adversary that compares variants would choose others."""
 
 
+TRAININGS_VERSION = 1
+"""Raised whenever several trainings would be combined into another guess."""
+
+
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One training: a dataset, a method, defenses at their strengths, a seed.
 
@@ -42,6 +46,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         aux: the labels that the malicious parties know before training; None if the attack uses none.
         shadow: of a shadow federation its number: it is trained as this cell, with seeds of its own and on other halves
             of the candidates, see ``vflsec.experiment.shadows``.
+        training: its number among several on the same rows; all but the first, 0, have a ``run_seed`` of their own.
     """
 
     dataset: str
@@ -55,6 +60,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     malicious: tuple[str, AttackSpec] | None = None
     aux: AuxSpec | None = msgspec.field(default=None, name="told")  # the name that keys know it by
     shadow: int | None = None
+    training: int = 0
 
     @property
     def key(self) -> str:
@@ -64,7 +70,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def run_seed(self) -> int:
         """The seed of models, batches and noise."""
-        return self.seed if self.shadow is None else derive(self.seed, "shadow", self.shadow)
+        seed = derive(self.seed, "training", self.training) if self.training else self.seed
+        return seed if self.shadow is None else derive(seed, "shadow", self.shadow)
 
     @property
     def data_key(self) -> str:
@@ -123,6 +130,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             del settings["told"]
         if self.shadow is None:
             del settings["shadow"]
+        if not self.training:
+            del settings["training"]
         return settings
 
 
@@ -162,10 +171,16 @@ def acts_in(defense: DefenseSpec, method: type[Method], options: Mapping[str, An
     )
 
 
-def result_key(cell: Cell, attack: AttackSpec, adversary: str, aux: AuxSpec) -> str:
-    """Return the key of one attack on one cell."""
+def several(cell: Cell, trainings: int) -> list[Cell]:
+    """Return as many trainings of ``cell`` on the same rows, itself the first."""
+    return [msgspec.structs.replace(cell, training=number) for number in range(trainings)]
+
+
+def result_key(cell: Cell, attack: AttackSpec, adversary: str, aux: AuxSpec, trainings: int = 1) -> str:
+    """Return the key of one attack on one cell, or on several trainings of it."""
     after = [attack.after] if attack.after else []
-    return digest(["result", cell.key, attack_settings(attack), *after, adversary, aux_settings(aux)])
+    times = [["trainings", TRAININGS_VERSION, trainings]] if trainings > 1 else []
+    return digest(["result", cell.key, attack_settings(attack), *after, adversary, aux_settings(aux), *times])
 
 
 def aux_settings(aux: AuxSpec) -> dict[str, Any]:

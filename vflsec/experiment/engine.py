@@ -56,6 +56,9 @@ ALL = "all"
 """Stands for every attack that can be mounted."""
 
 
+OF_ONE_TRAINING = ("integrity", "parameters")
+"""Targets that belong to one training, so that there is no combining several."""
+
 MOST_TOGETHER = 20
 """The most cells that train as one: with more, the work that is saved for each hardly grows."""
 
@@ -82,13 +85,15 @@ class Plan(NamedTuple):
     missing: int
 
 
-def plan(spec: EvalSpec, store: Store | None, *, keep: bool = False) -> Plan:
+def plan(spec: EvalSpec, store: Store | None, *, keep: bool = False, trainings: Iterable[int] = ()) -> Plan:
     """Return the plan of ``spec``, which has passed ``check``, less the results in ``store``.
 
-    If guesses are to be kept (``keep``), a result with numbers counts as done only if its guesses were kept.
+    If guesses are to be kept (``keep``), a result with numbers counts as done only if its guesses were kept. With
+    ``trainings`` it is the plan of several specifications that differ in this number, which share their trainings.
     """
     done = store.records() if store else {}
-    wanted_rows, wanted_baselines = _unique(rows(spec)), _unique(baselines(spec))
+    specs = [msgspec.structs.replace(spec, trainings=times) for times in trainings] or [spec]
+    wanted_rows, wanted_baselines = _unique(chain.from_iterable(map(rows, specs))), _unique(baselines(spec))
     lost = lacking(wanted_rows, done, spec.adversary, store.folder) if keep and store else []
     open_rows = [row for row in wanted_rows if row.key not in done or row in lost]
     open_baselines = [baseline for baseline in wanted_baselines if baseline.key not in done]
@@ -119,14 +124,15 @@ def _open_stages(tasks: list[Task], store: Store | None) -> list[Task]:
     for task in tasks:
         if task.cell.stages and (task.rows or task.baselines[0].pretrained):
             stage = task.cell.stages[-1]
-            key = task.cell.stage_key(stage)
-            if key not in stages and not (store and store.cell(key).read()):
-                stages[key] = task._replace(rows=(), baselines=(), stage=stage)
+            for cell in task.cells:
+                key = cell.stage_key(stage)
+                if key not in stages and not (store and store.cell(key).read()):
+                    stages[key] = task._replace(cell=cell, rows=(), baselines=(), stage=stage)
     return list(stages.values())
 
 
 def _open_groups(tasks: list[Task], store: Store | None) -> list[Task]:
-    """Return tasks for the missing cells that differ from each other in seed and defenses alone.
+    """Return tasks for the missing cells that differ from each other in seed, training and defenses alone.
 
     A cell whose attack reads messages trains by itself, since its messages are not stored. So does one of a method that
     is a plug-in, which may keep what belongs to one run.
@@ -134,11 +140,11 @@ def _open_groups(tasks: list[Task], store: Store | None) -> list[Task]:
     alike: dict[bytes, list[Task]] = {}
     for task in tasks:
         attacks = [build_attack(row.attack) for row in task.rows if row.attack]
-        if not task.rows or kinds_read(attacks) or task.cell.malicious or (store and store.cell(task.cell.key).read()):
+        if not task.rows or kinds_read(attacks) or task.cell.malicious or not trains_as_one(task.cell.method):
             continue
-        if trains_as_one(task.cell.method):
-            common = msgspec.structs.replace(task.cell, seed=0, defenses=())
-            alike.setdefault(msgspec.json.encode(common), []).append(task)
+        common = msgspec.json.encode(msgspec.structs.replace(task.cell, seed=0, defenses=()))
+        missing = [cell for cell in task.cells if not (store and store.cell(cell.key).read())]
+        alike.setdefault(common, []).extend(task._replace(cell=cell) for cell in missing)
     chunks = [own[k : k + MOST_TOGETHER] for own in alike.values() for k in range(0, len(own), MOST_TOGETHER)]
     return [own[0]._replace(rows=(), group=tuple(t.cell for t in own)) for own in chunks if len(own) > 1]
 
@@ -168,6 +174,11 @@ def check(spec: EvalSpec) -> None:
     attacks = [(build_attack(attack), attack.after) for attack in spec.attacks]
     for attack, _ in attacks:
         without_federation(attack)
+        if spec.trainings > 1 and attack.target in OF_ONE_TRAINING:
+            raise UsageError(
+                f"expected one training with an attack on {attack.target}, got {attack.name} with trainings = "
+                f"{spec.trainings}: drop --trainings, or leave the attack out"
+            )
     if spec.data.canaries and not any(attack.target == "labels" for attack, _ in attacks):
         raise UsageError(
             f"expected an attack on labels with --audit-epsilon (data.canaries), got {', '.join(spec.labels)}: "
@@ -230,6 +241,8 @@ def _why_not(wanted: AttackSpec, spec: EvalSpec, built: Sequence[tuple[str, Meth
     if target_of(wanted) == "integrity":
         return "attacks the training itself: name it in --attack"
     attack = build_attack(wanted)
+    if spec.trainings > 1 and attack.target in OF_ONE_TRAINING:
+        return f"is on {attack.target}, which several trainings do not share"
     if attack.shadows:
         return f"trains {attack.shadows} shadow federations for each training: name it in --attack"
     try:

@@ -93,6 +93,8 @@ def build_federation(cell: Cell, device: str) -> Federation:
     federation.source = party(data.source, of_source) if data.source else None
     federation.names, federation.canaries, federation.groups = data.names, data.canaries, data.groups
     federation.places = {split: torch.tensor(rows, device=where) for split, rows in data.places.items()}
+    if any(defense.fixed for defense in federation.active.defenses) and cell.shadow is None:
+        federation.label_seed = derive(cell.seed, cell.data_key)
     if cell.malicious:
         federation.malicious = malicious_attacks(federation, *cell.malicious, cell.aux)
     return federation

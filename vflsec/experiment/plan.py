@@ -24,6 +24,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         method: its label, with its options where these are part of the name.
         control: whether the cell is the honest one to which an attack on integrity is compared.
+        trainings: of the cell on the same rows, which the attack combines.
     """
 
     method: str
@@ -35,6 +36,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     cell: Cell
     key: str
     control: bool = False
+    trainings: int = 1
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,9 +70,9 @@ def rows(spec: EvalSpec) -> Iterator[Row]:
                 for attack, label in zip(spec.attacks, spec.labels, strict=True):
                     cell = _attacked_cell(spec, method, sweep, strength, seed, attack)
                     defense = sweep.label if sweep else "none"
-                    key = _labeled(result_key(cell, attack, spec.adversary, spec.aux), cell, method)
+                    key = _labeled(result_key(cell, attack, spec.adversary, spec.aux, spec.trainings), cell, method)
                     row = Row(method=method, defense=defense, strength=strength, seed=seed, attack=attack, label=label,
-                              cell=cell, key=key)  # fmt: skip
+                              cell=cell, key=key, trainings=spec.trainings)  # fmt: skip
                     if target_of(attack) == "integrity":
                         honest = msgspec.structs.replace(cell, malicious=None, aux=None)
                         key = digest(["control", result_key(honest, attack, spec.adversary, spec.aux)])

@@ -11,13 +11,16 @@ from vflsec.core.message import AFTERWARDS, Kind, ReleaseCount
 from vflsec.core.method import Trained
 
 
-def spent(trained: Trained, releases: Sequence[ReleaseCount], adversary: str) -> list[dict[str, Any]]:
+def spent(
+    trained: Trained, releases: Sequence[ReleaseCount], adversary: str, trainings: int = 1
+) -> list[dict[str, Any]]:
     """Return the privacy that each defense with a guarantee has spent against this adversary: the most of all senders.
 
     Args:
         trained: the federation whose parties carry the defenses.
         releases: from ``Channel.releases``.
         adversary: a party, or several joined by ``+`` that share all messages.
+        trainings: on the same rows, with as many releases each, which add up where noise and answers are drawn anew.
 
     Returns:
         For each defense ``defense``, ``epsilon``, ``delta``. If releases are noised, also ``releases``, the largest
@@ -32,9 +35,10 @@ def spent(trained: Trained, releases: Sequence[ReleaseCount], adversary: str) ->
     for party in trained.federation.all_parties:
         for defense in party.defenses if party.name not in adversaries else ():
             if hooks.UPDATE in touches(defense):
-                own = _spent_on_models(defense, method.updates(trained.federation))
+                own = _spent_on_models(defense, trainings * method.updates(trained.federation))
             else:
-                own = spent_by(defense, party.name, [r for r in releases if r.receiver in adversaries])
+                received = [r for r in releases if r.receiver in adversaries]
+                own = spent_by(defense, party.name, received, trainings)
             if own and own["epsilon"] >= most.get(repr(defense), own)["epsilon"]:
                 most[repr(defense)] = {"defense": repr(defense), **own}
     return list(most.values())
@@ -50,16 +54,22 @@ def spent_at_most(trained: Trained, releases: Sequence[ReleaseCount]) -> list[di
     return list(most.values())
 
 
-def spent_by(defense: Defense, sender: str, received: Sequence[ReleaseCount]) -> dict[str, Any] | None:
-    """Return the privacy that a defense of ``sender`` has spent by the releases that an adversary received, or None."""
-    if not defense.at:  # it changes labels, which only the active party has
-        return defense.spent(1) if sender == "active" else None
+def spent_by(
+    defense: Defense, sender: str, received: Sequence[ReleaseCount], trainings: int = 1
+) -> dict[str, Any] | None:
+    """Return the privacy that a defense of ``sender`` has spent by the releases that an adversary received, or None.
+
+    They are those of one of the trainings.
+    """
+    if not defense.at:  # it changes labels, which only the active party has, once in each training
+        own = defense.spent(trainings) if sender == "active" else None
+        return {**own, "fixed": True} if own and defense.fixed else own
     defended = [r for r in received if r.sender == sender and defense.acts(Kind(r.kind), r.phase)]
     once = defense.spent(1)
     if not defended or once is None:
         return None
-    count = most_of_one_row(defended)
-    whole = defense.spent(sum(r.total for r in defended))
+    count = trainings * most_of_one_row(defended)
+    whole = defense.spent(trainings * sum(r.total for r in defended))
     assert whole is not None
     return {**(defense.spent(count) or once), "releases": count, "epsilon_transcript": whole["epsilon"]}
 

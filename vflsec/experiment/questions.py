@@ -38,12 +38,14 @@ class Question(NamedTuple):
         truth: the answer, for the scorer.
         metrics: of its guess; the first is the headline.
         groups: by split, the group of each row, for intervals over seeds.
+        further: views of other trainings on the same rows, by which the guess is made as well.
     """
 
     view: View
     truth: GroundTruth
     metrics: Sequence[str]
     groups: Mapping[str, NDArray[np.integer]] = MappingProxyType({})
+    further: Sequence[View] = ()
 
 
 def ask(

@@ -25,9 +25,9 @@ from vflsec.core.integrity import IntegrityAttack, integrity_attacks
 from vflsec.core.message import BESIDE_TREES, OF_TREES, Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.seeds import derive
-from vflsec.core.view import GroundTruth, Guess, Need
+from vflsec.core.view import GroundTruth, Guess, Need, View
 from vflsec.experiment.adversary import alone, tuned
-from vflsec.experiment.cell import Cell
+from vflsec.experiment.cell import Cell, several
 from vflsec.experiment.facts import CellFacts, StageDone, StageFacts
 from vflsec.experiment.federation import build_federation, build_method, malicious_attacks
 from vflsec.experiment.guesses import is_kept, keep
@@ -41,6 +41,7 @@ from vflsec.experiment.shadows import seconds_of, shadows_of, train_shadows
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
 from vflsec.experiment.training import advance, at_once, collapse, one_thread, quick, train, train_together
+from vflsec.inference.several_trainings import pooled_guess
 from vflsec.records.schema import AttackRun, BaselineResult, Guessed, Record, Result, Status
 
 LONGEST_ERROR = 300
@@ -77,6 +78,19 @@ class Task(NamedTuple):
     group: tuple[Cell, ...] = ()
     shadows: range | None = None
     keep: bool = False
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All trainings of the cell that the rows combine."""
+        return several(self.cell, max((row.trainings for row in self.rows), default=1))
+
+
+class Run(NamedTuple):
+    """One training: the federation, None if it failed, its facts, and what the adversary sent or received."""
+
+    trained: Trained | None
+    facts: CellFacts
+    messages: tuple[Message, ...] = ()
 
 
 def run(task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
@@ -143,17 +157,24 @@ def _shadows(task: Task, store: Store, device: str) -> StageDone:
 def _results(task: Task, store: Store, device: str) -> list[Result]:
     attacks = [build_attack(row.attack) if row.attack else None for row in task.rows]
     reading = [attack for attack in attacks if attack and not isinstance(attack, IntegrityAttack)]
+    runs = [_run(cell, task, kinds_read(reading), store, device) for cell in task.cells]
+    questions: Questions = {}
+    return [
+        _result(row, attack, task, runs[: row.trainings], questions, store, device)
+        for row, attack in zip(task.rows, attacks, strict=True)
+    ]
+
+
+def _run(cell: Cell, task: Task, kinds: frozenset[Kind], store: Store, device: str) -> Run:
     try:
-        trained, facts, messages = _trained(task, kinds_read(reading), store, device)
+        found = _trained(cell, task, kinds, store, device)
     except VflsecError:
         raise
     except Exception as error:  # noqa: BLE001  (a failure in one cell must not cost the others)
-        facts, trained, messages = CellFacts(status="error", error=_line(error)), None, ()
-    questions: Questions = {}
-    return [
-        _result(row, attack, task, trained, facts, messages, questions, store, device)
-        for row, attack in zip(task.rows, attacks, strict=True)
-    ]
+        return Run(None, CellFacts(status="error", error=_line(error)))
+    if found.trained:  # what an adversary knows is drawn once, however often the same rows are trained on
+        found.trained.federation.seed = cell.seed
+    return found
 
 
 def kinds_read(attacks: Sequence[Attack]) -> frozenset[Kind]:
@@ -162,27 +183,25 @@ def kinds_read(attacks: Sequence[Attack]) -> frozenset[Kind]:
     return frozenset(found | BESIDE_TREES if found & OF_TREES else found)
 
 
-def _trained(
-    task: Task, kinds: frozenset[Kind], store: Store, device: str
-) -> tuple[Trained | None, CellFacts, tuple[Message, ...]]:
-    """Reload the cell; train it if it is not stored, or if an attack reads messages, which are never stored."""
-    stored = store.cell(task.cell.key)
+def _trained(cell: Cell, task: Task, kinds: frozenset[Kind], store: Store, device: str) -> Run:
+    """Reload a cell; train it if it is not stored, or if an attack reads messages, which are never stored."""
+    stored = store.cell(cell.key)
     facts = stored.read()
     if isinstance(facts, CellFacts) and not kinds:
         if facts.status == "diverged":
-            return None, facts, ()
-        return _loaded(task.cell, stored.path, facts.history, device), facts, ()
+            return Run(None, facts)
+        return Run(_loaded(cell, stored.path, facts.history, device), facts)
     transcript = Transcript(frozenset(task.adversary.split("+")), kinds)
     phases = {row.attack.after for row in task.rows if row.attack}
-    with_source = bool(phases & registry.load("methods", task.cell.method).source_phases)
-    trained, facts = train(task.cell, device, store=store, tap=transcript, with_source=with_source)
-    _keep(task.cell, trained, facts, store)
-    return trained, facts, tuple(transcript.messages)
+    with_source = bool(phases & registry.load("methods", cell.method).source_phases)
+    trained, facts = train(cell, device, store=store, tap=transcript, with_source=with_source)
+    _keep(cell, trained, facts, store)
+    return Run(trained, facts, tuple(transcript.messages))
 
 
 def _keep(cell: Cell, trained: Trained | None, facts: CellFacts, store: Store) -> None:
     """Store a trained cell; without defenses, also what quick models of the columns reach."""
-    if trained and not cell.defenses and not cell.malicious:
+    if trained and not cell.defenses and not cell.malicious and not cell.training:
         facts.active_alone = quick(trained.federation, [trained.federation.active])
         if cell.seed == 0:  # only for a note
             facts.quick_joint = quick(trained.federation, list(trained.federation.parties.values()))
@@ -199,27 +218,28 @@ def _loaded(cell: Cell, folder: Path, history: Mapping[str, Sequence[float | Non
     return Trained(method, federation, history)
 
 
-def _after(cell: Cell, phase: str, store: Store, device: str) -> tuple[Trained, StageFacts]:
-    """Return the federation as it was after a stage, and the facts of that stage."""
+def _after(run: Run, cell: Cell, phase: str, store: Store, device: str) -> tuple[Run, StageFacts]:
+    """Return a training as it was after a stage, and the facts of that stage."""
     federation, method = build_federation(cell, device), build_method(cell)
     method.build(federation)
     for stage in cell.stages[: cell.stages.index(phase) + 1]:
         facts = advance(cell, stage, method, federation, store=store)
-    return Trained(method, federation, {phase: facts.history}), facts
+    federation.seed, until = cell.seed, method.phases[: method.phases.index(phase) + 1]
+    messages = tuple(message for message in run.messages if message.phase in until)
+    return Run(Trained(method, federation, {phase: facts.history}), run.facts, messages), facts
 
 
 def _result(
     row: Row,
     attack: Attack | None,
     task: Task,
-    trained: Trained | None,
-    facts: CellFacts,
-    messages: tuple[Message, ...],
+    runs: Sequence[Run],
     questions: Questions,
     store: Store,
     device: str,
 ) -> Result:
     after = row.attack.after if row.attack else None
+    trained, facts, _ = next((run for run in runs if run.facts.status != "ok"), runs[0])
     record = Result(
         key=row.key,
         cell=row.cell.key,
@@ -241,21 +261,21 @@ def _result(
         notes=facts.notes,
         active_alone=facts.active_alone,
         quick_joint=facts.quick_joint,
-        spent=spent(trained, facts.releases, task.adversary) if trained else [],
-        seconds={"train": facts.seconds},
+        spent=spent(trained, facts.releases, task.adversary, len(runs)) if trained else [],
+        seconds={"train": sum(run.facts.seconds for run in runs)},
     )
     changes: dict[str, Any] = {}
     if trained and isinstance(attack, IntegrityAttack) and facts.status == "ok":
         changes = _impact(row, trained, task, record)
     elif trained and attack and facts.status == "ok":
         if after:
-            trained, stage = _after(row.cell, after, store, device)
-            collapsed = collapse(stage.spread)
+            cells = several(row.cell, row.trainings)
+            then = [_after(run, cell, after, store, device) for run, cell in zip(runs, cells, strict=True)]
+            collapsed = next(filter(None, (collapse(stage.spread) for _, stage in then)), None)
             if collapsed:
                 return msgspec.structs.replace(record, status="collapsed", error=collapsed)
-            until = trained.method.phases[: trained.method.phases.index(after) + 1]
-            messages = tuple(message for message in messages if message.phase in until)
-        changes = _attacked(attack, trained, row, task, messages, questions, record, store)
+            runs = [run for run, _ in then]
+        changes = _attacked(attack, row, task, runs, questions, record, store)
     return msgspec.structs.replace(record, **changes)
 
 
@@ -266,10 +286,9 @@ def attack_run(spec: AttackSpec, attack: Attack | None) -> AttackRun:
 
 def _attacked(
     attack: Attack,
-    trained: Trained,
     row: Row,
     task: Task,
-    messages: tuple[Message, ...],
+    runs: Sequence[Run],
     questions: Questions,
     record: Result,
     store: Store,
@@ -277,22 +296,29 @@ def _attacked(
     """Run ``attack`` on the messages of the kinds that it reads, and return the changes to its record."""
     assert row.attack is not None
     began, seconds, after = time.perf_counter(), dict(record.seconds), row.attack.after
-    key = (attack.target, attack.victim, attack.column, attack.needs | attack.wants, after)
-    if key not in questions:
-        kinds = kinds_read([attack])
-        own = tuple(message for message in messages if message.kind in kinds)
-        questions[key] = ask(attack, trained, task.adversary, task.aux, own, after)
-    question = questions[key]
+    asked = [_asked(attack, after, task, run, number, questions) for number, run in enumerate(runs)]
     kept = partial(keep, store.folder, row.key) if task.keep and is_kept(row, task.adversary) else None
     if attack.shadows:
         try:
-            shadows = shadows_of(row.cell, attack.shadows, str(trained.federation.device), store)
+            shadows = shadows_of(row.cell, attack.shadows, record.device, store)
         except Exception as error:  # noqa: BLE001  (a failure of one attack must not cost the others)
             return {"status": "error", "error": _line(error)}
-        question = question._replace(view=replace(question.view, shadows=shadows))
+        asked = [question._replace(view=replace(question.view, shadows=shadows)) for question in asked]
         seconds["shadows"], began = seconds_of(row.cell, attack.shadows, store), time.perf_counter()
-    changes = guarded(attack, question, trained.federation, task.aux, kept)
+    question = asked[0]._replace(further=[other.view for other in asked[1:]])
+    changes = guarded(attack, question, runs[0].trained.federation, task.aux, kept)  # type: ignore[union-attr]
     return {**changes, "seconds": {**seconds, "attack": time.perf_counter() - began}}
+
+
+def _asked(attack: Attack, after: str | None, task: Task, run: Run, number: int, questions: Questions) -> Question:
+    """Return the question about one of several trainings, the same to all attacks that read the same."""
+    assert run.trained, "its status is ok"
+    key = (attack.target, attack.victim, attack.column, attack.needs | attack.wants, after, number)
+    if key not in questions:
+        kinds = kinds_read([attack])
+        own = tuple(message for message in run.messages if message.kind in kinds)
+        questions[key] = ask(attack, run.trained, task.adversary, task.aux, own, after)
+    return questions[key]
 
 
 def _impact(row: Row, trained: Trained, task: Task, record: Result) -> dict[str, Any]:
@@ -329,8 +355,14 @@ def _scored(
 ) -> dict[str, Any]:
     view, (headline, *_) = question.view, question.metrics
     seed = derive(federation.seed, "attack", attack.stream or attack.name)
-    chosen, fold, trials = tuned(attack, view, headline, aux, seed)
-    guess = chosen(view, seed=seed)
+    made = ("tuned", type(attack), repr(attack), seed, *view.aux_rows.tolist())
+    if made not in view.memo:  # as results with another number of trainings begin with the same one
+        view.memo[made] = tuned(attack, view, headline, aux, seed)
+    chosen, fold, trials = view.memo[made]
+    guess = _guess(chosen, view, seed)
+    if question.further:
+        each = [guess, *(_guess(chosen, other, seed) for other in question.further)]
+        guess = chosen.checked(pooled_guess(each, values=attack.target == "features"), view)
     if kept:
         kept(_on_scored_rows(guess, question))
     return {
@@ -351,6 +383,15 @@ def _scored(
         "sureness": sureness(view, guess) if _signed_by_labels(attack, guess) else None,
         "tuned": repr(chosen) if chosen is not attack else None,
     }
+
+
+def _guess(attack: Attack, view: View, seed: int) -> Guess:
+    """Return the guess of an attack, which is made once for a view."""
+    key = ("guess", type(attack), repr(attack), seed, *view.aux_rows.tolist())
+    if key not in view.memo:
+        view.memo[key] = attack(view, seed=seed)
+    found: Guess = view.memo[key]
+    return found
 
 
 def _of_canaries(guess: Guess, truth: GroundTruth) -> Guessed | None:

@@ -135,6 +135,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         adversary: the attacking party.
         aux: its auxiliary knowledge.
         seeds: number of repetitions; a seed determines split, model, noise and the attacker's draw.
+        trainings: on the same rows, of each seed, all of which the adversary has seen; each has models, batches and
+            noise of its own.
     """
 
     dataset: str = "credit-default"
@@ -150,10 +152,11 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     adversary: str = "passive_1"
     aux: AuxSpec = AuxSpec()
     seeds: int = 5
+    trainings: int = 1
 
     def __post_init__(self) -> None:
         """Check the fields against each other."""
-        positive(seeds=self.seeds)
+        positive(seeds=self.seeds, trainings=self.trainings)
         if self.seeds > MOST_SEEDS:
             raise UsageError(f"expected at most {MOST_SEEDS} seeds, got {self.seeds}")
         for field in ("methods", "attacks"):

@@ -9,6 +9,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from vflsec.core import registry
 from vflsec.core.errors import UsageError
 from vflsec.experiment import engine, naming
@@ -153,9 +155,20 @@ def expect_kind(folder: Path, *, sweep: bool) -> None:
 
 
 def compute(found: Sequence[Point], store: Store, **how: Any) -> Iterator[Record | StageDone]:
-    """Compute what ``store`` lacks, point by point, as ``engine.evaluate`` does; points share equal results."""
+    """Compute what ``store`` lacks, point by point, as ``engine.evaluate`` does; points share equal results.
+
+    Points that differ in the number of trainings are computed together, and share these.
+    """
+    for spec, trainings in _together(found):
+        yield from engine.evaluate(engine.plan(spec, store, trainings=trainings), store, **how)
+
+
+def _together(found: Iterable[Point]) -> list[tuple[EvalSpec, list[int]]]:
+    groups: dict[bytes, tuple[EvalSpec, list[int]]] = {}
     for point in found:
-        yield from engine.evaluate(engine.plan(point.spec, store), store, **how)
+        like = msgspec.json.encode(msgspec.structs.replace(point.spec, trainings=1))
+        groups.setdefault(like, (point.spec, []))[1].append(point.spec.trainings)
+    return list(groups.values())
 
 
 def title(first: Point, axes: Iterable[str]) -> str:
@@ -166,8 +179,8 @@ def title(first: Point, axes: Iterable[str]) -> str:
 def missing(found: Sequence[Point], store: Store | None) -> int:
     """Return the number of results and stages that ``store`` lacks, each counted once."""
     done: set[str] = set()
-    for point in found:
-        todo = engine.plan(point.spec, store)
+    for spec, trainings in _together(found):
+        todo = engine.plan(spec, store, trainings=trainings)
         done |= {row.key for task in todo.tasks for row in task.rows}
         done |= {baseline.key for task in todo.tasks for baseline in task.baselines}
         done |= {task.cell.stage_key(task.stage) for task in todo.stages if task.stage}

@@ -202,7 +202,7 @@ class _CrossViewTraining(SplitTraining):
             for name, party in federation.parties.items()
         }
         self.kept = {"unlabeled": self._unlabeled, **{f"local/{name}": rows for name, rows in self._local.items()}}
-        own, rng = federation.active, generator(federation.seed, "labels", phase, "local", device=federation.device)
+        own, rng = federation.active, federation.label_stream(phase, "local")
         labels = own.labels["local"]
         features = own.features["local"][: len(labels)]
         _, known = own.defenses.training_targets(labels, features, n_classes=federation.n_classes, rng=rng)

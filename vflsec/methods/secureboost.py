@@ -380,7 +380,7 @@ class _Boosting:
         self.method, self.federation, self.phase = method, federation, phase
         self.shape = method.shape(federation)
         active, classes = federation.active, federation.n_classes
-        rng = generator(federation.seed, "labels", phase, device=federation.device)
+        rng = federation.label_stream(phase)
         true = active.labels["train"]
         self.labels, targets = active.defenses.training_targets(
             true, active.features["train"], n_classes=classes, rng=rng

@@ -107,7 +107,7 @@ class SplitTraining(SplitModel):
     def _prepare_targets(self, split: str, phase: str) -> Tensor:
         """Let the active party's defenses set ``targets``; return the class numbers (n,) that it keeps."""
         federation, own = self.federation, self.federation.active
-        rng = generator(federation.seed, "labels", phase, device=federation.device)
+        rng = federation.label_stream(phase)
         labels, self.targets = own.defenses.training_targets(
             own.labels[split], own.features[split], n_classes=federation.n_classes, rng=rng
         )

@@ -16,7 +16,7 @@ from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
-from vflsec.core.seeds import drawing, generator
+from vflsec.core.seeds import drawing
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.epochs import Epochs
 from vflsec.methods.local_training import LocalTraining, labeled_rows, local_model, own_rows
@@ -245,6 +245,6 @@ class VFLHLP(SplitMethod):
         own = federation.active
         labels = own.labels[split]
         stream = [self.phases[-1], *([] if split == "train" else [split])]
-        rng = generator(federation.seed, "labels", *stream, device=federation.device)
+        rng = federation.label_stream(*stream)
         features = own.features[split][: len(labels)]
         return own.defenses.training_targets(labels, features, n_classes=federation.n_classes, rng=rng)[1]

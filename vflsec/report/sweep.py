@@ -18,6 +18,7 @@ from rich.text import Text
 
 from vflsec.analysis.results import Cap, Point
 from vflsec.analysis.saturation import Rise, rises
+from vflsec.analysis.trainings import notes_on_spending, notes_on_trainings, together
 from vflsec.core import files
 from vflsec.core.checks import count
 from vflsec.records.sweep import POINTS, Sweep, exact, read_sweep
@@ -162,11 +163,13 @@ class SweepReport:
     def tables(self) -> list[Cells]:
         """Return the headlines, then CAP where a defense has several strengths."""
         several = len(self._targets()) > 1
+        private = any(table.is_private(report.summary) for report in self.reports)
         of = ["of"] if several else []
         header = [
             "method",
             "defense",
             "λ",
+            *(["ε"] if private else []),
             *of,
             "strongest",
             "utility ↑",
@@ -181,7 +184,7 @@ class SweepReport:
             Cells(
                 "The strongest attack at each point",
                 [*header, "status"],
-                [_row(p, several=several) for p in self.places()],
+                [_row(p, several=several, private=private) for p in self.places()],
             )
         ]
         caps = [[*values, *_cap(cap, several=several)] for values, cap in self.caps()]
@@ -217,7 +220,7 @@ class SweepReport:
         Only for settings of the adversary, such as its budget; otherwise there are none.
         """
         axes = list(self.sweep.axes)
-        own = [path for path in axes if path == "attacks" or path.startswith("aux.")]
+        own = [path for path in axes if path in ("attacks", "trainings") or path.startswith("aux.")]
         if own[:1] != axes[:1] or len(self.sweep.axes[axes[0]]) < 2 or (self.sweep.paired and own != axes):
             return []
         groups: dict[tuple[str, ...], list[Report]] = {}
@@ -262,7 +265,9 @@ class SweepReport:
             found += [f"{table.gate_line(gate)} ({where})" for gate in report.summary.gates]
             found += [f"ERROR {line} ({where})" for line in report.summary.failures]
             found += [f"{line} ({where})" for line in table.lost(report.summary)]
-            found += [f"NOTE {note} ({where})" for note in report.summary.notes]
+            own = {*notes_on_spending(report.summary.spending), *notes_on_trainings(report.points)}
+            found += [f"NOTE {note} ({where})" for note in report.summary.notes if note not in own]
+        found += [f"NOTE {note}" for note in notes_on_spending(together(r.summary.spending for r in self.reports))]
         others = self._targets()[1:]
         found += [f"NOT DRAWN {', '.join(others)}: in the table only"] if others else []
         return [*found, *dict.fromkeys(line for report in self.reports for line in table.not_run(report.summary))]
@@ -299,13 +304,14 @@ def save_json(report: SweepReport, path: Path) -> None:
     files.replace(path, report.to_json().encode(), mode=0o666)
 
 
-def _row(place: Place, *, several: bool) -> list[str]:
+def _row(place: Place, *, several: bool, private: bool) -> list[str]:
     p = place.point
     return [
         *place.values,
         p.method,
         p.defense if p.strength else "none",
         f"{p.strength:.4g}",
+        *([table.epsilon(p)] if private else []),
         *([p.target] if several else []),
         p.choice or p.attack,
         table.with_margin(p.utility),

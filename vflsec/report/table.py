@@ -108,7 +108,7 @@ def points(summary: Summary) -> list[Cells]:
         curves.setdefault(f"{name}{of}", []).append(point)
     header = [
         "λ",
-        *(["ε"] if _private(summary) else []),
+        *(["ε"] if is_private(summary) else []),
         *(["ε at least"] if _shown(summary) else []),
         "attack",
         "utility ↑",
@@ -485,7 +485,7 @@ def _shown(summary: Summary) -> bool:
     return any(point.empirical for point in summary.points)
 
 
-def _private(summary: Summary) -> bool:
+def is_private(summary: Summary) -> bool:
     """Whether there is an epsilon to be shown, or its absence."""
     return _shown(summary) or any(point.spent for point in summary.points)
 
@@ -510,7 +510,7 @@ def _point_row(point: Point, summary: Summary) -> list[str]:
     until = [_scaled(reached.get(key), unit) for key, unit in _UNTIL.items()] if summary.target is not None else []
     return [
         f"{point.strength:.4g}",
-        *([_epsilon(point)] if _private(summary) else []),
+        *([epsilon(point)] if is_private(summary) else []),
         *([number(point.empirical.epsilon if point.empirical else None)] if _shown(summary) else []),
         _attack(point),
         with_margin(point.utility),
@@ -535,7 +535,7 @@ def _budget_cell(point: Point) -> str:
     return ", ".join(found) or "–"
 
 
-def _epsilon(point: Point) -> str:
+def epsilon(point: Point) -> str:
     """Return the epsilon of each defense that has one, to three digits; infinity where none has."""
     found = [_count(float(f"{one['epsilon']:.3g}")) + (f" ({one['of']})" if "of" in one else "") for one in point.spent]
     return ", ".join(found) or ("∞" if point.status != "missing" else "–")

@@ -1,0 +1,63 @@
+"""One guess from the guesses of the same attack on several trainings with the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vflsec.core.metrics import margins
+from vflsec.core.scaling import Bounds, bounded
+from vflsec.core.view import Guess
+
+CLEAR = 5.0
+"""Standard deviations from zero beyond which guesses agree clearly enough to weigh trainings by it."""
+
+
+def pooled_guess(guesses: Sequence[Guess], *, values: bool) -> Guess:
+    """Return the mean of recovered ``values``, or else the sum of the evidence for each class, of every split.
+
+    Trainings are repetitions of each other, so that a unit of the scores of each is worth the same evidence.
+    """
+    pool = _mean if values else summed
+    splits = set.intersection(*(set(guess.scores) for guess in guesses))
+    converged = [guess.converged for guess in guesses]
+    return Guess(
+        {split: pool([guess.scores[split] for guess in guesses]) for split in guesses[0].scores if split in splits},
+        converged=None if None in converged else all(converged),
+        budget={name: sum(guess.budget.get(name, 0) for guess in guesses) for name in guesses[0].budget},
+    )
+
+
+def summed(scores: Sequence[Tensor]) -> Tensor:
+    """Return the weighted sum (n, C) of the margins of each class, in units of their scale in each training.
+
+    If the scores were log-odds with independent errors, it would be the log-odds by all trainings. Known labels are too
+    few to calibrate each training. Where trainings agree clearly, a training has a lower weight the less it agrees with
+    the others than they do, and a negative one if its guess is the wrong way round.
+
+    Args:
+        scores: (n, C) of each training, of which only the margin of a class over the best other one is used.
+    """
+    own = [torch.as_tensor(margins(one.double().numpy())) for one in scores]
+    z = torch.stack([bounded(m / Bounds.of(m.reshape(-1, 1)).scale) for m in own])  # (K, n, C)
+    return torch.einsum("k,knc->nc", weights(z), z)
+
+
+def weights(z: Tensor) -> Tensor:
+    """Return a weight (K,), at most 1, of each of the standardized scores (K, n, C)."""
+    trainings, rows = z.shape[:2]
+    if trainings < 3:
+        return z.new_ones(trainings)
+    centered = (z - z.mean(dim=1, keepdim=True)).flatten(1)
+    length = torch.linalg.vector_norm(centered, dim=1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
+    alike = (centered / length) @ (centered / length).T
+    others = alike[~torch.eye(trainings, dtype=torch.bool)].view(trainings, -1)
+    agreement = others.sort(dim=1).values[:, others.shape[1] // 2]  # the upper median, as few may tell nothing
+    usual = agreement.sort().values[trainings // 2]
+    return (agreement / usual).clamp(-1, 1) if usual > CLEAR / rows**0.5 else z.new_ones(trainings)
+
+
+def _mean(values: Sequence[Tensor]) -> Tensor:
+    return torch.stack([one.double() for one in values]).mean(dim=0)
