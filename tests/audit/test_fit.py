@@ -276,7 +276,19 @@ def test_noise_is_no_misfit_and_no_proof(world):
 def test_no_gate_holds_on_a_misfit(world, tmp_path):
     wrong = world.table("wrong.csv", partly(world.ids, 1.0))
     words = ["audit", wrong, "--data", world.folder / "mine.toml", "--train-ids", world.folder / "train.txt"]
-    words = [*words, "--attack", "spectral-embedding", "--draws", 1, "--set", "aux.folds=0", "--out", tmp_path / "o"]
+    words = [
+        *words,
+        "--attack",
+        "spectral-embedding",
+        "--draws",
+        1,
+        "--set",
+        "aux.folds=0",
+        "--set",
+        "aux.n=10",
+        "--out",
+        tmp_path / "o",
+    ]
     words = [str(word) for word in [*words, "--max-leak", "spectral-embedding=1"]]
     assert CliRunner().invoke(cli, words).exit_code == 2
     done = CliRunner().invoke(cli, [*words, "--allow-misfit"], catch_exceptions=False)

@@ -153,14 +153,16 @@ def _paired(rows: Ints, named: Ints, n: int) -> Ints:
 
 
 class Releases(NamedTuple):
-    """Means over what was sent about each row (N, d), NaN for rows about which nothing was.
+    """What was sent about each row (N, d), NaN for rows about which nothing was.
 
     Attributes:
-        mean: of all.
-        halves: of every other one; NaN for rows of which there is one.
+        mean: over all releases; the model changes between them.
+        last: release.
+        halves: means over every other one; NaN for rows of which there is one.
     """
 
     mean: Floats
+    last: Floats
     halves: tuple[Floats, Floats]
 
 
@@ -181,16 +183,18 @@ def averaged(messages: Sequence[Message], sizes: Mapping[str, int], *, direction
             values = np.concatenate([values, values / np.maximum(norm, 1e-30)], axis=1)
         if sums is None or counts is None:
             sums, counts = np.zeros((2, n, values.shape[1])), np.zeros((2, n))
+            last = np.full(sums.shape[1:], np.nan)
         assert one.rows is not None
         rows = one.rows.cpu().numpy() + starts[one.split]
         half = counts.sum(axis=0)[rows].astype(int) % 2
         np.add.at(sums, (half, rows), values)
         np.add.at(counts, (half, rows), 1)
+        last[rows] = values
     assert sums is not None
     assert counts is not None
     with np.errstate(invalid="ignore", divide="ignore"):
         first, second = sums / counts[:, :, None]
-        return Releases(sums.sum(axis=0) / counts.sum(axis=0)[:, None], (first, second))
+        return Releases(sums.sum(axis=0) / counts.sum(axis=0)[:, None], last, (first, second))
 
 
 def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Sequence[str] = ()) -> Iterator[Finding]:
@@ -211,7 +215,7 @@ def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Seq
     ]
     if table is not None and not embedded:
         values = table.to_numpy(np.float64)[table.index.get_indexer(pd.Index(rows.ids))]
-        single = Releases(values, (np.full_like(values, np.nan), np.full_like(values, np.nan)))
+        single = Releases(values, values, (np.full_like(values, np.nan), np.full_like(values, np.nan)))
         own = data.parties[subject.adversary].features
         embedded.append(_judged(single, own, SPLITS, rows, subject.adversary, noisy=noisy))
     yield from embedded
@@ -220,9 +224,9 @@ def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Seq
         yield _of_gradients(_last_phase(gradients), data, declared=bool(defenses), known=embedded)
     nodes = [one for route in _routes(audit, Kind.NODES).values() for one in route if one.split in SPLITS]
     if nodes and not embedded:
-        yield _of_nodes(nodes, rows)
+        yield _of_nodes(nodes, rows, declared=bool(defenses))
     if subject.predictions is not None:
-        yield _of_predictions(subject.predictions, rows)
+        yield _of_predictions(subject.predictions, rows, declared=bool(defenses))
     if subject.model is not None or subject.function is not None:
         yield from _of_model(audit)
     yield from _wild(data)
@@ -283,11 +287,12 @@ def _judged(
             "misfit", f"the {what} fit the {of} better with ids {name}: correlation {fit.better[name]:.2f}, and "
             f"{fit.correlation:.2f} as stated; use the ids of the training",
         )  # fmt: skip
-    quiet = not noisy and not _is_noise(sent, rng)
+    quiet = not noisy and not ((fit.p > LEVEL or fit.r2 < WEAK) and _is_noise(sent, rng))
     if fit.p <= LEVEL:
-        mixture = regressions.mixture(sent.mean[drawn])
-        if mixture.r2 > 0.8 and mixture.others > 0.08 + 2 / np.sqrt(len(drawn)):
-            share = f"an estimated {mixture.others:.0%} of the rows have {what} that belong to other rows"
+        mixtures = [regressions.mixture(one[drawn]) for one in (sent.mean, sent.last)]
+        of_others = min(one.others for one in mixtures)
+        if max(one.r2 for one in mixtures) > 0.8 and of_others > 0.08 + 2 / np.sqrt(len(drawn)):
+            share = f"an estimated {of_others:.0%} of the rows have {what} that belong to other rows"
             return Finding("misfit", f"{share}: use the ids of the training")
         if fit.r2 < WEAK and quiet and len(drawn) >= FEW:
             return Finding("unverified", f"the {what} fit the {of} only in part ({numbers}): check their ids")
@@ -373,7 +378,7 @@ def _of_gradients(messages: Sequence[Message], data: Partition, *, declared: boo
     return Finding("misfit", f"{text}: use the ids of the training, or name its defense with --defense")
 
 
-def _of_nodes(messages: Sequence[Message], rows: Rows) -> Finding:
+def _of_nodes(messages: Sequence[Message], rows: Rows, *, declared: bool) -> Finding:
     """Judge nodes of trees by the columns of all parties: the first two turns of each tree are to be predicted."""
     ids = {split: len(rows.data.ids[split]) for split in SPLITS}
     starts = {"train": 0, "test": ids["train"]}
@@ -391,19 +396,19 @@ def _of_nodes(messages: Sequence[Message], rows: Rows) -> Finding:
     turns[~turns.any(axis=1)] = np.nan
     if not np.isfinite(turns).any():
         return Finding("unverified", "whether the nodes of trees belong to the rows cannot be verified: none has split")
-    return _explained(turns, rows, "nodes of trees")
+    return _explained(turns, rows, "nodes of trees", declared=declared)
 
 
-def _of_predictions(table: pd.DataFrame, rows: Rows) -> Finding:
+def _of_predictions(table: pd.DataFrame, rows: Rows, *, declared: bool) -> Finding:
     values = np.full((len(rows.ids), table.shape[1]), np.nan)
     places = table.index.get_indexer(pd.Index(rows.ids.astype(object)))
     values[places >= 0] = table.to_numpy(np.float64)[places[places >= 0]]
     if not np.isfinite(values).any():
         return Finding("misfit", "expected predictions of rows of the data, found none: use the same ids")
-    return _explained(values, rows, "predictions")
+    return _explained(values, rows, "predictions", declared=declared)
 
 
-def _explained(values: Floats, rows: Rows, what: str) -> Finding:
+def _explained(values: Floats, rows: Rows, what: str, *, declared: bool) -> Finding:
     """Judge what a joint model says of rows by the columns of all parties and by the labels."""
     if (constant := _constant(values)) is not None:
         return Finding("misfit", f"the {what} {constant}: hand in those of the trained model")
@@ -413,7 +418,7 @@ def _explained(values: Floats, rows: Rows, what: str) -> Finding:
     numbers = f"held-out R2 {fit.r2:.2f}, p = {fit.p:.3f} against permuted rows, {count(len(drawn), 'row')}"
     if fit.p <= LEVEL:
         return Finding("fits", f"fit check: the {what} fit the columns of all parties ({numbers})")
-    outcome: Literal["misfit", "unverified"] = "unverified" if len(drawn) < FEW else "misfit"
+    outcome: Literal["misfit", "unverified"] = "unverified" if len(drawn) < FEW or declared else "misfit"
     return Finding(outcome, f"the {what} do not fit the columns of any party ({numbers}): use the ids of the training")
 
 

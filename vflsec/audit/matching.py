@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
 
-WIDEST = 16
+WIDEST = 8
 """Principal components of vectors that are predicted."""
 
 CONTROLS = 199
@@ -129,9 +129,12 @@ class Columns:
             return Fit(0.0, 1.0, 0.0, {})
         stated = np.array([_correlations(one @ target, target).mean() for one in self.smoothers])
         shuffled = np.stack([target[self._rng.permutation(self.n)] for _ in range(CONTROLS)], axis=1)
-        flat = shuffled.reshape(self.n, -1)
+        flat = shuffled.reshape(self.n, -1).astype(np.float32)
         controls = np.array(
-            [_correlations(one @ flat, flat).reshape(CONTROLS, -1).mean(axis=1) for one in self.smoothers]
+            [
+                _correlations(one.astype(np.float32) @ flat, flat).reshape(CONTROLS, -1).mean(axis=1)
+                for one in self.smoothers
+            ]
         )
         center, spread = controls.mean(axis=1), np.maximum(controls.std(axis=1), 1e-12)
         z = (stated - center) / spread
