@@ -55,7 +55,7 @@ def test_data_without_fault_are_described_and_not_warned_of(tmp_path: Path):
     ("changes", "expected"),
     [
         ({"copy": lambda a, b: a * 0 + (a + 2 * b > 0)}, None),
-        ({"ids": np.arange(ROWS) + 450}, "only 25% of the ids of bank are held by all parties: are they of one form?"),
+        ({"ids": np.arange(ROWS) + 450}, "only 25% of the rows of bank and 25% of the rows of bureau are used"),
         (
             {"b": lambda a, b: b[::-1].round(4), **{f"noise_{k}": NOISE[k] for k in range(30)}},
             "the joint model is no better than bank alone",

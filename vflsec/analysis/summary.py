@@ -26,6 +26,9 @@ from vflsec.records.schema import FAILED, Record, Result
 SAME = 0.0005
 """Utilities that differ by less look equal in a table."""
 
+MOST_OF_DATA = 8
+"""So many warnings of the data are notes of a report."""
+
 UNGROUPED = (
     "some intervals are wider than they need be: rows were too few, or an earlier version has not measured what seeds "
     "have in common (add --fresh)"
@@ -231,8 +234,10 @@ def _failures(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
 
 
 def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
-    """Return the caveats of the numbers."""
-    notes = []
+    """Return the caveats of the numbers, and what looks wrong in the data."""
+    notes = manifest.data_notes[:MOST_OF_DATA]
+    if (more := len(manifest.data_notes) - MOST_OF_DATA) > 0:
+        notes.append(f"{count(more, 'more warning')} of the data: see vflsec data check")
     if manifest.selected_on_test:
         notes.append("epochs were chosen on TEST rows (train.select=paper_best_on_test): utility is flattered")
     data = manifest.settings.get("data")

@@ -116,6 +116,7 @@ class SystemAudit:
             names=dict(self.data.names),
             used=self.data.used,
             misfit=list(self.misfit),
+            data_notes=list(self.data.warnings),
         )
 
     @property

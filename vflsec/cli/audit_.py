@@ -137,6 +137,8 @@ def _system(
     for line in (*audit.subject.notes, *(f"left out: {line}" for line in reasons(audit.left_out))):
         click.echo(line, err=True)
     manifest = audit.manifest(["vflsec", *sys.argv[1:]])
+    for note in manifest.data_notes:
+        click.echo(f"NOTE {note}", err=True)
     check_limits(with_given_names(manifest, {})[0], limit)
     store = Store(folder)
     with store.lock():

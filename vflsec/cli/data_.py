@@ -62,8 +62,9 @@ def init(
 def check(path: Path, form: str) -> None:
     """Report what is in your data, and everything that is wrong with them.
 
-    Matched ids, balance of classes, types, missing values, encoded widths, columns that nearly copy the label, rows
-    that are in training and test, and what joining the parties is worth to quick models. Exit code 2 with faults.
+    Matched ids, balance of classes, types, missing values, encoded widths, texts that differ only in spelling, numbers
+    far from the others of their column, columns that look like ids or nearly copy the label, rows that are in training
+    and test, and what joining the parties is worth to quick models. Exit code 2 with faults.
     """
     import msgspec
 
@@ -94,9 +95,14 @@ def table(found: Checkup, path: Path) -> str:
             made.add_row(*map(Text, row))
         console.print(Text(title), made, sep="")
 
+    def show_warnings() -> None:
+        for warning in found.warnings:
+            console.print(Text(f"WARNING {warning}"), soft_wrap=True)
+
     for fault in found.faults:
         console.print(Text(f"FAULT {fault}"), soft_wrap=True)
     if found.faults:
+        show_warnings()
         return out.getvalue()
     rows = [
         [one.name, one.role, one.file, f"{one.rows:,}", f"{one.common:,}", str(one.columns), str(one.encoded)]
@@ -122,8 +128,7 @@ def table(found: Checkup, path: Path) -> str:
     show("columns", f"party|column|type|missing|values|encoded|{measure} alone", rows, 3)
     rows = [[who, "–" if math.isnan(value) else f"{value:.3f}"] for who, value in found.utility.items()]
     show("quick models, test rows of one split", f"columns of|{measure}", rows, 1)
-    for warning in found.warnings:
-        console.print(Text(f"WARNING {warning}"), soft_wrap=True)
+    show_warnings()
     if not found.warnings:
         console.print(Text(f"nothing looks wrong; next: vflsec eval --dataset {path}"), soft_wrap=True)
     return out.getvalue()

@@ -258,6 +258,8 @@ def command(
     sweep.expect_kind(folder, sweep=False)
     engines.check(spec)  # before anything is written: bad input leaves nothing behind
     manifest = manifest_of(spec, ["vflsec", *sys.argv[1:]], names)
+    for note in manifest.data_notes:
+        click.echo(f"NOTE {note}", err=True)
     check_limits(with_given_names(manifest, {})[0], limit)
     expose(engines.exposures(spec), max_exposure)
     store = Store(folder)

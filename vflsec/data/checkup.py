@@ -23,8 +23,6 @@ from vflsec.data.partition import DataSpec, Partition, partition
 from vflsec.data.quick import quick_utility
 from vflsec.data.tables import MISSING
 
-_UNSEEN = " \t\u00a0\u200b\u200c\u200d\u2060\ufeff"
-
 MOST_NAMED = 8
 """So many classes with few rows are named."""
 
@@ -101,7 +99,7 @@ def check(path: Path) -> Checkup:
     try:
         split = partition(reading.dataset, DataSpec(), 0)
     except VflsecError as error:
-        return Checkup(name=reading.dataset.name, faults=[str(error)])
+        return Checkup(name=reading.dataset.name, warnings=list(reading.dataset.warnings), faults=[str(error)])
     return examine(reading.dataset, split, reading)
 
 
@@ -126,8 +124,8 @@ def examine(dataset: VerticalDataset, split: Partition, reading: Reading) -> Che
     counts = np.bincount(labels, minlength=len(dataset.classes))
     utility = _utility(dataset, split)
     warnings = [
+        *dataset.warnings,
         *_copies(columns, dataset),
-        *_alignment(parties, dataset),
         *_rare(dict(zip(dataset.classes, counts.tolist(), strict=True))),
         *_duplicates(split),
         *_no_gain(utility, dataset),
@@ -211,21 +209,6 @@ def _copies(columns: list[ColumnFacts], dataset: VerticalDataset) -> list[str]:
         for one in columns
         if one.predicts > ALMOST and 1 - one.predicts < 0.5 * unknown_share  # far better than naming the largest class
     ]
-
-
-def _alignment(parties: list[PartyFacts], dataset: VerticalDataset) -> list[str]:
-    samples = [table.frame.index[0] for table in dataset.parties]
-    least = min(parties, key=lambda one: one.rows)
-    share = least.common / least.rows
-    alike = [set(table.frame.index.str.strip(_UNSEEN).str.lower().str.lstrip("0")) for table in dataset.parties]
-    more = len(set.intersection(*alike)) - least.common
-    if more > 0:
-        what = "zeros in front, capital letters and invisible characters"
-        return [f"{count(more, 'more id')} would be common without {what}: write ids alike in all files"]
-    if share >= 0.5:
-        return []
-    ids = ", ".join(f"{one.name} has {sample!r}" for one, sample in zip(parties, samples, strict=True))
-    return [f"only {share:.0%} of the ids of {least.name} are held by all parties: are they of one form? {ids}"]
 
 
 def _rare(classes: dict[str, int]) -> list[str]:

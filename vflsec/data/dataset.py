@@ -127,6 +127,7 @@ class VerticalDataset:
         draw: the roles by seed, if the task defines them; else ``DataSpec`` does.
         names: what tables and pictures call a party, by its name here; a party that is missing keeps its name.
         headline: the metric of the utility, if it is not the usual one; ``f1`` on a binary task.
+        warnings: what looks wrong in the data.
     """
 
     name: str
@@ -139,6 +140,7 @@ class VerticalDataset:
     draw: Callable[[int], Roles] | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     headline: Literal["f1"] | None = None
+    warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         """Check that the tables can be split between parties and learned from.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,9 @@ from vflsec.core.errors import DataError
 from vflsec.data.alignment import align
 from vflsec.data.columns import read_columns
 from vflsec.data.dataset import PartyTable, VerticalDataset
-from vflsec.data.description import ROLES, DataFile, PartyFile, read_description
+from vflsec.data.description import ROLES, DataFile, Format, PartyFile, read_description
+from vflsec.data.review import review
+from vflsec.data.spelling import alike
 from vflsec.data.tables import RawTable, read_table
 
 
@@ -118,9 +120,10 @@ def assemble(reading: Reading, name: str) -> None:
     names = {standard: given for standard, given in _standard(reading.order).items() if standard != given}
     with faults.caught():
         dataset = VerticalDataset(name, tuple(tables), labels, classes, names=names)
+        warnings = tuple(review(dataset, reading.raw, config))
         _reject_label_copies(dataset, reading)
         if not faults:
-            reading.dataset = dataset
+            reading.dataset = replace(dataset, warnings=warnings)
 
 
 def load_party(
@@ -174,7 +177,7 @@ def _ids(table: RawTable, key: list[str], party: str) -> pd.Index:
     parts = []
     for column in key:
         _expect_column(table, column, "the id")
-        parts.append(table.keys(column, "an id"))
+        parts.append(table._replace(style=Format()).keys(column, "an id"))  # a number that is missing may be an id
     if len(parts) > 1:  # a bar within a part is doubled, so that different keys stay different
         parts = [part.str.replace("|", "||", regex=False) for part in parts]
     ids = parts[0]
@@ -198,11 +201,10 @@ def _labels(table: RawTable, column: str, ids: pd.Index) -> tuple[pd.Series, tup
     if _continuous(names, len(texts)):
         way_out = "vflsec has no regression yet: cut it into classes, for example above and below its median"
         raise DataError(f"{place}: expected classes, got {len(names)} different numbers; {way_out}")
-    values = pd.to_numeric(pd.Series(names), errors="coerce")
-    double = values[values.notna() & values.duplicated()]
-    if len(double):
-        twice = [name for name, value in zip(names, values, strict=True) if value == double.iloc[0]]
-        raise DataError(f"{place}: expected each class written alike, got {twice[0]!r} and {twice[1]!r}; correct one")
+    for group in alike(names):
+        rows = count(int(texts.isin(group[1:]).sum()), "row")
+        got = " and ".join(map(repr, group[:5]))
+        raise DataError(f"{place}: expected each class written alike, got {got}; correct it in {rows}")
     codes = pd.Index(names).get_indexer(pd.Index(texts))
     return pd.Series(codes, index=ids, name="label", dtype="int64"), tuple(names)
 

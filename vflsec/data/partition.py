@@ -131,6 +131,7 @@ class Partition:
         canaries: the training rows whose labels were tossed, or None.
         groups: by split but ``local``, the group of each row, the same with each seed.
         used: the share of the smallest party's rows that all parties hold.
+        warnings: what looks wrong in the data.
     """
 
     dataset: str
@@ -145,6 +146,7 @@ class Partition:
     canaries: Canaries | None = None
     groups: Mapping[str, NDArray[np.integer]] = field(default_factory=dict)
     used: float = 1.0
+    warnings: tuple[str, ...] = ()
 
 
 def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
@@ -192,7 +194,18 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     groups = {split: drawn[dataset.labels.index.get_indexer(index)] for split, index in every.items()}
     used = len(align(dataset.parties)) / min(len(table.frame) for table in dataset.parties)
     return Partition(
-        dataset.name, parties, labels, arrays, *facts, source, places, dataset.names, canaries, groups, used
+        dataset.name,
+        parties,
+        labels,
+        arrays,
+        *facts,
+        source,
+        places,
+        names=dataset.names,
+        canaries=canaries,
+        groups=groups,
+        used=used,
+        warnings=dataset.warnings,
     )
 
 

@@ -88,7 +88,7 @@ class RawTable(NamedTuple):
         bad = np.flatnonzero(~(np.abs(values) < LARGEST) & ~(missing & gaps))  # also NaN
         if len(bad):
             raise DataError(
-                f"{self.place(column, bad[0])}: {self._no_number(column, bad[0], values[bad[0]])}{_more(bad)}"
+                f"{self.place(column, bad[0])}: {self._no_number(column, bad[0], values[bad[0]])}{more_rows(bad)}"
             )
         return values
 
@@ -123,7 +123,7 @@ class RawTable(NamedTuple):
             raise DataError(
                 f"{self.place(column, bad[0])}: expected a date such as {written}, "
                 + (f"got {got!r}; {mend}" if not missing[bad[0]] else f"got nothing; {self._fill()}")
-                + _more(bad)
+                + more_rows(bad)
             )
         years = values.dt.year
         far = np.flatnonzero((years < EARLIEST) | (years > LATEST))
@@ -132,7 +132,7 @@ class RawTable(NamedTuple):
             mend = f"if it stands for no date, name it in {self.setting('missing')}"
             raise DataError(
                 f"{self.place(column, far[0])}: expected a year from {EARLIEST} to {LATEST}, got {got!r}; {mend}"
-                + _more(far)
+                + more_rows(far)
             )
         clock: pd.Series = values.dt.tz_localize(None)
         return clock
@@ -154,7 +154,7 @@ class RawTable(NamedTuple):
             got, way_out = _GAP
             if found := text.iloc[gaps[0]]:
                 got, way_out = f"{found!r}, which stands for a missing value", "name it otherwise or drop the row"
-            raise DataError(f"{self.place(column, gaps[0])}: expected {role}, got {got}; {way_out}{_more(gaps)}")
+            raise DataError(f"{self.place(column, gaps[0])}: expected {role}, got {got}; {way_out}{more_rows(gaps)}")
         hidden = np.flatnonzero(text.str.contains(_CONTROL, regex=True))
         if len(hidden):
             got = f"{text.iloc[hidden[0]]!r} with a control character"
@@ -222,7 +222,7 @@ class RawTable(NamedTuple):
         return raw.astype(object).where(raw.notna(), "").astype(str).str.strip()
 
 
-def _more(bad: np.ndarray) -> str:
+def more_rows(bad: np.ndarray) -> str:
     """Return how many further rows have the same fault."""
     return f" (and {count(len(bad) - 1, 'more row')})" if len(bad) > 1 else ""
 

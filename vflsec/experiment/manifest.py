@@ -35,6 +35,7 @@ def manifest_of(spec: EvalSpec, command: Sequence[str] = (), names: Names | None
         AttackEntry(label=label, name=attack.name, target=asked_of(attack), baseline=is_baseline(attack.name))
         for attack, label in zip(spec.attacks, spec.labels, strict=True)
     ]
+    split = partition_of(training_cell(spec, spec.methods[0], 0))
     return Manifest(
         dataset=spec.dataset,
         adversary=spec.adversary,
@@ -57,7 +58,8 @@ def manifest_of(spec: EvalSpec, command: Sequence[str] = (), names: Names | None
         title=names.dataset if names else "",
         names=dict(names.parties) if names else {},
         techniques=_declared(spec),
-        used=partition_of(training_cell(spec, spec.methods[0], 0)).used,
+        used=split.used,
+        data_notes=list(split.warnings),
     )
 
 

@@ -116,6 +116,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         until: the half width of intervals at which no more seeds were added; None for a fixed number of seeds.
         used: the share of the smallest party's rows that all parties hold.
         misfit: what of the audited material does not fit the data, or cannot be verified to, though it was audited.
+        data_notes: what looks wrong in the data.
         techniques: the declared names of methods and defenses from files, by ``path/to/file.py:Class``.
     """
 
@@ -136,6 +137,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     techniques: dict[str, str] = {}
     until: float | None = None
     used: float = 1.0
+    data_notes: list[str] = []
     misfit: list[str] = []
 
     def faults(self) -> Iterator[str]:

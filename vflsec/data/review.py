@@ -1,0 +1,130 @@
+"""What looks wrong in the user's own data although it can be used; an evaluation and an audit say it as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pandas as pd
+
+from vflsec.core.checks import count
+from vflsec.core.errors import DataError
+from vflsec.data.dataset import PartyTable, VerticalDataset
+from vflsec.data.description import DataFile, PartyFile
+from vflsec.data.outliers import Odd, odd_values
+from vflsec.data.spelling import alike, canonical
+from vflsec.data.tables import RawTable, more_rows
+
+MOST_ALIKE = 0.01
+"""If more than this share of the ids that could be used is lost to spelling, no number is of the right rows."""
+
+FEWEST = 50
+"""Ids are told from other columns in tables of so many rows."""
+
+
+def review(dataset: VerticalDataset, raw: Mapping[str, RawTable], config: DataFile) -> list[str]:
+    """Return warnings of ids, unused rows and columns.
+
+    Args:
+        dataset: made of the files.
+        raw: the file of each party by its given name, row by row as in its table.
+        config: the roles of its columns.
+
+    Raises:
+        DataError: ids of more than a few rows differ only in spelling.
+    """
+    found = [*_ids(dataset), *_unused(dataset)]
+    for table in dataset.parties:
+        name = dataset.given(table.name)
+        if config.parties[name].image is None:  # pixels are what they are
+            for column in table.frame.columns:
+                found += _column(name, raw[name], table, column, config.parties[name])
+    return found
+
+
+def _column(name: str, raw: RawTable, table: PartyTable, column: str, roles: PartyFile) -> Iterator[str]:
+    values = raw.categories(column) if column in roles.hash else table.frame[column]
+    is_category, is_date = column in table.categorical, column in roles.dates
+    place = f"{name}: {raw.file}, column {column!r}"
+    if is_category:
+        yield from _spellings(place, values)
+    else:
+        yield from _odd_numbers(name, raw, table, column, is_date=is_date)
+    if not is_date and _is_id(values, is_category=is_category):
+        got = f"{values.nunique():,} different values in {count(len(values), 'row')}"
+        yield f'{place}: it looks like an id, {got}; leave it out with drop = ["{column}"]'
+
+
+def _ids(dataset: VerticalDataset) -> Iterator[str]:
+    """Yield a warning of ids that are common only in another spelling."""
+    indices = [table.frame.index for table in dataset.parties]
+    common = indices[0]
+    for index in indices[1:]:
+        common = common[common.isin(index)]
+    left = [{_canonical_id(text): text for text in index[~index.isin(common)]} for index in indices]
+    lost = sorted(set.intersection(*map(set, left)))
+    if not lost:
+        return
+    names = [dataset.given(table.name) for table in dataset.parties]
+    written = ", ".join(f"{name} has {own[lost[0]]!r}" for name, own in zip(names, left, strict=True))
+    text = f"{count(len(lost), 'more id')} would be common if they were written alike in all files: {written}"
+    if len(lost) > MOST_ALIKE * (len(lost) + len(common)):
+        raise DataError(f"{text}; write zeros in front, capital letters, spaces and numbers alike")
+    yield text
+
+
+def _canonical_id(text: str) -> str:
+    """Return the canonical form of an id, part by part."""
+    return " | ".join(map(canonical, text.split(" | ")))
+
+
+def _unused(dataset: VerticalDataset) -> Iterator[str]:
+    indices = {dataset.given(table.name): table.frame.index for table in dataset.parties}
+    first, *others = indices.values()
+    common = int(np.logical_and.reduce([first.isin(index) for index in others]).sum())
+    shares = [f"{common / len(index):.0%} of the rows of {name}" for name, index in indices.items()
+              if common < 0.5 * len(index)]  # fmt: skip
+    if common and shares:
+        forms = ", ".join(f"{name} has {index[0]!r}" for name, index in indices.items())
+        yield f"only {' and '.join(shares)} are used, those of ids that all parties hold: are ids of one form? {forms}"
+
+
+def _spellings(place: str, values: pd.Series) -> Iterator[str]:
+    groups = alike(map(str, pd.unique(values)))
+    if groups:
+        example = " and ".join(map(repr, groups[0][:2]))
+        several = count(len(groups), "category is", "categories are")
+        yield f"{place}: {several} written in several ways, such as {example}; write each alike"
+
+
+def _odd_numbers(name: str, raw: RawTable, table: PartyTable, column: str, *, is_date: bool) -> Iterator[str]:
+    for odd in odd_values(table.frame[column].to_numpy(dtype=np.float64)):
+        if odd.is_code or column not in table.signed_log:
+            value, low, high = (_written(one, is_date=is_date) for one in (odd.value, *odd.others))
+            place = f"{name}: {raw.place(column, odd.rows[0])}{more_rows(odd.rows)}"
+            what = "looks like a code beside" if odd.is_code else "is far from"
+            yield f"{place}: {value} {what} the other values, {low} to {high}; {_way_out(odd, value, raw)}"
+
+
+def _written(value: float, *, is_date: bool) -> str:
+    return str(pd.Timestamp(value, unit="D").date()) if is_date else f"{value:.10g}"
+
+
+def _way_out(odd: Odd, value: str, raw: RawTable) -> str:
+    if not odd.is_code:
+        return "correct it"
+    mark = "make it NaN" if raw.settings == "arguments" else f'set {raw.setting("missing")} = ["{value}"]'
+    return f'if it stands for a missing value, {mark} and {raw.setting("impute")} = "mean"'
+
+
+def _is_id(values: pd.Series, *, is_category: bool) -> bool:
+    """Whether a column numbers or names the rows: nearly all values differ, and whole numbers are dense or in order."""
+    rows, different = len(values), values.nunique()
+    if rows < FEWEST or different < 0.99 * rows or is_category:
+        return rows >= FEWEST and different >= 0.99 * rows
+    numbers = values.to_numpy(dtype=np.float64)
+    if not (numbers % 1 == 0).all():
+        return False
+    low, high, steps = numbers.min(), numbers.max(), np.sign(np.diff(numbers)).mean()
+    is_long = different == rows and low >= 1e5 and len(f"{low:.0f}") == len(f"{high:.0f}")
+    return bool(high - low < 2 * rows or abs(steps) > 0.98 or is_long)
