@@ -68,6 +68,17 @@ def test_one_table_of_membership(monkeypatch):
     assert found.output.count("short") == 7 - 1  # with so few shadows, two of seven attacks are the same
 
 
+@pytest.mark.slow
+def test_one_setting_of_the_fit_check():
+    from click.testing import CliRunner
+
+    words = ["--seeds", "1", "--datasets", "toy", "--rows", "120", "--without-checkpoints"]
+    found = CliRunner().invoke(load("fit_check").main, words)
+    assert found.exit_code == 0, found.output
+    assert "| passive | 4 | 0 |" in found.output
+    assert found.output.count(" of 1 |") == 24
+
+
 @pytest.mark.cluster
 @pytest.mark.filterwarnings("ignore")  # the cluster's own
 def test_one_evaluation_of_the_scale_out():

@@ -1,5 +1,7 @@
 """Material that does not belong to the data is refused, and material that does passes."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 from vflsec.audit import job
 from vflsec.audit.matching import Columns, robust
 from vflsec.audit.recorder import Recorder
+from vflsec.audit.transcript import TranscriptFolder, TranscriptWriter
 from vflsec.cli import cli
 from vflsec.core.errors import DataError, MisfitError, UsageError
 
@@ -271,6 +274,64 @@ def test_noise_is_no_misfit_and_no_proof(world):
     rng = np.random.default_rng(0)
     table = world.table("noisy.csv", world.ids, rng.normal(size=(N, 3)))
     assert "too much noise" in world.prepare(table, defenses=["iso:lambda=25@embedding"]).misfit[0]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(world):
+    """Return a function that trains a method on the world's data and audits its checkpoint with its messages."""
+
+    def trained(method, *settings):
+        place = world.folder / method
+        if place.exists():
+            return place
+        words = ["train", "--dataset", world.folder / "mine.toml", "--method", method, *settings, "--out", place]
+        done = CliRunner().invoke(cli, [str(one) for one in [*words, "--record", f"{place}-m"]], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return place
+
+    return trained
+
+
+def renamed(folder, to, seed=0):
+    """Write a transcript with permuted ids, the same ones in all messages of a split."""
+    opened, rng = TranscriptFolder(folder), np.random.default_rng(seed)
+    messages = list(opened.messages())
+    names = {}
+    for split in {one.split for one in messages}:
+        ids = np.unique(np.concatenate([one.rows for one in messages if one.split == split]))
+        names |= dict(zip(ids.tolist(), rng.permutation(ids).tolist(), strict=True))
+    writer = TranscriptWriter(to, opened.header)
+    writer.write(one._replace(rows=np.array([names[row] for row in one.rows.tolist()])) for one in messages)
+    return to
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "what"),
+    [("fedsplitnn", ["--set", "train.epochs=3"], "embeddings"), ("secureboost", ["--set", "train.epochs=2"], "nodes")],
+)
+def test_messages_of_a_checkpoint_are_checked(checkpoint, method, settings, what):
+    place = checkpoint(method, *settings)
+    right = job.prepare(place, messages=Path(f"{place}-m"), draws=1)
+    assert right.misfit == []
+    assert f"{what} of" in " ".join(right.subject.notes)
+    with pytest.raises(MisfitError, match=f"{what} of"):
+        job.prepare(place, messages=renamed(Path(f"{place}-m"), place.with_name(f"{method}-renamed")), draws=1)
+
+
+def test_a_checkpoint_on_shuffled_files_is_refused(world, checkpoint):
+    """Ids and statistics of columns are those of the training, but columns belong to other rows."""
+    place = checkpoint("fedsplitnn", "--set", "train.epochs=3")
+    file = world.folder / "mine-bureau.csv"
+    right = file.read_text()
+    table = pd.read_csv(file, dtype={"id": str}).set_index("id")
+    for ids in job.prepare(place, draws=1).data.ids.values():
+        table.loc[ids] = table.loc[ids[::-1]].to_numpy()
+    table.to_csv(file)
+    try:
+        with pytest.raises(MisfitError, match="do not fit the test rows"):
+            job.prepare(place, draws=1)
+    finally:
+        file.write_text(right)
 
 
 def test_no_gate_holds_on_a_misfit(world, tmp_path):
