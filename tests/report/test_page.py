@@ -65,8 +65,8 @@ def test_no_defense_is_recommended_unless_all_attacks_that_could_be_mounted_were
         _, second = verdict(worst, "bureau", 80, Coverage(ran, ["fusion", "cluster"]))
         assert second.startswith(f"No defense is recommended: {begins}")
         assert second.endswith(
-            f"Under the tested defenses {who} infers .84 to .90; the others may infer far more: add --attack all to "
-            f"run them."
+            f"Under the tested defenses {who} reaches AUC .84 to .90; the others may infer far more: add --attack all "
+            f"to run them."
         )
         assert "best" not in second
 

@@ -168,12 +168,12 @@ def _in_part(tested: Coverage, defended: Sequence[Point]) -> str:
     ran, every = len(tested.run), len(tested.run) + len(tested.not_run)
     means = [_two(end) for end in sorted(point.leak.mean or 0.0 for point in defended)]
     leaks = " to ".join(dict.fromkeys([means[0], means[-1]]))
-    who = tested.run[0] if ran == 1 else "the strongest of them"
+    who, measure = tested.run[0] if ran == 1 else "the strongest of them", defended[0].leak.metric
     names = listed(tested.run)
     return (
         f"No defense is recommended: only {ran} of the {count(every, 'attack')} that it could mount, on this and other "
-        f"targets, {'was' if ran == 1 else 'were'} run ({names}). Under the tested defenses {who} infers {leaks}; the "
-        f"others may infer far more: {tested.rest} to run them."
+        f"targets, {'was' if ran == 1 else 'were'} run ({names}). Under the tested defenses {who} reaches "
+        f"{NAMES.get(measure, measure)} {leaks}; the others may infer far more: {tested.rest} to run them."
     )
 
 
