@@ -79,6 +79,12 @@ def test_the_verdict_says_how_to_run_the_others(left_out, audited, way):
     assert way_to_run(["lira", "norm"], left_out, audited=audited) == way
 
 
+def test_no_defense_is_recommended_where_an_attack_gave_no_number():
+    lost = replace(point(0.84, strength=5, utility=0.786), statuses={"ok": 4, "error": 1})
+    _, second = verdict([point(1.0), lost], "bureau", 80, ALL)
+    assert second == "No defense is recommended: some results are missing or failed, and might leak more."
+
+
 def test_no_defense_is_recommended_under_an_alarm():
     _, second = verdict([point(1.0), point(0.84, strength=5, utility=0.786)], "bureau", 80, ALL, alarmed=True)
     assert second == "These numbers may not be about this system: see the NOTEs before you use them."
@@ -293,7 +299,9 @@ def test_a_browser_shows_it_without_a_message(report, tmp_path, width):
 def test_labels_come_first_and_other_targets_follow_if_joining_tells_more():
     attribute = point(0.9, target="attribute of bank age", rows="test")
     nothing = point(0.71, target="features of bank", advantage=0.0)
-    first, also, last = verdict([attribute, nothing, point(0.95)], "bureau", 80, Coverage(["mc"], left_out=1))
+    guessed = point(-0.1, target="features of agency", alone=-0.3)
+    worse = replace(guessed, leak=replace(guessed.leak, chance=0.0))
+    first, also, last = verdict([attribute, nothing, worse, point(0.95)], "bureau", 80, Coverage(["mc"], left_out=1))
     assert "infers the labels of" in first
     assert also == (
         "bureau also infers an attribute of another party (bank age) (AUC .90, interval up to .92; .70 without "

@@ -80,7 +80,7 @@ def _constant(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str
         for row, _ in constant:
             own = alone.get((row.attack, row.seed))
             if every or (own and own.leak and not is_constant(own)):
-                names[f"{row.attack} ({_place(row)})"] = None
+                names[row.attack if manifest.audited else f"{row.attack} ({_place(row)})"] = None
     if names:
         yield f"all rows have the same score by {', '.join(names)}: check that what it reads is not constant"
 

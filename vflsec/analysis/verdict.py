@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
+from vflsec.analysis.groups import USABLE
 from vflsec.analysis.results import Leak, Point
 from vflsec.core.checks import count
 
@@ -55,8 +56,8 @@ def verdict(
 ) -> list[str]:
     """Return sentences: what the adversary infers without a defense, labels first, then what a defense leaves.
 
-    A defense is recommended only if all attacks that could be mounted were run, and if there is no alarm. Without a
-    defense, the last sentence says what was not tested.
+    A defense is recommended only if all attacks that could be mounted were run and gave a number, and if there is no
+    alarm. Without a defense, the last sentence says what was not tested.
 
     Args:
         worst: the headlines.
@@ -79,6 +80,8 @@ def verdict(
         last = "These numbers may not be about this system: see the NOTEs before you use them."
     elif tested.not_run and defended:
         last = _in_part(tested, defended)
+    elif any(set(point.statuses) - set(USABLE) for point in defended):
+        last = "No defense is recommended: some results are missing or failed, and might leak more."
     else:
         last = _left(start, defended, several=len({point.method for point in found}) > 1) or _untested(tested)
     return [_inferred(start, adversary, known), *filter(None, also), last]
@@ -134,7 +137,7 @@ def _sure(leak: Leak) -> str:
 def _also(point: Point, adversary: str) -> str:
     """Return the sentence on a further target, of which more is inferred than without joining, or nothing."""
     leak = point.leak
-    if leak.mean is None or leak.alone is None or not _more_than_alone(leak):
+    if leak.mean is None or leak.alone is None or leak.mean <= (leak.chance or 0.0) or not _more_than_alone(leak):
         return ""
     kind, _, which = point.target.replace(" of ", " ").partition(" ")
     target = f"{TARGETS.get(kind, kind)}{f' ({which})' * bool(which)}"
