@@ -48,7 +48,7 @@ def caps(groups: Sequence[CellGroup], reached: Reach) -> list[Cap]:
         _cap([group.headlines[target] for group in (clean, *defended)], clean, defended, reached)
         for target in clean.headlines
     ]
-    return worst + [_of_attack(attack, clean, defended, reached) for attack in clean.by_attack]
+    return worst + [_of_attack(attack, clean, defended, reached) for attack in clean.names]
 
 
 def _of_attack(attack: str, clean: CellGroup, defended: Sequence[CellGroup], reached: Reach) -> Cap:
@@ -70,7 +70,10 @@ def _cap(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup
             **whole, value=None, ci95=none, calibrated=None, calibrated_ci95=none, accuracy_value=None, dcs=None, n=0,
             note=f"{count(lost, 'run')} collapsed or failed, so there is no CAP",
         )  # fmt: skip
-    alone_by_cell = [group.alone(target).on(cell.rows) for group, cell in zip(defended, cells[1:], strict=True)]
+    alone_by_cell = [
+        group.alone(target).on(cell.rows) if cell.alone is None else cell.alone
+        for group, cell in zip(defended, cells[1:], strict=True)
+    ]
     one_class = sum(block.one_class for cell in cells[1:] for block in cell.leak.values())
     k = len(defended)
 

@@ -35,7 +35,8 @@ def check_limits(manifest: Manifest, max_leak: Limits) -> None:
         short = re.split("[:@]", name)[0]
         if short in registry.entries("attacks") and short not in {attack.name for attack in manifest.attacks}:
             raise UsageError(f"{name} was not run: add it to --attack")
-        if name not in (*leaking, "worst"):
+        on_columns = {re.split("[:@]", attack.label)[0] for attack in manifest.attacks if attack.column}
+        if name not in (*leaking, *on_columns, "worst"):
             renamed = import_module(registry.PACKAGES["attacks"]).RENAMED
             raise UsageError(unknown("attack", name, [*leaking, "worst"], renamed))
 
@@ -71,7 +72,7 @@ def gates(
     defended = _defended(points)
     checked = []
     for attack, limit in max_leak.items():
-        points_of_attack = [p for p in defended if p.attack == attack]
+        points_of_attack = [p for p in defended if _is_limited(p, attack)]
         covered = defended if attack == "worst" else points_of_attack
         ends = [(_upper(leak), p) for p in covered for leak in (p.leak, p.leak_train) if leak.mean is not None]
         worst = max(ends, key=lambda end: end[0], default=None)
@@ -104,6 +105,11 @@ def gates(
 def _undecided(gate: Gate, why: str = "") -> Gate:
     """Return ``gate``, undecided where it would hold."""
     return msgspec.structs.replace(gate, holds=None, why=why) if gate.holds else gate
+
+
+def _is_limited(point: Point, name: str) -> bool:
+    """Whether a limit on ``name`` covers a point: its attack, or one with ``name`` on any column."""
+    return name == point.attack or (bool(point.column) and name == re.split("[:@]", point.attack)[0])
 
 
 def _defended(points: Sequence[Shown]) -> list[Shown]:

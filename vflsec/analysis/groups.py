@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from vflsec.analysis.choosing import Candidate, Candidates, Choice, choose, cross_scored
+from vflsec.analysis.columns import pools
+from vflsec.analysis.columns import strongest as strongest_column
 from vflsec.analysis.intervals import (
     ANY,
     DIFFERENCE,
@@ -90,6 +92,8 @@ class Scored(NamedTuple):
             that gave no number, since it could have leaked more.
         target: what is recovered.
         choice: the attack that ``name`` stands for.
+        alone: the block of each seed without the federation, of the same columns; None to look it up.
+        columns: the targets that ``target`` stands for, if it is that of several columns.
     """
 
     name: str
@@ -101,6 +105,8 @@ class Scored(NamedTuple):
     target: str
     choice: str
     leak_test: Mapping[int, Block] = {}
+    alone: Mapping[int, Block] | None = None
+    columns: Sequence[str] = ()
 
 
 def alone_by_target(manifest: Manifest, records: Mapping[str, Record]) -> dict[str, Alone]:
@@ -137,6 +143,18 @@ class CellGroup:
                     raise StoreError(f"the record {row.key} is of another cell than the manifest states")
                 self.by_attack[row.attack][row.seed] = record
         self._alone = alone
+        self._about = {attack.target: attack for attack in manifest.attacks}
+        self._pools = {
+            pool: {name: [attack.label for attack in some] for name, some in own.items()}
+            for pool, own in pools(one for one in manifest.attacks if one.label in self.targets).items()
+        }
+        self._members = {name: some for own in self._pools.values() for name, some in own.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """The attacks, where those on several columns of one party are one."""
+        single = {label for some in self._members.values() for label in some}
+        return [*(name for name in self.by_attack if name not in single), *self._members]
 
     @property
     def attacked(self) -> bool:
@@ -147,7 +165,7 @@ class CellGroup:
         """Return the records that hold numbers, by seed; without an adversary they hold no leak."""
         return {
             seed: record
-            for seed, record in self.by_attack[attack].items()
+            for seed, record in self.by_attack[self._members.get(attack, [attack])[0]].items()
             if record.status in USABLE and (record.leak or attack == NO_ADVERSARY)
         }
 
@@ -157,7 +175,13 @@ class CellGroup:
 
     def points(self) -> list[Point]:
         """Return one point per attack."""
-        return [self._point(self.scored(name)) for name in self.by_attack]
+        return [self._point(self.scored(name)) for name in self.names]
+
+    def columns(self) -> list[Point]:
+        """Return the headline and the attacks of each column where several of one party are attacked."""
+        targets = [target for own in self._pools.values() for target in self._targets(own)]
+        single = [label for some in self._members.values() for label in some]
+        return [self._point(one) for one in (*map(self._headline, targets), *map(self.scored, single))]
 
     def worst(self) -> list[Point]:
         """Return the headline of each target: the strongest of all attacks on it and of *alone*."""
@@ -172,6 +196,9 @@ class CellGroup:
 
     def scored(self, attack: str, rows: str | None = None) -> Scored:
         """Return one attack on ``rows``, by default those that its leak is reported on."""
+        if attack in self._members:
+            pool = next(pool for pool, own in self._pools.items() if attack in own)
+            return self._over_columns(attack, pool, [self.scored(one, rows) for one in self._members[attack]])
         records = self.usable(attack)
         rows = rows or reported_rows(records.values())
         leak, leak_train = _on(records, rows), _on(records, "train")
@@ -185,7 +212,38 @@ class CellGroup:
         the model. The candidate that leaks most on one half of the rows, in the mean over seeds, is scored on the other
         half, and vice versa; the two scores are averaged.
         """
-        return {target: self._headline(target) for target in dict.fromkeys(self.targets.values())}
+        several = {pool: self._targets(own) for pool, own in self._pools.items()}
+        found = {target: self._headline(target) for target in dict.fromkeys(self.targets.values())}
+        for pool, targets in several.items():
+            found[pool] = self._over_columns("worst", pool, [found.pop(target) for target in targets])
+        return found
+
+    def _targets(self, attacks: Mapping[str, Sequence[str]]) -> list[str]:
+        return list(dict.fromkeys(self.targets[label] for some in attacks.values() for label in some))
+
+    def _over_columns(self, name: str, pool: str, columns: Sequence[Scored]) -> Scored:
+        """Return the strongest of several columns."""
+        labels = [label for label, target in self.targets.items() if target in {one.target for one in columns}]
+        by_column = {(one.target, one.rows): one for one in columns if one.leak}
+        if not by_column:
+            return Scored(name, {}, "test", {}, {}, self._statuses(labels), pool, "")
+        leaks = {key: one.leak for key, one in by_column.items()}
+        alone = {key: self.alone(one.target).on(one.rows) for key, one in by_column.items()}
+        choice, leak, base = strongest_column(leaks, alone)
+        chosen = [by_column[key] for key in choice]
+        first, both = chosen[0], len(chosen) > 1
+        return first._replace(
+            name=name,
+            rows="+".join(dict.fromkeys(one.rows for one in chosen)),
+            leak=leak,
+            leak_train={} if both else first.leak_train,
+            leak_test={} if both else first.leak_test,
+            statuses=self._statuses(labels, ", ".join(one.choice for one in chosen).split(", ")),
+            target=pool,
+            choice=", ".join(dict.fromkeys(one.choice for one in chosen)),
+            alone=base,
+            columns=[one.target for one in chosen],
+        )
 
     def _headline(self, target: str) -> Scored:
         attacks = self._usable_on(target)
@@ -264,7 +322,8 @@ class CellGroup:
 
     def _point(self, scored: Scored) -> Point:
         records, alone = list(scored.records.values()), self.alone(scored.target)
-        leak = self._leak(scored.leak, alone.on(scored.rows), scored.rows)
+        of_rows = alone.on(scored.rows) if scored.alone is None else scored.alone
+        leak = self._leak(scored.leak, of_rows, scored.rows)
         leak_train = self._leak(scored.leak_train, alone.on("train"), "train")
         leak_test = self._leak(scored.leak_test, alone.on("test"), "test") if scored.name == "worst" else None
         if scored.name in self.baselines:  # other rows choose the best baseline, this one or another
@@ -276,7 +335,12 @@ class CellGroup:
         utility = self._interval([headline(block) for block in blocks], bounds=SHARE)
         if ALONE in scored.choice.split(", "):  # its advantage is 0, whatever an attack could have shown
             leak = msgspec.structs.replace(leak, detectable=self._detectable_by_attacks(scored.target))
+        about = [self._about[target] for target in scored.columns or [scored.target] if target in self._about]
         return Point(
+            victim=about[0].victim if about else "",
+            column=", ".join(one.column for one in about),
+            above=about[0].above if len(about) == 1 else None,
+            among=len(self._targets(self._pools.get(scored.target, {}))),
             method=self.method,
             defense=self.defense,
             strength=self.strength,

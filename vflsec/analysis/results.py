@@ -106,6 +106,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
             party's own models, which does not cover messages about the row itself.
         empirical: a lower bound of epsilon, where labels were tossed for it (``data.canaries``) and are guessed.
         trainings: on the same rows, that the adversary has seen and ``spent`` covers.
+        victim: the party that the attack is on; empty for an attack on labels or membership.
+        column: the column that is recovered; two if halves of the rows chose differently.
+        above: the median of a number, which is inferred as above it or not; None for categories.
+        among: of how many columns this is the strongest; 0 where only one is attacked.
     """
 
     method: str
@@ -128,6 +132,18 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     spent: list[dict[str, Any]] = []
     empirical: Empirical | None = None
     trainings: int = 1
+    victim: str = ""
+    column: str = ""
+    above: float | None = None
+    among: int = 0
+
+    @property
+    def asked(self) -> str:
+        """What is recovered, in words: ``attribute AGE of bank, above its median 34``, ``labels``."""
+        name = " ".join(filter(None, [self.target.split(" ")[0], self.column]))
+        of = f" of {self.victim}" if self.victim else ""
+        median = f", above its median {self.above:.6g}" if self.above is not None else ""
+        return f"{name}{of}{median}"
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,6 +300,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         left_out: why it cannot mount each other attack, by name, as far as that was recorded.
         subgroups: the leaks of groups of rows, if they were asked for.
         spending: by defense and training, or trainings that share one draw, epsilon and how many trainings these are.
+        columns: the headline of each column, and each attack on it, where several of one party are attacked.
         alarms: signs that numbers are not about the system, so that no gate holds; the verdict begins with them.
         verdict: sentences for a reader who knows none of the words in the tables.
         audited: the file or folder of a system that was trained elsewhere; empty for an evaluation.
@@ -318,3 +335,4 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     audited: str = ""
     subgroups: list[GroupLeak] = []
     spending: dict[str, dict[str, tuple[float, int]]] = {}
+    columns: list[Point] = []

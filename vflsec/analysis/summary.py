@@ -73,6 +73,7 @@ def summarize(
     cell_groups = [CellGroup(manifest, group, records, alone) for group in groups.values()]
     points = [point for group in cell_groups for point in group.points()]
     worst = [point for group in cell_groups if group.attacked for point in group.worst()]
+    columns = [point for group in cell_groups if group.attacked for point in group.columns()]
     picked = [point for group in cell_groups if group.attacked for point in group.picked()]
     broken = damages(manifest, records)
     utilities = [*(point.utility for point in points), *(damage.utility for damage in broken)]
@@ -84,7 +85,12 @@ def summarize(
     tested = Coverage(run, not_run, len(manifest.left_out), rest)
     lost, alarmed = _lost(manifest, records), alarms(manifest, records, points)
     judged = partial(
-        gates, points + worst, damages=broken, alone_lost=bool(lost), alarmed=bool(alarmed), not_run=len(not_run)
+        gates,
+        points + worst + columns,
+        damages=broken,
+        alone_lost=bool(lost),
+        alarmed=bool(alarmed),
+        not_run=len(not_run),
     )
     spending = spending_of(manifest, records)
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
@@ -120,6 +126,7 @@ def summarize(
         verdict=verdict(worst, manifest.adversary, _known(manifest), tested, alarmed=bool(alarmed)) if worst else [],
         audited=manifest.audited,
         alarms=alarmed,
+        columns=columns,
     )
     if manifest.until is None:
         return summary

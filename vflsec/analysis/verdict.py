@@ -95,10 +95,11 @@ def way_to_run(not_run: Sequence[str], left_out: Container[str], *, audited: boo
 
 
 def _inferred(point: Point, adversary: str, known: int) -> str:
-    leak, target = point.leak, TARGETS.get(point.target.partition(" ")[0], point.target)
+    leak, target = point.leak, _asked(point)
     rows = " and ".join(ROWS.get(one, one) for one in leak.rows.split("+"))
     knowing = f"With {known} known labels, " if known else ""
-    measure = _measured(leak)
+    chance = f", {_two(leak.chance)} by chance" if point.victim and leak.alone is not None else ""
+    measure = f"{_measured(leak)}{chance}"
     if leak.alone is None:
         low = leak.ci95[0]
         if leak.chance is not None and (low is None or low <= leak.chance):
@@ -116,14 +117,27 @@ def _inferred(point: Point, adversary: str, known: int) -> str:
     if not _more_than_alone(leak):
         return (
             f"{knowing}{adversary} infers {target} no better than without joining, as far as these attacks show: "
-            f"{measure}{',' * (',' in measure)} of {rows}, {_two(leak.alone)} without{_below_chance(leak)}"
-            f"{_overlooked(leak)}."
+            f"{measure}{',' * (',' in measure)} of {rows}, {_two(leak.alone)} without"
+            f"{'' if chance else _below_chance(leak)}{_overlooked(leak)}."
         )
     all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
     return (
         f"{knowing}{adversary} infers {target} of {all_of}{rows} ({measure}; {_two(leak.alone)} without joining)."
         f"{_sure(leak)}"
     )
+
+
+def _asked(point: Point) -> str:
+    """Return what is inferred: of a column its name, that of its party, and from where on a number counts as high."""
+    kind, of = point.target.partition(" ")[0], f"of {point.victim}"
+    if not point.victim:  # or an earlier version has not kept it
+        which = point.target.replace(" of ", " ").partition(" ")[2]
+        return f"{TARGETS.get(kind, kind)}{f' ({which})' * bool(which)}"
+    strongest = f", the strongest of {point.among} columns," * bool(point.among)
+    if point.above is not None:
+        return f"whether {point.column} {of}{strongest} is above its median {point.above:.6g}"
+    words = {"attribute": f"{point.column} {of}{strongest}", "features": f"the columns {of}"}
+    return words.get(kind, f"the averaged parameters {of}")
 
 
 def _sure(leak: Leak) -> str:
@@ -139,9 +153,8 @@ def _also(point: Point, adversary: str) -> str:
     leak = point.leak
     if leak.mean is None or leak.alone is None or leak.mean <= (leak.chance or 0.0) or not _more_than_alone(leak):
         return ""
-    kind, _, which = point.target.replace(" of ", " ").partition(" ")
-    target = f"{TARGETS.get(kind, kind)}{f' ({which})' * bool(which)}"
-    return f"{adversary} also infers {target} ({_measured(leak)}; {_two(leak.alone)} without joining)."
+    chance = f", {_two(leak.chance)} by chance" if point.victim else ""
+    return f"{adversary} also infers {_asked(point)} ({_measured(leak)}; {_two(leak.alone)} without joining{chance})."
 
 
 def _measured(leak: Leak) -> str:

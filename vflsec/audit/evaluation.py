@@ -23,16 +23,17 @@ from vflsec.core.method import Trained
 from vflsec.core.seeds import derive
 from vflsec.core.view import Need
 from vflsec.data.partition import Partition
+from vflsec.experiment.about import with_columns
 from vflsec.experiment.cell import digest, versioned
 from vflsec.experiment.engine import reasons
-from vflsec.experiment.manifest import provenance
+from vflsec.experiment.manifest import attack_entry, provenance
 from vflsec.experiment.mounting import KINDS, every_victim
 from vflsec.experiment.plan import asked_of, build_attack, is_baseline, target_of, without_federation
 from vflsec.experiment.questions import Question, ask
 from vflsec.experiment.runner import attack_run, guarded
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.nn.bottoms import untrained
-from vflsec.records.manifest import AUDITED, AttackEntry, BaselineEntry, Manifest, RowEntry
+from vflsec.records.manifest import AUDITED, BaselineEntry, Manifest, RowEntry
 from vflsec.records.schema import BaselineResult, Result
 
 VERSION = 2
@@ -102,10 +103,7 @@ class SystemAudit:
             seeds=self.draws,
             target=None,
             selected_on_test=False,
-            attacks=[
-                AttackEntry(label=spec.label, name=spec.name, target=asked_of(spec), baseline=is_baseline(spec.name))
-                for spec in self.attacks
-            ],
+            attacks=[attack_entry(spec, spec.label, self.subject.adversary, self.data) for spec in self.attacks],
             rows=rows,
             baselines=baselines,
             settings={"audit": self.subject.name, **self.settings},
@@ -186,6 +184,7 @@ def with_attacks(audit: SystemAudit, wanted: Sequence[AttackSpec]) -> SystemAudi
     every = [
         one for name in names for one in every_victim(AttackSpec(name=name), subject.adversary, trained.federation)
     ]
+    wanted = with_columns(wanted, subject.adversary, trained.federation)
     specs = [*wanted, *(one for one in every if one not in wanted)]
     reasons_by_spec = [(spec, _why_not(build_attack(spec), audit, trained)) for spec in specs]
     for spec, reason in reasons_by_spec[: len(wanted)]:
@@ -199,7 +198,8 @@ def with_attacks(audit: SystemAudit, wanted: Sequence[AttackSpec]) -> SystemAudi
             f"expected material for an attack in {subject.name}, found none: {'; '.join(reasons(left_out))}"
         )
     mountable = [spec.label for spec in possible if spec in every]
-    return replace(audit, attacks=wanted or possible, mountable=mountable, left_out=left_out)
+    attacks = wanted or with_columns(possible, subject.adversary, trained.federation, of_all=possible)
+    return replace(audit, attacks=attacks, mountable=mountable, left_out=left_out)
 
 
 def to_toml(audit: SystemAudit) -> str:

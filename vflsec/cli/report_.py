@@ -48,7 +48,7 @@ def command(
 
     if compare:
         if html or max_leak or min_utility is not None or max_undetected is not None:
-            raise UsageError("expected no limits and no --html with --compare: set them in a report of one folder")
+            raise UsageError("expected no limits with --compare, nor --html: set them in a report of one folder")
         _compare(folders, form)
         return
     limits_: dict[str, Any] = {

@@ -134,6 +134,7 @@ class ColumnEncoder:
             name: scale._asdict() | ({"fill": self._fill[name]} if name in self._fill else {})
             for name, scale in self._scales.items()
         }
+        numbers |= {name: {**numbers[name], "signed_log": True} for name in self._signed_log if name in numbers}
         return {**numbers, **{name: {"categories": known.astype(str).tolist()} for name, known in self._known.items()}}
 
     def _filled(self, rows: pd.DataFrame, name: str) -> np.ndarray:

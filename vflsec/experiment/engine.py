@@ -25,6 +25,7 @@ from vflsec.core.method import Method, Trained
 from vflsec.data import memory
 from vflsec.data.dataset import VerticalDataset
 from vflsec.experiment import runner
+from vflsec.experiment.about import takes, with_columns
 from vflsec.experiment.adversary import side_of
 from vflsec.experiment.cell import Cell, acts_in, training_cell
 from vflsec.experiment.facts import StageDone
@@ -210,7 +211,7 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     """
     phases = [attack.after for attack in spec.attacks if attack.name == ALL]
     if not phases:
-        return spec, {}
+        return _with_columns(spec), {}
     built = [one for one in _built(spec) if one[1].visible_to]
     chosen = [attack for attack in spec.attacks if attack.name != ALL]
     always = [name for name in registry.entries("attacks") if is_baseline(name)]
@@ -233,7 +234,18 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
         raise UsageError(
             f"expected an attack that {spec.adversary} can mount, got none: {'; '.join(reasons(left_out))}"
         )
-    return msgspec.structs.replace(spec, attacks=tuple(chosen)), left_out
+    named = [attack for attack in spec.attacks if attack.name != ALL]
+    return _with_columns(msgspec.structs.replace(spec, attacks=tuple(chosen)), named), left_out
+
+
+def _with_columns(spec: EvalSpec, named: Sequence[AttackSpec] | None = None) -> EvalSpec:
+    """Return ``spec`` with the names of the columns that its attacks are on; ``named`` are not those of ``all``."""
+    if not any(takes(attack, "column") for attack in spec.attacks):
+        return spec
+    federation = build_federation(training_cell(spec, spec.methods[0], seed=0), "cpu")
+    of_all = [] if named is None else [attack for attack in spec.attacks if attack not in named]
+    found = with_columns(spec.attacks, spec.adversary, federation, of_all=of_all)
+    return msgspec.structs.replace(spec, attacks=tuple(found))
 
 
 def _why_not(wanted: AttackSpec, spec: EvalSpec, built: Sequence[tuple[str, Method, Federation]]) -> str | None:

@@ -13,12 +13,14 @@ from typing import Any
 import msgspec
 
 from vflsec.core import registry
+from vflsec.data.partition import Partition
 from vflsec.experiment import plan
+from vflsec.experiment.about import about
 from vflsec.experiment.cell import dataset_identity, training_cell, versioned
 from vflsec.experiment.federation import partition_of
 from vflsec.experiment.naming import Names
 from vflsec.experiment.plan import asked_of, baselines, is_baseline, rows
-from vflsec.experiment.spec import EvalSpec
+from vflsec.experiment.spec import AttackSpec, EvalSpec
 from vflsec.experiment.store import environment
 from vflsec.records.manifest import NO_ADVERSARY, AttackEntry, BaselineEntry, Manifest, Provenance, RowEntry
 
@@ -31,11 +33,11 @@ def manifest_of(spec: EvalSpec, command: Sequence[str] = (), names: Names | None
         command: the words of the command line.
         names: what the data call themselves and each party; None for the names that vflsec uses.
     """
+    data = partition_of(training_cell(spec, spec.methods[0], 0))
     attacks = [
-        AttackEntry(label=label, name=attack.name, target=asked_of(attack), baseline=is_baseline(attack.name))
+        attack_entry(attack, label, spec.adversary, data)
         for attack, label in zip(spec.attacks, spec.labels, strict=True)
     ]
-    split = partition_of(training_cell(spec, spec.methods[0], 0))
     return Manifest(
         dataset=spec.dataset,
         adversary=spec.adversary,
@@ -58,9 +60,15 @@ def manifest_of(spec: EvalSpec, command: Sequence[str] = (), names: Names | None
         title=names.dataset if names else "",
         names=dict(names.parties) if names else {},
         techniques=_declared(spec),
-        used=split.used,
-        data_notes=list(split.warnings),
+        used=data.used,
+        data_notes=list(data.warnings),
     )
+
+
+def attack_entry(attack: AttackSpec, label: str, adversary: str, data: Partition) -> AttackEntry:
+    """Return what a report must know of an attack of ``adversary``."""
+    details, baseline = about(attack, adversary, data), is_baseline(attack.name)
+    return AttackEntry(label=label, name=attack.name, target=asked_of(attack), baseline=baseline, **details)
 
 
 def _declared(spec: EvalSpec) -> dict[str, str]:

@@ -261,10 +261,7 @@ def column_of(attack: Attack, victim: Party, split: str = "train") -> Column:
     if attack.column is not None and attack.column not in columns:
         raise UsageError(unknown(f"column of {victim.name}", attack.column, columns))
 
-    def varies(column: Column) -> bool:
-        return int(_categories({"train": victim.features[split]}, column)["train"].max()) > 0
-
-    varying = [column for column in columns.values() if varies(column)]
+    varying = varying_columns(victim, split)
     if attack.column is None and varying:
         return next((column for column in varying if column.kind == "categorical"), varying[0])
     if attack.column is None or columns[attack.column] not in varying:
@@ -273,6 +270,12 @@ def column_of(attack: Attack, victim: Party, split: str = "train") -> Column:
             f"{attack.column or 'none'}: choose another with column=NAME"
         )
     return columns[attack.column]
+
+
+def varying_columns(victim: Party, split: str = "train") -> list[Column]:
+    """Return the victim's columns that are not the same for all rows of ``split``."""
+    features = {"train": victim.features[split]}
+    return [column for column in victim.layout.columns if int(_categories(features, column)["train"].max()) > 0]
 
 
 def _categories(features: Mapping[str, Tensor], column: Column) -> dict[str, Tensor]:

@@ -35,14 +35,20 @@ class AttackEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         label: its name in the report, unique within an evaluation.
         name: its registered name, or ``path/to/file.py:Class``.
-        target: what it recovers, of whom, and which column.
+        target: what it recovers, and of whom and which column as far as that was chosen.
         baseline: whether it is part of *alone*, since it reads nothing of the federation.
+        victim: the name of the party that it is on; empty for an attack on labels or membership.
+        column: the name of the column that it recovers; empty for all or none.
+        above: the median of a number, which is inferred as above it or not; of the training rows of the first seed.
     """
 
     label: str
     name: str
     target: str
     baseline: bool = False
+    victim: str = ""
+    column: str = ""
+    above: float | None = None
 
 
 class RowEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

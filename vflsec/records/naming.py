@@ -22,7 +22,9 @@ def with_given_names(manifest: Manifest, records: dict[str, Record]) -> tuple[Ma
     if not (manifest.names or manifest.techniques):
         return manifest, records
     # "active" is also a word: as a name it stands alone, or after "victim=" or "of".
-    party = r"(?<![\w-])passive_\d+(?![\w-])|^active$|(?<=victim=)active\b|(?<=\bof )active$"
+    party = (
+        r"(?<![\w-])passive_\d+(?![\w-])|^active$|(?<=victim=)active\b|(?<=\bof )active$|(?<=^attribute of )active\b"
+    )
     paths = [rf"(?<![\w/.-]){re.escape(path)}(?!\w)" for path in manifest.techniques]
     pattern, names = re.compile("|".join([party, *paths])), manifest.names | manifest.techniques
     shown = {field: _given(getattr(manifest, field), pattern, names) for field in SHOWN}

@@ -42,7 +42,22 @@ FRAGMENT_STYLE = """
 FOLDERS = re.compile(r"""(?<![\w.~/:-])/[^\s"',;:=]*/(?=[^\s"',;:=/])""")
 """The folders of an absolute path: they may name a user, and differ between machines."""
 
-TEXT = ("attack", "budget", "status", "note", "method", "defense", "rows", "of", "from", "to", "what", "phase")
+TEXT = (
+    "attack",
+    "column",
+    "measure",
+    "budget",
+    "status",
+    "note",
+    "method",
+    "defense",
+    "rows",
+    "of",
+    "from",
+    "to",
+    "what",
+    "phase",
+)
 """The columns of text; all others are numbers."""
 
 COLUMNS = {

@@ -26,11 +26,11 @@ CSV_HEADER = (
     "utility_under_attack", "lost", "lost_low", "lost_high", "success", "success_low", "success_high",
     "epsilon_at_least", "epsilon", "delta", "epsilon_of", "budget",
     "bits", "bits_low", "bits_high", "tpr@0.001", "tpr@0.01", "known@0.99", "right@0.99",
-    "known_of_class@0.99", "right_of_class@0.99",
+    "known_of_class@0.99", "right_of_class@0.99", "victim", "column", "above",
 )  # fmt: skip
 
 CSV_TEXT = ("method", "defense", "attack", "target", "status", "utility_metric", "leak_metric", "leak_rows",
-            "epsilon_of", "budget")  # fmt: skip
+            "epsilon_of", "budget", "victim", "column")  # fmt: skip
 """The columns of text; all others are numbers."""
 
 PER_ROW = ("tpr@0.001", "tpr@0.01", "known_of_class@0.99", "right_of_class@0.99")
@@ -48,9 +48,12 @@ AT_LEAST = (
 )
 
 OF_ONE_COLUMN = (
-    "ONE COLUMN attacks on an attribute recover one column, by default the first categorical one: name others with "
-    "attribute:column=NAME"
+    "ONE COLUMN attacks on an attribute recover one column, by default the first categorical one; others may leak "
+    "more: run attribute:column=all"
 )
+
+FEW_COLUMNS = 5
+"""So many columns are listed below a table."""
 
 PICK = "adversary's pick"
 
@@ -103,8 +106,9 @@ def points(summary: Summary) -> list[Cells]:
     """
     curves: dict[str, list[Point]] = {}
     for point in sorted(_interleaved(summary), key=lambda p: _targets(summary).index(p.target)):
-        name = point.target if summary.audited else f"{point.method}, {point.defense}"
-        of = f", {point.target}" if _mixed(summary) and not summary.audited else ""
+        asked = f"strongest {point.target} of {point.among} columns of {point.victim}" if point.among else point.asked
+        name = asked if summary.audited else f"{point.method}, {point.defense}"
+        of = f", {asked}" if _mixed(summary) and not summary.audited else ""
         curves.setdefault(f"{name}{of}", []).append(point)
     header = [
         "λ",
@@ -185,6 +189,37 @@ def per_row(summary: Summary) -> Cells | None:
     return Cells("How much, of how many rows (alone in brackets)", header, [line(point) for point in shown])
 
 
+def columns(summary: Summary) -> Cells | None:
+    """Return the headline of each column, the largest gain first; None if not several of one party are attacked."""
+    shown = [p for p in summary.columns if p.attack == "worst"]
+    if not shown:
+        return None
+    header = ["method", "defense", "λ", "column", "attack", "measure", "leak ↓", "rows", "alone", "chance", "advantage"]
+    rows = [
+        [
+            p.method, p.defense, f"{p.strength:.4g}", p.asked.removeprefix("attribute "), p.choice.split(":")[0],
+            MEASURES.get(p.leak.metric, p.leak.metric), with_margin(p.leak), p.leak.rows, number(p.leak.alone),
+            number(p.leak.chance), signed(p.leak.advantage),
+        ]
+        for p in sorted(shown, key=lambda p: (p.strength, -(p.leak.advantage or 0.0)))
+    ]  # fmt: skip
+    found = Cells("Every column that was attacked, the largest advantage first", header, rows)
+    return without(found, ("method", "defense", *OF_TRAINING)) if summary.audited else found
+
+
+def next_columns(summary: Summary) -> list[str]:
+    """Return a line for each party of which several columns are attacked: those that leak most without a defense."""
+    found = []
+    for top in (p for p in summary.worst if p.among and not p.strength):
+        own = [p for p in summary.columns if p.attack == "worst" and (p.method, p.defense) == (top.method, top.defense)]
+        own = [p for p in own if p.strength == 0 and p.victim == top.victim and p.leak.mean is not None]
+        own.sort(key=lambda p: -(p.leak.advantage or 0.0))
+        names = [f"{p.column} {number(p.leak.mean)} ({number(p.leak.alone)})" for p in own[:FEW_COLUMNS]]
+        more = f"; all {top.among} are in --format markdown, csv and json" if top.among > len(names) else ""
+        found.append(f"COLUMNS of {top.victim}, leak and alone: {', '.join(names)}{more}")
+    return list(dict.fromkeys(found))
+
+
 def subgroups(summary: Summary) -> Cells | None:
     """Return a row for each attack and group of rows, or None if no groups were asked for."""
     if not summary.subgroups:
@@ -203,7 +238,7 @@ def subgroups(summary: Summary) -> Cells | None:
 
 def detailed(summary: Summary) -> list[Cells]:
     """Return all tables, also that with details for which a terminal has no room."""
-    return [*tables(summary), *filter(None, [per_row(summary)])]
+    return [*tables(summary), *filter(None, [columns(summary), per_row(summary)])]
 
 
 def tables(summary: Summary) -> list[Cells]:
@@ -225,7 +260,8 @@ def remarks(summary: Summary) -> list[str]:
         *(f"VERDICT NOTE {alarm}" for alarm in summary.alarms),
         *(f"VERDICT {sentence}" for sentence in summary.verdict),
         *(gate_line(gate) for gate in summary.gates),
-        *([OF_ONE_COLUMN] if any(point.target == "attribute" for point in summary.points) else []),
+        *next_columns(summary),
+        *([OF_ONE_COLUMN] if any(point.column and not point.among for point in summary.points) else []),
         *(f"ERROR {line}" for line in summary.failures),
         *lost(summary),
         *not_run(summary),
@@ -342,16 +378,17 @@ def lines(summary: Summary) -> list[list[Any]]:
             p.leak.advantage, *p.leak.advantage_ci95, p.leak.detectable, p.leak.accuracy,
             p.utility.n, p.nbytes, p.seconds,
             *[None] * 7, p.empirical.epsilon if p.empirical else None, *_spent(p), _budget_cell(p).replace(", ", "; "),
-            p.leak.bits, *p.leak.bits_ci95, *map(p.leak.others.get, CSV_HEADER[-6:]),
+            p.leak.bits, *p.leak.bits_ci95, *map(p.leak.others.get, CSV_HEADER[-9:-3]),
+            *map(_no_formula, (p.victim, p.column)), p.above,
         ]
-        for p in (*summary.points, *summary.worst)
+        for p in (*summary.points, *summary.worst, *summary.columns)
     ]  # fmt: skip
     found += [
         [
             *map(_no_formula, (d.method, d.defense)), d.strength, _no_formula(d.attack), "integrity", d.status,
             d.utility.metric, d.utility.mean, *d.utility.ci95, *[None] * 6, d.chance, *[None] * 6,
             d.lost.n, None, None,
-            d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, *[None] * 14,
+            d.under_attack.mean, d.lost.mean, *d.lost.ci95, d.success.mean, *d.success.ci95, *[None] * 17,
         ]
         for d in summary.integrity
     ]  # fmt: skip
@@ -460,19 +497,21 @@ def _targets(summary: Summary) -> list[str]:
 
 def _title(label: str, points: Sequence[Point], summary: Summary) -> str:
     """Return the title of a table, with the measure of its leaks where not all leaks are of labels."""
-    measures = [p.leak.metric for p in points if p.leak.metric]
-    return (
-        f"{label} (leak: {MEASURES.get(measures[0], measures[0])})"
-        if (_mixed(summary) or summary.audited) and measures
-        else label
-    )
+    leak = next((p.leak for p in points if p.leak.metric), None)
+    if leak is None or not (_mixed(summary) or summary.audited):
+        return label
+    several = len({p.leak.metric for p in points if p.leak.metric}) > 1
+    measure = "measure of the column" if several else MEASURES.get(leak.metric, leak.metric)
+    chance = f", {number(leak.chance)} by chance" if leak.chance is not None and not several else ""
+    return f"{label} (leak: {measure}{chance})"
 
 
 def _attack(point: Point) -> str:
     """Return the attack's name; of the headline and of the adversary's pick, which it is."""
     if point.attack not in ("worst", "picked") or not point.choice:
-        return point.attack
-    return f"{'worst' if point.attack == 'worst' else PICK}: {point.choice}"
+        return point.choice if point.among else point.attack
+    column = f" on {point.column}" if point.choice == "alone" and point.among else ""
+    return f"{'worst' if point.attack == 'worst' else PICK}: {point.choice}{column}"
 
 
 def _mixed(summary: Summary) -> bool:

@@ -15,16 +15,18 @@ def check_report(summary: Summary) -> None:
     Raises:
         AssertionError: one of them does not hold.
     """
-    alone: dict[tuple[str, str], float] = {}
-    for point in (*summary.points, *summary.worst, *summary.picked):
+    alone: dict[tuple[str, str, str], float] = {}
+    for point in (*summary.points, *summary.worst, *summary.picked, *summary.columns):
         for leak in (point.leak, point.leak_train):
             if leak.alone is not None:
-                first = alone.setdefault((point.target, leak.rows), leak.alone)
+                first = alone.setdefault((point.target, point.column, leak.rows), leak.alone)
                 assert leak.alone == first, f"alone is {first} and {leak.alone} on {leak.rows} rows, {point.target}"
         if point.choice == "alone":
             assert point.leak.advantage in (None, 0.0), f"not joining has advantage {point.leak.advantage}"
     headlines = {_place(point): point.leak for point in summary.worst}
     for point in summary.points:
+        if point.among:  # the strongest column gains most, and may leak less
+            continue
         for leak in (point.leak, point.leak_train):
             _check_not_below(headlines.get(_place(point)), leak, f"{point.attack} on {leak.rows} rows")
 
