@@ -498,8 +498,11 @@ THREE = {"dataset": "multiple-features", "data": {"options": {"parties": 3}}, "a
 def test_all_attacks_every_party_that_it_could_be_on():
     found, reasons = engine.every_attack(specs.read({**THREE, "attacks": ["all"]}))
     names = [attack.label for attack in found.attacks]
-    for name in ("inversion-blackbox", "attribute", "column-fusion"):
+    for name in ("inversion-blackbox", "column-fusion"):
         assert names.count(name) == names.count(f"{name}:victim=passive_2") == 1
+    for name in ("attribute", "attribute-fusion"):  # the party has more than 30 columns: of each the first
+        own = [label for label in names if label.startswith(f"{name}:")]
+        assert [":victim=passive_2,column=" in label for label in own] == [False, True]
     assert "grn:victim=passive_2" in reasons
     assert not any("passive_1" in name for name in names), "it is the first, for which the name alone stands"
 

@@ -249,9 +249,10 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The name of each attack in tables and gates, with its options if another attack has the same name."""
+        """The name of each attack in tables and gates; with options if it is on a column, or others have its name."""
         names = [attack.name for attack in self.attacks]
-        return tuple(a.label if names.count(a.name) > 1 else a.short_name + a.place for a in self.attacks)
+        whole = [names.count(attack.name) > 1 or "column" in attack.options for attack in self.attacks]
+        return tuple(a.label if all_ else a.short_name + a.place for a, all_ in zip(self.attacks, whole, strict=True))
 
     @property
     def name(self) -> str:
