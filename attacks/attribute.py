@@ -19,6 +19,7 @@ from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import Searched, log_probabilities, searched, unfinished
 from vflsec.inference.releases import averages, latest
+from vflsec.inference.trajectories import functions_of_all
 
 FEWEST = 3
 """Auxiliary rows that a category needs for the classifier to learn it."""
@@ -35,9 +36,10 @@ class AttributeInference(Attack):
     with fewer than three auxiliary rows is the least likely one of every row. A number is inferred as above or below
     its median.
 
-    For training rows the input is the mean of the last 1, 3 or 10 releases, because noise averages out;
-    cross-validation chooses the number. A test row has one release, at prediction. Test rows therefore have a
-    classifier of their own, fitted to one release of each auxiliary row, which is as noisy as they are.
+    For training rows the input is the mean of the last 1, 3 or 10 releases, because noise averages out, or a function
+    of all releases, since earlier bottom models show other columns (``vflsec.inference.trajectories``).
+    Cross-validation chooses. A test row has one release, at prediction. Test rows therefore have a classifier of their
+    own, fitted to one release of each auxiliary row, which is as noisy as they are.
 
     Source: Song and Shmatikov, ICLR 2020, "Overlearning reveals sensitive attributes" (arXiv 1905.11742), section 3.1,
     with a linear classifier.
@@ -48,7 +50,8 @@ class AttributeInference(Attack):
         reads: ``received`` embeddings, ``both`` these and own columns, or ``own`` columns only, which needs no
             federation; None for the better of the first two.
         folds: of the cross-validation.
-        releases: number of last releases of a training row that are averaged; None for the best of 1, 3 and 10.
+        releases: number of last releases of a training row that are averaged; None for the best of 1, 3 and 10, and of
+            functions of all.
     """
 
     name = "attribute"
@@ -60,13 +63,13 @@ class AttributeInference(Attack):
     verified = "scikit-learn's own estimator; figures of the source: unverified"
     differs = (
         "The classifier is linear; the source has a network.",
-        "Own columns can be inputs beside the embedding (reads), and several releases of a training row are averaged "
-        "(releases).",
+        "Own columns can be inputs beside the embedding (reads), and several or all releases of a training row are "
+        "read (releases).",
         "A number is inferred as above or below its median.",
         THRESHOLD,
     )
-    version = 3
-    costs = "a few dozen small fits for each number of releases"
+    version = 4
+    costs = "a few dozen small fits for each number of releases, and for each function of all"
     fails = (
         "if neither the task nor own columns depend on the attribute, and with an embedding as narrow as the task; an "
         "attribute with rare categories needs more auxiliary rows"
@@ -127,7 +130,7 @@ class AttributeInference(Attack):
         return Guess(scores, converged=not unfinished(caught))
 
     def _inputs(self, view: View) -> list[list[Inputs]]:
-        """Return the choices of inputs: first of one release for every split, then of means for the auxiliary split.
+        """Return the choices of inputs: of one release for every split, then of several for the auxiliary split.
 
         Each item has received embeddings, the same beside own columns, or both choices, as ``reads`` says.
         """
@@ -142,7 +145,9 @@ class AttributeInference(Attack):
 
         single = latest(view, Kind.EMBEDDING, sender=view.victim)
         means = averages(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)
-        return [choices(single), *(choices({known: h}) for h in means if not torch.equal(h, single[known]))]
+        of_all = [] if self.releases else functions_of_all(view, sender=view.victim)
+        further = [*(h for h in means if not torch.equal(h, single[known])), *of_all]
+        return [choices(single), *(choices({known: h}) for h in further)]
 
 
 def _standardized(inputs: Mapping[str, Tensor], split: str) -> Inputs:

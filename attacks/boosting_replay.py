@@ -48,7 +48,7 @@ class BoostingReplay(Attack):
     name = "boosting-replay"
     stream = "fusion"  # which joins the same guesses; with the same view they are computed once
     wants = EVERYTHING
-    version = 6
+    version = 7
     needs = frozenset({Need.OWN_FEATURES, Need.NODES, Need.AUX_LABELS})
     reference = "this project; Chen and Guestrin 2016 (XGBoost), equation 5; Cheng et al. 2021 (SecureBoost)"
     verified = "the scores of trainings of which all nodes and labels are known, left-out values against a naive loop"

@@ -73,7 +73,7 @@ class Fusion(OfClasses):
     """
 
     name = "fusion"
-    version = 9
+    version = 10
 
 
 class AttributeFusion(OfClasses):
@@ -87,7 +87,7 @@ class AttributeFusion(OfClasses):
     """
 
     name = "attribute-fusion"
-    version = 5
+    version = 6
     side = "either"
     target = "attribute"
 
@@ -111,7 +111,7 @@ class ColumnFusion(FromAllSources):
     name = "column-fusion"
     side = "either"
     target = "features"
-    version = 5
+    version = 6
 
     def __init__(self, *, victim: str | None = None) -> None:
         self.victim = victim

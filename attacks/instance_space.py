@@ -26,6 +26,7 @@ class InstanceSpaces(Attack):
     """
 
     name = "instance-space"
+    version = 2
     needs = frozenset({Need.NODES, Need.AUX_LABELS})
     reference = "Cheng et al. 2021 (SecureBoost), arXiv 1901.08755; Rasmussen and Williams 2006, chapter 2"
     verified = "labels of a tree whose leaves are pure, chance for trees that were grown at random"

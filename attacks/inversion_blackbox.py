@@ -15,6 +15,7 @@ from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.column_regression import Inputs, Model, missed, regressed_columns
 from vflsec.inference.releases import averages, latest
+from vflsec.inference.trajectories import functions_of_all
 
 
 class BlackBoxInversion(Attack):
@@ -23,8 +24,10 @@ class BlackBoxInversion(Attack):
     The inverse is a regression on received embeddings (n, d) and own columns (n, p). The source has a network
     (``model=mlp``); with a few dozen auxiliary rows ridge regression is the stronger inverse.
 
-    For training rows the input is the mean of the last 1, 3 or 10 releases, because noise averages out. The number is
-    the one with the smallest leave-one-out error of ridge regression on auxiliary rows. A test row has one release, at
+    For training rows the input is a function of all releases, since earlier bottom models send other projections of the
+    columns: all of them side by side, or their first principal components (``vflsec.inference.trajectories``), with or
+    without own columns. Or it is the mean of the last 1, 3 or 10 releases, because noise averages out. The one with the
+    smallest leave-one-out error of ridge regression on auxiliary rows is taken. A test row has one release, at
     prediction. Test rows therefore have an inverse of their own, fitted to one release of each auxiliary row, which is
     as noisy as they are.
 
@@ -36,7 +39,8 @@ class BlackBoxInversion(Attack):
             auxiliary rows, else ``better``.
         hidden: width of the network's hidden layer.
         own: whether own columns are inputs too.
-        releases: number of last releases of a training row that are averaged; None for the best of 1, 3 and 10.
+        releases: number of last releases of a training row that are averaged; None for the best of 1, 3 and 10, and of
+            functions of all.
     """
 
     name = "inversion-blackbox"
@@ -49,10 +53,11 @@ class BlackBoxInversion(Attack):
         "The inverse is ridge regression below 300 auxiliary rows, else the better of it and a network; the source "
         "has a network.",
         "Own columns are inputs beside the embedding (own).",
-        "The mean of several releases of a training row is the input (releases); the source sends each input once.",
+        "A function of several or all releases of a training row is the input (releases); the source sends each input "
+        "once.",
     )
-    version = 3
-    costs = "a ridge regression for each column and number of releases"
+    version = 4
+    costs = "a ridge regression for each column and choice of releases"
     fails = (
         "with a narrow embedding: if it is as wide as there are classes, little more than the label can be recovered; "
         "with noise on embeddings it does as well as own columns"
@@ -102,6 +107,8 @@ class BlackBoxInversion(Attack):
 
         known = view.aux_split
         means = [inputs(h, known) for h in averages(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)]
-        best = means[0] if len(means) == 1 else min(means, key=lambda x: missed(x, view))
+        of_all = [] if self.releases else functions_of_all(view, sender=view.victim)
+        choices = [*means, *of_all, *(inputs(x, known) for x in of_all if self.own)]
+        best = means[0] if len(choices) == 1 else min(choices, key=lambda x: missed(x, view))
         single = {s: inputs(h, s) for s, h in latest(view, Kind.EMBEDDING, sender=view.victim).items()}
         return [single] if torch.equal(best, single[known]) else [single, {known: best}]

@@ -219,11 +219,12 @@ def test_noise_of_repeated_releases_averages_out_and_of_test_rows_does_not(make)
 
 @pytest.mark.parametrize("make", AVERAGING)
 def test_how_often_a_row_is_read_does_not_touch_test_rows(make):
-    view, _ = repeated(12, noise=2.0)
+    view, truth = repeated(12, noise=2.0)
     one, many, chosen = (make(releases=turns)(view, seed=0).scores for turns in (1, 10, None))
     assert torch.equal(one["test"], many["test"])
     assert torch.equal(one["test"], chosen["test"])
-    assert torch.equal(many["train"], chosen["train"])
+    errors = [((scores["train"] - truth["train"]) ** 2).mean() for scores in (many, chosen)]
+    assert errors[1] <= 1.02 * errors[0], "of twelve releases, all can be read"
     assert not torch.equal(one["train"], many["train"])
 
 

@@ -297,3 +297,11 @@ def test_parameters_are_those_of_the_last_step():
     assert parameters(told, sender="active") == {"weight": torch.tensor([4.0]), "mean": torch.tensor([5.0])}
     assert parameters(told, sender="server", receiver="active") == {"weight": torch.tensor([6.0])}
     assert parameters(told, sender="server", receiver="passive_1") == {}
+
+
+def test_steps_that_are_counted_anew_in_each_epoch_are_different_messages():
+    view = make_view([[0, 1], [0, 1], [2]])
+    again = tuple(replace(m, step=0) for m in view.messages)
+    found = received(replace(view, messages=again), Kind.GRADIENT)
+    assert found.values[:, 0].tolist() == [0.0, 0.0, 1.0, 1.0, 2.0]
+    assert found.message.tolist() == [0, 0, 1, 1, 2]

@@ -20,7 +20,7 @@ from vflsec.inference.boosting_guesses import FOLDS, guesses
 from vflsec.inference.instance_spaces import regressed
 from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, of_classes, unit_rows
 from vflsec.inference.opinion_pool import Forest, Opinion, blended, pooled
-from vflsec.inference.sources import COLUMNS, SourceTable, Table, sources
+from vflsec.inference.sources import COLUMNS, SourceTable, sources
 from vflsec.inference.trees.bounds import bounds
 from vflsec.inference.trees.learned import learned
 from vflsec.inference.trees.nodes import partners
@@ -115,25 +115,25 @@ class FusedModel(NamedTuple):
     """
 
     mixture: Mixture
-    tables: Mapping[str, Table]
+    tables: Mapping[str, SourceTable]
     n_rows: Mapping[str, int]
 
     @property
     def read_by_trees(self) -> list[tuple[str, ...]]:
         """Names of the tables of each forest: own columns, and all tables."""
-        everything = tuple(self.tables)
+        everything = tuple(name for name, source in self.tables.items() if not source.rescaled)
         columns = tuple(name for name in everything if name == COLUMNS)
         return [names for names in dict.fromkeys((columns, everything)) if names]
 
     def predict(self, split: str, known: str) -> Tensor:
         """Return predictions (n, d) of the rows of ``split``; ``known`` is the split of the auxiliary rows."""
-        x = {name: unit_rows(table[split], table[known]) for name, table in self.tables.items()}
-        found = self.mixture.predict({**x, **{name + _DISTANCES: own for name, own in x.items()}})
+        tables = {name: self.tables[name.removesuffix(_DISTANCES)].table for name in self.mixture.coefficients}
+        found = self.mixture.predict({name: unit_rows(table[split], table[known]) for name, table in tables.items()})
         return found.expand(self.n_rows[split], -1)  # without tables there is one prediction for all rows
 
     def joined(self, names: Iterable[str], split: str) -> Tensor:
         """Return tables of ``split`` side by side, (n, k)."""
-        return torch.cat([self.tables[name][split].float() for name in names], dim=1)
+        return torch.cat([self.tables[name].table[split].float() for name in names], dim=1)
 
 
 def _fitted(view: View, targets: Tensor, likelihood: Likelihood, rng: torch.Generator) -> dict[str, FusedModel]:
@@ -146,8 +146,7 @@ def _fitted(view: View, targets: Tensor, likelihood: Likelihood, rng: torch.Gene
         if covering not in by_tables:
             own = {name: held[name] for name in held if name in covering}
             mixture = Mixture(_kernels(own, view.aux_split), view.aux_rows, targets, likelihood, rng)
-            tables = {name: source.table for name, source in own.items()}
-            by_tables[covering] = FusedModel(mixture, tables, {name: len(x) for name, x in view.features.items()})
+            by_tables[covering] = FusedModel(mixture, own, {name: len(x) for name, x in view.features.items()})
         found[split] = by_tables[covering]
     return found
 
@@ -158,9 +157,14 @@ def _budget(models: Iterable[FusedModel]) -> dict[str, float]:
 
 def _kernels(held: Mapping[str, SourceTable], split: str) -> dict[str, Kernel]:
     """Return a linear kernel for each source, and one of distances where the source asks for it."""
-    x = {name: unit_rows(source.table[split], source.table[split]) for name, source in held.items()}
-    curved = {name + _DISTANCES: Kernel(x[name], nonlinear=True) for name, source in held.items() if source.distances}
-    return {**{name: Kernel(own) for name, own in x.items()}, **curved}
+    found = {}
+    for name, source in held.items():
+        x = unit_rows(source.table[split], source.table[split])
+        if source.linear:
+            found[name] = Kernel(x)
+        if source.distances:
+            found[name + _DISTANCES] = Kernel(x, nonlinear=True)
+    return found
 
 
 def _of_values(targets: Tensor) -> Likelihood:

@@ -11,7 +11,7 @@ from torch import Tensor
 from vflsec.core.scaling import standardized
 from vflsec.inference.opinion_pool import TEMPERATURES
 
-NOISE = torch.logspace(-2, 2, 9, dtype=torch.float64)
+NOISE = torch.logspace(-4, 2, 13, dtype=torch.float64)
 """Candidate variances of the noise; a kernel has variance one."""
 
 BEAM = 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -99,9 +100,12 @@ def received(
         InsufficientView: there is no such message.
     """
     names = view.party.split("+")
-    by_step: dict[tuple[str, int], list[Message]] = {}
+    by_step: dict[tuple[str, int, int], list[Message]] = {}
+    earlier: Counter[tuple[str, int, str, str]] = Counter()  # a foreign transcript may count steps anew in each epoch
     for m in _of_one_phase(_messages(view, kind, split, sender), phase):
-        by_step.setdefault((m.phase, m.step), []).append(m)
+        route = (m.phase, m.step, m.sender, m.receiver)
+        by_step.setdefault((m.phase, m.step, earlier[route]), []).append(m)
+        earlier[route] += 1
     if not by_step:
         raise InsufficientView(f"expected a {kind} about {split} rows, got none in {len(view.messages)} messages")
     rows_of = [messages[0].rows for messages in by_step.values() if messages[0].rows is not None]

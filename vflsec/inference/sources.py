@@ -13,6 +13,7 @@ from vflsec.core.message import Kind
 from vflsec.core.view import Need, View
 from vflsec.inference.instance_spaces import POWERS
 from vflsec.inference.releases import AVERAGED, Releases, last_sent, latest, percentiles, received, times_asked
+from vflsec.inference.trajectories import CURVED, LINEAR, trajectories
 from vflsec.inference.trees.bounds import bounds
 from vflsec.inference.trees.components import components, weighed
 from vflsec.inference.trees.nodes import partners
@@ -49,12 +50,14 @@ class SourceTable(NamedTuple):
             of all tables leaves this one out.
         rescaled: whether another table has the same columns up to a linear map. Only models with a penalty can tell the
             two apart.
+        linear: whether a linear kernel is worth trying.
     """
 
     table: Table
     distances: bool = False
     derived: bool = False
     rescaled: bool = False
+    linear: bool = True
 
 
 def sources(view: View) -> dict[str, SourceTable]:
@@ -71,7 +74,8 @@ def sources(view: View) -> dict[str, SourceTable]:
     predictions     logits of the joint model
     gradients       by sender and phase: the mean of a row's releases in units of each message's noise, the same
                     whitened, the mean direction, the mean of each third of training, and the length
-    embeddings      by sender and phase: the last release, and the means of the last few
+    embeddings      by sender and phase: the last release, the means of the last few, and functions of all releases:
+                    one with the inner products of all side by side, and the first principal components
     nodes           by sender: principal components of the nodes of trees that rows share, and of those nodes that are
                     also told at prediction; about labels, with several weights of the first components
     bounds          by sender, if it says to which side of bins rows go: the quantile of each column between its bounds,
@@ -119,6 +123,7 @@ def _sources(view: View) -> dict[str, SourceTable]:
             last = phase == [p for k, s, p in routes if (k, s) == (kind, sender)][-1]
             tables = _means(view, sender, phase, with_other_splits=last)
             found |= {f"{name}: last {n}": SourceTable(x) for n, x in tables}
+            found |= dict(_of_all_releases(view, sender, phase, name))
     for other in partners(view):
         found |= dict(_of_trees(view, other))
     return _distinct(found, view.aux_split)
@@ -206,6 +211,18 @@ def _means(view: View, sender: str, phase: str, *, with_other_splits: bool) -> I
             at_prediction = latest(view, Kind.EMBEDDING, sender=sender)
             table = {**at_prediction, view.aux_split: table[view.aux_split]}
         yield releases, table
+
+
+def _of_all_releases(view: View, sender: str, phase: str, name: str) -> Iterator[tuple[str, SourceTable]]:
+    """Yield tables of all embeddings of each row, with their names; none if there is one embedding of each."""
+    found = trajectories(view, Kind.EMBEDDING, sender=sender, phase=phase)
+    if found is None:
+        return
+    yield f"{name}: all", SourceTable({view.aux_split: found.every}, rescaled=True)
+    for linear, numbers in ((True, LINEAR), (False, CURVED)):
+        for number, x in found.first(numbers).items():
+            table = SourceTable({view.aux_split: x}, rescaled=True, linear=linear, distances=not linear)
+            yield f"{name}: {number} components of all", table
 
 
 def _distinct(sources: Mapping[str, SourceTable], split: str) -> dict[str, SourceTable]:

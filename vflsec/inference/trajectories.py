@@ -1,0 +1,136 @@
+"""Every release of a row, side by side: earlier models send other functions of the same columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vflsec.core.message import Kind
+from vflsec.core.scaling import standardized
+from vflsec.core.view import View
+from vflsec.inference.releases import Releases, received
+from vflsec.inference.trees.components import weighed
+
+LANDMARKS = 256
+"""Rows whose span holds the components, beside up to ``MOST_KNOWN`` auxiliary rows."""
+
+MOST_KNOWN = 1024
+
+LINEAR = (8, 16)
+"""Numbers of first components that a linear model reads: with more, it fits noise."""
+
+CURVED = (32, 64, 128)
+"""Numbers of first components whose distances a kernel compares: columns are no linear function of releases."""
+
+NEGLIGIBLE = 1e-10
+"""Share of the largest variance below which a component is a rounding error."""
+
+
+class Trajectories(NamedTuple):
+    """Functions of all releases of each row.
+
+    Attributes:
+        every: (n, k) whose inner products are those of the standardized releases side by side.
+        components: (n, r) the first principal components, each with variance one.
+    """
+
+    every: Tensor
+    components: Tensor
+
+    def first(self, numbers: Iterable[int]) -> dict[int, Tensor]:
+        """Return the first components by their number, without repetitions."""
+        most = self.components.shape[1]
+        return {min(number, most): self.components[:, :number] for number in numbers}
+
+
+def trajectories(view: View, kind: Kind, *, sender: str | None, phase: str | None = None) -> Trajectories | None:
+    """Return functions of all releases of each row in the split of the auxiliary rows.
+
+    The bottom model changes during training, so the releases of a row are many projections of its columns. The first
+    principal components are what most releases share; the last ones are noise and drift within an epoch.
+
+    It is None if no row has a second release that the adversary reads. The result is computed once for a view and its
+    copies, and must not be changed.
+
+    Args:
+        view: of the adversary.
+        kind: of message.
+        sender: None for any sender.
+        phase: None for the last phase with such a message.
+
+    Raises:
+        InsufficientView: there is no such message about these rows.
+    """
+    key = ("trajectories", kind, sender, phase, *view.aux_rows.tolist())
+    if key not in view.memo:
+        view.memo[key] = _trajectories(view, received(view, kind, split=view.aux_split, sender=sender, phase=phase))
+    found: Trajectories | None = view.memo[key]
+    return found
+
+
+def functions_of_all(view: View, *, sender: str | None) -> list[Tensor]:
+    """Return the functions (n, k) of all embeddings of each row that a linear model may read; none without any."""
+    found = trajectories(view, Kind.EMBEDDING, sender=sender)
+    return [] if found is None else [found.every, *found.first((*LINEAR, *CURVED)).values()]
+
+
+def _trajectories(view: View, releases: Releases) -> Trajectories | None:
+    if not int(releases.epoch.max()):
+        return None
+    u, values = principal_components(side_by_side(releases), landmarks(view))
+    if not len(values):
+        return None
+    every = weighed((u * values).cpu().numpy(), values.cpu().numpy(), 1, len(values)).to(u.device)
+    return Trajectories(every, u[:, : max(CURVED)] * len(u) ** 0.5)
+
+
+def side_by_side(releases: Releases) -> Iterator[Tensor]:
+    """Yield the standardized releases (n, d) of the rows in each epoch.
+
+    Epochs are equal numbers of messages. A row that has several releases in an epoch gets their mean, and one without
+    any keeps its last; before its first it is at the mean, which is zero.
+    """
+    n_epochs = int(releases.epoch.max()) + 1
+    epoch = releases.message * n_epochs // (int(releases.message.max()) + 1)
+    current = releases.values.new_zeros(releases.n_rows, releases.values.shape[1], dtype=torch.float64)
+    for number in range(n_epochs):
+        present = releases.where(epoch == number)
+        has_any = torch.bincount(present.rows, minlength=releases.n_rows) > 0
+        if has_any.any():
+            current = current.clone()
+            current[has_any] = standardized(present.mean(present.values)[has_any])
+        yield current
+
+
+def landmarks(view: View) -> Tensor:
+    """Return the positions of the auxiliary rows, and of others at equal distances."""
+    n = len(view.features[view.aux_split])
+    chosen = torch.zeros(n, dtype=torch.bool, device=view.aux_rows.device)
+    chosen[:: max(1, n // LANDMARKS)] = True
+    chosen[view.aux_rows[:MOST_KNOWN]] = True
+    return torch.nonzero(chosen)[:, 0]
+
+
+def principal_components(blocks: Iterator[Tensor], landmarks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the left singular vectors (n, r) and singular values (r,) of ``blocks`` (n, d) side by side.
+
+    They are those of the rows' projections onto the span of the rows at ``landmarks`` (l,). Inner products with
+    landmarks stay as they are, and so does a ridge regression that is fitted to landmarks. The memory is that of n l
+    numbers, for any number and width of blocks.
+
+    Source: Williams and Seeger 2001, "Using the Nystroem method to speed up kernel machines".
+    """
+    products = torch.zeros(0)
+    for block in blocks:
+        products = products if len(products) else block.new_zeros(len(block), len(landmarks))
+        products.addmm_(block, block[landmarks].T)
+    variances, axes = torch.linalg.eigh((products[landmarks] + products[landmarks].T) / 2)
+    kept = variances > NEGLIGIBLE * variances[-1]
+    projected = products @ axes[:, kept] / variances[kept].sqrt()  # (n, r)
+    squares, rotation = torch.linalg.eigh(projected.T @ projected)
+    kept = squares > NEGLIGIBLE * squares[-1:]
+    values = squares[kept].flip(0).sqrt()
+    return projected @ rotation[:, kept].flip(1) / values, values
