@@ -114,7 +114,7 @@ def test_constant_scores_that_a_defense_may_cause_are_no_alarm():
 def test_a_collapsed_model():
     lost = {"status": "collapsed", "error": "the model predicts the same for every test row", "leak": {}}
     summary = summary_of(changes=lambda row: lost if row.strength == 0 else {})
-    expect_alarm(summary, "the model collapsed in 2 of 2 trainings of fedsplitnn, no defense, as the model predicts")
+    expect_alarm(summary, "fedsplitnn, no defense: the model predicts the same for every test row (2 of 2 trainings)")
 
 
 def test_more_than_a_tenth_of_a_class_known():

@@ -862,10 +862,10 @@ def test_a_run_of_trees_on_few_rows_says_what_to_lower(tmp_path):
         seeds=1, jobs=1, aux={"n": 10, "folds": 0}, out=tmp_path,
     )  # fmt: skip
     assert [point.statuses for point in report.points if point.attack == "logistic"] == [{"collapsed": 1}]
-    (note,) = [note for note in report.summary.notes if "leaf_rows" in note]
-    assert note == (
-        "secureboost: the model predicts the same for every test row: no tree has a split, which needs 40 rows in a "
-        "round with leaf_rows=20, and there are 30: lower leaf_rows"
+    (alarm,) = [alarm for alarm in report.summary.alarms if "leaf_rows" in alarm]
+    assert alarm == (
+        "secureboost, no defense: the model predicts the same for every test row: no tree has a split, which needs 40 "
+        "rows in a round with leaf_rows=20, and there are 30: lower leaf_rows (1 of 1 training)"
     )
 
 

@@ -55,10 +55,9 @@ def _collapsed(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[st
     for row in manifest.rows:
         record = records.get(row.key)
         if record and record.status == "collapsed":
-            cause = f", as {record.error}" if record.error else ""
-            by_place.setdefault(f"{_place(row)}{cause}", set()).add(row.seed)
+            by_place.setdefault(f"{_place(row)}: {record.error or 'the model collapsed'}", set()).add(row.seed)
     for place, seeds in by_place.items():
-        yield f"the model collapsed in {len(seeds)} of {count(manifest.seeds, 'training')} of {place}"
+        yield f"{place} ({len(seeds)} of {count(manifest.seeds, 'training')})"
 
 
 def _constant(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
