@@ -32,14 +32,14 @@ from vflsec.audit.fit import Finding, check_fit, declared_kinds
 from vflsec.audit.subject import Subject, last_by_row
 from vflsec.audit.transcript import Sent
 from vflsec.cli import cli
-from vflsec.data.dataset import PartyTable, VerticalDataset
+from vflsec.data.dataset import VerticalDataset
 from vflsec.data.encode import dense
 from vflsec.data.partition import Partition
 from vflsec.experiment.federation import load_dataset
 from vflsec.experiment.spec import AuxSpec
 
 DATASETS = ("toy", "credit-default", "digits", "flights", "multiple-features")
-ROWS = (120, 200, 600)
+ROWS = (120, 400)
 DEFENSES = ("none", "iso:lambda=25", "gaussian-dp:strength=20", "iso:lambda=25@embedding")
 DOORS = ("passive", "active", "table", "predictions", "weights", "function")
 SHARES = (0.05, 0.2, 0.5, 1.0)
@@ -71,9 +71,8 @@ def sample(name: str, rows: int, seed: int) -> VerticalDataset:
     short = {label: (labels.loc[kept] == label).sum() for label in labels.unique()}
     extra = [ids[(labels == label).to_numpy()][:12] for label, n in short.items() if n < 12]
     kept = kept.append(extra).unique() if extra else kept
-    tables = [PartyTable(table.name, table.frame.loc[kept]) for table in whole.parties]
-    tables = [replace(old, frame=new.frame) for old, new in zip(whole.parties, tables, strict=True)]
-    return replace(whole, parties=tuple(tables), labels=whole.labels.loc[kept], draw=None, source=None, test_ids=None)
+    tables = tuple(replace(table, frame=table.frame.loc[kept]) for table in whole.parties)
+    return replace(whole, parties=tables, labels=whole.labels.loc[kept], draw=None, source=None, test_ids=None)
 
 
 def train(name: str, rows: int, defense: str, seed: int) -> Trained:
@@ -88,8 +87,8 @@ def train(name: str, rows: int, defense: str, seed: int) -> Trained:
     split = foreign.split_by(foreign.with_roles(dataset, subject, None, None)[0])
     names = np.concatenate([split.ids["train"], split.ids["test"]]).astype(str)
     x = {
-        party: torch.from_numpy(np.concatenate([dense(own.features[part]) for part in foreign.SPLITS])).float()
-        for party, own in split.parties.items()
+        party: torch.from_numpy(np.concatenate([dense(held.features[part]) for part in foreign.SPLITS])).float()
+        for party, held in split.parties.items()
     }
     y = torch.tensor(split.labels["train"])
     torch.manual_seed(seed)
@@ -129,9 +128,9 @@ def train(name: str, rows: int, defense: str, seed: int) -> Trained:
 def wrong(n: int, share: float, seed: int) -> np.ndarray:
     """Return positions (n,) of which a share is permuted."""
     rng = np.random.default_rng(seed)
-    found, some = np.arange(n), rng.permutation(n)[: int(share * n)]
-    found[some] = rng.permutation(some)
-    return found
+    result, some = np.arange(n), rng.permutation(n)[: int(share * n)]
+    result[some] = rng.permutation(some)
+    return result
 
 
 def checked(made: Trained, door: str, *, share: float = 0.0, seed: int = 0) -> list[Finding]:
@@ -148,8 +147,8 @@ def checked(made: Trained, door: str, *, share: float = 0.0, seed: int = 0) -> l
             for step, (kind, who, to, phase, rows, values) in enumerate(made.sent)
             if party in (who, to)
         ]
-        own = last_by_row(one for one in messages if one.kind == "embedding" and one.sender == party)
-        subject = Subject(**facts, messages=messages, embeddings=own)
+        held = last_by_row(each for each in messages if each.kind == "embedding" and each.sender == party)
+        subject = Subject(**facts, messages=messages, embeddings=held)
     elif door in ("table", "predictions"):
         last = next(v for kind, who, _, phase, _, v in made.sent[::-1] if (kind, who) == ("embedding", "passive_1"))
         wrong_table = door == "table"
@@ -164,9 +163,9 @@ def checked(made: Trained, door: str, *, share: float = 0.0, seed: int = 0) -> l
         subject = Subject(**facts, **given)
     audit = job._of_material(subject, with_split(made, subject), ("x", None), AuxSpec(), 1)
     defenses = declared_kinds([] if made.defense == "none" else [made.defense])
-    table = next(one for one in made.dataset.parties if one.name == party)
-    found = list(check_fit(audit, defenses, table.frame.index.astype(str).tolist()))
-    return found[1:] if door == "predictions" else found
+    table = next(each for each in made.dataset.parties if each.name == party)
+    result = list(check_fit(audit, defenses, table.frame.index.astype(str).tolist()))
+    return result[1:] if door == "predictions" else result
 
 
 class Reordered(nn.Module):
@@ -186,8 +185,8 @@ def called(model: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
 
     def function(inputs: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            found: np.ndarray = model(torch.from_numpy(inputs).float()).numpy()
-        return found
+            result: np.ndarray = model(torch.from_numpy(inputs).float()).numpy()
+        return result
 
     return function
 
@@ -208,15 +207,15 @@ def checkpoints(folder: Path, seeds: int) -> Iterator[tuple[str, list[Finding] |
                 words += [] if defense == "none" else ["--defense", defense]
                 CliRunner().invoke(cli, [*words, "--out", f"{place}-c", "--record", f"{place}-m"])
                 for messages, party in ((None, "passive_1"), (f"{place}-m", "passive_1"), (f"{place}-m", "active")):
-                    _, found = job._of_checkpoint(
+                    _, result = job._of_checkpoint(
                         Path(f"{place}-c"), None, {}, party, Path(messages) if messages else None, AuxSpec(), 1
                     )
-                    yield f"checkpoint{', with messages' if messages else ''}", found
+                    yield f"checkpoint{', with messages' if messages else ''}", result
 
 
-def outcome(found: list[Finding]) -> str:
+def outcome(result: list[Finding]) -> str:
     """Return the worst outcome of several."""
-    outcomes = {one.outcome for one in found}
+    outcomes = {each.outcome for each in result}
     return "misfit" if "misfit" in outcomes else "unverified" if "unverified" in outcomes else "fits"
 
 
@@ -230,17 +229,17 @@ def main(seeds: int, datasets: str, rows: str, with_checkpoints: bool) -> None:
     began = time.perf_counter()
     correct: dict[str, Counter[str]] = defaultdict(Counter)
     noticed: dict[tuple[str, float], Counter[str]] = defaultdict(Counter)
-    sizes = [int(one) for one in rows.split(",")]
+    sizes = [int(each) for each in rows.split(",")]
     for name in datasets.split(","):
         for size in sizes:
             for defense in DEFENSES:
                 for seed in range(seeds):
                     made = train(name, size, defense, seed)
                     for door in DOORS:
-                        found = checked(made, door)
-                        correct[door][outcome(found)] += 1
-                        if outcome(found) == "misfit":
-                            why = next(one.text for one in found if one.outcome == "misfit")
+                        result = checked(made, door)
+                        correct[door][outcome(result)] += 1
+                        if outcome(result) == "misfit":
+                            why = next(each.text for each in result if each.outcome == "misfit")
                             click.echo(
                                 f"false alarm: {name}, {size} rows, {defense}, seed {seed}, {door}: {why}", err=True
                             )
@@ -250,17 +249,17 @@ def main(seeds: int, datasets: str, rows: str, with_checkpoints: bool) -> None:
         click.echo(f"{name}: {time.perf_counter() - began:.0f} s", err=True)
     if with_checkpoints:
         with tempfile.TemporaryDirectory() as folder:
-            for door, one in checkpoints(Path(folder), seeds):
-                correct[door][outcome(one)] += 1
+            for door, each in checkpoints(Path(folder), seeds):
+                correct[door][outcome(each)] += 1
     click.echo("| door | correct audits | refused | cannot be verified |\n| --- | --- | --- | --- |")
-    for door, found in correct.items():
-        click.echo(f"| {door} | {found.total()} | {found['misfit']} | {found['unverified']} |")
+    for door, result in correct.items():
+        click.echo(f"| {door} | {result.total()} | {result['misfit']} | {result['unverified']} |")
     total = sum(correct.values(), Counter())
     click.echo(f"| all | {total.total()} | {total['misfit']} | {total['unverified']} |")
     click.echo("\n| door | " + " | ".join(f"{share:.0%} permuted" for share in SHARES) + " |\n| --- |" + " --- |" * 4)
     for door in DOORS:
         cells = [noticed[door, share] for share in SHARES]
-        shown = [f"{one['misfit']} + {one['unverified']} of {one.total()}" for one in cells]
+        shown = [f"{each['misfit']} + {each['unverified']} of {each.total()}" for each in cells]
         click.echo(f"| {door} | " + " | ".join(shown) + " |")
     click.echo(f"{time.perf_counter() - began:.0f} s", err=True)
 

@@ -375,7 +375,7 @@ def test_the_share_of_other_rows_is_estimated():
     h = np.tanh(x @ rng.normal(size=(5, 3)))
     for share in (0.0, 0.2, 0.5):
         mixture = Columns(x, rng).mixture(h[partly(np.arange(400), share)])
-        assert mixture.others == pytest.approx(share, abs=0.08)
+        assert mixture.others == pytest.approx(share, abs=0.12)
 
 
 def test_a_few_wild_values_change_nothing():

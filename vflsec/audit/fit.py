@@ -93,8 +93,8 @@ class Rows:
 
     def columns(self, drawn: Ints, *parties: str) -> Floats:
         """Return the encoded columns (n, p) of some rows at parties."""
-        own = (self.data.parties[name].features for name in parties)
-        return np.concatenate([_columns(x, SPLITS, drawn) for x in own], axis=1)
+        held = (self.data.parties[name].features for name in parties)
+        return np.concatenate([_columns(x, SPLITS, drawn) for x in held], axis=1)
 
     def alignments(self) -> dict[str, Ints]:
         """Return, by name, of each row (N,) the row that the material may call by its id; -1 for none."""
@@ -106,24 +106,24 @@ class Rows:
         by_text = np.argsort(ids.to_numpy(), kind="stable")
         numeric = bool(np.isfinite(numbers).all()) and len(np.unique(numbers)) == len(ids)
         by_number = np.argsort(numbers, kind="stable") if numeric else by_text
-        found: dict[str, Ints] = {}
+        result: dict[str, Ints] = {}
         for name, order in (("in the order of the ids", by_number), ("in the order of the file", file)):
             for by in (1, -1, 2, -2):
-                found[f"shifted by {by} {name}"] = _paired(order, np.roll(order, -by), len(ids))
-            found[f"reversed {name}"] = _paired(order, order[::-1], len(ids))
+                result[f"shifted by {by} {name}"] = _paired(order, np.roll(order, -by), len(ids))
+            result[f"reversed {name}"] = _paired(order, order[::-1], len(ids))
         for base in (0, 1) if numeric else ():
             named = pd.Index(numbers).get_indexer(np.arange(len(self.file)) + base)
             at = ids.get_indexer(pd.Index(self.file))
-            found[f"read as positions in the file, counted from {base}"] = _paired(
+            result[f"read as positions in the file, counted from {base}"] = _paired(
                 at[at >= 0], named[at >= 0], len(ids)
             )
-        found["sorted as text where they should be as numbers"] = _paired(by_number, by_text, len(ids))
-        found["sorted as numbers where they should be as text"] = _paired(by_text, by_number, len(ids))
-        found["sorted where they should be in the order of the file"] = _paired(file, by_number, len(ids))
-        found["in the order of the file where they should be sorted"] = _paired(by_number, file, len(ids))
+        result["sorted as text where they should be as numbers"] = _paired(by_number, by_text, len(ids))
+        result["sorted as numbers where they should be as text"] = _paired(by_text, by_number, len(ids))
+        result["sorted where they should be in the order of the file"] = _paired(file, by_number, len(ids))
+        result["in the order of the file where they should be sorted"] = _paired(by_number, file, len(ids))
         if len(material) == len(file):
-            found["replaced by the order of lines in both files"] = _paired(file, material, len(ids))
-        return found
+            result["replaced by the order of lines in both files"] = _paired(file, material, len(ids))
+        return result
 
 
 def _columns(features: Mapping[str, Matrix], splits: Sequence[str], drawn: Ints) -> Floats:
@@ -147,9 +147,9 @@ def _places(ids: pd.Index, order: Sequence[str]) -> Ints:
 
 
 def _paired(rows: Ints, named: Ints, n: int) -> Ints:
-    found = np.full(n, -1)
-    found[rows] = named
-    return found
+    result = np.full(n, -1)
+    result[rows] = named
+    return result
 
 
 class Releases(NamedTuple):
@@ -176,16 +176,16 @@ def averaged(messages: Sequence[Message], sizes: Mapping[str, int], *, direction
     """
     starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
     n, sums, counts = sum(sizes.values()), None, None
-    for one in messages:
-        values = one.payload["value"].detach().cpu().numpy().astype(np.float64)
+    for each in messages:
+        values = each.payload["value"].detach().cpu().numpy().astype(np.float64)
         if directions:
             norm = np.linalg.norm(values, axis=1, keepdims=True)
             values = np.concatenate([values, values / np.maximum(norm, 1e-30)], axis=1)
         if sums is None or counts is None:
             sums, counts = np.zeros((2, n, values.shape[1])), np.zeros((2, n))
             last = np.full(sums.shape[1:], np.nan)
-        assert one.rows is not None
-        rows = one.rows.cpu().numpy() + starts[one.split]
+        assert each.rows is not None
+        rows = each.rows.cpu().numpy() + starts[each.split]
         half = counts.sum(axis=0)[rows].astype(int) % 2
         np.add.at(sums, (half, rows), values)
         np.add.at(counts, (half, rows), 1)
@@ -207,7 +207,7 @@ def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Seq
     """
     subject, data = audit.subject, audit.data
     table = subject.embeddings if subject.function is None else None
-    rows = Rows(data, file, () if table is None or subject.messages else [str(one) for one in table.index])
+    rows = Rows(data, file, () if table is None or subject.messages else [str(each) for each in table.index])
     noisy = any(Kind.EMBEDDING in kinds for kinds in defenses)
     embedded = [
         _embedded(_last_phase(route), sender, rows, noisy=noisy)
@@ -216,13 +216,13 @@ def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Seq
     if table is not None and not embedded:
         values = table.to_numpy(np.float64)[table.index.get_indexer(pd.Index(rows.ids))]
         single = Releases(values, values, (np.full_like(values, np.nan), np.full_like(values, np.nan)))
-        own = data.parties[subject.adversary].features
-        embedded.append(_judged(single, own, SPLITS, rows, subject.adversary, noisy=noisy))
+        held = data.parties[subject.adversary].features
+        embedded.append(_judged(single, held, SPLITS, rows, subject.adversary, noisy=noisy))
     yield from embedded
-    gradients = [one for route in _routes(audit, Kind.GRADIENT).values() for one in route if one.split == "train"]
+    gradients = [each for route in _routes(audit, Kind.GRADIENT).values() for each in route if each.split == "train"]
     if gradients:
         yield _of_gradients(_last_phase(gradients), data, declared=bool(defenses), known=embedded)
-    nodes = [one for route in _routes(audit, Kind.NODES).values() for one in route if one.split in SPLITS]
+    nodes = [each for route in _routes(audit, Kind.NODES).values() for each in route if each.split in SPLITS]
     if nodes and not embedded:
         yield _of_nodes(nodes, rows, declared=bool(defenses))
     if subject.predictions is not None:
@@ -234,31 +234,31 @@ def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Seq
 
 def _routes(audit: SystemAudit, kind: Kind) -> dict[str, list[Message]]:
     """Return the messages of a kind by sender, as far as the auditor has what they are about."""
-    found: dict[str, list[Message]] = {}
-    for one in audit.messages:
-        known = one.sender in audit.data.parties and one.split in audit.data.parties[one.sender].features
-        if one.kind is kind and known and one.rows is not None and set(one.payload) == {"value"}:
-            found.setdefault(one.sender, []).append(one)
-    return found
+    result: dict[str, list[Message]] = {}
+    for each in audit.messages:
+        known = each.sender in audit.data.parties and each.split in audit.data.parties[each.sender].features
+        if each.kind is kind and known and each.rows is not None and set(each.payload) == {"value"}:
+            result.setdefault(each.sender, []).append(each)
+    return result
 
 
 def _last_phase(messages: Sequence[Message]) -> list[Message]:
     """Return the messages of the last phase of training and after it, as wide as its last one."""
-    training = [one for one in messages if one.phase not in ("predict", "validate")] or list(messages)
+    training = [each for each in messages if each.phase not in ("predict", "validate")] or list(messages)
     last = training[-1]
     width = last.payload["value"].shape[1]
-    kept = [one for one in messages if one.phase in (last.phase, "predict", "validate")]
-    return [one for one in kept if one.payload["value"].shape[1] == width]
+    kept = [each for each in messages if each.phase in (last.phase, "predict", "validate")]
+    return [each for each in kept if each.payload["value"].shape[1] == width]
 
 
 def _embedded(messages: Sequence[Message], sender: str, rows: Rows, *, noisy: bool) -> Finding:
     """Judge embeddings by the columns of their sender."""
     features = rows.data.parties[sender].features
     splits: tuple[str, ...] = SPLITS
-    if not any(one.split in SPLITS for one in messages):  # pre-training on other rows
+    if not any(each.split in SPLITS for each in messages):  # pre-training on other rows
         splits, rows = (messages[-1].split,), Rows(rows.data)
     sizes = {split: features[split].shape[0] for split in splits}
-    sent = averaged([one for one in messages if one.split in sizes], sizes)
+    sent = averaged([each for each in messages if each.split in sizes], sizes)
     return _judged(sent, features, splits, rows, sender, noisy=noisy)
 
 
@@ -278,20 +278,20 @@ def _judged(
     }
     fit = regressions.fit(
         sent.mean[drawn],
-        {name: np.where(np.isnan(one), np.nanmean(sent.mean, axis=0), one) for name, one in others.items()},
+        {name: np.where(np.isnan(each), np.nanmean(sent.mean, axis=0), each) for name, each in others.items()},
     )
     numbers = f"held-out R2 {fit.r2:.2f}, p = {fit.p:.3f} against permuted rows, {count(len(drawn), 'row')}"
     if fit.better:
-        name = max(fit.better, key=lambda one: fit.better[one])
+        name = max(fit.better, key=lambda each: fit.better[each])
         return Finding(
             "misfit", f"the {what} fit the {of} better with ids {name}: correlation {fit.better[name]:.2f}, and "
             f"{fit.correlation:.2f} as stated; use the ids of the training",
         )  # fmt: skip
     quiet = not noisy and not ((fit.p > LEVEL or fit.r2 < WEAK) and _is_noise(sent, rng))
     if fit.p <= LEVEL:
-        mixtures = [regressions.mixture(one[drawn]) for one in (sent.mean, sent.last)]
-        of_others = min(one.others for one in mixtures)
-        if max(one.r2 for one in mixtures) > 0.8 and of_others > 0.08 + 2 / np.sqrt(len(drawn)):
+        mixtures = [regressions.mixture(each[drawn]) for each in (sent.mean, sent.last)]
+        of_others = min(each.others for each in mixtures)
+        if max(each.r2 for each in mixtures) > 0.8 and of_others > 0.04 + 0.7 / np.sqrt(len(drawn)):
             share = f"an estimated {of_others:.0%} of the rows have {what} that belong to other rows"
             return Finding("misfit", f"{share}: use the ids of the training")
         if fit.r2 < WEAK and quiet and len(drawn) >= FEW:
@@ -346,9 +346,9 @@ def share_used(
     known = tables["active"]
     for ids in tables.values():
         known = known.intersection(ids)
-    parts = [subject.train, subject.test, *(one for one in (train, test) if one is not None)]
-    parts += [one.index for one in (subject.embeddings, subject.predictions) if one is not None]
-    named = pd.Index(np.unique(np.concatenate([one.to_numpy(dtype=object) for one in parts]).astype(str)))
+    parts = [subject.train, subject.test, *(each for each in (train, test) if each is not None)]
+    parts += [each.index for each in (subject.embeddings, subject.predictions) if each is not None]
+    named = pd.Index(np.unique(np.concatenate([each.to_numpy(dtype=object) for each in parts]).astype(str)))
     both = len(named.intersection(known))
     if both and both < len(named) / 2:
         yield Finding("misfit", f"expected the ids of the data in {subject.name}, found {both} of {len(named)} there")
@@ -371,7 +371,7 @@ def _of_gradients(messages: Sequence[Message], data: Partition, *, declared: boo
         return Finding("fits", f"fit check: the gradients fit the labels ({numbers})")
     text = f"the gradients tell nothing of the labels ({numbers})"
     if declared or len(drawn) < FEW or _is_noise(sent, rng):
-        belong = any(one.outcome == "fits" for one in known)
+        belong = any(each.outcome == "fits" for each in known)
         return Finding("fits" if belong else "unverified", f"fit check: {text}, as with a strong defense")
     if known:
         return Finding("unverified", f"{text} though they have little noise: check the ids of the labels")
@@ -382,16 +382,16 @@ def _of_nodes(messages: Sequence[Message], rows: Rows, *, declared: bool) -> Fin
     """Judge nodes of trees by the columns of all parties: the first two turns of each tree are to be predicted."""
     ids = {split: len(rows.data.ids[split]) for split in SPLITS}
     starts = {"train": 0, "test": ids["train"]}
-    last = max(one.step + one.payload["value"].shape[1] for one in messages)
+    last = max(each.step + each.payload["value"].shape[1] for each in messages)
     turns = np.zeros((sum(ids.values()), 2 * last))
-    for one in messages:
-        assert one.rows is not None
-        node = one.payload["value"].cpu().numpy().astype(np.int64)
+    for each in messages:
+        assert each.rows is not None
+        node = each.payload["value"].cpu().numpy().astype(np.int64)
         level = np.frexp(np.maximum(node, 1).astype(np.float64))[1] - 1
-        at = (one.rows.cpu().numpy() + starts[one.split])[:, None]
+        at = (each.rows.cpu().numpy() + starts[each.split])[:, None]
         for turn in (0, 1):
             sign = np.where(level > turn, 2.0 * ((node >> np.maximum(level - turn - 1, 0)) & 1) - 1.0, 0.0)
-            columns = 2 * (one.step + np.arange(node.shape[1]))[None, :] + turn
+            columns = 2 * (each.step + np.arange(node.shape[1]))[None, :] + turn
             turns[at, columns] = np.where(sign != 0, sign, turns[at, columns])
     turns[~turns.any(axis=1)] = np.nan
     if not np.isfinite(turns).any():
@@ -454,8 +454,8 @@ def _inputs(audit: SystemAudit, drawn: Ints) -> tuple[Floats, list[str]]:
     if subject.inputs is not None:
         table = subject.inputs.reindex(pd.Index(data.ids["train"][drawn].astype(str).astype(object)))
         return table.to_numpy(np.float32), [str(name) for name in table.columns]
-    own = data.parties[subject.adversary]
-    return dense(own.features["train"][drawn]), [c.name for c in own.layout.columns for _ in range(c.width)]
+    held = data.parties[subject.adversary]
+    return dense(held.features["train"][drawn]), [c.name for c in held.layout.columns for _ in range(c.width)]
 
 
 def _runner(audit: SystemAudit) -> Callable[[Floats], Floats]:
@@ -481,7 +481,7 @@ def _ordered(
     """
     n, width = given.shape
     rng = np.random.default_rng(0)
-    padded = [re.sub(r"\d+", lambda digits: digits[0].zfill(9), one) for one in names]
+    padded = [re.sub(r"\d+", lambda digits: digits[0].zfill(9), each) for each in names]
     by_name = {
         "sorted by name as text": sorted(range(width), key=names.__getitem__),
         "sorted by name with numbers in their order": sorted(range(width), key=padded.__getitem__),
@@ -489,8 +489,8 @@ def _ordered(
     }
     tried = {key: order for key, order in by_name.items() if order != list(range(width))}
     orders = [*map(np.array, tried.values()), *(rng.permutation(width) for _ in range(ORDERS))]
-    found = np.split(run(np.concatenate([given[:, order] for order in orders])), len(orders))
-    scores: Floats = np.array([[label_correlation(one, labels), spread(one)] for one in [stated, *found]])
+    result = np.split(run(np.concatenate([given[:, order] for order in orders])), len(orders))
+    scores: Floats = np.array([[label_correlation(each, labels), spread(each)] for each in [stated, *result]])
     controls = scores[1 + len(tried) :]
     ranks = (1 + (controls >= scores[0]).sum(axis=0)) / (1 + ORDERS)
     p = min(1.0, 2 * float(ranks.min()))
@@ -510,9 +510,9 @@ def _ordered(
 def _wild(data: Partition) -> Iterator[Finding]:
     """Name values that are far from all others of their column."""
     ids = np.concatenate([data.ids[split] for split in SPLITS])
-    for party, own in data.parties.items():
-        columns = [one for one in own.layout.columns if one.kind == "numeric"]
-        x = np.concatenate([dense(own.features[split][:, [one.start for one in columns]]) for split in SPLITS])
+    for party, held in data.parties.items():
+        columns = [each for each in held.layout.columns if each.kind == "numeric"]
+        x = np.concatenate([dense(held.features[split][:, [each.start for each in columns]]) for split in SPLITS])
         low, middle, high = np.quantile(x, [0.25, 0.5, 0.75], axis=0)
         far = (np.abs(x - middle) > WILD * (high - low)) & (high > low)
         for k in np.flatnonzero(far.any(axis=0)):

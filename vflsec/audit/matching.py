@@ -113,8 +113,8 @@ class Columns:
             values = np.maximum(values, 0.0)
             for ridge in RIDGES:
                 hat = (vectors * (values / (values + ridge))) @ vectors.T
-                own = np.minimum(np.diag(hat), 0.999)
-                made.append((hat - np.diag(np.diag(hat))) / (1.0 - own)[:, None])
+                leverage = np.minimum(np.diag(hat), 0.999)
+                made.append((hat - np.diag(np.diag(hat))) / (1.0 - leverage)[:, None])
         return made
 
     def fit(self, vectors: Floats, others: Mapping[str, Floats] | None = None) -> Fit:
@@ -127,13 +127,13 @@ class Columns:
         target = components(vectors)
         if not target.shape[1] or not self.x.shape[1]:
             return Fit(0.0, 1.0, 0.0, {})
-        stated = np.array([_correlations(one @ target, target).mean() for one in self.smoothers])
+        stated = np.array([_correlations(each @ target, target).mean() for each in self.smoothers])
         shuffled = np.stack([target[self._rng.permutation(self.n)] for _ in range(CONTROLS)], axis=1)
         flat = shuffled.reshape(self.n, -1).astype(np.float32)
         controls = np.array(
             [
-                _correlations(one.astype(np.float32) @ flat, flat).reshape(CONTROLS, -1).mean(axis=1)
-                for one in self.smoothers
+                _correlations(each.astype(np.float32) @ flat, flat).reshape(CONTROLS, -1).mean(axis=1)
+                for each in self.smoothers
             ]
         )
         center, spread = controls.mean(axis=1), np.maximum(controls.std(axis=1), 1e-12)
@@ -143,25 +143,26 @@ class Columns:
         for name, values in (others or {}).items():
             tried = components(values)
             if tried.shape[1]:
-                found = np.array([_correlations(one @ tried, tried).mean() for one in self.smoothers])
-                if ((found - center) / spread).max() > 6.0 and found.max() > stated.max() + 0.1:
-                    better[name] = float(found.max())
+                result = np.array([_correlations(each @ tried, tried).mean() for each in self.smoothers])
+                if ((result - center) / spread).max() > 6.0 and result.max() > stated.max() + 0.1:
+                    better[name] = float(result.max())
         p = (1 + int((largest >= z.max()).sum())) / (1 + CONTROLS)
-        r2 = max(_r2(one @ target, target) for one in self.smoothers)
+        r2 = max(_r2(each @ target, target) for each in self.smoothers)
         return Fit(r2, p, float(stated[z.argmax()]), better)
 
     def mixture(self, vectors: Floats) -> Mixture:
         """Return a regression that begins with half of the rows and ends with those that it predicts well.
 
         Where it predicts these well, the vector of a row that belongs to another one is as far from its prediction as
-        that of any row, so that half of such rows are farther from it than the median row.
+        that of any row, so that half of such rows are farther from it than the median row. Only the half of the rows
+        that are most like others counts: rare ones are predicted badly without being wrong.
         """
         target, kernel = components(vectors), self.kernels[0] + self.kernels[1]
         best = Mixture(0.0, 0.0)
         for ridge in (0.02, 0.5):
             kept = np.arange(self.n)
             for round_ in range(ROUNDS):
-                guess = _left_out(kernel, target, kept, ridge)
+                guess, variance = _left_out(kernel, target, kept, ridge)
                 distance = np.linalg.norm(target - guess, axis=1)
                 least = float(np.median(distance))
                 far = least if round_ < 2 else max(3 * float(np.median(distance[kept])), least)
@@ -170,17 +171,22 @@ class Columns:
             if r2 > best.r2:
                 apart = (guess**2).sum(axis=1)[:, None] + (target**2).sum(axis=1)[None, :] - 2 * guess @ target.T
                 closer = (apart < (distance**2)[:, None]).mean(axis=1)
-                best = Mixture(r2, 2 * float((closer > 0.5).mean()))
+                sure = variance <= np.median(variance)
+                best = Mixture(r2, 2 * float((closer[sure] > 0.5).mean()))
         return best
 
 
-def _left_out(kernel: Floats, target: Floats, kept: Ints, ridge: float) -> Floats:
-    """Return predictions (n, d) by a regression on the rows ``kept``, each of these left out of its own."""
+def _left_out(kernel: Floats, target: Floats, kept: Ints, ridge: float) -> tuple[Floats, Floats]:
+    """Return predictions (n, d) by the rows ``kept``, each of these left out of its own, and their variances (n,)."""
     inverse = np.linalg.inv(kernel[np.ix_(kept, kept)] + ridge * np.eye(len(kept)))
     weights = inverse @ target[kept]
     guess = np.asarray(kernel[:, kept] @ weights)
     guess[kept] = target[kept] - weights / np.diag(inverse)[:, None]
-    return guess
+    variance = (
+        np.diag(kernel) + ridge - np.einsum("ij,jk,ik->i", kernel[:, kept], inverse, kernel[:, kept], optimize=True)
+    )
+    variance[kept] = 1.0 / np.diag(inverse)
+    return guess, variance
 
 
 def _correlations(guess: Floats, target: Floats) -> Floats:
@@ -201,9 +207,9 @@ def label_correlation(vectors: Floats, labels: Floats) -> float:
     e = e - e.mean(axis=0)
     e = e / max(float(np.sqrt((e**2).sum(axis=1).mean())), 1e-12)
     hat = e @ np.linalg.inv(e.T @ e + 0.01 * len(e) * np.eye(e.shape[1]))
-    own = (hat * e).sum(axis=1)[:, None]
+    leverage = (hat * e).sum(axis=1)[:, None]
     t = labels - labels.mean(axis=0)
-    return float(_correlations((hat @ (e.T @ t) - own * t) / np.maximum(1.0 - own, 1e-3), t).mean())
+    return float(_correlations((hat @ (e.T @ t) - leverage * t) / np.maximum(1.0 - leverage, 1e-3), t).mean())
 
 
 def spread(vectors: Floats) -> float:
