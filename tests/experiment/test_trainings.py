@@ -11,10 +11,10 @@ from sklearn.metrics import roc_auc_score
 import vflsec
 from vflsec.analysis.trainings import notes_on_spending, spending_of, together
 from vflsec.cli import cli
-from vflsec.core.message import Kind, ReleaseCount
+from vflsec.core.message import Kind, Message, ReleaseCount
 from vflsec.core.method import Trained
 from vflsec.core.seeds import generator
-from vflsec.core.view import Guess
+from vflsec.core.view import Guess, View
 from vflsec.defenses.gaussian_dp import GaussianDP
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.experiment import engine
@@ -23,7 +23,7 @@ from vflsec.experiment.cell import result_key, several, training_cell
 from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.privacy import spent
 from vflsec.experiment.store import Store
-from vflsec.inference.several_trainings import pooled_guess, summed, weights
+from vflsec.inference.several_trainings import pooled_guess, side_by_side, summed, weights
 from vflsec.records.folder import read_manifest, read_records
 from vflsec.report.sweep import SweepReport
 from vflsec.testing.epsilon import gaussian
@@ -239,6 +239,35 @@ def test_every_target_combines_trainings(tmp_path, attack):
     report = vflsec.evaluate(attack=attack, trainings=3, out=tmp_path, **settings)
     (point,) = report.points
     assert (point.trainings, point.leak.n, point.status in ("ok", "unconverged")) == (3, 1, True)
+
+
+def test_a_model_of_all_sources_reads_those_of_all_trainings_at_once(tmp_path):
+    settings = {**TOY, "fixed": ["label-dp:epsilon=1"], "jobs": 1, "progress": False}
+    report = vflsec.evaluate(attack="fusion", trainings=4, out=tmp_path, **settings)
+    (point,) = report.points
+    assert votes(3) < point.leak_train.mean < votes(4) + 0.05
+
+
+def test_views_side_by_side_keep_the_last_training_and_rename_the_others():
+    features = {"train": torch.zeros(4, 2), "test": torch.zeros(2, 2)}
+
+    def view(value):
+        heard = [
+            Message(kind, sender, receiver, 0, phase, {"value": torch.full((4, 2), value)}, torch.arange(4), "train")
+            for kind, sender, receiver, phase in (
+                (Kind.GRADIENT, "active", "passive_1", "train"),
+                (Kind.EMBEDDING, "passive_1", "active", "train"),
+                (Kind.EMBEDDING, "active", "passive_1", "predict"),
+            )
+        ]
+        none = torch.zeros(0, dtype=torch.long)
+        return View("passive_1", "passive", 2, features, torch.nn.Identity(), none, none, tuple(heard))
+
+    found = side_by_side([view(1.0), view(2.0), view(3.0)])
+    assert [(m.phase, float(m.payload["value"][0, 0])) for m in found.messages] == [
+        ("train of training 1", 1.0), ("train of training 2", 2.0), ("train", 3.0), ("train", 3.0), ("predict", 3.0),
+    ]  # fmt: skip
+    assert found.models.keys() == {"own embedding of training 1", "own embedding of training 2"}
 
 
 def test_trainings_are_trained_together_and_resume(tmp_path):

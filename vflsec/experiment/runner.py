@@ -41,7 +41,8 @@ from vflsec.experiment.shadows import seconds_of, shadows_of, train_shadows
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
 from vflsec.experiment.training import advance, at_once, collapse, one_thread, quick, train, train_together
-from vflsec.inference.several_trainings import pooled_guess
+from vflsec.inference.several_trainings import pooled_guess, side_by_side, with_sources
+from vflsec.inference.sources import EVERYTHING
 from vflsec.records.schema import AttackRun, BaselineResult, Guessed, Record, Result, Status
 
 LONGEST_ERROR = 300
@@ -363,6 +364,9 @@ def _scored(
     if question.further:
         each = [guess, *(_guess(chosen, other, seed) for other in question.further)]
         guess = chosen.checked(pooled_guess(each, values=attack.target == "features"), view)
+        if chosen.needs | chosen.wants >= EVERYTHING and not view.has() & {Need.NODES, Need.HISTOGRAMS}:
+            whole = chosen(side_by_side([view, *question.further]), seed=seed)
+            guess = chosen.checked(with_sources(guess, whole, view), view)
     if kept:
         kept(_on_scored_rows(guess, question))
     return {

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from vflsec.core.message import AFTERWARDS
 from vflsec.core.metrics import margins
-from vflsec.core.scaling import Bounds, bounded
-from vflsec.core.view import Guess
+from vflsec.core.scaling import RELEASED, Bounds, bounded
+from vflsec.core.view import Guess, View
 
 CLEAR = 5.0
 """Standard deviations from zero beyond which guesses agree clearly enough to weigh trainings by it."""
+
+
+def side_by_side(views: Sequence[View]) -> View:
+    """Return the view of the last training with the models, embeddings and gradients of all others beside its own.
+
+    In the others the phases of messages have further names, so that each is a source by itself. A model that weighs
+    all sources infers more from it than the sum of its guesses tells. What was heard of trees is left out.
+    """
+    *others, last = views
+    names = last.party.split("+")
+    earlier = [
+        replace(m, phase=f"{m.phase} of training {number}")
+        for number, view in enumerate(others, 1)
+        for m in view.messages
+        if m.kind in RELEASED and m.receiver in names and m.sender not in names and m.phase not in AFTERWARDS
+    ]
+    models = {f"own embedding of training {k}": view.model for k, view in enumerate(others, 1) if view.model}
+    return replace(last, messages=(*earlier, *last.messages), models={**last.models, **models})
 
 
 def pooled_guess(guesses: Sequence[Guess], *, values: bool) -> Guess:
@@ -27,6 +47,19 @@ def pooled_guess(guesses: Sequence[Guess], *, values: bool) -> Guess:
         {split: pool([guess.scores[split] for guess in guesses]) for split in guesses[0].scores if split in splits},
         converged=None if None in converged else all(converged),
         budget={name: sum(guess.budget.get(name, 0) for guess in guesses) for name in guesses[0].budget},
+    )
+
+
+def with_sources(pooled: Guess, whole: Guess, view: View) -> Guess:
+    """Return the guess of the auxiliary rows' split from all sources side by side, of others the ``pooled`` one.
+
+    About labels, which gradients of each training tell by themselves, the two are summed. Columns and attributes are in
+    embeddings, of which each training shows other projections: the pooled guess has seen one at a time.
+    """
+    split = view.aux_split
+    own = whole.scores[split]
+    return replace(
+        pooled, scores={**pooled.scores, split: summed([pooled.scores[split], own]) if not view.victim else own}
     )
 
 
