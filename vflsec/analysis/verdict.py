@@ -112,7 +112,7 @@ def _inferred(point: Point, adversary: str, known: int) -> str:
         few = f" {leak.n} draws" if leak.interval == "draws and rows" and leak.n < FEW else ""
         return (
             f"{knowing}{adversary} infers {target} of {rows} with {measure}; these{few or ' runs'} do not show whether "
-            f"this is more than without joining ({_two(leak.alone)}){f': add --draws {FEW}' * bool(few)}."
+            f"this is more than without joining ({_two(leak.alone)}){f': add --draws {FEW}' * bool(few)}.{_sure(leak)}"
         )
     if not _more_than_alone(leak):
         return (
