@@ -24,7 +24,7 @@ class AveragedGradients(Attack):
     """
 
     name = "averaging"
-    version = 2
+    version = 3
     needs = frozenset({Need.GRADIENTS, Need.AUX_LABELS})
     reference = "common practice; Fisher's linear discriminant, 1936"
     verified = "closed-form AUC on Gaussian gradients under known noise"

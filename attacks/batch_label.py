@@ -58,7 +58,7 @@ class BatchLabel(Attack):
         "The variant without a top model, which needs no label, is left out.",
         THRESHOLD,
     )
-    version = 3
+    version = 4
     costs = "O(rounds x releases x (k d + C^3)) operations"
     fails = (
         "if batches have many more rows than the layer has inputs and there are few epochs, under noise sooner than "

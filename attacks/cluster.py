@@ -36,7 +36,7 @@ class Cluster(Attack):
     """
 
     name = "cluster"
-    version = 2
+    version = 3
     needs = frozenset({Need.GRADIENTS, Need.AUX_LABELS})
     reference = "Sun et al. 2022, arXiv 2203.01451, for C classes"
     verified = "scikit-learn's own estimator"

@@ -28,6 +28,7 @@ class Direct(Attack):
     """
 
     name = "direct"
+    version = 2
     needs = frozenset({Need.GRADIENTS})
     head = "none"
     reference = "Fu et al., USENIX Security 2022, section 4.3"

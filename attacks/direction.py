@@ -30,7 +30,7 @@ class Direction(Attack):
     """
 
     name = "direction"
-    version = 2
+    version = 3
     needs = frozenset({Need.GRADIENTS, Need.AUX_LABELS})
     reference = "Li et al. 2022 (Marvell), arXiv 2102.08504, section 3.2"
     verified = "closed-form AUC on Gaussian gradients"

@@ -23,7 +23,7 @@ class FromAllSources(Attack):
     The adversary alone runs the same attack on its own columns.
     """
 
-    version = 2
+    version = 3
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     wants = EVERYTHING
     reference = "this project; Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, chapters 2 and 5"
@@ -48,7 +48,7 @@ class OfClasses(FromAllSources):
     of the auxiliary rows, each by a model that was fitted without that row.
     """
 
-    version = 3
+    version = 4
     reference = f"{FromAllSources.reference}; Yao et al. 2018, Bayesian Analysis 13, for the weights"
     differs = (
         *FromAllSources.differs,

@@ -51,6 +51,7 @@ class GenerativeRegressionNetwork(Attack):
     """
 
     name = "grn"
+    version = 2
     side = "active"
     target = "features"
     needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.EMBEDDINGS, Need.VICTIM_MODEL})

@@ -30,7 +30,7 @@ class Hint(Attack):
     """
 
     name = "hint"
-    version = 2
+    version = 3
     needs = frozenset({Need.GRADIENTS, Need.AUX_LABELS})
     reference = "released code of Li et al. 2022 (Marvell), arXiv 2102.08504"
     verified = "unverified: no figures are published"

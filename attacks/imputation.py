@@ -32,7 +32,7 @@ class Imputation(Attack):
     """
 
     name = "imputation"
-    version = 2
+    version = 3
     baseline = True
     side = "either"
     target = "features"

@@ -81,7 +81,7 @@ class WhiteBoxInversion(Attack):
         "The solver is Gauss and Newton's; the source has gradient descent.",
         "The mean of several releases of a training row is read (releases); the source sends each input once.",
     )
-    version = 4
+    version = 5
     costs = "steps x k backward passes, k the width of the embedding; gradient descent needs many more"
     fails = "if f discards columns, which leaves the prior only, or if several x of equal prior have the same embedding"
 

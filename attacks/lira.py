@@ -62,7 +62,7 @@ class LikelihoodRatio(Attack):
         "defense that flips labels makes a member's confidence large or small, where shadow-classifier finds more"
     )
 
-    version = 2
+    version = 3
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class LogisticRegression(Attack):
     name = "logistic"
     baseline = True
     by_row = True
-    version = 3
+    version = 4
     side: ClassVar[Literal["passive", "active", "either"]] = "either"
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of this toolkit"

@@ -43,6 +43,7 @@ class MembershipInference(Attack):
     """
 
     name = "membership"
+    version = 2
     side = "either"
     target = "membership"
     needs = frozenset({Need.OWN_MODEL, Need.AUX_LABELS})

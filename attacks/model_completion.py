@@ -73,7 +73,7 @@ class ModelCompletion(Attack):
     """
 
     name = "mc"
-    version = 3
+    version = 4
     needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
     reference = "Fu et al., USENIX Security 2022, section 4.1 (mixmatch); He et al. 2022, arXiv 2208.08934, VI-B"
     verified = "mixmatch: against published figures of a public re-implementation; supervised: unverified"

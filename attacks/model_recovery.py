@@ -29,6 +29,7 @@ class ModelRecovery(Attack):
     """
 
     name = "model-recovery"
+    version = 2
     side = "any"
     target = "parameters"
     needs = frozenset({Need.PARAMETERS})

@@ -28,6 +28,7 @@ class Norm(Attack):
     """
 
     name = "norm"
+    version = 2
     needs = frozenset({Need.GRADIENTS})
     classes = 2
     reference = "Li et al. 2022 (Marvell), arXiv 2102.08504, section 3.1"

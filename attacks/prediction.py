@@ -24,6 +24,7 @@ class ReceivedPredictions(Attack):
     """
 
     name = "prediction"
+    version = 2
     needs = frozenset({Need.PREDICTIONS})
     wants = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "this project"

@@ -55,7 +55,7 @@ class PseudoLabels(Attack):
 
     name = "pseudo-labels"
     baseline = True
-    version = 2
+    version = 3
     side: ClassVar[Literal["passive", "active", "either"]] = "either"
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "McLachlan 1975, Journal of the American Statistical Association 70"

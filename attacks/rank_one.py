@@ -28,6 +28,7 @@ class RankOne(Attack):
     """
 
     name = "rank-one"
+    version = 2
     needs = frozenset({Need.GRADIENTS})
     classes = 2
     head = "linear"

@@ -35,6 +35,7 @@ class Residual(Attack):
     """
 
     name = "residual"
+    version = 2
     needs = frozenset({Need.GRADIENTS, Need.OWN_FEATURES})
     classes = 2
     reference = "Tan et al. 2022, arXiv 2205.04166, and code of Attack-Defense-VFL"

@@ -29,6 +29,7 @@ class ResidualSign(Attack):
     """
 
     name = "residual-sign"
+    version = 2
     needs = frozenset({Need.GRADIENTS, Need.NODES})
     reference = "Cheng et al. 2021 (SecureBoost), arXiv 1901.08755"
     verified = "exact labels from derivatives in clear, closed-form AUC under known noise"

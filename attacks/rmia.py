@@ -58,7 +58,7 @@ class RobustMembershipInference(Attack):
         "makes a member more likely or less, where shadow-classifier finds more"
     )
 
-    version = 2
+    version = 3
 
     def __init__(
         self,

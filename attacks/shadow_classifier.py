@@ -41,6 +41,7 @@ class ShadowClassifier(Attack):
     """
 
     name = "shadow-classifier"
+    version = 2
     side = "active"
     target = "membership"
     needs = frozenset({Need.PREDICTIONS, Need.SHADOWS})

@@ -27,6 +27,7 @@ class Spectral(Attack):
     """
 
     name = "spectral"
+    version = 2
     needs = frozenset({Need.GRADIENTS})
     classes = 2
     reference = "Sun et al. 2022, arXiv 2203.01451"

@@ -36,7 +36,7 @@ class SplitOrder(Attack):
     name = "split-order"
     side = "active"
     target = "features"
-    version = 4
+    version = 5
     needs = frozenset({Need.NODES, Need.HISTOGRAMS})
     wants = frozenset({Need.HISTOGRAMS, Need.AUX_LABELS})
     reference = "Luo et al. 2021, arXiv 2010.10152; Weng et al. 2020, arXiv 2011.09290"

@@ -29,7 +29,7 @@ class Squares(Attack):
 
     name = "squares"
     baseline = True
-    version = 2
+    version = 3
     side: ClassVar[Literal["passive", "active", "either"]] = "either"
     needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
     reference = "Hastie, Tibshirani, Friedman 2009, The Elements of Statistical Learning, section 5.1"

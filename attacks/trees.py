@@ -27,6 +27,7 @@ class Trees(Attack):
     """
 
     name = "trees"
+    version = 2
     baseline = True
     by_row = True
     side: ClassVar[Literal["passive", "active", "either", "any"]] = "either"
