@@ -121,6 +121,14 @@ def test_rows_are_compared_with_the_same_rows_where_the_headline_moves_between_t
     )
 
 
+@pytest.mark.parametrize("gain", [0.003, -0.003])
+def test_rows_that_are_known_for_certain_are_told_whatever_the_auc_shows(gain):
+    """The interval of the advantage includes 0, and joining tells all rows of a class where few were told."""
+    first, _ = verdict([rare(0.975 + gain, 0.970)], "bureau", 80, ALL)
+    assert "do not show whether" in first or "no better than without joining" in first
+    assert first.endswith("At 0.1 % false positives it tells 1.00 of the rows of a class (.90 without joining).")
+
+
 def test_a_defense_that_moves_the_leak_to_other_rows_lowers_nothing():
     """Training rows fall to *alone*, and test rows now give as much away."""
     worst = [rare(0.997, 0.981), rare(0.975, 1.0, strength=5, utility=0.989)]

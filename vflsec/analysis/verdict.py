@@ -118,7 +118,7 @@ def _inferred(point: Point, adversary: str, known: int) -> str:
         return (
             f"{knowing}{adversary} infers {target} no better than without joining, as far as these attacks show: "
             f"{measure}{',' * (',' in measure)} of {rows}, {_two(leak.alone)} without"
-            f"{'' if chance else _below_chance(leak)}{_overlooked(leak)}."
+            f"{'' if chance else _below_chance(leak)}{_overlooked(leak)}.{_sure(leak)}"
         )
     all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
     return (
