@@ -225,7 +225,7 @@ def test_gates_and_exit_codes(trained, tmp_path):
     found = json.loads(failed.stdout)
     assert found["gates"][0]["holds"] is False
     assert found["left_out"]
-    assert cli(*words, "--out", tmp_path / "a").exit_code == 0
+    assert cli(*words, "--out", tmp_path / "a").exit_code == 1, "the limits of the folder still fail"
     assert cli(*words, "--out", tmp_path / "a", "--max-leak", "mc=0.9").exit_code == 2
     for limit, code in ((0.001, 1), (0.9, 0)):
         assert cli(*words, "--out", tmp_path / "a", "--max-undetected", limit).exit_code == code
