@@ -335,6 +335,7 @@ def test_a_checkpoint_on_shuffled_files_is_refused(world, checkpoint):
 
 
 def test_no_gate_holds_on_a_misfit(world, tmp_path):
+    world.table("right.csv", world.ids)
     wrong = world.table("wrong.csv", partly(world.ids, 1.0))
     words = ["audit", wrong, "--data", world.folder / "mine.toml", "--train-ids", world.folder / "train.txt"]
     words = [
