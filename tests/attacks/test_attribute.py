@@ -97,11 +97,11 @@ def test_training_rows_are_read_as_often_as_serves_best_and_test_rows_once():
     )
     for guess in (many, chosen, once):
         assert torch.equal(guess.scores["test"], one.scores["test"])
-    assert torch.equal(many.scores["train"], chosen.scores["train"])
     told = [0.5 * (1 + torch.erf(torch.tensor(2 / noise / 2))).item() for noise in (3, 3 / 10**0.5)]
     assert auc(once, y) == pytest.approx(told[0], abs=0.03)
     assert auc(one, y) == pytest.approx(told[0], abs=0.03)
-    assert auc(chosen, y) == pytest.approx(told[1], abs=0.03)
+    for guess in (many, chosen):
+        assert auc(guess, y) == pytest.approx(told[1], abs=0.03)
     assert metrics.auc(chosen.scores["test"].numpy(), y.numpy()) == pytest.approx(told[0], abs=0.03)
 
 
