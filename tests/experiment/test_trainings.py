@@ -231,7 +231,9 @@ def test_columns_are_averaged_and_only_common_splits_are_guessed():
     assert (found.converged, found.budget) == (False, {"fits": 5})
 
 
-@pytest.mark.parametrize("attack", ["mc:epochs=20", "membership", "attribute-fusion", "column-fusion"])
+@pytest.mark.parametrize(
+    "attack", ["mc:epochs=20", "membership", pytest.param("attribute-fusion", marks=pytest.mark.long), "column-fusion"]
+)
 def test_every_target_combines_trainings(tmp_path, attack):
     adversary = "active" if attack == "membership" else "passive_1"
     data = {"options": {"rows": 300}}
@@ -241,6 +243,7 @@ def test_every_target_combines_trainings(tmp_path, attack):
     assert (point.trainings, point.leak.n, point.status in ("ok", "unconverged")) == (3, 1, True)
 
 
+@pytest.mark.long
 def test_a_model_of_all_sources_reads_those_of_all_trainings_at_once(tmp_path):
     settings = {**TOY, "fixed": ["label-dp:epsilon=1"], "jobs": 1, "progress": False}
     report = vflsec.evaluate(attack="fusion", trainings=4, out=tmp_path, **settings)
