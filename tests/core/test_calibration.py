@@ -13,7 +13,8 @@ def halves(n, seed=0):
 
 
 def told(scores, labels):
-    return knowledge(calibrated(scores, labels, halves(len(labels))), labels)
+    first = halves(len(labels))
+    return knowledge(calibrated(scores, labels, first), labels, first)
 
 
 def binary(score):
@@ -130,6 +131,19 @@ def test_no_row_is_calibrated_by_its_own_answer(seed, row):
     assert (after > 0).all()
 
 
-def test_few_rows_are_no_certainty():
+def test_few_rows_are_no_certainty_and_no_zero():
     labels = np.arange(60) % 2
-    assert told(binary(labels.astype(float)), labels)["known@0.99"] == 0.0, "each half has 15 rows of a class"
+    assert told(binary(labels.astype(float)), labels).keys() == {"cross_entropy"}, "each half has 15 rows of a class"
+
+
+@pytest.mark.parametrize("rows", [98, 100])
+def test_what_is_known_of_a_rare_class_is_measured_from_100_rows_on(rows):
+    """A step of m rows is (m + 1/2) / (m + 1), which exceeds .99 from m = 50 on."""
+    labels = (np.arange(10_000) < rows).astype(int)
+    perfect, first = binary(labels.astype(float)), np.arange(10_000) % 2 == 0
+    found = knowledge(calibrated(perfect, labels, first), labels, first)
+    assert found.get("known_of_class@0.99") == found.get("right_of_class@0.99") == (1.0 if rows == 100 else None)
+    assert found["known@0.99"] == pytest.approx(1.0 if rows == 100 else 1 - rows / 10_000)
+    blind = np.random.default_rng(0).normal(size=10_000)
+    found = knowledge(calibrated(binary(blind), labels, first), labels, first)
+    assert found.get("known_of_class@0.99") == (0.0 if rows == 100 else None), "nothing is known of enough rows"

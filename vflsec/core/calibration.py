@@ -37,24 +37,35 @@ def calibrated(scores: Scores, labels: Labels, first: NDArray[np.bool_]) -> Scor
     return probability
 
 
-def knowledge(probability: Scores, labels: Labels) -> dict[str, float]:
+def knowledge(probability: Scores, labels: Labels, first: NDArray[np.bool_]) -> dict[str, float]:
     """Return the cross-entropy in bits per row, the share of rows known almost surely, and how many of these are right.
+
+    Args:
+        probability: (n, C), ``calibrated`` with ``labels`` and ``first``.
+        labels: (n,), the answers.
+        first: (n,), the rows of the first half.
 
     Most rows of a very common class are known by its name alone. ``known_of_class@0.99`` is therefore the mean over
     classes of the share of each that is known, without a class of more than ``COMMON`` of the rows, and
     ``right_of_class@0.99`` is of the rows that are taken for these classes. The shares that are right are missing if no
     row is known.
+
+    Few rows are no certainty: of fewer than about 50 rows of a class in each half, not even a perfect guess is known. A
+    share would then be 0 whatever leaks, and is missing: ``of_class`` if that is so of a class that counts, the shares
+    of all rows if it is so of every class.
     """
     guessed, known = probability.argmax(axis=1), probability.max(axis=1) > SURE
     sizes = np.bincount(labels, minlength=probability.shape[1])
     counted = np.flatnonzero((sizes > 0) & (sizes <= COMMON * len(labels)))
     of_class = known & np.isin(guessed, counted)
-    found = {
-        "cross_entropy": float(-np.log2(probability[np.arange(len(labels)), labels]).mean()),
-        "known@0.99": float(known.mean()),
-        "known_of_class@0.99": float(np.mean([(of_class & (guessed == c))[labels == c].mean() for c in counted])),
-    }
-    shares = {"right@0.99": known, "right_of_class@0.99": of_class}
+    perfect = calibrated(np.eye(probability.shape[1])[labels], labels, first)
+    can_be_known = perfect[np.arange(len(labels)), labels] > SURE
+    found, shares = {"cross_entropy": float(-np.log2(probability[np.arange(len(labels)), labels]).mean())}, {}
+    if can_be_known.any():
+        found["known@0.99"], shares["right@0.99"] = float(known.mean()), known
+    if can_be_known[np.isin(labels, counted)].all():
+        by_class = [(of_class & (guessed == c))[labels == c].mean() for c in counted]
+        found["known_of_class@0.99"], shares["right_of_class@0.99"] = float(np.mean(by_class)), of_class
     return found | {name: float((guessed == labels)[rows].mean()) for name, rows in shares.items() if rows.any()}
 
 

@@ -129,7 +129,8 @@ def _knowledge(scores: Tensor, truth: Tensor, seed: int) -> dict[str, float]:
     s, y = scores.detach().cpu().numpy(), truth.cpu().numpy()
     rates = {name: metrics.METRICS[name](s, y) for name in metrics.RARE}
     resolved = {name: rate for name, rate in rates.items() if not np.isnan(rate)}
-    return resolved | knowledge(calibrated(s, y, in_first_half(truth.cpu(), seed)), y)
+    first = in_first_half(truth.cpu(), seed)
+    return resolved | knowledge(calibrated(s, y, first), y, first)
 
 
 def share_of_class(truth: Tensor, known: Tensor) -> float:
