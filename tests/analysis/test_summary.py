@@ -125,6 +125,54 @@ def test_bits_are_those_beyond_alone_paired_by_seed():
     assert leak.alone_others["cross_entropy"] == pytest.approx(0.75)
 
 
+def with_metrics(record, test, train=None):
+    changed = {"test": test, "train": test if train is None else train}
+    leak = {split: replace(own, metrics=own.metrics | changed[split]) for split, own in record.leak.items()}
+    return replace(record, leak=leak)
+
+
+def test_alone_is_the_strongest_baseline_in_each_metric_by_the_mean_over_seeds():
+    """mc has the lower AUC; it finds more rows surely, and is luckier in none but seed 0 of the cross-entropy."""
+    records = make_records()
+    for row in rows(SPEC):
+        records[row.key] = with_metrics(records[row.key], {"tpr@0.01": 0.07, "cross_entropy": 0.5})
+    for baseline in baselines(SPEC):
+        s, is_mc = baseline.seed, baseline.attack.name == "mc"
+        rare = {"tpr@0.01": 0.08 + JITTER[s] if is_mc else 0.05, "known@0.99": 0.1 if is_mc else 0.3}
+        sure = {"right@0.99": 1.0 if is_mc else 0.9, "cross_entropy": (0.4, 0.9, 0.9)[s] if is_mc else 0.7}
+        records[baseline.key] = with_metrics(records[baseline.key], rare | sure, {"tpr@0.01": 0.02 if is_mc else 0.03})
+    summary = summary_of(records)
+    point = summary.points[0]
+    assert point.leak.alone == pytest.approx(0.58), "of the AUC"
+    expected = {"tpr@0.01": 0.08, "known@0.99": 0.3, "right@0.99": 0.9, "cross_entropy": 0.7}
+    assert {name: point.leak.alone_others[name] for name in expected} == pytest.approx(expected)
+    assert point.leak_train.alone_others["tpr@0.01"] == pytest.approx(0.03), "of two rows each has its best"
+    assert point.leak.bits == pytest.approx(0.2), "beyond the same cross-entropy"
+
+
+def test_a_headline_that_is_alone_has_no_more_and_no_less_than_alone():
+    records = make_records()
+    for row in rows(SPEC):
+        own = with_metrics(records[row.key], {"tpr@0.01": 0.01, "cross_entropy": 0.9})
+        records[row.key] = replace(own, leak={split: replace_auc(one, 0.5) for split, one in own.leak.items()})
+    for baseline in baselines(SPEC):
+        tpr, bits = (0.08, 0.6) if baseline.attack.name == "mc" else (0.05, 0.7)
+        records[baseline.key] = with_metrics(records[baseline.key], {"tpr@0.01": tpr, "cross_entropy": bits})
+    for point in summary_of(records).worst:
+        assert (point.choice, point.leak.bits, point.leak.bits_ci95) == ("alone", 0.0, (0.0, 0.0))
+        own, alone = (
+            {name: v for name, v in of.items() if name != "accuracy"}
+            for of in (point.leak.others, point.leak.alone_others)
+        )
+        assert own == alone
+        assert own["tpr@0.01"] == pytest.approx(0.08)
+
+
+def replace_auc(one, value):
+    made = block(value)
+    return replace(made, metrics=one.metrics | {"auc": value})
+
+
 def test_alone_is_the_strongest_baseline_on_the_truth_whatever_folds_say():
     for fold in (0.4, 0.9):
         assert summary_of(make_records(mc_alone_fold=fold)).points[0].leak.alone == pytest.approx(0.58)

@@ -137,6 +137,14 @@ def test_few_rows_are_no_certainty_and_no_zero():
 
 
 @pytest.mark.parametrize("rows", [98, 100])
+def test_known_rows_of_a_class_are_seen_from_100_on(rows):
+    labels = (np.arange(10_000) < 900).astype(int)
+    certain, first = binary((np.arange(10_000) < rows).astype(float)), np.arange(10_000) % 2 == 0
+    found = knowledge(calibrated(certain, labels, first), labels, first)
+    assert found["known_of_class@0.99"] == (pytest.approx(1 / 9) if rows == 100 else 0.0)
+
+
+@pytest.mark.parametrize("rows", [98, 100])
 def test_what_is_known_of_a_rare_class_is_measured_from_100_rows_on(rows):
     """A step of m rows is (m + 1/2) / (m + 1), which exceeds .99 from m = 50 on."""
     labels = (np.arange(10_000) < rows).astype(int)

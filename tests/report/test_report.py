@@ -645,6 +645,36 @@ def test_a_narrow_terminal_has_whole_words_and_is_told_what_is_left_out(summary,
     assert not any("NOT SHOWN" in line for line in report.table(140).splitlines())
 
 
+def on_both_rows(one, advantage_on_train):
+    """A point with .950 on test rows, .012 below *alone*, and 1.000 on training rows."""
+    test = msgspec.structs.replace(one.leak, mean=0.95, alone=0.962, advantage=-0.012, others={"tpr@0.01": 0.2})
+    train = msgspec.structs.replace(
+        test,
+        mean=1.0,
+        alone=1.0 - advantage_on_train,
+        advantage=advantage_on_train,
+        others={"tpr@0.01": 0.9},
+        rows="train",
+    )
+    return msgspec.structs.replace(one, leak=test, leak_train=train)
+
+
+@pytest.mark.parametrize(("advantage", "rows", "rate"), [(0.038, "train", ".900"), (-0.02, "test", ".200")])
+def test_an_attack_that_gains_most_on_training_rows_is_not_told_by_test_rows_alone(summary, advantage, rows, rate):
+    first, *others = summary.points
+    one = msgspec.structs.replace(summary, points=[on_both_rows(first, advantage), *others])
+    for width in (80, 100):
+        shown = Report(one, manifest_of(specs.EvalSpec())).table(width)
+        assert max(map(len, shown.splitlines())) <= width
+        assert (".950" in shown, "1.000" in shown) == (True, rows == "train")
+        hidden = shown[shown.index("NOT SHOWN") :]
+        assert ("on train" in hidden) == (rows == "test")
+    line = next(line for line in table.per_row(one).rows if line[3] == first.attack)
+    assert line[4] == rows
+    assert line[7].startswith(rate)
+    assert table.lines(one)[0][table.CSV_HEADER.index("leak")] == 0.95, "the row is of test rows"
+
+
 @pytest.mark.parametrize(
     ("mean", "ends", "shown"),
     [

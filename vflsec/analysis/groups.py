@@ -43,6 +43,9 @@ USABLE = ("ok", "unconverged")
 ALONE = "alone"
 """The choice of the headline if the adversary does best without the federation."""
 
+LESS = ("cross_entropy", "mse")
+"""The metrics that are best where they are least."""
+
 BySeed = Mapping[int, Record]
 Results = Mapping[int, Result]
 
@@ -61,6 +64,7 @@ class Alone:
     def __init__(self, records: Mapping[str, BySeed]) -> None:
         self.records = records
         self._candidates = _candidates(records)
+        self._others: dict[str, dict[str, float]] = {}
         self._choices = {
             split: choose({name: blocks for name, blocks in self._candidates.items() if name[1] == split})
             for split in dict.fromkeys(split for _, split in self._candidates)
@@ -77,6 +81,33 @@ class Alone:
             return {}
         choice = Choice(self._choices[first].on_first, self._choices[second].on_second)
         return cross_scored(self._candidates, choice)
+
+    def others(self, rows: str) -> dict[str, float]:
+        """Return the means over seeds of all metrics but the headline, each of the baseline that is best in it."""
+        if rows not in self._others:
+            blocks = [block for by_seed in self._candidates.values() for block in by_seed.values()]
+            names = dict.fromkeys(name for block in blocks for name in block.metrics if name != block.metric)
+            means = {name: mean_of(self.best(name, rows).values()) for name in names}
+            self._others[rows] = {name: mean for name, mean in means.items() if mean is not None}
+        return self._others[rows]
+
+    def best(self, metric: str, rows: str) -> dict[int, float]:
+        """Return a metric by seed, of the baseline that is best in it by the mean over seeds; of two splits the mean.
+
+        The rows that choose the baseline also score it, so that the metric is slightly too good, and what an attack
+        gains over it slightly too small. How many known rows are right is of the baseline that knows most.
+        """
+
+        def size(blocks: Mapping[int, Block]) -> tuple[int, float]:
+            values = _of(blocks, metric.replace("right", "known")).values()
+            return len(values), (mean_of(values) or 0.0) * (-1 if metric in LESS else 1)
+
+        chosen = []
+        for split in dict.fromkeys(rows.split("+")):
+            candidates = [blocks for (_, own), blocks in self._candidates.items() if own == split]
+            chosen.append(_of(max(candidates, key=size, default={}), metric))
+        shared = set(chosen[0]).intersection(*chosen)
+        return {seed: sum(values[seed] for values in chosen) / len(chosen) for seed in sorted(shared)}
 
 
 class Scored(NamedTuple):
@@ -323,14 +354,19 @@ class CellGroup:
     def _point(self, scored: Scored) -> Point:
         records, alone = list(scored.records.values()), self.alone(scored.target)
         of_rows = alone.on(scored.rows) if scored.alone is None else scored.alone
-        leak = self._leak(scored.leak, of_rows, scored.rows)
-        leak_train = self._leak(scored.leak_train, alone.on("train"), "train")
-        leak_test = self._leak(scored.leak_test, alone.on("test"), "test") if scored.name == "worst" else None
+        best = self.alone(scored.columns[0]) if len(scored.columns) == 1 else alone
+        leak = self._leak(scored.leak, of_rows, scored.rows, best)
+        leak_train = self._leak(scored.leak_train, alone.on("train"), "train", best)
+        leak_test = self._leak(scored.leak_test, alone.on("test"), "test", best) if scored.name == "worst" else None
         if scored.name in self.baselines:  # other rows choose the best baseline, this one or another
             leak, leak_train = (
                 msgspec.structs.replace(one, **NO_ADVANTAGE, **(NO_BITS if one.bits is not None else {}))
                 for one in (leak, leak_train)
             )
+        if scored.choice == ALONE:  # in each metric the best baseline, as beside an attack
+            own = {name: value for name, value in leak.others.items() if name == "accuracy"}
+            bits = NO_BITS if leak.bits is not None else {}
+            leak = msgspec.structs.replace(leak, others=leak.alone_others | own, **bits)
         blocks = [record.measured for record in records if record.utility or not self.audited]
         utility = self._interval([headline(block) for block in blocks], bounds=SHARE)
         if ALONE in scored.choice.split(", "):  # its advantage is 0, whatever an attack could have shown
@@ -390,8 +426,11 @@ class CellGroup:
             return False
         return record.measured.headline < other.measured.headline
 
-    def _leak(self, by_seed: Mapping[int, Block], alone_by_seed: Mapping[int, Block], rows: str) -> Leak:
-        """Return the leak with *alone*, which is over all seeds and so one number; the advantage is paired by seed."""
+    def _leak(self, by_seed: Mapping[int, Block], alone_by_seed: Mapping[int, Block], rows: str, best: Alone) -> Leak:
+        """Return the leak with *alone*, which is over all seeds and so one number; the advantage is paired by seed.
+
+        ``best`` has the other metrics of *alone*; those of two columns are of the baselines of ``alone_by_seed``.
+        """
         blocks, own = list(by_seed.values()), list(alone_by_seed.values()) if by_seed else []
         values = {seed: block.headline for seed, block in by_seed.items()}
         base = {seed: block.headline for seed, block in alone_by_seed.items()} if by_seed else {}
@@ -401,7 +440,9 @@ class CellGroup:
         overfit, own_overfit = (mean_of(block.overfit for block in chosen) or 0.0 for chosen in (blocks, own))
         alone = self._interval([headline(block) for block in own], bounds=bounds, extended=own_overfit)
         advantage = self._interval(paired, bounds=of_difference, extended=max(0.0, overfit - own_overfit))
-        bits = self._interval([of_number(one) for one in _bits(by_seed, alone_by_seed)])
+        entropy = best.best("cross_entropy", rows) or _of(alone_by_seed, "cross_entropy")
+        told = _of(by_seed, "cross_entropy")
+        bits = self._interval([of_number(entropy[seed] - told[seed]) for seed in told if seed in entropy])
         return Leak(
             metric=metric,
             chance=mean_of(block.chance for block in blocks),
@@ -412,7 +453,7 @@ class CellGroup:
             detectable=detectable(_pairs(by_seed, alone_by_seed), self.seeds),
             accuracy=mean_of(block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics),
             others=_others(blocks),
-            alone_others=_others(own),
+            alone_others=(best.others(rows) if own else {}) or _others(own),
             bits=bits["mean"],
             bits_ci95=bits["ci95"],
             one_class=sum(block.one_class for block in blocks),
@@ -430,13 +471,9 @@ def _others(blocks: Sequence[Block]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _bits(by_seed: Mapping[int, Block], alone: Mapping[int, Block]) -> list[float]:
-    """Return how many bits per row each seed tells beyond *alone*: the difference of their cross-entropies."""
-    own, base = (
-        {seed: block.metrics["cross_entropy"] for seed, block in blocks.items() if "cross_entropy" in block.metrics}
-        for blocks in (by_seed, alone)
-    )
-    return [base[seed] - own[seed] for seed in own if seed in base]
+def _of(blocks: Mapping[int, Block], metric: str) -> dict[int, float]:
+    """Return a metric by seed, of the seeds that have it."""
+    return {seed: block.metrics[metric] for seed, block in blocks.items() if metric in block.metrics}
 
 
 def _pairs(by_seed: Mapping[int, Block], alone: Mapping[int, Block]) -> list[tuple[Block, Block]]:

@@ -41,7 +41,8 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
             ``alone_others``: among them the true positive rates ``tpr@0.001`` and ``tpr@0.01``, missing if the rows do
             not resolve them; the ``cross_entropy`` in bits per row; ``known@0.99``, the share of rows of whose class
             the calibrated guess is more than 99 % sure, and ``right@0.99``, the share of these that are right;
-            ``known_of_class@0.99``, the same as a mean over classes, without one of more than 90 % of the rows.
+            ``known_of_class@0.99``, the same as a mean over classes, without one of more than 90 % of the rows. These
+            are missing if a class has too few rows for it. *Alone* is the best baseline in each metric.
         one_class: the number of seeds in which all rows were guessed to be of one class, so that accuracy is no leak.
         by_seed: the leak by seed, and *alone* in ``alone_by_seed``.
     """

@@ -50,9 +50,9 @@ def knowledge(probability: Scores, labels: Labels, first: NDArray[np.bool_]) -> 
     ``right_of_class@0.99`` is of the rows that are taken for these classes. The shares that are right are missing if no
     row is known.
 
-    Few rows are no certainty: of fewer than about 50 rows of a class in each half, not even a perfect guess is known. A
-    share would then be 0 whatever leaks, and is missing: ``of_class`` if that is so of a class that counts, the shares
-    of all rows if it is so of every class.
+    Few rows are no certainty: with two classes, not even a perfect guess of fewer than 50 rows of a class in each half
+    is known. A share would then be too small whatever leaks, and is missing: that of a class if this holds for any
+    class that counts, that of all rows if it holds for every class.
     """
     guessed, known = probability.argmax(axis=1), probability.max(axis=1) > SURE
     sizes = np.bincount(labels, minlength=probability.shape[1])

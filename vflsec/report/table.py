@@ -181,12 +181,22 @@ def per_row(summary: Summary) -> Cells | None:
     header += ["TPR at 0.1 % FPR ↓", "TPR at 1 % FPR ↓", "of a class known > 99 % ↓", "of these right"]
 
     def line(p: Point) -> list[str]:
-        own, alone = ([number(found.get(name)) for name in PER_ROW] for found in (p.leak.others, p.leak.alone_others))
-        bits = f"{number(p.leak.bits)}{spread(p.leak.bits, p.leak.bits_ci95)}"
-        place = [p.method, p.defense, f"{p.strength:.4g}", *([p.target] if of else []), _attack(p), p.leak.rows]
+        leak = p.leak_train if gains_on_train(p) else p.leak
+        own, alone = ([number(found.get(name)) for name in PER_ROW] for found in (leak.others, leak.alone_others))
+        bits = f"{number(leak.bits)}{spread(leak.bits, leak.bits_ci95)}"
+        place = [p.method, p.defense, f"{p.strength:.4g}", *([p.target] if of else []), _attack(p), leak.rows]
         return [*place, bits, *(f"{joined} ({other})" for joined, other in zip(own, alone, strict=True))]
 
     return Cells("How much, of how many rows (alone in brackets)", header, [line(point) for point in shown])
+
+
+def gains_on_train(point: Point) -> bool:
+    """Whether an attack that is reported on test rows has a larger advantage on training rows, in what is shown.
+
+    The headline is reported on the rows on which it leaks most, and may be another attack on training rows.
+    """
+    test, train = point.leak.advantage, point.leak_train.advantage
+    return point.attack != "worst" and test is not None and train is not None and train - test >= LEAST
 
 
 def columns(summary: Summary) -> Cells | None:
@@ -321,11 +331,11 @@ def rich(summary: Summary, width: int) -> RenderableType:
     parts: list[RenderableType] = [Text(heading(summary)), *(Text(f"NOTE {note}") for note in summary.notes)]
     found = tables(summary)
     narrow = width < NARROW
-    details: Sequence[str] = DETAILS
-    if narrow and not all(fits(without_details(cells), width) for cells in found):
-        found, details = [without(cells, ("rows",)) for cells in found], ("rows", *DETAILS)
+    details = [name for name in DETAILS if name != "on train" or not any(map(gains_on_train, summary.points))]
+    if narrow and not all(fits(without_details(cells, details), width) for cells in found):
+        found, details = [without(cells, ("rows",)) for cells in found], ["rows", *details]
     for cells in found:
-        parts += [Text(), as_rich(without_details(cells), narrow=True)] if narrow else [as_rich(cells)]
+        parts += [Text(), as_rich(without_details(cells, details), narrow=True)] if narrow else [as_rich(cells)]
     parts += [Text()] if narrow else []
     parts += [Text(line) for line in remarks(summary)]
     hidden = list(dict.fromkeys(name for cells in tables(summary) for name in cells.header if name in details))
@@ -344,12 +354,12 @@ def fits(cells: Cells, width: int) -> bool:
     return all(word in shown for row in (cells.header, *cells.rows) for cell in row for word in cell.split())
 
 
-def without_details(cells: Cells) -> Cells:
-    """Return ``cells`` without the columns in ``DETAILS``; a method that all rows share moves to the title."""
+def without_details(cells: Cells, details: Sequence[str] = DETAILS) -> Cells:
+    """Return ``cells`` without the columns in ``details``; a method that all rows share moves to the title."""
     methods = {row[cells.header.index("method")] for row in cells.rows} if "method" in cells.header else set()
     title = f"{cells.title}, {methods.pop()}" if len(methods) == 1 else cells.title
     narrow = [[cell.replace("+", "+\n") if cell in BOTH else cell for cell in row] for row in cells.rows]
-    return without(Cells(title, cells.header, narrow), DETAILS if title == cells.title else (*DETAILS, "method"))
+    return without(Cells(title, cells.header, narrow), details if title == cells.title else (*details, "method"))
 
 
 def without(cells: Cells, names: Sequence[str]) -> Cells:
