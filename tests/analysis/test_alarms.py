@@ -52,7 +52,26 @@ def expect_alarm(summary, text):
     holds = {gate.gate: gate.holds for gate in summary.gates}
     assert holds.pop("max-leak mc") is False
     assert True not in holds.values()
-    assert any("UNDECIDED: see the NOTEs of the verdict" in line for line in remarks(summary))
+    assert any("UNDECIDED: see the NOTEs" in line for line in remarks(summary))
+
+
+def test_a_limit_that_alone_exceeds_is_one_that_no_defense_keeps():
+    def gate(limit):
+        records = summary_records(SPEC, changes=lambda _: {"leak": {"train": block(0.75)}}, alone=0.7)
+        return summarize(manifest_of(SPEC), records, out="", max_leak={"worst": limit}, min_utility=None).gates[0]
+
+    assert [gate(limit).holds for limit in (0.6, 0.74)] == [False, False]
+    assert "no defense can change it" in gate(0.6).at
+    assert "no defense" not in gate(0.74).at
+
+
+def test_a_gate_names_the_defenses_that_every_training_has():
+    settings = manifest_of(SPEC).settings | {"fixed": [{"name": "label-dp", "strength": 1.0}]}
+    own = replace(SPEC, defenses=[], strengths=[])
+    records = summary_records(own, changes=lambda _: {"leak": {"train": block(0.75)}}, alone=0.7)
+    manifest = replace(manifest_of(own), settings=settings)
+    (gate,) = summarize(manifest, records, out="", max_leak={"mc": 0.6}, min_utility=None).gates
+    assert gate.at == "fedsplitnn, label-dp 1, by mc"
 
 
 def test_an_ordinary_report_has_no_alarm():
@@ -118,8 +137,16 @@ def test_a_collapsed_model():
 
 
 def test_more_than_a_tenth_of_a_class_known():
-    expect_alarm(summary_of(lambda _: block(0.75, known_of_class=0.31)), "31% of the training rows of one class")
+    expect_alarm(summary_of(lambda _: block(0.75, known_of_class=0.31)), "31 % of the training rows of one class")
     assert not summary_of(lambda _: block(0.75, known_of_class=0.1)).alarms
+
+
+@pytest.mark.parametrize(("share", "fewer"), [(0.71, 10), (0.4, 20), (0.19, 42)])
+def test_a_number_of_labels_that_is_at_most_a_tenth_of_a_class(share, fewer):
+    """Of 80 labels, 40 are of the class."""
+    (alarm,) = summary_of(lambda _: block(0.75, known_of_class=share)).alarms
+    assert alarm.endswith(f"--set aux.n={fewer}")
+    assert share * fewer / 80 <= 0.1 < share * (fewer + 2) / 80
 
 
 @pytest.mark.parametrize(("used", "alarmed"), [(0.5, True), (0.51, False)])

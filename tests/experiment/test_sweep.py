@@ -75,6 +75,19 @@ def test_points_share_what_they_have_in_common(tmp_path):
     assert more.reports[0].to_dict()["points"] == first.reports[0].to_dict()["points"]
 
 
+def test_alarms_of_points_stand_below_the_table_and_in_json(swept):
+    """Twenty known labels are a third of 60, and 13 % of 150."""
+    _, report = swept
+    own = [one.summary.alarms for one in report.reports]
+    assert all(any("knows the labels" in alarm for alarm in alarms) for alarms in own)
+    found = report.alarms()
+    assert {f"NOTE {line}" for line in found} <= set(report.remarks())
+    assert report.to_dict()["alarms"] == found
+    few = [line for line in found if "n_labeled=60, cut=2; n_labeled=60, cut=8" in line]
+    assert len(few) == 1, "an alarm of two points comes once"
+    assert len(found) == len({alarm for alarms in own for alarm in alarms})
+
+
 def test_the_frame_has_a_column_for_each_axis(swept):
     frame = swept[1].to_frame()
     assert list(frame.columns[:2]) == ["data.n_labeled", "model.cut"]

@@ -291,13 +291,16 @@ def test_the_note_adds_up_what_all_trainings_would_spend(swept, tmp_path):
     _, out = swept["label-dp:epsilon=1"]
     own = together(report.summary.spending for report in SweepReport.read(out).reports)
     assert list(own["label-dp"].values()) == [(5.0, 5)]  # five trainings, which all points share
-    assert notes_on_spending(own) == []  # they are in the column of epsilon
+    assert notes_on_spending(own, []) == []  # they are in the column of epsilon
     report = vflsec.evaluate(
         attack="mc:epochs=5", defense="label-dp", epsilons=[1, 2], out=tmp_path, progress=False, jobs=1,
         **{**TOY, "seeds": 2, "train": {"epochs": 2}},
     )  # fmt: skip
     (note,) = [note for note in report.summary.notes if "together" in note]
     assert "the 4 trainings with label-dp here would spend epsilon 6 together" in note
+    points = report.points
+    assert "without it have no bound" in note, "that of no defense"
+    assert "no bound" not in notes_on_spending(report.summary.spending, [p for p in points if p.strength])[0]
     spending = spending_of(read_manifest(tmp_path), read_records(tmp_path))
     assert sorted(spending["label-dp"].values()) == [(1.0, 1), (1.0, 1), (2.0, 1), (2.0, 1)]
 

@@ -71,6 +71,29 @@ def test_no_defense_is_recommended_unless_all_attacks_that_could_be_mounted_were
         assert "best" not in second
 
 
+def test_what_alone_reaches_is_not_said_of_an_attack():
+    strong, weak = point(0.73, strength=5), point(0.712, strength=25, advantage=0.0)
+    alone = replace(weak, choice="alone")
+    part = Coverage(["mc"], ["fusion"])
+    _, last = verdict([point(0.8), strong, alone], "bureau", 80, part)
+    assert "Under iso 5 mc reaches AUC .73. Under iso 25 mc reaches no more than bureau does without" in last
+    assert "joining (AUC .71)" in last
+    _, last = verdict([point(0.8), alone], "bureau", 80, Coverage(["mc", "norm"], ["fusion"]))
+    assert "reaches AUC" not in last
+    assert "Under the tested defenses the attacks that ran reach no more than bureau does without" in last
+    _, last = verdict([point(0.8), strong, weak], "bureau", 80, part)
+    assert "Under the tested defenses mc reaches AUC .71 to .73;" in last
+
+
+@pytest.mark.parametrize(
+    ("target", "knowing"),
+    [("labels", "With 80 known labels, "), ("attribute of bank age", "With the column known for 80 rows, "),
+     ("features of bank", "With the columns known for 80 rows, ")],
+)  # fmt: skip
+def test_the_adversary_knows_what_it_infers_for_some_rows(target, knowing):
+    assert verdict([point(0.9, target=target)], "bureau", 80, ALL)[0].startswith(knowing)
+
+
 @pytest.mark.parametrize(
     ("left_out", "audited", "way"),
     [((), False, "add --attack all"), (("lira",), False, "add --attack all,lira"), ((), True, "leave --attack out")],
@@ -87,7 +110,10 @@ def test_no_defense_is_recommended_where_an_attack_gave_no_number():
 
 def test_no_defense_is_recommended_under_an_alarm():
     _, second = verdict([point(1.0), point(0.84, strength=5, utility=0.786)], "bureau", 80, ALL, alarmed=True)
-    assert second == "These numbers may not be about this system: see the NOTEs before you use them."
+    assert second.startswith("Do not rely on these numbers")
+
+
+SURE = "t identifies 100 % of the rows of a class at a false-positive rate of 0.1 % (90 % without joining)."
 
 
 def rare(train, test, *, strength=0.0, utility=0.998, alone=(0.975, 0.980), sure=1.0):
@@ -112,12 +138,12 @@ def test_rows_are_compared_with_the_same_rows_where_the_headline_moves_between_t
     worst = [rare(0.997, 0.981), rare(0.975, 0.980, strength=5, utility=0.989, sure=0.903)]
     assert [p.leak.rows for p in worst] == ["train", "test"]
     first, second = verdict(worst, "bureau", 80, ALL)
-    assert first.endswith("At 0.1 % false positives it tells 1.00 of the rows of a class (.90 without joining).")
+    assert first.endswith(f" I{SURE}")
     assert second == (
         "By the upper end of the interval, the best defense that costs at most two points of utility is iso at "
         "strength 5: on training rows it leaves .97 (interval up to .99; 1.00 without it, .97 without joining), at a "
-        "cost of 0.9 points of utility. At 0.1 % false positives, .90 of the rows of a class are told (1.00 without "
-        "the defense, .90 without joining)."
+        "cost of 0.9 points of utility. At a false-positive rate of 0.1 %, 90 % of the rows of a class are identified "
+        "(100 % without the defense, 90 % without joining)."
     )
 
 
@@ -126,7 +152,10 @@ def test_rows_that_are_known_for_certain_are_told_whatever_the_auc_shows(gain):
     """The interval of the advantage includes 0, and joining tells all rows of a class where few were told."""
     first, _ = verdict([rare(0.975 + gain, 0.970)], "bureau", 80, ALL)
     assert "do not show whether" in first or "no better than without joining" in first
-    assert first.endswith("At 0.1 % false positives it tells 1.00 of the rows of a class (.90 without joining).")
+    assert "AUC" in first
+    assert first.endswith(f"but i{SURE}")
+    alike, _ = verdict([rare(0.975 + gain, 0.970, sure=0.903)], "bureau", 80, ALL)
+    assert "but" not in alike
 
 
 def test_a_defense_that_moves_the_leak_to_other_rows_lowers_nothing():

@@ -300,10 +300,16 @@ def test_notes_are_on_the_table_and_on_the_curve(summary):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.746, ".746"), (1.0, "1.000"), (-0.0302, "-.030"), (None, "–"), (10.5, "10.500")]
+    ("value", "text"),
+    [(0.746, ".746"), (1.0, "1.000"), (-0.0302, "-.030"), (-0.0004, ".000"), (None, "–"), (10.5, "10.500")],
 )
 def test_numbers(value, text):
     assert table.number(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(-0.0004, ".000"), (0.0, "+.000"), (-0.0006, "-.001"), (0.02, "+.020")])
+def test_no_difference_has_a_minus(value, text):
+    assert table.signed(value) == text
 
 
 def test_csv_has_full_precision_and_one_line_per_point(summary):

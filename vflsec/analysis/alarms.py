@@ -45,9 +45,15 @@ def _known(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
     shares = [block.known_of_class for record in rows if record for block in record.leak.values()]
     if (largest := max(shares, default=0.0)) > MOST_KNOWN:
         yield (
-            f"{manifest.adversary} knows the labels of {largest:.0%} of the training rows of one class, and may infer "
-            f"less beyond them than one that knows few: lower aux.n"
+            f"{manifest.adversary} already knows the labels of {100 * largest:.0f} % of the training rows of one "
+            f"class, so little is left to measure: use fewer{_fewer(manifest, largest)}"
         )
+
+
+def _fewer(manifest: Manifest, largest: float) -> str:
+    """Return how many labels are a tenth of a class, if that is known: an even number, for two balanced classes."""
+    n = manifest.settings.get("aux", {}).get("n", 0)
+    return f", for example --set aux.n={max(2, int(n * MOST_KNOWN / largest) // 2 * 2)}" if n else ""
 
 
 def _collapsed(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:

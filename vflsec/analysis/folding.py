@@ -13,7 +13,7 @@ from vflsec.analysis.results import Cap
 from vflsec.core.checks import count
 from vflsec.core.statistics import SHARE, over_seeds, within
 
-TOO_FEW = "no hypervolume: these seeds do not show what joining gains"
+TOO_FEW = "hypervolume not available: too few seeds to show what joining gains"
 
 Reach = Mapping[int, tuple[float, float]]
 """By seed, the utility of the active party alone and of the best undefended model: what joining can gain."""

@@ -16,7 +16,8 @@ from vflsec.core.checks import count, unknown
 from vflsec.core.errors import UsageError
 from vflsec.records.manifest import AUDITED, INTEGRITY, Manifest
 
-ALARMED = "see the NOTEs of the verdict"
+ALARMED = "see the NOTEs"
+NO_DEFENSE = "no defense can change it"
 
 Limits = Mapping[str, float]
 Shown = TypeVar("Shown", Point, Damage)
@@ -51,6 +52,7 @@ def gates(
     alone_lost: bool = False,
     alarmed: bool = False,
     not_run: int = 0,
+    fixed: str = "",
 ) -> list[Gate]:
     """Compare limits with the far end of each interval, on test and on training rows.
 
@@ -68,6 +70,7 @@ def gates(
         alone_lost: whether an attack without the federation gave no number, so that ``worst`` may be too low.
         alarmed: whether there is an alarm, see ``vflsec.analysis.alarms``.
         not_run: attacks that could be mounted and were not run, of which a gate on ``worst`` that holds tells.
+        fixed: the defenses that every training has, which stand for strength 0.
     """
     defended = _defended(points)
     checked = []
@@ -75,9 +78,12 @@ def gates(
         points_of_attack = [p for p in defended if _is_limited(p, attack)]
         covered = defended if attack == "worst" else points_of_attack
         ends = [(_upper(leak), p) for p in covered for leak in (p.leak, p.leak_train) if leak.mean is not None]
-        worst = max(ends, key=lambda end: end[0], default=None)
+        worst = max(ends, key=lambda end: (end[0], end[1].choice == "alone"), default=None)
         kept = worst is not None and worst[0] <= limit
-        gate = _gate(f"max-leak {attack}", limit, worst, points_of_attack, kept)
+        gate = _gate(f"max-leak {attack}", limit, worst, points_of_attack, kept, fixed)
+        if attack == "worst" and NO_DEFENSE not in gate.at and _alone_exceeds(covered, limit):
+            at = f"{gate.at} (alone exceeds the limit without joining, too: {NO_DEFENSE})"
+            gate = msgspec.structs.replace(gate, at=at)
         if attack == "worst" and alone_lost:  # *alone* competes for the headline
             gate = _undecided(gate, "an attack without the federation gave no number")
         if attack == "worst" and not_run and gate.holds:
@@ -91,13 +97,13 @@ def gates(
         lows = [(_lower(utility), where) for utility, where in utilities if utility.mean is not None]
         lowest = min(lows, key=lambda low: low[0], default=None)
         kept = lowest is not None and lowest[0] >= min_utility
-        checked.append(_gate("min-utility", min_utility, lowest, [*honest, *broken], kept))
+        checked.append(_gate("min-utility", min_utility, lowest, [*honest, *broken], kept, fixed))
     if max_undetected is not None:
         headlines = [p for p in defended if p.attack == "worst"]
         seen = [(p.leak.detectable, p) for p in headlines if p.leak.detectable is not None]
         largest = max(seen, key=lambda one: one[0], default=None)
         kept = largest is not None and largest[0] <= max_undetected
-        gate = _gate("max-undetected", max_undetected, largest, headlines, kept)
+        gate = _gate("max-undetected", max_undetected, largest, headlines, kept, fixed)
         checked.append(_undecided(gate) if len(seen) < len(headlines) else gate)
     return [_undecided(gate, ALARMED) for gate in checked] if alarmed else checked
 
@@ -105,6 +111,13 @@ def gates(
 def _undecided(gate: Gate, why: str = "") -> Gate:
     """Return ``gate``, undecided where it would hold."""
     return msgspec.structs.replace(gate, holds=None, why=why) if gate.holds else gate
+
+
+def _alone_exceeds(points: Sequence[Point], limit: float) -> bool:
+    """Whether the upper end of *alone* is beyond a limit, whatever attacks reach."""
+    leaks = [leak for point in points for leak in (point.leak, point.leak_train)]
+    ends = [leak.alone if leak.alone_ci95[1] is None else leak.alone_ci95[1] for leak in leaks]
+    return any(end is not None and end > limit for end in ends)
 
 
 def _is_limited(point: Point, name: str) -> bool:
@@ -118,21 +131,27 @@ def _defended(points: Sequence[Shown]) -> list[Shown]:
 
 
 def _gate(
-    name: str, limit: float, worst: tuple[float, Point | Damage] | None, among: Sequence[Point | Damage], kept: bool
+    name: str,
+    limit: float,
+    worst: tuple[float, Point | Damage] | None,
+    among: Sequence[Point | Damage],
+    kept: bool,
+    fixed: str,
 ) -> Gate:
     """Return the gate; it cannot hold if some cell gave no number."""
     if worst is None:
         return Gate(gate=name, limit=limit, worst=None, at="", holds=None)
     value, point = worst
     lost = any(set(p.statuses) - set(USABLE) for p in among)
-    at = f"{point.method}, {point.defense} {point.strength:g}" if point.strength else f"{point.method}, no defense"
+    defense = f"{point.defense} {point.strength:g}" if point.strength else fixed or "no defense"
+    at = f"{point.method}, {defense}"
     if isinstance(point, Damage):
         at += f" under {point.attack}"
     elif name.startswith("max-leak"):
         at = (
             f"{point.choice or point.attack}" if point.method == AUDITED else f"{at}, by {point.choice or point.attack}"
         )
-        at += " (without joining: no defense can change it)" if point.choice == "alone" else ""
+        at += f" (without joining: {NO_DEFENSE})" if point.choice == "alone" else ""
     return Gate(gate=name, limit=limit, worst=value, at=at, holds=None if kept and lost else kept)
 
 

@@ -91,6 +91,7 @@ def summarize(
         alone_lost=bool(lost),
         alarmed=bool(alarmed),
         not_run=len(not_run),
+        fixed=" + ".join(f"{one['name']} {one['strength']:g}" for one in manifest.settings.get("fixed", [])),
     )
     spending = spending_of(manifest, records)
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
@@ -113,7 +114,7 @@ def summarize(
         notes=[
             *_notes(manifest, records),
             *(_nothing_above_chance(worst) if manifest.audited else notes_on_trainings(points)),
-            *notes_on_spending(spending),
+            *notes_on_spending(spending, points),
         ],
         spending=spending,
         lost=lost,

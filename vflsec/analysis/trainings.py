@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from vflsec.analysis.results import Point
 from vflsec.core.checks import count
@@ -38,15 +38,24 @@ def together(each: Iterable[Spending]) -> Spending:
     return found
 
 
-def notes_on_spending(spending: Spending) -> list[str]:
-    """Return a note for each defense with several trainings: what they would spend on one row in all."""
-    return [
-        f"the {sum(n for _, n in own.values())} trainings with {defense} here would spend epsilon "
-        f"{sum(epsilon for epsilon, _ in own.values()):.4g} together on a row that is in all of them, and trainings "
-        f"without it have no bound: choose settings on data that are not sensitive"
-        for defense, own in spending.items()
-        if len(own) > 1
-    ]
+def notes_on_spending(spending: Spending, points: Sequence[Point]) -> list[str]:
+    """Return a note for each defense with several trainings: what they would spend on one row in all.
+
+    Args:
+        spending: of these trainings.
+        points: of all trainings.
+    """
+    trained = [{one["defense"].partition(":")[0] for one in p.spent} for p in points if p.status != "missing"]
+    found = []
+    for defense, own in spending.items():
+        others = ", and trainings without it have no bound" if any(defense not in one for one in trained) else ""
+        if len(own) > 1:
+            found.append(
+                f"the {sum(n for _, n in own.values())} trainings with {defense} here would spend epsilon "
+                f"{sum(epsilon for epsilon, _ in own.values()):.4g} together on a row that is in all of "
+                f"them{others}: choose settings on data that are not sensitive"
+            )
+    return found
 
 
 def notes_on_trainings(points: Iterable[Point]) -> list[str]:

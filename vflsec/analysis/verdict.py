@@ -18,6 +18,13 @@ TARGETS = {
     "membership": "which rows the model was trained on",
     "parameters": "the averaged parameters of another party",
 }
+KNOWING = {
+    "labels": "{} known labels",
+    "attribute": "the column known for {} rows",
+    "features": "the columns known for {} rows",
+    "membership": "{} rows of known membership",
+}
+"""What the adversary knows of the rows that it does not infer."""
 
 FEW = 5
 """Fewer draws of the auxiliary labels than this may tell nothing apart."""
@@ -77,9 +84,9 @@ def verdict(
     defended = [point for point in found if point.strength > 0 and point.utility.mean is not None]
     also = [_also(point, adversary) for point in worst if point.target != first and point.strength == 0]
     if alarmed:
-        last = "These numbers may not be about this system: see the NOTEs before you use them."
+        last = "Do not rely on these numbers until the notes above are resolved."
     elif tested.not_run and defended:
-        last = _in_part(tested, defended)
+        last = _in_part(tested, defended, adversary)
     elif any(set(point.statuses) - set(USABLE) for point in defended):
         last = "No defense is recommended: some results are missing or failed, and might leak more."
     else:
@@ -97,7 +104,8 @@ def way_to_run(not_run: Sequence[str], left_out: Container[str], *, audited: boo
 def _inferred(point: Point, adversary: str, known: int) -> str:
     leak, target = point.leak, _asked(point)
     rows = " and ".join(ROWS.get(one, one) for one in leak.rows.split("+"))
-    knowing = f"With {known} known labels, " if known else ""
+    given = KNOWING.get(point.target.partition(" ")[0], KNOWING["labels"])
+    knowing = f"With {given.format(known)}, " if known else ""
     chance = f", {_two(leak.chance)} by chance" if point.victim and leak.alone is not None else ""
     measure = f"{_measured(leak)}{chance}"
     if leak.alone is None:
@@ -110,20 +118,28 @@ def _inferred(point: Point, adversary: str, known: int) -> str:
         return f"{adversary} infers {target} of {rows} with {measure} ({_two(leak.chance)} by chance)."
     if (leak.advantage or 0.0) > 0 and not _more_than_alone(leak):
         few = f" {leak.n} draws" if leak.interval == "draws and rows" and leak.n < FEW else ""
-        return (
-            f"{knowing}{adversary} infers {target} of {rows} with {measure}; these{few or ' runs'} do not show whether "
-            f"this is more than without joining ({_two(leak.alone)}){f': add --draws {FEW}' * bool(few)}.{_sure(leak)}"
+        more = f": add --draws {FEW}" * bool(few)
+        shown = (
+            f"these{few or ' runs'} do not show whether this is more than without joining ({_two(leak.alone)}){more}"
         )
+        begins = f"{knowing}{adversary} infers {target} of {rows} with {measure}"
+        if _is_surer(leak):
+            name = NAMES.get(leak.metric, leak.metric)
+            return f"{begins}. By {name}, {shown}, but {_sure(leak)}"
+        return f"{begins}; {shown}.{_sure_too(leak)}"
     if not _more_than_alone(leak):
+        shows, ends = "these attacks show", f".{_sure_too(leak)}"
+        if _is_surer(leak):
+            shows, ends = f"{NAMES.get(leak.metric, leak.metric)} shows", f"; but {_sure(leak)}"
         return (
-            f"{knowing}{adversary} infers {target} no better than without joining, as far as these attacks show: "
+            f"{knowing}{adversary} infers {target} no better than without joining, as far as {shows}: "
             f"{measure}{',' * (',' in measure)} of {rows}, {_two(leak.alone)} without"
-            f"{'' if chance else _below_chance(leak)}{_overlooked(leak)}.{_sure(leak)}"
+            f"{'' if chance else _below_chance(leak)}{_overlooked(leak)}{ends}"
         )
     all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
     return (
         f"{knowing}{adversary} infers {target} of {all_of}{rows} ({measure}; {_two(leak.alone)} without joining)."
-        f"{_sure(leak)}"
+        f"{_sure_too(leak)}"
     )
 
 
@@ -145,7 +161,20 @@ def _sure(leak: Leak) -> str:
     own, alone = leak.others.get(SURE), leak.alone_others.get(SURE)
     if (leak.alone or 0.0) < HIGH or own is None or alone is None:
         return ""
-    return f" At 0.1 % false positives it tells {_two(own)} of the rows of a class ({_two(alone)} without joining)."
+    return (
+        f"it identifies {_percent(own)} of the rows of a class at a false-positive rate of 0.1 % "
+        f"({_percent(alone)} without joining)."
+    )
+
+
+def _sure_too(leak: Leak) -> str:
+    """Return ``_sure`` as a sentence that follows another."""
+    return (sure := _sure(leak)) and f" I{sure[1:]}"
+
+
+def _is_surer(leak: Leak) -> bool:
+    """Whether more rows of a class are known almost for certain than without joining, where *alone* is high."""
+    return bool(_sure(leak)) and leak.others[SURE] >= leak.alone_others[SURE] + LEAST_GAIN
 
 
 def _also(point: Point, adversary: str) -> str:
@@ -179,18 +208,41 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _in_part(tested: Coverage, defended: Sequence[Point]) -> str:
-    """Return how strong the attacks were that ran, where others could be mounted: no defense is recommended."""
+def _in_part(tested: Coverage, defended: Sequence[Point], adversary: str) -> str:
+    """Return how strong the attacks were that ran, where others could be mounted: no defense is recommended.
+
+    A headline that is *alone* is what no attack reaches.
+    """
     ran, every = len(tested.run), len(tested.run) + len(tested.not_run)
-    means = [_two(end) for end in sorted(point.leak.mean or 0.0 for point in defended)]
-    leaks = " to ".join(dict.fromkeys([means[0], means[-1]]))
-    who, measure = tested.run[0] if ran == 1 else "the strongest of them", defended[0].leak.metric
-    names = listed(tested.run)
+    alone = [point for point in defended if "alone" in point.choice.split(", ") and not _more_than_alone(point.leak)]
+    attacked = [point for point in defended if point not in alone]
+    who = tested.run[0] if ran == 1 else "the strongest of them"
+    reached = [f"{_under(attacked, defended)} {who} reaches {_range(attacked)}"] if attacked else []
+    those = "the attacks that ran reach" if ran > 1 else f"{tested.run[0]} reaches"
+    if alone:
+        reached.append(
+            f"{_under(alone, defended)} {those} no more than {adversary} does without joining ({_range(alone)})"
+        )
     return (
         f"No defense is recommended: only {ran} of the {count(every, 'attack')} that it could mount, on this and other "
-        f"targets, {'was' if ran == 1 else 'were'} run ({names}). Under the tested defenses {who} reaches "
-        f"{NAMES.get(measure, measure)} {leaks}; the others may infer far more: {tested.rest} to run them."
+        f"targets, {'was' if ran == 1 else 'were'} run ({listed(tested.run)}). {'. '.join(reached)}; the others may "
+        f"infer far more: {tested.rest} to run them."
     )
+
+
+def _under(points: Sequence[Point], defended: Sequence[Point]) -> str:
+    """Return under which of the defenses, all of them if so."""
+    if len(points) == len(defended):
+        return "Under the tested defenses"
+    several = len({point.method for point in defended}) > 1
+    return f"Under {listed([f'{p.method} with ' * several + f'{p.defense} {p.strength:g}' for p in points])}"
+
+
+def _range(points: Sequence[Point]) -> str:
+    """Return the measure with the least and the largest leak."""
+    means = [_two(mean) for mean in sorted(point.leak.mean or 0.0 for point in points)]
+    metric = points[0].leak.metric
+    return f"{NAMES.get(metric, metric)} {' to '.join(dict.fromkeys([means[0], means[-1]]))}"
 
 
 def _left(start: Point, defended: Sequence[Point], *, several: bool) -> str:
@@ -253,10 +305,10 @@ def _sure_of(before: Leak, after: Leak) -> str:
     shares = [leak.get(SURE) for leak in (after.others, before.others, after.alone_others)]
     if (after.alone or 0.0) < HIGH or None in shares:
         return ""
-    left, undefended, alone = map(_two, shares)
+    left, undefended, alone = map(_percent, shares)
     return (
-        f" At 0.1 % false positives, {left} of the rows of a class are told ({undefended} without the defense, {alone} "
-        f"without joining)."
+        f" At a false-positive rate of 0.1 %, {left} of the rows of a class are identified ({undefended} without the "
+        f"defense, {alone} without joining)."
     )
 
 
@@ -279,4 +331,11 @@ def _upper(leak: Leak) -> float:
 
 
 def _two(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.2f}"
+    if value is None:
+        return "unknown"
+    text = f"{round(value, 2) + 0.0:.2f}"  # no -0.00
+    return text.replace("0.", ".", 1) if abs(value) < 1 else text
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{100 * share:.0f} %"

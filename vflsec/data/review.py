@@ -66,8 +66,9 @@ def _ids(dataset: VerticalDataset) -> Iterator[str]:
     if not lost:
         return
     names = [dataset.given(table.name) for table in dataset.parties]
-    written = ", ".join(f"{name} has {own[lost[0]]!r}" for name, own in zip(names, left, strict=True))
-    text = f"{count(len(lost), 'more id')} would be common if they were written alike in all files: {written}"
+    written = " and ".join(f"{own[lost[0]]!r} in {name}" for name, own in zip(names, left, strict=True))
+    ids = count(len(lost), "id matches", "ids match")
+    text = f"{ids} only if written the same way in all files, such as {written}"
     if len(lost) > MOST_ALIKE * (len(lost) + len(common)):
         raise DataError(f"{text}; write zeros in front, capital letters, spaces and numbers alike")
     yield text

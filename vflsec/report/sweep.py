@@ -95,10 +95,11 @@ class SweepReport:
         return pd.concat(frames, ignore_index=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings that differ, for each point their values and its summary, and ``rises``."""
+        """Return the settings that differ, for each point their values and its summary, ``alarms`` and ``rises``."""
         found: dict[str, Any] = msgspec.to_builtins(self.sweep)
         for point, report in zip(found["points"], self.reports, strict=True):
             point["summary"] = report.to_dict()
+        found["alarms"] = self.alarms()
         found["rises"] = [{**msgspec.to_builtins(one), "still_rising": one.still_rising} for one in self.rises()]
         return found
 
@@ -260,17 +261,31 @@ class SweepReport:
     def remarks(self) -> list[str]:
         """Return saturation, gates and errors of every point, after the values there."""
         found = self._saturation()
-        for values, report in zip(self._values(), self.reports, strict=True):
-            where = ", ".join(f"{path.rpartition('.')[2]}={v}" for path, v in zip(self.sweep.axes, values, strict=True))
+        for where, report in zip(self._where(), self.reports, strict=True):
             found += [f"{table.gate_line(gate)} ({where})" for gate in report.summary.gates]
             found += [f"ERROR {line} ({where})" for line in report.summary.failures]
             found += [f"{line} ({where})" for line in table.lost(report.summary)]
-            own = {*notes_on_spending(report.summary.spending), *notes_on_trainings(report.points)}
+            own = {*notes_on_spending(report.summary.spending, report.points), *notes_on_trainings(report.points)}
             found += [f"NOTE {note} ({where})" for note in report.summary.notes if note not in own]
-        found += [f"NOTE {note}" for note in notes_on_spending(together(r.summary.spending for r in self.reports))]
+        spending = together(report.summary.spending for report in self.reports)
+        every = [point for report in self.reports for point in report.points]
+        found += [f"NOTE {note}" for note in (*notes_on_spending(spending, every), *self.alarms())]
         others = self._targets()[1:]
         found += [f"NOT DRAWN {', '.join(others)}: in the table only"] if others else []
         return [*found, *dict.fromkeys(line for report in self.reports for line in table.not_run(report.summary))]
+
+    def alarms(self) -> list[str]:
+        """Return each alarm, with the points where it is raised: no number there is to be relied on."""
+        raised: dict[str, list[str]] = {}
+        for where, report in zip(self._where(), self.reports, strict=True):
+            for alarm in report.summary.alarms:
+                raised.setdefault(alarm, []).append(where)
+        return [f"{alarm} ({'; '.join(places)})" for alarm, places in raised.items()]
+
+    def _where(self) -> list[str]:
+        """Return the settings of each point, in words."""
+        names = [path.rpartition(".")[2] for path in self.sweep.axes]
+        return [", ".join(f"{name}={v}" for name, v in zip(names, values, strict=True)) for values in self._values()]
 
     def plot(self) -> Curve:
         """Return utility, leak and CAP against the first setting; a row of diagrams for each value of the others."""

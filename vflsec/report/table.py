@@ -483,7 +483,7 @@ def below_chance(leak: Leak) -> bool:
 
 
 def _short(text: str) -> str:
-    return re.sub(r"^([+-]?)0\.", r"\1.", text)
+    return re.sub(r"^([+-]?)0\.", r"\1.", text.removeprefix("-") if float(text) == 0 else text)
 
 
 def _interleaved(summary: Summary) -> list[Point]:
