@@ -15,9 +15,17 @@ from vflsec.core.message import Kind, Message
 from vflsec.core.scaling import standardized
 from vflsec.core.view import View
 from vflsec.inference.column_regression import PENALTIES
-from vflsec.inference.releases import received
+from vflsec.inference.releases import Releases, received
 from vflsec.inference.sources import sources
-from vflsec.inference.trajectories import landmarks, principal_components, side_by_side, trajectories
+from vflsec.inference.trajectories import (
+    NEIGHBORS,
+    align,
+    landmarks,
+    principal_components,
+    side_by_side,
+    split_by_epoch,
+    trajectories,
+)
 
 ROWS, BATCH, D = 600, 100, 12
 
@@ -76,7 +84,7 @@ def test_ridge_on_coordinates_is_that_on_all_releases_side_by_side(cut):
         return z @ (known.T @ solved)
 
     torch.testing.assert_close(ridge(u * values), ridge(x), atol=1e-6, rtol=1e-6)
-    table = trajectories(view, Kind.EMBEDDING, sender="passive_1").every
+    table = trajectories(view, Kind.EMBEDDING, sender="passive_1")[0].every
     found, expected = (z[view.aux_rows] @ z.T for z in (table, x))
     torch.testing.assert_close(found / found.abs().max(), expected / expected.abs().max(), atol=1e-6, rtol=0)
 
@@ -103,6 +111,29 @@ def test_a_row_without_a_release_in_an_epoch_keeps_its_last():
     assert torch.equal(before, standardized(first))
     assert torch.equal(after[[0, 2]], standardized(second))
     assert after[1] == before[1]
+
+
+@pytest.mark.parametrize("epochs", [2, 3, 4, 7])
+def test_aligned_releases_are_those_of_the_model_in_the_middle_of_an_epoch(epochs):
+    """Twelve batches an epoch, and a model whose weights are a polynomial in the step."""
+    rng, n, batches = np.random.default_rng(0), 120, 12
+    x = rng.normal(size=(n, 3))
+    weights = [rng.normal(size=(3, 2)) / 20**k for k in range(min(epochs, NEIGHBORS))]
+
+    def send(step, rows):
+        return torch.tensor(x[rows] @ sum(step**k * weight for k, weight in enumerate(weights)))
+
+    rows = [part for _ in range(epochs) for part in np.array_split(rng.permutation(n), batches)]
+    step = torch.repeat_interleave(torch.arange(len(rows)), n // batches)
+    values = torch.cat([send(number, part) for number, part in enumerate(rows)])
+    about = torch.tensor(np.concatenate(rows))
+    releases = Releases(values, about, step // batches, step, n)
+    times = torch.stack([step[releases.epoch == e][about[releases.epoch == e].argsort()] for e in range(epochs)])
+    for block in align(split_by_epoch(releases), releases):
+        middle = block.time.median()
+        inner = ((times.amin(dim=0) <= middle) & (times.amax(dim=0) >= middle)).nonzero()[:, 0]
+        assert len(inner) > n / 3
+        torch.testing.assert_close(block.values[inner], send(float(middle), inner), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("make", [BlackBoxInversion, ColumnFusion])
@@ -161,4 +192,4 @@ def test_views_that_share_what_they_remember_share_trajectories():
     first = trajectories(view, Kind.EMBEDDING, sender="passive_1")
     assert trajectories(view.private_copy(), Kind.EMBEDDING, sender="passive_1") is first
     assert any("components of all" in name for name in sources(view))
-    assert trajectories(replace(view, adaptive=False), Kind.EMBEDDING, sender="passive_1") is None
+    assert trajectories(replace(view, adaptive=False), Kind.EMBEDDING, sender="passive_1") == []

@@ -214,15 +214,13 @@ def _means(view: View, sender: str, phase: str, *, with_other_splits: bool) -> I
 
 
 def _of_all_releases(view: View, sender: str, phase: str, name: str) -> Iterator[tuple[str, SourceTable]]:
-    """Yield tables of all embeddings of each row, with their names; none if there is one embedding of each."""
-    found = trajectories(view, Kind.EMBEDDING, sender=sender, phase=phase)
-    if found is None:
-        return
-    yield f"{name}: all", SourceTable({view.aux_split: found.every}, rescaled=True)
-    for linear, numbers in ((True, LINEAR), (False, CURVED)):
-        for number, x in found.first(numbers).items():
-            table = SourceTable({view.aux_split: x}, rescaled=True, linear=linear, distances=not linear)
-            yield f"{name}: {number} components of all", table
+    results = trajectories(view, Kind.EMBEDDING, sender=sender, phase=phase)
+    for how, functions in zip(("all", "all, aligned"), results, strict=False):
+        yield f"{name}: {how}", SourceTable({view.aux_split: functions.every}, rescaled=True)
+        for linear, numbers in ((True, LINEAR), (False, CURVED)):
+            for number, x in functions.first(numbers).items():
+                table = SourceTable({view.aux_split: x}, rescaled=True, linear=linear, distances=not linear)
+                yield f"{name}: {number} components of {how}", table
 
 
 def _distinct(sources: Mapping[str, SourceTable], split: str) -> dict[str, SourceTable]:

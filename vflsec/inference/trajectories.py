@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,9 @@ LINEAR = (8, 16)
 CURVED = (32, 64, 128)
 """Numbers of first components whose distances a kernel compares: columns are no linear function of releases."""
 
+NEIGHBORS = 4
+"""Releases of a row through which a polynomial runs: the bottom model changes smoothly from step to step."""
+
 NEGLIGIBLE = 1e-10
 """Share of the largest variance below which a component is a rounding error."""
 
@@ -46,14 +50,15 @@ class Trajectories(NamedTuple):
         return {min(number, most): self.components[:, :number] for number in numbers}
 
 
-def trajectories(view: View, kind: Kind, *, sender: str | None, phase: str | None = None) -> Trajectories | None:
-    """Return functions of all releases of each row in the split of the auxiliary rows.
+def trajectories(view: View, kind: Kind, *, sender: str | None, phase: str | None = None) -> list[Trajectories]:
+    """Return functions of all releases of each row in the split of the auxiliary rows, as sent and aligned in time.
 
     The bottom model changes during training, so the releases of a row are many projections of its columns. The first
-    principal components are what most releases share; the last ones are noise and drift within an epoch.
+    principal components are what most releases share; the last ones are noise and drift within an epoch, of which
+    aligned releases have less.
 
-    It is None if no row has a second release that the adversary reads. The result is computed once for a view and its
-    copies, and must not be changed.
+    The list is empty if no row has a second release that the adversary reads. The result is computed once for a view
+    and its copies, and must not be changed.
 
     Args:
         view: of the adversary.
@@ -67,42 +72,94 @@ def trajectories(view: View, kind: Kind, *, sender: str | None, phase: str | Non
     key = ("trajectories", kind, sender, phase, *view.aux_rows.tolist())
     if key not in view.memo:
         view.memo[key] = _trajectories(view, received(view, kind, split=view.aux_split, sender=sender, phase=phase))
-    found: Trajectories | None = view.memo[key]
-    return found
+    result: list[Trajectories] = view.memo[key]
+    return result
 
 
 def functions_of_all(view: View, *, sender: str | None) -> list[Tensor]:
     """Return the functions (n, k) of all embeddings of each row that a linear model may read; none without any."""
-    found = trajectories(view, Kind.EMBEDDING, sender=sender)
-    return [] if found is None else [found.every, *found.first((*LINEAR, *CURVED)).values()]
+    results = trajectories(view, Kind.EMBEDDING, sender=sender)
+    return [x for each in results for x in (each.every, *each.first((*LINEAR, *CURVED)).values())]
 
 
-def _trajectories(view: View, releases: Releases) -> Trajectories | None:
+def _trajectories(view: View, releases: Releases) -> list[Trajectories]:
     if not int(releases.epoch.max()):
-        return None
-    u, values = principal_components(side_by_side(releases), landmarks(view))
-    if not len(values):
-        return None
-    every = weighed((u * values).cpu().numpy(), values.cpu().numpy(), 1, len(values)).to(u.device)
-    return Trajectories(every, u[:, : max(CURVED)] * len(u) ** 0.5)
+        return []
+    results = []
+    for blocks in (side_by_side(releases), side_by_side(releases, aligned=True)):
+        u, values = principal_components(blocks, landmarks(view))
+        if len(values):
+            every = weighed((u * values).cpu().numpy(), values.cpu().numpy(), 1, len(values)).to(u.device)
+            results.append(Trajectories(every, u[:, : max(CURVED)] * len(u) ** 0.5))
+    return results
 
 
-def side_by_side(releases: Releases) -> Iterator[Tensor]:
+class Block(NamedTuple):
+    """The releases (n, d) of one epoch, and the number (n,) of the message with each; NaN for a row without any."""
+
+    values: Tensor
+    time: Tensor
+
+
+def side_by_side(releases: Releases, *, aligned: bool = False) -> Iterator[Tensor]:
     """Yield the standardized releases (n, d) of the rows in each epoch.
 
-    Epochs are equal numbers of messages. A row that has several releases in an epoch gets their mean, and one without
+    Epochs are equal numbers of messages. A row that has several releases in an epoch gets their mean, and a row without
     any keeps its last; before its first it is at the mean, which is zero.
+
+    Args:
+        releases: of rows of a split.
+        aligned: whether releases are interpolated to the middle of their epoch. Rows of different batches are sent by
+            different models, which hides the components that say least.
     """
+    blocks = split_by_epoch(releases)
+    current = releases.values.new_zeros(releases.n_rows, releases.values.shape[1], dtype=torch.float64)
+    for values, time in align(blocks, releases) if aligned else blocks:
+        present = ~time.isnan()
+        if present.any():
+            current = current.clone()
+            current[present] = standardized(values[present])
+        yield current
+
+
+def split_by_epoch(releases: Releases) -> Iterator[Block]:
+    """Yield the mean release of each row in each epoch."""
     n_epochs = int(releases.epoch.max()) + 1
     epoch = releases.message * n_epochs // (int(releases.message.max()) + 1)
-    current = releases.values.new_zeros(releases.n_rows, releases.values.shape[1], dtype=torch.float64)
     for number in range(n_epochs):
         present = releases.where(epoch == number)
         has_any = torch.bincount(present.rows, minlength=releases.n_rows) > 0
-        if has_any.any():
-            current = current.clone()
-            current[has_any] = standardized(present.mean(present.values)[has_any])
-        yield current
+        time = present.mean(present.message.double()[:, None])[:, 0].masked_fill(~has_any, torch.nan)
+        yield Block(present.mean(present.values.double()), time)
+
+
+def align(blocks: Iterator[Block], releases: Releases) -> Iterator[Block]:
+    """Yield each epoch as it would be in the middle, by the polynomial through up to ``NEIGHBORS`` epochs around it."""
+    n_epochs = int(releases.epoch.max()) + 1
+    window: deque[Block] = deque(maxlen=min(NEIGHBORS, n_epochs))
+    done = 0
+    for number, block in enumerate(blocks):
+        window.append(block)
+        if len(window) < window.maxlen:  # type: ignore[operator]
+            continue
+        last = n_epochs if number == n_epochs - 1 else max(number - 1, 1)
+        for epoch in range(done, last):
+            yield _interpolated(window, epoch - (number + 1 - len(window)))
+        done = last
+
+
+def _interpolated(window: Sequence[Block], place: int) -> Block:
+    """Return the block at ``place`` in the middle of its epoch; rows that miss an epoch of the window stay."""
+    times = torch.stack([block.time for block in window])  # (k, n)
+    values, time = window[place]
+    middle = time[~time.isnan()].median() if not time.isnan().all() else time[0]
+    target = torch.clamp(middle, times.amin(dim=0), times.amax(dim=0))
+    moved = torch.zeros_like(values)
+    for k, block in enumerate(window):
+        others = torch.cat([times[:k], times[k + 1 :]])
+        weight = ((target - others) / (times[k] - others)).prod(dim=0)
+        moved += weight[:, None] * block.values
+    return Block(torch.where(moved.isfinite().all(dim=1)[:, None], moved, values), time)
 
 
 def landmarks(view: View) -> Tensor:
